@@ -15,12 +15,6 @@ from graphkit.buffers.input_buffers import InputBuffers
 from graphkit.buffers.inputs import Inputs, StepInputs, TargetVerifyInputs
 from graphkit.buffers.layout import Capacity, FieldLayout, capacity_of, resolve
 from graphkit.buffers.mailbox import ENTRIES, Mailbox
-from graphkit.buffers.mode_buffers import (
-    DraftExtendInputBuffers,
-    DraftInputBuffers,
-    MultiLayerDraftExtendInputBuffers,
-    TargetVerifyInputBuffers,
-)
 from graphkit.buffers.validation import validate_field
 from graphkit.buffers.value_rules import Limits
 from graphkit.buffers.writers import BatchWriter, FieldWriter
@@ -32,9 +26,7 @@ __all__ = [
     "Axis",
     "BatchWriter",
     "Capacity",
-    "DraftExtendInputBuffers",
     "DraftExtendInputs",
-    "DraftInputBuffers",
     "DraftInputs",
     "Field",
     "FieldLayout",
@@ -43,12 +35,10 @@ __all__ = [
     "Inputs",
     "Limits",
     "Mailbox",
-    "MultiLayerDraftExtendInputBuffers",
     "MultiLayerDraftExtendInputs",
     "Pad",
     "Rows",
     "StepInputs",
-    "TargetVerifyInputBuffers",
     "TargetVerifyInputs",
     "capacity_of",
     "declare",

@@ -119,7 +119,14 @@ class DraftExtendInputs(Inputs):
         return _host_field(batch, "num_accepted_tokens")
 
     @classmethod
-    def check(cls, batch: Any, tokens: int, width: int, ragged: bool) -> None:
+    def check(
+        cls,
+        batch: Any,
+        tokens: int,
+        width: int,
+        ragged: bool,
+        front_tokens: int | None = None,  # noqa: ARG003
+    ) -> None:
         """Check that counts and lengths agree; see ``StepInputs.check``."""
         if _plainly_agree(batch, tokens, width, ragged):
             return
@@ -181,9 +188,11 @@ class MultiLayerDraftExtendInputs(DraftExtendInputs):
         return rows
 
     @classmethod
-    def check(cls, batch: Any, tokens: int, width: int, ragged: bool) -> None:
-        """Check that each request selects one of its own rows; see ``StepInputs.check``."""
-        super().check(batch, tokens, width, ragged)
+    def check(
+        cls, batch: Any, tokens: int, width: int, ragged: bool, front_tokens: int | None = None
+    ) -> None:
+        """Check that requests select their last accepted rows; see ``StepInputs.check``."""
+        super().check(batch, tokens, width, ragged, front_tokens)
         select = _host_field(batch, "select_index")
         if select is None or select.ndim != 1:
             return  # the writer of the field checks its shape
@@ -194,25 +203,10 @@ class MultiLayerDraftExtendInputs(DraftExtendInputs):
                 f"i * {width} + {width - 1}. Pass i * width + num_accepted_tokens - 1.",
                 field="select_index",
             )
-
-    @classmethod
-    def check_selection(cls, batch: Any, width: int, front_tokens: int) -> None:
-        """Check that each request selects the row of its last accepted token.
-
-        Args:
-            batch: Live rows, checked.
-            width: Rows of each request.
-            front_tokens: Those of them before the accepted ones.
-
-        Raises:
-            InputError: ``select_index`` contradicts ``num_accepted_tokens``.
-        """
-        select, accepted = (
-            _host_field(batch, name) for name in ("select_index", "num_accepted_tokens")
-        )
-        if select is None or accepted is None or select.shape != accepted.shape:
+        accepted = _host_field(batch, "num_accepted_tokens")
+        if front_tokens is None or accepted is None or select.shape != accepted.shape:
             return
-        last = np.arange(len(select)) * width + front_tokens + accepted - 1
+        last = owner * width + front_tokens + accepted - 1
         if not np.array_equal(select, last):
             raise InputError(
                 f"select_index is {select.tolist()}, but num_accepted_tokens {accepted.tolist()} "

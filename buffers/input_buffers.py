@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +23,7 @@ from graphkit.buffers.value_rules import Limits
 from graphkit.buffers.writers import AxisWriters, BatchWriter, FieldWriter
 from graphkit.config import require_type
 from graphkit.errors import ConfigError, InputError
-from graphkit.ops.mailbox_layout import FROM_PAYLOAD, KEEP, Header
-from graphkit.ops.refresh import refresh
+from graphkit.ops.refresh import FROM_PAYLOAD, KEEP, Header, refresh
 
 
 class InputBuffers:
@@ -36,7 +35,7 @@ class InputBuffers:
     Args:
         capacity: Rows at the largest size.
         device: Device of the arena.
-        inputs_type: Subclass of the mode's inputs that declares further fields.
+        inputs_type: Class of the inputs.
         optional_fields: Optional fields to allocate. Other optional fields are ``None`` in views.
         without: Fields that this runner does not use. They are treated as omitted optional fields.
         bound_fields: Storage of fields whose live rows another graph writes in place, by name.
@@ -48,14 +47,12 @@ class InputBuffers:
             not fit.
     """
 
-    inputs_type: ClassVar[type[StepInputs]] = StepInputs
-
     def __init__(
         self,
         capacity: Capacity,
         device: torch.device,
         *,
-        inputs_type: type[StepInputs] | None = None,
+        inputs_type: type[StepInputs],
         optional_fields: Collection[str] = (),
         without: Collection[str] = (),
         bound_fields: Mapping[str, torch.Tensor] | None = None,
@@ -63,12 +60,12 @@ class InputBuffers:
         wait_for_device: Callable[[], None] = lambda: None,
         limits: Limits | None = None,
     ) -> None:
-        name = type(self).__name__
+        name = "InputBuffers"
         require_type(name, "capacity", capacity, Capacity, "a graphkit.Capacity")
         require_type(name, "device", device, torch.device, "a torch.device")
         self.capacity, self.device = capacity, device
-        self.inputs = type(self).inputs_type if inputs_type is None else inputs_type
-        _check_inputs_type(self.inputs)
+        _check_inputs_type(inputs_type)
+        self.inputs = inputs_type
         _check_names("without", without, [f.name for f in fields_of(self.inputs)])
         declared = [f for f in fields_of(self.inputs) if f.name not in without]
         _check_names("optional_fields", optional_fields, [f.name for f in declared if f.optional])
@@ -172,10 +169,16 @@ class InputBuffers:
         Args:
             batch: Live rows.
             tokens: Number of rows.
-            width: Largest number of rows of a request; the captured one by default.
+            width: Largest number of rows of a request; the captured one by default. A prefill has
+                another one, and no front tokens.
         """
-        most = self.capacity.tokens_per_request if width is None else width
-        self.inputs.check(batch, tokens, most, self.capacity.ragged)
+        capacity = self.capacity
+        front: int | None = capacity.front_tokens
+        if width is None:
+            width = capacity.tokens_per_request
+        elif front:
+            front = None
+        self.inputs.check(batch, tokens, width, capacity.ragged, front)
 
     def prepare(self, batch_size: int) -> None:
         """Upload the tables that ``refresh`` reads for a size. Call it before a capture."""

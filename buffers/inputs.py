@@ -85,7 +85,9 @@ class StepInputs:
         return None
 
     @classmethod
-    def check(cls, batch: Any, tokens: int, width: int, ragged: bool) -> None:
+    def check(
+        cls, batch: Any, tokens: int, width: int, ragged: bool, front_tokens: int | None = None
+    ) -> None:
         """Refuse a batch whose fields contradict each other, as far as the host can read them.
 
         Args:
@@ -93,6 +95,7 @@ class StepInputs:
             tokens: Number of rows of the batch.
             width: Largest number of rows of a request.
             ragged: Whether requests may have fewer rows.
+            front_tokens: Rows of each request before its accepted ones; ``None`` if unknown.
 
         Raises:
             InputError: The fields contradict each other; ``field`` names one of them.

@@ -11,8 +11,8 @@ import torch
 from graphkit.buffers.fields import MODEL_DTYPE, Axis, Field, Pad
 from graphkit.config import BufferSizes
 from graphkit.errors import ConfigError
-from graphkit.ops.mailbox_layout import Header
-from graphkit.ops.token_bitmask import bitmask_words
+from graphkit.ops.logits import bitmask_words
+from graphkit.ops.refresh import Header
 from graphkit.spec import SpecConfig
 
 _AXIS_WORD = {

@@ -1,6 +1,6 @@
 """Mailbox: the ring in pinned memory through which the host passes each batch to the graph.
 
-``graphkit.ops.mailbox_layout`` documents its layout.
+``graphkit.ops.refresh`` documents its layout.
 
 The host may write an entry once the device has consumed its previous content. It compares two
 numbers in plain memory, and waits only while every entry is in flight. Hosts that reorder loads,
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from graphkit.buffers.layout import FieldLayout, entry_bytes
 from graphkit.errors import ReplayError
-from graphkit.ops.mailbox_layout import FROM_PAYLOAD, RING_WORDS, Header, Ring
+from graphkit.ops.refresh import FROM_PAYLOAD, RING_WORDS, Header, Ring
 
 ENTRIES = 4
 """Number of batches that the host can write before the device has read the first."""

@@ -1,4 +1,4 @@
-"""Tables that describe a runner's fields to the refresh op. See ``ops.mailbox_layout``."""
+"""Tables that describe a runner's fields to the refresh op. See ``graphkit.ops.refresh``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from graphkit.buffers.arena import Arena
 from graphkit.buffers.layout import Capacity, FieldLayout, header_bytes
-from graphkit.ops.mailbox_layout import CHUNK_BYTES, Column
+from graphkit.ops.refresh import CHUNK_BYTES, Column
 
 
 def refresh_table(layouts: Sequence[FieldLayout], arena: Arena) -> torch.Tensor:

@@ -19,7 +19,7 @@ from graphkit.buffers.fields import Axis
 from graphkit.buffers.layout import FieldLayout
 from graphkit.buffers.mailbox import Mailbox, host_view
 from graphkit.buffers.validation import validate_field
-from graphkit.ops.mailbox_layout import FROM_PAYLOAD, Header
+from graphkit.ops.refresh import FROM_PAYLOAD, Header
 
 _Array, _Tensor = np.ndarray, torch.Tensor
 # ctypes.memmove releases the GIL, which costs more than a small copy.

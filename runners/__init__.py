@@ -1,22 +1,21 @@
 """Runners: one per forward mode. Imported as ``graphkit.runners``.
 
-A batch takes this path: ``runner`` (the verbs) -> ``replayer`` -> ``replay_plan`` (everything
-prepared for its size) -> one mailbox entry, one graph launch, the live rows of the output.
+A batch takes this path: ``runner`` (the verbs) -> ``replayer`` (everything prepared for its size)
+-> one mailbox entry, one graph launch, the live rows of the output.
 ``capture`` makes the graphs. ``dispatch`` says which batches have no graph, and ``step`` runs them
 eagerly. The file of a mode contains what the mode computes around the user's forward, and overrides
 what ``mode_declaration`` lists.
 """
 
-from graphkit.runners.decode import DecodeRunner
+from typing import Any
+
 from graphkit.runners.dispatch import Decision, Reason
 from graphkit.runners.draft import DraftRunner
 from graphkit.runners.draft_extend import DraftExtendRunner, DraftExtendV2Runner
 from graphkit.runners.frozen_values import FrozenValue
-from graphkit.runners.launch import Launch
 from graphkit.runners.multi_layer import MultiLayerEagleRunner
-from graphkit.runners.options import RunnerOptions
-from graphkit.runners.output_check import OutputCheck
-from graphkit.runners.output_fields import OutputRow, declare_output
+from graphkit.runners.observe import ObservedReplay
+from graphkit.runners.output_fields import OutputCheck, OutputRow, declare_output
 from graphkit.runners.outputs import (
     DraftExtendOutput,
     DraftOutput,
@@ -25,14 +24,15 @@ from graphkit.runners.outputs import (
     LayersOutput,
     Output,
 )
-from graphkit.runners.registry import RUNNERS
 from graphkit.runners.replayer import Replayer
 from graphkit.runners.runner import Runner
 from graphkit.runners.sample_rows import SampleRows
+from graphkit.runners.settings import RunnerOptions
 from graphkit.runners.staged import StagedBatch
 from graphkit.runners.step import Step
 from graphkit.runners.step_runner import StepRunner
-from graphkit.runners.target_verify import TargetVerifyRunner
+from graphkit.runners.target_verify import DecodeRunner, TargetVerifyRunner
+from graphkit.spec import ForwardMode
 
 __all__ = [
     "RUNNERS",
@@ -46,9 +46,9 @@ __all__ = [
     "ForwardOutput",
     "FrozenValue",
     "LastRowOutput",
-    "Launch",
     "LayersOutput",
     "MultiLayerEagleRunner",
+    "ObservedReplay",
     "Output",
     "OutputCheck",
     "OutputRow",
@@ -63,3 +63,17 @@ __all__ = [
     "TargetVerifyRunner",
     "declare_output",
 ]
+
+RUNNERS: dict[ForwardMode, type[Runner[Any, Any]]] = {
+    runner.mode: runner
+    for runner in (
+        DecodeRunner,
+        TargetVerifyRunner,
+        DraftRunner,
+        DraftExtendRunner,
+        DraftExtendV2Runner,
+        MultiLayerEagleRunner,
+        StepRunner,
+    )
+}
+"""Runner class of each forward mode. Commands, audits, strategies and targets find it here."""

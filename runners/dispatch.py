@@ -69,16 +69,21 @@ class Dispatch:
     Args:
         table: Captured sizes.
         buffers: The runner's buffers.
+        inputs_type: Class of the batches; the buffers may have that of a subclass.
         eager_reason: Reason why no batch has a graph, as a phrase, or an empty string.
     """
 
-    def __init__(self, table: SizeTable, buffers: InputBuffers, eager_reason: str = "") -> None:
+    def __init__(
+        self,
+        table: SizeTable,
+        buffers: InputBuffers,
+        inputs_type: type[StepInputs],
+        eager_reason: str = "",
+    ) -> None:
         self._table, self._buffers, self._eager_reason = table, buffers, eager_reason
         self._width = buffers.capacity.tokens_per_request
         self._ragged = buffers.capacity.ragged
-        base = type(buffers).inputs_type
-        self.inputs_type = buffers.inputs if base is StepInputs else base
-        """Class of the batches; those of a mode without the fields that a subclass adds."""
+        self.inputs_type = inputs_type
         self.fallbacks: Counter[str] = Counter()
         """Number of eager runs by reason."""
         self.counts_fallbacks = True
@@ -107,7 +112,7 @@ class Dispatch:
         requests = batch.batch_size
         if not self._table.fits(requests):
             return Reason.BATCH_TOO_LARGE
-        if not self._has_captured_width(requests, self._buffers.tokens_of(batch)):
+        if self.wrong_width(requests, self._buffers.tokens_of(batch)):
             return Reason.WRONG_WIDTH
         if self.surplus_field(batch) is not None:
             return Reason.FIELD_NOT_CAPTURED
@@ -133,30 +138,42 @@ class Dispatch:
         Raises:
             InputError: The batch has rows but no requests.
         """
-        if self._buffers.tokens_of(batch):
-            text = self.explain(Reason.WRONG_WIDTH, batch, "")
-            raise InputError(f"{text}.", field="num_tokens")
+        if wrong := self.wrong_width(0, self._buffers.tokens_of(batch)):
+            raise InputError(f"{wrong}.", field="num_tokens")
 
     def check(self, batch: Any) -> None:
-        """Refuse a batch that a padded run cannot take, apart from its fields' shapes and dtypes.
+        """Refuse a batch whose fields the graph cannot take.
 
         Raises:
-            InputError: The number of rows is wrong, or a field is not captured or contradicts
-                another one.
+            InputError: A field is missing, wrong or not captured, or contradicts another one;
+                ``field`` names it.
         """
         requests, tokens = batch.batch_size, self._buffers.tokens_of(batch)
         surplus = self.surplus_field(batch)
         if surplus is not None:
             raise InputError(self._buffers.not_captured(surplus), field=surplus)
-        if not self._has_captured_width(requests, tokens):
-            text = self.explain(Reason.WRONG_WIDTH, batch, "")
-            raise InputError(f"{text}.", field="num_tokens")
+        if wrong := self.wrong_width(requests, tokens):
+            raise InputError(f"{wrong}.", field="num_tokens")
         self._buffers.check_bound(batch)
+        for layout in self._buffers.layouts:
+            if layout.name not in self._buffers.bound_fields:
+                rows = self._buffers.capacity.rows(layout.field.axis, requests, tokens)
+                validate_field(
+                    layout, getattr(batch, layout.name, None), rows, self._buffers.device
+                )
         self._buffers.check(batch, tokens)
 
-    def _has_captured_width(self, requests: int, tokens: int) -> bool:
+    def wrong_width(self, requests: int, tokens: int) -> str:
+        """Return why so many requests cannot have so many rows in a graph; empty if they can."""
         most = requests * self._width
-        return requests <= tokens <= most if self._ragged else tokens == most
+        least = requests if self._ragged else most
+        if least <= tokens <= most:
+            return ""
+        width = f"1 to {self._width}" if self._ragged else self._width
+        return (
+            f"the batch has {tokens} tokens in {requests} requests; captured are {width} tokens "
+            "per request"
+        )
 
     def surplus_field(self, batch: Any) -> str | None:
         """Return the name of a field of the batch that the graph does not read, if there is one."""
@@ -174,11 +191,7 @@ class Dispatch:
                 f"{self._table.largest}"
             )
         if miss is Reason.WRONG_WIDTH:
-            width = f"1 to {self._width}" if self._ragged else self._width
-            return (
-                f"the batch has {tokens} tokens in {requests} requests; captured are {width} "
-                "tokens per request"
-            )
+            return self.wrong_width(requests, tokens)
         if miss is Reason.UNSUPPORTED_ATTENTION:
             return self._eager_reason
         if miss is Reason.FIELD_NOT_CAPTURED:
@@ -193,23 +206,7 @@ class Dispatch:
                 return Decision(False, self.explain(miss, batch, status), None, miss)
             if batch.batch_size == 0:
                 return Decision(True, "", 0)
-            self.admit_all(batch)
+            self.check(batch)
         except InputError as error:
             return Decision(False, str(error), None, Reason.BAD_FIELD)
         return Decision(True, "", self._table.fit(batch.batch_size))
-
-    def admit_all(self, batch: Any) -> None:
-        """Refuse a batch with a missing or wrong field.
-
-        Raises:
-            InputError: It has one; ``field`` names it.
-        """
-        requests, tokens = batch.batch_size, self._buffers.tokens_of(batch)
-        self._buffers.check_bound(batch)
-        for layout in self._buffers.layouts:
-            if layout.name not in self._buffers.bound_fields:
-                rows = self._buffers.capacity.rows(layout.field.axis, requests, tokens)
-                validate_field(
-                    layout, getattr(batch, layout.name, None), rows, self._buffers.device
-                )
-        self._buffers.check(batch, tokens)

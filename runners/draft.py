@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from graphkit.buffers import DraftInputBuffers, DraftInputs
+from graphkit.buffers import DraftInputs
 from graphkit.errors import ConfigError
-from graphkit.ops.argmax import argmax_rows
-from graphkit.ops.draft_rows import chain_candidates, draft_step_rows
-from graphkit.ops.top_candidates import top_candidates
+from graphkit.ops.logits import argmax_rows, top_candidates
+from graphkit.ops.step_rows import draft_step_rows
+from graphkit.ops.tree import chain_candidates
 from graphkit.runners.outputs import DraftOutput
 from graphkit.runners.runner import Runner
 from graphkit.runners.sample_rows import SampleRows
@@ -97,7 +97,7 @@ class DraftRunner(Runner[DraftInputs, DraftOutput]):
     """
 
     mode = ForwardMode.DRAFT
-    buffers_type = DraftInputBuffers
+    inputs_type = DraftInputs
     output_type = DraftOutput
     step_type = DraftStep
 

@@ -6,8 +6,8 @@ request at a uniform stride, so it does not wait for the lengths.
 
 from __future__ import annotations
 
-from graphkit.buffers import DraftExtendInputBuffers, DraftExtendInputs
-from graphkit.ops.top_candidates import top_candidates
+from graphkit.buffers import DraftExtendInputs
+from graphkit.ops.logits import top_candidates
 from graphkit.runners.outputs import DraftExtendOutput, LastRowOutput
 from graphkit.runners.runner import Runner
 from graphkit.runners.step import Step
@@ -50,7 +50,7 @@ class DraftExtendV2Step(Step[DraftExtendOutput]):
 
 class _DraftExtend(Runner[DraftExtendInputs, DraftExtendOutput]):
     appends_rows = False
-    buffers_type = DraftExtendInputBuffers
+    inputs_type = DraftExtendInputs
     output_type = DraftExtendOutput
 
     def unused_fields(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from graphkit.attention import AttentionBackend
-from graphkit.buffers import InputBuffers
+from graphkit.buffers import InputBuffers, StepInputs
 from graphkit.config import BufferSizes
 from graphkit.runners.sample_rows import SampleRows, sample_fields
 from graphkit.runners.step import Step
@@ -15,15 +15,15 @@ from graphkit.spec import ForwardMode, SpecConfig
 class ModeDeclaration:
     """Base of ``Runner``: attributes and methods that the runner of a mode overrides.
 
-    Commands, audits and strategies read nothing else about a mode. ``mode``, ``buffers_type`` and
+    Commands, audits and strategies read nothing else about a mode. ``mode``, ``inputs_type`` and
     ``output_type`` have no default.
     """
 
     mode: ClassVar[ForwardMode]
     """The forward mode."""
-    buffers_type: ClassVar[type[InputBuffers]]
-    """Buffers of the mode; ``buffers_type.inputs_type`` is the class of its inputs."""
-    output_type: ClassVar[type[Any]]
+    inputs_type: type[StepInputs]
+    """Class of the inputs."""
+    output_type: type[Any]
     """Class of the output."""
     step_type: ClassVar[type[Step[Any]]] = Step
     """Operations around the forward."""

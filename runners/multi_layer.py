@@ -17,15 +17,14 @@ import torch
 from torch import nn
 
 from graphkit.attention import AttentionBackend
-from graphkit.buffers import MultiLayerDraftExtendInputBuffers, MultiLayerDraftExtendInputs
+from graphkit.buffers import MultiLayerDraftExtendInputs
 from graphkit.config import BufferSizes, require_int
 from graphkit.errors import ConfigError, OutputError
 from graphkit.ops import rotate_input_ids
-from graphkit.ops.top_candidates import top_candidates
-from graphkit.runners.options import RunnerOptions, show_options
+from graphkit.ops.logits import top_candidates
 from graphkit.runners.outputs import LastRowOutput, LayersOutput
 from graphkit.runners.runner import Runner
-from graphkit.runners.settings import check_types
+from graphkit.runners.settings import RunnerOptions, check_types, show_options
 from graphkit.runners.step import Step
 from graphkit.spec import ForwardMode, SpecConfig
 
@@ -148,7 +147,7 @@ class MultiLayerEagleRunner(Runner[MultiLayerDraftExtendInputs, LayersOutput]):
 
     mode = ForwardMode.MULTI_LAYER_EAGLE
     attention_mode = ForwardMode.DRAFT_EXTEND_V2
-    buffers_type = MultiLayerDraftExtendInputBuffers
+    inputs_type = MultiLayerDraftExtendInputs
     output_type = LayersOutput
     step_type = MultiLayerStep
     appends_rows = False

@@ -1,4 +1,4 @@
-"""Declaration of output fields: once, on the output dataclass of a mode.
+"""Declaration of output fields: once, on the output dataclass of a mode, and their check.
 
 Row shapes use these letters: V vocabulary (that of the draft model in its modes), H hidden size, D
 spec_hidden_size, S num_steps, K topk, N draft nodes without the root (num_draft_tokens - 1), P
@@ -16,7 +16,7 @@ import torch
 
 from graphkit.buffers import MODEL_DTYPE, Axis
 from graphkit.config import BufferSizes
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, OutputError
 from graphkit.spec import SpecConfig
 
 
@@ -123,3 +123,51 @@ def output_rows(
 def output_fields_of(output: type) -> Mapping[str, OutputField]:
     """Return the declarations on an output dataclass, by name and in order."""
     return {field.name: field.metadata["output"] for field in dataclasses.fields(output)}
+
+
+@dataclass(frozen=True, slots=True)
+class OutputCheck:
+    """Checks the output fields of a forward, at capture and in eager runs but never in replays.
+
+    Attributes:
+        forward: The forward, as messages name it.
+        rows: What a row of each field is, by name; fields that are not in it may have any rows.
+    """
+
+    forward: str = "the forward"
+    rows: Mapping[str, OutputRow] = dataclasses.field(default_factory=dict)
+
+    def check_field(self, name: str, tensor: Any, allowed: Mapping[str, int]) -> None:
+        """Refuse a field that is not a tensor with one of the allowed numbers of rows.
+
+        Args:
+            name: The output field.
+            tensor: Its value, as the forward returned it.
+            allowed: Numbers of rows, by what has one row each.
+
+        Raises:
+            OutputError: The field is not such a tensor, or its rows have another shape or dtype.
+        """
+        if not isinstance(tensor, torch.Tensor) or tensor.ndim < 1:
+            raise OutputError(
+                f"{self.forward} returned {name} as {_kind(tensor)}. Return a tensor."
+            )
+        if tensor.shape[0] not in allowed.values():
+            wanted = " or ".join(f"{count} {what}s" for what, count in allowed.items())
+            raise OutputError(
+                f"{self.forward} returned {tensor.shape[0]} rows of {name} for {wanted}. "
+                "Return one row for each."
+            )
+        row = self.rows.get(name)
+        if row is not None and not row.fits(tensor):
+            raise OutputError(
+                f"{self.forward} returned {name} as {list(tensor.shape)} {tensor.dtype}, expected "
+                f"{[tensor.shape[0], *row.shape]} {row.dtype or 'floating-point'}: {row.source}. "
+                "Correct the forward or these sizes."
+            )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"

@@ -15,8 +15,8 @@ import torch
 from graphkit.buffers import Axis
 from graphkit.config import BufferSizes
 from graphkit.errors import OutputError
-from graphkit.runners.output_check import OutputCheck
 from graphkit.runners.output_fields import (
+    OutputCheck,
     OutputRow,
     declare_output,
     output_fields_of,

@@ -148,7 +148,7 @@ class ReplayConsensus:
         if miss is not None:
             self._step.check_unpadded(batch)
             return self._of(Choice.EAGER, requests, reason=_REASONS.index(miss))
-        self._dispatch.admit_all(batch)
+        self._dispatch.check(batch)
         checks = self._step.buffers.value_checks
         if checks is not None:
             checks.report()

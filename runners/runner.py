@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from graphkit.attention import AttentionBackend
-from graphkit.buffers import StepInputs, capacity_of
+from graphkit.buffers import InputBuffers, StepInputs, capacity_of
 from graphkit.config import BufferSizes
 from graphkit.distributed import AgreedSize, LockstepBackend, RankGroup
 from graphkit.errors import ConfigError, InputError, ReplayError, SizeError
@@ -33,8 +33,8 @@ from graphkit.runners.capture import SizeCapture, mode_record
 from graphkit.runners.dispatch import Decision, Dispatch, require_count
 from graphkit.runners.frozen_values import FrozenValue, FrozenValues
 from graphkit.runners.known_memory import memory_names
-from graphkit.runners.launch import Launch
 from graphkit.runners.mode_declaration import ModeDeclaration
+from graphkit.runners.observe import ObservedReplay, observed
 from graphkit.runners.outputs import Output
 from graphkit.runners.replay_consensus import ReplayConsensus
 from graphkit.runners.replayer import ReplayCount, Replayer
@@ -49,7 +49,7 @@ from graphkit.runners.settings import (
     prepare_attention,
     value_limits,
 )
-from graphkit.runners.staged import StagedBatch
+from graphkit.runners.staged import StagedBatch, stage
 from graphkit.runners.step import Step
 from graphkit.spec import ForwardMode, SpecConfig
 
@@ -132,7 +132,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         check_forward(forward)
         self._check_spec(spec)
         if inputs_type is not None:
-            check_inputs_type(inputs_type, self.buffers_type.inputs_type)
+            check_inputs_type(inputs_type, self.inputs_type)
         self.spec, self.sizes, self.attention = spec, sizes, attention
         self.table = SizeTable(sizes.max_batch_size, batch_sizes, multiple_of=multiple_of)
         self.backend = backend_for(device, backend)
@@ -149,7 +149,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             may_stay_eager=self.may_stay_eager,
         )
         """Why no batch has a graph, as a sentence; empty if that is not so."""
-        self.buffers = self.buffers_type(
+        self.buffers = InputBuffers(
             capacity_of(
                 spec,
                 sizes,
@@ -160,7 +160,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
                 front_tokens=self.num_front_tokens,
             ),
             self.device,
-            inputs_type=inputs_type,
+            inputs_type=inputs_type or self.inputs_type,
             optional_fields=(self.implied_fields() if optional_fields is None else optional_fields),
             without=self.unused_fields(),
             bound_fields=bound_fields,
@@ -182,7 +182,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             draft_token_map,
         )
         """The forward with everything around it."""
-        self.dispatch = Dispatch(self.table, self.buffers, self.eager_reason)
+        self.dispatch = Dispatch(self.table, self.buffers, self.inputs_type, self.eager_reason)
         """Decides which batches have a graph."""
         self.group: RankGroup | None = None
         """Ranks that capture and replay together, if any."""
@@ -407,7 +407,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         if self._replayer is None or self.status != "captured":
             self._require_captured("stage")
         try:
-            return self._replayer.stage(batch_size, num_tokens)  # type: ignore[union-attr]
+            return stage(self._replayer, batch_size, num_tokens)  # type: ignore[arg-type]
         except TypeError:
             require_count("batch_size", batch_size)
             if num_tokens is not None:
@@ -535,19 +535,19 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         return self.dispatch.decide(batch, self.status)
 
     def observe(
-        self, observer: Callable[[Launch[OutputT]], OutputT]
+        self, observer: Callable[[ObservedReplay[OutputT]], OutputT]
     ) -> AbstractContextManager[None]:
-        """Pass every launch of a block through an observer.
+        """Pass every replay of a block through an observer.
 
-        ``observer(launch)`` is called after a batch was written and before its graph is launched,
-        by ``replay``, ``run`` and staged batches. It calls ``launch()`` once and returns the
+        ``observer(replay)`` is called after a batch was written and before its graph is launched,
+        by ``replay``, ``run`` and staged batches. It calls ``replay()`` once and returns the
         output. Blocks may be nested; the innermost observer is called first. Idle batches and
         batches that fall back are not observed.
 
         Raises:
             ReplayError: The runner is not ``captured``.
         """
-        return self._require_captured("observe").observed(observer)
+        return observed(self._require_captured("observe"), observer)
 
     @contextmanager
     def without_stats(self) -> Iterator[None]:

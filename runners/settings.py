@@ -1,10 +1,12 @@
-"""Checks of a runner's settings, and the preparation that they need."""
+"""Settings of a runner: the optional ones by name, their checks, and what they prepare."""
 
 from __future__ import annotations
 
+import inspect
 import os
+from collections.abc import Callable, Collection, Mapping
 from types import NoneType
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
 import torch
 
@@ -13,8 +15,50 @@ from graphkit.buffers import Limits, StepInputs
 from graphkit.config import BufferSizes, is_int, require_type
 from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError
+from graphkit.graphs import Backend, BatchSizes
 from graphkit.ops.argument_rules import describe
 from graphkit.spec import ForwardMode, SpecConfig
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+class RunnerOptions(TypedDict, total=False):
+    """Optional arguments of every runner. ``Runner`` documents them and has their defaults."""
+
+    batch_sizes: BatchSizes | None
+    device: torch.device | str
+    backend: Backend | None
+    multiple_of: int
+    optional_fields: Collection[str] | None
+    bound_fields: Mapping[str, torch.Tensor] | None
+    mutable_state: Mapping[str, torch.Tensor] | None
+    check: bool | None
+    draft_token_map: torch.Tensor | None
+    group: RankGroup | None
+
+
+def show_options(
+    base: Callable[..., Any], options_type: type = RunnerOptions
+) -> Callable[[FunctionT], FunctionT]:
+    """Return a decorator for a function that passes ``**options`` on to ``base``.
+
+    ``help`` and ``inspect.signature`` then list the options, with the defaults of ``base``.
+
+    Args:
+        base: Declares the options and their defaults.
+        options_type: Typed dictionary of the options that are passed on.
+    """
+    known = inspect.signature(base).parameters
+    options = [known[name] for name in options_type.__annotations__]
+
+    def decorate(constructor: FunctionT) -> FunctionT:
+        signature = inspect.signature(constructor)
+        own = [kept for kept in signature.parameters.values() if kept.kind is not kept.VAR_KEYWORD]
+        shown = signature.replace(parameters=[*own, *options])
+        constructor.__signature__ = shown  # type: ignore[attr-defined]  # inspect reads it
+        return constructor
+
+    return decorate
 
 
 def check_types(

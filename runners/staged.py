@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Generic, NoReturn, TypeVar
 
 import numpy as np
 
-from graphkit.errors import InputError, ReplayError
+from graphkit.errors import GraphkitError, InputError, ReplayError
 from graphkit.runners.outputs import Output
+from graphkit.runners.replayer import Replayer, ReplayPlan
 
 OutputT = TypeVar("OutputT", bound=Output)
 
@@ -85,13 +88,84 @@ class StagedBatch(Generic[OutputT]):
                     f"field {missing!r} was not assigned. Assign a device tensor.", field=missing
                 )
             )
-        launch: Callable[..., OutputT] = self._launch
-        output = launch(vars(self), self._in_flight)
+        replay: Callable[..., OutputT] = self._replay
+        output = replay(vars(self), self._in_flight)
         return output.clone() if clone else output
 
     def _unknown(self, name: str) -> InputError:
         names = ", ".join(self._writer.fields)
         return InputError(f"field {name!r} was not captured. Captured are {names}.", field=name)
+
+
+def stage(
+    replayer: Replayer[OutputT], batch_size: int, num_tokens: int | None
+) -> StagedBatch[OutputT]:
+    """Claim an entry and return its views; see ``Runner.stage``."""
+    if replayer.plan_on_host is not None:
+        raise ReplayError(
+            "stage() is not available: the attention backend plans each batch on the host and "
+            "needs the whole batch. Use replay(batch)."
+        )
+    buffers = replayer.buffers
+    if buffers.value_checks is not None:
+        buffers.value_checks.report()
+    plan = replayer.plans.get((batch_size, None)) or replayer.make_plan(batch_size, None)
+    if replayer.frozen is not None:
+        replayer.frozen.check(plan.padded_batch_size)
+    tokens = plan.tokens
+    if num_tokens is not None:
+        if wrong := replayer.dispatch.wrong_width(plan.requests, num_tokens):
+            raise InputError(f"{wrong}.", field="num_tokens")
+        tokens = num_tokens
+    entry = buffers.mailbox.claim()
+    buffers.pad_entry(entry)
+    attributes = plan.staged[entry] if tokens == plan.tokens else None
+    if attributes is None:
+        attributes = _attributes(replayer, plan, entry, tokens)
+        if tokens == plan.tokens:
+            plan.staged[entry] = attributes
+    return StagedBatch(attributes, buffers.mailbox.claims)
+
+
+def _attributes(
+    replayer: Replayer[OutputT], plan: ReplayPlan, entry: int, tokens: int
+) -> dict[str, Any]:
+    """Return the attributes that all staged batches of a size and an entry have."""
+    buffers, writer = replayer.buffers, replayer.writer(plan, entry, tokens)
+
+    def check(rows: Mapping[str, Any]) -> None:
+        if replayer.has_checks:
+            buffers.check(SimpleNamespace(**rows), tokens)
+        if buffers.value_checks is not None:
+            buffers.value_checks.check(SimpleNamespace(**rows))
+
+    def launch(chosen: ReplayPlan, in_flight: list[Any]) -> OutputT:
+        buffers.mailbox.claims += 1  # the batch is replayed once, also if the launch fails
+        return replayer.launch(chosen, entry, tokens, in_flight)
+
+    def replay(rows: Mapping[str, Any], in_flight: list[Any]) -> OutputT:
+        check(rows)
+        return launch(plan, in_flight)
+
+    attributes = {
+        **writer.views, "_writer": writer, "_replay": replay, "_unassigned": writer.by_address,
+        "_refuse": _raise,
+    }  # fmt: skip
+    if (consensus := replayer.consensus) is not None:
+
+        def replay_on_ranks(rows: Mapping[str, Any], in_flight: list[Any]) -> OutputT:
+            requests = plan.requests
+            size = consensus.agree_on_staged(requests, plan.padded_batch_size, partial(check, rows))
+            agreed = replayer.plans.get((requests, size)) or replayer.make_plan(requests, size)
+            return launch(agreed, in_flight)
+
+        attributes["_replay"] = partial(consensus.run, replay_on_ranks)
+        attributes["_refuse"] = partial(consensus.run, consensus.refuse)
+    return attributes
+
+
+def _raise(error: GraphkitError) -> NoReturn:
+    raise error
 
 
 def _invalid() -> ReplayError:

@@ -15,7 +15,7 @@ from graphkit.buffers import InputBuffers, fields_of, resolve, validate_field
 from graphkit.config import BufferSizes
 from graphkit.errors import OutputError
 from graphkit.graphs import Stage, is_capturing, scope
-from graphkit.runners.output_check import OutputCheck
+from graphkit.runners.output_fields import OutputCheck
 from graphkit.runners.outputs import DraftExtendOutput, Output
 from graphkit.spec import ForwardMode, SpecConfig
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from graphkit.buffers import Axis, InputBuffers, StepInputs, fields_of
+from graphkit.buffers import Axis, StepInputs, fields_of
 from graphkit.config import BufferSizes, require_int
 from graphkit.errors import ConfigError
-from graphkit.runners.options import RunnerOptions, show_options
 from graphkit.runners.outputs import Output
 from graphkit.runners.runner import InputsT, OutputT, Runner
+from graphkit.runners.settings import RunnerOptions, show_options
 from graphkit.spec import ForwardMode, SpecConfig
 
 
@@ -49,7 +49,7 @@ class StepRunner(Runner[InputsT, OutputT]):
     """
 
     mode = ForwardMode.STEP
-    buffers_type = InputBuffers
+    inputs_type = StepInputs
     output_type = Output
 
     @show_options(Runner.__init__)
@@ -75,12 +75,11 @@ class StepRunner(Runner[InputsT, OutputT]):
         if tokens_per_request is not None:
             require_int("StepRunner", "tokens_per_request", tokens_per_request)
         self._width = tokens_per_request
-        self.output_type = output  # type: ignore[misc]  # each step declares its own
+        self.inputs_type, self.output_type = inputs, output
         super().__init__(
             forward,
             spec=spec or SpecConfig("NONE", num_steps=0, topk=1, num_draft_tokens=1),
             sizes=sizes,
-            inputs_type=inputs,
             **options,
         )
 

@@ -1,13 +1,32 @@
-"""TARGET_VERIFY: the target scores the drafted tokens of all requests in one forward."""
+"""TARGET_VERIFY: the target scores the drafted tokens of all requests in one forward.
+
+DECODE is the same with one token per request.
+"""
 
 from __future__ import annotations
 
-from graphkit.buffers import TargetVerifyInputBuffers, TargetVerifyInputs
+from typing import Any
+
+from graphkit.buffers import TargetVerifyInputs
 from graphkit.errors import ConfigError
-from graphkit.runners.masked_step import MaskedStep
+from graphkit.graphs import scope
+from graphkit.ops import apply_token_bitmask
 from graphkit.runners.outputs import ForwardOutput
 from graphkit.runners.runner import Runner
+from graphkit.runners.step import Step
 from graphkit.spec import ForwardMode, SpecConfig
+
+
+class MaskedStep(Step[ForwardOutput]):
+    """The forward, then ``apply_token_bitmask`` if the batch has one."""
+
+    def whole(self, inputs: Any) -> ForwardOutput:
+        """See ``Step.whole``. The forward's logits are changed in place."""
+        output = super().whole(inputs)
+        if inputs.token_bitmask is not None:
+            with scope("mask"):
+                apply_token_bitmask(output.next_token_logits, inputs.token_bitmask)
+        return output
 
 
 class TargetVerifyRunner(Runner[TargetVerifyInputs, ForwardOutput]):
@@ -22,7 +41,7 @@ class TargetVerifyRunner(Runner[TargetVerifyInputs, ForwardOutput]):
     """
 
     mode = ForwardMode.TARGET_VERIFY
-    buffers_type = TargetVerifyInputBuffers
+    inputs_type = TargetVerifyInputs
     output_type = ForwardOutput
     step_type = MaskedStep
 
@@ -38,3 +57,16 @@ class TargetVerifyRunner(Runner[TargetVerifyInputs, ForwardOutput]):
     def implied_fields(self) -> tuple[str, ...]:
         """Return the mask of a tree."""
         return ("custom_mask",) if self.spec.topk > 1 else ()
+
+
+class DecodeRunner(Runner[TargetVerifyInputs, ForwardOutput]):
+    """Decodes one token per request: ``TargetVerifyInputs`` with T = B.
+
+    ``token_bitmask`` is that of ``TargetVerifyRunner``.
+    Arguments are those of ``Runner``. Of ``spec`` only the algorithm's name is read.
+    """
+
+    mode = ForwardMode.DECODE
+    inputs_type = TargetVerifyInputs
+    output_type = ForwardOutput
+    step_type = MaskedStep

@@ -34,7 +34,7 @@ class PagedCache:
     pool: Pool
 
     def check(self, owner: str, readable: tuple[type[TokenToKVPool], ...], prefix: str) -> None:
-        """Check the pools that a backend was given.
+        """Check the pools that a backend was args.
 
         Args:
             owner: Name of the backend's class.

@@ -215,9 +215,9 @@ class PagedAttention(PooledAttention):
         )
 
     @abstractmethod
-    def _attend(self, given: Any) -> torch.Tensor:
+    def _attend(self, args: Any) -> torch.Tensor:
         """Attend over one layer, which already holds this step's rows.
 
         Args:
-            given: Arguments of ``graphkit.ops.paged_attention``, whose contract this is.
+            args: Arguments of ``graphkit.ops.paged_attention``, whose contract this is.
         """

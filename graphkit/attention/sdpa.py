@@ -24,30 +24,30 @@ class SdpaAttention(PagedAttention):
     ``paged_attention``.
     """
 
-    def _attend(self, given: Any) -> torch.Tensor:
-        if given.softcap or given.sinks_N is not None:
-            out: torch.Tensor = OPS["paged_attention"].run_reference(*given)
+    def _attend(self, args: Any) -> torch.Tensor:
+        if args.softcap or args.sinks_N is not None:
+            out: torch.Tensor = OPS["paged_attention"].run_reference(*args)
             return out
-        query_TND: torch.Tensor = given.query_TND
+        query_TND: torch.Tensor = args.query_TND
         tokens, heads = query_TND.shape[:2]
         if not tokens:
-            return query_TND.new_empty(0, heads, given.value_cache.shape[2])
+            return query_TND.new_empty(0, heads, args.value_cache.shape[2])
         layout = DenseLayout(
-            tokens, given.page_table, given.cache_seqlens_B, given.cu_seqlens_q_B1, given.mask,
-            given.page_size, given.max_seqlen_q, given.window,
+            tokens, args.page_table, args.cache_seqlens_B, args.cu_seqlens_q_B1, args.mask,
+            args.page_size, args.max_seqlen_q, args.window,
         )  # fmt: skip
-        group = heads // given.key_cache.shape[1]
+        group = heads // args.key_cache.shape[1]
 
         def heads_first(rows: torch.Tensor) -> torch.Tensor:
             rows_BML = rows.to(query_TND.dtype).transpose(1, 2)
             return rows_BML if group == 1 else rows_BML.repeat_interleave(group, 1)
 
-        key_BLMD, value_BLME = layout.keys(given.key_cache, given.value_cache)
+        key_BLMD, value_BLME = layout.keys(args.key_cache, args.value_cache)
         out_BNWE = scaled_dot_product_attention(
             layout.pad(query_TND).transpose(1, 2),
             heads_first(key_BLMD),
             heads_first(value_BLME),
             attn_mask=layout.visible_BWL[:, None],
-            scale=given.scale,
+            scale=args.scale,
         )
         return layout.pack(out_BNWE.transpose(1, 2))

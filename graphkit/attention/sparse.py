@@ -137,6 +137,6 @@ class SparseAttention(PagedAttention):
         is_valid_TK = best_TK > -torch.inf
         return slots_TK.masked_fill(~is_valid_TK, 0), is_valid_TK.sum(1, dtype=torch.int32)
 
-    def _attend(self, given: Any) -> torch.Tensor:
+    def _attend(self, args: Any) -> torch.Tensor:
         """Attend over all keys, as in a layer without an indexer."""
-        return self._reader._attend(given)
+        return self._reader._attend(args)

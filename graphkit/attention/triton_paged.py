@@ -13,5 +13,5 @@ from graphkit.ops.paged_attention import paged_attention
 class TritonAttention(PagedAttention):
     """One op per layer, ``graphkit::paged_attention``: Triton on CUDA, plain torch on the CPU."""
 
-    def _attend(self, given: Any) -> torch.Tensor:
-        return paged_attention(*given)
+    def _attend(self, args: Any) -> torch.Tensor:
+        return paged_attention(*args)

@@ -64,7 +64,7 @@ def audit_misses(
 
 def _check_batches(target: CaptureTarget, runner: Runner[Any, Any], check: Check) -> None:
     """Dispatch a sample batch of every batch size."""
-    dispatch = Dispatch(runner.table, runner.buffers, runner.eager_reason)
+    dispatch = Dispatch(runner.table, runner.buffers, runner.inputs_type, runner.eager_reason)
     decisions: dict[int, Decision] = {}
     for batch_size in range(1, _max_running(runner) + 1):
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,9 +26,8 @@ class BareStep:
     """
 
     def __init__(self, runner: SpecStepRunner, rows: Sequence[int]) -> None:
-        self._runner = SpecStepRunner.from_step(
-            runner.device_step, is_greedy=True, group=runner.group
-        )
+        step = runner.device_step
+        self._runner = SpecStepRunner.from_step(step, replace(step.context.options, is_greedy=True))
         self._runner.capture(attribution=Attribution())
         restore_fast_replays(runner.device)  # at the speed of the engines
         self._batch = SpecStepInputs(req_pool_indices=np.array(rows))

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from graphkit.errors import ConfigError
-from graphkit.ops.rms_norm import add_rms_norm
+from graphkit.ops.decoder import add_rms_norm
 
 _SHARED_BYTES = 16 << 20
 """Largest tensor of a one-shot collective."""
@@ -38,7 +38,7 @@ class Collectives:
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        """Return ``graphkit.ops.rms_norm.add_rms_norm`` of the sum over all ranks.
+        """Return ``graphkit.ops.decoder.add_rms_norm`` of the sum over all ranks.
 
         Args:
             x: This rank's summand, contiguous; may be overwritten.

@@ -5,7 +5,7 @@ of ``graphkit.step`` and decides when the host waits for their tokens. ``request
 KV slots meanwhile.
 """
 
-from graphkit.engine.engine import SpeculativeEngine
+from graphkit.engine.engine import EngineOptions, SpeculativeEngine
 from graphkit.engine.request import FinishReason, NewTokens, Request
 from graphkit.engine.request_memory import RequestMemory
 from graphkit.engine.stats import EngineStats
@@ -31,6 +31,7 @@ __all__ = [
     "EagleDrafter",
     "EngineContext",
     "EngineModel",
+    "EngineOptions",
     "EngineStats",
     "FinishReason",
     "MultiLayerDrafter",

@@ -6,8 +6,7 @@ import json
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any
 
 from graphkit.distributed import Channel, RankGroup
 from graphkit.distributed.rank_store import names_of_ranks
@@ -17,29 +16,6 @@ from graphkit.step import SamplingParams
 
 _CHECK_EVERY = 32
 _STEP, _CLOSE, _COMPARE = "step", "close", "compare"
-P = ParamSpec("P")
-ResultT = TypeVar("ResultT")
-
-
-class _HasGroup(Protocol):
-    group: RankGroup | None
-
-
-OwnerT = TypeVar("OwnerT", bound=_HasGroup)
-
-
-def on_all_ranks(
-    method: Callable[Concatenate[OwnerT, P], ResultT],
-) -> Callable[Concatenate[OwnerT, P], ResultT]:
-    """Guard a method that all ranks of its object's group call; see ``RankGroup.guard``."""
-
-    @wraps(method)
-    def call(self: OwnerT, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
-        if self.group is None:
-            return method(self, *args, **kwargs)
-        return self.group.guard(lambda: method(self, *args, **kwargs))
-
-    return call
 
 
 class CallBroadcast:

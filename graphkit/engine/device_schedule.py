@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from graphkit.engine.request import Request
-from graphkit.engine.schedules import Overlapped, RunningBatch
-from graphkit.engine.transfers import PendingReport, deliver
+from graphkit.engine.schedules import Overlapped, PendingReport, RunningBatch
 from graphkit.ops.loop_layout import Report
 from graphkit.step import SpecStepInputs, SpecStepRunner, StepReport, StepResult, StepStream
 
@@ -67,7 +66,7 @@ class OnDevice(Overlapped):
         """See ``Schedule.drain``. Stops the loops; does not wait for those of pads alone."""
         super().drain()
         self.interrupt()
-        while self._streams and not all(each.is_finished for each in self._by_row.values()):
+        while self._streams and not all(request.is_finished for request in self._by_row.values()):
             self._read()
         self._streams.clear()
         self._runner.join_loops()
@@ -78,10 +77,10 @@ class OnDevice(Overlapped):
         self._runner.stop_loops()
         self._streams.clear()
 
-    def _launch(self, batch: RunningBatch) -> None:
+    def _enqueue(self, batch: RunningBatch) -> None:
         """Enqueue a whole step: eagerly until the capture, then as one graph if none may loop."""
         if self._runner.status != "captured":
-            super()._launch(batch)
+            super()._enqueue(batch)
             return
         # The copy to the host reads graph memory before the next step. The CPU copies nothing.
         is_host = self._runner.device.type == "cpu"
@@ -107,5 +106,5 @@ class OnDevice(Overlapped):
             self._streams.popleft()
 
     def _deliver_step(self, step: StepReport) -> None:
-        rows = ((self._by_row[row[Report.ROW]], row) for row in step.rows)
-        deliver(rows, is_verify=True)
+        for row in step.rows:
+            self._by_row[row[Report.ROW]].receive(row, is_verify=True)

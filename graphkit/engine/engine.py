@@ -6,13 +6,13 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import Literal, Self
+from typing import Literal, Self, TypedDict
 
 import torch
 
 from graphkit.config import BufferSizes, is_int, require_int, require_type
 from graphkit.distributed import RankGroup
-from graphkit.engine.call_broadcast import CallBroadcast, on_all_ranks
+from graphkit.engine.call_broadcast import CallBroadcast
 from graphkit.engine.device_schedule import OnDevice
 from graphkit.engine.queue import RequestQueue
 from graphkit.engine.request import FinishReason, NewTokens, Request
@@ -26,16 +26,34 @@ from graphkit.kv.contracts import check_request_pool
 from graphkit.kv.pool_use import PoolUse, check_unused
 from graphkit.spec import Plan, SpecConfig
 from graphkit.step import (
+    Admission,
     DeviceStep,
     Drafter,
     EngineContext,
     EngineModel,
-    Prefill,
     SamplingParams,
     SpecStepRunner,
+    StepOptions,
 )
 
 logger = logging.getLogger(__name__)
+
+
+class EngineOptions(TypedDict, total=False):
+    """Optional arguments of ``SpeculativeEngine``, for functions that pass them on.
+
+    ``SpeculativeEngine`` documents them and has their defaults.
+    """
+
+    batch_sizes: BatchSizes | None
+    backend: Backend | None
+    generation: Literal["v1", "v2", "v3"] | None
+    steps_per_launch: int
+    chunked_prefill_size: int
+    bos_token_id: int | None
+    seed: int
+    structured_output: bool
+    debug: bool
 
 
 class SpeculativeEngine:
@@ -64,7 +82,7 @@ class SpeculativeEngine:
             ``None`` selects the default list up to ``sizes.max_batch_size``.
         device: As for ``Runner``; all runners share it.
         backend: As for ``Runner``; all runners share it.
-        generation: ``"v1"`` waits for each step's tokens. ``"v2"`` launches a step before it reads
+        generation: ``"v1"`` waits for each step's tokens. ``"v2"`` enqueues a step before it reads
             the previous one's tokens. ``"v3"`` runs up to ``steps_per_launch`` steps in one launch,
             see ``SpecStepRunner``; it needs a drafter and a backend that do not need the host
             between steps and, on CUDA, cuda-bindings. ``None`` selects v3 where it can run, else
@@ -127,19 +145,17 @@ class SpeculativeEngine:
             require_type("SpeculativeEngine", "group", group, RankGroup, "a graphkit.RankGroup")
         require_int("SpeculativeEngine", "steps_per_launch", steps_per_launch)
         _check_generation(generation)
-        backend = backend_for(device, backend)
-        context = EngineContext.create(
-            target,
-            spec,
-            sizes,
-            owner="SpeculativeEngine",
-            generation=generation or "v3",
-            backend=backend,
+        options = StepOptions(
+            backend=backend_for(device, backend),
             batch_sizes=batch_sizes,
+            generation=generation or "v3",
             chunked_prefill_size=chunked_prefill_size,
             structured_output=structured_output,
             debug=debug,
+            ring_entries=4 * steps_per_launch,
+            group=group,
         )
+        context = EngineContext.create(target, spec, sizes, options, owner="SpeculativeEngine")
         _check_tokens(seed, bos_token_id, sizes.vocab_size)
         self.spec, self.sizes, self.device = spec, sizes, context.device
         self.structured_output = structured_output
@@ -147,7 +163,7 @@ class SpeculativeEngine:
         rows = check_request_pool("target.attention.req_to_token_pool", attention.req_to_token_pool)
         check_unused("SpeculativeEngine", target.pools, allocates=True)
         device_step = DeviceStep(target, drafter, context)
-        loop_refusal = backend.loop_refusal if group is None else ""
+        loop_refusal = options.backend.loop_refusal if group is None else ""
         self.plan = _plan(spec, generation, device_step.host_reason or loop_refusal)
         self.generation = self.plan.generation
         self.max_path = device_step.max_path
@@ -156,17 +172,15 @@ class SpeculativeEngine:
         self.context_limit = _context_limit(sizes, slots_ahead)
         kv_pool = attention.kv_pool
         self.memory = RequestMemory(rows, kv_pool.size, kv_pool.page_size)
-        self._prefill = prefill = Prefill(device_step, chunked_prefill_size)
+        self._admission = Admission(
+            device_step, self.context_limit, seed=seed, bos_token_id=bos_token_id
+        )
         self.group, self._broadcast = group, None if group is None else CallBroadcast(group)
-        self._schedule = self._create_schedule(device_step, chunked_prefill_size, steps_per_launch)
+        self._schedule = self._create_schedule(device_step, steps_per_launch)
         self.runners = self._schedule.runners
         self._queue = RequestQueue(
-            prefill,
+            self._admission,
             self.memory,
-            vocab_size=sizes.vocab_size,
-            bos_token_id=bos_token_id,
-            seed=seed,
-            context_limit=self.context_limit,
             slots_ahead=slots_ahead,
             max_running=sizes.max_batch_size,
             reserve_all=self.generation != "v1",
@@ -184,21 +198,13 @@ class SpeculativeEngine:
         self.memory.open()
         weakref.finalize(self, _free, self._schedule, self.memory).atexit = False
 
-    def _create_schedule(
-        self, device_step: DeviceStep, chunked_prefill_size: int, steps_per_launch: int
-    ) -> Schedule:
+    def _create_schedule(self, device_step: DeviceStep, steps_per_launch: int) -> Schedule:
         """Create the schedule of the generation."""
         if self.generation == "v3":
-            runner = SpecStepRunner.from_step(
-                device_step,
-                chunked_prefill_size=chunked_prefill_size,
-                ring_entries=4 * steps_per_launch,
-                group=self.group,
-            )
-            return OnDevice(runner, steps_per_launch)
+            return OnDevice(SpecStepRunner.from_step(device_step), steps_per_launch)
         if self.group is not None:
-            for each in device_step.runners:
-                each.join(self.group)
+            for runner in device_step.runners:
+                runner.join(self.group)
         if self.generation == "v1":
             return HostInLoop(device_step, self.memory)
         return Overlapped(device_step)
@@ -224,7 +230,7 @@ class SpeculativeEngine:
         planned = [runner for runner in self.runners if runner.status != "captured"]
         warms_up = planned and self.generation != "v3"  # the runner of v3 warms up itself
         if warms_up:
-            self._prefill.warm_up(self.runners[0].capturing_backend())
+            self._admission.warm_up(self.runners[0].capturing_backend())
         for runner in planned:
             progress(f"capturing {runner.mode.name}")
             runner.capture()
@@ -316,7 +322,6 @@ class SpeculativeEngine:
         return self._tally.stats(self._queue, self.memory, self.runners)
 
     @torch.no_grad()
-    @on_all_ranks
     def step(self) -> NewTokens:
         """Admit waiting requests, run one step for all running ones, and remove finished ones.
 
@@ -339,6 +344,9 @@ class SpeculativeEngine:
             The new tokens of each request that has some. After a step that raised, the next call
             also returns the tokens that it had delivered.
         """
+        return self._step() if self.group is None else self.group.guard(self._step)
+
+    def _step(self) -> NewTokens:
         self._check_open()
         if self._broadcast is not None:
             self._broadcast.step()
@@ -353,7 +361,7 @@ class SpeculativeEngine:
             self._remove_finished()
         if self._queue.running:
             self._schedule.advance(
-                self._running_batch(), is_anyone_waiting=self._queue.is_anyone_waiting
+                self._running_batch(), is_anyone_waiting=self._queue.num_waiting > 0
             )
             self._remove_finished()
         if not self._queue.running:
@@ -427,15 +435,13 @@ class SpeculativeEngine:
             last_first.callback(self._release)
             if self._broadcast is not None:
                 self._broadcast.close()
-            if not self._is_interrupted and (self.group is None or not self.group.is_lost):
+            if not self._is_interrupted:
                 self._is_interrupted = True
-                self._drain()
+                if self.group is None:
+                    self._schedule.drain()
+                elif not self.group.is_lost:  # after a failure of a rank, no tokens arrive
+                    self.group.guard(self._schedule.drain)
         self._is_released = True
-
-    @on_all_ranks
-    def _drain(self) -> None:
-        """Deliver the tokens on their way. After a failure of a rank they never arrive."""
-        self._schedule.drain()
 
     def _release(self) -> None:
         """Free what unfinished requests hold, and give up the pools."""

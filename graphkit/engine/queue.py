@@ -12,21 +12,15 @@ from graphkit.engine.request import Request
 from graphkit.engine.request_memory import RequestMemory
 from graphkit.engine.token_matcher import TokenMatcher, check_matcher, root_bitmask
 from graphkit.errors import InputError
-from graphkit.step import Prefill, SamplingParams
-from graphkit.step.prompts import validate_prompt
-from graphkit.step.sampling_params import validate_sampling
+from graphkit.step import Admission, SamplingParams
 
 
 class RequestQueue:
     """Admits requests in order of submission, each as soon as it can be promised all its KV slots.
 
     Args:
-        prefill: Prefills the prompt of an admitted request.
+        admission: Checks requests, and prefills the prompt of an admitted one.
         memory: Provides rows and slots.
-        vocab_size: Upper bound of the token ids.
-        bos_token_id: Replaces an empty prompt; with ``None``, an empty prompt is an error.
-        seed: Gives a different seed to each request that has none.
-        context_limit: Most tokens of a request's prompt and output together.
         slots_ahead: KV slots that steps may write behind a request's tokens.
         max_running: Most requests that run at the same time.
         reserve_all: Whether a request's slots are all reserved when it is admitted.
@@ -38,21 +32,15 @@ class RequestQueue:
 
     def __init__(
         self,
-        prefill: Prefill,
+        admission: Admission,
         memory: RequestMemory,
         *,
-        vocab_size: int,
-        bos_token_id: int | None,
-        seed: int,
-        context_limit: int,
         slots_ahead: int,
         max_running: int,
         reserve_all: bool,
         fails_alone: bool,
     ) -> None:
-        self._prefill, self._memory, self._context_limit = prefill, memory, context_limit
-        self._vocab_size, self._bos, self._seed = vocab_size, bos_token_id, seed
-        self._created = 0
+        self._admission, self._memory = admission, memory
         self._slots_ahead, self._max_running = slots_ahead, max_running
         self._reserve_all, self._fails_alone = reserve_all, fails_alone
         self._waiting: deque[Request] = deque()
@@ -76,11 +64,6 @@ class RequestQueue:
         """Requests that wait."""
         return len(self._waiting)
 
-    @property
-    def is_anyone_waiting(self) -> bool:
-        """Whether a request is waiting."""
-        return bool(self._waiting)
-
     def create(
         self,
         prompt_ids: Sequence[int],
@@ -93,20 +76,13 @@ class RequestQueue:
             InputError: The prompt or the parameters are invalid, the request needs more slots than
                 the pool has, or the matcher cannot constrain it.
         """
-        sampling = validate_sampling(sampling, vocab_size=self._vocab_size)
-        ids = validate_prompt(
-            prompt_ids,
-            vocab_size=self._vocab_size,
-            bos_token_id=self._bos,
-            context_limit=self._context_limit,
-        )
+        ids, params = self._admission.check(prompt_ids, sampling)
         if matcher is not None:
             self._check_matcher(matcher)
-        self._created += 1
         request = Request(
             prompt_ids=ids,
-            sampling=sampling.with_seed(self._seed, self._created),
-            context_limit=self._context_limit,
+            sampling=params,
+            context_limit=self._admission.context_limit,
             matcher=matcher,
         )
         slots = self._memory.whole_pages(self._max_slots(request))
@@ -189,7 +165,7 @@ class RequestQueue:
                 "each request.",
                 field="matcher",
             )
-        check_matcher(matcher, self._vocab_size)
+        check_matcher(matcher, self._admission.vocab_size)
 
     def _start(self, request: Request) -> torch.Tensor:
         """Allocate memory, and prefill the prompt and the output so far."""
@@ -198,12 +174,12 @@ class RequestQueue:
         length = max_slots if self._reserve_all else request.num_tokens
         matcher = request.matcher
         self._memory.reserve([(request.row, length)])
-        return self._prefill.run(
+        return self._admission.prefill(
             request.row,
             (*request.prompt_ids, *request.output_ids),
             request.sampling,
             request.max_tokens - request.num_tokens,
-            None if matcher is None else root_bitmask(matcher, self._vocab_size),
+            None if matcher is None else root_bitmask(matcher, self._admission.vocab_size),
         )
 
     def _has_room_for(self, request: Request) -> bool:

@@ -10,6 +10,7 @@ from enum import Enum
 
 from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.errors import ReplayError
+from graphkit.ops.loop_layout import Report
 from graphkit.step import SamplingParams
 
 
@@ -102,6 +103,21 @@ class Request:
     def accept_length(self) -> float:
         """Mean accepted tokens per verify step, bonus included; 0 before the first step."""
         return self.num_accepted_tokens / self.num_verifies if self.num_verifies else 0.0
+
+    def receive(self, row: Sequence[int], *, is_verify: bool) -> None:
+        """Append the new tokens of a report's row. Does nothing if the request has finished.
+
+        A step that was launched before the request's end was known may report further tokens.
+
+        Args:
+            row: See ``graphkit.ops.loop_layout.Report``.
+            is_verify: Whether a verify step produced the report, rather than a prefill.
+        """
+        if self.finish_reason is not None:
+            return
+        if is_verify:
+            self.accepted_lengths[row[Report.ACCEPTED]] += 1
+        self.append(row[Report.TOKENS : Report.TOKENS + row[Report.NEW]])
 
     def append(self, tokens: Sequence[int]) -> None:
         """Append tokens up to the one that finishes the request.

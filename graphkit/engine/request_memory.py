@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from graphkit.kv import RequestPool, TokenSlotAllocator
-from graphkit.step.transfers import to_device
+from graphkit.step.step_tensors import to_device
 
 
 class RequestMemory:

@@ -3,7 +3,7 @@
 v1 (host in the loop) waits for the accepted tokens of every step. The host knows which requests
 have finished before the draft model catches up, and KV slots are reserved one step at a time.
 
-v2 (overlapped) launches a step before it reads the tokens of the previous one, so host and device
+v2 (overlapped) enqueues a step before it reads the tokens of the previous one, so host and device
 work at the same time. The host learns one step late that a request has finished; the tokens of the
 extra step are dropped, and KV slots are reserved when the request joins.
 
@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
 from typing import Any
@@ -25,15 +26,14 @@ import torch
 
 from graphkit.engine.request import Request
 from graphkit.engine.request_memory import RequestMemory
-from graphkit.engine.transfers import PendingReport
-from graphkit.engine.tree_bitmask import tree_bitmask
+from graphkit.engine.token_matcher import fill_tree
 from graphkit.graphs import Backend
+from graphkit.ops.logits import bitmask_words
 from graphkit.ops.loop_layout import Report
 from graphkit.runners import Runner
 from graphkit.step import DeviceStep, StepResult, Verified
 from graphkit.step.acceptance import Links
-from graphkit.step.transfers import to_device
-from graphkit.step.warm_up import warm_up
+from graphkit.step.step_tensors import to_device
 
 
 class RunningBatch:
@@ -57,6 +57,41 @@ class RunningBatch:
     def rows(self) -> torch.Tensor:
         """Request rows on the device, [B] int64; copied at the first use, without waiting."""
         return to_device([request.row for request in self.requests], self._device)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingReport:
+    """A report on its way to the host.
+
+    Attributes:
+        requests: The requests of the step, in batch order.
+        report: [B, 4 + longest path] int32 on the host; valid once ``copied`` has completed.
+        is_verify: Whether a verify step produced it, rather than a prefill.
+        copied: Recorded behind the copy; ``None`` on the CPU, where copies complete at once.
+    """
+
+    requests: tuple[Request, ...]
+    report: torch.Tensor
+    is_verify: bool
+    copied: torch.cuda.Event | None
+
+    @classmethod
+    def send(
+        cls, requests: Sequence[Request], report: torch.Tensor, *, is_verify: bool
+    ) -> PendingReport:
+        """Start the copy to the host on the current stream."""
+        copied = torch.cuda.Event() if report.is_cuda else None
+        on_host = report.to("cpu", non_blocking=True)
+        if copied is not None:
+            copied.record(torch.cuda.current_stream(report.device))
+        return cls(tuple(requests), on_host, is_verify, copied)
+
+    def deliver(self) -> None:
+        """Wait for the copy, then append the tokens to every request that has not finished."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        for request, row in zip(self.requests, self.report.tolist(), strict=True):
+            request.receive(row, is_verify=self.is_verify)
 
 
 class Schedule(ABC):
@@ -134,7 +169,7 @@ class Schedule(ABC):
             for runner in self.runners:
                 stack.enter_context(runner.without_stats())
             runs = [partial(self._run_pads, size, is_greedy=kind) for size, kind in steps]
-            warm_up(backend, self.runners[0].mode, runs)
+            self._device_step.warm_up(backend, runs)
 
     def _run_pads(self, batch_size: int, *, is_greedy: bool) -> None:
         device = self._device_step.context.device
@@ -191,7 +226,7 @@ class HostInLoop(Schedule):
 
 
 class Overlapped(Schedule):
-    """Generation v2: launches a step before it reads the previous one's tokens.
+    """Generation v2: enqueues a step before it reads the previous one's tokens.
 
     Args:
         device_step: The device's part of a step.
@@ -211,8 +246,8 @@ class Overlapped(Schedule):
         *,
         is_anyone_waiting: bool,  # noqa: ARG002
     ) -> None:
-        """See ``Schedule.advance``. Waits for earlier steps only, after launching this one."""
-        self._launch(batch)
+        """See ``Schedule.advance``. Waits for earlier steps only, after enqueueing this one."""
+        self._enqueue(batch)
         self._deliver(len(self._pending) - 1)
 
     def drain(self) -> None:
@@ -223,7 +258,7 @@ class Overlapped(Schedule):
         """See ``Schedule.reset``."""
         self._pending.clear()
 
-    def _launch(self, batch: RunningBatch) -> None:
+    def _enqueue(self, batch: RunningBatch) -> None:
         """Enqueue a whole step without waiting for the device."""
         result = self._draft_and_verify(batch)
         self._pending.append(PendingReport.send(batch.requests, result.report, is_verify=True))
@@ -235,3 +270,37 @@ class Overlapped(Schedule):
     def _deliver(self, count: int) -> None:
         for _ in range(count):
             self._pending.popleft().deliver()
+
+
+def tree_bitmask(
+    requests: Sequence[Request],
+    tokens: torch.Tensor,
+    links: Links,
+    vocab_size: int,
+) -> torch.Tensor:
+    """Return the tokens that may follow each node. Waits for the trees to arrive on the host.
+
+    Nodes behind a refused draft, or behind the end of the output, allow every token. No accepted
+    path reaches the former, and the request ends before the latter. A request whose matcher raises
+    an exception fails, and allows every token.
+
+    Args:
+        requests: The requests. Their matchers have accepted the tokens of the roots, and are in the
+            same state afterwards.
+        tokens: Token of each node, [B, W] int64.
+        links: Links of the trees.
+        vocab_size: Tokens of the target's vocabulary (V).
+
+    Returns:
+        [B * W, ceil(V / 32)] int32 on the CPU.
+    """
+    width = tokens.shape[1]
+    bitmask = torch.full((tokens.numel(), bitmask_words(vocab_size)), -1, dtype=torch.int32)
+    trees = torch.stack([tokens, *links], 1).tolist()  # one copy
+    for request, rows, tree in zip(requests, bitmask.split(width), trees, strict=True):
+        if (matcher := request.open_matcher) is not None:
+            with request.matching():
+                fill_tree(matcher, rows, tree, vocab_size)
+            if request.is_finished:
+                rows.fill_(-1)
+    return bitmask

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from graphkit.errors import InputError
-from graphkit.ops.token_bitmask import WORD_BITS, bitmask_words
+from graphkit.ops.logits import WORD_BITS, bitmask_words
 
 
 @runtime_checkable
@@ -94,6 +95,36 @@ def fill_row(matcher: TokenMatcher, bitmask: torch.Tensor, index: int, vocab_siz
     row = bitmask.numpy()[index]
     if not _allowed(row, vocab_size).any():
         row[:] = -1
+
+
+def fill_tree(
+    matcher: TokenMatcher, rows: torch.Tensor, tree: Sequence[Sequence[int]], vocab_size: int
+) -> None:
+    """Fill a row of a bitmask for each node of a draft tree that the matcher accepts.
+
+    Args:
+        matcher: It has accepted the token of the root, and is in the same state afterwards.
+        rows: [W, ceil(V / 32)] int32 on the CPU.
+        tree: Token, first child and next sibling of each node.
+        vocab_size: Tokens of the target's vocabulary (V).
+    """
+    tokens, child, sibling = tree
+    unvisited = set(range(1, len(tokens)))  # invalid links may have a cycle
+
+    def fill_from(node: int) -> None:
+        fill_row(matcher, rows, node, vocab_size)
+        node = child[node]
+        while node in unvisited:
+            unvisited.remove(node)
+            if matcher.accept_token(tokens[node]):
+                try:
+                    if not matcher.is_terminated():
+                        fill_from(node)
+                finally:
+                    matcher.rollback(1)
+            node = sibling[node]
+
+    fill_from(0)
 
 
 def _allowed(row: NDArray[np.int32], vocab_size: int) -> NDArray[np.int32]:

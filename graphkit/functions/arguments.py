@@ -230,6 +230,6 @@ def _positional_names(fn: Callable[..., Any], count: int) -> list[str]:
 
 def _reserved() -> set[str]:
     """Return the names that fields must not have: tools know the fields of modes by name."""
-    modes = (fields_of(kind.buffers_type.inputs_type) for kind in RUNNERS.values())
+    modes = (fields_of(kind.inputs_type) for kind in RUNNERS.values())
     known = {field.name for declared in modes for field in declared}
     return {*known, *dir(StepInputs), *dir(StagedBatch)}

@@ -12,7 +12,7 @@ from graphkit.config import require_int
 from graphkit.errors import AttentionError
 from graphkit.kv.mla import MLATokenToKVPool
 from graphkit.ops.argument_rules import describe
-from graphkit.ops.store_kv import store_kv
+from graphkit.ops.kv_cache import store_kv
 
 _FP8 = torch.float8_e4m3fn
 _SCALE_BYTES = 4

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from graphkit.kv.pool import TokenToKVPool
-from graphkit.ops.store_kv import store_kv
+from graphkit.ops.kv_cache import store_kv
 
 
 class MHATokenToKVPool(TokenToKVPool):

@@ -8,7 +8,7 @@ from graphkit.config import require_int
 from graphkit.errors import AttentionError, ConfigError
 from graphkit.kv.arguments import device_of
 from graphkit.kv.pool_use import UsedPool
-from graphkit.ops.move_kv import buffer_table, move_kv
+from graphkit.ops.kv_cache import buffer_table, move_kv
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

@@ -15,8 +15,8 @@ from graphkit.config import require_int, require_type
 from graphkit.errors import AttentionError, ConfigError
 from graphkit.kv.arguments import device_of
 from graphkit.kv.pool_use import UsedPool
-from graphkit.ops.move_kv import buffer_table, move_kv
-from graphkit.ops.tree_nodes import parents_and_depths
+from graphkit.ops.kv_cache import buffer_table, move_kv
+from graphkit.ops.tree import parents_and_depths
 
 States = Mapping[str, torch.Tensor]
 """One tensor per kind of state, ``[B, *shape]``."""

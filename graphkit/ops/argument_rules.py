@@ -5,6 +5,7 @@ A tensor's rule is its shape, its dtypes and ``contiguous`` where the op needs t
     Annotated[torch.Tensor, "[B, W - 1] int32 or int64"]
     Annotated[torch.Tensor, "[B] or [B, K] int64"]         one of two shapes
     Annotated[torch.Tensor, "[slots, ...], contiguous"]    any further dimensions, any dtype
+    Annotated[torch.Tensor, "[T, H] floating-point"]       float16, bfloat16, float32 or float64
 
 A dimension is a size, a size with a bound as in ``W >= 1``, or an expression over sizes. A number's
 rule names the size that it gives and bounds it: ``Annotated[int, "W >= 1"]`` or
@@ -26,7 +27,11 @@ from graphkit.errors import AttentionError, ConfigError, InputError
 
 ArgumentError = type[InputError] | type[ConfigError] | type[AttentionError]
 
-_TENSOR = re.compile(r"(\[.*\])(?: ([a-z0-9]+(?: or [a-z0-9]+)*))?(, contiguous)?")
+FLOATING_POINT = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""The dtypes of the rule ``floating-point``."""
+TENSOR_RULE = re.compile(r"(\[.*\])(?: ([a-z0-9-]+(?: or [a-z0-9]+)*))?(, contiguous)?")
+"""Shapes, dtypes and layout in the rule of a tensor."""
+
 _NUMBER = re.compile(r"(?:(?P<low>\d+) <= )?(?P<size>\w+)(?: >= (?P<least>\d+)| <= (?P<high>.+))?")
 _BUILTINS = {"__builtins__": {"max": max}}
 
@@ -39,8 +44,7 @@ class ArgumentRules:
         hints: Annotations by parameter, in the order of the signature.
         sizes_from: Tensors that give the sizes, if not the first ones of the signature.
         ignored: Names of the arguments not to check in a call, from the call's arguments.
-        error: Raised for a tensor.
-        number_error: Raised for a number; ``error`` unless given.
+        errors: Raised for a tensor and for a number.
     """
 
     def __init__(
@@ -50,12 +54,11 @@ class ArgumentRules:
         *,
         sizes_from: Sequence[str] = (),
         ignored: Callable[[Any], Collection[str]] | None = None,
-        error: ArgumentError = InputError,
-        number_error: ArgumentError | None = None,
+        errors: tuple[ArgumentError, ArgumentError] = (InputError, InputError),
     ) -> None:
         self._op = op
         self._ignored = ignored
-        self._error, self._number_error = error, number_error or error
+        self._error, self._number_error = errors
         self._tensors: list[tuple[int, str, _TensorRule]] = []
         self._numbers: list[tuple[int, str, _NumberRule]] = []
         for index, (name, hint) in enumerate(hints.items()):
@@ -108,13 +111,17 @@ class _TensorRule:
     """Shapes, dtypes and layout of a tensor."""
 
     def __init__(self, text: str) -> None:
-        match = _TENSOR.fullmatch(text)
+        match = TENSOR_RULE.fullmatch(text)
         assert match, f"no rule for a tensor: {text!r}"
         shapes, dtypes, contiguous = match.groups()
         self._shapes = tuple(_Shape(each) for each in shapes.split(" or "))
         self._first, self._others = self._shapes[0], self._shapes[1:]
         self._dtype_text = f" {dtypes}" if dtypes else ""
-        self._dtypes = [getattr(torch, each) for each in dtypes.split(" or ")] if dtypes else None
+        self._dtypes: Collection[torch.dtype] | None = None
+        if dtypes == "floating-point":
+            self._dtypes = FLOATING_POINT
+        elif dtypes:
+            self._dtypes = [getattr(torch, dtype) for dtype in dtypes.split(" or ")]
         self.is_contiguous = bool(contiguous)
 
     def note_known(self, known: set[str], is_optional: bool) -> set[str]:

@@ -1,7 +1,8 @@
 """Control of a device loop: which requests run in the next step, and whether there is one.
 
-Layouts: ``graphkit.ops.loop_layout``. Suffixes: M requests of the largest size, B of the size that
-ran, C columns of a report.
+Layouts: ``graphkit.ops.loop_layout``.
+
+Dimensions: M requests of the largest size, B requests of the size that ran, C columns of a report.
 """
 
 from __future__ import annotations
@@ -40,8 +41,6 @@ def begin_loop(
 ) -> None:
     """Set up a loop over a batch, whose first step always runs.
 
-    One launch on the current stream. Never synchronises; may be captured.
-
     Args:
         req_pool_indices: Rows of the batch, then 0.
         is_watched: Whether the loop ends when the request ends.
@@ -51,13 +50,6 @@ def begin_loop(
         loop_watched: Receives ``is_watched`` in the order of ``loop_rows``.
         control: The control words, see ``Control``.
         batch_sizes: Captured sizes in ascending order.
-
-    Shapes:
-        req_pool_indices, loop_rows: [M] int64. is_watched, loop_watched: [M] bool.
-        max_steps, launch: [1] int64. control: [5] int64. batch_sizes: [bodies] int32.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype, device or layout.
     """
     loop_rows.copy_(req_pool_indices)
     loop_watched.copy_(is_watched)
@@ -67,14 +59,14 @@ def begin_loop(
     control[Control.LAUNCH] = launch[0]
 
 
-def _fake_signals(given: Any) -> torch.Tensor:
-    signals: torch.Tensor = given.control.new_empty(END_SIGNAL_WORDS, dtype=torch.float32)
+def _fake_signals(args: Any) -> torch.Tensor:
+    signals: torch.Tensor = args.control.new_empty(END_SIGNAL_WORDS, dtype=torch.float32)
     return signals
 
 
-def _check_ring_words(given: Any) -> None:
+def _check_ring_words(args: Any) -> None:
     """Check the ring, of which the op reads the words of the host."""
-    ring = given.ring
+    ring = args.ring
     if ring.dim() != 1 or len(ring) < RING_WORDS or ring.dtype != torch.int64:
         raise InputError(
             f"end_signals: ring is {describe(ring)}, expected at least [{RING_WORDS}] int64.",
@@ -91,22 +83,16 @@ def end_signals(
     """Return why the host of this rank asks for the end of the loop after this step.
 
     Ranks add their signals up and pass the sum to ``advance_loop``, so that their loops end after
-    the same step. One launch on the current stream. Never synchronises; may be captured.
+    the same step.
 
     Args:
         control: The control words, see ``Control``.
-        ring: As for ``advance_loop``.
+        ring: [16 + entries * (16 + M * C)] int64, as for ``advance_loop``.
         entries: As for ``advance_loop``.
-
-    Shapes:
-        control: [5] int64. ring: [16 + entries * (16 + M * C)] int64.
 
     Returns:
         [4] float32, see ``EndSignal``: 1 if the host has stopped the launch, 1 if it has not read
         the entry that follows this step's.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype, device or layout.
     """
     return _signals(control, ring, entries)
 
@@ -119,15 +105,15 @@ def _signals(control: torch.Tensor, ring: torch.Tensor, entries: int) -> torch.T
     return signals
 
 
-def _check_ring(given: Any) -> None:
+def _check_ring(args: Any) -> None:
     """Check the ring, which is on another device than the other tensors."""
-    rows, columns = len(given.loop_rows), given.report.shape[1]
-    words = RING_WORDS + given.entries * (ENTRY_WORDS + rows * columns)
-    ring = given.ring
+    rows, columns = len(args.loop_rows), args.report.shape[1]
+    words = RING_WORDS + args.entries * (ENTRY_WORDS + rows * columns)
+    ring = args.ring
     if ring.shape != (words,) or ring.dtype != torch.int64 or not ring.is_contiguous():
         raise InputError(
             f"advance_loop: ring is {describe(ring)}, expected [{words}] int64, contiguous, for "
-            f"{given.entries} entries of {rows} requests.",
+            f"{args.entries} entries of {rows} requests.",
             field="ring",
         )
 
@@ -146,8 +132,7 @@ def advance_loop(
     """Publish a step's report, remove ended requests, and decide whether another step runs.
 
     The remaining requests move to the front of ``loop_rows`` in their order, so that the next step
-    runs at the smallest size that holds them. One launch on the current stream. Never synchronises;
-    may be captured.
+    runs at the smallest size that holds them.
 
     Args:
         report: The step's report.
@@ -155,17 +140,10 @@ def advance_loop(
         loop_watched: Whether the loop ends when the request ends, in the same order.
         control: The control words, see ``Control``.
         batch_sizes: Captured sizes in ascending order.
-        ring: The output ring; on the CPU, pinned if the other tensors are on CUDA.
+        ring: The output ring, [16 + entries * (16 + M * C)] int64, contiguous; on the CPU, pinned
+            if the other tensors are on CUDA.
         entries: Entries of the ring.
         signals: Sum of the ``end_signals`` of all ranks; ``None`` selects those of this one.
-
-    Shapes:
-        report: [B, C] int32. loop_rows: [M] int64. loop_watched: [M] bool. control: [5] int64.
-        batch_sizes: [bodies] int32. ring: [16 + entries * (16 + M * C)] int64.
-        signals: [4] float32.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype, device or layout.
     """
     size, written = len(report), int(control[Control.WRITTEN])
     entry = ring[RING_WORDS:].view(entries, -1)[written % entries]

@@ -1,7 +1,9 @@
 """Scores by which the indexer of sparse attention selects keys.
 
-Suffixes: B requests, B1 requests + 1, W most query rows of a request, T rows of all requests,
-X index heads, I elements of an index key, P pages per request, L = P * page size keys.
+Dimensions: B requests, W most query rows of a request, C columns of the mask, T rows of all
+requests, X index heads, I elements of an index key, P pages per request, S page size.
+
+Further suffixes: B1 requests + 1, L = P * page size keys.
 """
 
 # ruff: noqa: N803, N806 - suffixes of tensor names are dimensions
@@ -19,20 +21,20 @@ SCALE_BYTES = 4
 """Bytes of a key's scale, behind its elements."""
 
 
-def hidden_scores(given: Any) -> torch.Tensor:
+def hidden_scores(args: Any) -> torch.Tensor:
     """Allocate the scores of keys that no row sees, for the arguments of ``index_scores``."""
-    keys = given.page_table.shape[1] * given.page_size
-    query: torch.Tensor = given.query_TXI
+    keys = args.page_table.shape[1] * args.page_size
+    query: torch.Tensor = args.query_TXI
     return query.new_full((query.shape[0], keys), -torch.inf, dtype=torch.float32)
 
 
-def _check(given: Any) -> None:
+def _check(args: Any) -> None:
     """Refuse masks with fewer columns than rows."""
-    mask = given.mask
-    if mask is not None and mask.shape[2] < given.max_seqlen_q:
+    mask = args.mask
+    if mask is not None and mask.shape[2] < args.max_seqlen_q:
         raise AttentionError(
             f"index_scores: mask has {mask.shape[2]} columns, expected at least max_seqlen_q = "
-            f"{given.max_seqlen_q}, or no mask for a chain."
+            f"{args.max_seqlen_q}, or no mask for a chain."
         )
 
 
@@ -60,7 +62,7 @@ def index_scores(
     indexer). Scale factors of the model belong into the weights. ``paged_attention`` defines which
     keys a row sees.
 
-    Two launches on the current stream. Never synchronises; may be captured.
+    Two launches.
 
     Args:
         query_TXI: Index queries of each row.
@@ -69,17 +71,12 @@ def index_scores(
         page_table: As for ``paged_attention``, like the other arguments.
         cache_seqlens_B: Keys of each request.
         cu_seqlens_q_B1: Running sum of each request's query rows, from 0.
-        mask: Which of the last keys each query sees; None for a chain.
+        mask: Which of the last keys each query sees; None for a chain. C is W or more.
         page_size: Slots per page.
         max_seqlen_q: Upper bound of a request's query rows (W).
 
-    Shapes:
-        query_TXI: [T, X, I]. weights_TX: [T, X]. index_cache: [slots, I + 4] uint8.
-        page_table: [B, P] int32. cache_seqlens_B: [B] int32. cu_seqlens_q_B1: [B + 1] int32.
-        mask: [B, W, C] bool, C >= W. Returns [T, P * page_size] float32.
-
-    Raises:
-        AttentionError: A tensor has the wrong shape, dtype or device, or a number is below 1.
+    Returns:
+        The scores, [T, P * page_size] float32.
     """
     (requests, pages), tokens = page_table.shape, query_TXI.shape[0]
     hidden_TL = query_TXI.new_full((tokens, pages * page_size), -torch.inf, dtype=torch.float32)

@@ -1,6 +1,6 @@
 """Drafts from earlier matches of the last tokens in the text of the same request.
 
-Suffixes: B requests, W nodes of each, K matches, R request rows, C columns of the text.
+Dimensions: B requests, W nodes of each, K matches, R request rows, C columns of the text.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ MAX_MATCH = 4
 """Most tokens that a lookup compares. Longer matches rarely change the choice."""
 
 
-def _check_topk(given: Any) -> None:
+def _check_topk(args: Any) -> None:
     """Refuse more matches than columns."""
-    if given.topk > given.text.shape[1]:
+    if args.topk > args.text.shape[1]:
         raise InputError(
-            f"ngram_drafts: topk is {given.topk}, expected at most the {given.text.shape[1]} "
+            f"ngram_drafts: topk is {args.topk}, expected at most the {args.text.shape[1]} "
             "columns of text.",
             field="topk",
         )
@@ -29,7 +29,7 @@ def _check_topk(given: Any) -> None:
 
 @register_op(
     mutates_args=("text",),
-    fake=lambda given: given.bonus_tokens.new_empty(len(given.bonus_tokens), given.width),
+    fake=lambda args: args.bonus_tokens.new_empty(len(args.bonus_tokens), args.width),
     check=_check_topk,
 )
 def ngram_drafts(
@@ -47,8 +47,6 @@ def ngram_drafts(
     and its token is the one that followed the match at its depth, (i - 1) // K + 1. The text after
     a match ends at the bonus token; longer drafts repeat it from the match on.
 
-    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
-
     Args:
         text: Tokens by request row and position; receives the bonus tokens. Row 0, that of pads,
             does not change.
@@ -59,15 +57,7 @@ def ngram_drafts(
         width: Nodes of each tree, the root included (W).
 
     Returns:
-        Token of each node, that of the root first.
-
-    Shapes:
-        text: [R, C] int64. req_pool_indices, bonus_tokens: [B] int64. seq_lens: [B] int32.
-        Returns [B, W] int64.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype, device or layout, or a number is out of
-            range.
+        Token of each node, the root first, [B, W] int64.
     """
     rows, last = req_pool_indices, seq_lens.long()[:, None]
     write(text, (rows, last[:, 0]), bonus_tokens, rows > 0)
@@ -100,8 +90,7 @@ def append_tokens(
 ) -> None:
     """Write the tokens that follow each request's bonus token, ``text[row of b, seq + 1 + i]``.
 
-    Columns behind the text are skipped. One launch on the current stream, none for an idle batch.
-    Never synchronises; may be captured.
+    Columns behind the text are skipped.
 
     Args:
         text: Tokens by request row and position. Row 0, that of pads, does not change.
@@ -109,13 +98,6 @@ def append_tokens(
         seq_lens: Positions of the bonus tokens.
         predict: W tokens per request.
         width: Tokens per request (W).
-
-    Shapes:
-        text: [R, C] int64. req_pool_indices: [B] int64. seq_lens: [B] int32.
-        predict: [B * W] int64.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype, device or layout, or W is below 1.
     """
     columns = seq_lens[:, None] + torch.arange(1, width + 1, device=text.device)
     rows = req_pool_indices[:, None].expand_as(columns).flatten()

@@ -1,8 +1,10 @@
 """Attention of a few new rows per request over a paged KV cache.
 
-Suffixes: B requests, B1 requests + 1, W most query rows of a request, T rows of all requests,
-N query heads, M key-value heads, G query heads per key-value head, D head size of keys, E head size
-of values, P pages per request, L = P * page size keys.
+Dimensions: B requests, W most query rows of a request, C columns of the mask, T rows of all
+requests, N query heads, M key-value heads, D head size of keys, E head size of values, P pages per
+request, S page size.
+
+Further suffixes: B1 requests + 1, G query heads per key-value head, L = P * page size keys.
 """
 
 # ruff: noqa: N803, N806 - suffixes of tensor names are dimensions
@@ -21,11 +23,11 @@ MAX_HEAD_DIM, MAX_LATENT_DIM, MAX_REST_DIM = 256, 512, 128
 a key has more."""
 
 
-def _check(given: Any) -> None:
+def _check(args: Any) -> None:
     """Refuse heads, sizes, strides, masks and windows that the kernel does not take."""
-    heads, key_dim = given.key_cache.shape[1:]
-    query_heads, value_dim = given.query_TND.shape[1], given.value_cache.shape[2]
-    most = MAX_LATENT_DIM if is_part_of(given.value_cache, given.key_cache) else MAX_HEAD_DIM
+    heads, key_dim = args.key_cache.shape[1:]
+    query_heads, value_dim = args.query_TND.shape[1], args.value_cache.shape[2]
+    most = MAX_LATENT_DIM if is_part_of(args.value_cache, args.key_cache) else MAX_HEAD_DIM
     if not 1 <= value_dim <= most:
         _refuse(f"the head size of values is {value_dim}", f"1 to {most}")
     if not 0 <= key_dim - value_dim <= MAX_REST_DIM:
@@ -33,17 +35,17 @@ def _check(given: Any) -> None:
         _refuse(f"the head size of keys is {key_dim}", expected)
     if not heads or query_heads % heads:
         _refuse(f"query_TND has {query_heads} heads", f"a multiple of the cache's {heads}")
-    if given.key_cache.stride(2) != 1 or given.value_cache.stride(2) != 1:
+    if args.key_cache.stride(2) != 1 or args.value_cache.stride(2) != 1:
         _refuse("the caches have gaps between elements", "memory contiguous in the head size")
-    slots, page_size = len(given.key_cache), given.page_size
+    slots, page_size = len(args.key_cache), args.page_size
     if slots % page_size:
         _refuse(f"the caches have {slots} slots", f"whole pages of {page_size}")
-    mask = given.mask
-    if mask is not None and mask.shape[2] < given.max_seqlen_q:
-        expected = f"at least max_seqlen_q = {given.max_seqlen_q}, or no mask for a chain"
+    mask = args.mask
+    if mask is not None and mask.shape[2] < args.max_seqlen_q:
+        expected = f"at least max_seqlen_q = {args.max_seqlen_q}, or no mask for a chain"
         _refuse(f"mask has {mask.shape[2]} columns", expected)
-    if mask is not None and 0 < given.window < mask.shape[2]:
-        _refuse(f"window is {given.window}", f"at least the mask's {mask.shape[2]} columns, or 0")
+    if mask is not None and 0 < args.window < mask.shape[2]:
+        _refuse(f"window is {args.window}", f"at least the mask's {mask.shape[2]} columns, or 0")
 
 
 def _refuse(found: str, expected: str) -> None:
@@ -51,8 +53,8 @@ def _refuse(found: str, expected: str) -> None:
 
 
 @register_op(
-    fake=lambda given: given.query_TND.new_empty(
-        *given.query_TND.shape[:2], given.value_cache.shape[2]
+    fake=lambda args: args.query_TND.new_empty(
+        *args.query_TND.shape[:2], args.value_cache.shape[2]
     ),
     check=_check,
     sizes_from=("key_cache", "value_cache", "page_table"),
@@ -92,38 +94,31 @@ def paged_attention(
     A query that sees no key gets zeros, and so does a row behind ``cu_seqlens_q_B1[B]``. Sums run
     in float32. A length beyond the page table is cut to its end.
 
-    One or two launches on the current stream. Never synchronises; may be captured.
+    One or two launches.
 
     Args:
-        query_TND: Query rows, those of one request next to each other.
-        key_cache: Keys of one layer by slot.
-        value_cache: Values of one layer by slot.
+        query_TND: Query rows, those of one request next to each other. N is a multiple of M.
+        key_cache: Keys of one layer by slot. E <= D <= E + 128. The number of slots is a multiple
+            of page_size.
+        value_cache: Values of one layer by slot. E is at most 256, or 512 if values are parts of
+            keys.
         page_table: Page p of request b holds its keys from p * page_size on. Entries behind its
             last key are pages of the cache too, such as 0: their keys may be read, without an
             effect.
         cache_seqlens_B: Keys of each request.
         cu_seqlens_q_B1: Running sum of each request's query rows, from 0.
-        mask: Which of the last keys each query sees; None for a chain.
+        mask: Which of the last keys each query sees; None for a chain. C is W or more.
         scale: Factor on the scores.
         page_size: Slots per page.
         max_seqlen_q: Upper bound of a request's query rows (W). If a request has more, some rows
             are undefined.
         window: Most keys that a query sees, at least the columns of the mask; 0 for all.
-        softcap: Scaled scores s become softcap * tanh(s / softcap) (Gemma 2, arXiv:2408.00118);
-            0 leaves them.
+        softcap: Scaled scores s become softcap * tanh(s / softcap) (Gemma 2, arXiv:2408.00118); 0
+            leaves them.
         sinks_N: Score of one more key per query head, whose value is zero (gpt-oss).
 
-    Shapes:
-        query_TND: [T, N, D], N a multiple of M. Returns [T, N, E] of its dtype.
-        key_cache: [slots, M, D], value_cache: [slots, M, E], E <= D <= E + 128. E <= 256, or 512
-        if values are parts of keys. slots is a multiple of page_size. Queries and caches: float16,
-        bfloat16 or float32.
-        page_table: [B, P] int32. cache_seqlens_B: [B] int32. cu_seqlens_q_B1: [B + 1] int32.
-        mask: [B, W, C] bool, C >= W. sinks_N: [N], floating-point.
-
-    Raises:
-        AttentionError: A tensor has the wrong shape, dtype, device or layout, or a number is
-            below 1.
+    Returns:
+        The attended values, [T, N, E] of the dtype of query_TND.
     """
     (tokens, query_heads, _), (requests, pages) = query_TND.shape, page_table.shape
     heads, value_dim = value_cache.shape[1:]

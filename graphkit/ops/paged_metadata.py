@@ -1,6 +1,8 @@
 """Attention metadata of one batch, computed on the device.
 
-Suffixes: B requests, B1 requests + 1, P columns of the page table.
+Dimensions: B requests, W query rows of each, P columns of the page table, S page size.
+
+Further suffixes: B1 requests + 1.
 """
 
 # ruff: noqa: N803, N806 - suffixes of tensor names are dimensions
@@ -21,25 +23,25 @@ Metadata = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """The results of ``paged_metadata``."""
 
 
-def empty_metadata(given: Any) -> Metadata:
+def empty_metadata(args: Any) -> Metadata:
     """Allocate the results of ``paged_metadata`` for its arguments."""
-    requests, like = given.seq_lens_B.shape[0], given.seq_lens_B
+    requests, like = args.seq_lens_B.shape[0], args.seq_lens_B
     return (
         like.new_empty(requests),
         like.new_empty(requests + 1),
         like.new_empty(requests + 1),
-        like.new_empty(requests, given.max_pages),
+        like.new_empty(requests, args.max_pages),
     )
 
 
-def _check(given: Any) -> None:
+def _check(args: Any) -> None:
     """Refuse an empty table and more requests than the kernel takes."""
-    if given.req_to_token.numel() == 0:
+    if args.req_to_token.numel() == 0:
         raise AttentionError(
-            f"paged_metadata: req_to_token is {list(given.req_to_token.shape)}, expected at least "
+            f"paged_metadata: req_to_token is {list(args.req_to_token.shape)}, expected at least "
             "one row and one token. Pass the table of a ReqToTokenPool."
         )
-    requests = given.seq_lens_B.shape[0]
+    requests = args.seq_lens_B.shape[0]
     if requests > MAX_REQUESTS:
         raise AttentionError(
             f"paged_metadata: the batch has {requests} requests, expected at most {MAX_REQUESTS}. "
@@ -60,13 +62,14 @@ def paged_metadata(
 ) -> Metadata:
     """Compute lengths, their running sums and the page table from rows and lengths.
 
-    One launch on the current stream. Never synchronises; may be captured: the results are then in
-    the graph's pool at fixed addresses, and every replay writes every entry.
+    In a capture the results are in the graph's pool at fixed addresses, and every replay writes
+    every entry.
 
     Args:
-        req_pool_indices_B: Row of ``req_to_token`` per request; one outside it is clamped.
+        req_pool_indices_B: Row of ``req_to_token`` per request; one outside it is clamped. B is at
+            most ``MAX_REQUESTS``.
         seq_lens_B: Tokens of each request without the ``appended`` rows.
-        req_to_token: Slot of each token of each request.
+        req_to_token: Slot of each token of each request. Not empty.
         page_size: Tokens per page.
         max_pages: Columns of the page table (P), a fixed upper bound.
         tokens_per_request: Query rows per request.
@@ -76,19 +79,12 @@ def paged_metadata(
     Returns:
         A tuple of four tensors:
 
-        cache_seqlens_B: seq_lens_B + appended.
-        cu_seqlens_q_B1: Running sum from 0 of extend_lens_B, or multiples of tokens_per_request.
-        cu_seqlens_k_B1: Running sum from 0 of cache_seqlens_B.
-        page_table: Entry [b, p] is req_to_token[row of b, p * page_size] // page_size for pages
-        that request b has begun, else 0.
-
-    Shapes:
-        req_pool_indices_B: [B] int64, B <= MAX_REQUESTS. seq_lens_B, extend_lens_B: [B] int32.
-        req_to_token: [rows, context] int32, not empty.
-        Returns [B], [B + 1], [B + 1] and [B, P], all int32.
-
-    Raises:
-        AttentionError: A tensor has the wrong shape, dtype or device, or a number is out of range.
+        cache_seqlens_B: [B] int32, seq_lens_B + appended.
+        cu_seqlens_q_B1: [B + 1] int32, running sum from 0 of extend_lens_B, or multiples of
+        tokens_per_request.
+        cu_seqlens_k_B1: [B + 1] int32, running sum from 0 of cache_seqlens_B.
+        page_table: [B, P] int32. Entry [b, p] is req_to_token[row of b, p * page_size] // page_size
+        for pages that request b has begun, else 0.
     """
     rows, context = req_to_token.shape
     multiples = partial(torch.arange, 0, dtype=torch.int32, device=seq_lens_B.device)

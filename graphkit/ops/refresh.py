@@ -1,7 +1,15 @@
-"""The refresh: first node of every captured graph.
+"""The refresh: first node of every captured graph, and the layout of what it reads.
 
 It reads the next mailbox entry, copies every field's live rows into place, writes the pad value
-into the tail, and publishes that the entry was consumed. Layout: ``mailbox_layout``.
+into the tail, and publishes that the entry was consumed. The mailbox is one int64 tensor in memory
+that host and device both access::
+
+    [ consumed, fault, 6 unused | entry 0 | entry 1 | ... ]
+    entry = [ sequence, requests, tokens, 1 | one source per segment | payload bytes ]
+
+A *segment* is a contiguous run of rows. A field has one, unless a dimension precedes its rows:
+mrope_positions [3, T] has three. A segment's source word is ``FROM_PAYLOAD``, ``KEEP``, or an
+address that the device can read the live rows from.
 """
 
 from __future__ import annotations
@@ -9,11 +17,47 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
+from enum import IntEnum
 
 import torch
 
-from graphkit.ops.mailbox_layout import FROM_PAYLOAD, KEEP, RING_WORDS, Column, Header, Ring
 from graphkit.ops.registration import register_op
+
+RING_WORDS = 8
+"""Words before entry 0: one cache line, so that polling does not load an entry."""
+CHUNK_BYTES = 4096
+"""Bytes that one program of a CUDA kernel copies."""
+FROM_PAYLOAD = 0
+"""Source word: the rows are in the entry."""
+KEEP = -1
+"""Source word: an earlier graph has already written the rows in place."""
+
+
+class Ring(IntEnum):
+    """Words at the head of the mailbox."""
+
+    CONSUMED = 0
+    FAULT = 1
+
+
+class Header(IntEnum):
+    """Words at the head of an entry. The middle three count live rows, one per axis."""
+
+    SEQUENCE = 0
+    REQUESTS = 1
+    TOKENS = 2
+    HAS_ROWS = 3
+    SOURCES = 4
+
+
+class Column(IntEnum):
+    """Columns of the refresh's table, one int64 each per segment."""
+
+    ADDRESS = 0
+    PAYLOAD = 1
+    AXIS = 2
+    ROW_BYTES = 3
+    PAD = 4
 
 
 @register_op(mutates_args=("segments", "mailbox", "state", "entry"))
@@ -31,26 +75,21 @@ def refresh(
 ) -> None:
     """Fill the first ``batch_size`` requests and ``num_tokens`` tokens of every segment.
 
-    Two launches on the current stream. Never synchronises and allocates nothing on the device;
-    may be captured. Arguments are not checked.
+    Two launches. Allocates nothing on the device. Arguments are not checked.
 
     Args:
-        segments: Each segment's rows at full capacity.
-        mailbox: The ring; pinned if the device is CUDA.
-        state: The next sequence number, on the device.
-        table: One row of ``Column`` per segment, on the device.
-        entry: The device's copy of the entry.
-        fetches: (first byte, bytes) of the parts of the entry that this size needs, on the device.
-        copies: (segment, chunk) for everything that this size fills, on the device.
+        segments: Each segment's rows at full capacity, [capacity, ...] of any dtype, contiguous.
+        mailbox: The ring, [RING_WORDS + entries * words] int64; pinned if the device is CUDA.
+        state: The next sequence number, [1] int64, on the device.
+        table: One row of ``Column`` per segment, [len(segments), len(Column)] int64, on the device.
+        entry: The device's copy of the entry, [words] int64.
+        fetches: (first byte, bytes) of the parts of the entry that this size needs, [programs, 2]
+            int32, on the device.
+        copies: (segment, chunk) for everything that this size fills, [programs, 2] int32, on the
+            device.
         entries: Entries in the ring.
         batch_size: Captured requests.
         num_tokens: Captured tokens.
-
-    Shapes:
-        segments[i]: [capacity, ...], contiguous.
-        mailbox: [RING_WORDS + entries * words] int64.
-        state: [1] int64. table: [len(segments), len(Column)] int64. entry: [words] int64.
-        fetches, copies: [programs, 2] int32.
     """
     sequence = int(state)
     posted = mailbox[RING_WORDS:].view(entries, -1)[sequence % entries]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from collections import namedtuple
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from types import FunctionType
@@ -20,6 +21,7 @@ import torch
 
 from graphkit.errors import InputError
 from graphkit.ops.argument_rules import ArgumentError, ArgumentRules
+from graphkit.ops.docstrings import complete_docstring
 
 make_tuple_type: Callable[..., type[Any]] = namedtuple  # noqa: PYI024 - fields known at run time
 Parameters = ParamSpec("Parameters")
@@ -29,7 +31,15 @@ OPS: dict[str, RegisteredOp] = {}
 """Every registered op by name."""
 
 LIBRARY = torch.library.Library("graphkit", "FRAGMENT")
-"""Defines the ops; they exist as long as it does. ``custom_op`` adds 8 us to each call."""
+"""Defines the ops; they exist as long as it does. ``custom_op`` adds 8 us to each call
+(https://github.com/pytorch/pytorch/issues/177109)."""
+
+without_autograd: Callable[[], AbstractContextManager[Any]] = torch._C._AutoDispatchBelowAutograd
+"""Context in which a call skips its autograd kernel, which ``register_autograd`` writes in Python.
+
+A private name of torch without a public equivalent, checked on 2.11 and 2.13
+(``tests/unit/ops/test_private_names.py``).
+"""
 
 
 @dataclass(frozen=True)
@@ -66,10 +76,10 @@ class RegisteredOp:
 
     def run_cuda(self, *args: Any) -> Any:
         """Check the arguments and launch the kernels on the device of the first CUDA tensor."""
-        given = self._checked(args)
-        tensors = (each for each in args if isinstance(each, torch.Tensor) and each.is_cuda)
-        with torch.cuda.device(next(tensors).device):
-            return self.launch(given)
+        arguments = self._checked(args)
+        devices = (arg.device for arg in args if isinstance(arg, torch.Tensor) and arg.is_cuda)
+        with torch.cuda.device(next(devices)):
+            return self.launch(arguments)
 
     def run_fake(self, *args: Any, **kwargs: Any) -> Any:
         """Return empty results of the right shapes and dtypes, for tracers."""
@@ -79,22 +89,21 @@ class RegisteredOp:
         """Return the gradients of the arguments: run the reference again and differentiate it."""
         with torch.enable_grad():
             args = [
-                each.detach().requires_grad_(each.is_floating_point())
-                if isinstance(each, torch.Tensor)
-                else each
-                for each in context.inputs
+                arg.detach().requires_grad_(arg.is_floating_point())
+                if isinstance(arg, torch.Tensor)
+                else arg
+                for arg in context.inputs
             ]
             results = self.reference(*args)
         results = results if isinstance(results, tuple) else (results,)
         pairs = zip(results, gradients, strict=True)
-        given = [(result, each) for result, each in pairs if each is not None]
-        is_variable = [isinstance(each, torch.Tensor) and each.requires_grad for each in args]
-        variables = [each for each, is_one in zip(args, is_variable, strict=True) if is_one]
+        used = [(result, gradient) for result, gradient in pairs if gradient is not None]
+        is_variable = [isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args]
         found = iter(
             torch.autograd.grad(
-                [result for result, _ in given],
-                variables,
-                [each for _, each in given],
+                [result for result, _ in used],
+                [arg for arg, is_one in zip(args, is_variable, strict=True) if is_one],
+                [gradient for _, gradient in used],
                 allow_unused=True,
             )
         )
@@ -107,11 +116,11 @@ class RegisteredOp:
         )
 
     def _checked(self, args: tuple[Any, ...]) -> Any:
-        given = self.arguments(*args)
-        self.rules.check(given)
+        arguments = self.arguments(*args)
+        self.rules.check(arguments)
         if self.check:
-            self.check(given)
-        return given
+            self.check(arguments)
+        return arguments
 
 
 def register_op(
@@ -135,12 +144,13 @@ def register_op(
         ignored: Arguments that a call does not use.
         error: Raised for a tensor that does not fit.
         number_error: Raised for a number that does not fit.
-        differentiable: Whether gradients flow through the op: those of the reference, which runs
-            again for them.
+        differentiable: Whether gradients flow through the op. They are the gradients of the
+            reference, which runs again for them.
 
     Returns:
-        A decorator. The public function has the reference's signature and documentation and calls
-        the op through the dispatcher, where tracers, captures and recorders see one op.
+        A decorator. The public function has the reference's signature, and its documentation with
+        the types and rules of the arguments. It calls the op through the dispatcher, where tracers,
+        captures and recorders see one op.
     """
 
     def register(reference: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -148,10 +158,8 @@ def register_op(
         name = function.__name__
         hints = get_type_hints(function, include_extras=True)
         hints.pop("return")
-        rules = ArgumentRules(
-            name, hints, sizes_from=sizes_from, ignored=ignored, error=error,
-            number_error=number_error,
-        )  # fmt: skip
+        errors = (error, number_error or error)
+        rules = ArgumentRules(name, hints, sizes_from=sizes_from, ignored=ignored, errors=errors)
         arguments = make_tuple_type(name, hints, defaults=function.__defaults__)
         op = RegisteredOp(name, reference, arguments, rules, check, fake)
         schema = torch.library.infer_schema(_plain(function), mutates_args=mutates_args)
@@ -175,11 +183,14 @@ def register_op(
             result: Result
             if torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling():
                 result = overload(*args, **kwargs)
-            else:  # torch's kernel of gradients is written in Python
-                with torch._C._AutoDispatchBelowAutograd():
+            else:
+                with without_autograd():
                     result = overload(*args, **kwargs)
             return result
 
+        call.__doc__ = complete_docstring(
+            function, hints, mutates_args=mutates_args, errors=errors, differentiable=differentiable
+        )
         return call
 
     return register

@@ -1,6 +1,6 @@
 """Acceptance of drafts that were sampled from known probabilities.
 
-Suffixes: B requests, W nodes of each, P tokens of the longest path, V vocabulary, R request rows.
+Dimensions: B requests, W nodes of each, P tokens of the longest path, V vocabulary, R request rows.
 """
 
 # ruff: noqa: N806 - suffixes of tensor names are dimensions
@@ -10,7 +10,10 @@ from typing import Annotated
 
 import torch
 
-from graphkit.ops.accepted_tokens import (
+from graphkit.ops.registration import register_op
+from graphkit.ops.sampling import philox_uniform, sample_rows
+from graphkit.ops.tree_walk import TreeWalk, pick, write_paths
+from graphkit.ops.verification import (
     Accepted,
     check_path,
     empty_accepted,
@@ -18,10 +21,6 @@ from graphkit.ops.accepted_tokens import (
     ordered_paths,
     rows_of,
 )
-from graphkit.ops.philox import philox_uniform
-from graphkit.ops.registration import register_op
-from graphkit.ops.tree_sampling import sample_rows
-from graphkit.ops.tree_walk import TreeWalk, pick, write_paths
 
 
 @register_op(fake=empty_accepted, check=check_path)
@@ -55,8 +54,7 @@ def accept_by_rejection(
     not depend on them.
 
     The samples are those of ``philox_uniform`` at the position of the root: draw i of a request for
-    its node i, draw W for its bonus token. Draw 0 is not used. One launch on the current stream,
-    none for an idle batch. Never synchronises; may be captured.
+    its node i, draw W for its bonus token. Draw 0 is not used.
 
     Args:
         candidates: Token of each node.
@@ -72,15 +70,6 @@ def accept_by_rejection(
 
     Returns:
         As ``accept_tokens``.
-
-    Shapes:
-        candidates, retrieve_next_token, retrieve_next_sibling: [B, W] int64.
-        target_probs, draft_probs: [B * W, V] float32. req_pool_indices: [B] int64.
-        seeds: [R] int64. positions: [R] int32.
-        Returns [B * W] int64, [B, P] int32, [B] int32, [B] int32.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype or device, or P is not 1 to W.
     """
     (requests, width), vocab_size = candidates.shape, target_probs.shape[1]
     samples = philox_uniform(seeds[req_pool_indices], positions[req_pool_indices], width + 1)

@@ -1,33 +1,23 @@
 """The distribution that a request's tokens are drawn from.
 
-Suffixes: B requests, W rows of each, V vocabulary, R request rows.
+Dimensions: B requests, W rows of each, V vocabulary, R request rows.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 
-from graphkit.errors import InputError
-from graphkit.ops.argument_rules import describe
 from graphkit.ops.registration import register_op
 
 
-def _check_floats(given: Any) -> None:
-    if not given.logits.is_floating_point():
-        raise InputError(
-            f"target_probs: logits is {describe(given.logits)}, expected floats.", field="logits"
-        )
-
-
 @register_op(
-    fake=lambda given: given.logits.new_empty(given.logits.shape, dtype=torch.float32),
-    check=_check_floats,
+    fake=lambda args: args.logits.new_empty(args.logits.shape, dtype=torch.float32),
     sizes_from=("req_pool_indices",),
 )
 def target_probs(
-    logits: Annotated[torch.Tensor, "[B * W, V >= 1]"],
+    logits: Annotated[torch.Tensor, "[B * W, V >= 1] floating-point"],
     req_pool_indices: Annotated[torch.Tensor, "[B] int64"],
     temperatures: Annotated[torch.Tensor, "[R] float32"],
     top_ks: Annotated[torch.Tensor, "[R] int32"],
@@ -52,9 +42,8 @@ def target_probs(
     rounding of ``top_p``, devices may choose neighbouring bounds.
 
     Temperature 0 puts all probability on the most probable token, whatever the filters. A row that
-    contains NaN or has no finite largest logit yields NaN. Three launches on the current stream,
-    none for an idle batch; rows without filters do no work for them. Never synchronises; may be
-    captured. A row's result does not depend on the others.
+    contains NaN or has no finite largest logit yields NaN. Three launches, none for an idle batch;
+    rows without filters do no work for them. A row's result does not depend on the others.
 
     Args:
         logits: The target's, W rows per request.
@@ -65,12 +54,8 @@ def target_probs(
         min_ps: Least w to keep by request row, at most 1; 0 keeps all.
         width: Rows per request (W).
 
-    Shapes:
-        logits: [B * W, V] of any float dtype. req_pool_indices: [B] int64.
-        temperatures, top_ps, min_ps: [R] float32. top_ks: [R] int32. Returns [B * W, V] float32.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype or device, or W is below 1.
+    Returns:
+        The probabilities, [B * W, V] float32.
     """
     rows = req_pool_indices.repeat_interleave(width)[:, None]
     temperature, top_k, top_p, min_p = (

@@ -1,6 +1,7 @@
-"""The draft tree of each request, in the form that the verify step reads.
+"""Draft trees: their size, links and depths.
 
-Suffixes: B requests, W nodes per request.
+Dimensions: B requests, W nodes of each, K topk, S num_steps, P parents, 1 + (S - 1) * K, F forwards
+of a chain after the first.
 """
 
 # ruff: noqa: N806 - suffixes of tensor names are dimensions
@@ -13,23 +14,41 @@ import torch
 from graphkit.errors import ConfigError, InputError
 from graphkit.ops.argument_rules import describe
 from graphkit.ops.registration import register_op
-from graphkit.ops.tree_shape import TreeTensors, empty_tree, num_candidates
+
+TreeTensors = tuple[
+    torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor
+]
+"""The results of ``build_tree``."""
 
 
-def _check_parents(given: Any) -> None:
+def num_candidates(num_steps: int, topk: int) -> int:
+    """Return the number of tokens that S steps of K branches propose: K, then K * K per step."""
+    return topk + (num_steps - 1) * topk * topk if num_steps else 0
+
+
+def empty_tree(bonus_tokens: torch.Tensor, width: int) -> TreeTensors:
+    """Allocate the six results of ``build_tree`` for [B] bonus tokens and W = ``width`` nodes."""
+    requests = bonus_tokens.shape[0]
+    links = [bonus_tokens.new_empty(requests, width) for _ in range(3)]
+    flat = [bonus_tokens.new_empty(requests * width) for _ in range(2)]
+    mask = bonus_tokens.new_empty(requests, width, width, dtype=torch.bool)
+    return mask, flat[0], links[0], links[1], links[2], flat[1]
+
+
+def _check_parents(args: Any) -> None:
     """Refuse a parent list of the wrong length; one step has no parents but the root."""
-    expected = given.topk * (given.num_steps - 1) + 1
-    found = given.parent_list.shape[1]
-    if found != expected and (found or given.num_steps > 1):
+    expected = args.topk * (args.num_steps - 1) + 1
+    found = args.parent_list.shape[1]
+    if found != expected and (found or args.num_steps > 1):
         raise InputError(
-            f"build_tree: parent_list is {describe(given.parent_list)}, expected "
-            f"[B, K * (S - 1) + 1] = {[given.parent_list.shape[0], expected]}.",
+            f"build_tree: parent_list is {describe(args.parent_list)}, expected "
+            f"[B, K * (S - 1) + 1] = {[args.parent_list.shape[0], expected]}.",
             field="parent_list",
         )
 
 
 @register_op(
-    fake=lambda given: empty_tree(given.bonus_tokens, given.num_draft_tokens),
+    fake=lambda args: empty_tree(args.bonus_tokens, args.num_draft_tokens),
     check=_check_parents,
     number_error=ConfigError,
 )
@@ -59,11 +78,10 @@ def build_tree(
     NaN, becomes a child of the root. A parent always has a smaller number than its children, so
     the result is a tree for any input.
 
-    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
-
     Args:
         bonus_tokens: Token at the root of each tree.
-        parent_list: Candidate at the end of each kept branch; entry 0 is the root.
+        parent_list: Candidate at the end of each kept branch; entry 0 is the root. P is K * (S - 1)
+            + 1; also 0 if S <= 1.
         top_scores_index: Numbers of the selected candidates, ascending along each row.
         draft_tokens: Tokens of the selected candidates.
         seq_lens: Committed tokens without the bonus token, which is the bonus token's position.
@@ -74,23 +92,14 @@ def build_tree(
     Returns:
         A tuple of six tensors:
 
-        tree_mask: True where node i attends to node j, which is i itself or an ancestor. The
-        committed prefix has no columns.
-        positions: seq_lens + depth of each node.
-        retrieve_index: Flat row of each node, b * W + i.
-        retrieve_next_token: First child of each node, -1 if it has none.
-        retrieve_next_sibling: Next child of the same parent, ascending, -1 if there is none.
-        draft_tokens: Token of each node, the bonus token first.
-
-    Shapes:
-        bonus_tokens: [B] int64. parent_list: [B, K * (S - 1) + 1] int64; also [B, 0] if S <= 1.
-        top_scores_index, draft_tokens: [B, W - 1] int64. seq_lens: [B] int32 or int64.
-        Returns [B, W, W] bool, [B * W] int64, three of [B, W] int64, [B * W] int64.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype or device.
-        ConfigError: S steps of K branches have fewer than W - 1 candidates, or a number is out of
-            range.
+        tree_mask: [B, W, W] bool. True where node i attends to node j, which is i itself or an
+        ancestor. The committed prefix has no columns.
+        positions: [B * W] int64. seq_lens + depth of each node.
+        retrieve_index: [B, W] int64. Flat row of each node, b * W + i.
+        retrieve_next_token: [B, W] int64. First child of each node, -1 if it has none.
+        retrieve_next_sibling: [B, W] int64. Next child of the same parent, ascending, -1 if there
+        is none.
+        draft_tokens: [B * W] int64. Token of each node, the bonus token first.
     """
     requests, width = bonus_tokens.shape[0], num_draft_tokens
     parent_BW = _parents(parent_list, top_scores_index, num_candidates(num_steps, topk), topk)
@@ -135,3 +144,68 @@ def _parents(
 def _first(is_match: torch.Tensor) -> torch.Tensor:
     """Return the index of the first match along the last dimension, -1 if there is none."""
     return torch.where(is_match.any(-1), is_match.int().argmax(-1), -1)
+
+
+Candidates = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def empty_candidates(args: Any) -> Candidates:
+    """Allocate the results of ``chain_candidates``."""
+    steps, requests = len(args.later_tokens) + 1, len(args.first_tokens)
+    chosen = [args.first_tokens.new_empty(requests, args.num_draft_tokens - 1) for _ in range(2)]
+    return args.first_tokens.new_empty(requests, steps), chosen[0], chosen[1]
+
+
+def _check_steps(args: Any) -> None:
+    """Refuse chains of fewer tokens than W - 1."""
+    steps = len(args.later_tokens) + 1
+    if args.num_draft_tokens > steps + 1:
+        raise InputError(
+            f"chain_candidates: num_draft_tokens is {args.num_draft_tokens}, but {steps} steps "
+            f"have at most {steps + 1} nodes, the root included.",
+            field="num_draft_tokens",
+        )
+
+
+@register_op(fake=empty_candidates, check=_check_steps)
+def chain_candidates(
+    first_tokens: Annotated[torch.Tensor, "[B, 1] int64"],
+    later_tokens: Annotated[torch.Tensor, "[F, B] int64"],
+    num_draft_tokens: Annotated[int, "W >= 1"],
+) -> Candidates:
+    """Return the first W - 1 tokens of each chain in the form that ``build_tree`` reads.
+
+    Args:
+        first_tokens: Token of step 0.
+        later_tokens: Tokens of the further steps, S - 1 = F.
+        num_draft_tokens: Nodes per chain, the root included (W). At most S + 1.
+
+    Returns:
+        ``parent_list`` [B, S], ``top_scores_index`` [B, W - 1] and ``draft_tokens`` [B, W - 1], all
+        int64. Candidate s is the token of step s, and its parent is candidate s - 1.
+    """
+    tokens = torch.cat([first_tokens, later_tokens.t()], 1)
+    parents = torch.arange(-1, tokens.shape[1] - 1, device=tokens.device)
+    numbers = torch.arange(num_draft_tokens - 1, device=tokens.device)
+    return (
+        parents.repeat(len(tokens), 1),
+        numbers.repeat(len(tokens), 1),
+        tokens[:, : num_draft_tokens - 1].contiguous(),
+    )
+
+
+def parents_and_depths(tree_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the parent of each node, -1 for roots, and how many nodes it sees.
+
+    Nodes may be in any order. The parent of a node is the deepest of its ancestors, each of which
+    sees fewer nodes. If all nodes see all, as in the mask of a pad row, all are roots. Enqueues
+    only; may be captured.
+
+    Shapes:
+        tree_mask: [B, W, W] bool; True where node i sees node j, which is i itself or an ancestor.
+        Returns two of [B, W] int64.
+    """
+    depths = tree_mask.sum(2)
+    is_ancestor = tree_mask & (depths[:, None] < depths[:, :, None])
+    deepest = torch.where(is_ancestor, depths[:, None], -1).max(2)
+    return torch.where(deepest.values < 0, -1, deepest.indices), depths

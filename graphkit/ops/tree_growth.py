@@ -9,8 +9,8 @@ Among candidates of equal score the smaller number ranks first, and NaN ranks be
 child's score is its parent's times a probability, so no parent ranks behind its child, and the
 selected nodes form one tree.
 
-Suffixes: B requests, K branches, S num_steps, N candidates, K + (S - 1) * K * K; P parents,
-K * (S - 1) + 1; D draft slots, K * S.
+Dimensions: B requests, K branches, S num_steps, N candidates, K + (S - 1) * K * K, P parents, K *
+(S - 1) + 1, D draft slots, K * S, W nodes to verify.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import torch
 
 from graphkit.errors import InputError
 from graphkit.ops.registration import register_op
-from graphkit.ops.tree_shape import num_candidates
+from graphkit.ops.tree import num_candidates
 
 Planted = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 Grown = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def empty_planted(given: Any) -> Planted:
+def empty_planted(args: Any) -> Planted:
     """Allocate the results of ``plant_tree``."""
-    first, (requests, topk), steps = given.topk_index, given.topk_index.shape, given.num_steps
+    first, (requests, topk), steps = args.topk_index, args.topk_index.shape, args.num_steps
     candidates = requests, num_candidates(steps, topk)
     return (
         first.new_empty(candidates, dtype=torch.float32),
@@ -48,8 +48,6 @@ def plant_tree(
 ) -> Planted:
     """Begin a tree with the candidates of step 0, each of which is a branch.
 
-    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
-
     Args:
         topk_p: Probabilities of the candidates.
         topk_index: Their token ids.
@@ -58,18 +56,14 @@ def plant_tree(
     Returns:
         A tuple of five tensors:
 
-        scores, tokens: Of all candidates; those of further steps are undefined.
-        parent_list: Candidate that each branch continues, -1 for the root; branches of further
-        steps are undefined.
-        rows: Flat row ``b`` of the request of each branch, which holds its hidden state.
-        mask: True where a branch sees a draft slot; branch k of step s writes slot k * S + s.
-
-    Shapes:
-        topk_p: [B, K] float32. topk_index: [B, K] int64.
-        Returns [B, N] float32, [B, N] int64, [B, P] int64, [B * K] int64, [B, K, K * S] bool.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype or device, or S is below 1.
+        scores, tokens: [B, N] float32 and int64, of all candidates; those of further steps are
+        undefined.
+        parent_list: [B, P] int64, candidate that each branch continues, -1 for the root; branches
+        of further steps are undefined.
+        rows: [B * K] int64, flat row ``b`` of the request of each branch, which holds its hidden
+        state.
+        mask: [B, K, K * S] bool, True where a branch sees a draft slot; branch k of step s writes
+        slot k * S + s.
     """
     requests, topk = topk_p.shape
     more = num_candidates(num_steps, topk) - topk
@@ -85,25 +79,25 @@ def plant_tree(
     )
 
 
-def empty_grown(given: Any) -> Grown:
+def empty_grown(args: Any) -> Grown:
     """Allocate the results of ``grow_tree``."""
-    scores, tokens, rows = given.branch_scores, given.tokens, given.branch_scores.numel()
+    scores, tokens, rows = args.branch_scores, args.tokens, args.branch_scores.numel()
     return (
         torch.empty_like(scores, memory_format=torch.contiguous_format),
         tokens.new_empty(scores.shape),
         tokens.new_empty(scores.shape),
         tokens.new_empty(rows),
-        torch.empty_like(given.mask, memory_format=torch.contiguous_format),
+        torch.empty_like(args.mask, memory_format=torch.contiguous_format),
     )
 
 
-def _check_step(given: Any) -> None:
+def _check_step(args: Any) -> None:
     """Refuse a step that the tree does not have."""
-    topk, slots = given.mask.shape[1:]
+    topk, slots = args.mask.shape[1:]
     steps, rest = divmod(slots, topk)
-    if rest or given.step >= steps or given.scores.shape[1] != num_candidates(steps, topk):
+    if rest or args.step >= steps or args.scores.shape[1] != num_candidates(steps, topk):
         raise InputError(
-            f"grow_tree: step is {given.step}, scores has {given.scores.shape[1]} candidates and "
+            f"grow_tree: step is {args.step}, scores has {args.scores.shape[1]} candidates and "
             f"mask {slots} slots of {topk} branches. Pass the tensors of plant_tree, and steps "
             f"below its num_steps.",
             field="step",
@@ -128,8 +122,6 @@ def grow_tree(
 ) -> Grown:
     """Add the candidates after each branch, and continue with the K best of them.
 
-    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
-
     Args:
         scores: Scores of all candidates; receives those of this step.
         tokens: Tokens of all candidates; receives those of this step.
@@ -138,22 +130,13 @@ def grow_tree(
         branch_scores: Scores of the branches of the step before.
         topk_p: Probabilities of the candidates after each branch.
         topk_index: Their token ids.
-        mask: Draft slots that the branches of the step before see.
-        step: Number of this step, from 1.
+        mask: Draft slots that the branches of the step before see. D is K * S.
+        step: Number of this step, from 1. Below S.
 
     Returns:
-        Of the new branches: scores; tokens; the branch before that each continues; the flat row
-        ``b * K + branch`` of that branch; and the draft slots that they see, their own included.
-
-    Shapes:
-        scores: [B, N] float32. tokens: [B, N] int64. parent_list: [B, P] int64.
-        branch_scores: [B, K] float32. topk_p: [B * K, K] float32. topk_index: [B * K, K] int64.
-        mask: [B, K, K * S] bool. Returns [B, K] float32, [B, K] int64, [B, K] int64,
-        [B * K] int64, [B, K, K * S] bool.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype, device or layout, or the tree has no such
-            step.
+        Of the new branches: scores, [B, K] float32; tokens, [B, K] int64; the branch before that
+        each continues, [B, K] int64; the flat row ``b * K + branch`` of that branch, [B * K] int64;
+        and the draft slots that they see, their own included, [B, K, K * S] bool.
     """
     (requests, topk), device = branch_scores.shape, branch_scores.device
     steps, first = mask.shape[2] // topk, num_candidates(step, topk)
@@ -173,18 +156,18 @@ def grow_tree(
     return new_scores.gather(1, order), new_tokens.gather(1, order), parents, rows.flatten(), seen
 
 
-def empty_nodes(given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def empty_nodes(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Allocate the results of ``choose_nodes``."""
-    shape = len(given.tokens), given.num_draft_tokens - 1
-    return given.tokens.new_empty(shape), given.tokens.new_empty(shape)
+    shape = len(args.tokens), args.num_draft_tokens - 1
+    return args.tokens.new_empty(shape), args.tokens.new_empty(shape)
 
 
-def _check_width(given: Any) -> None:
+def _check_width(args: Any) -> None:
     """Refuse more nodes than there are candidates."""
-    candidates = given.scores.shape[1]
-    if given.num_draft_tokens > candidates + 1:
+    candidates = args.scores.shape[1]
+    if args.num_draft_tokens > candidates + 1:
         raise InputError(
-            f"choose_nodes: num_draft_tokens is {given.num_draft_tokens}, but {candidates} "
+            f"choose_nodes: num_draft_tokens is {args.num_draft_tokens}, but {candidates} "
             f"candidates make at most {candidates + 1} nodes, the root included.",
             field="num_draft_tokens",
         )
@@ -198,22 +181,13 @@ def choose_nodes(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the W - 1 best candidates of all steps, which join the root.
 
-    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
-
     Args:
         scores: Scores of all candidates.
         tokens: Their token ids.
-        num_draft_tokens: Nodes per tree, the root included (W).
+        num_draft_tokens: Nodes per tree, the root included (W). At most N + 1.
 
     Returns:
-        Numbers of the selected candidates, ascending, and their token ids.
-
-    Shapes:
-        scores: [B, N] float32. tokens: [B, N] int64. Returns two of [B, W - 1] int64.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype or device, or there are fewer than W - 1
-            candidates.
+        Numbers of the selected candidates, ascending, and their token ids, each [B, W - 1] int64.
     """
     ranked = scores.sort(dim=1, descending=True, stable=True).indices
     chosen = ranked[:, : num_draft_tokens - 1].sort(1).values

@@ -1,9 +1,9 @@
 """Sampled verification of a draft tree.
 
-Suffixes: B requests, W nodes per request, A columns of accept_index, V vocabulary.
+Dimensions: B requests, W nodes per request, A columns of accept_index, V vocabulary.
 """
 
-# ruff: noqa: N803, N806 - suffixes of tensor names are dimensions
+# ruff: noqa: N806 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
 from typing import Annotated
@@ -12,6 +12,7 @@ import torch
 
 from graphkit.errors import ConfigError
 from graphkit.ops.registration import register_op
+from graphkit.ops.sampling import sample_rows
 from graphkit.ops.tree_walk import TreeWalk, pick, write_paths
 
 
@@ -61,11 +62,9 @@ def tree_speculative_sampling_target_only(
     refused at every threshold. What is written, and how damaged links are treated, is as in
     ``verify_tree_greedy``. A drafted token outside the vocabulary has p = 0.
 
-    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
-
     Args:
         predicts: Tokens by flat id, written along the accepted paths.
-        accept_index: Receives the accepted paths.
+        accept_index: Receives the accepted paths. A is usually num_steps + 1.
         accept_token_num: Receives the number of accepted drafts, the bonus token excluded.
         candidates: Token of each node.
         retrieve_index: Flat id of each node.
@@ -77,17 +76,6 @@ def tree_speculative_sampling_target_only(
         draft_probs: Subtracted from the target's before the bonus token is drawn; None for zeros.
         threshold_single: Probability from which a drafted token is always accepted.
         threshold_acc: Factor on the samples.
-
-    Shapes:
-        predicts: [B * W] int32. accept_index: [B, A] int32, A >= 1, usually num_steps + 1.
-        accept_token_num: [B] int32. All three contiguous.
-        candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling: [B, W] int64,
-        W >= 1. uniform_samples: [B, W] float32. uniform_samples_for_final_sampling: [B] float32.
-        target_probs, draft_probs: [B, W, V] float32, V >= 1.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype, device or layout.
-        ConfigError: A threshold is not in 0 to 1.
     """
     request_B = torch.arange(candidates.shape[0], device=candidates.device)
     walk = TreeWalk(retrieve_next_token, retrieve_next_sibling, accept_index.shape[1])
@@ -117,19 +105,3 @@ def tree_speculative_sampling_target_only(
     after_BA = candidates.gather(1, walk.path_BA.clamp(min=0)).roll(-1, 1)
     token_BA = torch.where(walk.is_last(), final_B[:, None], after_BA)
     write_paths(predicts, accept_index, accept_token_num, retrieve_index, walk, token_BA)
-
-
-def sample_rows(
-    weight_BV: torch.Tensor, fallback_BV: torch.Tensor, coin_B: torch.Tensor
-) -> torch.Tensor:
-    """Draw a token by inverse transform, int64 [B]; the fallback's largest without a finite sum."""
-    running_BV = weight_BV.double().cumsum(1)
-    total_B = running_BV[:, -1]
-    is_past_BV = running_BV > (coin_B * total_B)[:, None]
-    token_V = torch.arange(weight_BV.shape[1], device=weight_BV.device)
-    has_mass_BV = weight_BV > 0
-    first_B = torch.where(is_past_BV & has_mass_BV, token_V, len(token_V)).amin(1)
-    last_B = torch.where(has_mass_BV, token_V, -1).amax(1)  # taken for a sample of 1
-    largest_B = fallback_BV.masked_fill(fallback_BV.isnan(), -torch.inf).argmax(1)
-    has_total_B = (total_B > 0) & (total_B < torch.inf)
-    return torch.where(has_total_B, torch.minimum(first_B, last_B), largest_B)

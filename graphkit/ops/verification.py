@@ -1,15 +1,16 @@
-"""Greedy verification of a draft tree.
+"""Acceptance of draft trees by the tokens of the target.
 
-Suffixes: B requests, W nodes per request, A columns of accept_index.
+Dimensions: B requests, W nodes of each, A columns of accept_index, P tokens of the longest path.
 """
 
 # ruff: noqa: N806 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 
+from graphkit.errors import InputError
 from graphkit.ops.registration import register_op
 from graphkit.ops.tree_walk import TreeWalk, pick, write_paths
 
@@ -41,26 +42,15 @@ def verify_tree_greedy(
     A link outside the tree counts as none, and a walk tries at most W - 1 children, so that it
     ends for any links. Ids outside ``predicts`` are skipped.
 
-    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
-
     Args:
         predicts: Tokens by flat id, written along the accepted paths.
-        accept_index: Receives the accepted paths.
+        accept_index: Receives the accepted paths. A is usually num_steps + 1.
         accept_token_num: Receives the number of accepted drafts, the bonus token excluded.
         candidates: Token of each node.
         retrieve_index: Flat id of each node.
         retrieve_next_token: First child of each node, -1 if it has none.
         retrieve_next_sibling: Next child of the same parent, -1 if there is none.
         target_predict: The target's token after each node.
-
-    Shapes:
-        predicts: [B * W] int32. accept_index: [B, A] int32, A >= 1, usually num_steps + 1.
-        accept_token_num: [B] int32. All three contiguous.
-        candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling: [B, W] int64,
-        W >= 1. target_predict: [B, W] int64 or int32.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype, device or layout.
     """
     walk = TreeWalk(retrieve_next_token, retrieve_next_sibling, accept_index.shape[1])
     for child_B in walk:
@@ -68,3 +58,89 @@ def verify_tree_greedy(
         walk.settle(child_B, pick(candidates, child_B) == wanted_B)
     token_BA = target_predict.gather(1, walk.path_BA.clamp(min=0))
     write_paths(predicts, accept_index, accept_token_num, retrieve_index, walk, token_BA)
+
+
+Accepted = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def empty_accepted(args: Any) -> Accepted:
+    """Allocate the results."""
+    candidates, (requests, width) = args.candidates, args.candidates.shape
+    accept_index, *counts = (
+        candidates.new_empty(shape, dtype=torch.int32)
+        for shape in ((requests, args.longest_path), (requests,), (requests,))
+    )
+    return candidates.new_empty(requests * width), accept_index, counts[0], counts[1]
+
+
+def check_path(args: Any) -> None:
+    """Refuse paths of more tokens than a tree has nodes."""
+    width = args.candidates.shape[1]
+    if args.longest_path > width:
+        raise InputError(
+            f"{type(args).__name__}: longest_path is {args.longest_path}, expected at most the "
+            f"{width} nodes of a tree.",
+            field="longest_path",
+        )
+
+
+@register_op(fake=empty_accepted, check=check_path)
+def accept_tokens(
+    candidates: Annotated[torch.Tensor, "[B, W >= 1] int64"],
+    retrieve_next_token: Annotated[torch.Tensor, "[B, W] int64"],
+    retrieve_next_sibling: Annotated[torch.Tensor, "[B, W] int64"],
+    target_predict: Annotated[torch.Tensor, "[B * W] int64"],
+    longest_path: Annotated[int, "P >= 1"],
+) -> Accepted:
+    """Accept the path of each tree that agrees with the target's tokens.
+
+    These are its most probable tokens (``argmax_rows``) or its samples (``target_samples``). The
+    children of a node are tried in their order, and the first one that holds the target's token is
+    accepted. The path ends where no child does; the target's token there is the bonus token.
+
+    Args:
+        candidates: Token of each node.
+        retrieve_next_token: First child of each node, -1 if it has none.
+        retrieve_next_sibling: Next child of the same parent, -1 if there is none.
+        target_predict: The target's token after each node.
+        longest_path: Most tokens of a path, the bonus token included (P), at most W.
+
+    Returns:
+        A tuple of four tensors:
+
+        predict: [B * W] int64, the target's token after each accepted node. Those of a request's
+        path are the first of its W entries, and 0 follows.
+        accept_index: [B, P] int32, row ``b * W + i`` of each accepted node, the root first, padded
+        with -1.
+        num_accepted_drafts: [B] int32, accepted nodes without the root.
+        num_accepted_tokens: [B] int32, accepted tokens, the bonus token included.
+    """
+    path = empty_path(candidates, longest_path)
+    links = rows_of(candidates), retrieve_next_token, retrieve_next_sibling
+    verify_tree_greedy(*path, candidates, *links, target_predict.view(candidates.shape))
+    return ordered_paths(candidates.shape[1], *path)
+
+
+def empty_path(
+    candidates: torch.Tensor, longest_path: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Allocate what the walks write: tokens by row, accept_index and the number of drafts."""
+    requests = len(candidates)
+    predicts = torch.zeros_like(candidates.flatten(), dtype=torch.int32)
+    return predicts, predicts.new_empty(requests, longest_path), predicts.new_empty(requests)
+
+
+def rows_of(candidates: torch.Tensor) -> torch.Tensor:
+    """Return the flat row of each node, [B, W] int64."""
+    rows = torch.arange(candidates.numel(), device=candidates.device)
+    return rows.view(candidates.shape)
+
+
+def ordered_paths(
+    width: int, predicts: torch.Tensor, accept_index: torch.Tensor, drafts: torch.Tensor
+) -> Accepted:
+    """Return the results, with the tokens of each path at the front of its request's."""
+    tokens = predicts.new_zeros(len(drafts), width, dtype=torch.int64)
+    on_path = predicts[accept_index.clamp(min=0)].long()
+    tokens[:, : accept_index.shape[1]] = torch.where(accept_index >= 0, on_path, 0)
+    return tokens.flatten(), accept_index, drafts, drafts + 1

@@ -1,6 +1,6 @@
 """Windows over packed token ids.
 
-Suffixes: B requests, T tokens, K topk.
+Dimensions: B requests, T tokens, K topk.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ def rotate_input_ids(
     """Move each request's window of token ids left by one, then insert its new token.
 
     The last id of a window also stays in place, unless ``select_index`` names its position.
-    Contract of SGLang's function of this name. One launch on the current stream. Never
-    synchronises; may be captured.
+    Contract of SGLang's function of this name.
 
     Args:
         input_ids: Token ids, changed in place.
@@ -34,13 +33,6 @@ def rotate_input_ids(
         topk_index: New token per request, or the K best, of which the first is taken.
         select_index: Index of the new token. One outside the request's own window is skipped, so
             that the 0 of a pad row does not change the first live request.
-
-    Shapes:
-        input_ids: [T] int64, contiguous. extend_start_loc, extend_seq_lens: [B] int32.
-        topk_index: [B] or [B, K] int64. select_index: [B] int64. All may be int32 or int64.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype, device or layout.
     """
     tokens = topk_index[:, 0] if topk_index.dim() == 2 else topk_index
     size = input_ids.numel()

@@ -4,7 +4,7 @@ Tables, pages and pictures are made from these alone, so they need neither a GPU
 record carries its schema number; a reader refuses a newer one.
 """
 
-from graphkit.records.audit import AuditCheck, AuditReport, Finding
+from graphkit.records.audit import AuditCheck, AuditReport, Finding, LockRecord
 from graphkit.records.bench import BenchReport, Measure
 from graphkit.records.capture import (
     BufferRecord,
@@ -25,23 +25,13 @@ from graphkit.records.diff import (
     SizeDiff,
 )
 from graphkit.records.environment import Environment
-from graphkit.records.figures import figure_heading, figure_name
 from graphkit.records.generate import Completion, GenerateRecord
-from graphkit.records.graph import (
-    Argument,
-    Edge,
-    GraphMemory,
-    GraphRecord,
-    Node,
-    Pointer,
-    Segment,
-    Timing,
-)
-from graphkit.records.json_text import SCHEMA, Record, load_record
-from graphkit.records.lock import LockRecord
+from graphkit.records.graph import GraphMemory, GraphRecord, Segment, Timing
+from graphkit.records.node import Argument, Edge, Node, Pointer
 from graphkit.records.plan import PlanRecord, SizeListCost
+from graphkit.records.record import SCHEMA, Record, load_record
 from graphkit.records.recording import Process, RecordingRecord
-from graphkit.records.text import count_of, distinct_text, extent
+from graphkit.records.text import count_of, distinct_text, extent, figure_heading, figure_name
 from graphkit.records.timeline import Gap, Timeline, end_of, timeline_of
 from graphkit.records.with_graphs import (
     RecordWithGraphs,

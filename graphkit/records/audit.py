@@ -1,13 +1,14 @@
-"""Checks and findings of audits."""
+"""Checks and findings of audits, and the lock file of a target's graphs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from graphkit.records.environment import Environment
-from graphkit.records.json_text import Record
-from graphkit.records.numbers import Count, Duration
+from graphkit.records.graph import GraphRecord, check_graphs
+from graphkit.records.record import Count, Duration, Record
 
 SEVERITIES = ("error", "warning", "note")
 """Severities of findings, the worst first."""
@@ -104,3 +105,29 @@ class AuditReport(Record):
     environment: Environment
     checks: tuple[AuditCheck, ...]
     findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockRecord(Record):
+    """Contents of a target's graphs at a point in time, to detect changes.
+
+    Attributes:
+        target: Name of the target.
+        environment: Where it was captured.
+        fingerprints: Fingerprint of each graph, by its name.
+        graphs: The graphs without addresses and times.
+    """
+
+    KIND: ClassVar[str] = "lock"
+    target: str
+    environment: Environment
+    fingerprints: Mapping[str, str]
+    graphs: tuple[GraphRecord, ...]
+
+    def check_contents(self) -> None:
+        """Refuse graphs with invalid indices.
+
+        Raises:
+            RecordError: Names the first such index by its path.
+        """
+        check_graphs(self.graphs)

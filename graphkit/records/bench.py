@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from graphkit.records.environment import Environment
-from graphkit.records.json_text import Record
+from graphkit.records.record import Integer, Real, Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +27,9 @@ class Measure:
 
     SPARSE: ClassVar[bool] = True
     name: str
-    value: float
+    value: Real
     unit: str
-    bar: float | None = None
+    bar: Real | None = None
     setting: str = ""
     variant: str = ""
 
@@ -48,5 +48,5 @@ class BenchReport(Record):
     KIND: ClassVar[str] = "bench"
     name: str
     environment: Environment
-    settings: Mapping[str, int | str]
+    settings: Mapping[str, Integer | str]
     measures: tuple[Measure, ...]

@@ -8,9 +8,8 @@ from math import isfinite
 from typing import ClassVar
 
 from graphkit.records.environment import Environment
-from graphkit.records.graph import GraphRecord
-from graphkit.records.json_text import Record
-from graphkit.records.numbers import Count, Duration
+from graphkit.records.graph import GraphRecord, check_graphs
+from graphkit.records.record import Count, Duration, Integer, Real, Record
 from graphkit.records.wrapper import WrapperRecord
 
 
@@ -31,8 +30,8 @@ class ReplayStats:
     replays: Count
     padded_rows: Count
     fallbacks: Mapping[str, Count]
-    replays_by_size: Mapping[int, Count]
-    live_sizes: Mapping[int, Count] = field(default_factory=dict)
+    replays_by_size: Mapping[Count, Count]
+    live_sizes: Mapping[Count, Count] = field(default_factory=dict)
     agreements: Count = 0
     idle: Count = 0
 
@@ -58,10 +57,10 @@ class SizeRecord:
     num_tokens: Count
     num_nodes: Count
     capture_ms: Duration
-    pool_bytes: int
+    pool_bytes: Integer
     replay_us: Duration | None = None
     eager_us: Duration | None = None
-    largest_difference: float | None = None
+    largest_difference: Real | None = None
     batches_compared: Count = 0
 
 
@@ -85,7 +84,7 @@ class BufferRecord:
     dtype: str
     shape: tuple[Count, ...]
     axis: str
-    pad: float
+    pad: Real
     address: Count
     size: Count
     is_bound: bool
@@ -172,9 +171,9 @@ class Mismatch:
     field: str
     row: Count
     request: Count
-    expected: float
-    got: float
-    ulps: float | None = None
+    expected: Real
+    got: Real
+    ulps: Real | None = None
     dtype: str = ""
     kind: str = ""
     mode: str = ""
@@ -213,6 +212,14 @@ class CaptureRecord(Record):
     mismatches: tuple[Mismatch, ...] = ()
     graphs: tuple[GraphRecord, ...] = ()
     wrapper: WrapperRecord | None = None
+
+    def check_contents(self) -> None:
+        """Refuse graphs with invalid indices.
+
+        Raises:
+            RecordError: Names the first such index by its path.
+        """
+        check_graphs(self.graphs)
 
     @property
     def differs_from_model(self) -> bool:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from graphkit.records.graph import Node
-from graphkit.records.json_text import Record
-from graphkit.records.numbers import Count
+from graphkit.records.node import Node
+from graphkit.records.record import Count, Real, Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +36,8 @@ class MetricChange:
 
     SPARSE: ClassVar[bool] = True
     name: str
-    before: float | None
-    after: float | None
+    before: Real | None
+    after: Real | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from graphkit.records.environment import Environment
-from graphkit.records.json_text import Record
-from graphkit.records.numbers import Count, Duration
+from graphkit.records.record import Count, Duration, Integer, Real, Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +25,7 @@ class Completion:
     text: str
     finish_reason: str
     tokens: Count
-    accept_length: float
+    accept_length: Real
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,17 +59,17 @@ class GenerateRecord(Record):
     num_steps: Count
     num_draft_tokens: Count
     generation: str
-    temperature: float
+    temperature: Real
     seed: Count
     new_tokens: Count
     seconds: Duration
     tokens_per_second: Duration
-    accept_length: float
+    accept_length: Real
     capture_seconds: Duration | None
     replays: Mapping[str, Count]
     fallbacks: Mapping[str, Mapping[str, Count]]
-    accepted_lengths: Mapping[int, Count] = field(default_factory=dict)
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    accepted_lengths: Mapping[Count, Count] = field(default_factory=dict)
+    top_k: Integer = 0
+    top_p: Real = 1.0
+    min_p: Real = 0.0
     is_chat: bool = False

@@ -1,121 +1,18 @@
-"""Contents of a captured graph: its nodes, their origin, and their cost."""
+"""A captured graph: its nodes and edges, its times and its memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
+from graphkit.errors import RecordError
 from graphkit.records.environment import Environment
-from graphkit.records.graph_checks import check_edges, check_nodes, check_timing
-from graphkit.records.json_text import Record
-from graphkit.records.numbers import Count, Duration
+from graphkit.records.node import Edge, Node
+from graphkit.records.record import Count, Duration, Integer, Record
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pointer:
-    """An address in an argument of a node.
-
-    Attributes:
-        address: The address.
-        memory: Kind of memory there: ``weight``, ``input``, ``state``, ``pool`` (the graph's own),
-            ``mailbox``, ``external`` (a live allocation without a declared name), ``freed``,
-            ``host``.
-        name: Name of the memory: a parameter's path, an input field, ``pool+0x1200``.
-        offset: Offset of the address in its argument, in bytes.
-        size: Bytes from the address to the end of the tensor there, at most; 0 if unknown.
-    """
-
-    SPARSE: ClassVar[bool] = True
-    address: Count
-    memory: str
-    name: str
-    offset: Count = 0
-    size: Count = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Argument:
-    """One argument of a node.
-
-    Attributes:
-        name: Name of the parameter if it is known: of an operation on the recorder, of a kernel of
-            Triton or torch.compile, of a copy. Empty for other compiled kernels.
-        offset: Offset among the kernel's arguments, in bytes.
-        size: Size in bytes.
-        kind: ``pointer``, ``number``, ``struct``, ``tensor`` (recorder), ``value`` (recorder), or
-            ``unreadable``.
-        text: The value as text.
-        pointers: Addresses in it.
-    """
-
-    SPARSE: ClassVar[bool] = True
-    name: str = ""
-    offset: Count = 0
-    size: Count
-    kind: str
-    text: str
-    pointers: tuple[Pointer, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """One node of a graph; one operation on the recorder.
-
-    Attributes:
-        index: Index in ``GraphRecord.nodes``, in order of creation.
-        kind: ``kernel``, ``memcpy``, ``memset``, ``host``, ``child graph``, ``conditional``,
-            ``event record``, ``event wait``, ``allocation``, ``free``, ``empty``, or ``op``.
-        name: Demangled name of the kernel, or the action of the node.
-        short_name: Name without templates and arguments.
-        grid, block, cluster: Blocks, threads and blocks per cluster, x y z; empty if it has none.
-        shared_memory_bytes: Shared memory per block, static and dynamic.
-        registers: Registers per thread.
-        attributes: Launch attributes that differ from the default.
-        arguments: Arguments in the kernel's order.
-        module: Path of the module whose forward made it; empty outside of modules.
-        op: Operation that made it, such as ``aten::mm``; empty for a kernel launched directly.
-        source: Line that called the operation, ``file.py:12 in forward``.
-        scope: The user's scopes around it, outermost first, joined by ``/``.
-        parent: Index of the node whose child graph or conditional body contains this one.
-        duration_us: Median time on the device; ``None`` if not measured.
-        start_us: Median start, relative to the replay's first node.
-    """
-
-    SPARSE: ClassVar[bool] = True
-    index: Count
-    kind: str
-    name: str
-    short_name: str
-    grid: tuple[Count, ...] = ()
-    block: tuple[Count, ...] = ()
-    cluster: tuple[Count, ...] = ()
-    shared_memory_bytes: Count = 0
-    registers: Count = 0
-    attributes: Mapping[str, str] = field(default_factory=dict)
-    arguments: tuple[Argument, ...] = ()
-    module: str = ""
-    op: str = ""
-    source: str = ""
-    scope: str = ""
-    parent: Count | None = None
-    duration_us: Duration | None = None
-    start_us: Duration | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edge:
-    """A dependency between two nodes.
-
-    Attributes:
-        source, target: Indices of nodes.
-        kind: ``full``, or ``programmatic`` where the target may begin before the source ends (PDL).
-    """
-
-    SPARSE: ClassVar[bool] = True
-    source: Count
-    target: Count
-    kind: str = "full"
+MAX_DEPTH = 100
+"""Deepest nesting of modules and of child graphs; readers of a record recurse into both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +69,7 @@ class GraphMemory:
         segments: Segments that its nodes point to, by address.
     """
 
-    graph_bytes: int
+    graph_bytes: Integer
     pool_bytes: Count
     segments: tuple[Segment, ...] = ()
 
@@ -210,11 +107,60 @@ class GraphRecord(Record):
     memory: GraphMemory | None = None
 
     def check_contents(self) -> None:
-        """Refuse indices that do not refer to the nodes; called when a record is read.
+        """Refuse indices that refer to no node, and nodes that are nested wrongly or too deeply.
 
         Raises:
-            InvalidValueError: Names the first such index.
+            RecordError: Names the first of them by its path.
         """
-        check_nodes(self.nodes)
-        check_edges(self.edges, len(self.nodes))
-        check_timing(self.timing, len(self.nodes))
+        self._check_nodes()
+        num_nodes = len(self.nodes)
+        for position, edge in enumerate(self.edges):
+            at = f"edges[{position}]"
+            if edge.source >= num_nodes:
+                raise _no_node(f"{at}.source", edge.source, num_nodes)
+            if edge.target >= num_nodes:
+                raise _no_node(f"{at}.target", edge.target, num_nodes)
+            if edge.source == edge.target:
+                raise _invalid(f"{at}.target", edge.target, "a node other than its source")
+        for position, index in enumerate(self.timing.critical_path if self.timing else ()):
+            if index >= num_nodes:
+                raise _no_node(f"timing.critical_path[{position}]", index, num_nodes)
+
+    def _check_nodes(self) -> None:
+        """Refuse nodes whose index is not their position, or that are nested wrongly or deeply."""
+        depths: list[int] = []
+        for position, node in enumerate(self.nodes):
+            at, parent = f"nodes[{position}]", node.parent
+            if node.index != position:
+                expected = f"{position}, the position of the node in the list"
+                raise _invalid(f"{at}.index", node.index, expected)
+            if parent is not None and parent >= position:
+                raise _invalid(f"{at}.parent", parent, "the index of an earlier node")
+            depths.append(0 if parent is None else depths[parent] + 1)
+            if depths[-1] > MAX_DEPTH:
+                raise _invalid(f"{at}.parent", parent, f"a node inside at most {MAX_DEPTH} others")
+            names = node.module.count(".") + 1
+            if names > MAX_DEPTH:
+                raise _invalid(f"{at}.module", f"a path of {names} names", f"at most {MAX_DEPTH}")
+
+
+def check_graphs(graphs: Sequence[GraphRecord]) -> None:
+    """Check the contents of the graphs of another record.
+
+    Raises:
+        RecordError: Names the first invalid index by its path.
+    """
+    for position, graph in enumerate(graphs):
+        try:
+            graph.check_contents()
+        except RecordError as error:
+            raise RecordError(f"graphs[{position}].{error}") from None
+
+
+def _no_node(at: str, index: int, num_nodes: int) -> RecordError:
+    nodes = f"the index of a node, 0 to {num_nodes - 1}"
+    return _invalid(at, index, nodes if num_nodes else "no index, because the graph has no nodes")
+
+
+def _invalid(at: str, value: object, expected: str) -> RecordError:
+    return RecordError(f"{at} is {value}; expected {expected}")

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from graphkit.records.json_text import Record
-from graphkit.records.numbers import Count, Duration
+from graphkit.records.record import Count, Duration, Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +46,7 @@ class PlanRecord(Record):
     """
 
     KIND: ClassVar[str] = "plan"
-    live_sizes: Mapping[int, Count]
+    live_sizes: Mapping[Count, Count]
     mode: str
     budget: Mapping[str, Duration]
     chosen: SizeListCost

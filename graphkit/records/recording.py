@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from graphkit.errors import RecordError
 from graphkit.records.environment import Environment
-from graphkit.records.graph import GraphRecord
-from graphkit.records.json_readers import InvalidValueError
-from graphkit.records.json_text import Record
-from graphkit.records.numbers import Count
+from graphkit.records.graph import GraphRecord, check_graphs
+from graphkit.records.record import Count, Integer, Record
 from graphkit.records.text import count_of
 
 
@@ -40,20 +39,21 @@ class RecordingRecord(Record):
 
     KIND: ClassVar[str] = "recording"
     command: tuple[str, ...]
-    exit_code: int
+    exit_code: Integer
     environment: Environment
     processes: tuple[Process, ...]
     graphs: tuple[GraphRecord, ...]
 
     def check_contents(self) -> None:
-        """Refuse graphs of a process that is not listed; called when a record is read.
+        """Refuse invalid graphs and graphs of a process that is not listed.
 
         Raises:
-            InvalidValueError: Names the first such graph.
+            RecordError: Names the first of them by its path.
         """
+        check_graphs(self.graphs)
         for position, graph in enumerate(self.graphs):
             if graph.process >= len(self.processes):
-                expected = f"the index of one of {count_of(len(self.processes), 'process')}"
-                raise InvalidValueError(
-                    str(graph.process), expected, ".process", f"[{position}]", ".graphs"
+                raise RecordError(
+                    f"graphs[{position}].process is {graph.process}; expected the index of one of "
+                    f"{count_of(len(self.processes), 'process')}"
                 )

@@ -1,10 +1,23 @@
-"""Text of extents, counts and numbers, for sentences and tables."""
+"""Text of extents, counts, numbers and names of measured times, for sentences and tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 _DIGITS, _MOST_DIGITS = 6, 17
+"""17 significant digits distinguish any two floats."""
+_TIMES = {
+    "capture_ms": "capture",
+    "replay_us": "replay",
+    "eager_us": "eager",
+    "unprofiled_us": "unprofiled",
+    "p50_us": "profiled p50",
+    "p95_us": "profiled p95",
+    "busy_us": "busy",
+    "gap_us": "gaps",
+    "critical_us": "critical path",
+}
+"""Names of measured times, by field. What each of them measures is in docs/inspect.md."""
 
 
 def extent(shape: Sequence[int]) -> str:
@@ -28,3 +41,14 @@ def distinct_text(first: float, second: float) -> tuple[str, str]:
         if one != other:
             return one, other
     return f"{first:.{_DIGITS}g}", f"{second:.{_DIGITS}g}"
+
+
+def figure_name(field: str) -> str:
+    """Return the name of a figure, without its unit: ``gaps`` for ``gap_us``."""
+    return _TIMES.get(field, field.replace("_", " "))
+
+
+def figure_heading(field: str) -> str:
+    """Return the name of a time with its unit, as columns have it: ``gaps us`` for ``gap_us``."""
+    unit = field.rpartition("_")[2]
+    return f"{_TIMES[field]} {unit}" if field in _TIMES else figure_name(field)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from graphkit.records.graph import Node
+from graphkit.records.node import Node
 
 _LIMIT_US = 1e12
 """Times from here on, 11 days, are damaged: they have no place on the same scale as others."""

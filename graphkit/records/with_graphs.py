@@ -5,7 +5,7 @@ from __future__ import annotations
 from graphkit.errors import RecordError
 from graphkit.records.capture import CaptureRecord
 from graphkit.records.graph import GraphRecord
-from graphkit.records.json_text import Record
+from graphkit.records.record import Record
 from graphkit.records.recording import RecordingRecord
 
 RecordWithGraphs = CaptureRecord | RecordingRecord | GraphRecord

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphkit.records.numbers import Count
+from graphkit.records.record import Count, Real
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,8 @@ class WrapperDifference:
     row: Count
     request: Count
     position: Count
-    difference: float
-    ulps: float
+    difference: Real
+    ulps: Real
     dtype: str
     expected_token: Count
     token: Count
@@ -74,7 +74,7 @@ class WrapperRecord:
 
     rows: Count = 0
     prompt_length: Count = 0
-    largest_difference: float = 0.0
+    largest_difference: Real = 0.0
     not_reached: tuple[str, ...] = ()
     difference: WrapperDifference | None = None
     skipped: str = ""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Unpack
 
 import torch
 
 from graphkit.attention import PagedAttention, SdpaAttention, TritonAttention
 from graphkit.distributed import RankGroup
-from graphkit.engine import EngineModel, SpeculativeEngine
-from graphkit.graphs import Backend, BatchSizes, resolve_device
+from graphkit.engine import EngineModel, EngineOptions, SpeculativeEngine
+from graphkit.graphs import resolve_device
 from graphkit.kv import ReqToTokenPool
 from graphkit.reference.engine_models import (
     EngineModels,
@@ -21,9 +21,11 @@ from graphkit.reference.engine_models import (
 from graphkit.reference.pools import PoolFactory
 from graphkit.reference.runner_forwards import VerifyForward
 from graphkit.reference.tokenizer import END_OF_TEXT
+from graphkit.runners.settings import show_options
 from graphkit.spec import SpecConfig
 
 
+@show_options(SpeculativeEngine.__init__, EngineOptions)
 def reference_engine(
     algorithm: str = "EAGLE",
     *,
@@ -33,23 +35,18 @@ def reference_engine(
     max_batch_size: int = 8,
     max_context_len: int = 1024,
     page_size: int = 1,
-    batch_sizes: BatchSizes | None = None,
     device: torch.device | str = "auto",
     dtype: torch.dtype = torch.float32,
-    backend: Backend | None = None,
     attention: type[PagedAttention] | None = None,
-    generation: Literal["v1", "v2", "v3"] | None = None,
-    steps_per_launch: int = 16,
     checkpoint: str | Path | None = None,
     draft: str | Path | None = None,
-    seed: int = 0,
-    structured_output: bool = False,
-    debug: bool = False,
     group: RankGroup | None = None,
+    **options: Unpack[EngineOptions],
 ) -> SpeculativeEngine:
     """Create an engine over the models that ship with graphkit, or of folders.
 
-    Nothing is captured yet.
+    Nothing is captured yet. Arguments not listed are those of ``SpeculativeEngine``. By default,
+    the shipped target has its end-of-text token as ``bos_token_id``.
 
     Args:
         algorithm: One of ``ALGORITHMS``.
@@ -60,15 +57,7 @@ def reference_engine(
         max_batch_size: Most requests that run at the same time.
         max_context_len: Most tokens of a request, drafts included.
         page_size: Slots per KV page.
-        batch_sizes: As for ``SpeculativeEngine``.
         device: As for ``SpeculativeEngine``.
-        backend: As for ``SpeculativeEngine``.
-        generation: As for ``SpeculativeEngine``.
-        steps_per_launch: As for ``SpeculativeEngine``.
-        seed: As for ``SpeculativeEngine``.
-        structured_output: As for ``SpeculativeEngine``.
-        debug: As for ``SpeculativeEngine``.
-        group: As for ``SpeculativeEngine``; its ranks split the target.
         dtype: Data type of weights and KV. In bfloat16, the output of a request can depend on the
             batch that it runs in, where two logits nearly tie. float32 makes such ties rare.
         attention: Attention backend; ``None`` selects Triton on CUDA and torch elsewhere.
@@ -76,6 +65,7 @@ def reference_engine(
             trained draft model, and for EAGLE and EAGLE3 with ``draft``.
         draft: Folder of an EAGLE or EAGLE-3 head that was trained for the target, for that
             algorithm only.
+        group: As for ``SpeculativeEngine``; its ranks split the target.
 
     Raises:
         ConfigError: A setting is out of range, or ``checkpoint`` and ``draft`` do not fit the
@@ -93,43 +83,33 @@ def reference_engine(
         dtype=dtype,
         group=group,
     )
+    if checkpoint is None:
+        options.setdefault("bos_token_id", END_OF_TEXT)
     return engine_of(
         models,
         spec,
         max_batch_size=max_batch_size,
         max_context_len=max_context_len,
-        batch_sizes=batch_sizes,
-        backend=backend,
         attention=attention,
-        generation=generation,
-        steps_per_launch=steps_per_launch,
-        bos_token_id=END_OF_TEXT if checkpoint is None else None,
-        seed=seed,
-        structured_output=structured_output,
-        debug=debug,
+        **options,
     )
 
 
+@show_options(SpeculativeEngine.__init__, EngineOptions)
 def engine_of(
     models: EngineModels,
     spec: SpecConfig,
     *,
     max_batch_size: int = 8,
     max_context_len: int = 1024,
-    batch_sizes: BatchSizes | None = None,
-    backend: Backend | None = None,
     attention: type[PagedAttention] | None = None,
-    generation: Literal["v1", "v2", "v3"] | None = None,
-    steps_per_launch: int = 16,
-    bos_token_id: int | None = None,
-    seed: int = 0,
-    structured_output: bool = False,
-    debug: bool = False,
+    **options: Unpack[EngineOptions],
 ) -> SpeculativeEngine:
     """Create an engine over models that several engines can share, with KV pools of its own.
 
-    ``spec`` is what ``spec_of`` returns for the algorithm of the models. The options are those of
-    ``reference_engine``, and ``bos_token_id`` of ``SpeculativeEngine``. Nothing is captured yet.
+    ``spec`` is what ``spec_of`` returns for the algorithm of the models. The next three arguments
+    are those of ``reference_engine``, all others those of ``SpeculativeEngine``. Nothing is
+    captured yet.
 
     Raises:
         ConfigError: A setting is out of range.
@@ -145,16 +125,9 @@ def engine_of(
         models.drafter(pools, spec.num_steps),
         spec=spec,
         sizes=models.sizes(max_batch_size, max_context_len, spec.page_size),
-        batch_sizes=batch_sizes,
         device=device,
-        backend=backend,
-        generation=generation,
-        steps_per_launch=steps_per_launch,
-        bos_token_id=bos_token_id,
-        seed=seed,
-        structured_output=structured_output,
-        debug=debug,
         group=models.group,
+        **options,
     )
 
 

@@ -178,7 +178,7 @@ def check_folders(algorithm: str, checkpoint: str | Path | None, draft: str | Pa
     """
     if draft is not None and algorithm not in _HEAD_ALGORITHMS:
         raise ConfigError(
-            f"{algorithm} takes no draft head, but {str(draft)!r} is given as one. Use EAGLE or "
+            f"{algorithm} takes no draft head, but got {str(draft)!r}. Use EAGLE or "
             "EAGLE3, or omit the draft head.",
             field="draft",
         )

@@ -13,9 +13,7 @@ from typing import Protocol, overload
 import torch
 from torch import Tensor, nn
 
-from graphkit.ops.rms_norm import add_rms_norm, rms_norm
-from graphkit.ops.rotary import rotated_heads
-from graphkit.ops.swiglu import silu_and_mul
+from graphkit.ops.decoder import add_rms_norm, rms_norm, rotated_heads, silu_and_mul
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.merged_linear import MergedLinear, MergesProjections
 from graphkit.reference.rope import Rotation
@@ -37,7 +35,7 @@ class Attend(Protocol):
 
 
 class RMSNorm(nn.Module):
-    """Root mean square normalisation of rows [T, size]; see ``graphkit.ops.rms_norm``."""
+    """Root mean square normalisation of rows [T, size]; see ``graphkit.ops.decoder``."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from graphkit.attention import PagedAttention
 from graphkit.errors import ConfigError
 from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
-from graphkit.ops.top_candidates import top_candidates
+from graphkit.ops.logits import top_candidates
 from graphkit.reference.eagle import EagleHead
 from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.layers import Attend

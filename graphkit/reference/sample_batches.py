@@ -36,7 +36,7 @@ class SampleBatches:
     def __call__(self, mode: ForwardMode, batch_size: int, seed: int) -> StepInputs:
         """Return a batch, as ``CaptureTarget.sample_batch`` requires."""
         runner = RUNNERS[mode]
-        inputs_type = runner.buffers_type.inputs_type
+        inputs_type = runner.inputs_type
         random = np.random.default_rng([seed, batch_size, list(RUNNERS).index(mode)])
         chosen = random.permutation(self.requests.count)[:batch_size]
         sample = self._sample_rows(runner, chosen, random)

@@ -115,7 +115,7 @@ def model_target(
     max_batch_size: int | None = None,
     attention: type[PagedAttention] | None = None,
 ) -> CaptureTarget:
-    """Create a target of given models, on their device and in their dtype.
+    """Create a target of loaded models, on their device and in their dtype.
 
     Args:
         model: Runs TARGET_VERIFY and DECODE.
@@ -129,7 +129,7 @@ def model_target(
         attention: As for ``reference_target``.
 
     Raises:
-        ConfigError: ``topk`` is out of range, or ``mtp`` is given with an EAGLE-3 head.
+        ConfigError: ``topk`` is out of range, or ``mtp`` comes with an EAGLE-3 head.
     """
     models = EngineModels("EAGLE3" if isinstance(eagle, Eagle3Head) else "EAGLE", model, eagle)
     if models.aux_layers and mtp is not None:
@@ -174,7 +174,7 @@ def _engine(
     backend: Backend | None,
     device: object,
 ) -> SpeculativeEngine:
-    """Create an engine of given models, over pools of its own."""
+    """Create an engine of loaded models, over pools of its own."""
     del device  # that of the models
     return engine_of(
         models,

@@ -18,10 +18,6 @@ class _AlgorithmInterface:
         """Return whether the algorithm is plain decoding."""
         return False
 
-    def is_some(self) -> bool:
-        """Return whether the algorithm speculates."""
-        return not self.is_none()
-
     def is_eagle(self) -> bool:
         """Return whether a draft head reads the target's hidden states: EAGLE and EAGLE3."""
         return False
@@ -32,10 +28,6 @@ class _AlgorithmInterface:
 
     def is_standalone(self) -> bool:
         """Return whether drafts come from a separate small model."""
-        return False
-
-    def is_ngram(self) -> bool:
-        """Return whether drafts are looked up in the request's tokens."""
         return False
 
     def is_dflash(self) -> bool:
@@ -94,10 +86,6 @@ class SpecAlgorithm(_AlgorithmInterface, Enum):
     def is_standalone(self) -> bool:
         """Return whether this is STANDALONE."""
         return self is SpecAlgorithm.STANDALONE
-
-    def is_ngram(self) -> bool:
-        """Return whether this is NGRAM."""
-        return self is SpecAlgorithm.NGRAM
 
     def is_dflash(self) -> bool:
         """Return whether this is DFLASH."""

@@ -30,10 +30,6 @@ class ForwardMode(Enum):
     STEP = "step"
     IDLE = "idle"
 
-    def is_decode(self) -> bool:
-        """Return whether this is DECODE."""
-        return self is ForwardMode.DECODE
-
     def is_target_verify(self) -> bool:
         """Return whether this is TARGET_VERIFY."""
         return self is ForwardMode.TARGET_VERIFY
@@ -49,14 +45,6 @@ class ForwardMode(Enum):
     def is_draft_extend_v2(self) -> bool:
         """Return whether this is DRAFT_EXTEND_V2."""
         return self is ForwardMode.DRAFT_EXTEND_V2
-
-    def is_multi_layer_eagle(self) -> bool:
-        """Return whether this is MULTI_LAYER_EAGLE."""
-        return self is ForwardMode.MULTI_LAYER_EAGLE
-
-    def is_step(self) -> bool:
-        """Return whether this is STEP."""
-        return self is ForwardMode.STEP
 
     def is_idle(self) -> bool:
         """Return whether this is IDLE."""

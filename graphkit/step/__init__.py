@@ -1,29 +1,28 @@
 """One speculative step: draft, verify, accept, catch up; captured whole, and looped on the device.
 
-A step reads and writes ``request_state``. A drafter (``eagle``, ``multi_layer``, ``ngram``,
-``null_drafter``) proposes tokens, the ``verifier`` runs the target over them and accepts, and
-``device_step`` joins both.
+A step reads and writes ``request_state``. A drafter (``eagle``, ``multi_layer``, ``ngram``)
+proposes tokens, the ``verifier`` runs the target over them and accepts, and ``device_step`` joins
+both. ``admission`` prefills the prompt of a request before its first step.
 """
 
 from graphkit.ops.loop_layout import LoopEnd, RequestEnd
-from graphkit.step.context import EngineContext, EngineModel
-from graphkit.step.device_loops import SpecStepInputs, SpecStepOutput
-from graphkit.step.device_step import DeviceStep, StepResult
-from graphkit.step.drafter import Drafter
+from graphkit.step.acceptance import finalize_accepted_tree_path
+from graphkit.step.admission import Admission
+from graphkit.step.context import EngineContext, EngineModel, StepOptions
+from graphkit.step.device_step import DeviceStep, SpecStepInputs, SpecStepOutput, StepResult
+from graphkit.step.drafter import Drafter, NullDrafter
 from graphkit.step.eagle import EagleDrafter
 from graphkit.step.multi_layer import MultiLayerDrafter
 from graphkit.step.ngram import NgramDrafter
-from graphkit.step.null_drafter import NullDrafter
 from graphkit.step.output_ring import RequestReport, StepBlock, StepReport
-from graphkit.step.prefill import Prefill
 from graphkit.step.request_state import RequestState
 from graphkit.step.sampling_params import SamplingParams
 from graphkit.step.spec_step_runner import SpecStepRunner
 from graphkit.step.step_stream import LoopReader, StepStream
 from graphkit.step.step_tensors import DraftTree, PrefillChunk, Verified
-from graphkit.step.tree_path import finalize_accepted_tree_path
 
 __all__ = [
+    "Admission",
     "DeviceStep",
     "DraftTree",
     "Drafter",
@@ -35,7 +34,6 @@ __all__ = [
     "MultiLayerDrafter",
     "NgramDrafter",
     "NullDrafter",
-    "Prefill",
     "PrefillChunk",
     "RequestEnd",
     "RequestReport",
@@ -45,6 +43,7 @@ __all__ = [
     "SpecStepOutput",
     "SpecStepRunner",
     "StepBlock",
+    "StepOptions",
     "StepReport",
     "StepResult",
     "StepStream",

@@ -1,26 +1,32 @@
-"""Acceptance of drafted tokens: by the target's most probable tokens, or by its samples.
+"""Acceptance of drafted tokens, by the target's most probable tokens or by its samples.
+
+The accepted path of a tree then moves to the front of the request's rows and KV slots.
 
 Shape letters: B requests, W nodes of each, P columns of accept_index, V vocabulary, R request rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
-from graphkit.ops.accepted_tokens import accept_tokens
-from graphkit.ops.argmax import argmax_rows
+from graphkit.kv import KVPool
+from graphkit.ops import compact_accepted_to_front
+from graphkit.ops.accepted_path import accepted_moves
+from graphkit.ops.logits import argmax_rows
 from graphkit.ops.rejection import accept_by_rejection
+from graphkit.ops.sampling import target_samples
 from graphkit.ops.target_probs import target_probs
-from graphkit.ops.target_samples import target_samples
+from graphkit.ops.verification import accept_tokens
 
 Links = tuple[torch.Tensor, torch.Tensor]
 """``retrieve_next_token`` and ``retrieve_next_sibling``, [B, W] int64 each."""
 
 
 class AcceptedPath(NamedTuple):
-    """Accepted nodes of each request. See ``ops.accepted_tokens``.
+    """Accepted nodes of each request. See ``accept_tokens``.
 
     Shapes:
         predict: [B * W] int64, the target's token after each accepted node, in the order of the
@@ -86,7 +92,7 @@ def accept_sampled(
     """Accept drafts so that the tokens follow the target's distribution, for any drafts.
 
     A draft is accepted if it equals the target's own sample, which depends on the request's seed
-    and its position alone (``ops.target_samples``). The text is then the same for all drafts, or
+    and its position alone (``target_samples``). The text is then the same for all drafts, or
     none. With ``draft_probs``, rejection sampling decides (``ops.rejection``): it accepts more
     drafts, and the text depends on them.
 
@@ -116,3 +122,55 @@ def sample_tokens(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
     rows, temperatures, top_ks, top_ps, min_ps, seeds, positions = draws
     probs = target_probs(logits, rows, temperatures, top_ks, top_ps, min_ps, 1)
     return target_samples(probs, rows, seeds, positions[rows].long()[:, None])
+
+
+def move_accepted_kv(
+    kv_pools: Sequence[KVPool],
+    accept_index: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+    width: int,
+) -> None:
+    """Move each request's accepted nodes to the first of its W = ``width`` KV slots.
+
+    A node has the same slot in all pools. For the other arguments, see
+    ``finalize_accepted_tree_path``.
+    """
+    target, source = accepted_moves(accept_index, out_cache_loc, width)
+    for kv_pool in kv_pools:
+        kv_pool.move_kv_cache(target, source)
+
+
+def finalize_accepted_tree_path(
+    kv_pool: KVPool,
+    accept_index: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+    predict: torch.Tensor,
+    hidden_states: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Move each request's accepted nodes to the first of its W rows and KV slots.
+
+    Needed for trees only: the accepted path of a chain is in place already. Enqueues on the current
+    stream; never synchronises.
+
+    Args:
+        kv_pool: The target's KV pool; moved in place.
+        accept_index: Flat rows of the accepted nodes, padded with -1.
+        out_cache_loc: KV slot of each node.
+        predict: The target's token after each node.
+        hidden_states: The target's, or ``None``.
+
+    Returns:
+        ``predict`` and ``hidden_states`` as new tensors in the new order. Rows behind the path are
+        undefined.
+
+    Shapes:
+        accept_index: [B, S + 1] int32. out_cache_loc: [B * W] int64. predict: [B * W].
+        hidden_states: [B * W, H].
+    """
+    requests, path = accept_index.shape
+    width = out_cache_loc.shape[0] // requests if requests else path
+    move_accepted_kv((kv_pool,), accept_index, out_cache_loc, width)
+    predict = compact_accepted_to_front(predict, accept_index, width)
+    if hidden_states is not None:
+        hidden_states = compact_accepted_to_front(hidden_states, accept_index, width)
+    return predict, hidden_states

@@ -1,4 +1,4 @@
-"""Models and settings that the engine gives to its verifier and drafter."""
+"""Models and options of an engine, and the context that its verifier and drafter share."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from graphkit.attention import PooledAttention
 from graphkit.attention.backend import check_pooled_attention
 from graphkit.attention.cache import kv_pools
 from graphkit.config import BufferSizes, require_int, require_type
+from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError
 from graphkit.graphs import Backend, BatchSizes, SizeTable
 from graphkit.kv import KVPool, RecurrentStatePool, RequestTable
@@ -85,15 +86,16 @@ class EngineModel:
                 "of the size of kv_pool.",
                 field="window_req_to_token_pool",
             )
-        for each in self.kv_pools:
-            if each is pool:
+        for window_pool in self.kv_pools:
+            if window_pool is pool:
                 continue
-            check_kv_pool("EngineModel.attention.window_kv_pool", each)
-            if each.size < pool.size or each.page_size != pool.page_size:
+            check_kv_pool("EngineModel.attention.window_kv_pool", window_pool)
+            if window_pool.size < pool.size or window_pool.page_size != pool.page_size:
                 raise ConfigError(
-                    f"window_kv_pool has {each.size} slots in pages of {each.page_size}, but a "
-                    f"token has the same slot in kv_pool, which has {pool.size} in pages of "
-                    f"{pool.page_size}. Create window_kv_pool with these sizes.",
+                    f"window_kv_pool has {window_pool.size} slots in pages of "
+                    f"{window_pool.page_size}, but a token has the same slot in kv_pool, which has "
+                    f"{pool.size} in pages of {pool.page_size}. Create window_kv_pool with these "
+                    "sizes.",
                     field="window_kv_pool",
                 )
 
@@ -126,35 +128,61 @@ class EngineModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepOptions:
+    """Options of a step, which ``SpeculativeEngine`` and ``SpecStepRunner`` pass on whole.
+
+    Attributes:
+        backend: Backend of all runners.
+        batch_sizes: Batch sizes to capture, or the file of a plan; ``None`` selects the default
+            list.
+        generation: ``"v1"`` (host in the loop), ``"v2"`` (overlapped) or ``"v3"`` (on the device).
+        chunked_prefill_size: Most prompt tokens per forward.
+        structured_output: Whether verify takes a token bitmask.
+        debug: See ``FutureMap``.
+        check: As for ``Runner``.
+        is_greedy: Whether a ``SpecStepRunner`` captures steps without sampling.
+        ring_entries: Most steps of loops that wait for the host to read them.
+        group: Ranks that run the same requests together, if any.
+    """
+
+    backend: Backend
+    batch_sizes: BatchSizes | None = None
+    generation: str = "v3"
+    chunked_prefill_size: int = 512
+    structured_output: bool = False
+    debug: bool = False
+    check: bool | None = None
+    is_greedy: bool = False
+    ring_entries: int = 256
+    group: RankGroup | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineContext:
-    """Settings and shared state of an engine, given to ``Drafter.prepare``.
+    """Settings and shared state of an engine, which ``Drafter.prepare`` receives.
 
     Valid until the engine is closed.
 
     Attributes:
         spec: The drafting and verification settings.
         sizes: Limits on batch and context.
-        generation: ``"v1"`` (host in the loop), ``"v2"`` (overlapped) or ``"v3"`` (on the device).
+        options: Options of the engine.
         state: State of the requests by row, such as their temperatures; a drafter may read it.
         future_map: Holds per-request results on the device until the next step reads them.
         req_to_token: KV slot of each token, int32 [rows, context]; the request pool's own table.
         kv_slots: Slots that every KV pool must have.
-        device: The device of all tensors.
         runner_options: Keyword arguments that every runner of the engine takes: ``batch_sizes``,
             ``device``, ``backend`` and ``check``.
-        structured_output: Whether verify takes a token bitmask.
     """
 
     spec: SpecConfig
     sizes: BufferSizes
-    generation: str
+    options: StepOptions
     state: RequestState
     future_map: FutureMap
     req_to_token: torch.Tensor
     kv_slots: int
-    device: torch.device
     runner_options: Mapping[str, Any]
-    structured_output: bool = False
 
     @classmethod
     def create(
@@ -162,15 +190,9 @@ class EngineContext:
         target: EngineModel,
         spec: SpecConfig,
         sizes: BufferSizes,
+        options: StepOptions,
         *,
         owner: str,
-        generation: str,
-        backend: Backend,
-        batch_sizes: BatchSizes | None,
-        chunked_prefill_size: int,
-        structured_output: bool = False,
-        debug: bool = False,
-        check: bool | None = None,
     ) -> EngineContext:
         """Create the context of a target, whose pools all models share.
 
@@ -178,14 +200,8 @@ class EngineContext:
             target: The model whose output the requests receive.
             spec: The drafting and verification settings.
             sizes: Limits on batch and context.
+            options: Options of the engine.
             owner: Name of the class whose arguments these are, for messages.
-            generation: ``"v1"``, ``"v2"`` or ``"v3"``.
-            backend: Backend of all runners.
-            batch_sizes: Sizes to capture.
-            chunked_prefill_size: Most prompt tokens per forward.
-            structured_output: Whether verify takes a token bitmask.
-            debug: See ``FutureMap``.
-            check: As for ``Runner``.
 
         Raises:
             ConfigError: An argument has a wrong type, settings and pools contradict each other, or
@@ -194,18 +210,21 @@ class EngineContext:
         require_type(owner, "target", target, EngineModel, "a graphkit.EngineModel")
         require_type(owner, "spec", spec, SpecConfig, "a graphkit.SpecConfig")
         require_type(owner, "sizes", sizes, BufferSizes, "a graphkit.BufferSizes")
-        require_type(owner, "check", check, (bool, NoneType), "True, False or None")
+        require_type(owner, "check", options.check, (bool, NoneType), "True, False or None")
+        require_int(owner, "chunked_prefill_size", options.chunked_prefill_size)
+        require_int(owner, "ring_entries", options.ring_entries)
         target.check_kv_pools()
         target.check_recurrent_state(spec)
         pool, kv_pool = target.attention.req_to_token_pool, target.attention.kv_pool
         _check_pools(pool, spec, sizes)
+        device = options.backend.device
         future_map = call_override(
             spec.resolved,
             "create_future_map",
             pool.size,
-            chunked_prefill_size,
+            options.chunked_prefill_size,
             sizes.max_context_len,
-            backend.device,
+            device,
             field="algorithm",
         )
         if not isinstance(future_map, FutureMap):
@@ -214,24 +233,32 @@ class EngineContext:
                 "expected a FutureMap. Return a FutureMap or a subclass of it.",
                 field="algorithm",
             )
-        future_map.debug = debug
+        future_map.debug = options.debug
         return cls(
             spec=spec,
             sizes=sizes,
-            generation=generation,
-            state=RequestState(pool.size, backend.device),
+            options=options,
+            state=RequestState(pool.size, device),
             future_map=future_map,
             req_to_token=pool.req_to_token,
             kv_slots=kv_pool.size,
-            device=backend.device,
             runner_options={
-                "batch_sizes": SizeTable(sizes.max_batch_size, batch_sizes).sizes,
-                "device": backend.device,
-                "backend": backend,
-                "check": is_checking(check),
+                "batch_sizes": SizeTable(sizes.max_batch_size, options.batch_sizes).sizes,
+                "device": device,
+                "backend": options.backend,
+                "check": is_checking(options.check),
             },
-            structured_output=structured_output,
         )
+
+    @property
+    def device(self) -> torch.device:
+        """The device of all tensors."""
+        return self.options.backend.device
+
+    @property
+    def generation(self) -> str:
+        """``"v1"`` (host in the loop), ``"v2"`` (overlapped) or ``"v3"`` (on the device)."""
+        return self.options.generation
 
     def check(self, model: EngineModel) -> None:
         """Check that a draft model's pools match the target's.

@@ -6,55 +6,103 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from struct import Struct
 
 import torch
 
-from graphkit.buffers import Axis, InputBuffers, Rows, StepInputs, declare
-from graphkit.config import BufferSizes
-from graphkit.distributed import RankGroup
+from graphkit.buffers import Axis, FieldLayout, InputBuffers, Rows, StepInputs, declare
 from graphkit.errors import ReplayError
-from graphkit.graphs import (
-    Backend,
-    CapturedGraph,
-    CaptureFailure,
-    LoopGraph,
-    SizeTable,
-    scope,
-)
+from graphkit.graphs import CapturedGraph, CaptureFailure, LoopGraph, scope
 from graphkit.ops.device_loop import advance_loop, begin_loop, end_signals
 from graphkit.ops.loop_layout import Control
 from graphkit.records import LoopBody, LoopRecord
 from graphkit.runners import Output, StepRunner, declare_output
 from graphkit.runners.capture import SizeCapture, capture_error
 from graphkit.runners.step import Step, stage_tensors
-from graphkit.spec import ForwardMode, SpecConfig
-from graphkit.step.loop_launcher import LaunchInputs, LaunchOutput, LoopLauncher
+from graphkit.spec import ForwardMode
+from graphkit.step.device_step import SpecStepInputs, SpecStepOutput
 from graphkit.step.output_ring import OutputRing
 from graphkit.step.step_stream import LoopReader, StepStream
 
+_CODES = {torch.int64: "q", torch.bool: "?"}
+"""Format of each dtype in ``struct``."""
+
 
 @dataclass(kw_only=True, eq=False)
-class SpecStepInputs(StepInputs):
-    """Batch of a whole step. All else is on the device, by request row.
+class LaunchInputs(StepInputs):
+    """Batch of a launch."""
 
-    Shapes:
-        req_pool_indices: [B] int64.
-    """
-
-    req_pool_indices: Rows = declare(
-        Axis.REQUEST, torch.int64, "row of the request; rows that have ended run as pads"
+    req_pool_indices: Rows = declare(Axis.REQUEST, torch.int64, "row of the request")
+    is_watched: Rows = declare(
+        Axis.REQUEST, torch.bool, "whether the loop ends when the request ends"
     )
+    max_steps: Rows = declare(Axis.NONE, torch.int64, "most steps of the loop")
+    launch: Rows = declare(Axis.NONE, torch.int64, "number of the launch")
 
 
 @dataclass(kw_only=True, eq=False)
-class SpecStepOutput(Output):
-    """Report of a whole step, see ``graphkit.ops.loop_layout.Report``.
+class LaunchOutput(Output):
+    """Rows of the first step, [B] int64."""
 
-    Shapes:
-        report: [B, 4 + longest path] int32; ``None`` for an idle batch.
+    req_pool_indices: torch.Tensor = declare_output(Axis.REQUEST, torch.int64)
+
+
+class LoopLauncher:
+    """Writes the batches of launches into a mailbox, and launches loops.
+
+    A host launches after a long wait, when its caches have lost most of its code. So one call of
+    ``struct`` writes the whole batch, which the caller has validated, instead of a ``Replayer``.
+
+    Args:
+        buffers: Buffers of the prologue, for ``LaunchInputs``.
     """
 
-    report: torch.Tensor | None = declare_output(Axis.REQUEST, torch.int32, row=None, optional=True)
+    def __init__(self, buffers: InputBuffers) -> None:
+        self._mailbox = buffers.mailbox
+        self._payload = buffers.layouts[0].payload
+        sizes = range(buffers.capacity.requests + 1)
+        self._packers = [_packer(buffers, requests) for requests in sizes]
+
+    def launch(
+        self,
+        graph: LoopGraph,
+        rows: Sequence[int],
+        watched: Collection[int],
+        max_steps: int,
+        number: int,
+    ) -> None:
+        """Launch a loop. After an exception, the next launch waits for the device.
+
+        Args:
+            graph: The loop.
+            rows: Rows of the requests, valid and at most as many as the largest size.
+            watched: Those of them at whose end the loop ends.
+            max_steps: Most steps.
+            number: Number of the launch.
+
+        Raises:
+            ReplayError: CUDA refused the launch, or the device has failed.
+        """
+        mailbox, requests = self._mailbox, len(rows)
+        entry = mailbox.claim()
+        self._packers[requests].pack_into(
+            mailbox.words(entry), self._payload,
+            *rows, *map(watched.__contains__, rows), max_steps, number,
+        )  # fmt: skip
+        mailbox.post(entry, requests, requests)
+        graph.replay()
+        mailbox.commit()
+
+
+def _packer(buffers: InputBuffers, requests: int) -> Struct:
+    """Return the format of a batch from the first field's payload to the last one's."""
+    layouts: Sequence[FieldLayout] = buffers.layouts
+    parts, end = ["="], layouts[0].payload
+    for layout in layouts:
+        rows = buffers.capacity.rows(layout.field.axis, requests)
+        parts.append(f"{layout.payload - end}x{rows}{_CODES[layout.dtype]}")
+        end = layout.payload + rows * layout.row_bytes
+    return Struct("".join(parts))
 
 
 class _LoopBody(Step[SpecStepOutput]):
@@ -76,41 +124,37 @@ class _Loop:
 class DeviceLoops:
     """Captures steps as the bodies of loops, and launches the loops.
 
-    All loops share rows, control and ring, so that one runs at a time.
+    All loops share rows, control and ring, so that one runs at a time. With a group, all ranks run
+    the same loops together. If the host of one of them stops a launch or does not read its ring,
+    the loops of all ranks end after the same step.
 
     Args:
-        buffers: Buffers of the step's rows. The loops write the rows in place.
-        table: Captured sizes.
-        backend: Backend of the graphs; its ``loop_refusal`` is empty.
-        spec: Drafting and verification settings.
-        sizes: Limits on batch and context.
+        runner: Runner of the step, which gives sizes, backend and group. The loops write the rows
+            of its buffers in place.
         longest_path: Most tokens of a path.
         ring_entries: Most steps that wait for the host to read them.
-        group: Ranks that run the same loops together, if any. If the host of one of them stops a
-            launch or does not read its ring, the loops of all ranks end after the same step.
+
+    Attributes:
+        refusal: Reason why the backend cannot loop, or an empty string.
     """
 
     def __init__(
         self,
-        buffers: InputBuffers,
-        table: SizeTable,
-        backend: Backend,
-        spec: SpecConfig,
-        sizes: BufferSizes,
+        runner: StepRunner[SpecStepInputs, SpecStepOutput],
         longest_path: int,
         ring_entries: int,
-        group: RankGroup | None,
     ) -> None:
-        self._group = group
-        self._buffers, self._table, self._backend, self._spec = buffers, table, backend, spec
-        device = backend.device
-        self._rows = buffers.live_rows("req_pool_indices", table.largest)
-        self._watched = torch.zeros(table.largest, dtype=torch.bool, device=device)
+        self._buffers, self._group, self._spec = runner.buffers, runner.group, runner.spec
+        self._table, self._largest = runner.table, runner.table.largest
+        self._backend, device = runner.capturing_backend(), runner.device
+        self.refusal = self._backend.loop_refusal
+        self._rows = self._buffers.live_rows("req_pool_indices", self._largest)
+        self._watched = torch.zeros(self._largest, dtype=torch.bool, device=device)
         self._control = torch.zeros(len(Control), dtype=torch.int64, device=device)
-        self._sizes = torch.tensor(table.sizes, dtype=torch.int32, device=device)
-        self._ring = OutputRing(ring_entries, table.largest, longest_path, device)
-        self._reader = LoopReader(self._ring, self._poll, backend.check_device)
-        self._launch_sizes = replace(sizes, max_batch_size=table.largest)
+        self._sizes = torch.tensor(self._table.sizes, dtype=torch.int32, device=device)
+        self._ring = OutputRing(ring_entries, self._largest, longest_path, device)
+        self._reader = LoopReader(self._ring, self._poll, self._backend.check_device)
+        self._launch_sizes = replace(runner.sizes, max_batch_size=self._largest)
         self._prologue: StepRunner[LaunchInputs, LaunchOutput] | None = None
         self._loops: dict[bool, _Loop] = {}
         self._running: LoopGraph | None = None
@@ -139,14 +183,14 @@ class DeviceLoops:
             output=LaunchOutput,
             sizes=self._launch_sizes,
             backend=self._backend,
-            batch_sizes=[self._table.largest],
+            batch_sizes=[self._largest],
             check=False,  # launches are validated on the host
         )
         self._launcher = LoopLauncher(prologue.buffers)
         try:
             prologue.capture()
             for is_greedy, step in steps.items():
-                self._loops[is_greedy] = self._captured(step, prologue)
+                self._loops[is_greedy] = self._capture_loop(step, prologue)
         except BaseException:
             self.close()
             raise
@@ -160,7 +204,7 @@ class DeviceLoops:
             LoopRecord(
                 kind="greedy" if is_greedy else "sampled",
                 prologue_nodes=loop.graph.num_nodes
-                - sum(each.num_nodes for each in loop.bodies.values()),
+                - sum(body.num_nodes for body in loop.bodies.values()),
                 bodies=tuple(
                     LoopBody(batch_size=size, num_nodes=loop.bodies[size].num_nodes)
                     for size in self._table
@@ -184,7 +228,7 @@ class DeviceLoops:
             SizeError: The batch is larger than the largest size.
             ReplayError: Earlier launches may still fill the ring, or CUDA refused the launch.
         """
-        if len(rows) > self._table.largest:
+        if len(rows) > self._largest:
             self._table.fit(len(rows))  # raises
         if self._is_launching:  # an earlier launch raised an exception: its loop may run
             self.stop()
@@ -225,7 +269,7 @@ class DeviceLoops:
                     last_first.callback(body.close)
                 last_first.callback(loop.graph.close)
 
-    def _captured(
+    def _capture_loop(
         self,
         step: Callable[[SpecStepInputs], SpecStepOutput],
         prologue: StepRunner[LaunchInputs, LaunchOutput],
@@ -259,16 +303,16 @@ class DeviceLoops:
         ).capture()
         try:
             graph = self._backend.loop(
-                prologue.graphs[self._table.largest],
+                prologue.graphs[self._largest],
                 [bodies[size] for size in self._table],
                 self._condition(Control.AGAIN),
                 self._condition(Control.BODY),
             )
         except BaseException as error:
-            for each in bodies.values():
-                each.close()
+            for body_graph in bodies.values():
+                body_graph.close()
             if isinstance(error, CaptureFailure):
-                raise capture_error(mode, self._table.largest, error) from error
+                raise capture_error(mode, self._largest, error) from error
             raise
         return _Loop(graph, bodies)
 
@@ -301,7 +345,7 @@ class DeviceLoops:
             self._group.run(self._running.poll)
 
     def _reserve(self, max_steps: int) -> None:
-        """Refuse a launch whose first step may find the ring full of those of earlier launches."""
+        """Refuse a launch whose first step may find the ring full of unread steps."""
         self._reader.collect()
         steps = self._reader.steps_in_flight
         if steps and steps + max_steps > self._ring.entries:

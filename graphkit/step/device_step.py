@@ -1,21 +1,47 @@
-"""A whole speculative step on the device: draft, verify, accept, and the state of the next step."""
+"""A whole speculative step on the device: draft, verify, accept and catch up."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from graphkit.attention.cache import kv_pools
-from graphkit.graphs import scope
-from graphkit.runners import Runner
+from graphkit.buffers import Axis, Rows, StepInputs, declare
+from graphkit.graphs import Backend, CaptureFailure, scope
+from graphkit.runners import Output, Runner, declare_output
+from graphkit.runners.capture import capture_error
 from graphkit.step.context import EngineContext, EngineModel
-from graphkit.step.drafter import Drafter
-from graphkit.step.drafter_checks import check_methods, check_prepared, check_tree
-from graphkit.step.null_drafter import NullDrafter
+from graphkit.step.drafter import Drafter, NullDrafter, prepare_drafter
 from graphkit.step.step_tensors import Verified
+from graphkit.step.tree_checks import check_tree
 from graphkit.step.verifier import FillBitmask, Verifier
+
+
+@dataclass(kw_only=True, eq=False)
+class SpecStepInputs(StepInputs):
+    """Batch of a whole step. All else is on the device, by request row.
+
+    Shapes:
+        req_pool_indices: [B] int64.
+    """
+
+    req_pool_indices: Rows = declare(
+        Axis.REQUEST, torch.int64, "row of the request; rows that have ended run as pads"
+    )
+
+
+@dataclass(kw_only=True, eq=False)
+class SpecStepOutput(Output):
+    """Report of a whole step, see ``graphkit.ops.loop_layout.Report``.
+
+    Shapes:
+        report: [B, 4 + longest path] int32; ``None`` for an idle batch.
+    """
+
+    report: torch.Tensor | None = declare_output(Axis.REQUEST, torch.int32, row=None, optional=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +80,24 @@ class DeviceStep:
     def __init__(
         self, target: EngineModel, drafter: Drafter | None, context: EngineContext
     ) -> None:
-        self.drafter = NullDrafter() if drafter is None else drafter
-        check_methods(self.drafter)
-        self.drafter.prepare(context)
-        check_prepared(self.drafter)
+        self.drafter = prepare_drafter(NullDrafter() if drafter is None else drafter, context)
         self.context = context
         self.max_path = min(self.drafter.max_path, context.verify_width)
         self.state = context.state
         self.verifier = verifier = Verifier(target, context, self.state, self.max_path)
         self.runners: tuple[Runner[Any, Any], ...] = (verifier.runner, *self.drafter.runners)
-        drafts = (pool for each in self.drafter.runners for pool in kv_pools(each.attention))
+        drafts = (pool for r in self.drafter.runners for pool in kv_pools(r.attention))
         self.pools = (*target.pools, *drafts)
         self.slots_ahead = max(context.verify_width, self.drafter.slots_needed)
         checks = (runner.buffers.value_checks for runner in self.runners)
-        self._value_checks = tuple(each for each in checks if each is not None)
+        self._value_checks = tuple(check for check in checks if check is not None)
 
     @property
     def host_reason(self) -> str:
         """Reason why a graph of the step is not possible, as a phrase, or an empty string."""
         if self.drafter.host_reason:
             return self.drafter.host_reason
-        if self.context.structured_output:
+        if self.context.options.structured_output:
             return "the matchers of structured output run on the host between draft and verify"
         if self.context.future_map.debug:
             return "the future map's debug mode reads the device"
@@ -103,14 +126,14 @@ class DeviceStep:
         """
         named = dict(self.state.tensors())
         stashed = self.context.future_map.tensors()
-        named |= {f"future map {name}": each for name, each in stashed.items()}
+        named |= {f"future map {name}": tensor for name, tensor in stashed.items()}
         if self.verifier.recurrent_state is not None:
             recurrent = self.verifier.recurrent_state.tensors()
-            named |= {f"recurrent {name}": each for name, each in recurrent.items()}
+            named |= {f"recurrent {name}": tensor for name, tensor in recurrent.items()}
         for runner in self.runners:
             held = runner.memory_names()["state"]
-            named |= {f"{runner.mode.name} {name}": each for name, each in held.items()}
-        by_memory = {(each.data_ptr(), each.shape): name for name, each in reversed(named.items())}
+            named |= {f"{runner.mode.name} {name}": tensor for name, tensor in held.items()}
+        by_memory = {(t.data_ptr(), t.shape): name for name, t in reversed(named.items())}
         return {name: named[name] for name in reversed(by_memory.values())}
 
     def draft_and_verify(
@@ -155,3 +178,20 @@ class DeviceStep:
         with scope("extend"):
             self.drafter.extend(result.verified)
         return result.report
+
+    def warm_up(self, backend: Backend, functions: Iterable[Callable[[], None]]) -> None:
+        """Run functions without a graph, one after the other, and wait for each.
+
+        Args:
+            backend: Backend of the graphs that are captured next.
+            functions: What to run, so that its kernels are compiled.
+
+        Raises:
+            CaptureError: A function raised an exception.
+        """
+        try:
+            with backend.session(), torch.no_grad():
+                for function in functions:
+                    backend.warm_up(function)
+        except CaptureFailure as failure:
+            raise capture_error(self.verifier.runner.mode, 1, failure) from failure.__cause__

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from graphkit.config import require_int
+from graphkit.errors import ConfigError, OutputError
+from graphkit.runners import Runner
+from graphkit.spec.signatures import signature_mismatch
 from graphkit.step.context import EngineContext
-from graphkit.step.step_tensors import DraftTree, PrefillChunk, Verified
+from graphkit.step.step_tensors import ChainTree, DraftTree, PrefillChunk, Verified
 
-if TYPE_CHECKING:
-    import torch
-
-    from graphkit.runners import Runner
+_METHODS = ("prepare", "prefill", "draft", "extend", "extend_accepted")
 
 
 class Drafter(ABC):
@@ -100,3 +103,111 @@ class Drafter(ABC):
             verified: Result of the step, for all its requests.
             num_accepted_tokens: Accepted rows of each request, on the host; 0 if it has finished.
         """
+
+
+class NullDrafter(Drafter):
+    """Proposes no drafts: every tree is its bonus token."""
+
+    def prepare(self, context: EngineContext) -> None:
+        """Check that verify has one row per request. See ``Drafter.prepare``."""
+        if context.verify_width != 1:
+            raise ConfigError(
+                f"SpeculativeEngine has no drafter, but num_draft_tokens is "
+                f"{context.spec.num_draft_tokens}, which verifies {context.verify_width} rows per "
+                "request. Pass a drafter, or set num_draft_tokens to 1.",
+                field="num_draft_tokens",
+            )
+        self._tree = ChainTree(1, 1, context.sizes.max_batch_size, context.device)
+
+    @property
+    def max_path(self) -> int:
+        """One: the bonus token."""
+        return 1
+
+    def prefill(self, chunk: PrefillChunk) -> None:
+        """Do nothing."""
+
+    def draft(
+        self,
+        req_pool_indices: torch.Tensor,  # noqa: ARG002
+        seq_lens: torch.Tensor,  # noqa: ARG002
+        bonus_tokens: torch.Tensor,
+    ) -> DraftTree:
+        """Return trees of one node, the bonus token."""
+        return self._tree.of(bonus_tokens[:, None])
+
+    def extend(self, verified: Verified) -> None:
+        """Do nothing."""
+
+    def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:
+        """Do nothing."""
+
+
+def prepare_drafter(drafter: object, context: EngineContext) -> Drafter:
+    """Check a drafter, prepare it, and check what ``prepare`` has set.
+
+    Raises:
+        ConfigError: It is not a ``Drafter``, an override has another signature, ``runners`` is not
+            a tuple of runners, or a number is out of range.
+    """
+    if not isinstance(drafter, Drafter):
+        raise ConfigError(
+            f"drafter is {drafter!r}, expected an instance of Drafter or None.", field="drafter"
+        )
+    for name in _METHODS:
+        if mismatch := signature_mismatch(drafter, name, Drafter):
+            raise ConfigError(mismatch, field="drafter")
+    drafter.prepare(context)
+    owner = type(drafter).__name__
+    runners: object = drafter.runners
+    if not isinstance(runners, Sequence) or not all(isinstance(r, Runner) for r in runners):
+        raise ConfigError(
+            f"{owner}.runners is {runners!r}, expected a tuple of runners. Set it in prepare.",
+            field="runners",
+        )
+    require_int(owner, "max_path", drafter.max_path)
+    require_int(owner, "slots_needed", drafter.slots_needed, least=0)
+    return drafter
+
+
+def check_draft_width(owner: str, context: EngineContext) -> None:
+    """Check that trees of ``num_draft_tokens`` nodes fit the algorithm's verify.
+
+    A chain may have fewer nodes than verify: the rest of the rows is then not accepted.
+
+    Args:
+        owner: Name of the drafter's class, for messages.
+        context: The engine's.
+
+    Raises:
+        ConfigError: Verify has fewer rows than the trees have nodes, or more than a tree has.
+    """
+    spec, width = context.spec, context.verify_width
+    if width == spec.num_draft_tokens or (width > spec.num_draft_tokens and spec.topk == 1):
+        return
+    remedy = "" if width < spec.num_draft_tokens else ", or topk to 1: a chain may have fewer nodes"
+    raise ConfigError(
+        f"{spec.resolved!r} verifies {width} rows per request, but {owner} drafts "
+        f"{spec.num_draft_tokens} nodes, SpecConfig.num_draft_tokens. Set num_draft_tokens to "
+        f"{width}{remedy}.",
+        field="num_draft_tokens",
+    )
+
+
+def require_hidden_states(owner: str, hidden_states: torch.Tensor | None) -> torch.Tensor:
+    """Return the target's hidden states.
+
+    Args:
+        owner: Name of the class of the drafter that reads them, for messages.
+        hidden_states: What the target's forward returned.
+
+    Raises:
+        OutputError: It returned none.
+    """
+    if hidden_states is None:
+        raise OutputError(
+            f"the target's forward returned no hidden_states, but the draft model of {owner} reads "
+            "them. Return ForwardOutput(hidden_states=...), or use an algorithm whose "
+            "is_standalone() is True."
+        )
+    return hidden_states

@@ -15,22 +15,17 @@ import torch
 from graphkit.buffers import AcceptedCounts, DraftExtendInputs, DraftInputs
 from graphkit.errors import ConfigError
 from graphkit.ops import create_extend_after_decode_spec_info
-from graphkit.ops.argmax import argmax_rows
-from graphkit.ops.draft_rows import first_draft_rows
-from graphkit.ops.target_rows import extend_rows
-from graphkit.ops.top_candidates import top_candidates
+from graphkit.ops.logits import argmax_rows, top_candidates
+from graphkit.ops.step_rows import extend_rows, first_draft_rows
 from graphkit.runners import (
     DraftExtendOutput,
     DraftExtendRunner,
     DraftExtendV2Runner,
     DraftRunner,
 )
-from graphkit.step.chain_tree import ChainTree
 from graphkit.step.context import EngineContext, EngineModel
-from graphkit.step.drafter import Drafter
-from graphkit.step.drafter_checks import check_draft_width, require_hidden_states
-from graphkit.step.step_tensors import DraftTree, PrefillChunk, Verified
-from graphkit.step.transfers import to_device
+from graphkit.step.drafter import Drafter, check_draft_width, require_hidden_states
+from graphkit.step.step_tensors import ChainTree, DraftTree, PrefillChunk, Verified, to_device
 
 
 class EagleDrafter(Drafter):

@@ -7,15 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from graphkit.buffers import AcceptedCounts, MultiLayerDraftExtendInputs
-from graphkit.ops.target_rows import extend_rows
+from graphkit.ops.step_rows import extend_rows
 from graphkit.runners import MultiLayerEagleRunner
 from graphkit.runners.tree_growth import TreeGrowth
-from graphkit.step.chain_tree import ChainTree
 from graphkit.step.context import EngineContext, EngineModel
-from graphkit.step.drafter import Drafter
-from graphkit.step.drafter_checks import check_draft_width, require_hidden_states
-from graphkit.step.step_tensors import DraftTree, PrefillChunk, Verified
-from graphkit.step.transfers import to_device
+from graphkit.step.drafter import Drafter, check_draft_width, require_hidden_states
+from graphkit.step.step_tensors import ChainTree, DraftTree, PrefillChunk, Verified, to_device
 
 
 class MultiLayerDrafter(Drafter):

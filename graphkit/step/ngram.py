@@ -10,10 +10,9 @@ from collections.abc import Sequence
 import torch
 
 from graphkit.ops.ngram import append_tokens, ngram_drafts
-from graphkit.step.chain_tree import ChainTree
 from graphkit.step.context import EngineContext
 from graphkit.step.drafter import Drafter
-from graphkit.step.step_tensors import DraftTree, PrefillChunk, Verified
+from graphkit.step.step_tensors import ChainTree, DraftTree, PrefillChunk, Verified
 
 
 class NgramDrafter(Drafter):

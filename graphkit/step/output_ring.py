@@ -158,7 +158,7 @@ class StepReport:
     @property
     def requests(self) -> list[RequestReport]:
         """What the step did for each request that took part, in the order of the batch."""
-        return [_request_of(row) for row in self.rows]
+        return [_request_report(row) for row in self.rows]
 
 
 class OutputRing:
@@ -254,7 +254,7 @@ def _fence() -> None:
         pass
 
 
-def _request_of(row: Sequence[int]) -> RequestReport:
+def _request_report(row: Sequence[int]) -> RequestReport:
     return RequestReport(
         req_pool_index=row[Report.ROW],
         tokens=tuple(row[Report.TOKENS : Report.TOKENS + row[Report.NEW]]),

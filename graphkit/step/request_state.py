@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import torch
 
-from graphkit.ops.begin_step import begin_step
-from graphkit.ops.finish_step import finish_step
+from graphkit.errors import InputError
+from graphkit.ops.step_state import begin_step, finish_step
 from graphkit.step.sampling_params import MAX_STOP_IDS, SamplingParams
-from graphkit.step.transfers import to_device
+from graphkit.step.step_tensors import to_device
+
+_INT = {int}
+"""Types of the elements of the usual list, which needs no numpy."""
 
 
 class RequestState:
@@ -18,7 +21,7 @@ class RequestState:
 
     Row 0 belongs to pads. It never changes: one committed token and no tokens remaining, so that a
     pad reads KV slot 0 and ends at once. Tensors keep their addresses, so captured graphs may hold
-    them. A row is admitted before its first step and released after its last one.
+    them. A row is assigned before its first step and released after its last one.
 
     Args:
         rows: Request rows, row 0 excluded.
@@ -54,9 +57,46 @@ class RequestState:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return every tensor by name."""
-        return {name: each for name, each in vars(self).items() if isinstance(each, torch.Tensor)}
+        members = vars(self).items()
+        return {name: value for name, value in members if isinstance(value, torch.Tensor)}
 
-    def admit(self, row: int, length: int, sampling: SamplingParams, max_new_tokens: int) -> None:
+    def valid_rows(
+        self,
+        req_pool_indices: Sequence[int],
+        until: Collection[int] = (),
+        *,
+        may_be_empty: bool = False,
+    ) -> list[int]:
+        """Return request rows as a list.
+
+        Args:
+            req_pool_indices: Distinct rows, the row of pads excluded.
+            until: Some of the rows.
+            may_be_empty: Whether there may be no rows.
+
+        Raises:
+            InputError: A value is not a row or occurs twice, or ``until`` has another one.
+        """
+        field, rows = "req_pool_indices", req_pool_indices
+        if type(rows) is not list or {*map(type, rows)} != _INT:
+            rows = _listed(req_pool_indices)
+        if not rows:
+            if may_be_empty:
+                return rows
+            raise _error(field, req_pool_indices, "a sequence of ints, at least one")
+        distinct = {*rows}
+        if len(distinct) < len(rows) or min(distinct) < 1 or max(distinct) > self.last_row:
+            expected = f"distinct rows from 1 to {self.last_row}: row 0 belongs to pads"
+            raise _error(field, req_pool_indices, expected)
+        try:
+            is_subset = distinct.issuperset(until)
+        except TypeError:
+            is_subset = False
+        if not is_subset:
+            raise _error("until", until, f"rows of the batch: {sorted(distinct)}")
+        return rows
+
+    def assign(self, row: int, length: int, sampling: SamplingParams, max_new_tokens: int) -> None:
         """Set the state of a request whose prompt is being prefilled; enqueues only.
 
         Args:
@@ -95,7 +135,7 @@ class RequestState:
     def running(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return rows, committed tokens and newest tokens, with row 0 for ended requests.
 
-        See ``ops.begin_step``.
+        See ``ops.step_state``.
         """
         return begin_step(rows, self.remaining, self.seq_lens, self.bonus_tokens)
 
@@ -106,8 +146,24 @@ class RequestState:
         num_accepted_tokens: torch.Tensor,
         longest_path: int,
     ) -> torch.Tensor:
-        """Commit the accepted tokens of a step and return its report; see ``ops.finish_step``."""
+        """Commit the accepted tokens of a step and return its report; see ``ops.step_state``."""
         return finish_step(
             rows, predict, num_accepted_tokens, self.stop_ids, self.seq_lens, self.bonus_tokens,
             self.remaining, longest_path,
         )  # fmt: skip
+
+
+def _listed(req_pool_indices: Sequence[int]) -> list[int]:
+    """Return the ints of a sequence of any type, such as an array."""
+    try:
+        rows = np.asarray(req_pool_indices)
+    except (TypeError, ValueError) as error:  # such as lists of different lengths
+        raise _error("req_pool_indices", req_pool_indices, "a sequence of ints") from error
+    if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
+        raise _error("req_pool_indices", req_pool_indices, "a sequence of ints")
+    listed: list[int] = rows.tolist()
+    return listed
+
+
+def _error(field: str, value: object, expected: str) -> InputError:
+    return InputError(f"{field} is {value!r}, expected {expected}.", field=field)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 
 from graphkit.config import is_int, require_int
-from graphkit.errors import ConfigError, InputError
+from graphkit.errors import ConfigError
 
 MAX_STOP_IDS = 16
 """Stop tokens of one request."""
@@ -124,33 +124,6 @@ class SamplingParams:
             return self
         seed = ((base + 1) * _GOLDEN_RATIO + number) % 2**_SEED_BITS
         return replace(self, seed=seed)
-
-
-def validate_sampling(sampling: object, *, vocab_size: int) -> SamplingParams:
-    """Return the parameters of a request; ``None`` selects the defaults.
-
-    Args:
-        sampling: What the caller passed.
-        vocab_size: Size of the target's vocabulary.
-
-    Raises:
-        InputError: ``sampling`` is of another type, or a stop token is outside the vocabulary.
-    """
-    if sampling is None:
-        return SamplingParams()
-    if not isinstance(sampling, SamplingParams):
-        raise InputError(
-            f"sampling must be a graphkit.SamplingParams or None, got {sampling!r}.",
-            field="sampling",
-        )
-    largest = max(sampling.stop_token_ids, default=0)
-    if largest >= vocab_size:
-        raise InputError(
-            f"SamplingParams.stop_token_ids has {largest}, but the vocabulary has {vocab_size} "
-            f"tokens. Use ids from 0 to {vocab_size - 1}.",
-            field="stop_token_ids",
-        )
-    return sampling
 
 
 def _number(value: object) -> float:

@@ -1,4 +1,4 @@
-"""Checks that each request has KV slots for all its tokens, and shares them with none.
+"""Checks that each request has KV slots for all its tokens, and shares them with no other.
 
 Suffixes: B requests, C positions of each.
 """

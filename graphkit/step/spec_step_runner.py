@@ -22,18 +22,16 @@ from graphkit.records import CaptureRecord, ReplayStats, SizeRecord
 from graphkit.runners import StepRunner
 from graphkit.runners.dispatch import Reason
 from graphkit.spec import SpecConfig
-from graphkit.step.context import EngineContext, EngineModel
-from graphkit.step.device_loops import DeviceLoops, SpecStepInputs, SpecStepOutput
-from graphkit.step.device_step import DeviceStep, StepResult
+from graphkit.step.admission import Admission
+from graphkit.step.context import EngineContext, EngineModel, StepOptions
+from graphkit.step.device_loops import DeviceLoops
+from graphkit.step.device_step import DeviceStep, SpecStepInputs, SpecStepOutput, StepResult
 from graphkit.step.drafter import Drafter
-from graphkit.step.prefill import Prefill
-from graphkit.step.prompts import validate_prompt
-from graphkit.step.request_rows import validate_rows
 from graphkit.step.request_state import RequestState
-from graphkit.step.sampling_params import SamplingParams, validate_sampling
+from graphkit.step.sampling_params import SamplingParams
 from graphkit.step.slot_checks import SlotChecks
 from graphkit.step.step_stream import StepStream
-from graphkit.step.transfers import to_device
+from graphkit.step.step_tensors import to_device
 
 logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
@@ -95,86 +93,62 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         group: RankGroup | None = None,
         check: bool | None = None,
     ) -> None:
-        context = EngineContext.create(
-            target,
-            spec,
-            sizes,
-            owner="SpecStepRunner",
-            generation="v3",
+        options = StepOptions(
             backend=backend_for(device, backend),
             batch_sizes=batch_sizes,
             chunked_prefill_size=chunked_prefill_size,
             check=check,
+            is_greedy=is_greedy,
+            ring_entries=ring_entries,
+            group=group,
         )
+        context = EngineContext.create(target, spec, sizes, options, owner="SpecStepRunner")
         check_unused("SpecStepRunner", target.pools, allocates=False)
         step = DeviceStep(target, drafter, context)
-        self._set_up(step, is_greedy, chunked_prefill_size, ring_entries, group)
+        self._set_up(step, options)
         self._use: PoolUse | None = PoolUse("SpecStepRunner", step.pools, allocates=False)
 
     @classmethod
-    def from_step(
-        cls,
-        step: DeviceStep,
-        *,
-        is_greedy: bool = False,
-        chunked_prefill_size: int = 512,
-        ring_entries: int = 256,
-        group: RankGroup | None = None,
-    ) -> Self:
+    def from_step(cls, step: DeviceStep, options: StepOptions | None = None) -> Self:
         """Create a runner of an existing step, whose pools the caller has reserved.
 
-        Arguments and errors are those of the constructor.
+        Args:
+            step: The step.
+            options: Their ``is_greedy``, ``ring_entries`` and ``group`` are read; ``None`` selects
+                the step's ``context.options``.
+
+        Raises:
+            ConfigError: The drafter needs the host.
         """
         runner = cls.__new__(cls)
-        runner._set_up(step, is_greedy, chunked_prefill_size, ring_entries, group)
+        runner._set_up(step, step.context.options if options is None else options)
         return runner
 
-    def _set_up(
-        self,
-        step: DeviceStep,
-        is_greedy: bool,
-        chunked_prefill_size: int,
-        ring_entries: int,
-        group: RankGroup | None,
-    ) -> None:
-        require_int("SpecStepRunner", "ring_entries", ring_entries)
+    def _set_up(self, step: DeviceStep, options: StepOptions) -> None:
         if reason := step.host_reason:
             raise ConfigError(f"the step cannot run without the host: {reason}.", field="drafter")
         context, self.device_step = step.context, step
-        backend: Backend = context.runner_options["backend"]
-        self._is_greedy, self._prefill = is_greedy, Prefill(step, chunked_prefill_size)
-        self._admitted = 0
+        self._is_greedy, self._use = options.is_greedy, None
         super().__init__(
             self._whole_step,
             inputs=SpecStepInputs,
             output=SpecStepOutput,
             spec=context.spec,
             sizes=context.sizes,
-            backend=backend,
-            batch_sizes=context.runner_options["batch_sizes"],
             tokens_per_request=1,
-            group=group,
-            check=context.is_checking,
+            group=options.group,
+            **context.runner_options,
         )
-        self._use = None
         for runner in step.runners:  # their eager runs are parts of this step
             runner.dispatch.counts_fallbacks = False
+        slots_per_row = context.req_to_token.shape[1]
+        self._admission = Admission(step, context_limit=slots_per_row - self.slots_ahead)
         self._slot_checks = SlotChecks(
             step.state, context.req_to_token, step.slots_ahead, context.sizes.page_size,
             context.kv_slots + context.sizes.page_size,
         )  # fmt: skip
-        capturing = self.capturing_backend()
-        self.loop_refusal = capturing.loop_refusal
-        self._loops = DeviceLoops(
-            self.buffers,
-            self.table,
-            capturing,
-            self.spec,
-            self.sizes,
-            step.max_path,
-            ring_entries,
-            group,
-        )
+        self._loops = DeviceLoops(self, step.max_path, options.ring_entries)
+        self.loop_refusal = self._loops.refusal
 
     @property
     def state(self) -> RequestState:
@@ -224,28 +198,24 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         """
         self._require_open("admit")
         self._report_checks()
-        sampling = validate_sampling(sampling, vocab_size=self.sizes.vocab_size)
-        limit = sampling.max_new_tokens if max_new_tokens is None else max_new_tokens
+        self.state.valid_rows([req_pool_index])
+        prompt, params = self._admission.check(prompt_ids, sampling)
+        limit = params.max_new_tokens if max_new_tokens is None else max_new_tokens
         require_int("admit", "max_new_tokens", limit)
-        self._validated([req_pool_index])
-        room = self.device_step.context.req_to_token.shape[1] - self.slots_ahead
-        prompt = validate_prompt(prompt_ids, vocab_size=self.sizes.vocab_size, context_limit=room)
-        if len(prompt) + limit > room:
+        if len(prompt) + limit > self._admission.context_limit:
             raise InputError(
                 f"the prompt has {len(prompt)} tokens and max_new_tokens is {limit}, but a row of "
-                f"req_to_token has {room} slots besides slots_ahead. Reduce max_new_tokens, or "
-                "enlarge the ReqToTokenPool.",
+                f"req_to_token has {self._admission.context_limit} slots besides slots_ahead. "
+                "Reduce max_new_tokens, or enlarge the ReqToTokenPool.",
                 field="max_new_tokens",
             )
-        if self._is_greedy and sampling.temperature:
+        if self._is_greedy and params.temperature:
             raise InputError(
-                f"the request has temperature {sampling.temperature}, but the runner was created "
+                f"the request has temperature {params.temperature}, but the runner was created "
                 "with is_greedy=True. Use temperature 0, or a runner that samples.",
                 field="temperature",
             )
-        self._admitted += 1
-        seeded = sampling.with_seed(0, self._admitted)
-        return self._on_ranks(self._prefill_prompt, req_pool_index, prompt, seeded, limit)
+        return self._on_ranks(self._prefill, req_pool_index, prompt, params, limit)
 
     def release(self, req_pool_indices: Sequence[int]) -> None:
         """Make rows pads of all later launches and replays. Enqueues only.
@@ -257,7 +227,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             ReplayError: The runner is closed.
         """
         self._require_open("release")
-        rows = validate_rows(req_pool_indices, self.state.last_row, may_be_empty=True)
+        rows = self.state.valid_rows(req_pool_indices, may_be_empty=True)
         self.join_loops()
         self.state.release(to_device(rows, self.device))
 
@@ -294,7 +264,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         """
         if self.status != "planned":
             return super().capture()  # raises
-        self._prefill.warm_up(self.capturing_backend())
+        self._admission.warm_up(self.capturing_backend())
         if self.loop_refusal:
             logger.warning("%s runs no device loops: %s.", self.mode.name, self.loop_refusal)
         else:
@@ -414,7 +384,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
                     self._loops.close()
 
     def _shared_settings(self) -> dict[str, str]:
-        inner = [f"{each.mode.name} {each.sizes}" for each in self.device_step.runners]
+        inner = [f"{runner.mode.name} {runner.sizes}" for runner in self.device_step.runners]
         return {
             **super()._shared_settings(),
             "spec": repr(self.device_step.context.spec),
@@ -426,14 +396,14 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
     def _on_ranks(self, call: Callable[..., ResultT], *arguments: Any) -> ResultT:
         return call(*arguments) if self.group is None else self.group.run(call, *arguments)
 
-    def _prefill_prompt(
+    def _prefill(
         self, row: int, prompt: Sequence[int], sampling: SamplingParams, limit: int
     ) -> torch.Tensor:
         self.join_loops()
         self._slot_checks.enqueue_row(row, len(prompt) + limit + self.slots_ahead)
         if self.device.type == "cpu":
             self._slot_checks.report()
-        return self._prefill.run(row, prompt, sampling, limit)
+        return self._admission.prefill(row, prompt, sampling, limit)
 
     def _checked_replay(
         self, replay: Callable[[SpecStepInputs], SpecStepOutput], batch: SpecStepInputs
@@ -446,7 +416,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
     ) -> StepStream:
         self._report_checks()
         require_int("launch", "max_steps", max_steps)
-        rows = self._validated(req_pool_indices, until)
+        rows = self.state.valid_rows(req_pool_indices, until)
         return self._loops.launch(
             rows, frozenset(until), max_steps, is_greedy=self.state.is_greedy(rows)
         )
@@ -461,9 +431,6 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
     def _refuse_launch(self) -> NoReturn:
         self._require_captured("launch")
         raise ReplayError(f"launch is not available: {self.loop_refusal}. Use replay(batch).")
-
-    def _validated(self, rows: Sequence[int], until: Collection[int] = ()) -> list[int]:
-        return validate_rows(rows, self.state.last_row, until)
 
     def _report_checks(self) -> None:
         try:

@@ -138,7 +138,7 @@ class StepStream:
         self._reader, self._launch, self._received = reader, launch, received
         self._block: StepBlock | None = None
         self._offsets: Iterator[int] = iter(())
-        """Places of the unread steps of ``_block``; those of ``_received`` follow."""
+        """Offsets of the unread steps of ``_block``; the steps of ``_received`` follow."""
 
     @property
     def end(self) -> LoopEnd | None:

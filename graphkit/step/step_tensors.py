@@ -6,8 +6,9 @@ V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -41,15 +42,10 @@ class DraftTree:
     But which tokens a seed gives depends on the drafter, the tree and the draft length then. At
     temperature 0 they have no effect.
 
-    Attributes:
-        positions: For the drafter's own use, such as ``build_tree``'s result; never read by the
-            engine.
-
     Shapes:
-        draft_tokens: [B * W] int64. positions: [B * W] int64 or ``None``.
+        draft_tokens: [B * W] int64.
         tree_mask: [B, W, W] bool; entry [b, i, j] is set if node i attends to node j, which is i
             itself or an ancestor.
-        retrieve_index: [B, W] int64, flat row ``b * W + i`` of each node.
         retrieve_next_token: [B, W] int64, first child of each node, -1 if it has none.
         retrieve_next_sibling: [B, W] int64, next child of the same parent, -1 if there is none.
         draft_probs: [B * W, V] float32 or ``None``, the distribution that the children of each node
@@ -58,10 +54,8 @@ class DraftTree:
 
     draft_tokens: torch.Tensor
     tree_mask: torch.Tensor
-    retrieve_index: torch.Tensor
     retrieve_next_token: torch.Tensor
     retrieve_next_sibling: torch.Tensor
-    positions: torch.Tensor | None = None
     draft_probs: torch.Tensor | None = None
 
     @classmethod
@@ -82,7 +76,7 @@ class DraftTree:
             spec: Gives S, K and W.
         """
         with scope("build"):
-            mask, positions, index, next_token, next_sibling, tokens = build_tree(
+            mask, _, _, next_token, next_sibling, tokens = build_tree(
                 bonus_tokens,
                 candidates["parent_list"],
                 candidates["top_scores_index"],
@@ -94,11 +88,69 @@ class DraftTree:
             )
         return cls(
             draft_tokens=tokens,
-            positions=positions,
             tree_mask=mask,
-            retrieve_index=index,
             retrieve_next_token=next_token,
             retrieve_next_sibling=next_sibling,
+        )
+
+
+class ChainTree:
+    """A tree of fixed shape: K chains that start at the root, with lengths as equal as W allows.
+
+    Waits for the device when it is created, and never again.
+
+    Args:
+        topk: Number of chains (K).
+        width: Number of nodes, the root included (W).
+        max_batch_size: Most requests of a batch (M).
+        device: The device of the tensors.
+        drafted: Nodes that drafts can occupy, the root included; the others hold token 0 and are
+            linked to none, so that they are never accepted. ``None`` selects all.
+
+    Attributes:
+        max_depth: Depth of the longest chain.
+    """
+
+    def __init__(
+        self,
+        topk: int,
+        width: int,
+        max_batch_size: int,
+        device: torch.device,
+        *,
+        drafted: int | None = None,
+    ) -> None:
+        linked = width if drafted is None else drafted
+        chain = [(node - 1) % topk for node in range(1, width)]
+        depth = [(node - 1) // topk + 1 for node in range(1, width)]
+        child = [node + topk if node + topk < linked else -1 for node in range(1, width)]
+        sibling = [node + 1 if node < min(topk, linked - 1) else -1 for node in range(1, width)]
+        self.max_depth = max(depth[: linked - 1], default=0)
+        chain_of, depth_of = to_device([0, *chain], device), to_device([0, *depth], device)
+        mask = (chain_of[:, None] == chain_of) & (depth_of[:, None] >= depth_of)
+        mask[:, 0] = True
+        next_token = to_device([1 if linked > 1 else -1, *child], device)
+        next_sibling = to_device([-1, *sibling], device)
+        self._masks = mask.repeat(max_batch_size, 1, 1)
+        self._next_tokens = next_token.repeat(max_batch_size, 1)
+        self._next_siblings = next_sibling.repeat(max_batch_size, 1)
+        self._undrafted = torch.zeros(max_batch_size, width - linked, dtype=torch.int64).to(device)
+
+    def of(self, draft_tokens: torch.Tensor) -> DraftTree:
+        """Return the trees of some tokens. Enqueues nothing if drafts can occupy all nodes.
+
+        Args:
+            draft_tokens: Token of each node that drafts can occupy, [B, W] int64 if these are all;
+                that of the root is not read.
+        """
+        requests = len(draft_tokens)
+        if self._undrafted.shape[1]:
+            draft_tokens = torch.cat([draft_tokens, self._undrafted[:requests]], 1)
+        return DraftTree(
+            draft_tokens=draft_tokens.flatten(),
+            tree_mask=self._masks[:requests],
+            retrieve_next_token=self._next_tokens[:requests],
+            retrieve_next_sibling=self._next_siblings[:requests],
         )
 
 
@@ -135,13 +187,6 @@ class Verified:
         result: torch.Tensor = self.seq_lens + self.counts.num_accepted_tokens
         return result
 
-    @property
-    def bonus_tokens(self) -> torch.Tensor:
-        """The target's token after each accepted path, [B] int64."""
-        predict = self.predict.view(len(self.seq_lens), -1)
-        bonus: torch.Tensor = predict.gather(1, self.counts.num_accepted_drafts.long()[:, None])
-        return bonus[:, 0]
-
     def front(self, width: int) -> Verified:
         """Return the first rows of every request, copied unless these are all.
 
@@ -152,14 +197,14 @@ class Verified:
         if len(self.predict) == batch_size * width:
             return self
 
-        def front_of(rows: torch.Tensor) -> torch.Tensor:
+        def first_rows(rows: torch.Tensor) -> torch.Tensor:
             return rows.view(batch_size, -1, *rows.shape[1:])[:, :width].flatten(0, 1)
 
         return replace(
             self,
-            out_cache_loc=front_of(self.out_cache_loc),
-            predict=front_of(self.predict),
-            hidden_states=None if self.hidden_states is None else front_of(self.hidden_states),
+            out_cache_loc=first_rows(self.out_cache_loc),
+            predict=first_rows(self.predict),
+            hidden_states=None if self.hidden_states is None else first_rows(self.hidden_states),
         )
 
     def select(self, requests: torch.Tensor) -> Verified:
@@ -170,7 +215,7 @@ class Verified:
         """
         batch_size = len(self.seq_lens)
 
-        def rows_of(rows: torch.Tensor) -> torch.Tensor:
+        def selected(rows: torch.Tensor) -> torch.Tensor:
             return rows.view(batch_size, -1, *rows.shape[1:])[requests].flatten(0, 1)
 
         # Flat rows count from the first request of the selection.
@@ -180,9 +225,9 @@ class Verified:
         return Verified(
             req_pool_indices=self.req_pool_indices[requests],
             seq_lens=self.seq_lens[requests],
-            out_cache_loc=rows_of(self.out_cache_loc),
-            predict=rows_of(self.predict),
-            hidden_states=None if self.hidden_states is None else rows_of(self.hidden_states),
+            out_cache_loc=selected(self.out_cache_loc),
+            predict=selected(self.predict),
+            hidden_states=None if self.hidden_states is None else selected(self.hidden_states),
             accept_index=torch.where(index < 0, index, index + moved[:, None]).int(),
             counts=AcceptedCounts.from_tokens(self.counts.num_accepted_tokens[requests]),
         )
@@ -209,3 +254,17 @@ class PrefillChunk:
     out_cache_loc: torch.Tensor
     hidden_states: torch.Tensor | None
     is_last: bool
+
+
+def to_device(
+    values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64
+) -> torch.Tensor:
+    """Copy host numbers to the device without waiting for it."""
+    return copied_to(device, torch.tensor(values, dtype=dtype))
+
+
+def copied_to(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a CPU tensor to the device without waiting for it; return it as it is if it is there."""
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,7 @@
-"""Check of the links, the mask and the probabilities of draft trees.
+"""Checks of draft trees: types and shapes, tokens, links, mask and probabilities.
+
+Values are read only where the tensors are on the CPU, so that no check waits for the device, and in
+the checking mode (``GRAPHKIT_CHECK=1``).
 
 The mask says what each node attends to, and the links which nodes may be accepted after which. If
 they contradict each other, the target verifies other drafts than those that it accepts.
@@ -6,16 +9,88 @@ they contradict each other, the target verifies other drafts than those that it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from graphkit.errors import InputError
+from graphkit.graphs import is_capturing
+from graphkit.ops.argument_rules import describe
+from graphkit.step.context import EngineContext
+from graphkit.step.drafter import Drafter
 from graphkit.step.step_tensors import DraftTree
 
 _ROUNDING = 1e-3
 """Distance from 1 that rounding explains in a sum of probabilities."""
 _REMEDY = "Describe one tree in the links and the mask, as graphkit.ops.build_tree does."
+_TREE_TENSORS = {
+    "draft_tokens": ("[B * W]", torch.int64),
+    "tree_mask": ("[B, W, W]", torch.bool),
+    "retrieve_next_token": ("[B, W]", torch.int64),
+    "retrieve_next_sibling": ("[B, W]", torch.int64),
+    "draft_probs": ("[B * W, V]", torch.float32),
+}
+"""Shape and dtype of each tensor of a ``DraftTree`` that the verifier reads."""
+_SHAPES: dict[str, Callable[[int, int, int], tuple[int, ...]]] = {
+    "[B * W]": lambda batch_size, width, _: (batch_size * width,),
+    "[B, W]": lambda batch_size, width, _: (batch_size, width),
+    "[B, W, W]": lambda batch_size, width, _: (batch_size, width, width),
+    "[B * W, V]": lambda batch_size, width, vocab_size: (batch_size * width, vocab_size),
+}
+
+
+def check_tree(
+    drafter: Drafter,
+    tree: object,
+    seq_lens: torch.Tensor,
+    context: EngineContext,
+) -> None:
+    """Check the result of ``draft``.
+
+    Args:
+        drafter: The drafter that returned it.
+        tree: What it returned.
+        seq_lens: Committed tokens, [B]; gives the batch size and the device.
+        context: The engine's.
+
+    Raises:
+        InputError: It is not a ``DraftTree``, or a tensor has a wrong type, shape, dtype or device.
+            On the CPU and in the checking mode: a token is outside the vocabulary, or the links
+            do not form a tree or contradict the mask. In the checking mode: ``draft_probs`` are not
+            distributions. ``field`` names the tensor. Values are not checked while the step is
+            captured.
+    """
+    method = f"{type(drafter).__name__}.draft"
+    if not isinstance(tree, DraftTree):
+        found = "None" if tree is None else type(tree).__name__
+        raise InputError(f"{method} returned {found}, expected a DraftTree.", field="draft")
+    batch_size, width, device = len(seq_lens), context.verify_width, seq_lens.device
+    unread = {"tree_mask"} if context.spec.topk == 1 else set()
+    if tree.draft_probs is None:
+        unread.add("draft_probs")
+    for name, (dims, dtype) in _TREE_TENSORS.items():
+        if name in unread:
+            continue
+        tensor = getattr(tree, name)
+        if not isinstance(tensor, torch.Tensor):
+            found = type(tensor).__name__
+            raise InputError(f"{method}: {name} is {found}, expected a tensor.", field=name)
+        shape = _SHAPES[dims](batch_size, width, context.sizes.vocab_size)
+        if (tensor.shape, tensor.dtype, tensor.device) != (shape, dtype, device):
+            expected = f"{dims} = {list(shape)} {str(dtype).removeprefix('torch.')} on {device}"
+            raise InputError(
+                f"{method}: {name} is {describe(tensor)}, expected {expected} for "
+                f"{batch_size} requests and context.verify_width = {width} nodes per request.",
+                field=name,
+            )
+    if is_capturing():
+        return
+    if device.type == "cpu" or context.is_checking:
+        drafts = tree.draft_tokens.view(batch_size, width)[:, 1:]
+        _check_vocabulary(method, drafts.cpu(), context)
+        check_links(method, tree, is_chain=context.spec.topk == 1)
+    if context.is_checking and tree.draft_probs is not None:
+        check_probs(method, tree, tree.draft_probs)
 
 
 def check_links(method: str, tree: DraftTree, *, is_chain: bool) -> None:
@@ -29,15 +104,10 @@ def check_links(method: str, tree: DraftTree, *, is_chain: bool) -> None:
         is_chain: Whether the verifier takes the tree for a chain and does not read its mask.
 
     Raises:
-        InputError: A node is linked twice or out of range, an index is not that of its node, or a
-            node sees other nodes than itself and its ancestors; ``field`` names the tensor.
+        InputError: A node is linked twice or out of range, or sees other nodes than itself and its
+            ancestors; ``field`` names the tensor.
     """
-    batch_size, width = tree.retrieve_index.shape
-    if tree.retrieve_index.flatten().tolist() != list(range(batch_size * width)):
-        raise InputError(
-            f"{method}: retrieve_index is not b * {width} + i for node i of request b. {_REMEDY}",
-            field="retrieve_index",
-        )
+    batch_size, width = tree.retrieve_next_token.shape
     chain = torch.ones(width, width, dtype=torch.bool).tril()
     masks = chain.expand(batch_size, -1, -1) if is_chain else tree.tree_mask.cpu()
     links = tree.retrieve_next_token.tolist(), tree.retrieve_next_sibling.tolist()
@@ -74,6 +144,18 @@ def check_probs(method: str, tree: DraftTree, draft_probs: torch.Tensor) -> None
             f"{method}: draft_probs[{row}] has a sum of {total:.6g} or a number below 0, expected "
             "the probabilities that the children of the node were sampled from, such as a softmax.",
             field="draft_probs",
+        )
+
+
+def _check_vocabulary(method: str, drafts: torch.Tensor, context: EngineContext) -> None:
+    """Refuse drafts [B, W - 1] outside the vocabulary; reads CPU memory."""
+    tokens, vocab_size = drafts.numpy(), context.sizes.vocab_size
+    outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    if len(outside):
+        raise InputError(
+            f"{method}: draft_tokens contains {outside[0]}, expected token ids from 0 to "
+            f"{vocab_size - 1}.",
+            field="draft_tokens",
         )
 
 

@@ -10,14 +10,20 @@ from graphkit.buffers import AcceptedCounts, TargetVerifyInputs
 from graphkit.errors import ConfigError
 from graphkit.graphs import scope
 from graphkit.ops import apply_token_bitmask, compact_accepted_to_front
-from graphkit.ops.target_rows import verify_rows
-from graphkit.ops.token_bitmask import bitmask_words
+from graphkit.ops.logits import bitmask_words
+from graphkit.ops.step_rows import verify_rows
 from graphkit.runners import DecodeRunner, ForwardOutput, Runner, TargetVerifyRunner
-from graphkit.step.acceptance import Draws, Links, accept_greedily, accept_sampled, sample_tokens
+from graphkit.step.acceptance import (
+    Draws,
+    Links,
+    accept_greedily,
+    accept_sampled,
+    move_accepted_kv,
+    sample_tokens,
+)
 from graphkit.step.context import EngineContext, EngineModel
 from graphkit.step.request_state import RequestState
 from graphkit.step.step_tensors import DraftTree, Verified
-from graphkit.step.tree_path import move_accepted_kv
 
 FillBitmask = Callable[[torch.Tensor, Links], torch.Tensor]
 """Returns the token bitmask of trees, [B * W, ceil(V / 32)] int32 on the device or the CPU.
@@ -71,7 +77,7 @@ class Verifier:
             **context.runner_options,
         )
         self._all_allowed: torch.Tensor | None = None
-        if context.structured_output:  # every batch then brings a bitmask
+        if context.options.structured_output:  # every batch then brings a bitmask
             rows = context.sizes.max_batch_size * context.verify_width
             shape = rows, bitmask_words(context.sizes.vocab_size)
             self._all_allowed = torch.full(shape, -1, dtype=torch.int32, device=context.device)
@@ -182,11 +188,11 @@ class Verifier:
                 )
             )
         with scope("accept"):
-            given = candidates, links, output.next_token_logits, self._max_path
+            drafted = candidates, links, output.next_token_logits, self._max_path
             path = (
-                accept_greedily(*given)
+                accept_greedily(*drafted)
                 if is_greedy
-                else accept_sampled(*given, self._draws(rows), positions, tree.draft_probs)
+                else accept_sampled(*drafted, self._draws(rows), positions, tree.draft_probs)
             )
             accept_index, drafts = path.accept_index, path.num_accepted_drafts
             if self.recurrent_state is not None:
@@ -213,7 +219,7 @@ class Verifier:
 
     def _optional_fields(self) -> tuple[str, ...] | None:
         """Return the optional fields of verify; ``None`` selects those that the spec implies."""
-        if not self._context.structured_output:
+        if not self._context.options.structured_output:
             return None
         return ("custom_mask", "token_bitmask") if self._is_tree else ("token_bitmask",)
 

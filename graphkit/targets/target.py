@@ -154,7 +154,7 @@ class CaptureTarget:
                 f"target {self.name!r}: sample_batch({mode.name}, {batch_size}, {seed}) failed: "
                 f"{describe_exception(error)}."
             ) from error
-        inputs_type = RUNNERS[mode].buffers_type.inputs_type
+        inputs_type = RUNNERS[mode].inputs_type
         if not isinstance(batch, inputs_type):
             raise TargetError(
                 f"target {self.name!r}: sample_batch returned a {type(batch).__name__} for "

@@ -31,7 +31,7 @@ def altered(kind, alter):
 
 def with_tokens(tree, change):
     """Return the tree with ``change`` applied to a copy of its tokens, [B, W]."""
-    tokens = tree.draft_tokens.view_as(tree.retrieve_index).clone()
+    tokens = tree.draft_tokens.view_as(tree.retrieve_next_token).clone()
     change(tokens)
     return replace(tree, draft_tokens=tokens.flatten())
 
@@ -40,21 +40,12 @@ def wrong_root(tree):
     return with_tokens(tree, lambda tokens: tokens[:, 0].copy_((tokens[:, 0] + 1) % 96))
 
 
-def wrong_positions(tree):
-    rows = tree.draft_tokens.numel()
-    return replace(tree, positions=torch.arange(rows, device=tree.draft_tokens.device) + 1)
-
-
-def no_positions(tree):
-    return replace(tree, positions=None)
-
-
 def random_tokens(tree):
     return with_tokens(tree, lambda tokens: tokens[:, 1:].random_(96))
 
 
 def wrong_everything(tree):
-    return wrong_positions(random_tokens(wrong_root(tree)))
+    return random_tokens(wrong_root(tree))
 
 
 def check_lossless(engine, task, captured):
@@ -66,9 +57,7 @@ def check_lossless(engine, task, captured):
 
 
 class TestLossless:
-    @pytest.mark.parametrize(
-        "alter", [wrong_root, wrong_positions, no_positions, random_tokens, wrong_everything]
-    )
+    @pytest.mark.parametrize("alter", [wrong_root, random_tokens, wrong_everything])
     @pytest.mark.parametrize("kind", [EagleDrafter, NgramDrafter])
     @chain_and_tree
     @each_generation
@@ -100,9 +89,9 @@ class TestLossless:
     @chain_and_tree
     @each_generation
     def test_a_wrong_root_costs_no_accepted_draft(self, make_engine, task, generation, topk):
-        """The engine replaces root and positions; it does not discard the tree."""
+        """The engine replaces the root; it does not discard the tree."""
         lengths = []
-        for alter in (lambda tree: tree, lambda tree: wrong_positions(wrong_root(tree))):
+        for alter in (lambda tree: tree, wrong_root):
             engine = make_engine(
                 topk=topk, generation=generation, drafter=altered(EagleDrafter, alter)
             )
@@ -174,9 +163,9 @@ class TestInvalidTrees:
             "draft_tokens",
         ),
         (
-            lambda tree: replace(tree, retrieve_index=tree.retrieve_index.int()),
-            r"retrieve_index is \[2, \d+\] int32 on \S+, expected \[B, W\]",
-            "retrieve_index",
+            lambda tree: replace(tree, retrieve_next_token=tree.retrieve_next_token.int()),
+            r"retrieve_next_token is \[2, \d+\] int32 on \S+, expected \[B, W\]",
+            "retrieve_next_token",
         ),
         (
             lambda tree: replace(tree, retrieve_next_token=tree.retrieve_next_token.flatten()),

@@ -19,6 +19,12 @@ from graphkit.spec import ForwardMode
 from graphkit.step import SpecStepInputs, SpecStepRunner, StepStream
 
 
+def runner_of(engine, **changes):
+    """Return another runner of the step of an engine, with other options."""
+    step = engine.runners[0].device_step
+    return SpecStepRunner.from_step(step, dataclasses.replace(step.context.options, **changes))
+
+
 def run(engine):
     while engine.has_work:
         engine.step()
@@ -160,7 +166,7 @@ class TestRunner:
     def runner(self, make_engine, task, captured):
         if not captured:
             engine = make_engine(generation="v3", batch_sizes=[1, 2, 4], max_batch_size=4)
-            runner = SpecStepRunner.from_step(engine.runners[0].device_step, ring_entries=6)
+            runner = runner_of(engine, ring_entries=6)
             runner.capture()
             captured["runner"] = runner
         runner = captured["runner"]
@@ -427,7 +433,7 @@ def interrupt(*_):
 
 def test_a_greedy_runner_refuses_a_temperature(make_engine):
     engine = make_engine(generation="v3")
-    runner = SpecStepRunner.from_step(engine.runners[0].device_step, is_greedy=True)
+    runner = runner_of(engine, is_greedy=True)
     with pytest.raises(InputError, match=r"temperature 0\.5, but the runner was created with"):
         runner.admit(1, [1], SamplingParams(temperature=0.5))
 
@@ -452,7 +458,7 @@ def test_launch_needs_a_capture(make_engine):
 def test_launches_that_are_not_read_run_one_after_the_other(make_engine, task):
     """Also more than the mailbox holds: a launch then waits for the oldest loop, which ends."""
     engine = make_engine(generation="v3", batch_sizes=[2], max_batch_size=2)
-    with SpecStepRunner.from_step(engine.runners[0].device_step, is_greedy=True) as runner:
+    with runner_of(engine, is_greedy=True) as runner:
         runner.capture()
         context, found = runner.device_step.context, {}
         for row in (1, 2):

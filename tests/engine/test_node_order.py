@@ -45,7 +45,6 @@ class Shuffled(ErringOracle):
         return DraftTree(
             draft_tokens=tree.draft_tokens.view_as(orders).gather(1, orders).flatten(),
             tree_mask=tree.tree_mask[request[:, :, None], orders[:, :, None], orders[:, None]],
-            retrieve_index=tree.retrieve_index,
             retrieve_next_token=children,
             retrieve_next_sibling=moved(links[1]),
         )

@@ -13,11 +13,11 @@ import torch
 from graphkit.config import BufferSizes
 from graphkit.engine import SamplingParams, SpeculativeEngine
 from graphkit.ops import philox_uniform
+from graphkit.ops.sampling import target_samples
 from graphkit.ops.target_probs import target_probs
-from graphkit.ops.target_samples import target_samples
 from graphkit.spec import CustomSpecAlgorithm, SpecConfig
 from graphkit.step import SpecStepInputs, SpecStepRunner
-from graphkit.step.chain_tree import ChainTree
+from graphkit.step.step_tensors import ChainTree
 from table_models import StatelessDrafter, filtered, table_model
 
 pytestmark = pytest.mark.slow

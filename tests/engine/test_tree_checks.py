@@ -23,7 +23,6 @@ ALTERED = (
     ("retrieve_next_sibling", (0, 1), 1, "request 0 contains node 1, which is linked twice"),
     ("retrieve_next_sibling", (0, 2), WIDTH, "contains node 5, which does not exist"),
     ("retrieve_next_token", (1, 4), -2, "contains node -2, which does not exist"),
-    ("retrieve_index", (1, 0), 0, "is not b * 5 + i for node i of request b"),
 )
 """Tensor of the tree, index in it, another value, and part of the error."""
 
@@ -38,11 +37,9 @@ def tree_of(parents, batch_size=2):
         (sibling if older else child)[older[-1] if older else parents[node]] = node
         mask[node] |= mask[parents[node]]
     repeated = torch.tensor([child, sibling]).repeat(batch_size, 1, 1).unbind(1)
-    index = torch.arange(batch_size * width)
     return DraftTree(
-        draft_tokens=torch.zeros_like(index),
+        draft_tokens=torch.zeros(batch_size * width, dtype=torch.int64),
         tree_mask=mask.repeat(batch_size, 1, 1),
-        retrieve_index=index.view(batch_size, width),
         retrieve_next_token=repeated[0].contiguous(),
         retrieve_next_sibling=repeated[1].contiguous(),
     )

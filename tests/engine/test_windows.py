@@ -69,7 +69,7 @@ def test_the_text_is_that_of_plain_decoding(
 def test_without_moves_of_the_window_pool_the_text_differs(model, texts, monkeypatch):
     """The texts are sensitive to the moves: the test above cannot pass by accident."""
     made = engine(model, texts, 2, "v2")
-    pool = made._prefill._device_step.verifier.runner.attention.window_kv_pool
+    pool = made._schedule._device_step.verifier.runner.attention.window_kv_pool
     move = TokenToKVPool.move_kv_cache
     monkeypatch.setattr(
         TokenToKVPool, "move_kv_cache", lambda each, *slots: each is pool or move(each, *slots)

@@ -66,7 +66,6 @@ RUNNER = {
 POOL = {"size": 4, "page_size": 1, "dtype": torch.float32, "layer_num": 1, "device": "cpu"}
 LATENT = POOL | {"kv_lora_rank": 2, "qk_rope_head_dim": 2}
 MODES = [name for name in gk.__all__ if name.endswith("Runner") and name != "Runner"]
-BUFFERS = [name for name in gk.__all__ if name.endswith("InputBuffers") and name != "InputBuffers"]
 
 
 def whole_step() -> dict[str, Any]:
@@ -149,7 +148,7 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
             future_map.stash,
             {"req_pool_indices": torch.ones(1).long(), "results": {"rows": torch.ones(1)}},
         ),
-        "InputBuffers": (gk.InputBuffers, buffers | {"inputs_type": gk.TargetVerifyInputs}),
+        "InputBuffers": (gk.InputBuffers, buffers),
         "MHATokenToKVPool": (gk.MHATokenToKVPool, POOL | {"head_num": 1, "head_dim": 2}),
         "MLATokenToKVPool": (gk.MLATokenToKVPool, LATENT),
         "MultiLayerDrafter": (gk.MultiLayerDrafter, {"model": engine_model}),
@@ -278,7 +277,6 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
         "resolved results": (
             future_map.resolve, {"name": "rows", "req_pool_indices": torch.ones(1).long()},
         ),
-        **{name: (getattr(gk, name), buffers) for name in BUFFERS},
     }  # fmt: skip
 
 

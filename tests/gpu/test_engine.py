@@ -59,13 +59,13 @@ def outputs(requests):
 @pytest.fixture
 def launches_must_not_wait(monkeypatch):
     """Raise if a launch of v2 makes the host wait."""
-    launch = Overlapped._launch
+    launch = Overlapped._enqueue
 
     def without_waiting(*args):
         with no_synchronisation():
             launch(*args)
 
-    monkeypatch.setattr(Overlapped, "_launch", without_waiting)
+    monkeypatch.setattr(Overlapped, "_enqueue", without_waiting)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
@@ -103,16 +103,16 @@ def test_a_launch_returns_while_the_device_still_works(make_engine):
     steps = engine._schedule
     engine.submit(PROMPTS[0], LONG)
     engine.step()
-    launch, device_was_idle = steps._launch, []
+    launch, device_was_idle = steps._enqueue, []
 
     def behind_a_sleep(_steps, *args):
         torch.cuda._sleep(400_000_000)  # a fifth of a second
         launch(*args)
         device_was_idle.append(torch.cuda.current_stream().query())
 
-    steps._launch = MethodType(behind_a_sleep, steps)
+    steps._enqueue = MethodType(behind_a_sleep, steps)
     engine.step()
-    del steps._launch
+    del steps._enqueue
     assert device_was_idle == [False], "the launch returned only after the device had finished"
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from graphkit.ops.device_loop import advance_loop
-from graphkit.ops.finish_step import finish_step
 from graphkit.ops.loop_layout import ENTRY_WORDS, RING_WORDS, EntryWord, LoopEnd
+from graphkit.ops.step_state import finish_step
 
 pytestmark = pytest.mark.gpu
 CASES = runpy.run_path(str(Path(__file__).parents[1] / "unit" / "ops" / "loop_cases.py"))

@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphkit.ops.argmax import argmax_rows
+from graphkit.ops.logits import apply_token_bitmask, argmax_rows, top_candidates
 from graphkit.ops.rejection import accept_by_rejection
+from graphkit.ops.sampling import target_samples
 from graphkit.ops.target_probs import target_probs
-from graphkit.ops.target_samples import target_samples
-from graphkit.ops.token_bitmask import apply_token_bitmask
-from graphkit.ops.top_candidates import top_candidates
 
 pytestmark = [
     pytest.mark.gpu,

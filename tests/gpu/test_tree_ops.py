@@ -11,9 +11,8 @@ import math
 import pytest
 import torch
 
-from graphkit.ops.tree import build_tree
+from graphkit.ops.tree import build_tree, num_candidates
 from graphkit.ops.tree_sampling import tree_speculative_sampling_target_only
-from graphkit.ops.tree_shape import num_candidates
 from graphkit.ops.verification import verify_tree_greedy
 
 pytestmark = [

@@ -71,12 +71,10 @@ class ErringOracle(Drafter):
         if self._topk > 1:
             second = torch.where(kind < 4, wrong, torch.where(kind < 6, expected, wrong - 1))
             drafts = torch.stack([drafts, second % self._vocab_size], 2).flatten(1)
-        index = torch.arange(requests * self._width, device=seq_lens.device)
         children, siblings = self._links.unbind()
         return DraftTree(
             draft_tokens=torch.cat([bonus_tokens[:, None], drafts], 1).flatten(),
             tree_mask=self._mask.expand(requests, -1, -1).contiguous(),
-            retrieve_index=index.view(requests, -1),
             retrieve_next_token=children.expand(requests, -1).contiguous(),
             retrieve_next_sibling=siblings.expand(requests, -1).contiguous(),
         )

@@ -255,11 +255,9 @@ class RandomTrees(Drafter):
         expected = self._table[req_pool_indices].gather(1, place)
         error = (7 * place + 5 * req_pool_indices[:, None] + 3 * self._node) % 11
         drafts = torch.where(error < 6, expected, (expected + error) % self._vocab_size)
-        index = torch.arange(drafts.numel())
         return DraftTree(
             draft_tokens=drafts.flatten(),
             tree_mask=self._mask.expand(requests, -1, -1).contiguous(),
-            retrieve_index=index.view(requests, -1),
             retrieve_next_token=self._child.repeat(requests, 1),
             retrieve_next_sibling=self._sibling.repeat(requests, 1),
         )

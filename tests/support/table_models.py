@@ -10,7 +10,7 @@ from graphkit.engine import Drafter, EngineModel, SpeculativeEngine
 from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.runners import ForwardOutput
 from graphkit.spec import SpecConfig
-from graphkit.step.chain_tree import ChainTree
+from graphkit.step.step_tensors import ChainTree
 
 STEPS = 3
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphkit.ops import build_tree
-from graphkit.ops.top_candidates import top_candidates
+from graphkit.ops.logits import top_candidates
 from graphkit.runners.tree_growth import TreeGrowth
 
 FLAT = [0.25, 0.5, 1.0, 0.0]

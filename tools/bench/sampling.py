@@ -29,11 +29,9 @@ from rich.console import Console
 
 from graphkit.benchmarks import device_ms, synchronise
 from graphkit.graphs import environment, resolve_device
-from graphkit.ops.argmax import argmax_rows
-from graphkit.ops.philox import philox_uniform
+from graphkit.ops.logits import argmax_rows, top_candidates
+from graphkit.ops.sampling import philox_uniform, target_samples
 from graphkit.ops.target_probs import target_probs
-from graphkit.ops.target_samples import target_samples
-from graphkit.ops.top_candidates import top_candidates
 from graphkit.records import BenchReport, Measure
 from graphkit.views import bench_view
 

@@ -127,12 +127,10 @@ class ErringDrafter(gk.Drafter):
             second = torch.where(kind < 6, right, (wrong + 1) % VOCAB)
             candidates.append(torch.where(kind < 4, wrong, second))
         drafts = torch.stack(candidates, 2).flatten(1)
-        index = torch.arange(requests * self.width, device=drafts.device)
         children, siblings = self._links.unbind()
         return gk.DraftTree(
             draft_tokens=torch.cat([bonus_tokens[:, None], drafts], 1).flatten(),
             tree_mask=self._mask.expand(requests, -1, -1),
-            retrieve_index=index.view(requests, -1),
             retrieve_next_token=children.expand(requests, -1).contiguous(),
             retrieve_next_sibling=siblings.expand(requests, -1).contiguous(),
         )

@@ -84,7 +84,6 @@ class CopyDrafter(Drafter):
         return DraftTree(
             draft_tokens=drafts.flatten(),
             tree_mask=(self.node[:, None] >= self.node).repeat(len(rows), 1, 1),
-            retrieve_index=torch.arange(drafts.numel(), device=drafts.device).view_as(drafts),
             retrieve_next_token=child.repeat(len(rows), 1),
             retrieve_next_sibling=torch.full_like(drafts, -1),
         )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from graphkit.ops import verify_tree_greedy
-from graphkit.ops.tree_nodes import parents_and_depths
+from graphkit.ops.tree import parents_and_depths
 from graphkit.spec import SpecConfig
 
 

@@ -19,7 +19,7 @@ from graphkit.config import require_int, require_type
 from graphkit.graphs import StateSnapshot
 from graphkit.records import Finding, Mismatch, count_of, distinct_text
 from graphkit.runners import Runner
-from graphkit.runners.launch import Launch
+from graphkit.runners.observe import ObservedReplay
 from graphkit.runners.reachable_objects import ReachableObjects
 from graphkit.verify import StepRuns, check_tolerance
 from graphkit.verify.differences import Tensors
@@ -118,15 +118,15 @@ class ShadowWatch:
     def __exit__(self, *exc: object) -> None:
         self._exits.close()
 
-    def _observe(self, launch: Launch[Any]) -> Any:
+    def _observe(self, observed: ObservedReplay[Any]) -> Any:
         self._count += 1
         if self._count % self._every:
-            return launch()
-        batch = launch.read_batch()
+            return observed()
+        batch = observed.read_batch()
         objects = ReachableObjects({self._runner.step.name: self._runner.step.forward})
         before = self._snapshot(objects)
-        output = launch()
-        runs = StepRuns(self._runner, batch, launch.padded_batch_size, before, self._tolerance)
+        output = observed()
+        runs = StepRuns(self._runner, batch, observed.padded_batch_size, before, self._tolerance)
         replay = _Replay(runs, output.clone().tensors(), self._snapshot(objects))
         try:
             self._compare(replay)

@@ -6,12 +6,13 @@ import torch
 import triton
 import triton.language as tl
 
+from graphkit.ops.accepted_path import empty_moves
 from graphkit.ops.kernels.launch import launch
 
 TILE = 1024
-
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Dtypes to copy rows as, by bytes per element."""
+BLOCK = 128
 
 
 @triton.jit(do_not_specialize=["rows", "num_draft_tokens", "path_nodes"])
@@ -34,9 +35,9 @@ def compact_accepted_to_front_kernel(
     tl.store(compacted + cells, elements, mask=inside)
 
 
-def launch_compact_accepted_to_front(given: Any) -> torch.Tensor:
+def launch_compact_accepted_to_front(args: Any) -> torch.Tensor:
     """Launch ``compact_accepted_to_front``."""
-    x = given.x.contiguous()
+    x = args.x.contiguous()
     compacted = torch.empty_like(x)
     rows, word = x.shape[0], _WORDS[x.element_size()]
     row = x.numel() // max(rows, 1)
@@ -44,8 +45,35 @@ def launch_compact_accepted_to_front(given: Any) -> torch.Tensor:
     block_t = TILE // block_h
     launch(
         compact_accepted_to_front_kernel,
-        (triton.cdiv(rows, block_t), triton.cdiv(row, block_h)), given,
+        (triton.cdiv(rows, block_t), triton.cdiv(row, block_h)), args,
         compacted=compacted.view(word), x=x.view(word), rows=rows,
-        path_nodes=given.accept_index.shape[1], ROW=row, BLOCK_T=block_t, BLOCK_H=block_h,
+        path_nodes=args.accept_index.shape[1], ROW=row, BLOCK_T=block_t, BLOCK_H=block_h,
     )  # fmt: skip
     return compacted
+
+
+@triton.jit(do_not_specialize=["entries", "columns", "width"])
+def accepted_moves_kernel(
+    target, source, accept_index, out_cache_loc, entries, columns, width, BLOCK: tl.constexpr
+):
+    """BLOCK entries per program."""
+    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = entry < entries
+    row = tl.load(accept_index + entry, mask=inside, other=-1)
+    front = entry // columns * width + entry % columns
+    to = tl.load(out_cache_loc + front, mask=row >= 0, other=0)
+    at = tl.load(out_cache_loc + row, mask=row >= 0, other=0)
+    tl.store(target + entry, to, mask=inside)
+    tl.store(source + entry, at, mask=inside)
+
+
+def launch_accepted_moves(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch ``accepted_moves``."""
+    target, source = moves = empty_moves(args)
+    entries, columns = args.accept_index.numel(), args.accept_index.shape[1]
+    launch(
+        accepted_moves_kernel, (triton.cdiv(entries, BLOCK),), args, target=target,
+        source=source, entries=entries, columns=columns, width=args.num_draft_tokens,
+        BLOCK=BLOCK,
+    )  # fmt: skip
+    return moves

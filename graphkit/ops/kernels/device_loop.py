@@ -61,7 +61,11 @@ def _body_of(batch_sizes, live, bodies, BODIES: tl.constexpr):
 
 @triton.jit
 def _publish(address, value):
-    """Store an int64 with release semantics at system scope."""
+    """Store an int64 with release semantics at system scope, which ``tl.store`` does not offer.
+
+    ``st.release.sys`` is part of PTX since version 6.0, for sm_70 and later. Checked on Triton
+    3.6.0 and 3.7.1 (``tests/unit/ops/test_private_names.py``).
+    """
     one = tl.arange(0, 1)
     tl.inline_asm_elementwise(
         "st.release.sys.global.u64 [$1], $2; mov.u64 $0, $2;", "=l,l,l",
@@ -167,30 +171,30 @@ def advance_loop_kernel(
     _publish(entry + _ENTRY_SEQUENCE, written + 1)
 
 
-def launch_begin_loop(given: Any) -> None:
+def launch_begin_loop(args: Any) -> None:
     """Launch ``begin_loop``."""
-    requests, bodies = len(given.req_pool_indices), len(given.batch_sizes)
+    requests, bodies = len(args.req_pool_indices), len(args.batch_sizes)
     launch(
-        begin_loop_kernel, (1,), given, requests=requests, bodies=bodies,
+        begin_loop_kernel, (1,), args, requests=requests, bodies=bodies,
         BLOCK=triton.next_power_of_2(requests), BODIES=triton.next_power_of_2(bodies),
         num_warps=4,
     )  # fmt: skip
 
 
-def launch_end_signals(given: Any) -> torch.Tensor:
+def launch_end_signals(args: Any) -> torch.Tensor:
     """Launch ``end_signals``."""
-    signals: torch.Tensor = given.control.new_empty(END_SIGNAL_WORDS, dtype=torch.float32)
-    launch(end_signals_kernel, (1,), given, signals=signals, num_warps=1)
+    signals: torch.Tensor = args.control.new_empty(END_SIGNAL_WORDS, dtype=torch.float32)
+    launch(end_signals_kernel, (1,), args, signals=signals, num_warps=1)
     return signals
 
 
-def launch_advance_loop(given: Any) -> None:
+def launch_advance_loop(args: Any) -> None:
     """Launch ``advance_loop``."""
-    (requests, columns), capacity = given.report.shape, len(given.loop_rows)
-    bodies = len(given.batch_sizes)
+    (requests, columns), capacity = args.report.shape, len(args.loop_rows)
+    bodies = len(args.batch_sizes)
     launch(
-        advance_loop_kernel, (1,), given, requests=requests, columns=columns, capacity=capacity,
-        entry_words=(given.ring.numel() - RING_WORDS) // given.entries, bodies=bodies,
-        words=given.report.numel(), BLOCK=triton.next_power_of_2(capacity),
+        advance_loop_kernel, (1,), args, requests=requests, columns=columns, capacity=capacity,
+        entry_words=(args.ring.numel() - RING_WORDS) // args.entries, bodies=bodies,
+        words=args.report.numel(), BLOCK=triton.next_power_of_2(capacity),
         BODIES=triton.next_power_of_2(bodies), num_warps=4,
     )  # fmt: skip

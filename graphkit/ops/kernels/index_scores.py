@@ -18,7 +18,7 @@ from graphkit.ops.kernels.launch import launch
 def _slots_of_keys(page, key, PAGE_SIZE: tl.constexpr):
     """Return the slots, int64, of keys in pages.
 
-    Triton 3.6 takes the sum to be divisible by the page size at every key, and loads 16 bytes at
+    Triton 3.6.0 takes the sum to be divisible by the page size at every key, and loads 16 bytes at
     once where rows of the cache are less aligned. ``multiple_of`` replaces what it derives.
     """
     return tl.multiple_of(page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE, 1)
@@ -76,22 +76,22 @@ def index_scores_kernel(
         tl.store(scores + token.to(tl.int64) * max_keys + key, score, mask=visible)
 
 
-def launch_index_scores(given: Any) -> torch.Tensor:
+def launch_index_scores(args: Any) -> torch.Tensor:
     """Launch ``index_scores``."""
-    scores: torch.Tensor = hidden_scores(given)
-    (tokens, heads, dim), (requests, max_pages) = given.query_TXI.shape, given.page_table.shape
-    max_keys, block = max_pages * given.page_size, 64
+    scores: torch.Tensor = hidden_scores(args)
+    (tokens, heads, dim), (requests, max_pages) = args.query_TXI.shape, args.page_table.shape
+    max_keys, block = max_pages * args.page_size, 64
     if tokens == 0:
         return scores
-    cache, mask = given.index_cache.contiguous(), given.mask
+    cache, mask = args.index_cache.contiguous(), args.mask
     launch(
-        index_scores_kernel, (requests, triton.cdiv(max_keys, block)), given,
+        index_scores_kernel, (requests, triton.cdiv(max_keys, block)), args,
         scores=scores, index_cache=cache.view(torch.float8_e4m3fn), scale_bytes=cache,
         mask=None if mask is None else mask.contiguous().view(torch.uint8),
-        tokens=tokens, max_keys=max_keys, max_pages=max_pages, width=given.max_seqlen_q,
-        PAGE_SIZE=given.page_size, HEADS=heads, DIM=dim,
+        tokens=tokens, max_keys=max_keys, max_pages=max_pages, width=args.max_seqlen_q,
+        PAGE_SIZE=args.page_size, HEADS=heads, DIM=dim,
         MASK_COLUMNS=0 if mask is None else mask.shape[2],
-        PRECISION="ieee" if given.query_TXI.dtype == torch.float32 else "tf32",
+        PRECISION="ieee" if args.query_TXI.dtype == torch.float32 else "tf32",
         BLOCK_X=max(16, triton.next_power_of_2(heads)),
         BLOCK_I=max(16, triton.next_power_of_2(dim)), BLOCK_N=block, num_warps=4,
     )  # fmt: skip

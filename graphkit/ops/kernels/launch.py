@@ -1,4 +1,10 @@
-"""Launches a kernel by the names of its parameters."""
+"""Launches a kernel by the names of its parameters.
+
+This module has what graphkit uses of Triton's launcher, checked on Triton 3.6.0 and 3.7.1
+(``tests/unit/ops/test_private_names.py``): ``JITFunction.arg_names``, which is undocumented, and
+programmatic dependent launch, the option ``launch_pdl`` with ``gdc_wait`` and
+``gdc_launch_dependents`` (https://triton-lang.org/main/python-api/triton.language.extra.cuda.html).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ from typing import Any
 import torch
 
 
-def launch(kernel: Any, grid: tuple[int, ...], given: Any, **others: Any) -> None:
+def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None:
     """Launch ``kernel`` on the current stream, unless its grid is empty.
 
     A kernel with a parameter ``STARTS_EARLY`` may be started while the kernel before it runs, which
@@ -18,9 +24,9 @@ def launch(kernel: Any, grid: tuple[int, ...], given: Any, **others: Any) -> Non
     Args:
         kernel: A Triton kernel.
         grid: Programs along each axis.
-        given: The op's arguments. The kernel's parameters are read from it by name, tensors made
+        args: The op's arguments. The kernel's parameters are read from it by name, tensors made
             contiguous.
-        others: Parameters of the kernel that are passed as they are, whether or not ``given`` has
+        others: Parameters of the kernel that are passed as they are, whether or not ``args`` has
             them, and launch options such as ``num_warps``.
     """
     if not all(grid):
@@ -35,7 +41,7 @@ def launch(kernel: Any, grid: tuple[int, ...], given: Any, **others: Any) -> Non
         if name in others:
             arguments.append(others.pop(name))
         else:
-            each = getattr(given, name)
+            each = getattr(args, name)
             arguments.append(each.contiguous() if isinstance(each, torch.Tensor) else each)
     kernel[grid](*arguments, **others)
 

@@ -65,13 +65,13 @@ def ngram_drafts_kernel(
     tl.store(own + last, bonus, mask=(row > 0) & (last < context))
 
 
-def launch_ngram_drafts(given: Any) -> torch.Tensor:
+def launch_ngram_drafts(args: Any) -> torch.Tensor:
     """Launch ``ngram_drafts``."""
-    requests, context, width = len(given.seq_lens), given.text.shape[1], given.width
-    drafts: torch.Tensor = given.bonus_tokens.new_empty(requests, width)
+    requests, context, width = len(args.seq_lens), args.text.shape[1], args.width
+    drafts: torch.Tensor = args.bonus_tokens.new_empty(requests, width)
     block = min(MAX_BLOCK, triton.next_power_of_2(context))
     launch(
-        ngram_drafts_kernel, (requests,), given, drafts=drafts, context=context, WIDTH=width,
+        ngram_drafts_kernel, (requests,), args, drafts=drafts, context=context, WIDTH=width,
         BLOCK_W=triton.next_power_of_2(width), BLOCK=block,
         BLOCKS=triton.next_power_of_2(triton.cdiv(context, block)),
     )  # fmt: skip
@@ -92,9 +92,9 @@ def append_tokens_kernel(
     tl.store(text + row * context + column, token, mask=inside)
 
 
-def launch_append_tokens(given: Any) -> None:
+def launch_append_tokens(args: Any) -> None:
     """Launch ``append_tokens``."""
     launch(
-        append_tokens_kernel, (len(given.seq_lens),), given, context=given.text.shape[1],
-        BLOCK=triton.next_power_of_2(given.width), num_warps=1,
+        append_tokens_kernel, (len(args.seq_lens),), args, context=args.text.shape[1],
+        BLOCK=triton.next_power_of_2(args.width), num_warps=1,
     )  # fmt: skip

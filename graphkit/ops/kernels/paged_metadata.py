@@ -45,22 +45,22 @@ def paged_metadata_kernel(
         tl.store(entry, slot // PAGE_SIZE, mask=page < max_pages)
 
 
-def launch_paged_metadata(given: Any) -> Metadata:
+def launch_paged_metadata(args: Any) -> Metadata:
     """Launch ``paged_metadata``."""
-    metadata = empty_metadata(given)
+    metadata = empty_metadata(args)
     cache_seqlens, cu_seqlens_q, cu_seqlens_k, page_table = metadata
     requests, max_pages = page_table.shape
     block = min(1024, triton.next_power_of_2(max_pages))
     row_blocks = triton.cdiv(max_pages, block)
-    table = given.req_to_token
+    table = args.req_to_token
     table = table if table.stride(1) == 1 else table.contiguous()
     launch(
-        paged_metadata_kernel, (1 + requests * row_blocks,), given,
+        paged_metadata_kernel, (1 + requests * row_blocks,), args,
         req_to_token=table, cache_seqlens=cache_seqlens, cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k, page_table=page_table,
         requests=requests, rows=table.shape[0], context=table.shape[1],
         row_stride=table.stride(0), row_blocks=row_blocks,
-        PAGE_SIZE=given.page_size, RAGGED=given.extend_lens_B is not None,
+        PAGE_SIZE=args.page_size, RAGGED=args.extend_lens_B is not None,
         BLOCK_B=max(16, triton.next_power_of_2(requests)), BLOCK_P=block,
     )  # fmt: skip
     return metadata

@@ -21,8 +21,8 @@ import torch
 import triton
 import triton.language as tl
 
+from graphkit.ops.kernels.decoder import normalised
 from graphkit.ops.kernels.launch import launch
-from graphkit.ops.kernels.rms_norm import normalised
 
 WORD = 4
 """Bytes of a word: a float32 number or two bfloat16 numbers."""

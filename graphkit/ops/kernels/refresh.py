@@ -1,4 +1,4 @@
-"""The refresh for CUDA. Contract: ``graphkit.ops.refresh``; layout: ``mailbox_layout``.
+"""The refresh for CUDA. Contract and layout: ``graphkit.ops.refresh``.
 
 Two kernels, since the entry is in host memory: a few programs fetch it over the bus once, then
 one program per chunk copies and pads. Small reads over the bus hardly overlap, so a single kernel
@@ -11,15 +11,7 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.launch import launch
-from graphkit.ops.mailbox_layout import (
-    CHUNK_BYTES,
-    FROM_PAYLOAD,
-    KEEP,
-    RING_WORDS,
-    Column,
-    Header,
-    Ring,
-)
+from graphkit.ops.refresh import CHUNK_BYTES, FROM_PAYLOAD, KEEP, RING_WORDS, Column, Header, Ring
 
 _COLUMNS = tl.constexpr(len(Column))
 _ADDRESS = tl.constexpr(int(Column.ADDRESS))
@@ -105,8 +97,8 @@ def copy_kernel(mailbox, state, table, entry, copies, batch_size, num_tokens):
             _copy(source, target, begin + piece * 1024, live, end, pad, keep, 1024, 1, tl.int8)
 
 
-def launch_refresh(given: Any) -> None:
+def launch_refresh(args: Any) -> None:
     """Launch ``refresh``."""
-    entry_words = (given.mailbox.numel() - RING_WORDS) // given.entries
-    launch(fetch_kernel, (given.fetches.shape[0],), given, entry_words=entry_words)
-    launch(copy_kernel, (given.copies.shape[0],), given)
+    entry_words = (args.mailbox.numel() - RING_WORDS) // args.entries
+    launch(fetch_kernel, (args.fetches.shape[0],), args, entry_words=entry_words)
+    launch(copy_kernel, (args.copies.shape[0],), args)

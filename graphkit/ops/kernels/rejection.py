@@ -5,10 +5,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from graphkit.ops.accepted_tokens import Accepted
-from graphkit.ops.kernels.accepted_tokens import launch_per_request, write_accepted
-from graphkit.ops.kernels.philox import uniform
-from graphkit.ops.kernels.tree_sampling import draw_token, vocabulary_blocks
+from graphkit.ops.kernels.sampling import draw_token, uniform, vocabulary_blocks
+from graphkit.ops.kernels.verification import launch_per_request, write_accepted
+from graphkit.ops.verification import Accepted
 
 
 @triton.jit
@@ -63,7 +62,7 @@ def accept_by_rejection_kernel(
     child = tl.load(retrieve_next_token + first)
     tried = 0
     drafts = 0
-    if WIDTH > 1 and COLUMNS > 1:  # Triton 3.6 cannot compile a loop that never runs
+    if WIDTH > 1 and COLUMNS > 1:  # Triton 3.6.0 cannot compile a loop that never runs; 3.7.1 can
         while (child >= 0) & (child < WIDTH) & (tried < WIDTH - 1) & (drafts < COLUMNS - 1):
             token = tl.load(candidates + first + child)
             is_token = (token >= 0) & (token < VOCAB)
@@ -103,11 +102,11 @@ def accept_by_rejection_kernel(
                    tokens, drafts, WIDTH, COLUMNS, BLOCK_W)  # fmt: skip
 
 
-def launch_accept_by_rejection(given: Any) -> Accepted:
+def launch_accept_by_rejection(args: Any) -> Accepted:
     """Launch ``accept_by_rejection``."""
-    (requests, width), vocab_size = given.candidates.shape, given.target_probs.shape[1]
+    (requests, width), vocab_size = args.candidates.shape, args.target_probs.shape[1]
     return launch_per_request(
-        accept_by_rejection_kernel, given, left=given.target_probs.new_empty(requests, vocab_size),
+        accept_by_rejection_kernel, args, left=args.target_probs.new_empty(requests, vocab_size),
         VOCAB=vocab_size, BLOCK_D=triton.next_power_of_2(width + 1),
         **vocabulary_blocks(vocab_size),
     )  # fmt: skip

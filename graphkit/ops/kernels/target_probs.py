@@ -17,8 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.argmax import first_of
 from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kernels.logits import first_of
 
 CHUNK = 4096
 """Logits of a program that scans or selects."""
@@ -309,9 +309,9 @@ def write_probs_kernel(
         tl.store(probs + row * VOCAB + each, prob, mask=each < VOCAB)
 
 
-def launch_target_probs(given: Any) -> torch.Tensor:
+def launch_target_probs(args: Any) -> torch.Tensor:
     """Launch ``target_probs``."""
-    logits = given.logits if given.logits.stride(1) == 1 else given.logits.contiguous()
+    logits = args.logits if args.logits.stride(1) == 1 else args.logits.contiguous()
     rows, vocab_size = logits.shape
     chunks = triton.cdiv(vocab_size, CHUNK)
     is_double = logits.dtype is torch.float64
@@ -333,15 +333,15 @@ def launch_target_probs(given: Any) -> torch.Tensor:
     }  # fmt: skip
     programs = triton.cdiv(WRITERS, max(rows, 1))
     launch(
-        scan_logits_kernel, (rows, chunks), given, CHUNK=CHUNK, TILE=TILE, SAMPLES=_SAMPLES,
+        scan_logits_kernel, (rows, chunks), args, CHUNK=CHUNK, TILE=TILE, SAMPLES=_SAMPLES,
         RUN=_RUN, KEY=tl.float64 if is_double else tl.float32, **table, **row,
     )  # fmt: skip
     launch(
-        select_weights_kernel, (rows, min(chunks, programs)), given, CHUNK=CHUNK, chunks=chunks,
+        select_weights_kernel, (rows, min(chunks, programs)), args, CHUNK=CHUNK, chunks=chunks,
         **table, **selected, **row,
     )  # fmt: skip
     launch(
-        write_probs_kernel, (rows, min(triton.cdiv(vocab_size, BLOCK), programs)), given,
+        write_probs_kernel, (rows, min(triton.cdiv(vocab_size, BLOCK), programs)), args,
         probs=probs, chunks=chunks, BLOCK=BLOCK, TILE=TILE, **selected, **row,
     )  # fmt: skip
     return probs

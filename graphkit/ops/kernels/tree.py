@@ -6,7 +6,13 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.launch import launch
-from graphkit.ops.tree_shape import TreeTensors, empty_tree, num_candidates
+from graphkit.ops.tree import (
+    Candidates,
+    TreeTensors,
+    empty_candidates,
+    empty_tree,
+    num_candidates,
+)
 
 MAX_ROWS = 16
 """Nodes whose mask rows one program computes at a time."""
@@ -76,19 +82,50 @@ def build_tree_kernel(
     tl.store(tree_mask + flat[:, None] * WIDTH + node, sees, mask=is_row[:, None] & (node < WIDTH))
 
 
-def launch_build_tree(given: Any) -> TreeTensors:
+def launch_build_tree(args: Any) -> TreeTensors:
     """Launch ``build_tree``."""
-    tree = empty_tree(given.bonus_tokens, given.num_draft_tokens)
+    tree = empty_tree(args.bonus_tokens, args.num_draft_tokens)
     tree_mask, positions, retrieve_index, next_token, next_sibling, tokens = tree
     requests, width, _ = tree_mask.shape
     block = triton.next_power_of_2(width)
     rows = min(MAX_ROWS, block)
     launch(
-        build_tree_kernel, (requests, triton.cdiv(width, rows)), given,
+        build_tree_kernel, (requests, triton.cdiv(width, rows)), args,
         tree_mask=tree_mask, positions=positions, retrieve_index=retrieve_index,
         next_token=next_token, next_sibling=next_sibling, tokens=tokens,
-        branches=given.parent_list.shape[1],
-        candidates=num_candidates(given.num_steps, given.topk),
+        branches=args.parent_list.shape[1],
+        candidates=num_candidates(args.num_steps, args.topk),
         WIDTH=width, BLOCK_W=block, ROWS=rows,
     )  # fmt: skip
     return tree
+
+
+@triton.jit(do_not_specialize=["requests", "steps", "drafts"])
+def chain_candidates_kernel(
+    parent_list, top_scores_index, draft_tokens, first_tokens, later_tokens,
+    requests, steps, drafts, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program per request."""
+    request = tl.program_id(0).to(tl.int64)
+    step = tl.arange(0, BLOCK)
+    tl.store(parent_list + request * steps + step, step.to(tl.int64) - 1, mask=step < steps)
+    is_draft = step < drafts
+    later = later_tokens + (step - 1) * requests + request
+    token = tl.load(later, mask=is_draft & (step > 0), other=0)
+    token = tl.where(step == 0, tl.load(first_tokens + request), token)
+    to = request * drafts + step
+    tl.store(top_scores_index + to, step.to(tl.int64), mask=is_draft)
+    tl.store(draft_tokens + to, token, mask=is_draft)
+
+
+def launch_chain_candidates(args: Any) -> Candidates:
+    """Launch ``chain_candidates``."""
+    parent_list, top_scores_index, draft_tokens = candidates = empty_candidates(args)
+    requests, steps = parent_list.shape
+    launch(
+        chain_candidates_kernel, (requests,), args, parent_list=parent_list,
+        top_scores_index=top_scores_index, draft_tokens=draft_tokens, requests=requests,
+        steps=steps, drafts=args.num_draft_tokens - 1, BLOCK=triton.next_power_of_2(steps),
+        num_warps=1,
+    )  # fmt: skip
+    return candidates

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.launch import launch
+from graphkit.ops.tree import num_candidates
 from graphkit.ops.tree_growth import (
     Grown,
     Planted,
@@ -14,7 +15,6 @@ from graphkit.ops.tree_growth import (
     empty_nodes,
     empty_planted,
 )
-from graphkit.ops.tree_shape import num_candidates
 
 MAX_OTHERS = 64
 """Candidates that all others are compared with at a time."""
@@ -56,12 +56,12 @@ def plant_tree_kernel(
     tl.store(mask + at[:, None] * slots + slot[None, :], own, mask=inside)
 
 
-def launch_plant_tree(given: Any) -> Planted:
+def launch_plant_tree(args: Any) -> Planted:
     """Launch ``plant_tree``."""
-    scores, tokens, parent_list, rows, mask = planted = empty_planted(given)
-    requests, topk = given.topk_index.shape
+    scores, tokens, parent_list, rows, mask = planted = empty_planted(args)
+    requests, topk = args.topk_index.shape
     launch(
-        plant_tree_kernel, (requests,), given, scores=scores, tokens=tokens,
+        plant_tree_kernel, (requests,), args, scores=scores, tokens=tokens,
         parent_list=parent_list, rows=rows, mask=mask, candidates=scores.shape[1],
         parents=parent_list.shape[1], TOPK=topk, BLOCK_K=triton.next_power_of_2(topk),
         BLOCK_P=triton.next_power_of_2(topk + 1), BLOCK_D=triton.next_power_of_2(mask.shape[2]),
@@ -126,16 +126,16 @@ def _child_scores(branch_scores, topk_p, each, TOPK: tl.constexpr):
     return score * tl.load(topk_p + each, mask=is_new, other=0)
 
 
-def launch_grow_tree(given: Any) -> Grown:
+def launch_grow_tree(args: Any) -> Grown:
     """Launch ``grow_tree``."""
-    scores, tokens, parents, rows, mask = grown = empty_grown(given)
-    (requests, topk), slots = given.branch_scores.shape, given.mask.shape[2]
+    scores, tokens, parents, rows, mask = grown = empty_grown(args)
+    (requests, topk), slots = args.branch_scores.shape, args.mask.shape[2]
     block = triton.next_power_of_2(topk * topk)
     launch(
-        grow_tree_kernel, (requests,), given, new_scores=scores, new_tokens=tokens,
-        new_parents=parents, new_rows=rows, new_mask=mask, candidates=given.scores.shape[1],
-        parents=given.parent_list.shape[1], num_steps=slots // topk,
-        first=num_candidates(given.step, topk), TOPK=topk, BLOCK_N=block,
+        grow_tree_kernel, (requests,), args, new_scores=scores, new_tokens=tokens,
+        new_parents=parents, new_rows=rows, new_mask=mask, candidates=args.scores.shape[1],
+        parents=args.parent_list.shape[1], num_steps=slots // topk,
+        first=num_candidates(args.step, topk), TOPK=topk, BLOCK_N=block,
         BLOCK_K=triton.next_power_of_2(topk), BLOCK_D=triton.next_power_of_2(slots),
         OTHERS=min(MAX_OTHERS, block),
     )  # fmt: skip
@@ -165,14 +165,14 @@ def choose_nodes_kernel(
     tl.store(drafted + to, tl.load(tokens + at + each, mask=is_chosen), mask=is_chosen)
 
 
-def launch_choose_nodes(given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def launch_choose_nodes(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch ``choose_nodes``."""
-    chosen, drafted = nodes = empty_nodes(given)
-    requests, candidates = given.scores.shape
+    chosen, drafted = nodes = empty_nodes(args)
+    requests, candidates = args.scores.shape
     block = triton.next_power_of_2(candidates)
     launch(
-        choose_nodes_kernel, (requests,), given, chosen=chosen, drafted=drafted,
-        drafts=given.num_draft_tokens - 1, CANDIDATES=candidates, BLOCK_N=block,
+        choose_nodes_kernel, (requests,), args, chosen=chosen, drafted=drafted,
+        drafts=args.num_draft_tokens - 1, CANDIDATES=candidates, BLOCK_N=block,
         OTHERS=min(MAX_OTHERS, block),
     )  # fmt: skip
     return nodes

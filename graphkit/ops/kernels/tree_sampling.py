@@ -6,71 +6,8 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kernels.sampling import draw_token, vocabulary_blocks
 from graphkit.ops.kernels.verification import write_path
-
-MAX_BLOCK = 8192
-"""Tokens of the vocabulary that a program holds at a time."""
-_NO_TOKEN = tl.constexpr(2**62)
-
-
-@triton.jit
-def _weights(source, draft, token, begin, end, refused, VOCAB: tl.constexpr):
-    """Return the weights of the tokens from ``begin`` to ``end`` in the draw after a node."""
-    p = tl.load(source + token, mask=token < VOCAB, other=0)
-    if refused is not None:
-        next_refused = tl.min(tl.where(refused >= begin, refused, _NO_TOKEN), 0)
-        while next_refused < end:  # ascending, so each block visits its own refused tokens only
-            p = tl.where(token == next_refused, 0, p)
-            next_refused = tl.min(tl.where(refused > next_refused, refused, _NO_TOKEN), 0)
-    if draft is not None:
-        p -= tl.load(draft + token, mask=token < VOCAB, other=0)
-    return tl.where(p <= 0, 0, p)  # NaN stays, so that the total is NaN
-
-
-@triton.jit
-def _first_past(limit, before, weight, index, BEHIND: tl.constexpr):
-    """Return the first index whose running sum exceeds ``limit``, skipping weights of 0.
-
-    If rounding or a sample of 1 leaves none, return the last index with a weight.
-    """
-    is_past = (before + tl.cumsum(weight, 0) > limit) & (weight > 0)
-    first = tl.min(tl.where(is_past, index, BEHIND), 0)
-    return tl.minimum(first, tl.max(tl.where(weight > 0, index, -1), 0))
-
-
-@triton.jit
-def draw_token(
-    source, draft, refused, target, coin,
-    VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
-):  # fmt: skip
-    """Draw a token by inverse transform: first its block, then the token within it.
-
-    The weights are those of ``source`` without the refused tokens, less ``draft``; either may be
-    None. Without a finite sum, return the token of the target's largest probability.
-    """
-    lane = tl.arange(0, BLOCK)
-    block = tl.arange(0, BLOCKS)
-    sums = tl.zeros([BLOCKS], tl.float32)
-    for begin in range(0, VOCAB, BLOCK):
-        weight = _weights(source, draft, begin + lane, begin, begin + BLOCK, refused, VOCAB)
-        sums = tl.where(block * BLOCK == begin, tl.sum(weight, 0), sums)
-
-    drawn = 0
-    total = tl.sum(sums, 0)
-    if (total > 0) & (total < float("inf")):
-        hit = _first_past(coin * total, 0.0, sums, block, BLOCKS)
-        before = tl.sum(tl.where(block < hit, sums, 0), 0)
-        begin = hit * BLOCK
-        weight = _weights(source, draft, begin + lane, begin, begin + BLOCK, refused, VOCAB)
-        drawn = _first_past(coin * total, before, weight, begin + lane, VOCAB)
-    else:
-        largest = -float("inf")
-        for begin in range(0, VOCAB, BLOCK):
-            p = tl.load(target + begin + lane, mask=begin + lane < VOCAB, other=-float("inf"))
-            p = tl.where(p == p, p, -float("inf"))
-            drawn = tl.where(tl.max(p, 0) > largest, begin + tl.argmax(p, 0), drawn)
-            largest = tl.maximum(tl.max(p, 0), largest)
-    return drawn
 
 
 @triton.jit
@@ -155,23 +92,13 @@ def tree_sampling_kernel(
                tokens, drafts, WIDTH, COLUMNS, BLOCK_A)  # fmt: skip
 
 
-def launch_tree_speculative_sampling_target_only(given: Any) -> None:
+def launch_tree_speculative_sampling_target_only(args: Any) -> None:
     """Launch ``tree_speculative_sampling_target_only``."""
-    requests, width, vocab_size = given.target_probs.shape
-    columns = given.accept_index.shape[1]
+    requests, width, vocab_size = args.target_probs.shape
+    columns = args.accept_index.shape[1]
     launch(
-        tree_sampling_kernel, (requests,), given, rows=given.predicts.shape[0],
+        tree_sampling_kernel, (requests,), args, rows=args.predicts.shape[0],
         WIDTH=width, COLUMNS=columns, VOCAB=vocab_size, BLOCK_W=triton.next_power_of_2(width),
         BLOCK_A=triton.next_power_of_2(columns), BLOCK_D=triton.next_power_of_2(width + 1),
         **vocabulary_blocks(vocab_size),
     )  # fmt: skip
-
-
-def vocabulary_blocks(vocab_size: int) -> dict[str, int]:
-    """Return the blocks in which a program reads a vocabulary, and its warps."""
-    block = min(MAX_BLOCK, triton.next_power_of_2(vocab_size))
-    return {
-        "BLOCK_V": block,
-        "BLOCKS": triton.next_power_of_2(triton.cdiv(vocab_size, block)),
-        "num_warps": 16 if block == MAX_BLOCK else 4,
-    }

@@ -32,10 +32,10 @@ def rotate_input_ids_kernel(
         tl.store(input_ids + at, moved, mask=(at + 1 < end) | (is_selected & (at < end)))
 
 
-def launch_rotate_input_ids(given: Any) -> None:
+def launch_rotate_input_ids(args: Any) -> None:
     """Launch ``rotate_input_ids``."""
     launch(
-        rotate_input_ids_kernel, (given.select_index.numel(),), given,
-        topk_index=given.topk_index, size=given.input_ids.numel(),
-        token_stride=given.topk_index.stride(0), BLOCK=BLOCK,
+        rotate_input_ids_kernel, (args.select_index.numel(),), args,
+        topk_index=args.topk_index, size=args.input_ids.numel(),
+        token_stride=args.topk_index.stride(0), BLOCK=BLOCK,
     )  # fmt: skip

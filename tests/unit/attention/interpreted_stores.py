@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from graphkit.kv import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
-from graphkit.ops.move_kv import buffer_table, move_kv
+from graphkit.ops.kv_cache import buffer_table, move_kv, store_kv
 from graphkit.ops.registration import OPS
-from graphkit.ops.store_kv import store_kv
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run ops/test_interpreted.py instead"
 

@@ -13,10 +13,9 @@ from triton.compiler import ASTSource
 
 from graphkit.ops.index_scores import index_scores
 from graphkit.ops.kernels.index_scores import launch_index_scores
-from graphkit.ops.kernels.move_kv import move_kv_kernel
+from graphkit.ops.kernels.kv_cache import move_kv_kernel, store_kv_kernel
 from graphkit.ops.kernels.paged_attention import launch_paged_attention
 from graphkit.ops.kernels.paged_metadata import paged_metadata_kernel
-from graphkit.ops.kernels.store_kv import store_kv_kernel
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.registration import OPS
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphkit.errors import AttentionError
 from graphkit.graphs import RecorderBackend
 from graphkit.kv import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
-from graphkit.ops.move_kv import buffer_table
+from graphkit.ops.kv_cache import buffer_table
 from graphkit.ops.registration import OPS
 
 SLOTS = 12

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from graphkit.errors import AttentionError
+from graphkit.ops.kv_cache import store_kv
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.registration import OPS
-from graphkit.ops.store_kv import store_kv
 
 CHECKS = ("test_schema", "test_faketensor")
 

@@ -18,7 +18,7 @@ VOCAB, STEPS = 11, 3
 def drafted(requests, topk, width, seed):
     """Return a draft tree over a small vocabulary, so that many drafts are accepted."""
     torch.manual_seed(seed)
-    from graphkit.ops.top_candidates import top_candidates
+    from graphkit.ops.logits import top_candidates
     from graphkit.runners.tree_growth import TreeGrowth
 
     tree = TreeGrowth(*top_candidates(torch.randn(requests, VOCAB), topk), STEPS)

@@ -14,14 +14,13 @@ from graphkit.buffers import (
     Capacity,
     FieldWriter,
     InputBuffers,
-    TargetVerifyInputBuffers,
     TargetVerifyInputs,
     declare,
     fields_of,
     mailbox,
     resolve,
 )
-from graphkit.ops.mailbox_layout import Header
+from graphkit.ops.refresh import Header
 
 CPU = torch.device("cpu")
 
@@ -188,7 +187,8 @@ def verify_layouts():
 @pytest.fixture
 def make_buffers():
     """``make_buffers(**options)``: TARGET_VERIFY's, 4 requests of 4 rows, hidden 8."""
-    return lambda **options: TargetVerifyInputBuffers(_capacity(), CPU, **options)
+    verify = {"inputs_type": TargetVerifyInputs}
+    return lambda **options: InputBuffers(_capacity(), CPU, **verify | options)
 
 
 @pytest.fixture(scope="session")

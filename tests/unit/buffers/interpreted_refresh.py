@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from graphkit.buffers import Axis, input_buffers
 from graphkit.ops.kernels import refresh as kernels
-from graphkit.ops.mailbox_layout import CHUNK_BYTES
+from graphkit.ops.refresh import CHUNK_BYTES
 from graphkit.ops.registration import OPS
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run tests/unit/ops/test_interpreted.py instead"

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from graphkit.buffers import (
     Axis,
-    DraftExtendInputBuffers,
     DraftExtendInputs,
-    DraftInputBuffers,
     DraftInputs,
-    MultiLayerDraftExtendInputBuffers,
+    InputBuffers,
+    MultiLayerDraftExtendInputs,
 )
 
 CPU = torch.device("cpu")
@@ -46,10 +45,10 @@ EXTEND = {
 }
 MULTI = EXTEND | {"select_index": (I64, (3,), 0), "temperatures": (F32, (3,), 1)}
 MODES = {
-    "draft": (DraftInputBuffers, 2, False, DRAFT),
-    "v1": (DraftExtendInputBuffers, 4, True, EXTEND | {"extend_seq_lens": (I32, (3,), 1)}),
-    "v2": (DraftExtendInputBuffers, 4, False, EXTEND),
-    "multi": (MultiLayerDraftExtendInputBuffers, 4, False, MULTI),
+    "draft": (DraftInputs, 2, False, DRAFT),
+    "v1": (DraftExtendInputs, 4, True, EXTEND | {"extend_seq_lens": (I32, (3,), 1)}),
+    "v2": (DraftExtendInputs, 4, False, EXTEND),
+    "multi": (MultiLayerDraftExtendInputs, 4, False, MULTI),
 }
 OPTIONAL = ("mrope_positions", "temperatures")
 
@@ -59,10 +58,11 @@ def make_mode(make_capacity):
     """``make_mode(mode, **options)``: its buffers for 4 requests, optional fields included."""
 
     def make(mode, **options):
-        buffers, width, ragged, table = MODES[mode]
+        inputs_type, width, ragged, table = MODES[mode]
         capacity = dataclasses.replace(make_capacity(4, width, fill=FILL), ragged=ragged)
         optional = [name for name in OPTIONAL if name in table]
-        return buffers(capacity, CPU, **{"optional_fields": optional, **options})
+        settings = {"inputs_type": inputs_type, "optional_fields": optional}
+        return InputBuffers(capacity, CPU, **settings | options)
 
     return make
 

@@ -8,9 +8,9 @@ import torch
 
 from graphkit.buffers import (
     Axis,
+    InputBuffers,
     Inputs,
     Pad,
-    TargetVerifyInputBuffers,
     TargetVerifyInputs,
     declare,
     fields_of,
@@ -73,8 +73,11 @@ def test_what_every_mode_has_comes_first_and_attention_is_no_field():
 def test_pads_in_memory(make_capacity, fill):
     """Indices pad to the dummy row and entry; a pad request sees at least one key."""
     optional = ["custom_mask", "input_embeds", "mrope_positions", "token_bitmask"]
-    buffers = TargetVerifyInputBuffers(
-        make_capacity(fill=fill), torch.device("cpu"), optional_fields=optional
+    buffers = InputBuffers(
+        make_capacity(fill=fill),
+        torch.device("cpu"),
+        inputs_type=TargetVerifyInputs,
+        optional_fields=optional,
     )
     view = buffers.view(4)
     for name in TABLE:
@@ -83,7 +86,9 @@ def test_pads_in_memory(make_capacity, fill):
 
 
 def test_a_view_counts_itself(make_capacity):
-    view = TargetVerifyInputBuffers(make_capacity(5, 3), torch.device("cpu")).view(2)
+    view = InputBuffers(
+        make_capacity(5, 3), torch.device("cpu"), inputs_type=TargetVerifyInputs
+    ).view(2)
     assert (view.batch_size, view.num_tokens, view.tokens_per_request) == (2, 6, 3)
     assert view.attention is None
 
@@ -104,7 +109,7 @@ def test_own_fields_come_after_the_modes(own):
 
 
 def test_own_fields_are_allocated(own, make_capacity):
-    buffers = TargetVerifyInputBuffers(make_capacity(), torch.device("cpu"), inputs_type=own)
+    buffers = InputBuffers(make_capacity(), torch.device("cpu"), inputs_type=own)
     view = buffers.view(2)
     assert type(view) is own
     got = {name: (tuple(getattr(view, name).shape), getattr(view, name).dtype) for name in OWN}
@@ -119,7 +124,7 @@ def test_own_fields_are_allocated(own, make_capacity):
 
 
 def test_own_fields_are_refreshed_and_padded(own, make_capacity):
-    buffers = TargetVerifyInputBuffers(make_capacity(), torch.device("cpu"), inputs_type=own)
+    buffers = InputBuffers(make_capacity(), torch.device("cpu"), inputs_type=own)
     rows = {
         "temperatures": np.array([0.5], np.float32),
         "scores": torch.randn(4, 2, 3).bfloat16(),
@@ -157,7 +162,7 @@ def test_own_fields_are_refreshed_and_padded(own, make_capacity):
 )
 def test_a_wrong_declaration_is_refused_by_name(make_inputs, make_capacity, wrong, text):
     with pytest.raises(ConfigError, match=rf"mine.*{text}"):
-        TargetVerifyInputBuffers(
+        InputBuffers(
             make_capacity(),
             torch.device("cpu"),
             inputs_type=make_inputs(TargetVerifyInputs, mine=wrong),

@@ -12,7 +12,7 @@ import torch
 from graphkit.buffers import ENTRIES, FieldWriter, Mailbox
 from graphkit.buffers import mailbox as module
 from graphkit.errors import ReplayError
-from graphkit.ops.mailbox_layout import FROM_PAYLOAD, Header
+from graphkit.ops.refresh import FROM_PAYLOAD, Header
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphkit.buffers import Axis
-from graphkit.ops.mailbox_layout import CHUNK_BYTES, KEEP, RING_WORDS
-from graphkit.ops.refresh import refresh
+from graphkit.ops.refresh import CHUNK_BYTES, KEEP, RING_WORDS, refresh
 
 DTYPES = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,

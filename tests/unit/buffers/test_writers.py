@@ -10,7 +10,7 @@ import torch
 
 from graphkit.buffers import FieldWriter
 from graphkit.errors import InputError
-from graphkit.ops.mailbox_layout import Header
+from graphkit.ops.refresh import Header
 
 CPU = torch.device("cpu")
 

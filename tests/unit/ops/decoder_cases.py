@@ -6,9 +6,7 @@ from itertools import product
 
 import torch
 
-from graphkit.ops.rms_norm import add_rms_norm, rms_norm
-from graphkit.ops.rotary import rotated_heads
-from graphkit.ops.swiglu import silu_and_mul
+from graphkit.ops.decoder import add_rms_norm, rms_norm, rotated_heads, silu_and_mul
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDINGS = 4

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphkit.ops.kernels import rms_norm
+from graphkit.ops.kernels import decoder
 from graphkit.ops.registration import OPS
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreted.py instead"
@@ -29,7 +29,7 @@ def check(is_checked):
 
 @pytest.mark.parametrize("block", [64, 1024], ids=["several blocks", "one block"])
 def test_norms_match_the_references(block, monkeypatch):
-    monkeypatch.setattr(rms_norm, "MAX_BLOCK", block)
+    monkeypatch.setattr(decoder, "NORM_BLOCK", block)
     check(lambda name: name in NORMS)
 
 

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.device_loop import advance_loop, begin_loop, end_signals
-from graphkit.ops.finish_step import finish_step
 from graphkit.ops.kernels import device_loop
 from graphkit.ops.registration import OPS
+from graphkit.ops.step_state import finish_step
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreted.py instead"
 

@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
-from graphkit.ops.philox import philox_uniform
 from graphkit.ops.registration import OPS
+from graphkit.ops.sampling import philox_uniform
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreted.py instead"
 

@@ -8,6 +8,7 @@ from threading import Timer
 import pytest
 import torch
 
+from graphkit.ops.decoder import add_rms_norm
 from graphkit.ops.kernels.push_collectives import (
     SPAN,
     PushMemory,
@@ -15,7 +16,6 @@ from graphkit.ops.kernels.push_collectives import (
     launch_push_all_gather,
     launch_push_all_reduce,
 )
-from graphkit.ops.rms_norm import add_rms_norm
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreted.py instead"
 

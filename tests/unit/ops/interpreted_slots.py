@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.accepted_path import compact_accepted_to_front
-from graphkit.ops.kernels import accepted, packed
+from graphkit.ops.kernels import packed_accepted
 from graphkit.ops.registration import OPS
 from graphkit.ops.windows import rotate_input_ids
 
@@ -64,8 +64,7 @@ def test_launcher_matches_the_reference(name, requests, invalid):
      "create_num_accepted_drafts_filter"],
 )  # fmt: skip
 def test_more_requests_than_are_summed_at_once(name, monkeypatch):
-    for kernels in (accepted, packed):
-        monkeypatch.setattr(kernels, "COUNTS", tl.constexpr(4))
+    monkeypatch.setattr(packed_accepted, "COUNTS", tl.constexpr(4))
     op, make = CASES[name]
     args = make(Draw(11, width=2))
     ours, theirs = copies(args), copies(args)

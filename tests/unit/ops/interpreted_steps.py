@@ -11,15 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphkit.ops.kernels import (
-    argmax,
-    ngram,
-    target_probs,
-    target_rows,
-    token_bitmask,
-    tree_growth,
-    tree_sampling,
-)
+from graphkit.ops.kernels import logits, ngram, sampling, step_rows, target_probs, tree_growth
 from graphkit.ops.registration import OPS
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreted.py instead"
@@ -37,14 +29,14 @@ CASES, WRITTEN, results, assert_equal = map(
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Let small cases need several blocks."""
-    monkeypatch.setattr(argmax, "MAX_BLOCK", 64)
+    monkeypatch.setattr(logits, "MAX_BLOCK", 64)
     for name, size in {"CHUNK": 128, "TILE": 64, "BLOCK": 128, "WRITERS": 10}.items():
         monkeypatch.setattr(target_probs, name, size)
-    monkeypatch.setattr(tree_sampling, "MAX_BLOCK", 4)
-    monkeypatch.setattr(target_rows, "MAX_NODES", 4)
+    monkeypatch.setattr(sampling, "MAX_BLOCK", 4)
+    monkeypatch.setattr(step_rows, "MAX_NODES", 4)
     monkeypatch.setattr(tree_growth, "MAX_OTHERS", 8)
     monkeypatch.setattr(ngram, "MAX_BLOCK", 16)
-    monkeypatch.setattr(token_bitmask, "MAX_BLOCK", 64)
+    monkeypatch.setattr(logits, "BITMASK_BLOCK", 64)
 
 
 @pytest.mark.parametrize("name", CASES)

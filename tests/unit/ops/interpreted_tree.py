@@ -12,11 +12,10 @@ from functools import partial
 import pytest
 import torch
 
-from graphkit.ops.kernels import tree_sampling
+from graphkit.ops.kernels import sampling
 from graphkit.ops.registration import OPS
-from graphkit.ops.tree import build_tree
+from graphkit.ops.tree import build_tree, num_candidates
 from graphkit.ops.tree_sampling import tree_speculative_sampling_target_only
-from graphkit.ops.tree_shape import num_candidates
 from graphkit.ops.verification import verify_tree_greedy
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreted.py instead"
@@ -97,7 +96,7 @@ def seed():
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Make a vocabulary of a few hundred tokens one of several blocks."""
-    monkeypatch.setattr(tree_sampling, "MAX_BLOCK", MAX_BLOCK)
+    monkeypatch.setattr(sampling, "MAX_BLOCK", MAX_BLOCK)
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (2, 8, 70)])

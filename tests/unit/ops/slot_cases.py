@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from graphkit.ops.accepted import (
+from graphkit.ops.accepted_path import compact_accepted_to_front
+from graphkit.ops.packed_accepted import (
     create_extend_after_decode_spec_info,
     create_num_accepted_drafts_filter,
-)
-from graphkit.ops.accepted_path import compact_accepted_to_front
-from graphkit.ops.cache_locs import (
     filter_finished_cache_loc,
     get_src_tgt_cache_loc,
     get_target_cache_loc,

@@ -11,20 +11,17 @@ from random import Random
 
 import torch
 
-from graphkit.ops.accepted_moves import accepted_moves
-from graphkit.ops.accepted_tokens import accept_tokens
-from graphkit.ops.argmax import argmax_rows
-from graphkit.ops.begin_step import begin_step
-from graphkit.ops.draft_rows import chain_candidates, draft_step_rows, first_draft_rows
+from graphkit.ops.accepted_path import accepted_moves
+from graphkit.ops.logits import apply_token_bitmask, argmax_rows, bitmask_words, top_candidates
 from graphkit.ops.ngram import append_tokens, ngram_drafts
-from graphkit.ops.philox import philox_uniform
 from graphkit.ops.rejection import accept_by_rejection
+from graphkit.ops.sampling import philox_uniform, target_samples
+from graphkit.ops.step_rows import draft_step_rows, extend_rows, first_draft_rows, verify_rows
+from graphkit.ops.step_state import begin_step
 from graphkit.ops.target_probs import target_probs
-from graphkit.ops.target_rows import extend_rows, verify_rows
-from graphkit.ops.target_samples import target_samples
-from graphkit.ops.token_bitmask import apply_token_bitmask, bitmask_words
-from graphkit.ops.top_candidates import top_candidates
+from graphkit.ops.tree import chain_candidates
 from graphkit.ops.tree_growth import choose_nodes, grow_tree, plant_tree
+from graphkit.ops.verification import accept_tokens
 
 CONTEXT, VOCAB = 23, 7
 

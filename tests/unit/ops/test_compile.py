@@ -14,7 +14,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from graphkit.ops.kernels.begin_step import begin_step_kernel
 from graphkit.ops.kernels.push_collectives import (
     SPAN,
     PushMemory,
@@ -22,6 +21,7 @@ from graphkit.ops.kernels.push_collectives import (
     launch_push_all_gather,
     launch_push_all_reduce,
 )
+from graphkit.ops.kernels.step_state import begin_step_kernel
 from graphkit.ops.registration import OPS
 from graphkit.ops.target_probs import target_probs
 from graphkit.ops.tree_sampling import tree_speculative_sampling_target_only

@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from graphkit import InputError
+from graphkit.ops.decoder import add_rms_norm, rms_norm, rotated_heads, silu_and_mul
 from graphkit.ops.registration import OPS
-from graphkit.ops.rms_norm import add_rms_norm, rms_norm
-from graphkit.ops.rotary import rotated_heads
-from graphkit.ops.swiglu import silu_and_mul
 
 ROWS, WIDTH = 3, 8
 FREQUENCIES = torch.tensor([1.0, 0.1])

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from graphkit.errors import InputError
-from graphkit.ops.finish_step import finish_step
 from graphkit.ops.loop_layout import Report, RequestEnd
+from graphkit.ops.step_state import finish_step
 
 finish_case, finished = map(
     runpy.run_path(str(Path(__file__).with_name("loop_cases.py"))).get,

@@ -7,7 +7,7 @@ import torch
 
 from graphkit.errors import InputError
 from graphkit.graphs import RecorderBackend
-from graphkit.ops.philox import philox4x32, philox_uniform
+from graphkit.ops.sampling import philox4x32, philox_uniform
 
 KNOWN_ANSWERS = {  # of the Random123 library, philox4x32 with 10 rounds
     "zeros": ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),

@@ -16,23 +16,25 @@ import torch
 import graphkit.ops
 from graphkit.errors import AttentionError, ConfigError, InputError
 from graphkit.ops.argument_rules import ArgumentRules
+from graphkit.ops.docstrings import complete_docstring
+from graphkit.ops.kv_cache import store_kv
 from graphkit.ops.registration import OPS
-from graphkit.ops.store_kv import store_kv
 from graphkit.ops.target_probs import target_probs
 
 MODULES = (
-    "accepted_moves", "accepted_tokens", "argmax", "begin_step", "device_loop", "draft_rows",
-    "finish_step", "index_scores", "move_kv", "ngram", "paged_attention", "paged_metadata",
-    "refresh", "rejection", "rms_norm", "rotary", "store_kv", "swiglu", "target_probs",
-    "target_rows", "target_samples", "top_candidates", "tree_growth",
+    "accepted_path", "decoder", "device_loop", "index_scores", "kv_cache", "logits", "ngram",
+    "paged_attention", "paged_metadata", "refresh", "rejection", "sampling", "step_rows",
+    "step_state", "target_probs", "tree", "tree_growth", "verification",
 )  # fmt: skip
 PUBLIC = [getattr(graphkit.ops, name) for name in graphkit.ops.__all__]
 INTERNAL = [
     getattr(module, name)
     for module in (importlib.import_module(f"graphkit.ops.{name}") for name in MODULES)
     for name in OPS
-    if OPS[name].reference.__module__ == module.__name__
+    if OPS[name].reference.__module__ == module.__name__ and name not in graphkit.ops.__all__
 ]
+LETTER = re.compile(r"\b[A-Za-z]\b")
+"""The name of a dimension."""
 every_op = pytest.mark.parametrize("op", PUBLIC + INTERNAL, ids=lambda op: op.__name__)
 
 
@@ -40,29 +42,118 @@ def test_every_registered_op_is_listed_here():
     assert {op.__name__ for op in PUBLIC + INTERNAL} == OPS.keys()
 
 
+def argument_lines(op):
+    """Return the type and the meaning of each argument in the docstring of an op."""
+    section = re.search(r"\nArgs:\n(.*?)(\n\n|$)", inspect.getdoc(op), re.DOTALL)[1]
+    entries = re.split(r"\n    (?=\w)", f"\n{section}")[1:]
+    return {
+        match[1]: (match[2], match[3])
+        for match in (re.match(r"(\w+) \((.*?)\): (.*)", " ".join(x.split())) for x in entries)
+    }
+
+
 @every_op
-def test_an_op_shows_its_contract(op):
-    signature = inspect.signature(op)
+def test_the_documentation_of_an_op_has_every_argument_with_its_shape_and_dtype(op):
     schema = getattr(torch.ops.graphkit, op.__name__).default._schema
-    assert list(signature.parameters) == [each.name for each in schema.arguments]
-    assert inspect.isfunction(op)
-    doc = inspect.getdoc(op)
-    shapes = re.search(r"\nShapes:\n(.*?)(\n\n|$)", doc, re.DOTALL)
-    tensors = [each.name for each in schema.arguments if "Tensor" in str(each.type)]
-    assert shapes
-    assert [name for name in tensors if name not in shapes[1]] == []
-    shown = pydoc.plain(pydoc.render_doc(op))
-    assert f"\n{op.__name__}({next(iter(signature.parameters))}" in shown
-    assert doc.partition("\n")[0] in shown
+    lines = argument_lines(op)
+    assert list(lines) == list(inspect.signature(op).parameters)
+    assert list(lines) == [argument.name for argument in schema.arguments]
+    for argument in schema.arguments:
+        kind, meaning = lines[argument.name]
+        assert ("written in place" in kind) == argument.is_write
+        if "Tensor" in str(argument.type):
+            shape_and_dtype = re.compile(
+                r"\[.*\] (of any dtype|bool|u?int\d+|float\d+|bfloat16|floating-point)"
+            )
+            assert shape_and_dtype.search(f"{kind} {meaning}"), argument.name
 
 
 @every_op
-def test_a_public_op_says_when_it_runs_and_what_it_raises(op):
+def test_the_documentation_of_an_op_explains_the_letters_of_shapes(op):
+    doc = inspect.getdoc(op)
+    used = {letter for kind, _ in argument_lines(op).values() for letter in LETTER.findall(kind)}
+    explained = re.search(r"\nDimensions: (.*?)\n\n", doc, re.DOTALL)
+    assert used <= set(LETTER.findall(explained[1] if explained else "")), used
+
+
+@every_op
+def test_the_documentation_of_an_op_says_when_it_runs_and_what_it_raises(op):
     doc = " ".join(inspect.getdoc(op).split())
-    assert "Never synchronises" in doc
-    assert "may be captured" in doc
+    assert "Never synchronises; may be captured" in doc
     if op.__name__ != "refresh":
-        assert " Raises: " in doc
+        assert re.search(r" Raises: (Input|Attention)Error: A tensor has", doc)
+    returns = getattr(torch.ops.graphkit, op.__name__).default._schema.returns
+    assert bool(returns) == (" Returns: " in doc)
+
+
+@every_op
+def test_help_shows_the_documentation_of_an_op(op):
+    assert inspect.isfunction(op)
+    shown = pydoc.plain(pydoc.render_doc(op))
+    assert f"\n{op.__name__}({next(iter(inspect.signature(op).parameters))}" in shown
+    for line in inspect.getdoc(op).splitlines():
+        assert line in shown
+
+
+def test_types_and_rules_complete_the_written_docstring():
+    def scale(x, width, table=None):
+        """Scale rows.
+
+        Two launches.
+
+        Args:
+            x: The rows,
+                scaled.
+            width: Of a row.
+            table: Factors.
+
+        Returns:
+            Nothing.
+        """
+
+    hints = {
+        "x": Annotated[torch.Tensor, "[B, W >= 1], contiguous"],
+        "width": Annotated[int, "W >= 1"],
+        "table": Annotated[torch.Tensor | None, "[B] int32 or int64"],
+    }
+    doc = complete_docstring(
+        scale, hints, mutates_args=("x",), errors=(AttentionError, ConfigError), differentiable=True
+    )
+    use = "At most one launch on the current stream, unless stated otherwise above. Never"
+    assert doc.splitlines() == [
+        "Scale rows.",
+        "",
+        "Two launches.",
+        "",
+        f"{use} synchronises; may",
+        "be captured and differentiated.",
+        "",
+        "Args:",
+        "    x (Tensor, [B, W >= 1] of any dtype, contiguous, written in place): The rows, scaled.",
+        "    width (int, W >= 1): Of a row.",
+        "    table (Tensor | None, [B] int32 or int64): Factors.",
+        "",
+        "Returns:",
+        "    Nothing.",
+        "",
+        "Raises:",
+        "    AttentionError: A tensor has the wrong shape, dtype, device or layout.",
+        "    ConfigError: A number is out of range.",
+    ]  # fmt: skip
+
+
+def test_an_op_must_describe_every_argument():
+    def scale(x):
+        """Scale rows.
+
+        Args:
+            y: The rows.
+        """
+
+    with pytest.raises(AssertionError, match=r"scale: Args are \['y'\]"):
+        complete_docstring(
+            scale, {"x": int}, mutates_args=(), errors=(InputError,) * 2, differentiable=False
+        )
 
 
 def test_ops_load_without_their_kernels():
@@ -167,7 +258,7 @@ class TestRules:
         assert caught.value.field == next(iter(change))
 
     def test_errors_are_those_of_the_op(self):
-        rules = ArgumentRules("op", HINTS, error=AttentionError, number_error=ConfigError)
+        rules = ArgumentRules("op", HINTS, errors=(AttentionError, ConfigError))
         with pytest.raises(AttentionError, match="has strides"):
             rules.check(tuple((VALID | {"flat": torch.zeros(12)[::2]}).values()))
         with pytest.raises(ConfigError, match="steps"):

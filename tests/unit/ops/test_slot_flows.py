@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphkit.ops.accepted import create_num_accepted_drafts_filter
 from graphkit.ops.accepted_path import compact_accepted_to_front
-from graphkit.ops.cache_locs import (
+from graphkit.ops.packed_accepted import (
+    create_num_accepted_drafts_filter,
     filter_finished_cache_loc,
     get_src_tgt_cache_loc,
     get_target_cache_loc,

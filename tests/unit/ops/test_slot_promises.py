@@ -11,7 +11,7 @@ import torch
 from graphkit.errors import InputError
 from graphkit.graphs.recorder import RecorderBackend
 from graphkit.ops.accepted_path import compact_accepted_to_front
-from graphkit.ops.cache_locs import get_src_tgt_cache_loc, get_target_cache_loc
+from graphkit.ops.packed_accepted import get_src_tgt_cache_loc, get_target_cache_loc
 from graphkit.ops.registration import OPS
 from graphkit.ops.windows import rotate_input_ids
 

@@ -9,16 +9,14 @@ import pytest
 import torch
 
 from graphkit.errors import ConfigError, InputError
-from graphkit.ops.accepted_tokens import accept_tokens
-from graphkit.ops.argmax import argmax_rows
-from graphkit.ops.draft_rows import chain_candidates, draft_step_rows
+from graphkit.ops.logits import apply_token_bitmask, argmax_rows, top_candidates
 from graphkit.ops.ngram import ngram_drafts
+from graphkit.ops.sampling import target_samples
+from graphkit.ops.step_rows import draft_step_rows, verify_rows
 from graphkit.ops.target_probs import target_probs
-from graphkit.ops.target_rows import verify_rows
-from graphkit.ops.target_samples import target_samples
-from graphkit.ops.token_bitmask import apply_token_bitmask
-from graphkit.ops.top_candidates import top_candidates
+from graphkit.ops.tree import chain_candidates
 from graphkit.ops.tree_growth import choose_nodes, grow_tree
+from graphkit.ops.verification import accept_tokens
 
 CASES, WRITTEN, results, assert_equal = map(
     runpy.run_path(str(Path(__file__).with_name("step_cases.py"))).get,
@@ -57,8 +55,8 @@ def test_inputs_are_not_changed(name):
 INT = torch.zeros(2, dtype=torch.int64)
 DRAWN = INT, torch.zeros(2), INT.int(), torch.ones(2), torch.zeros(2)
 REFUSED = [
-    (lambda: argmax_rows(INT, torch.zeros(3, 4)), r"logits is \[3, 4\].*expected floats \[2, V\]"),
-    (lambda: argmax_rows(INT, torch.zeros(2, 4).int()), "int32 on cpu, expected floats"),
+    (lambda: argmax_rows(INT, torch.zeros(3, 4)), r"logits is \[3, 4\].*expected \[2, V\], a row"),
+    (lambda: argmax_rows(INT, torch.zeros(2, 4).int()), "int32 on cpu, expected .* floating-point"),
     (lambda: argmax_rows(INT, torch.zeros(2, 0)), r"expected .* = \[2, 1\]"),
     (
         lambda: argmax_rows(INT, torch.zeros(2, 4), None, INT),
@@ -66,7 +64,7 @@ REFUSED = [
     ),
     (lambda: chain_candidates(INT[:, None], INT[None], 4), "2 steps have at most 3 nodes"),
     (lambda: draft_step_rows(INT, INT, INT.int(), 2, 1), r"positions is \[2\].* = \[4\]"),
-    (lambda: top_candidates(torch.zeros(2, 4), 5), "expected floats .* with V >= topk = 5"),
+    (lambda: top_candidates(torch.zeros(2, 4), 5), "expected .* with V >= topk = 5"),
     (lambda: top_candidates(torch.zeros(2, 4), 2, torch.ones(1)), r"expected \[2\] float32"),
     (
         lambda: top_candidates(torch.zeros(2, 2), 1, None, None, INT.int()),
@@ -78,7 +76,7 @@ REFUSED = [
         "topk is 3, expected at most the 2 columns",
     ),
     (lambda: grow_tree(*CASES["grow_tree"][1](2, 1)[:-1], 9), "step is 9"),
-    (lambda: target_probs(INT[:, None], *DRAWN, 1), "expected floats"),
+    (lambda: target_probs(INT[:, None], *DRAWN, 1), "expected .* floating-point"),
     (
         lambda: target_samples(torch.zeros(3, 4), INT, INT, INT[:, None]),
         r"target_probs is \[3, 4\].* = \[2, V\] float32",
@@ -88,7 +86,7 @@ REFUSED = [
         lambda: apply_token_bitmask(torch.zeros(2, 33), INT[:, None].int()),
         r"bitmask is \[2, 1\] .* = \[2, 2\] int32",
     ),
-    (lambda: apply_token_bitmask(INT[:, None], INT[:, None].int()), "expected floats"),
+    (lambda: apply_token_bitmask(INT[:, None], INT[:, None].int()), "expected .* floating-point"),
     (
         lambda: accept_tokens(INT[:, None], INT[:, None], INT[:, None], INT, 2),
         "accept_tokens: longest_path is 2, expected at most the 1 nodes",

@@ -8,8 +8,7 @@ import torch
 from graphkit.errors import ConfigError, InputError
 from graphkit.graphs import RecorderBackend
 from graphkit.ops.registration import OPS
-from graphkit.ops.tree import build_tree
-from graphkit.ops.tree_shape import num_candidates
+from graphkit.ops.tree import build_tree, num_candidates
 
 SHAPES = [(1, 1, 2), (1, 5, 4), (3, 1, 4), (2, 2, 7), (3, 2, 6), (4, 3, 17), (5, 8, 33)]
 """(num_steps, topk, num_draft_tokens)"""

@@ -35,18 +35,12 @@ class BlockDraftInputs(gk.Inputs):
     block_ids: gk.Rows = gk.declare(gk.Axis.REQUEST, torch.int64, "number of the block")
 
 
-class BlockDraftInputBuffers(gk.InputBuffers):
-    """Buffers of ``BlockDraftInputs``."""
-
-    inputs_type = BlockDraftInputs
-
-
 class BlockDraftRunner(Runner[BlockDraftInputs, gk.ForwardOutput]):
     """Two rows per request, for any spec."""
 
     mode = Mode.BLOCK_DRAFT
     attention_mode = gk.ForwardMode.TARGET_VERIFY
-    buffers_type = BlockDraftInputBuffers
+    inputs_type = BlockDraftInputs
     output_type = gk.ForwardOutput
 
     @classmethod

@@ -1,4 +1,4 @@
-"""``observe``: every launch of a block passes through an observer."""
+"""``observe``: every replay of a block passes through an observer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 from graphkit import ReplayError
 
 
-def test_an_observer_sees_every_launch(runner, make_batch, expect, assert_same, assert_in_step):
+def test_an_observer_sees_every_replay(runner, make_batch, expect, assert_same, assert_in_step):
     seen = []
 
-    def observer(launch):
-        seen.append((launch.batch_size, launch.padded_batch_size, launch.num_tokens))
-        return launch()
+    def observer(replay):
+        seen.append((replay.batch_size, replay.padded_batch_size, replay.num_tokens))
+        return replay()
 
     with runner.observe(observer):
         assert_same(runner.replay(make_batch(3)), expect(make_batch(3)))
@@ -34,10 +34,10 @@ def test_an_observer_sees_every_launch(runner, make_batch, expect, assert_same, 
 def test_the_batch_can_be_read_before_the_launch(runner, make_batch, assert_in_step):
     batches = []
 
-    def observer(launch):
-        batches.append(launch.read_batch())
-        batches.append(launch.read_batch())
-        return launch()
+    def observer(replay):
+        batches.append(replay.read_batch())
+        batches.append(replay.read_batch())
+        return replay()
 
     batch = make_batch(3, kind="mixed")
     alone = runner.replay(batch, clone=True)
@@ -51,7 +51,7 @@ def test_the_batch_can_be_read_before_the_launch(runner, make_batch, assert_in_s
 
 
 def test_what_an_observer_returns_is_the_output(runner, make_batch):
-    with runner.observe(lambda launch: launch().clone()):
+    with runner.observe(lambda replay: replay().clone()):
         first = runner.replay(make_batch(2, seed=1))
         kept = first.hidden_states.clone()
         runner.replay(make_batch(2, seed=2))
@@ -62,7 +62,7 @@ def test_observers_nest(runner, make_batch):
     order = []
 
     def observer(name):
-        return lambda launch: (order.append(name), launch())[1]
+        return lambda replay: (order.append(name), replay())[1]
 
     with runner.observe(observer("outer")), runner.observe(observer("inner")):
         runner.replay(make_batch(1))
@@ -72,7 +72,7 @@ def test_observers_nest(runner, make_batch):
 def test_an_observer_that_fails_leaves_the_runner_usable(
     runner, make_batch, expect, assert_same, assert_in_step
 ):
-    def fail(launch):
+    def fail(replay):
         raise ValueError("observed")
 
     with runner.observe(fail), pytest.raises(ValueError, match="observed"):
@@ -87,7 +87,7 @@ def test_only_a_captured_runner_can_be_observed(make_runner, close):
     if close:
         runner.close()
     with pytest.raises(ReplayError, match="observe needs a captured runner"):
-        runner.observe(lambda launch: launch())
+        runner.observe(lambda replay: replay())
 
 
 def test_a_wrapped_forward_runs_eagerly_and_padded_but_not_in_graphs(runner, make_batch):
@@ -105,19 +105,19 @@ def test_a_wrapped_forward_runs_eagerly_and_padded_but_not_in_graphs(runner, mak
     assert calls == [4, 3]
 
 
-def test_a_launch_is_made_once_and_inside_its_observer(
+def test_a_replay_is_made_once_and_inside_its_observer(
     runner, make_batch, expect, assert_same, assert_in_step
 ):
     kept = []
 
-    def observer(launch):
-        kept.append(launch)
-        return launch()
+    def observer(replay):
+        kept.append(replay)
+        return replay()
 
     with runner.observe(observer):
         runner.replay(make_batch(2))
     for _ in range(2):
-        with pytest.raises(ReplayError, match="this launch is no longer valid"):
+        with pytest.raises(ReplayError, match="this replay is no longer valid"):
             kept[0]()
     assert_same(runner.replay(make_batch(3)), expect(make_batch(3)))
     assert_in_step(runner)
@@ -126,11 +126,11 @@ def test_a_launch_is_made_once_and_inside_its_observer(
 def test_a_replay_inside_an_observer_takes_the_entry_of_the_launch(
     runner, make_batch, expect, assert_same, assert_in_step
 ):
-    def observer(launch):
+    def observer(replay):
         inner = make_batch(3, seed=1)
-        if launch.batch_size == 2:
+        if replay.batch_size == 2:
             assert_same(runner.replay(inner), expect(inner))
-        return launch()
+        return replay()
 
     with (
         pytest.raises(ReplayError, match="replayed another batch"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from graphkit import CaptureError, ForwardOutput, OutputError
-from graphkit.runners.output_check import OutputCheck
+from graphkit.runners.output_fields import OutputCheck
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import graphkit as gk
-from graphkit.ops.top_candidates import top_candidates
+from graphkit.ops.logits import top_candidates
 from graphkit.reference import LlamaModel, causal_attend
 from graphkit.reference.target import model_target
 

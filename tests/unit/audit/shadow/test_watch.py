@@ -129,14 +129,14 @@ def test_a_padded_run_that_fails_before_it_reads_its_batch(capture, monkeypatch,
 def test_a_launch_that_fails_leaves_the_runner_usable(capture, batch_of):
     runner, _ = capture()
     right = runner.replay(batch_of(3), clone=True).next_token_logits
-    fit = runner._replayer._fits[3, None]
-    launch = fit.launch
+    plan = runner._replayer.plans[3, None]
+    launch = plan.launch
     with ShadowWatch(runner, every=1) as watch:
         for turn in range(6):
-            fit.launch = lambda: 1 / 0
+            plan.launch = lambda: 1 / 0
             with pytest.raises(ZeroDivisionError):
                 runner.replay(batch_of(3, 1 + turn))
-            fit.launch = launch
+            plan.launch = launch
             assert torch.equal(runner.replay(batch_of(3)).next_token_logits, right)
     assert (watch.findings, watch.compared) == ([], 6)
 

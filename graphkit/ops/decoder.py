@@ -1,0 +1,159 @@
+"""Parts of a decoder layer other than its products: norms, rotation, the gate.
+
+Dimensions: T rows, H hidden, N query heads, M key and value heads, D head size, F = D / 2,
+C columns of gate and up projection.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import torch
+from torch.nn import functional
+from torch.nn.functional import silu
+
+from graphkit.errors import InputError
+from graphkit.ops.argument_rules import describe
+from graphkit.ops.registration import register_op
+
+
+@register_op(fake=lambda args: args.x.new_empty(args.x.shape), differentiable=True)
+def rms_norm(
+    x: Annotated[torch.Tensor, "[T, H >= 1] floating-point"],
+    weight: Annotated[torch.Tensor, "[H] floating-point"],
+    eps: Annotated[float, "eps >= 0"],
+) -> torch.Tensor:
+    """Normalise rows as Llama does: in float32, with the weight applied in x's dtype.
+
+    The result is ``weight * (x / sqrt(mean(x ** 2) + eps))`` (arXiv 1910.07467).
+
+    Args:
+        x: The rows.
+        weight: Factor of each column.
+        eps: Added to the mean square.
+
+    Returns:
+        The normalised rows, [T, H] of x's dtype.
+    """
+    wide = functional.rms_norm(x.float(), x.shape[1:], eps=eps)
+    return (weight * wide.to(x.dtype)).to(x.dtype)
+
+
+@register_op(
+    fake=lambda args: (args.x.new_empty(args.x.shape), args.x.new_empty(args.x.shape)),
+    differentiable=True,
+)
+def add_rms_norm(
+    x: Annotated[torch.Tensor, "[T, H >= 1] floating-point"],
+    residual: Annotated[torch.Tensor, "[T, H] floating-point"],
+    weight: Annotated[torch.Tensor, "[H] floating-point"],
+    eps: Annotated[float, "eps >= 0"],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add rows to the residual stream and normalise the sum; see ``rms_norm``.
+
+    Args:
+        x: Added to the stream.
+        residual: The stream so far.
+        weight: Factor of each column.
+        eps: Added to the mean square.
+
+    Returns:
+        The normalised sum, and the sum, each [T, H] of x's dtype.
+    """
+    total = residual + x
+    wide = functional.rms_norm(total.float(), total.shape[1:], eps=eps)
+    return (weight * wide.to(x.dtype)).to(x.dtype), total
+
+
+Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def empty_heads(args: Any) -> Heads:
+    """Allocate the results of ``rotated_heads``."""
+    rows, size = len(args.qkv), 2 * len(args.inverse_frequencies)
+    return (
+        args.qkv.new_empty(rows, args.query_heads, size),
+        args.qkv.new_empty(rows, args.key_heads, size),
+        args.qkv.new_empty(rows, args.key_heads, size),
+    )
+
+
+@register_op(fake=empty_heads, differentiable=True, sizes_from=("inverse_frequencies", "positions"))
+def rotated_heads(
+    qkv: Annotated[torch.Tensor, "[T, 2 * (N + 2 * M) * F] floating-point"],
+    positions: Annotated[torch.Tensor, "[T] int32 or int64"],
+    inverse_frequencies: Annotated[torch.Tensor, "[F >= 1] float32"],
+    query_heads: Annotated[int, "N >= 1"],
+    key_heads: Annotated[int, "M >= 1"],
+    query_weight: Annotated[torch.Tensor | None, "[2 * F] floating-point"] = None,
+    key_weight: Annotated[torch.Tensor | None, "[2 * F] floating-point"] = None,
+    eps: Annotated[float, "eps >= 0"] = 0.0,
+) -> Heads:
+    """Split projected rows into heads, and rotate queries and keys by their positions (RoPE).
+
+    Dimension i of a head is paired with i + D / 2, as in checkpoints of Hugging Face
+    (arXiv 2104.09864). Angles are computed in float32; cosine and sine are applied in the dtype of
+    the rows. With weights, queries and keys are normalised before by ``rms_norm`` (Qwen3).
+
+    Args:
+        qkv: Queries, then keys, then values of each row.
+        positions: Position of each row in its request.
+        inverse_frequencies: Angle per position of each pair, F = D / 2.
+        query_heads: Query heads (N).
+        key_heads: Key and value heads (M).
+        query_weight: Weight of the queries' norm.
+        key_weight: Weight of the keys' norm.
+        eps: Of the norms.
+
+    Returns:
+        Queries [T, N, D], keys and values [T, M, D].
+    """
+    heads = qkv.view(len(qkv), query_heads + 2 * key_heads, 2 * len(inverse_frequencies))
+    both, value = heads.split((query_heads + key_heads, key_heads), dim=1)
+    if query_weight is not None or key_weight is not None:
+        query, key = both.split((query_heads, key_heads), dim=1)
+        both = torch.cat(
+            (_normalised(query, query_weight, eps), _normalised(key, key_weight, eps)), dim=1
+        )
+    angles = (positions[:, None] * inverse_frequencies)[:, None]
+    cos, sin = angles.cos().to(qkv.dtype), angles.sin().to(qkv.dtype)
+    first, second = both.chunk(2, dim=-1)
+    both = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    query, key = both.split((query_heads, key_heads), dim=1)
+    return query.clone(), key.clone(), value.clone()
+
+
+def _normalised(heads: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    if weight is None:
+        return heads
+    return rms_norm(heads.flatten(0, 1), weight, eps).view(heads.shape)
+
+
+def _check_width(args: Any) -> None:
+    """Refuse rows that have no two halves."""
+    if args.gate_up.shape[1] % 2:
+        raise InputError(
+            f"silu_and_mul: gate_up is {describe(args.gate_up)}, expected an even number of "
+            "columns: those of the gate, then those of the up projection.",
+            field="gate_up",
+        )
+
+
+@register_op(
+    fake=lambda args: args.gate_up.new_empty(len(args.gate_up), args.gate_up.shape[1] // 2),
+    check=_check_width,
+    differentiable=True,
+)
+def silu_and_mul(gate_up: Annotated[torch.Tensor, "[T, C >= 2] floating-point"]) -> torch.Tensor:
+    """Return ``silu(gate) * up`` of rows that hold both (SwiGLU, arXiv 2002.05202).
+
+    silu is rounded to the dtype before the product.
+
+    Args:
+        gate_up: Columns of the gate, then as many of the up projection.
+
+    Returns:
+        The gated rows, [T, C / 2] of their dtype.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    return silu(gate) * up

@@ -1,0 +1,169 @@
+"""Parts of a decoder layer for CUDA. Contracts: ``graphkit.ops.decoder``."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from graphkit.ops.decoder import Heads, empty_heads
+from graphkit.ops.kernels.launch import launch
+
+NORM_BLOCK = 16384
+"""Columns that a program holds at a time. Each row is read twice, the second time from a cache."""
+GATE_BLOCK = 1024
+
+
+@triton.jit
+def normalised(x, scale, weight):
+    """Return scaled values times their weights, each rounded to the dtype of ``x``."""
+    y = (x.to(tl.float32) * scale).to(x.dtype)
+    return (y.to(tl.float32) * weight.to(tl.float32)).to(x.dtype)
+
+
+@triton.jit
+def rms_norm_kernel(
+    out, total, x, residual, weight, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr,
+):  # fmt: skip
+    """One program per row; ``total`` and ``residual`` are both tensors or both None."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64) * WIDTH
+    lane = tl.arange(0, BLOCK)
+    squares = tl.zeros([BLOCK], tl.float32)
+    for begin in tl.static_range(0, WIDTH, BLOCK):
+        inside = begin + lane < WIDTH
+        value = tl.load(x + row + begin + lane, mask=inside, other=0.0)
+        if residual is not None:
+            # A sum of two bf16 numbers is exact in float32 before it is rounded.
+            before = tl.load(residual + row + begin + lane, mask=inside, other=0.0)
+            value = (before.to(tl.float32) + value.to(tl.float32)).to(value.dtype)
+            tl.store(total + row + begin + lane, value, mask=inside)
+        wide = value.to(tl.float32)
+        squares += wide * wide
+    scale = tl.rsqrt(tl.sum(squares, 0) / WIDTH + eps)
+    tl.debug_barrier()  # other threads may read the sums that a thread has written
+    for begin in tl.static_range(0, WIDTH, BLOCK):
+        inside = begin + lane < WIDTH
+        source = x if residual is None else total
+        value = tl.load(source + row + begin + lane, mask=inside, other=0.0)
+        factor = tl.load(weight + begin + lane, mask=inside, other=0.0)
+        tl.store(out + row + begin + lane, normalised(value, scale, factor), mask=inside)
+
+
+def launch_rms_norm(args: Any) -> torch.Tensor:
+    """Launch ``rms_norm``."""
+    out: torch.Tensor = args.x.new_empty(args.x.shape)
+    _launch_norm(args, out=out, total=None, residual=None)
+    return out
+
+
+def launch_add_rms_norm(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch ``add_rms_norm``."""
+    out, total = args.x.new_empty(args.x.shape), args.x.new_empty(args.x.shape)
+    _launch_norm(args, out=out, total=total)
+    return out, total
+
+
+def _launch_norm(args: Any, **others: Any) -> None:
+    rows, width = args.x.shape
+    block = min(NORM_BLOCK, triton.next_power_of_2(width))
+    warps = min(16, max(1, block // 256))
+    launch(rms_norm_kernel, (rows,), args, WIDTH=width, BLOCK=block, num_warps=warps, **others)
+
+
+@triton.jit
+def rotated_heads_kernel(
+    query, key, value, qkv, positions, inverse_frequencies, query_weight, key_weight, eps,
+    QUERY_HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
+):  # fmt: skip
+    """One program per row and head."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_wait()
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    lane = tl.arange(0, BLOCK)
+    inside = lane < HALF
+    begin = qkv + (row * (QUERY_HEADS + 2 * KEY_HEADS) + head) * 2 * HALF + lane
+    first = tl.load(begin, mask=inside, other=0.0)
+    second = tl.load(begin + HALF, mask=inside, other=0.0)
+    if head < QUERY_HEADS:
+        out = query + (row * QUERY_HEADS + head) * 2 * HALF + lane
+        if query_weight is not None:
+            first, second = _normalised_pair(first, second, query_weight, eps, lane, HALF)
+    elif head < QUERY_HEADS + KEY_HEADS:
+        out = key + (row * KEY_HEADS + head - QUERY_HEADS) * 2 * HALF + lane
+        if key_weight is not None:
+            first, second = _normalised_pair(first, second, key_weight, eps, lane, HALF)
+    else:
+        out = value + (row * KEY_HEADS + head - QUERY_HEADS - KEY_HEADS) * 2 * HALF + lane
+    if head < QUERY_HEADS + KEY_HEADS:
+        frequency = tl.load(inverse_frequencies + lane, mask=inside, other=0.0)
+        angle = tl.load(positions + row).to(tl.float32) * frequency
+        cos = tl.cos(angle).to(first.dtype).to(tl.float32)
+        sin = tl.sin(angle).to(first.dtype).to(tl.float32)
+        one, two = first.to(tl.float32), second.to(tl.float32)
+        dtype: tl.constexpr = first.dtype
+        # Products are rounded before the sum, as in the reference.
+        first = ((one * cos).to(dtype).to(tl.float32) - (two * sin).to(dtype).to(tl.float32)).to(
+            dtype
+        )
+        second = ((two * cos).to(dtype).to(tl.float32) + (one * sin).to(dtype).to(tl.float32)).to(
+            dtype
+        )
+    tl.store(out, first, mask=inside)
+    tl.store(out + HALF, second, mask=inside)
+
+
+@triton.jit
+def _normalised_pair(first, second, weight, eps, lane, HALF: tl.constexpr):
+    """Normalise a head that is held as two halves."""
+    one, two = first.to(tl.float32), second.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(one * one + two * two, 0) / (2 * HALF) + eps)
+    inside = lane < HALF
+    of_first = tl.load(weight + lane, mask=inside, other=0.0)
+    of_second = tl.load(weight + HALF + lane, mask=inside, other=0.0)
+    return normalised(first, scale, of_first), normalised(second, scale, of_second)
+
+
+def launch_rotated_heads(args: Any) -> Heads:
+    """Launch ``rotated_heads``."""
+    query, key, value = empty_heads(args)
+    half = len(args.inverse_frequencies)
+    grid = len(args.qkv), args.query_heads + 2 * args.key_heads
+    launch(
+        rotated_heads_kernel, grid, args, query=query, key=key, value=value,
+        QUERY_HEADS=args.query_heads, KEY_HEADS=args.key_heads, HALF=half,
+        BLOCK=triton.next_power_of_2(half), num_warps=1,
+    )  # fmt: skip
+    return query, key, value
+
+
+@triton.jit
+def silu_and_mul_kernel(
+    out, gate_up, WIDTH: tl.constexpr, BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr
+):
+    """One program per row and block of columns."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_wait()
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    begin = gate_up + row * 2 * WIDTH + column
+    gate = tl.load(begin, mask=inside, other=0.0)
+    up = tl.load(begin + WIDTH, mask=inside, other=0.0)
+    wide = gate.to(tl.float32)
+    opened = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
+    product = (opened.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+    tl.store(out + row * WIDTH + column, product, mask=inside)
+
+
+def launch_silu_and_mul(args: Any) -> torch.Tensor:
+    """Launch ``silu_and_mul``."""
+    rows, columns = args.gate_up.shape
+    width = columns // 2
+    out: torch.Tensor = args.gate_up.new_empty(rows, width)
+    block = min(GATE_BLOCK, triton.next_power_of_2(width))
+    grid = rows, triton.cdiv(width, block)
+    launch(silu_and_mul_kernel, grid, args, out=out, WIDTH=width, BLOCK=block)
+    return out

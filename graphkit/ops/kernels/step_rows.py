@@ -1,0 +1,157 @@
+"""Rows of the forwards of a step for CUDA. Contracts: ``graphkit.ops.step_rows``."""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from graphkit.ops.kernels.launch import launch
+from graphkit.ops.step_rows import (
+    ExtendRows,
+    FirstRows,
+    StepRows,
+    VerifyRows,
+    empty_extend_rows,
+    empty_first_rows,
+    empty_step_rows,
+    empty_verify_rows,
+)
+
+BLOCK = 128
+MAX_NODES = 16
+"""Nodes whose mask rows one program reads."""
+
+
+@triton.jit(do_not_specialize=["rows", "topk", "drafts"])
+def first_draft_rows_kernel(
+    positions, out_cache_loc, req_pool_indices, req_to_token, seq_lens, rows, context, topk, drafts,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program per request."""
+    request = tl.program_id(0).to(tl.int64)
+    row = tl.load(req_pool_indices + request)
+    seq_len = tl.load(seq_lens + request).to(tl.int64)
+    each = tl.arange(0, BLOCK)
+    token = seq_len + each
+    inside = (row >= 0) & (row < rows) & (token >= 0) & (token < context) & (each < drafts)
+    slot = tl.load(req_to_token + row * context + token, mask=inside, other=0)
+    tl.store(out_cache_loc + request * drafts + each, slot, mask=each < drafts)
+    tl.store(positions + request * topk + each, seq_len, mask=each < topk)
+
+
+def launch_first_draft_rows(args: Any) -> FirstRows:
+    """Launch ``first_draft_rows``."""
+    positions, out_cache_loc = first = empty_first_rows(args)
+    (rows, context), drafts = args.req_to_token.shape, args.topk * args.num_steps
+    launch(
+        first_draft_rows_kernel, (len(args.seq_lens),), args,
+        positions=positions, out_cache_loc=out_cache_loc, rows=rows, context=context,
+        drafts=drafts, BLOCK=triton.next_power_of_2(drafts), num_warps=1,
+    )  # fmt: skip
+    return first
+
+
+@triton.jit(do_not_specialize=["requests", "tokens", "topk", "num_steps"])
+def draft_step_rows_kernel(
+    step_positions, step_slots, step_lengths, positions, out_cache_loc, seq_lens, requests, tokens,
+    topk, num_steps, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program per step and BLOCK of its rows."""
+    step = tl.program_id(0)
+    row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_row = row < tokens
+    to = step.to(tl.int64) * tokens + row
+    tl.store(step_positions + to, tl.load(positions + row, mask=is_row) + step, mask=is_row)
+    slot = tl.load(out_cache_loc + row.to(tl.int64) * num_steps + step, mask=is_row)
+    tl.store(step_slots + to, slot, mask=is_row)
+    is_request = row < requests
+    ahead = tl.where(topk == 1, step, topk * (num_steps - 1))
+    length = tl.load(seq_lens + row, mask=is_request) + ahead
+    tl.store(step_lengths + step * requests + row, length, mask=is_request)
+
+
+def launch_draft_step_rows(args: Any) -> StepRows:
+    """Launch ``draft_step_rows``."""
+    positions, slots, lengths = rows = empty_step_rows(args)
+    steps, tokens = positions.shape
+    launch(
+        draft_step_rows_kernel, (steps, triton.cdiv(tokens, BLOCK)), args,
+        step_positions=positions, step_slots=slots, step_lengths=lengths,
+        requests=len(args.seq_lens), tokens=tokens, BLOCK=BLOCK,
+    )  # fmt: skip
+    return rows
+
+
+@triton.jit(do_not_specialize=["rows", "vocab_size"])
+def verify_rows_kernel(
+    tokens, positions, slots, req_pool_indices, req_to_token, seq_lens, bonus_tokens, draft_tokens,
+    tree_mask, rows, context, vocab_size,
+    WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, NODES: tl.constexpr,
+):  # fmt: skip
+    """One program per request and NODES of its nodes."""
+    request = tl.program_id(0).to(tl.int64)
+    node = tl.program_id(1) * NODES + tl.arange(0, NODES)
+    is_node = node < WIDTH
+    flat = request * WIDTH + node
+    draft = tl.load(draft_tokens + flat, mask=is_node, other=0)
+    draft = tl.minimum(tl.maximum(draft, 0), vocab_size - 1)
+    bonus = tl.load(bonus_tokens + request)
+    tl.store(tokens + flat, tl.where(node == 0, bonus, draft), mask=is_node)
+
+    seq_len = tl.load(seq_lens + request).to(tl.int64)
+    depth = node.to(tl.int64)
+    if tree_mask is not None:
+        other = tl.arange(0, BLOCK_W)[None, :]
+        inside = is_node[:, None] & (other > 0) & (other < WIDTH)
+        seen = tl.load(tree_mask + flat[:, None] * WIDTH + other, mask=inside, other=0)
+        depth = tl.sum(seen.to(tl.int64), 1)
+    tl.store(positions + flat, seq_len + depth, mask=is_node)
+
+    row = tl.load(req_pool_indices + request)
+    token = seq_len + node
+    inside = (row >= 0) & (row < rows) & (token >= 0) & (token < context) & is_node
+    slot = tl.load(req_to_token + row * context + token, mask=inside, other=0)
+    tl.store(slots + flat, slot, mask=is_node)
+
+
+def launch_verify_rows(args: Any) -> VerifyRows:
+    """Launch ``verify_rows``."""
+    tokens, positions, slots = verify = empty_verify_rows(args)
+    (rows, context), width = args.req_to_token.shape, args.num_draft_tokens
+    block = triton.next_power_of_2(width)
+    nodes = min(MAX_NODES, block)
+    launch(
+        verify_rows_kernel, (len(args.seq_lens), triton.cdiv(width, nodes)), args,
+        tokens=tokens, positions=positions, slots=slots,
+        rows=rows, context=context,
+        WIDTH=width, BLOCK_W=block, NODES=nodes,
+    )  # fmt: skip
+    return verify
+
+
+@triton.jit(do_not_specialize=["width"])
+def extend_rows_kernel(
+    lengths, extend_lengths, positions, select_index, seq_lens, num_accepted_drafts, width,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program per request."""
+    request = tl.program_id(0).to(tl.int64)
+    seq_len = tl.load(seq_lens + request)
+    tl.store(lengths + request, seq_len + width)
+    tl.store(extend_lengths + request, width)
+    drafts = tl.load(num_accepted_drafts + request)
+    tl.store(select_index + request, request * width + drafts)
+    step = tl.arange(0, BLOCK)
+    position = seq_len.to(tl.int64) + step
+    tl.store(positions + request * width + step, position, mask=step < width)
+
+
+def launch_extend_rows(args: Any) -> ExtendRows:
+    """Launch ``extend_rows``."""
+    lengths, extend_lengths, positions, select_index = rows = empty_extend_rows(args)
+    launch(
+        extend_rows_kernel, (len(lengths),), args, lengths=lengths,
+        extend_lengths=extend_lengths, positions=positions, select_index=select_index,
+        BLOCK=triton.next_power_of_2(args.width), num_warps=1,
+    )  # fmt: skip
+    return rows

@@ -1,0 +1,176 @@
+"""Rows of the forwards of a step: the drafts', the target's, and those that catch up.
+
+Dimensions: B requests, K topk, S num_steps, W rows of each request of the target, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import torch
+
+from graphkit.ops.packed import read
+from graphkit.ops.registration import register_op
+
+FirstRows = tuple[torch.Tensor, torch.Tensor]
+StepRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def empty_first_rows(args: Any) -> FirstRows:
+    """Allocate the results of ``first_draft_rows``."""
+    rows, tokens = args.req_pool_indices, len(args.req_pool_indices) * args.topk
+    return rows.new_empty(tokens), rows.new_empty(tokens * args.num_steps)
+
+
+@register_op(fake=empty_first_rows)
+def first_draft_rows(
+    req_pool_indices: Annotated[torch.Tensor, "[B] int64"],
+    req_to_token: Annotated[torch.Tensor, "[rows, context] int32 or int64"],
+    seq_lens: Annotated[torch.Tensor, "[B] int32"],
+    topk: Annotated[int, "K >= 1"],
+    num_steps: Annotated[int, "S >= 1"],
+) -> FirstRows:
+    """Return positions and KV slots of the rows of a DRAFT batch.
+
+    Args:
+        req_pool_indices: Row of ``req_to_token`` per request.
+        req_to_token: Slot of each token of each request.
+        seq_lens: Committed tokens.
+        topk: Branches (K).
+        num_steps: Draft tokens per branch (S).
+
+    Returns:
+        ``seq_lens`` once per branch, [B * K] int64, and the K * S slots behind each request's
+        committed tokens, ``req_to_token[row of b, seq : seq + K * S]``, [B * K * S] int64; 0 where
+        that is outside the table.
+    """
+    draft = torch.arange(topk * num_steps, device=seq_lens.device)
+    token = (req_pool_indices[:, None], seq_lens[:, None] + draft)
+    slots = read(req_to_token, token, torch.zeros_like(draft))
+    return seq_lens.long().repeat_interleave(topk), slots.flatten()
+
+
+def empty_step_rows(args: Any) -> StepRows:
+    """Allocate the results of ``draft_step_rows``."""
+    steps, tokens = args.num_steps - 1, len(args.positions)
+    rows = [args.positions.new_empty(steps, tokens) for _ in range(2)]
+    return rows[0], rows[1], args.seq_lens.new_empty(steps, len(args.seq_lens))
+
+
+@register_op(fake=empty_step_rows, sizes_from=("seq_lens",))
+def draft_step_rows(
+    positions: Annotated[torch.Tensor, "[B * K] int64"],
+    out_cache_loc: Annotated[torch.Tensor, "[B * K * S] int64"],
+    seq_lens: Annotated[torch.Tensor, "[B] int32"],
+    topk: Annotated[int, "K >= 1"],
+    num_steps: Annotated[int, "S >= 1"],
+) -> StepRows:
+    """Return the rows of each forward of a DRAFT batch. There are S - 1 forwards.
+
+    The rows of a chain are consecutive, so the metadata of step s appends them to the s tokens
+    drafted before. The branches of a tree are S slots apart: their mask covers all K * S slots.
+
+    Args:
+        positions: Position of each branch at step 0.
+        out_cache_loc: KV slot of each branch and step. Its layout is [B, K, S].
+        seq_lens: Committed tokens.
+        topk: Branches (K).
+        num_steps: Draft tokens per branch (S).
+
+    Returns:
+        Positions and slots of each step's rows, [S - 1, B * K] int64 each, contiguous, and the
+        lengths before the K rows that the attention metadata of the step appends, [S - 1, B] int32.
+    """
+    step = torch.arange(num_steps - 1, dtype=torch.int32, device=seq_lens.device)[:, None]
+    ahead = step if topk == 1 else torch.full_like(step, topk * (num_steps - 1))
+    slots = out_cache_loc.view(-1, num_steps)[:, : num_steps - 1].t()
+    return positions + step, slots.clone(memory_format=torch.contiguous_format), seq_lens + ahead
+
+
+VerifyRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+ExtendRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def empty_verify_rows(args: Any) -> VerifyRows:
+    """Allocate the results of ``verify_rows``."""
+    tokens = args.draft_tokens
+    return (
+        tokens.new_empty(len(tokens)),
+        tokens.new_empty(len(tokens)),
+        tokens.new_empty(len(tokens)),
+    )
+
+
+@register_op(fake=empty_verify_rows)
+def verify_rows(
+    req_pool_indices: Annotated[torch.Tensor, "[B] int64"],
+    req_to_token: Annotated[torch.Tensor, "[rows, context] int32 or int64"],
+    seq_lens: Annotated[torch.Tensor, "[B] int32"],
+    bonus_tokens: Annotated[torch.Tensor, "[B] int64"],
+    draft_tokens: Annotated[torch.Tensor, "[B * W] int64"],
+    tree_mask: Annotated[torch.Tensor | None, "[B, W, W] bool"],
+    num_draft_tokens: Annotated[int, "W >= 1"],
+    vocab_size: Annotated[int, "V >= 1"],
+) -> VerifyRows:
+    """Return token ids, positions and KV slots of the rows of a TARGET_VERIFY batch.
+
+    Args:
+        req_pool_indices: Row of ``req_to_token`` per request.
+        req_to_token: Slot of each token of each request.
+        seq_lens: Committed tokens.
+        bonus_tokens: Token of each root.
+        draft_tokens: Token of each node; that of the root is not read.
+        tree_mask: True where node i attends to node j, which is i itself or an ancestor; ``None``
+            for chains, whose node i is at depth i.
+        num_draft_tokens: Nodes per request (W).
+        vocab_size: Size of the vocabulary (V).
+
+    Returns:
+        Three tensors [B * W] int64: the bonus token at each root and the drafts behind it, those
+        outside the vocabulary replaced by its nearest id; ``seq_lens`` plus the depth of each node;
+        and the W slots behind the committed tokens, 0 where they are outside the table.
+    """
+    node = torch.arange(num_draft_tokens, device=seq_lens.device)
+    drafts = draft_tokens.view(-1, num_draft_tokens).clamp(0, vocab_size - 1)
+    tokens = torch.where(node == 0, bonus_tokens[:, None], drafts)
+    # Every node but the root attends to the root, and counts itself.
+    depth = node if tree_mask is None else tree_mask[:, :, 1:].sum(2)
+    slot = (req_pool_indices[:, None], seq_lens[:, None] + node)
+    slots = read(req_to_token, slot, torch.zeros_like(node))
+    return tokens.flatten(), (seq_lens[:, None] + depth).flatten(), slots.flatten()
+
+
+def empty_extend_rows(args: Any) -> ExtendRows:
+    """Allocate the results of ``extend_rows``."""
+    lengths, requests = args.seq_lens, len(args.seq_lens)
+    positions = lengths.new_empty(requests * args.width, dtype=torch.int64)
+    select_index = lengths.new_empty(requests, dtype=torch.int64)
+    return lengths.new_empty(requests), lengths.new_empty(requests), positions, select_index
+
+
+@register_op(fake=empty_extend_rows)
+def extend_rows(
+    seq_lens: Annotated[torch.Tensor, "[B] int32"],
+    num_accepted_drafts: Annotated[torch.Tensor, "[B] int32"],
+    width: Annotated[int, "W >= 1"],
+) -> ExtendRows:
+    """Return lengths, positions and last rows of a batch that catches up on W rows per request.
+
+    Args:
+        seq_lens: Committed tokens before the step.
+        num_accepted_drafts: Accepted drafts, the bonus token excluded.
+        width: Rows per request (W).
+
+    Returns:
+        ``seq_lens`` with the W rows, [B] int32; W itself, [B] int32; the position of each row, [B *
+        W] int64; and the flat row of each request's last accepted token, ``b * W +
+        num_accepted_drafts``, [B] int64.
+    """
+    step = torch.arange(width, device=seq_lens.device)
+    starts = torch.arange(len(seq_lens), device=seq_lens.device) * width
+    return (
+        seq_lens + width,
+        torch.full_like(seq_lens, width),
+        (seq_lens[:, None] + step).flatten(),
+        starts + num_accepted_drafts,
+    )

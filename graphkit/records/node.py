@@ -1,0 +1,115 @@
+"""A node of a captured graph: its arguments, its origin and its time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from graphkit.records.record import Count, Duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pointer:
+    """An address in an argument of a node.
+
+    Attributes:
+        address: The address.
+        memory: Kind of memory there: ``weight``, ``input``, ``state``, ``pool`` (the graph's own),
+            ``mailbox``, ``external`` (a live allocation without a declared name), ``freed``,
+            ``host``.
+        name: Name of the memory: a parameter's path, an input field, ``pool+0x1200``.
+        offset: Offset of the address in its argument, in bytes.
+        size: Bytes from the address to the end of the tensor there, at most; 0 if unknown.
+    """
+
+    SPARSE: ClassVar[bool] = True
+    address: Count
+    memory: str
+    name: str
+    offset: Count = 0
+    size: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """One argument of a node.
+
+    Attributes:
+        name: Name of the parameter if it is known: of an operation on the recorder, of a kernel of
+            Triton or torch.compile, of a copy. Empty for other compiled kernels.
+        offset: Offset among the kernel's arguments, in bytes.
+        size: Size in bytes.
+        kind: ``pointer``, ``number``, ``struct``, ``tensor`` (recorder), ``value`` (recorder), or
+            ``unreadable``.
+        text: The value as text.
+        pointers: Addresses in it.
+    """
+
+    SPARSE: ClassVar[bool] = True
+    name: str = ""
+    offset: Count = 0
+    size: Count
+    kind: str
+    text: str
+    pointers: tuple[Pointer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One node of a graph; one operation on the recorder.
+
+    Attributes:
+        index: Index in ``GraphRecord.nodes``, in order of creation.
+        kind: ``kernel``, ``memcpy``, ``memset``, ``host``, ``child graph``, ``conditional``,
+            ``event record``, ``event wait``, ``allocation``, ``free``, ``empty``, or ``op``.
+        name: Demangled name of the kernel, or the action of the node.
+        short_name: Name without templates and arguments.
+        grid, block, cluster: Blocks, threads and blocks per cluster, x y z; empty if it has none.
+        shared_memory_bytes: Shared memory per block, static and dynamic.
+        registers: Registers per thread.
+        attributes: Launch attributes that differ from the default.
+        arguments: Arguments in the kernel's order.
+        module: Path of the module whose forward made it; empty outside of modules.
+        op: Operation that made it, such as ``aten::mm``; empty for a kernel launched directly.
+        source: Line that called the operation, ``file.py:12 in forward``.
+        scope: The user's scopes around it, outermost first, joined by ``/``.
+        parent: Index of the node whose child graph or conditional body contains this one.
+        duration_us: Median time on the device; ``None`` if not measured.
+        start_us: Median start, relative to the replay's first node.
+    """
+
+    SPARSE: ClassVar[bool] = True
+    index: Count
+    kind: str
+    name: str
+    short_name: str
+    grid: tuple[Count, ...] = ()
+    block: tuple[Count, ...] = ()
+    cluster: tuple[Count, ...] = ()
+    shared_memory_bytes: Count = 0
+    registers: Count = 0
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[Argument, ...] = ()
+    module: str = ""
+    op: str = ""
+    source: str = ""
+    scope: str = ""
+    parent: Count | None = None
+    duration_us: Duration | None = None
+    start_us: Duration | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """A dependency between two nodes.
+
+    Attributes:
+        source, target: Indices of nodes.
+        kind: ``full``, or ``programmatic`` where the target may begin before the source ends (PDL).
+    """
+
+    SPARSE: ClassVar[bool] = True
+    source: Count
+    target: Count
+    kind: str = "full"

@@ -1,0 +1,58 @@
+"""What ops use of torch and Triton beyond their documented names.
+
+A failure here after an upgrade is a change of torch or Triton, not a defect of an op. Adapt the
+module that the message names, and add the version to its list of checked ones.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.backends.nvidia.compiler import CUDAOptions
+
+from graphkit.ops.kernels.device_loop import advance_loop_kernel
+from graphkit.ops.registration import without_autograd
+
+TORCH = f"torch {torch.__version__} differs from 2.11 and 2.13: see graphkit/ops/registration.py"
+TRITON = f"Triton {triton.__version__} differs from 3.6.0 and 3.7.1: see graphkit/ops/kernels/"
+
+
+def test_a_call_can_skip_its_autograd_kernel():
+    assert hasattr(torch._C, "_AutoDispatchBelowAutograd"), TORCH
+    x = torch.ones(2, requires_grad=True)
+    with without_autograd():
+        assert (x * 2).grad_fn is None, TORCH
+    assert (x * 2).grad_fn is not None, TORCH
+
+
+def test_a_kernel_knows_the_names_of_its_parameters():
+    @triton.jit
+    def kernel(first, second, BLOCK: tl.constexpr):
+        pass
+
+    assert kernel.arg_names == ["first", "second", "BLOCK"], f"{TRITON}launch.py"
+
+
+def test_a_kernel_can_start_while_the_one_before_runs():
+    assert "launch_pdl" in CUDAOptions.__dataclass_fields__, f"{TRITON}launch.py"
+    for name in ("gdc_wait", "gdc_launch_dependents"):
+        assert hasattr(tl.extra.cuda, name), f"{TRITON}launch.py"
+
+
+@pytest.mark.skipif(
+    not isinstance(advance_loop_kernel, triton.JITFunction), reason="TRITON_INTERPRET is set"
+)
+def test_an_entry_is_published_with_release_semantics():
+    names = dict.fromkeys(advance_loop_kernel.arg_names, "i32")
+    pointers = {
+        "report": "*i32", "loop_rows": "*i64", "loop_watched": "*i1", "control": "*i64",
+        "batch_sizes": "*i32", "ring": "*i64",
+    }  # fmt: skip
+    constants = {"signals": None, "BLOCK": 4, "BODIES": 2}
+    types = names | pointers | dict.fromkeys(constants, "constexpr")
+    source = triton.compiler.ASTSource(advance_loop_kernel, types, constants)
+    target = triton.backends.compiler.GPUTarget("cuda", 90, 32)
+    ptx = triton.compile(source, target=target).asm["ptx"]
+    assert ptx.count("st.release.sys.global.u64") == 1, f"{TRITON}device_loop.py"
