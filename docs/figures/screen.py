@@ -1,4 +1,4 @@
-"""Takes the picture of the screen: ``python docs/figures/screen.py`` writes ``screen.svg``."""
+"""Takes the picture of the screen, ``docs/inspect.svg``: ``python docs/figures/screen.py``."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from pathlib import Path
 
 from graphkit.records import load_record
 from graphkit.tui import InspectApp
-from graphkit.views.svg import offline
+from graphkit.views.exports import offline
 
-HERE = Path(__file__).parent
-RECORD = HERE.parents[1] / "tests" / "data" / "h200-8b-step.json"
-SIZE = 110, 32
-KEYS = ("t", "down", "down")
-"""The timeline. The chosen node has no source, which may change."""
+DOCS = Path(__file__).parents[1]
+RECORD = DOCS.parent / "tests" / "data" / "h200-8b-step.json"
+SIZE = 108, 30
+NODE = 49
+"""The build of the tree, between draft and verify. It has no source: the screen shows the text of a
+source line from this machine's file, which may change."""
+KEYS = ("t", *("down",) * NODE, *("+",) * 5, *("down",) * 10, *("up",) * 10)
+"""The timeline, 32 times as large around that node, with the node in the middle of the list."""
 
 
 async def picture() -> str:
-    """Return the screen as SVG."""
+    """Return the screen as SVG, equal in every run."""
     app = InspectApp(load_record(RECORD), mode="STEP", batch_size=1)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press(*KEYS)
@@ -26,4 +29,4 @@ async def picture() -> str:
 
 
 if __name__ == "__main__":
-    (HERE / "screen.svg").write_text(asyncio.run(picture()), encoding="utf-8")
+    (DOCS / "inspect.svg").write_text(asyncio.run(picture()), encoding="utf-8")

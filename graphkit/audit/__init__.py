@@ -1,4 +1,9 @@
-"""Audits: each searches the graphs of a target for one cause of silently wrong replays."""
+"""Audits: each searches the graphs of a target for one cause of silently wrong replays.
+
+``report.py`` runs them all. An audit is one file, or one folder whose ``audit.py`` says what it
+varies; beside it are what it compares, and in ``findings.py``, where that is long, how it words
+what it found. Runs come from ``graphkit.verify``, and findings go to an ``AuditLog``.
+"""
 
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.lock import fingerprint

@@ -45,10 +45,10 @@ class Requests:
     rows: Mapping[str, torch.Tensor]
 
     @classmethod
-    def of(cls, batch: Any, layouts: Sequence[FieldLayout], capacity: Capacity) -> Requests:
+    def from_batch(cls, batch: Any, layouts: Sequence[FieldLayout], capacity: Capacity) -> Requests:
         """Return the requests of a batch; arrays become tensors of their fields' dtypes."""
-        present = tuple(each for each in layouts if getattr(batch, each.name) is not None)
-        rows = {each.name: _rows_first(each, getattr(batch, each.name)) for each in present}
+        present = tuple(layout for layout in layouts if getattr(batch, layout.name) is not None)
+        rows = {layout.name: _rows_first(layout, getattr(batch, layout.name)) for layout in present}
         counts = _row_counts(type(batch), rows, capacity, batch.batch_size)
         return cls(type(batch), present, capacity, counts, _shifted(rows, -_starts(counts)))
 
@@ -59,7 +59,7 @@ class Requests:
         """Return the requests as a batch."""
         rows = _shifted(self.rows, _starts(self.counts))
         values: dict[str, Any] = {
-            each.name: _as_field(each, rows[each.name]) for each in self.layouts
+            layout.name: _as_field(layout, rows[layout.name]) for layout in self.layouts
         }
         return self.inputs(**values)
 
@@ -83,7 +83,7 @@ class Requests:
     def take(self, order: Sequence[int]) -> Requests:
         """Return the requests of these indices, in this order."""
         chosen = torch.tensor(order, dtype=torch.int64)
-        index = {Axis.REQUEST: chosen, Axis.TOKEN: self.tokens_of(order)}
+        index = {Axis.REQUEST: chosen, Axis.TOKEN: self.token_rows(order)}
 
         def taken(layout: FieldLayout, rows: torch.Tensor) -> torch.Tensor:
             axis = layout.field.axis
@@ -91,7 +91,7 @@ class Requests:
 
         return replace(self._map_rows(taken), counts=self.counts[chosen])
 
-    def tokens_of(self, order: Sequence[int]) -> torch.Tensor:
+    def token_rows(self, order: Sequence[int]) -> torch.Tensor:
         """Return the token rows of requests, in the order of these, int64 [T]."""
         owner = torch.arange(len(self)).repeat_interleave(self.counts)
         return torch.cat([(owner == request).nonzero()[:, 0] for request in order])
@@ -112,17 +112,17 @@ class Requests:
         counts = torch.full((number,), 1 if capacity.ragged else capacity.tokens_per_request)
         tokens = int(counts.sum())
         rows = {
-            each.name: torch.full(
-                (capacity.rows(each.field.axis, number, tokens), *_row_shape(each)),
-                each.pad,
-                dtype=each.dtype,
+            layout.name: torch.full(
+                (capacity.rows(layout.field.axis, number, tokens), *_row_shape(layout)),
+                layout.pad,
+                dtype=layout.dtype,
             )
-            for each in self.layouts
+            for layout in self.layouts
         }
         return replace(self, counts=counts, rows=rows)
 
     def _map_rows(self, change: Callable[[FieldLayout, torch.Tensor], torch.Tensor]) -> Requests:
-        rows = {each.name: change(each, self.rows[each.name]) for each in self.layouts}
+        rows = {layout.name: change(layout, self.rows[layout.name]) for layout in self.layouts}
         return replace(self, rows=rows)
 
 
@@ -137,7 +137,7 @@ def is_content(layout: FieldLayout) -> bool:
     )
 
 
-def worst_of(value: float) -> Fill:
+def fill_floats(value: float) -> Fill:
     """Return a fill of floats with a value such as NaN, and of masks with False."""
 
     def fill(layout: FieldLayout, rows: torch.Tensor) -> Any:
@@ -153,7 +153,9 @@ def _row_counts(
 ) -> torch.Tensor:
     counts = None
     if capacity.ragged:
-        counts = inputs.row_counts(SimpleNamespace(**{k: each.cpu() for k, each in rows.items()}))
+        counts = inputs.row_counts(
+            SimpleNamespace(**{k: values.cpu() for k, values in rows.items()})
+        )
     if counts is None:
         return torch.full((requests,), capacity.tokens_per_request)
     return torch.from_numpy(counts)
@@ -165,7 +167,10 @@ def _starts(counts: torch.Tensor) -> torch.Tensor:
 
 def _shifted(rows: Mapping[str, torch.Tensor], by: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the fields with an offset for each request added to row indices."""
-    return {name: each + by.to(each) if name == _ROW_INDEX else each for name, each in rows.items()}
+    return {
+        name: values + by.to(values) if name == _ROW_INDEX else values
+        for name, values in rows.items()
+    }
 
 
 def _row_shape(layout: FieldLayout) -> tuple[int, ...]:

@@ -23,8 +23,8 @@ def merged_by_cause(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
         groups.setdefault(_cause(finding), []).append(finding)
-    merged = _without_consequences([_merged(each) for each in groups.values()])
-    return tuple(sorted(merged, key=lambda each: SEVERITIES.index(each.severity)))
+    merged = _without_consequences([_merged(group) for group in groups.values()])
+    return tuple(sorted(merged, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
 def _cause(finding: Finding) -> tuple[str, ...]:
@@ -38,9 +38,9 @@ def _cause(finding: Finding) -> tuple[str, ...]:
 def _merged(findings: Sequence[Finding]) -> Finding:
     return replace(
         findings[0],
-        modes=tuple(dict.fromkeys(each.mode for each in findings if each.mode)),
-        batch_sizes=tuple(sorted({each.batch_size for each in findings} - {0})),
-        names=tuple(dict.fromkeys(name for each in findings for name in each.names)),
+        modes=tuple(dict.fromkeys(finding.mode for finding in findings if finding.mode)),
+        batch_sizes=tuple(sorted({finding.batch_size for finding in findings} - {0})),
+        names=tuple(dict.fromkeys(name for finding in findings for name in finding.names)),
     )
 
 
@@ -48,14 +48,14 @@ def _without_consequences(findings: Sequence[Finding]) -> list[Finding]:
     """Drop what follows from another finding: in the same modes, it has one kind or one line."""
     kept: list[Finding] = []
     frozen = {_argument(e) for e in findings if (e.audit, e.kind) == ("shadow", "baked value")}
-    for each in findings:
-        if each.audit == "baked" and _argument(each) in frozen:
+    for finding in findings:
+        if finding.audit == "baked" and _argument(finding) in frozen:
             continue  # shadow names the host number
-        earlier = [other for other in kept if other.audit in _EARLIER.get(each.audit, ())]
-        known = {mode for other in earlier if _is_same(each, other) for mode in other.modes}
-        is_explained = each.modes and {*each.modes} <= known
-        if not is_explained and not any(_explains(other, each) for other in findings):
-            kept.append(each)
+        earlier = [other for other in kept if other.audit in _EARLIER.get(finding.audit, ())]
+        known = {mode for other in earlier if _is_same(finding, other) for mode in other.modes}
+        is_explained = finding.modes and {*finding.modes} <= known
+        if not is_explained and not any(_explains(other, finding) for other in findings):
+            kept.append(finding)
     return kept
 
 

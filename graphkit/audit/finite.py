@@ -13,13 +13,12 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.audit_log import AuditLog, row_text
 from graphkit.audit.ranks import on_any_rank
-from graphkit.graphs import StateSnapshot
 from graphkit.records import count_of
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
-from graphkit.verify.comparison import restorable_state
+from graphkit.verify import EqualStateRuns
 from graphkit.verify.differences import even_owner, first_not_finite, not_finite_rows
 
 _SEED = 60
@@ -40,27 +39,24 @@ def audit_finite(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
         log: Collects the findings.
     """
     for size in runner.table:
+        live = min(size, runner.table.max_batch_size)
+        batch = target.batch(runner.mode, live, _SEED)
         with (
             log.check("finite", runner.mode.name, size) as check,
-            StateSnapshot(restorable_state(runner), runner.device) as start,
+            EqualStateRuns(runner, batch, size) as runs,
         ):
-            live = min(size, runner.table.max_batch_size)
-            batch = target.batch(runner.mode, live, _SEED)
-            output = runner.replay(batch, padded_batch_size=size, clone=True).tensors()
             check.text = f"output of {count_of(live, 'request')}"
-            found = first_not_finite(output, even_owner(live))
+            found = first_not_finite(runs.replay(), even_owner(live))
             if not on_any_rank(runner, found is not None):
                 continue
-            start.restore()
             with _first_modules(target.weights, runner.step.forward) as modules:
-                runner.fall_back(batch)
+                runs.unpadded()
             if found is None:
                 continue
             where = f", first in the output of module `{modules[0]}`" if modules else ""
             check.report(
                 "not finite output",
-                f"row {found.row} of {found.field} (request {found.request} of {live}) has "
-                f"{found.got} instead of a finite number{where}.",
+                f"{row_text(found, live)} has {found.got} instead of a finite number{where}.",
                 advice=_ADVICE,
                 cause=found.field,
                 field=found.field,
@@ -78,15 +74,17 @@ def _first_modules(*roots: Any) -> Iterator[list[str]]:
 
     def hook(name: str) -> Any:
         def check(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            tensors = (each for each in tree_leaves(output) if isinstance(each, torch.Tensor))
-            if not found and any(len(not_finite_rows(each)) for each in tensors if each.dim()):
+            tensors = (value for value in tree_leaves(output) if isinstance(value, torch.Tensor))
+            if not found and any(
+                len(not_finite_rows(tensor)) for tensor in tensors if tensor.dim()
+            ):
                 found.append(name)
 
         return check
 
     seen: set[int] = set()
     with ExitStack() as stack:
-        for root in _modules_of(roots):
+        for root in _modules(roots):
             for name, module in root.named_modules():
                 if id(module) not in seen:
                     seen.add(id(module))
@@ -95,8 +93,8 @@ def _first_modules(*roots: Any) -> Iterator[list[str]]:
         yield found
 
 
-def _modules_of(roots: Any) -> Iterator[nn.Module]:
+def _modules(roots: Any) -> Iterator[nn.Module]:
     for root in roots:
-        for each in root if isinstance(root, (list, tuple)) else (root,):
-            if isinstance(each, nn.Module):
-                yield each
+        for value in root if isinstance(root, (list, tuple)) else (root,):
+            if isinstance(value, nn.Module):
+                yield value

@@ -16,12 +16,11 @@ import torch
 
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.node_switches import Incomparable, bisected, switches
-from graphkit.graphs import NodeOrigin, Stage, StateSnapshot
+from graphkit.graphs import NodeOrigin, Stage
 from graphkit.records import GraphRecord, Node, count_of, distinct_text
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
-from graphkit.verify import StepRuns
-from graphkit.verify.comparison import restorable_state
+from graphkit.verify import EqualStateRuns
 from graphkit.verify.forward_watch import SAMPLER, ForwardWatch, InputWrite
 
 _SEED = 70
@@ -46,12 +45,11 @@ def audit_forward(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog
         log: Collects the findings.
     """
     for size in runner.table:
+        batch = target.batch(runner.mode, min(size, runner.table.max_batch_size), _SEED)
         with (
             log.check("forward", runner.mode.name, size) as check,
-            StateSnapshot(restorable_state(runner), runner.device) as start,
+            EqualStateRuns(runner, batch, size) as runs,
         ):
-            live = min(size, runner.table.max_batch_size)
-            runs = StepRuns(runner, target.batch(runner.mode, live, _SEED), size, start)
             watch = ForwardWatch(runner.step, runner.device, target.weights)
             with watch.watching():
                 runs.padded()
@@ -63,7 +61,7 @@ def audit_forward(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog
             if watch.writes or watch.draws:
                 record = runner.inspect(size, weights=target.weights)
                 for write in watch.writes:
-                    _report_write(check, write, _writing_node(runner, runs, record, write))
+                    _report_write(check, write, _writing_node(runs, record, write))
                 _report_draws(check, watch.draws, record)
 
 
@@ -91,9 +89,9 @@ def _report_write(check: Check, write: InputWrite, node: Node | None) -> None:
 
 def _report_draws(check: Check, draws: Sequence[NodeOrigin], record: GraphRecord) -> None:
     """Report one note per operation and line, which many layers may share."""
-    for (op, source), count in Counter((each.op, each.source) for each in draws).items():
-        first = next(each for each in draws if (each.op, each.source) == (op, source))
-        node = _node_of(first, record)
+    for (op, source), count in Counter((draw.op, draw.source) for draw in draws).items():
+        first = next(draw for draw in draws if (draw.op, draw.source) == (op, source))
+        node = _find_node(first, record)
         more = f" It does so {count} times." if count > 1 else ""
         check.report(
             "random draw",
@@ -114,40 +112,37 @@ def _name(node: Node | None, origin: NodeOrigin | None) -> str:
     return "the forward" if origin is None else f"`{origin.op.partition('::')[2]}`"
 
 
-def _writing_node(
-    runner: Runner[Any, Any], runs: StepRuns, record: GraphRecord, write: InputWrite
-) -> Node | None:
+def _writing_node(runs: EqualStateRuns, record: GraphRecord, write: InputWrite) -> Node | None:
     """Return the node that writes an input field; ``None`` if it cannot be found."""
+    runner = runs.runner
     if write.origin is not None:
-        return _node_of(write.origin, record)
+        return _find_node(write.origin, record)
     is_stored = any(layout.name == write.field for layout in runner.buffers.layouts)
     if not is_stored or runner.group is not None:  # ranks would replay other parts of their graphs
         return None
     try:
-        index = _first_writer(runner, runs, record, write.field)
+        index = _first_writer(runs, record, write.field)
     except Incomparable:
         return None
     return None if index is None else record.nodes[index]
 
 
-def _node_of(origin: NodeOrigin, record: GraphRecord) -> Node | None:
+def _find_node(origin: NodeOrigin, record: GraphRecord) -> Node | None:
     """Return the first node that an operation created; compiled functions have other nodes."""
     facts = origin.op, origin.module, origin.source
     return next((n for n in record.nodes if (n.op, n.module, n.source) == facts), None)
 
 
-def _first_writer(
-    runner: Runner[Any, Any], runs: StepRuns, record: GraphRecord, field: str
-) -> int | None:
+def _first_writer(runs: EqualStateRuns, record: GraphRecord, field: str) -> int | None:
     """Return the index of the first node after which an input field has other bytes."""
-    size = runs.padded_batch_size
+    runner, size = runs.runner, runs.padded_batch_size
     always_on = {node.index for node in record.nodes if node.module == Stage.REFRESH}
     with switches(runner.graphs[size], record.nodes) as switched:
 
         def rows_after(count: int) -> torch.Tensor:
             switched.keep_first(count, always_on)
             graph: Any = switched.graph
-            runs.replay_of(graph)
+            runs.replay(graph)
             # A graph whose last nodes are off lets the stream continue before the others end.
             runner.backend.wait_for_device()
             return runner.buffers.live_rows(field, size).contiguous().view(torch.uint8).clone()

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from graphkit.audit.bugs import Bug
-from graphkit.graphs.recorded_op import storage_id
+from graphkit.graphs.operations import storage_id
 from graphkit.runners import Runner
 from graphkit.runners.reachable_objects import Container, ReachableObjects, roots_of
 from graphkit.verify.teacher_forcing import wrapped_forward
@@ -58,7 +58,7 @@ def cache_at_fault(
         run: Runs the step on one batch.
         agrees: Runs it on the other one, and returns whether both outputs agree.
     """
-    storages = {storage_id(each) for each in read}
+    storages = {storage_id(tensor) for tensor in read}
     objects = ReachableObjects(roots_of(runner.step.forward))
     for container, values in objects.entries:
         for key, value in values.items():

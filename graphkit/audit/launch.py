@@ -19,7 +19,7 @@ from graphkit.graphs.streams import ONE_STREAM_ADVICE, streams_in_use
 from graphkit.records import GraphRecord, count_of
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
-from graphkit.verify.comparison import restorable_state
+from graphkit.verify.equal_state_runs import restorable_state
 
 SLOW = 2.0
 """Multiple of a linear graph's launch time above which the audit reports a launch."""
@@ -50,7 +50,7 @@ class GraphShape:
     others: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, record: GraphRecord) -> Self:
+    def from_record(cls, record: GraphRecord) -> Self:
         """Return the shape of a graph."""
         before: dict[int, list[int]] = {
             node.index: [] for node in record.nodes if node.parent is None
@@ -113,7 +113,7 @@ def audit_launch(_target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog
     with torch.cuda.device(runner.device), TrivialGraphs(backend) as trivial:
         for size in runner.table:
             with log.check("launch", runner.mode.name, size) as check:
-                shape = GraphShape.of(runner.inspect(size))
+                shape = GraphShape.from_record(runner.inspect(size))
                 report_launch(shape, _launch_times(runner, size, shape, trivial), check)
 
 
@@ -121,8 +121,7 @@ def report_launch(shape: GraphShape, times: LaunchTimes, check: Check) -> None:
     """Summarise a graph's launch, and report it if it is slow."""
     nodes = count_of(shape.num_nodes, "node")
     own, linear = (
-        f"{each:.1f} us ({each / shape.num_nodes:.3f} per node)"
-        for each in (times.own, times.linear)
+        f"{us:.1f} us ({us / shape.num_nodes:.3f} per node)" for us in (times.own, times.linear)
     )
     check.text = f"{nodes} launch in {own}, a linear graph of as many in {linear}"
     if shape.forks or shape.joins:
@@ -166,7 +165,7 @@ def _launch_times(
     graphs: Sequence[Any] = graph.graphs if isinstance(graph, GraphSequence) else (graph,)
     linear = trivial.chain(-(-shape.num_nodes // len(graphs)))
     variants = {
-        "own": [executable_of(each) for each in graphs],
+        "own": [executable_of(part) for part in graphs],
         "linear": [linear] * len(graphs),
     }
     if shape.forks or shape.joins:

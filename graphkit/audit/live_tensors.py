@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from graphkit.graphs.capture_rules import tensors_in
+from graphkit.graphs.operations import tensors_in
 from graphkit.graphs.recorded_op import RecordedOp
 from graphkit.runners.reachable_objects import ReachableObjects
 
@@ -82,34 +82,36 @@ class LiveTensors:
         if gc.get_freeze_count() and not any(map(partial(is_, torch.Tensor), objects)):
             return None
         types = list(map(type, objects))
-        kinds = {each for each in set(types) if issubclass(each, (torch.Tensor, RecordedOp))}
+        kinds = {kind for kind in set(types) if issubclass(kind, (torch.Tensor, RecordedOp))}
         return list(compress(objects, map(kinds.__contains__, types)))
 
     @cached_property
     def _ranges(self) -> _Ranges | None:
-        return None if self._found is None else _ranges_of(self._found)
+        return None if self._found is None else _storage_ranges(self._found)
 
     @cached_property
     def _unrecorded(self) -> _Ranges:
-        return _ranges_of(self._unrecorded_tensors)
+        return _storage_ranges(self._unrecorded_tensors)
 
     @cached_property
     def _unrecorded_tensors(self) -> list[torch.Tensor]:
         found = self._found or []
-        without = {id(each) for each in self._ignored} | {
+        without = {id(tensor) for tensor in self._ignored} | {
             id(tensor)
             for op in found
             if isinstance(op, RecordedOp)
             for tensor in tensors_in((op.args, op.kwargs, op.results))
         }
-        return [each for each in found if type(each) is not RecordedOp and id(each) not in without]
+        return [
+            value for value in found if type(value) is not RecordedOp and id(value) not in without
+        ]
 
 
 _Ranges = tuple[list[int], list[int]]
 """Sorted beginnings of storages, and for each the largest end among it and those before it."""
 
 
-def _ranges_of(objects: Iterable[object]) -> _Ranges:
+def _storage_ranges(objects: Iterable[object]) -> _Ranges:
     ranges = sorted(_storages(objects))
     return [begin for begin, _ in ranges], list(accumulate((end for _, end in ranges), max))
 
@@ -122,11 +124,11 @@ def _is_in(ranges: _Ranges, address: int) -> bool:
 
 def _storages(objects: Iterable[object]) -> Iterator[tuple[int, int]]:
     """Yield beginning and end of the storage of each tensor that has one."""
-    for each in objects:
-        if not issubclass(type(each), torch.Tensor):
+    for value in objects:
+        if not issubclass(type(value), torch.Tensor):
             continue
         try:
-            storage = each.untyped_storage()  # type: ignore[attr-defined]
+            storage = value.untyped_storage()  # type: ignore[attr-defined]
         except RuntimeError:  # a sparse tensor has no storage
             continue
         if storage.device.type == "meta":  # torch warns about addresses of fake tensors

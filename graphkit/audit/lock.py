@@ -38,7 +38,7 @@ def graphs_to_lock(target: CaptureTarget, runner: Runner[Any, Any]) -> list[Grap
     ]
 
 
-def lock_of(target: str, graphs: Sequence[GraphRecord], environment: Environment) -> LockRecord:
+def make_lock(target: str, graphs: Sequence[GraphRecord], environment: Environment) -> LockRecord:
     """Return the lock of the graphs of a target, given by name."""
     locked = tuple(_locked(graph) for graph in graphs)
     return LockRecord(

@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from graphkit.audit.audit_log import AuditLog, Check
-from graphkit.audit.finding_text import requests_text
+from graphkit.audit.audit_log import AuditLog, Check, requests_text
 from graphkit.config import is_int
 from graphkit.errors import TargetError
 from graphkit.graphs import SizeTable
@@ -150,9 +149,9 @@ def _pad_share(table: SizeTable, batch_sizes: Sequence[int], extra: int = 0) -> 
 
 def _check_modes(target: CaptureTarget, check: Check) -> None:
     """Report modes that run without a graph because the target has no forward for them."""
-    algorithm, served = _name_of(target.spec), target.served_modes
+    algorithm, served = _algorithm_name(target.spec), target.served_modes
     check.text = "modes that the target serves" if served else f"modes that {algorithm} runs"
-    wanted = _modes_of(target.spec) if served is None else ((mode,) for mode in served)
+    wanted = _step_modes(target.spec) if served is None else ((mode,) for mode in served)
     missing = [
         " or ".join(mode.name for mode in modes)
         for modes in wanted
@@ -174,7 +173,7 @@ def _check_modes(target: CaptureTarget, check: Check) -> None:
         )
 
 
-def _modes_of(spec: SpecConfig) -> Iterator[tuple[ForwardMode, ...]]:
+def _step_modes(spec: SpecConfig) -> Iterator[tuple[ForwardMode, ...]]:
     """Yield the modes that a step runs; of each tuple, any one is enough."""
     algorithm = spec.resolved
     if algorithm.is_none():
@@ -188,5 +187,5 @@ def _modes_of(spec: SpecConfig) -> Iterator[tuple[ForwardMode, ...]]:
         yield (ForwardMode.DRAFT_EXTEND_V2, *chain)
 
 
-def _name_of(spec: SpecConfig) -> str:
+def _algorithm_name(spec: SpecConfig) -> str:
     return str(getattr(spec.resolved, "name", type(spec.resolved).__name__))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from graphkit.graphs import RecordedGraph
-from graphkit.graphs.cuda import CudaGraph
+from graphkit.graphs.cuda_graph import CudaGraph
 from graphkit.graphs.driver import checked, runtime
 from graphkit.graphs.recorded_op import RecordedOp, replay_context
 from graphkit.records import Node
@@ -38,7 +38,7 @@ def switches(graph: Any, nodes: Nodes) -> Iterator[NodeSwitches | FirstOps]:
     """
     graphs = getattr(graph, "graphs", (graph,))
     if isinstance(graphs[0], RecordedGraph):
-        yield FirstOps(graph, [op for each in graphs for op in each.ops])
+        yield FirstOps(graph, [op for part in graphs for op in part.ops])
         return
     switched = NodeSwitches(graph, nodes)
     try:
@@ -60,7 +60,7 @@ class NodeSwitches:
                 raise Incomparable(f"node {node.index}, a {node.kind}, cannot be switched off")
         self.graph, self._bindings = graph, runtime()
         graphs: Sequence[CudaGraph] = getattr(graph, "graphs", (graph,))
-        handles = [handle for each in graphs for handle in self._handles(each)]
+        handles = [handle for part in graphs for handle in self._handles(part)]
         self._nodes = list(zip(nodes, handles, strict=True))
 
     def keep_first(self, count: int, always_on: Collection[int] = ()) -> None:

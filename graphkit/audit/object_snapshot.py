@@ -115,7 +115,7 @@ class ObjectSnapshot:
         if isinstance(value, np.ndarray):
             return ObjectSummary(f"{value.dtype} {list(value.shape)}", hash(value.tobytes()))
         if isinstance(value, _GENERATORS):
-            return ObjectSummary(RANDOM_STATE, _state_of(value))
+            return ObjectSummary(RANDOM_STATE, _generator_state(value))
         if value is None:
             return ABSENT
         if isinstance(value, _SCALARS):
@@ -158,7 +158,7 @@ def _is_summarized(value: Any) -> bool:
     return value is None or isinstance(value, _SUMMARIZED)
 
 
-def _state_of(generator: torch.Generator | random.Random | np.random.Generator) -> int:
+def _generator_state(generator: torch.Generator | random.Random | np.random.Generator) -> int:
     if isinstance(generator, torch.Generator):
         return checksum(generator.get_state())
     if isinstance(generator, random.Random):

@@ -7,25 +7,20 @@ Used wherever a padded step differs from the unpadded one: by the audits of pads
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import nn
-
-from graphkit.audit.batch_variants import Fill, Requests, worst_of
+from graphkit.audit.batch_variants import Fill, Requests, fill_floats
 from graphkit.audit.bugs import Bug
 from graphkit.audit.forward_caches import ForwardCache, cache_at_fault
 from graphkit.errors import InspectError
 from graphkit.records import Node
 from graphkit.runners import Runner
 from graphkit.runners.sample_batch import largest_number
-from graphkit.verify import Rounding, StepRuns
+from graphkit.verify import EqualStateRuns, Rounding
 from graphkit.verify.differences import even_owner, first_difference
 from graphkit.verify.first_node import FirstNode
-
-Weights = nn.Module | Mapping[str, torch.Tensor] | None
+from graphkit.verify.forward_trace import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +76,18 @@ class Cause:
         }
 
 
-def padding_cause(
-    runner: Runner[Any, Any],
-    runs: StepRuns,
-    weights: Weights = None,
-    bug: Bug | None = None,
-) -> Cause:
+def padding_cause(runs: EqualStateRuns, weights: Weights = None, bug: Bug | None = None) -> Cause:
     """Return why the padded step differs from the unpadded one.
 
     Runs the forward several times. On several ranks, where only one of them may see the difference,
     nothing is run.
 
     Args:
-        runner: Captured.
         runs: Runs of the batch.
         weights: The model, or its weights by name, to name modules by.
         bug: Class of bug that other contents of pads have shown; ``None`` tries them.
     """
+    runner = runs.runner
     if runner.group is not None:
         return Cause(bug or Bug.LEAKING_PAD_ROW)
     first = runs.first_node(weights)
@@ -114,23 +104,24 @@ def padding_cause(
         return Cause(cache.bug, first, cache)
     if bug is None:
         is_branch = first is not None and first.only_in is not None
-        reads_pads = not is_branch and _contents_matter(runner, runs)
+        reads_pads = not is_branch and _contents_matter(runs)
         bug = Bug.LEAKING_PAD_ROW if reads_pads else Bug.DEPENDENCE_ON_THE_BATCH_SIZE
     return Cause(bug, first)
 
 
-def _contents_matter(runner: Runner[Any, Any], runs: StepRuns) -> bool:
+def _contents_matter(runs: EqualStateRuns) -> bool:
     """Return whether other contents of pad rows change live rows of the padded step."""
-    size, rounding = runs.padded_batch_size, Rounding(runner.sizes.dtype)
-    requests = Requests.of(runs.batch, runner.buffers.layouts, runner.buffers.capacity)
+    runner, size = runs.runner, runs.padded_batch_size
+    rounding = Rounding(runner.sizes.dtype)
+    requests = Requests.from_batch(runs.batch, runner.buffers.layouts, runner.buffers.capacity)
     fills: tuple[Fill, ...] = (
-        worst_of(math.nan),
+        fill_floats(math.nan),
         lambda layout, _rows: largest_number(layout, runner.sizes, runner.steps_ahead()),
     )
     padded = runs.padded()
     for fill in fills:
         batch = requests.padded(size, fill)
-        filled = StepRuns(runner, runs.batch, size, runs.start, padded_batch=batch).padded()
+        filled = EqualStateRuns(runner, runs.batch, size, runs.start, padded_batch=batch).padded()
         allowed = rounding.beside(0.0)
         if first_difference(padded, filled, even_owner(1), rounding, allowed) is not None:
             return True

@@ -14,10 +14,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from graphkit.audit.audit_log import AuditLog, Check
-from graphkit.audit.finding_text import argument_text
+from graphkit.audit.audit_log import AuditLog, Check, argument_text
 from graphkit.audit.live_tensors import LiveTensors
-from graphkit.audit.unset_bytes import may_be_unset
 from graphkit.buffers import fields_of
 from graphkit.graphs import Stage, named_tensors
 from graphkit.records import Argument, GraphRecord, Node, Pointer
@@ -36,6 +34,10 @@ _DEAD_ADVICE = "Read the field in the forward, not a copy of it, or capture with
 _FOR_ATTENTION = ("seq_lens", "positions", "out_cache_loc")
 """Fields without a meaning for a model of recurrent layers alone."""
 _UNREADABLE_ADVICE = "Check the memory that this kernel uses by hand."
+_LARGE_STRUCT, _ALWAYS_SET = 256, 32
+_TORCH_KERNEL = "at::native::"
+"""torch's own kernels take large structs by value and set them in part: strides of dimensions that
+a tensor does not have keep what the host's stack held. Libraries set their descriptors in full."""
 
 
 def audit_pointers(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
@@ -79,7 +81,9 @@ def check_pointers(record: GraphRecord, check: Check, live: LiveTensors) -> None
     if undeclared:
         _report_undeclared(check, undeclared, live)
     for node in record.nodes:
-        unreadable = [i for i, each in enumerate(node.arguments) if each.kind == "unreadable"]
+        unreadable = [
+            i for i, argument in enumerate(node.arguments) if argument.kind == "unreadable"
+        ]
         if unreadable:
             check.report(
                 "unreadable argument",
@@ -92,6 +96,12 @@ def check_pointers(record: GraphRecord, check: Check, live: LiveTensors) -> None
     kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items()))
     total = counts.total()
     check.text = f"{total} {'address' if total == 1 else 'addresses'}{': ' if kinds else ''}{kinds}"
+
+
+def may_be_unset(node: Node, argument: Argument, offset: int) -> bool:
+    """Return whether the bytes at an offset of a kernel argument may be leftovers of the stack."""
+    is_large = argument.kind == "struct" and argument.size > _LARGE_STRUCT
+    return is_large and offset >= _ALWAYS_SET and _TORCH_KERNEL in node.name
 
 
 def _memory_kind(argument: Argument, pointer: Pointer, live: LiveTensors) -> str:
@@ -171,7 +181,7 @@ def _check_inputs(record: GraphRecord, runner: Runner[Any, Any], check: Check) -
     ]
     if unread:
         noun = "field" if len(unread) == 1 else "fields"
-        fields = f"{noun} {', '.join(f'`{each}`' for each in unread)}"
+        fields = f"{noun} {', '.join(f'`{name}`' for name in unread)}"
         check.report(
             "dead input",
             f"no node reads the input {fields}: replays ignore the values.",

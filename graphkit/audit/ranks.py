@@ -50,11 +50,11 @@ def merged_reports(reports: Iterable[AuditReport]) -> AuditReport:
     findings = list(first.findings)
     for rank, report in enumerate(others, 1):
         findings += [
-            replace(each, text=f"rank {rank}: {each.text}")
-            for each in report.findings
-            if not any(_is_same(each, known) for known in findings)
+            replace(finding, text=f"rank {rank}: {finding.text}")
+            for finding in report.findings
+            if not any(_is_same(finding, known) for known in findings)
         ]
-    findings.sort(key=lambda each: SEVERITIES.index(each.severity))
+    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return replace(first, findings=tuple(findings))
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.baked import audit_baked
 from graphkit.audit.causes import merged_by_cause
-from graphkit.audit.engine_step import audited_step
 from graphkit.audit.finite import audit_finite
 from graphkit.audit.forward import audit_forward
 from graphkit.audit.launch import audit_launch, audit_streams
-from graphkit.audit.lock import check_lock, graphs_to_lock, lock_of
+from graphkit.audit.lock import check_lock, graphs_to_lock, make_lock
+from graphkit.audit.loop import audited_step
 from graphkit.audit.misses import audit_misses
 from graphkit.audit.pads import audit_pads
 from graphkit.audit.pointers import audit_pointers
@@ -101,8 +101,7 @@ def audit_target(
         with _audited(target, mode, log, chosen, sizes, device, lock is not None) as runner:
             graphs += graphs_to_lock(target, runner) if lock is not None and runner else []
     if "loop" in chosen and modes is None and target.engine is None:
-        with log.check("loop") as check:
-            check.text = "not run: the target declares no engine, so that there is no loop"
+        log.skip("loop", "", "the target declares no engine, so that there is no loop")
     if "misses" in chosen:
         audit_misses(target, log, modes=modes, device=device)
     if "wrapper" in chosen:
@@ -113,7 +112,7 @@ def audit_target(
     if lock is not None:
         names = {mode.name for mode in modes or ()}
         locked = tuple(graph for graph in lock.graphs if not names or graph.mode in names)
-        check_lock(replace(lock, graphs=locked), lock_of(target.name, graphs, here), log)
+        check_lock(replace(lock, graphs=locked), make_lock(target.name, graphs, here), log)
     return AuditReport(
         target=target.name,
         backend=backend.name,
@@ -143,7 +142,7 @@ def lock_target(
             graphs += graphs_to_lock(target, runner) if runner else []
     if not graphs:
         raise TargetError(f"target {target.name!r} has no graph to lock: its modes run eagerly.")
-    return lock_of(target.name, graphs, graphs[0].environment)
+    return make_lock(target.name, graphs, graphs[0].environment)
 
 
 def representative_sizes(target: CaptureTarget) -> list[int]:
@@ -190,8 +189,7 @@ def _audited(
             if name not in chosen or runner.eager_reason:
                 continue
             if target.group is not None and name in NOT_ON_RANKS:
-                with log.check(name, mode.name) as check:
-                    check.text = f"not run: {NOT_ON_RANKS[name]}"
+                log.skip(name, mode.name, NOT_ON_RANKS[name])
             else:
                 audit(target, runner, log)
         yield runner

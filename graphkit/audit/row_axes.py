@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 import torch
 
+from graphkit.graphs import StateSnapshot
+
 RowKind = Literal["slots", "pages", "requests", "batch"]
 RowsByKind = Mapping[RowKind, Sequence[int]]
 """Row indices for each reading of a tensor's rows."""
@@ -111,6 +113,24 @@ def without_reserved_rows(tensor: torch.Tensor, page_size: int, rows: RowsByKind
     return tensor
 
 
+def changed_state(snapshot: StateSnapshot, batch: Any, page_size: int) -> list[str]:
+    """Return the names of state tensors that differ from a snapshot outside of reserved rows.
+
+    A tensor whose rows can be read in several ways differs if it does so in all of them.
+
+    Args:
+        snapshot: Copies of the tensors.
+        batch: The batch that ran; its slots and requests bound the length of a dimension.
+        page_size: Slots of a page; the first page is reserved.
+    """
+    rows = rows_of_batch(batch, page_size)
+    return [
+        name
+        for name, tensor in snapshot.tensors.items()
+        if _differs(tensor, snapshot.saved[name], rows, page_size)
+    ]
+
+
 def _axes_of_shape(
     shape: Sequence[int], page_size: int, largest: Mapping[RowKind, int]
 ) -> Iterator[RowAxis]:
@@ -132,3 +152,11 @@ def _as_integers(rows: torch.Tensor) -> torch.Tensor:
     data = rows.view(torch.uint8)
     is_aligned = data.shape[2] % 8 == 0 and data.storage_offset() % 8 == 0
     return data.view(torch.int64) if is_aligned else data
+
+
+def _differs(now: torch.Tensor, saved: torch.Tensor, rows: RowsByKind, page_size: int) -> bool:
+    if torch.equal(now, saved):
+        return False
+    axes = row_axes(now, page_size, rows) or (RowAxis("batch", 0),)
+    reserved = reserved_rows(page_size)
+    return all(bool(axis.stray_rows(now, saved, reserved).any()) for axis in axes)

@@ -7,6 +7,7 @@ makes every comparison fail. Audits find it first, report it, and restore it lik
 from __future__ import annotations
 
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,22 +15,28 @@ from torch import nn
 
 from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.changing_lines import changing_lines
-from graphkit.audit.padding_cause import Weights
 from graphkit.audit.row_axes import row_axes, rows_of_batch
 from graphkit.graphs import StateSnapshot
-from graphkit.graphs.recorded_op import storage_id
+from graphkit.graphs.operations import storage_id
 from graphkit.graphs.snapshot import restore_problem
 from graphkit.runners import Runner
 from graphkit.runners.reachable_objects import ReachableObjects, roots_of
 from graphkit.targets import CaptureTarget
-from graphkit.verify.comparison import restorable_state
+from graphkit.verify import EqualStateRuns
+from graphkit.verify.equal_state_runs import restorable_state
+from graphkit.verify.forward_trace import Weights
 
 KIND = "undeclared state"
 ADVICE = "Declare it as mutable_state: captures and audits then restore its contents."
+COPY_BUDGET = 1 << 30
+"""Bytes of undeclared tensors that are copied, smallest first. Weights that are plain tensors look
+like state until a replay has run, and a model may have many times as many."""
 _SEED = 60
 
 
-def undeclared_state(runner: Runner[Any, Any], batch: Any) -> dict[str, torch.Tensor]:
+def undeclared_state(
+    runner: Runner[Any, Any], batch: Any
+) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Return the tensors by name in which a replay changes the rows of its requests.
 
     Only tensors that the forward reaches and the runner does not declare. A tensor with other
@@ -39,20 +46,28 @@ def undeclared_state(runner: Runner[Any, Any], batch: Any) -> dict[str, torch.Te
     Args:
         runner: Captured.
         batch: Inputs of the runner's mode.
+
+    Returns:
+        The state, and the names of the tensors that were not searched, see ``undeclared_tensors``.
     """
-    reached = undeclared_tensors(runner)
-    restorable = restorable_state(runner) | reached
+    searched, left = undeclared_tensors(runner)
+    size = runner.table.fit(batch.batch_size)
+    restorable = restorable_state(runner) | searched
     with torch.no_grad(), runner.without_stats(), StateSnapshot(restorable, runner.device) as start:
-        for name, tensor in reached.items():
-            tensor.copy_(_shifted(start.saved[name]))
-        runner.replay(batch)
-        return {
+
+        def shift() -> None:
+            for name, tensor in searched.items():
+                tensor.copy_(_shifted(start.saved[name]))
+
+        EqualStateRuns(runner, batch, size, start, prepare=shift).replay()
+        found = {
             name: tensor
-            for name, tensor in reached.items()
+            for name, tensor in searched.items()
             if _is_state_of_requests(
                 tensor, _shifted(start.saved[name]), batch, runner.sizes.page_size
             )
         }
+    return found, left
 
 
 def declare_for_audits(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
@@ -61,45 +76,53 @@ def declare_for_audits(target: CaptureTarget, runner: Runner[Any, Any], log: Aud
     Args:
         target: Makes the batch.
         runner: Its ``mutable_state`` is extended.
-        log: Receives the finding.
+        log: Receives the finding, and a check that lists tensors that were not searched.
     """
     batch = target.batch(runner.mode, runner.table.largest, _SEED)
-    found = undeclared_state(runner, batch)
+    found, left = undeclared_state(runner, batch)
     runner.mutable_state |= found
-    reported = {name for each in log.findings if each.kind == KIND for name in each.names}
-    new = {name: found[name] for name in found if name not in reported}
-    if new:
-        lines = _lines(runner, batch, new)
-        with log.check("warmup", runner.mode.name) as check:
-            check.text = "compared the state of requests before and after a replay"
-            for name in new:
-                dtype = str(found[name].dtype).removeprefix("torch.")
-                text = (
-                    f"a replay changes the rows of its requests in `{name}` ({dtype} "
-                    f"{list(found[name].shape)}), which the target does not declare."
-                )
-                check.report(
-                    KIND,
-                    text,
-                    advice=ADVICE,
-                    severity="warning",
-                    names=(name,),
-                    source=lines.get(name, ""),
-                    cause=KIND,
-                )
+    reported = {name for finding in log.findings if finding.kind == KIND for name in finding.names}
+    new = {name: tensor for name, tensor in found.items() if name not in reported}
+    if not new and not left:
+        return
+    lines = _lines(runner, batch, new)
+    with log.check("warmup", runner.mode.name) as check:
+        check.text = "compared the state of requests before and after a replay"
+        if left:
+            check.text += (
+                f"; not searched, beyond {COPY_BUDGET >> 20} MiB of copies: {', '.join(left)}"
+            )
+        for name, tensor in new.items():
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            text = (
+                f"a replay changes the rows of its requests in `{name}` ({dtype} "
+                f"{list(tensor.shape)}), which the target does not declare."
+            )
+            check.report(
+                KIND,
+                text,
+                advice=ADVICE,
+                severity="warning",
+                names=(name,),
+                source=lines.get(name, ""),
+                cause=KIND,
+            )
 
 
 def undeclared_tensors(
     runner: Runner[Any, Any], weights: Weights = None
-) -> dict[str, torch.Tensor]:
+) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Return the tensors by name that the forward reaches, except parameters and declared ones.
 
     Args:
         runner: Captured.
         weights: Tensors to leave out: the model, or its weights by name.
+
+    Returns:
+        The smallest tensors, ``COPY_BUDGET`` bytes together, and the names of the others.
     """
     names = runner.memory_names(weights)
-    known = {storage_id(each) for kind in names.values() for each in kind.values()}
+    known = {storage_id(tensor) for kind in names.values() for tensor in kind.values()}
     found: dict[Any, tuple[str, torch.Tensor]] = {}
     for container, values in ReachableObjects(roots_of(runner.step.forward)).entries:
         for key, value in values.items():
@@ -108,13 +131,19 @@ def undeclared_tensors(
             if is_dense and storage_id(value) not in known and not restore_problem(value):
                 place = value.data_ptr(), value.shape, value.stride()
                 found.setdefault(place, (container.name(key), value))
-    return dict(found.values())
+    tensors = dict(found.values())
+    by_size = sorted(tensors, key=lambda name: tensors[name].nbytes)
+    ends = accumulate(tensors[name].nbytes for name in by_size)
+    left = [name for name, end in zip(by_size, ends, strict=True) if end > COPY_BUDGET]
+    return {name: tensors[name] for name in tensors if name not in left}, left
 
 
 def _lines(
     runner: Runner[Any, Any], batch: Any, tensors: dict[str, torch.Tensor]
 ) -> dict[str, str]:
     """Return the lines that write tensors in a run without a graph, by name. Restores them."""
+    if not tensors:
+        return {}
     values = {name: partial(tensors.get, name) for name in tensors}
     state = restorable_state(runner)
     with torch.no_grad(), runner.without_stats(), StateSnapshot(state, runner.device):

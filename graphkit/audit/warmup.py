@@ -130,7 +130,7 @@ def _state_and_replayed(
         each capture writes the same rows of padding. Then names of what a replay changes, too, such
         as a counter on the device.
     """
-    in_place = [each for each in changes if not (each.is_created or each.is_replaced)]
+    in_place = [change for change in changes if not (change.is_created or change.is_replaced)]
     if not on_any_rank(runner, bool(in_place)):
         return set(), set()
     with runner.recapture() as graphs:
@@ -138,11 +138,11 @@ def _state_and_replayed(
         used = _addresses(graphs, "external") - {None}
         runner.replayer_of(graphs).pads(max(graphs))
         later = _snapshot(target, runner).summaries
-    contents = {each.name: again.get(each.name, ABSENT).content for each in in_place}
+    contents = {change.name: again.get(change.name, ABSENT).content for change in in_place}
     state = {
-        each.name
-        for each in in_place
-        if each.after.address in used and contents[each.name] == each.after.content
+        change.name
+        for change in in_place
+        if change.after.address in used and contents[change.name] == change.after.content
     }
     return state, {n for n in contents if later.get(n, ABSENT).content != contents[n]} - state
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._C._autograd import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined]  # not in its __all__
 from torch.profiler import ProfilerActivity, profile
 
 _OF_THE_PROFILER = ("cudaDeviceSynchronize", "Activity Buffer Request", "cuptiActivity")

@@ -85,15 +85,17 @@ class OneShotCollectives(Collectives):
     """
 
     def __init__(self, process_group: dist.ProcessGroup) -> None:
-        import torch.distributed._symmetric_memory as symmetric_memory
-
-        from graphkit.distributed.push_collectives import PushCollectives  # needs Triton
+        from graphkit.distributed.push_collectives import (  # needs Triton
+            PushCollectives,
+            shared_memory,
+        )
 
         super().__init__(process_group)
         device = torch.device("cuda", torch.cuda.current_device())
         try:
-            shared = symmetric_memory.empty(_SHARED_BYTES, dtype=torch.uint8, device=device)
-            self._memory = symmetric_memory.rendezvous(shared, process_group)
+            self._shared, self._memory = shared_memory(
+                _SHARED_BYTES, torch.uint8, device, process_group
+            )
             self._push = PushCollectives(process_group, device)
         except RuntimeError as error:
             reason = next(iter(str(error).splitlines()), "")
@@ -102,7 +104,6 @@ class OneShotCollectives(Collectives):
                 "without one_shot.",
                 field="one_shot",
             ) from error
-        self._shared = shared
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See ``Collectives.all_reduce``. The sum has the same bits on every rank."""

@@ -1,7 +1,8 @@
 """Process groups: creation, time limits, errors, and how to end collectives that wait.
 
-Private names of torch, checked on 2.13: ``ProcessGroup._get_backend``,
-``ProcessGroup._get_sequence_number_for_group`` and ``Backend._set_default_timeout``.
+Private names of torch, checked on 2.13: ``_get_backend`` and ``_get_sequence_number_for_group`` of
+process groups, ``_set_default_timeout`` of their backends, and ``_timeout`` of a backend's options.
+``tests/unit/test_private_names.py`` names what another version changes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not i
 from graphkit.errors import RankError
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store  # torch.distributed.Store, without its stub
+    from graphkit.distributed.rank_store import Store
 
 logger = logging.getLogger(__name__)
 _AT_ONCE = timedelta(milliseconds=1)

@@ -299,12 +299,13 @@ class FailureDetector:
                 raise self._report(self._missing([each for each in late if each in silent], late))
 
     def _report(self, failure: Failure) -> RankError:
-        if self._failure is None:
-            self._set_failure(self.store.report(_FAILURE, failure))
+        first = self._failure
+        if first is None:
+            first = self._set_failure(self.store.report(_FAILURE, failure))
             for each in self._cpu_groups:  # other ranks must not complete an agreement
                 break_gloo(each)
             self._heartbeat.wake()
-        return self._error(self._failure)
+        return self._error(first)
 
     def _error(self, failure: Failure) -> RankError:
         self._has_raised = True
@@ -347,12 +348,13 @@ class FailureDetector:
         own = self._progress()
         return tuple(rank for rank, each in liveness.progress().items() if each < own)
 
-    def _set_failure(self, failure: Failure) -> None:
-        """Set the failure that ends this rank's calls, unless another thread has done so."""
+    def _set_failure(self, failure: Failure) -> Failure:
+        """Set the failure that ends this rank's calls, and return the one that was set first."""
         if self._failure is None:
             self._failure = failure
             text = failure.text.removesuffix(".")
             logger.warning("The group of rank %d failed: %s.", self.rank, text)
+        return self._failure
 
     def _is_reported(self) -> bool:
         if self._failure is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -21,6 +23,22 @@ _MOST_BYTES = 1 << 18
 """Most bytes of a sum. Larger ones go through ``torch.ops.symm_mem``, which moves half as many."""
 
 
+def shared_memory(
+    size: int, dtype: torch.dtype, device: torch.device, process_group: dist.ProcessGroup
+) -> tuple[Tensor, Any]:
+    """Return memory that the GPUs of all ranks can read and write, and its handle. Collective.
+
+    From ``torch.distributed._symmetric_memory``, a private module of torch, checked on 2.11.
+
+    Raises:
+        RuntimeError: The GPUs cannot read the memory of each other.
+    """
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    memory = symmetric_memory.empty(size, dtype=dtype, device=device)
+    return memory, symmetric_memory.rendezvous(memory, process_group)
+
+
 class PushCollectives:
     """Collectives of small tensors over ranks, each one kernel without a barrier.
 
@@ -37,15 +55,13 @@ class PushCollectives:
     """
 
     def __init__(self, process_group: dist.ProcessGroup, device: torch.device) -> None:
-        import torch.distributed._symmetric_memory as symmetric_memory
-
         rank, ranks = process_group.rank(), process_group.size()
-        self._parts = symmetric_memory.empty(
-            2 * ranks * _CAPACITY, dtype=torch.int64, device=device
-        ).zero_()
-        memory = symmetric_memory.rendezvous(self._parts, process_group)
+        self._parts, memory = shared_memory(
+            2 * ranks * _CAPACITY, torch.int64, device, process_group
+        )
+        self._parts.zero_()
         offset = self._parts.data_ptr() - memory.buffer_ptrs[rank]
-        addresses = [each + offset for each in memory.buffer_ptrs]
+        addresses = [address + offset for address in memory.buffer_ptrs]
         self._memory = PushMemory(
             calls=torch.zeros(_CAPACITY // SPAN, dtype=torch.int32, device=device),
             parts=torch.tensor(addresses, dtype=torch.int64, device=device),

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 from graphkit.errors import RankError
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store  # torch.distributed.Store, without its stub
+    # torch.distributed.Store, which is not in its stub.
+    from torch._C._distributed_c10d import Store as Store
 
 ValueT = TypeVar("ValueT")
 _PAUSES_S = 2e-4, 2e-2

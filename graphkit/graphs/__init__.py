@@ -5,9 +5,9 @@ from graphkit.graphs.backend import Backend, CapturedGraph, GraphSequence, LoopG
 from graphkit.graphs.backend_selection import backend_for, resolve_device
 from graphkit.graphs.capture_failure import CaptureFailure
 from graphkit.graphs.capture_state import is_capturing, is_recording
-from graphkit.graphs.cuda import CudaBackend, CudaGraph
+from graphkit.graphs.cuda import CudaBackend, gc_paused
+from graphkit.graphs.cuda_graph import CudaGraph
 from graphkit.graphs.environment import environment
-from graphkit.graphs.garbage_collection import gc_paused
 from graphkit.graphs.host_memory import UNSET_MARKER
 from graphkit.graphs.pool_memory import Allocation, PoolBlock
 from graphkit.graphs.recorded_graph import RecordedGraph

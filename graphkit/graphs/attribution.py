@@ -23,11 +23,11 @@ from torch.nn.modules.module import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphkit.graphs.dispatch_modes import DISPATCH_MODES
+from graphkit.graphs.capture_state import DISPATCH_MODES
 from graphkit.graphs.driver import captured_node_counter
 from graphkit.graphs.host_memory import fill_stack
 from graphkit.graphs.module_names import ModuleNames
-from graphkit.graphs.operands import Operand, operands_in
+from graphkit.graphs.operations import Operand, OpOverload, operands_in
 from graphkit.graphs.pool_memory import Allocation, allocations_of
 from graphkit.graphs.source_lines import node_line
 
@@ -173,7 +173,7 @@ class Attribution:
             origin = NodeOrigin(module, op, line, "/".join(self._scopes), operands)
             self.origins += [origin] * new
 
-    def add_allocations(self, func: torch._ops.OpOverload, out: Any) -> None:
+    def add_allocations(self, func: OpOverload, out: Any) -> None:
         """Record the memory that an operation allocated."""
         self.allocations += allocations_of(func, out, self._line_of_results)
 
@@ -259,7 +259,7 @@ class _OperationMode(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: torch._ops.OpOverload,
+        func: OpOverload,
         types: Any,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,

@@ -7,7 +7,7 @@ PyTorch's documentation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.errors import CaptureCause
 from graphkit.graphs.capture_failure import CaptureFailure
+from graphkit.graphs.operations import OpOverload, generator_id, tensors_in
 from graphkit.graphs.source_lines import caller_location
 
 HOST_READS = {
@@ -46,12 +47,15 @@ class CaptureRulesMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Do without torch's wrapper of ``__torch_dispatch__``; see ``compilation_disabled``."""
+        """Do without torch's wrapper of ``__torch_dispatch__``; see ``compilation_disabled``.
+
+        A hook of torch's modes without documentation, checked on 2.11 and 2.13.
+        """
         return False
 
     def __torch_dispatch__(
         self,
-        func: torch._ops.OpOverload,
+        func: OpOverload,
         types: Any,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
@@ -63,7 +67,7 @@ class CaptureRulesMode(TorchDispatchMode):
         return self.run_allowed(func, args, kwargs or {})
 
     def refusal(
-        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> CaptureCause | None:
         """Return why a capture refuses this operation; ``None`` if it accepts it."""
         if self._is_elsewhere(args, kwargs):
@@ -74,7 +78,7 @@ class CaptureRulesMode(TorchDispatchMode):
         return refusal_of(func, args, kwargs)
 
     def run_allowed(
-        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         """Run an operation that a capture accepts."""
         return func(*args, **kwargs)
@@ -96,12 +100,11 @@ class CaptureRulesMode(TorchDispatchMode):
             return False
         on_cuda = self._device_type == "cuda"
         defaults = torch.cuda.default_generators if on_cuda else (torch.default_generator,)
-        # The dispatcher passes a new Python object for the same generator.
-        return _address(generator) not in map(_address, defaults)
+        return generator_id(generator) not in map(generator_id, defaults)
 
 
 def refusal_of(
-    op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> CaptureCause | None:
     """Return why a capture refuses this operation; ``None`` if it accepts it."""
     name, reads_values, has_dynamic_shape = _facts_of(op)
@@ -119,35 +122,11 @@ def refusal_of(
 
 
 @cache
-def _facts_of(op: torch._ops.OpOverload) -> tuple[str, bool, bool]:
+def _facts_of(op: OpOverload) -> tuple[str, bool, bool]:
     """Return the name of an operation, and whether it reads values or has a dynamic shape."""
     name = op.overloadpacket.__name__
     has_dynamic_shape = torch.Tag.dynamic_output_shape in op.tags or name == "_to_sparse"
     return name, torch.Tag.data_dependent_output in op.tags, has_dynamic_shape
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Return the tensors among the arguments or results of an operation.
-
-    These nest in lists, tuples and dicts alone: a search of pytrees takes several times as long.
-    """
-    found: list[torch.Tensor] = []
-    _add_tensors((value,), found)
-    return found
-
-
-def _add_tensors(values: Iterable[Any], found: list[torch.Tensor]) -> None:
-    for each in values:
-        if isinstance(each, torch.Tensor):
-            found.append(each)
-        elif isinstance(each, (list, tuple)):
-            _add_tensors(each, found)
-        elif isinstance(each, dict):
-            _add_tensors(each.values(), found)
-
-
-def _address(generator: torch.Generator) -> int:
-    return int(generator._cdata)  # type: ignore[attr-defined]
 
 
 def _kernel_waits(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -1,17 +1,36 @@
-"""Whether a capture runs, for graphkit, torch and other libraries.
+"""State of the process during a capture: who knows of it, and how torch's dispatch modes behave.
 
-Only this module replaces private names of torch during a capture. Checked on torch 2.11 and 2.13.
+Only this module replaces names of torch, and only during a capture:
+``torch.cuda.graphs._cuda_isCurrentStreamCapturing`` and ``torch.overrides.has_torch_function``. It
+also uses ``_len_torch_function_stack`` and ``_pop_mode_temporarily`` of ``torch.overrides``, and
+two guards of ``torch._C``. Checked on torch 2.11 and 2.13; ``tests/unit/test_private_names.py``
+names what another version changes.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from threading import RLock
 from typing import Any
 
 import torch
 import torch.overrides
+
+DISPATCH_MODES = RLock()
+"""Held while a dispatch mode of graphkit is active.
+
+torch keeps part of a mode's state per process: if modes of two threads overlap, compiled functions
+run eagerly from then on. The recorder waits for the lock. Attribution does not wait, because the
+captures of two ranks may wait for each other.
+"""
+
+disable_function_modes: Any = torch._C.DisableTorchFunction
+"""A context manager under which functions call no ``__torch_function__``."""
+disable_autocast: Any = torch._C._DisableAutocast
+"""A context manager under which autocast changes no operation, on all devices."""
 
 _is_recording: ContextVar[bool] = ContextVar("is_recording", default=False)
 _reports_capture: ContextVar[bool] = ContextVar("reports_capture", default=False)
@@ -74,3 +93,17 @@ def recording() -> Iterator[None]:
             yield
     finally:
         _is_recording.reset(token)
+
+
+@contextmanager
+def compilation_disabled() -> Iterator[None]:
+    """Run compiled functions eagerly for a block, and keep what was compiled before.
+
+    Enter it before a ``CaptureRulesMode``: torch cannot compile under a dispatch mode, and a
+    compiled function that runs under one is never compiled again.
+    """
+    with DISPATCH_MODES:
+        # Importing torch._dynamo takes a second; nothing is compiled before it is imported.
+        is_loaded = "torch._dynamo" in sys.modules
+        with torch.compiler.set_stance("force_eager") if is_loaded else nullcontext():
+            yield

@@ -1,107 +1,36 @@
-"""The CUDA backend: graphs that share one memory pool and one capture stream.
+"""The CUDA backend: captures graphs that share one memory pool, on a capture stream.
 
 ``streams`` explains why nothing but captures runs on the capture stream.
 """
 
 from __future__ import annotations
 
+import gc
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 
-from graphkit.errors import DeviceError, ReplayError
-from graphkit.graphs.attribution import Attribution, NodeOrigin, attributing
+from graphkit.errors import DeviceError
+from graphkit.graphs.attribution import Attribution, attributing
 from graphkit.graphs.backend import LoopGraph
-from graphkit.graphs.blas_workspaces import allocate_workspaces
 from graphkit.graphs.capture_failure import CaptureFailure, failure_of
 from graphkit.graphs.capture_rules import CaptureRulesMode
-from graphkit.graphs.capture_state import reporting_capture
+from graphkit.graphs.capture_state import compilation_disabled, reporting_capture
+from graphkit.graphs.cuda_graph import CudaGraph, CudaPool
 from graphkit.graphs.cuda_loop import CudaLoop, loop_refusal
-from graphkit.graphs.dispatch_modes import compilation_disabled
 from graphkit.graphs.driver import (
     begin_empty_capture,
     captured_node_counter,
-    count_nodes,
-    executable_of,
-    launch_function,
+    checked,
+    runtime,
     runtime_stream,
     upload,
 )
-from graphkit.graphs.garbage_collection import gc_paused
-from graphkit.graphs.output_aliases import non_owning_aliases
-from graphkit.graphs.pool_memory import Allocation, PoolBlock, blocks_of_segments
+from graphkit.graphs.pool_memory import non_owning_aliases
 from graphkit.graphs.streams import note_eager_step
-
-
-class CudaGraph:
-    """A captured, instantiated and uploaded CUDA graph. Implements ``CapturedGraph``.
-
-    ``output`` does not own its memory: captures of smaller sizes reuse it, so it is valid from a
-    replay of this graph until the next replay of any graph of the pool.
-
-    Attributes:
-        graph: The ``torch.cuda.CUDAGraph``, which keeps its template (``keep_graph=True``).
-    """
-
-    def __init__(
-        self,
-        backend: CudaBackend,
-        graph: torch.cuda.CUDAGraph,
-        output: Any,
-        pool_bytes: int,
-        attribution: Attribution | None,
-    ) -> None:
-        self.graph = graph
-        self.origins: tuple[NodeOrigin, ...] = tuple(attribution.origins) if attribution else ()
-        self.allocations: tuple[Allocation, ...] = (
-            tuple(attribution.allocations) if attribution else ()
-        )
-        self.output = output
-        self.num_nodes = count_nodes(graph)
-        self.pool_bytes = pool_bytes
-        self._backend = backend
-        executable = executable_of(graph)
-        self._launch: Callable[[Any], None] = lambda _stream: graph.replay()
-        # Only CUDAGraph.replay advances the random generator; other graphs skip its overhead.
-        if not self._draws_random_numbers() and executable is not None:
-            self._launch = launch_function(executable)
-
-    def replay(self) -> None:
-        """Launch on the current stream, after replays of this pool on other streams.
-
-        One ``cudaGraphLaunch`` and no other CUDA call, unless the stream changed since the last
-        replay or the graph draws random numbers.
-
-        Raises:
-            ReplayError: CUDA refused the launch.
-        """
-        self._backend.launch(self._launch)
-
-    def pool_memory(self) -> list[PoolBlock]:
-        """Return the blocks of the pool, also those that other graphs of the backend use."""
-        return blocks_of_segments(self._backend.pool_segments(), self._backend.device)
-
-    def close(self) -> None:
-        """Destroy the graph and free its share of the pool."""
-        self.output, self._launch = None, _refuse_launch
-        self.graph.reset()
-        self._backend.graphs.discard(self)
-
-    def _draws_random_numbers(self) -> bool:
-        """Replay once, which also pays the cost of the first launch, and check the generator."""
-        generator = torch.cuda.default_generators[self._backend.device_index]
-        before = generator.get_offset()
-        self.graph.replay()
-        torch.cuda.current_stream().synchronize()
-        return bool(generator.get_offset() != before)
-
-
-def _refuse_launch(_stream: Any) -> None:
-    raise ReplayError("the graph is closed. Capture again.")
 
 
 class CudaBackend:
@@ -127,12 +56,8 @@ class CudaBackend:
         device: The device, with its index.
         warm_ups: 2. The first one may compile kernels and allocate what the second one and the
             capture reuse.
-        pool: Id of the memory pool, from ``torch.cuda.graph_pool_handle``.
-        graphs: The graphs that are not closed. Weak references: a runner that is dropped without
-            ``close`` frees its graphs.
+        pool: The graphs that are not closed, their memory, and the order of their replays.
         stream: The capture stream, which runs no step.
-        last_handle: Handle of the stream of the last replay; -1 before the first one.
-        last_stream: The same stream as a launch takes it.
 
     Raises:
         DeviceError: torch finds no CUDA device.
@@ -145,17 +70,12 @@ class CudaBackend:
         if not torch.cuda.is_available():
             raise DeviceError("no CUDA device: torch finds none. Use RecorderBackend on the CPU.")
         wanted = torch.device(device)
-        given: int | None = wanted.index
-        index = torch.cuda.current_device() if given is None else given
-        self.device, self.device_index = torch.device("cuda", index), index
-        self.pool = torch.cuda.graph_pool_handle()
-        self.graphs: weakref.WeakSet[CudaGraph] = weakref.WeakSet()
+        named: int | None = wanted.index
+        index = torch.cuda.current_device() if named is None else named
+        self.device = torch.device("cuda", index)
+        self.pool = CudaPool(self.device)
         self.stream = torch.cuda.Stream(self.device)
-        self.current_device: Callable[[], int] = torch._C._cuda_getDevice
-        self.current_handle: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
-        self.last_handle = -1
-        self.last_stream: Any = None
-        self._last: torch.cuda.Stream | None = None
+        self.wait_for_replays = self.pool.wait_for_replays
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -167,14 +87,12 @@ class CudaBackend:
         random_state = torch.cuda.get_rng_state(self.device)
         with gc_paused(), torch.cuda.device(self.device):
             torch.cuda.synchronize(self.device)
-            if not self.graphs:  # the pool was freed with its last graph
-                self.pool = torch.cuda.graph_pool_handle()
+            self.pool.begin_session()
             try:
                 yield
             finally:
                 torch.cuda.synchronize(self.device)
-                self._last = None  # all replays are done
-                self.wait_for_replays()  # sets the caller's stream as that of the replays
+                self.pool.end_session()
                 torch.cuda.set_rng_state(random_state, self.device)
                 torch.cuda.empty_cache()  # blocks of warm-ups at large sizes seldom fit other work
 
@@ -207,7 +125,7 @@ class CudaBackend:
             CaptureFailure: CUDA refused an operation, or the function raised an exception.
         """
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        before = self.pool_bytes()
+        before = self.pool.num_bytes()
         caller = torch.cuda.current_stream(self.device)
         try:
             allocate_workspaces(self.stream)
@@ -225,9 +143,9 @@ class CudaBackend:
             except BaseException:
                 graph.reset()
                 raise
-        grown = self.pool_bytes() - before
-        captured = CudaGraph(self, graph, non_owning_aliases(output), grown, attribution)
-        self.graphs.add(captured)
+        grown = self.pool.num_bytes() - before
+        captured = CudaGraph(self.pool, graph, non_owning_aliases(output), grown, attribution)
+        self.pool.graphs.add(captured)
         return captured
 
     @property
@@ -244,7 +162,7 @@ class CudaBackend:
     ) -> LoopGraph:
         """See ``Backend.loop``. Needs an empty ``loop_refusal``."""
         with torch.cuda.device(self.device):
-            return CudaLoop(self, prologue, bodies, again, body)
+            return CudaLoop(self.pool, prologue, bodies, again, body)
 
     def diagnose(self, function: Callable[[], Any]) -> CaptureFailure | None:
         """Run the function on the current stream until an operation that captures refuse."""
@@ -259,24 +177,6 @@ class CudaBackend:
             torch.cuda.synchronize(self.device)
         return None
 
-    def launch(self, start: Callable[[Any], None]) -> None:
-        """Call ``start`` with the current stream of the device, after replays on other streams."""
-        if self.current_device() != self.device_index:
-            with torch.cuda.device(self.device_index):  # each device has its current stream
-                return self.launch(start)
-        if self.current_handle(self.device_index) != self.last_handle:
-            self.wait_for_replays()
-        start(self.last_stream)
-        return None
-
-    def wait_for_replays(self) -> None:
-        """Make the current stream wait for the stream of the last replay, if they differ."""
-        current = torch.cuda.current_stream(self.device)
-        if self._last is not None and current != self._last:
-            current.wait_stream(self._last)
-        self._last, self.last_handle = current, current.cuda_stream
-        self.last_stream = runtime_stream(current)
-
     def wait_for_device(self) -> None:
         """See ``Backend.wait_for_device``."""
         torch.cuda.synchronize(self.device)
@@ -284,18 +184,6 @@ class CudaBackend:
     def check_device(self) -> None:
         """Raise the device's pending error, such as an illegal address (``cudaStreamQuery``)."""
         torch.cuda.current_stream(self.device).query()
-
-    def pool_bytes(self) -> int:
-        """Return the bytes of all segments of the pool."""
-        return sum(segment["total_size"] for segment in self.pool_segments())
-
-    def pool_segments(self) -> list[dict[str, Any]]:
-        """Return the segments of the pool, as in ``torch.cuda.memory_snapshot``."""
-        return [
-            segment
-            for segment in torch.cuda.memory_snapshot()
-            if tuple(segment["segment_pool_id"]) == tuple(self.pool)
-        ]
 
     def _captured(
         self,
@@ -305,7 +193,7 @@ class CudaBackend:
     ) -> Any:
         """Capture on the current stream and return the output; abandon the graph on an error."""
         try:
-            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=self.pool.id, capture_error_mode="thread_local")
             with attributing(attribution, captured_node_counter()):
                 output = function()
             graph.capture_end()
@@ -328,3 +216,54 @@ class CudaBackend:
                 begin_empty_capture(self.stream)
                 graph.capture_end()
         graph.reset()
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Collect once, then disable the garbage collector for a block.
+
+    A collection may free device memory, which CUDA refuses during a capture. Does nothing if the
+    collector is already disabled, so nested blocks collect once: a collection takes about 100 ms
+    in a large process.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def allocate_workspaces(stream: torch.cuda.Stream) -> None:
+    """Let torch allocate the workspaces of cuBLAS and cuBLASLt for a stream. Runs no kernel.
+
+    torch allocates them at the first matrix product on a stream and keeps them for it (2.11;
+    ``CublasHandlePool.cpp``). If that product is part of a capture, they belong to the pool of its
+    graph: the pool is not freed with its graphs, and another capture of the same step has another
+    memory layout.
+
+    Captures a product without torch and drops the graph, since torch has no function that allocates
+    the workspace of cuBLASLt. Without cuda-bindings, only cuBLAS gets its workspace.
+
+    Args:
+        stream: Must not be capturing. Not the default stream.
+    """
+    bindings = runtime()
+    with torch.cuda.stream(stream):
+        torch.cuda.current_blas_handle()
+        if bindings is None:
+            return
+        square = torch.empty(16, 16, device=stream.device, dtype=torch.float32)
+        # torch maps memory meanwhile, which CUDA refuses in the other modes.
+        mode = bindings.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
+        checked(bindings.cudaStreamBeginCapture(runtime_stream(stream), mode))
+        try:
+            with suppress(RuntimeError):  # torch has allocated the workspace before it can fail
+                torch.addmm(square[0], square, square)  # with a bias, torch calls cuBLASLt
+        finally:
+            error, *template = bindings.cudaStreamEndCapture(runtime_stream(stream))
+            if int(error) == 0:
+                checked(bindings.cudaGraphDestroy(*template))

@@ -4,6 +4,7 @@ Rules of CUDA that shape this file: a child graph must not contain conditional n
 switch are built around the captured bodies; a kernel sets the value of a node's condition through
 its handle, in the same launch.
 https://docs.nvidia.com/cuda/cuda-runtime-api/cuda_runtime_api/structcudaConditionalNodeParams.html
+Checked on cuda-bindings 13.3 with driver 580.
 """
 
 from __future__ import annotations
@@ -12,16 +13,14 @@ import ctypes
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from graphkit.graphs.attribution import NodeOrigin
+from graphkit.graphs.cuda_graph import CudaGraph, CudaPool
 from graphkit.graphs.driver import checked, launch_function, runtime, runtime_stream
-
-if TYPE_CHECKING:
-    from graphkit.graphs.attribution import NodeOrigin
-    from graphkit.graphs.cuda import CudaBackend, CudaGraph
-    from graphkit.graphs.pool_memory import Allocation, PoolBlock
+from graphkit.graphs.pool_memory import Allocation, PoolBlock
 
 # extern "C" __global__ void set_condition(cudaGraphConditionalHandle handle, const int* value)
 # { cudaGraphSetConditional(handle, *value); }
@@ -67,7 +66,7 @@ class CudaLoop:
 
     def __init__(
         self,
-        backend: CudaBackend,
+        pool: CudaPool,
         prologue: CudaGraph,
         bodies: Sequence[CudaGraph],
         again: torch.Tensor,
@@ -75,7 +74,7 @@ class CudaLoop:
     ) -> None:
         bindings = runtime()
         assert bindings is not None, "the backend has no loop_refusal"
-        self._backend, self._bindings = backend, bindings
+        self._pool, self._bindings = pool, bindings
         self._kept = again, body
         self.output: Any = prologue.output
         self.pool_bytes = 0
@@ -92,7 +91,7 @@ class CudaLoop:
             checked(bindings.cudaGraphUpload(executable, stream))
             self._launch = launch_function(executable)
             self._made = made.pop_all()
-        self.num_nodes = prologue.num_nodes + sum(each.num_nodes for each in bodies)
+        self.num_nodes = prologue.num_nodes + sum(graph.num_nodes for graph in bodies)
 
     def replay(self) -> None:
         """Launch on the current stream, after replays of the pool on other streams.
@@ -102,22 +101,22 @@ class CudaLoop:
         Raises:
             ReplayError: CUDA refused the launch.
         """
-        self._backend.launch(self._launch)
+        self._pool.launch(self._launch)
 
     def poll(self) -> None:
         """Do nothing: the device advances by itself."""
 
     def join(self) -> None:
         """See ``LoopGraph.join``. Does not wait."""
-        self._backend.wait_for_replays()
+        self._pool.wait_for_replays()
 
     def pool_memory(self) -> list[PoolBlock]:
-        """Return nothing: the memory is that of the bodies."""
+        """Return nothing: the memory belongs to the bodies."""
         return []
 
     def wait(self) -> None:
         """Wait until the device has finished all launches."""
-        torch.cuda.synchronize(self._backend.device)
+        torch.cuda.synchronize(self._pool.device)
 
     def close(self) -> None:
         """Wait for the launches and destroy the executable. The bodies stay open."""
@@ -145,8 +144,8 @@ class CudaLoop:
             cases, last = self._add_conditional(
                 inside, [chosen], switch_handle, "Switch", len(bodies)
             )
-            for case, each in zip(cases, bodies, strict=True):
-                self._add_child(case, [], each)
+            for case, graph in zip(cases, bodies, strict=True):
+                self._add_child(case, [], graph)
         self._add_set_condition(inside, [last], while_handle, again)
 
     def _create_handle(self, default: int, flags: int) -> Any:
@@ -181,7 +180,7 @@ class CudaLoop:
         from cuda.bindings import driver
 
         params = driver.CUDA_KERNEL_NODE_PARAMS()
-        params.func = _set_condition_kernel(self._backend.device_index)
+        params.func = _set_condition_kernel(self._pool.device_index)
         for axis in "XYZ":
             setattr(params, f"gridDim{axis}", 1)
             setattr(params, f"blockDim{axis}", 1)

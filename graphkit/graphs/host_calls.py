@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import dis
-import sys
 from collections.abc import Mapping
-from functools import cache
 from numbers import Number
-from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from graphkit.errors import CaptureCause
 from graphkit.graphs.capture_failure import CaptureFailure
 from graphkit.graphs.capture_rules import HOST_READS, assigns_tensor_by_mask
+from graphkit.graphs.literal_arguments import caller_passes
+from graphkit.graphs.operations import OpOverload, storage_id
 from graphkit.graphs.source_lines import caller_location
 
 _CONSTRUCTORS = {
@@ -66,7 +65,7 @@ class HostTensors:
         """Remove a tensor and its views."""
         self._tensors.pop(_storage(tensor), None)
 
-    def refusal_of(self, op: torch._ops.OpOverload, args: tuple[Any, ...]) -> CaptureCause | None:
+    def refusal_of(self, op: OpOverload, args: tuple[Any, ...]) -> CaptureCause | None:
         """Return why CUDA refuses to combine host and device tensors; ``None`` if it does not."""
         if not self._tensors:
             return None
@@ -116,15 +115,15 @@ class HostCallsMode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         device = _device_of(args, kwargs)
-        if device is None and func not in _NAMES and func is not torch._C._nn.one_hot:
+        if device is None and func not in _NAMES and func is not functional.one_hot:
             return func(*args, **kwargs)
         # The recorder's device is the CPU as well: only a call that spells it means the host.
         on_host = device is not None and device.type == "cpu"
-        on_host = on_host and _spells_cpu(sys._getframe(1), getattr(func, "__name__", ""))
+        on_host = on_host and caller_passes("cpu", getattr(func, "__name__", ""))
         cause = self._refusal(func, args, kwargs, device, on_host)
         if cause is not None:
             raise CaptureFailure(cause, f"{_NAMES[func]} at {caller_location()}")
-        if func is torch._C._nn.one_hot:
+        if func is functional.one_hot:
             return _one_hot(*args, **kwargs)
         out = func(*args, **kwargs)
         if on_host:
@@ -231,31 +230,9 @@ def _device_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device
         return None
 
 
-def _spells_cpu(caller: FrameType, name: str) -> bool:
-    """Return whether the arguments of the call that a frame makes contain the literal ``"cpu"``."""
-    return _has_literal_cpu(caller.f_code, caller.f_lasti, name)
-
-
-@cache
-def _has_literal_cpu(code: CodeType, offset: int, name: str) -> bool:
-    instructions = [each for each in dis.get_instructions(code) if each.offset <= offset]
-    lines = instructions[-1].positions
-    if lines is None or lines.lineno is None or lines.end_lineno is None:
-        return False
-    called, found = False, False
-    for each in instructions:
-        line = each.positions.lineno if each.positions else None
-        if line is None or not lines.lineno <= line <= lines.end_lineno:
-            continue
-        if each.argval == name:
-            called, found = True, False  # the arguments follow the function
-        found = found or (called and each.argval == "cpu")
-    return found
-
-
 def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     if num_classes < 1:
-        return torch._C._nn.one_hot(tensor, num_classes)
+        return functional.one_hot(tensor, num_classes)
     zeros = tensor.new_zeros((*tensor.shape, num_classes))
     return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
 
@@ -263,4 +240,4 @@ def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
 def _storage(tensor: torch.Tensor) -> int:
     if tensor.layout is not torch.strided:
         return 0
-    return int(tensor.untyped_storage()._cdata)
+    return storage_id(tensor)

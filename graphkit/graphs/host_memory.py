@@ -4,6 +4,10 @@ torch passes structs to kernels by value and leaves parts of them unset: those b
 earlier call left on the stack. Filling the stack before each operation makes the unset bytes equal
 in every capture; filling it with a marker shows which bytes are unset. The bytes that calls in
 between leave there are mostly addresses of host memory, which no kernel can use.
+
+The stack filler relies on ctypes passing a large structure by value on the stack, as the System V
+calling convention of x86-64 requires. Checked on x86-64 Linux with CPython 3.11 and 3.12, and its
+effect on kernels with torch 2.11.
 """
 
 from __future__ import annotations
@@ -16,8 +20,9 @@ from pathlib import Path
 UNSET_MARKER = 0xA5
 """Fill of the stack in a capture that is compared to find unset bytes."""
 _LOWEST = 1 << 32
+"""Files mapped below look like sizes and counts; see ``HostMemory``."""
 _FILL_BYTES = 1 << 15
-"""Larger than the stack of torch's deepest launch, far smaller than a thread's stack."""
+"""Larger than the stack of torch's deepest launch, far smaller than a thread's stack (8 MiB)."""
 
 
 class _Fill(ctypes.Structure):

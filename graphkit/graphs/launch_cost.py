@@ -14,7 +14,8 @@ from typing import Any, Self
 
 import torch
 
-from graphkit.graphs.cuda import CudaBackend, CudaGraph
+from graphkit.graphs.cuda import CudaBackend
+from graphkit.graphs.cuda_graph import CudaGraph
 from graphkit.graphs.driver import checked
 
 _WARM_UPS, _LAUNCHES = 3, 15

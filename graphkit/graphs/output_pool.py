@@ -14,6 +14,8 @@ from weakref import WeakSet
 import torch
 from torch.utils._pytree import tree_leaves
 
+from graphkit.graphs.operations import storage_id
+
 _NAN_BYTE = 0xFF
 """All bits set are NaN in every floating-point dtype that has one."""
 _INT_BYTE = 0x80
@@ -34,9 +36,9 @@ class GraphOutput:
         for leaf in tree_leaves(output):
             if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
                 continue
-            storage = leaf.untyped_storage()
-            if storage._cdata in allocated and storage._cdata not in self.memory:
-                self.memory[storage._cdata] = _flat(storage, leaf.dtype)
+            storage = storage_id(leaf)
+            if storage in allocated and storage not in self.memory:
+                self.memory[storage] = _flat(leaf.untyped_storage(), leaf.dtype)
 
     def keep(self, storages: Collection[int]) -> None:
         """Never overwrite these storages: another graph reads them, so they stay allocated."""

@@ -8,6 +8,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_map
+
+from graphkit.graphs.operations import OpOverload, schema
 
 _aten = torch.ops.aten
 UNINITIALISED = frozenset(
@@ -60,7 +63,7 @@ class Allocation(NamedTuple):
 
 
 def allocations_of(
-    func: torch._ops.OpOverload, out: Any, source: Callable[[bool], str]
+    func: OpOverload, out: Any, source: Callable[[bool], str]
 ) -> Iterator[Allocation]:
     """Yield the memory of the results that an operation allocated.
 
@@ -104,9 +107,9 @@ class _OperationFacts(NamedTuple):
 
 
 @cache
-def _facts_of(func: torch._ops.OpOverload) -> _OperationFacts:
-    returns = func._schema.returns
-    fresh = tuple(i for i, each in enumerate(returns) if each.alias_info is None)
+def _facts_of(func: OpOverload) -> _OperationFacts:
+    returns = schema(func).returns
+    fresh = tuple(i for i, result in enumerate(returns) if result.alias_info is None)
     is_initialised = func.overloadpacket not in UNINITIALISED
     return _OperationFacts(func.name(), len(returns), fresh, is_initialised)
 
@@ -140,3 +143,21 @@ class _DeviceMemory:
 def device_bytes(address: int, size: int, device: torch.device) -> torch.Tensor:
     """Return CUDA memory as a tensor that does not own it, uint8 [size]."""
     return torch.as_tensor(_DeviceMemory(address, size), device=device)
+
+
+def non_owning_aliases(tree: Any) -> Any:
+    """Replace every CUDA tensor of a pytree by an alias that does not own its memory.
+
+    The outputs of a captured size are valid until the next replay of any graph of the pool. Because
+    nothing owns their memory, the allocator reuses it for the next, smaller size, which keeps the
+    pool near the size of the largest graph.
+    """
+    return tree_map(_alias, tree)
+
+
+def _alias(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor) or not leaf.is_cuda or not leaf.numel():
+        return leaf
+    storage = leaf.untyped_storage()
+    memory = device_bytes(storage.data_ptr(), storage.nbytes(), leaf.device)
+    return memory.view(leaf.dtype).as_strided(leaf.shape, leaf.stride(), leaf.storage_offset())

@@ -12,11 +12,11 @@ from torch.utils._pytree import tree_leaves
 from graphkit.errors import ReplayError
 from graphkit.graphs.attribution import Attribution, NodeOrigin
 from graphkit.graphs.capture_failure import type_and_message
-from graphkit.graphs.capture_rules import tensors_in
 from graphkit.graphs.loop_queue import LoopQueue
+from graphkit.graphs.operations import storage_id, tensors_in
 from graphkit.graphs.output_pool import OutputPool
 from graphkit.graphs.pool_memory import Allocation, PoolBlock
-from graphkit.graphs.recorded_op import RecordedOp, replay_context, storage_id
+from graphkit.graphs.recorded_op import RecordedOp, replay_context
 
 
 class RecordedGraph:

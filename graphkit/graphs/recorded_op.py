@@ -10,10 +10,15 @@ from typing import Any
 
 import torch
 
-from graphkit.graphs.capture_rules import tensors_in
-from graphkit.graphs.collectives import finished, is_collective, is_wrapper
+from graphkit.graphs.capture_state import disable_autocast
+from graphkit.graphs.operations import OpOverload, schema, tensors_in
 from graphkit.graphs.pool_memory import UNINITIALISED
 from graphkit.ops.registration import OPS
+
+_COLLECTIVES = ("c10d", "_c10d_functional")
+"""Namespaces of the collectives of ``torch.distributed``."""
+_WRAPPER = "_c10d_functional::_wrap_tensor_autograd"
+"""Wraps the tensor of a collective that may be running, and does nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,7 @@ class RecordedOp:
         facts: What the recorder knows of ``op``.
     """
 
-    op: torch._ops.OpOverload
+    op: OpOverload
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     results: tuple[torch.Tensor, ...]
@@ -83,19 +88,19 @@ class OpFacts:
 
 
 @cache
-def facts_of(op: torch._ops.OpOverload) -> OpFacts:
+def facts_of(op: OpOverload) -> OpFacts:
     """Return what a recorder must know of an operation."""
     is_foreign = op.namespace not in ("aten", "graphkit")
     is_own = op.namespace == "graphkit"
     return OpFacts(
-        run=OPS[op._schema.name.partition("::")[2]].reference if is_own else op,
+        run=OPS[schema(op).name.partition("::")[2]].reference if is_own else op,
         is_uninitialised=op.overloadpacket in UNINITIALISED,
         is_foreign=is_foreign,
-        is_collective=is_collective(op),
-        is_wrapper=is_wrapper(op),
+        is_collective=op.namespace in _COLLECTIVES,
+        is_wrapper=op.name() == _WRAPPER,
         changes_shape=torch.Tag.inplace_view in op.tags,
-        is_mutable=op._schema.is_mutable,
-        may_reshape=op._schema.is_mutable or is_foreign,
+        is_mutable=schema(op).is_mutable,
+        may_reshape=schema(op).is_mutable or is_foreign,
     )
 
 
@@ -106,7 +111,7 @@ def replay_context() -> Iterator[None]:
     Results made under inference mode can only be written under it. What autocast did at capture is
     among the recorded operations.
     """
-    with torch.inference_mode(), torch._C._DisableAutocast():
+    with torch.inference_mode(), disable_autocast():
         yield
 
 
@@ -125,6 +130,18 @@ def aliased(value: Any) -> Any:
     return [aliased(each) for each in value] if type(value) in (list, tuple) else value
 
 
-def storage_id(tensor: torch.Tensor) -> int:
-    """Return what identifies the storage of a tensor while it exists."""
-    return int(tensor.untyped_storage()._cdata)
+def finished(op: OpOverload, out: Any) -> Any:
+    """Wait for a collective, as a stream of the device does, and return its result.
+
+    Args:
+        op: The collective.
+        out: What it returned: tensors and a ``Work``, or the tensor of a functional collective.
+    """
+    if op.namespace == "c10d":
+        for result in out if isinstance(out, (list, tuple)) else (out,):
+            if isinstance(result, torch.ScriptObject):
+                result.wait()  # type: ignore[attr-defined]  # a Work
+        return out
+    if isinstance(out, list):
+        return [torch.ops._c10d_functional.wait_tensor(tensor) for tensor in out]
+    return torch.ops._c10d_functional.wait_tensor(out)

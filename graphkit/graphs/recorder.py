@@ -12,16 +12,15 @@ from graphkit.errors import CaptureCause
 from graphkit.graphs.attribution import Attribution, attributing
 from graphkit.graphs.backend import LoopGraph
 from graphkit.graphs.capture_failure import failure_of
-from graphkit.graphs.capture_rules import CaptureRulesMode, tensors_in
-from graphkit.graphs.capture_state import recording
-from graphkit.graphs.collectives import finished
-from graphkit.graphs.dispatch_modes import compilation_disabled
+from graphkit.graphs.capture_rules import CaptureRulesMode
+from graphkit.graphs.capture_state import compilation_disabled, disable_function_modes, recording
 from graphkit.graphs.host_calls import HostCallsMode, HostTensors
 from graphkit.graphs.loop_queue import LoopQueue
+from graphkit.graphs.operations import OpOverload, storage_id, tensors_in
 from graphkit.graphs.output_pool import OutputPool
 from graphkit.graphs.recorded_graph import RecordedGraph
 from graphkit.graphs.recorded_loop import RecordedLoop
-from graphkit.graphs.recorded_op import RecordedOp, aliased, facts_of, storage_id
+from graphkit.graphs.recorded_op import RecordedOp, aliased, facts_of, finished
 
 
 class RecorderBackend:
@@ -167,7 +166,7 @@ class _Recorder(CaptureRulesMode):
         self.host = HostTensors()
 
     def refusal(
-        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> CaptureCause | None:
         """Return why a capture on CUDA refuses this operation; ``None`` if it accepts it."""
         if self.host.hold_all((args, kwargs)):  # runs on the host
@@ -175,7 +174,7 @@ class _Recorder(CaptureRulesMode):
         return self.host.refusal_of(func, args) or super().refusal(func, args, kwargs)
 
     def run_allowed(
-        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         """Run an operation and record it."""
         facts = facts_of(func)
@@ -185,7 +184,7 @@ class _Recorder(CaptureRulesMode):
             return args[0]
         # Half of all operations are views, whose arguments need no aliases.
         kept = _kept(args, kwargs) if facts.may_reshape else None
-        with torch._C.DisableTorchFunction():  # host reads inside an operation are its own matter
+        with disable_function_modes():  # host reads inside an operation are its own matter
             out = func(*args, **kwargs)
             if facts.is_collective:
                 out = finished(func, out)

@@ -119,17 +119,31 @@ class DeviceStep:
         for checks in self._value_checks:
             checks.report()
 
+    def request_tensors(self) -> dict[str, torch.Tensor]:
+        """Return what the next step reads of each request, except its KV: [rows + 1, ...] by name.
+
+        ``future map`` tensors exist from the first prefill on. ``recurrent`` ones are the committed
+        states, as views.
+        """
+        stashed = self.context.future_map.tensors()
+        return {
+            **self.state.tensors(),
+            **{f"future map {name}": each for name, each in stashed.items()},
+            **{name: each[:, 0] for name, each in self._recurrent_tensors().items()},
+        }
+
+    def _recurrent_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the committed state of each row, and the states after the nodes of its tree."""
+        recurrent = self.verifier.recurrent_state
+        named = {} if recurrent is None else recurrent.tensors()
+        return {f"recurrent {name}": each for name, each in named.items()}
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return every tensor that a step changes or that its attention reads, each once, by name.
 
         ``future map`` tensors exist from the first prefill on.
         """
-        named = dict(self.state.tensors())
-        stashed = self.context.future_map.tensors()
-        named |= {f"future map {name}": tensor for name, tensor in stashed.items()}
-        if self.verifier.recurrent_state is not None:
-            recurrent = self.verifier.recurrent_state.tensors()
-            named |= {f"recurrent {name}": tensor for name, tensor in recurrent.items()}
+        named = {**self.request_tensors(), **self._recurrent_tensors()}
         for runner in self.runners:
             held = runner.memory_names()["state"]
             named |= {f"{runner.mode.name} {name}": tensor for name, tensor in held.items()}

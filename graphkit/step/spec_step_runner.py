@@ -139,10 +139,10 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             group=options.group,
             **context.runner_options,
         )
-        for runner in step.runners:  # their eager runs are parts of this step
-            runner.dispatch.counts_fallbacks = False
         slots_per_row = context.req_to_token.shape[1]
         self._admission = Admission(step, context_limit=slots_per_row - self.slots_ahead)
+        for runner in step.runners:  # their eager runs are parts of this step
+            runner.dispatch.counts_fallbacks = False
         self._slot_checks = SlotChecks(
             step.state, context.req_to_token, step.slots_ahead, context.sizes.page_size,
             context.kv_slots + context.sizes.page_size,

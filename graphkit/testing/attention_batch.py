@@ -122,14 +122,14 @@ class AttentionBatch:
             if tensor is not None:
                 tensor.copy_(tensor[index])
         # With latents the values are a view of the keys.
-        parts = {each.data_ptr(): each for each in (self.value, self.key)}
+        parts = {tensor.data_ptr(): tensor for tensor in (self.value, self.key)}
         for tensor in (self.query, *parts.values(), self.out_cache_loc):
             tensor.copy_(tensor[rows])
         self.histories = [self.histories[b] for b in order]
 
     def expected(self) -> Tensor:
         """Compute the live rows in float64 on the CPU, one query and head at a time."""
-        query, key, value = (each.cpu() for each in (self.query, self.key, self.value))
+        query, key, value = (tensor.cpu() for tensor in (self.query, self.key, self.value))
         heads, kv_heads, value_dim = query.shape[1], *value.shape[1:]
         window, cap = self.options.get("window", 0), self.options.get("softcap")
         sinks = self.options.get("sinks_N")

@@ -9,25 +9,14 @@ import torch
 
 from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.loop import check_loop
-from graphkit.audit.pads import live_sizes
 from graphkit.graphs import Attribution
-from graphkit.step import SpecStepInputs
 from graphkit.targets import CaptureTarget
 from graphkit.testing.failures import comparison_text, fail_on_errors
-from graphkit.verify.engine_step import (
-    MOST_NEW_TOKENS,
-    allocate_rows,
-    open_engine,
-    random_requests,
-    step_refusal,
-    step_runner,
-)
-from graphkit.verify.request_runs import RequestRuns
-from graphkit.verify.step_comparison import compare_steps
+from graphkit.verify import live_sizes
+from graphkit.verify.whole_step import LOOP_STEPS, compare_steps, open_step
 
 STEP_PROPERTIES = ("equivalence", "loop")
 """Names of the properties: replays are right, and a launch of many steps equals single ones."""
-_LOOP_STEPS = 8
 _BUG = (
     "baked value. The graph kept a host value of its capture, or reads memory that was replaced "
     "since. `graphkit audit --only loop` names the first step and the state that differ."
@@ -60,21 +49,19 @@ class CapturedStep:
     ) -> None:
         self._tolerance = tolerance
         with ExitStack() as opened:
-            engine = open_engine(target, batch_sizes=batch_sizes, device=device)
-            self._engine = opened.enter_context(engine)
-            self._runner = step_runner(self._engine)
+            opening = open_step(target, batch_sizes=batch_sizes, device=device)
+            self._step = step = opened.enter_context(opening)
             self.eager_reason = ""
-            if self._runner is None:
-                self.eager_reason = f"STEP is not captured: {step_refusal(self._engine)}."
+            if step.refusal:
+                self.eager_reason = f"STEP is not captured: {step.refusal}."
             else:
-                self._runner.capture(attribution=Attribution(target.weights))
-                self._rows = allocate_rows(target, self._engine)
+                step.runner.capture(attribution=Attribution(target.weights))
             self._opened = opened.pop_all()
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """The captured sizes."""
-        return () if self._runner is None else self._runner.table.sizes
+        return () if self.eager_reason else self._step.runner.table.sizes
 
     def close(self) -> None:
         """Close the engine and its graphs."""
@@ -85,6 +72,7 @@ class CapturedStep:
 
         Raises:
             AssertionError: The property does not hold. The text says why.
+            TargetError: The engine's pools have no room for the requests.
         """
         with torch.no_grad():
             if name == "equivalence":
@@ -93,28 +81,17 @@ class CapturedStep:
                 self._check_loop(size)
 
     def _check_replays(self, size: int) -> None:
-        runner = self._runner
-        assert runner is not None, "the step is captured"
-        smaller = max((each for each in self.batch_sizes if each < size), default=0)
-        runs = RequestRuns(
-            runner, random_requests(self._engine, self._rows[:size], lambda _index: MOST_NEW_TOKENS)
-        )
+        runner, runs = self._step.runner, self._step.runs(size)
         runs.admit()
         try:
-            for live in live_sizes(size, smaller):
-                batch = SpecStepInputs(req_pool_indices=torch.tensor(self._rows[:live]))
-                comparison = compare_steps(runner, batch, size)
+            for live in live_sizes(runner.table, size):
+                comparison = compare_steps(runner, self._step.batch(live), size)
                 if comparison.mismatches:
                     raise AssertionError(comparison_text(comparison, _BUG))
         finally:
             runs.release()
 
     def _check_loop(self, size: int) -> None:
-        assert self._runner is not None, "the step is captured"
         log = AuditLog(self._tolerance)
-        # The requests end after different steps, so that the loop changes its size.
-        requests = random_requests(
-            self._engine, self._rows[:size], lambda index: 2 + 5 * index % 23
-        )
-        check_loop(self._runner, requests, _LOOP_STEPS, log)
+        check_loop(self._step.runs(size, is_staggered=True), LOOP_STEPS, log)
         fail_on_errors(log.findings)

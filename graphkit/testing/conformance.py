@@ -96,7 +96,7 @@ def attention_conformance(
     _require("options", set(options) <= set(OPTIONS), f"of {', '.join(OPTIONS)}", options)
     _require("dtype", dtype in TOLERANCES, "float32, float16 or bfloat16", dtype)
     known = {MHATokenToKVPool, MLATokenToKVPool}
-    names = " and ".join(each.__name__ for each in (MHATokenToKVPool, MLATokenToKVPool))
+    names = " and ".join(kind.__name__ for kind in (MHATokenToKVPool, MLATokenToKVPool))
     _require("pools", set(readable) <= known, f"of {names}", readable)
     common = {"device": resolve_device(device), "dtype": dtype, "heads": heads}
     latent = {"latent": latent_dims[0], "head_dim": sum(latent_dims)}

@@ -7,10 +7,8 @@ from typing import Any
 from graphkit.audit.bugs import Bug
 from graphkit.audit.padding_cause import Cause, padding_cause
 from graphkit.audit.undeclared_state import ADVICE, KIND, undeclared_state
-from graphkit.graphs import StateSnapshot
 from graphkit.runners import Runner
-from graphkit.verify import Rounding, StepRuns
-from graphkit.verify.comparison import restorable_state
+from graphkit.verify import EqualStateRuns, Rounding
 from graphkit.verify.differences import Tensors, even_owner, first_difference
 
 _BAKED = (
@@ -34,7 +32,7 @@ def probable_bug(runner: Runner[Any, Any], batch: Any, size: int, *, is_padding:
         size: The captured size.
         is_padding: Whether padding changed live rows; if not, the graph differs.
     """
-    undeclared = undeclared_state(runner, batch) if runner.group is None else {}
+    undeclared, _ = undeclared_state(runner, batch) if runner.group is None else ({}, [])
     if undeclared:
         return f"{KIND}. A replay changes {_quoted(undeclared)}. {ADVICE}"
     rounding = Rounding(runner.sizes.dtype)
@@ -42,15 +40,14 @@ def probable_bug(runner: Runner[Any, Any], batch: Any, size: int, *, is_padding:
     def differ(one: Tensors, other: Tensors, allowed: float = 0.0) -> bool:
         return first_difference(one, other, even_owner(1), rounding, allowed) is not None
 
-    with StateSnapshot(restorable_state(runner), runner.device) as start:
-        runs = StepRuns(runner, batch, size, start)
+    with EqualStateRuns(runner, batch, size) as runs:
         padded, replayed = runs.padded(), runs.replay()
         if differ(padded, runs.padded()) or differ(replayed, runs.replay()):
             return _text(Cause(Bug.NONDETERMINISTIC_STEP, runs.first_unstable_node()))
         if not is_padding:
             is_large = differ(padded, replayed, rounding.most)
             return _BAKED if is_large else _ROUNDING_IN_GRAPH
-        return _text(padding_cause(runner, runs))
+        return _text(padding_cause(runs))
 
 
 def _text(cause: Cause) -> str:

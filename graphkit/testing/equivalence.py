@@ -7,7 +7,6 @@ from contextlib import closing
 from itertools import chain
 from typing import Any
 
-from graphkit.audit.pads import live_sizes
 from graphkit.errors import ConfigError, ReplayError, TargetError
 from graphkit.records import count_of
 from graphkit.runners import Runner
@@ -16,7 +15,7 @@ from graphkit.targets import CaptureTarget, selected_modes
 from graphkit.testing.captured_step import STEP_PROPERTIES, CapturedStep
 from graphkit.testing.diagnosis import probable_bug
 from graphkit.testing.failures import comparison_text
-from graphkit.verify import PADDING_LEAKS, check_tolerance, compare_runs
+from graphkit.verify import PADDING_LEAKS, check_tolerance, compare_runs, live_sizes
 from graphkit.verify.differences import Allowed, allowed_by
 
 
@@ -67,7 +66,7 @@ def assert_replay_equivalent(
     if first is None:
         raise TargetError("there is no batch to compare. Give at least one.")
     for batch in chain([first], given):
-        for size in _sizes_of(runner, batch, padded_batch_size):
+        for size in _compared_sizes(runner, batch, padded_batch_size):
             comparison = compare_runs(runner, batch, size, allowed, tolerance=tolerance)
             if comparison.mismatches:
                 is_padding = comparison.mismatches[0].kind == PADDING_LEAKS
@@ -134,8 +133,7 @@ def _assert_step_equivalent(
 
 def sample_batches(target: CaptureTarget, runner: Runner[Any, Any], size: int) -> Iterator[Any]:
     """Return sample batches of the live sizes to try at a captured size."""
-    smaller = max((each for each in runner.table if each < size), default=0)
-    return (target.batch(runner.mode, live, live) for live in live_sizes(size, smaller))
+    return (target.batch(runner.mode, live, live) for live in live_sizes(runner.table, size))
 
 
 def _allowed(tolerance: float, rtol: float | None, atol: float | None) -> Allowed | None:
@@ -157,7 +155,7 @@ def _is_limit(value: object) -> bool:
     return isinstance(value, (int, float)) and value >= 0
 
 
-def _sizes_of(runner: Runner[Any, Any], batch: Any, size: int | None) -> tuple[int, ...]:
+def _compared_sizes(runner: Runner[Any, Any], batch: Any, size: int | None) -> tuple[int, ...]:
     """Return the captured sizes to compare a batch at; none for an idle batch."""
     decision = runner.can_replay(batch)
     if not decision:
@@ -170,5 +168,5 @@ def _sizes_of(runner: Runner[Any, Any], batch: Any, size: int | None) -> tuple[i
     if size is not None:
         return (size,)
     assert decision.padded_batch_size is not None, "a batch with requests has a size"
-    larger = [each for each in runner.table if each > batch.batch_size]
+    larger = [size for size in runner.table if size > batch.batch_size]
     return tuple(dict.fromkeys((decision.padded_batch_size, *larger[:1])))

@@ -51,7 +51,7 @@ def fail_on_errors(findings: Iterable[Finding]) -> None:
         AssertionError: One is. The text has all findings.
     """
     found = list(findings)
-    if any(each.severity == "error" for each in found):
+    if any(finding.severity == "error" for finding in found):
         raise AssertionError("\n\n".join(map(_finding_text, found)))
 
 

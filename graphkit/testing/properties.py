@@ -76,7 +76,7 @@ class CapturedMode:
             return
         if name not in self._audited:
             self._audit(name)
-        found = [each for each in self._audited[name]() if each.batch_size in (0, size)]
+        found = [finding for finding in self._audited[name]() if finding.batch_size in (0, size)]
         fail_on_errors(found)
 
     def _audit(self, name: str) -> None:

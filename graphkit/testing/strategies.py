@@ -128,7 +128,7 @@ def _sampled(draw: st.DrawFn, target: CaptureTarget, mode: ForwardMode) -> Any:
         "one repeated": _for_tokens(lambda _layout, rows: rows[:1]),
     }
     fill = fills[draw(st.sampled_from(_NUMBERS))]
-    return Requests.of(batch, layouts, capacity).take(order).filled(fill).batch()
+    return Requests.from_batch(batch, layouts, capacity).take(order).filled(fill).batch()
 
 
 def _for_tokens(fill: Fill) -> Fill:
@@ -138,7 +138,7 @@ def _for_tokens(fill: Fill) -> Fill:
 def _lengths(longest: int, page_size: int) -> st.SearchStrategy[int]:
     """Return a strategy for the committed tokens of a request, often at a boundary."""
     boundaries = {1, longest, longest - 1, page_size - 1, page_size, page_size + 1}
-    valid = sorted(each for each in boundaries if 1 <= each <= longest)
+    valid = sorted(length for length in boundaries if 1 <= length <= longest)
     return st.sampled_from(valid) | st.integers(1, longest)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from graphkit.tui.listing import Listing
-from graphkit.tui.wrapping import SEPARATOR
+from graphkit.tui.texts import SEPARATOR
 from graphkit.views.columns import ColumnSpan, align_cells, widest
 from graphkit.views.formatting import plain
 

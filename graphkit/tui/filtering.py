@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from graphkit.records import count_of
 from graphkit.views.formatting import us
-from graphkit.views.module_tree import duration_of
+from graphkit.views.module_tree import total_us
 from graphkit.views.outline import Line
 from graphkit.views.pages import Page
 
 _WORD = re.compile(r"\w+")
 Match = Callable[[Sequence[str], str], bool]
-"""True if a row, given as its cells and its note, contains the words."""
+"""True if the cells and the note of a row contain the words."""
 
 
 def matcher(words: str, columns: Sequence[str]) -> Match | None:
@@ -30,12 +30,12 @@ def matcher(words: str, columns: Sequence[str]) -> Match | None:
 def sum_text(page: Page, lines: Iterable[Line]) -> str:
     """Return number, time in us and share of the nodes in these rows; empty if a page has none.
 
-    A node in several of the rows, such as that of a module and its own, counts once.
+    A node in several of the rows, such as its own row and its module's, counts once.
     """
     if not page.nodes:
         return ""
     nodes = {node.index: node for line in lines for node in line.row.nodes}.values()
-    time, whole = duration_of(nodes), duration_of(page.nodes)
+    time, whole = total_us(nodes), total_us(page.nodes)
     parts = [count_of(len(nodes), "node")]
     if time is not None:
         parts.append(f"{us(time)} us")

@@ -24,7 +24,7 @@ _FULL = 0.9
 
 
 class IcicleStrip(Widget, can_focus=False):
-    """Draws the boxes of modules in a window of time; those of the selected node are underlined.
+    """Draws modules as boxes in a window of time; the selected node's boxes are underlined.
 
     Reads one box per cell, so that the number of nodes does not matter.
     """

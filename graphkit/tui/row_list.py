@@ -68,7 +68,7 @@ class RowList(ScrollView, can_focus=False, inherit_bindings=False):
         self.refresh()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        """ReplayPlan the columns to the rows that come into sight."""
+        """Fit the columns to the rows that come into sight."""
         super().watch_scroll_y(old_value, new_value)
         self._fit_columns()
 
@@ -102,7 +102,7 @@ class RowList(ScrollView, can_focus=False, inherit_bindings=False):
         return Strip(segments).adjust_cell_length(self.size.width)
 
     def _fit_columns(self) -> None:
-        """ReplayPlan the columns to a chunk of rows around those in sight, once per chunk."""
+        """Fit the columns to a chunk of rows around those in sight, once per chunk."""
         room = self.scrollable_content_region.width - _MARGIN
         first, lines = self.scroll_offset.y // _CHUNK * _CHUNK, self.listing.lines
         chunk = lines[first : first + _CHUNK + self.num_rows]

@@ -15,18 +15,15 @@ from textual.widgets import Input, Static
 
 from graphkit.tui.export import listing_text, unused_name, write_new
 from graphkit.tui.icicle_strip import IcicleStrip
-from graphkit.tui.key_line import KeyLine
-from graphkit.tui.keys import KEYS, help_page
+from graphkit.tui.keys import KEYS, KeyLine, help_page
 from graphkit.tui.listing import Listing
-from graphkit.tui.place import common_module, place_line
 from graphkit.tui.row_list import RowList
-from graphkit.tui.wrapping import SEPARATOR, fold, pack
+from graphkit.tui.texts import SEPARATOR, common_module, fold, pack, place_line
 from graphkit.tui.zoom import followed, row_at, zoomed
 from graphkit.views.columns import clip
 from graphkit.views.formatting import plain
 from graphkit.views.pages import Page
-from graphkit.views.source_code import code_of
-from graphkit.views.source_lines import source_sentence
+from graphkit.views.source_code import source_line, source_sentence
 
 LEAST_WIDTH, LEAST_HEIGHT = 40, 12
 _STATUS_LINES = 3
@@ -264,7 +261,7 @@ class PageScreen(Screen[None], inherit_bindings=False):
         row, (width, height) = self.listing.row, self.size
         nodes, window = row.nodes if row else (), self.listing.page.window
         most = max(2, height // (8 if window else 4))
-        code = plain(code_of(nodes[0].source) if len(nodes) == 1 else source_sentence(nodes))
+        code = plain(source_line(nodes[0].source) if len(nodes) == 1 else source_sentence(nodes))
         note = fold(plain(row.note) if row else "", width, most - bool(code))
         self._set_text("note", f"{note}\n{clip(code, width)}" if code else note)
         crumbs = [listing.page.crumb or listing.page.title for listing in self._stack]

@@ -15,8 +15,9 @@ from graphkit.verify.comparison import (
     compare_runs,
 )
 from graphkit.verify.differences import first_difference
+from graphkit.verify.equal_state_runs import EqualStateRuns
 from graphkit.verify.rounding import Rounding, check_tolerance
-from graphkit.verify.step_runs import StepRuns
+from graphkit.verify.size_check import live_sizes
 
 __all__ = [
     "GRAPH_DIFFERS",
@@ -24,10 +25,11 @@ __all__ = [
     "NOT_FINITE",
     "PADDING_LEAKS",
     "Comparison",
+    "EqualStateRuns",
     "Rounding",
-    "StepRuns",
     "capture_target",
     "check_tolerance",
     "compare_runs",
     "first_difference",
+    "live_sizes",
 ]

@@ -8,33 +8,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
-
-from graphkit.engine import SpeculativeEngine
 from graphkit.graphs import Attribution, Backend, backend_for, environment
 from graphkit.records import CaptureRecord, Mismatch, ModeRecord, SizeRecord
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
-from graphkit.step import SpecStepInputs
 from graphkit.targets import CaptureTarget, selected_modes
 from graphkit.verify.comparison import Comparison, compare_runs
-from graphkit.verify.engine_step import (
-    MOST_NEW_TOKENS,
-    allocate_rows,
-    open_engine,
-    random_requests,
-    step_refusal,
-    step_runner,
-)
-from graphkit.verify.request_runs import RequestRuns
 from graphkit.verify.size_check import SizeCheck
-from graphkit.verify.step_comparison import compare_loop, compare_steps
+from graphkit.verify.whole_step import WholeStep, compare_loop, compare_steps, open_step
 from graphkit.verify.wrapper import WRAPPED_MODES, compare_wrapper
 
 Progress = Callable[[int, int, str], None]
 _SEED = 20
-_LOOP_STEPS = 8
-"""Most steps of a launch that is compared with single replays."""
 
 
 def capture_target(
@@ -81,12 +66,12 @@ def capture_target(
         for mode in chosen:
             if mode in target.forwards:
                 runner = stack.enter_context(target.runner(mode, **settings))
-                batch_of = partial(_batch_of, target, mode)
-                captured.append(_captured(runner, batch_of, compare_runs, attribution, progress))
+                draw = partial(_sample_batch, target, mode)
+                captured.append(_captured(runner, draw, compare_runs, attribution, progress))
             else:
-                engine = stack.enter_context(open_engine(target, **settings))
-                captured.append(_captured_step(target, engine, attribution, progress))
-        checks = [check for each in captured for check in each.checks]
+                step = stack.enter_context(open_step(target, **settings))
+                captured.append(_captured_step(step, attribution, progress))
+        checks = [check for mode in captured for check in mode.checks]
         wrapper = None
         if target.model is not None and any(mode in WRAPPED_MODES for mode in chosen):
             wrapper = compare_wrapper(target, target.model, device=device)
@@ -96,8 +81,8 @@ def capture_target(
         target=target.name,
         backend=used.name,
         environment=environment(used.device),
-        modes=tuple(each.mode for each in captured),
-        mismatches=tuple(mismatch for each in captured for mismatch in each.mismatches),
+        modes=tuple(mode.mode for mode in captured),
+        mismatches=tuple(mismatch for mode in captured for mismatch in mode.mismatches),
         graphs=graphs,
         wrapper=wrapper,
     )
@@ -112,13 +97,13 @@ class _CapturedMode:
     mismatches: Sequence[Mismatch]
 
 
-def _batch_of(target: CaptureTarget, mode: ForwardMode, batch_size: int) -> Any:
+def _sample_batch(target: CaptureTarget, mode: ForwardMode, batch_size: int) -> Any:
     return target.batch(mode, batch_size, _SEED + batch_size)
 
 
 def _captured(
     runner: Runner[Any, Any],
-    batch_of: Callable[[int], Any],
+    draw: Callable[[int], Any],
     compare: Callable[[Any, Any, int], Comparison],
     attribution: Attribution | None,
     progress: Progress,
@@ -139,7 +124,7 @@ def _captured(
     measured: list[SizeRecord] = []
     checks: list[SizeCheck] = []
     for size in record.modes[0].sizes:
-        check = SizeCheck(runner, size.batch_size, batch_of, compare)
+        check = SizeCheck(runner, size.batch_size, draw, compare)
         for live in range(1, size.batch_size + 1):
             check.compare(live)
             step(f"comparing {live} at {size.batch_size}")
@@ -152,36 +137,22 @@ def _captured(
 
 
 def _captured_step(
-    target: CaptureTarget,
-    engine: SpeculativeEngine,
-    attribution: Attribution | None,
-    progress: Progress,
+    step: WholeStep, attribution: Attribution | None, progress: Progress
 ) -> _CapturedMode:
     """Capture the whole step of an engine, and check its sizes and its loops."""
-    runner = step_runner(engine)
-    if runner is None:
-        return _CapturedMode(_eager_step(step_refusal(engine)), (), ())
-    rows = allocate_rows(target, engine)
-    requests = random_requests(engine, rows, lambda _index: MOST_NEW_TOKENS)
-    RequestRuns(runner, requests).admit()
-    captured = _captured(
-        runner,
-        lambda count: SpecStepInputs(req_pool_indices=torch.tensor(rows[:count])),
-        compare_steps,
-        attribution,
-        progress,
-    )
+    if step.refusal:
+        return _CapturedMode(_eager_step(step.refusal), (), ())
+    runner, requests = step.runner, step.runs()
+    requests.admit()
+    captured = _captured(runner, step.batch, compare_steps, attribution, progress)
     loops, mismatches = [], [*captured.mismatches]
     for loop in captured.mode.loops:
         progress(0, 1, f"{runner.mode.name} comparing the {loop.kind} loop")
-        # The requests end after different steps, so that the loop changes its size.
-        some = random_requests(
-            engine, rows, lambda index: 2 + 5 * index % 23, is_greedy=loop.kind == "greedy"
-        )
-        steps, mismatch = compare_loop(runner, some, _LOOP_STEPS)
+        runs = step.runs(is_staggered=True, is_greedy=loop.kind == "greedy")
+        steps, mismatch = compare_loop(runs)
         loops.append(replace(loop, steps_compared=steps))
         mismatches += [] if mismatch is None else [mismatch]
-    RequestRuns(runner, requests).admit()  # for the inspection of the graphs
+    requests.admit()  # for the inspection of the graphs
     mode = replace(captured.mode, loops=tuple(loops), stats=runner.stats)
     return replace(captured, mode=mode, mismatches=mismatches)
 

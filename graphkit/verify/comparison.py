@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from graphkit.graphs import NodeOrigin, StateSnapshot
-from graphkit.graphs.snapshot import restore_problem
+from graphkit.graphs import NodeOrigin
 from graphkit.records import Mismatch
 from graphkit.runners import Runner
 from graphkit.verify.differences import (
@@ -17,8 +16,8 @@ from graphkit.verify.differences import (
     first_not_finite,
     largest_difference,
 )
+from graphkit.verify.equal_state_runs import EqualStateRuns
 from graphkit.verify.forward_watch import ForwardWatch, InputWrite
-from graphkit.verify.step_runs import StepRuns
 
 GRAPH_DIFFERS = "the graph differs from the same padded path without it"
 """Kind of a mismatch between a replay and the padded step without a graph."""
@@ -57,8 +56,8 @@ def compare_runs(
     """Replay a batch, run it padded and unpadded, each time from the same state, and compare.
 
     The replay comes first, on buffers and graph memory as they are. It must agree with the padded
-    run bit for bit, and the padded run with the unpadded one within rounding; see ``StepRuns``.
-    Restores state and random numbers.
+    run bit for bit, and the padded run with the unpadded one within rounding; see
+    ``EqualStateRuns``. Restores state and random numbers.
 
     Args:
         runner: Captured.
@@ -68,8 +67,7 @@ def compare_runs(
             ``None`` allows rounding.
         tolerance: Multiple of the usual rounding that is allowed, see ``Rounding``.
     """
-    with StateSnapshot(restorable_state(runner), runner.device) as start:
-        runs = StepRuns(runner, batch, padded_batch_size, start, tolerance)
+    with EqualStateRuns(runner, batch, padded_batch_size, tolerance=tolerance) as runs:
         replayed, watch = runs.replay(), ForwardWatch(runner.step, runner.device, with_ops=False)
         with watch.watching():
             padded = runs.padded()
@@ -103,7 +101,7 @@ def compare_runs(
 
 
 def _input_mismatch(
-    runner: Runner[Any, Any], runs: StepRuns, writes: Sequence[InputWrite]
+    runner: Runner[Any, Any], runs: EqualStateRuns, writes: Sequence[InputWrite]
 ) -> Mismatch | None:
     """Return the first change of an input field by a forward, with the line that wrote it."""
     write = next(iter(writes), None)
@@ -114,7 +112,7 @@ def _input_mismatch(
         watch = ForwardWatch(runner.step, runner.device)
         with watch.watching():
             runs.padded()
-        origins = (each.origin for each in watch.writes if each.field == write.field)
+        origins = (other.origin for other in watch.writes if other.field == write.field)
         origin = next(origins, None) or origin
     return Mismatch(
         field=write.field,
@@ -125,9 +123,3 @@ def _input_mismatch(
         module=origin.module,
         source=origin.source,
     )
-
-
-def restorable_state(runner: Runner[Any, Any]) -> dict[str, Any]:
-    """Return the declared state and the attention backend's tensors that a snapshot can restore."""
-    state = runner.memory_names()["state"]
-    return {name: tensor for name, tensor in state.items() if not restore_problem(tensor)}

@@ -83,7 +83,7 @@ def first_difference(
                 expected=float(_rows(one)[row, column]),
                 got=float(_rows(other)[row, column]),
                 ulps=float(difference[row, column]) / ulp if is_float else None,
-                dtype=str(rounding.dtype_of(one)).removeprefix("torch.") if is_float else "",
+                dtype=str(rounding.coarser_dtype(one)).removeprefix("torch.") if is_float else "",
             )
     return None
 

@@ -7,24 +7,21 @@ length of a batch with pads may differ, and every live row still be right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from itertools import combinations, count, zip_longest
+from itertools import count, zip_longest
 from typing import Any
 
 import torch
-from torch import nn
 
 from graphkit.graphs.attribution import NodeOrigin
 from graphkit.runners.step import Step
-from graphkit.verify.forward_trace import ForwardTrace, TracedOp, traced
+from graphkit.verify.forward_trace import ForwardTrace, TracedOp, Weights, traced
+from graphkit.verify.live_rows import LiveRows
 from graphkit.verify.rounding import Rounding
 
 TracedRun = Callable[[], object]
-LiveRows = Callable[[torch.Tensor, torch.Tensor], Iterable[tuple[torch.Tensor, torch.Tensor]]]
-"""Returns every reading of two results of one operation as rows that must agree. Two results agree
-if they do in one reading; without a reading they differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,7 @@ def first_node(
     runs: tuple[TracedRun, TracedRun],
     rows: LiveRows,
     rounding: Rounding,
-    weights: nn.Module | Mapping[str, torch.Tensor] | None = None,
+    weights: Weights = None,
 ) -> FirstNode | None:
     """Run a step twice for each call of its forward, and return the first node that differs.
 
@@ -85,7 +82,7 @@ def first_node(
         if not got.ops or not expected.ops:
             return smaller
         for allowed in (rounding.most, 0.0):
-            found = _Comparison(expected, got, rows, rounding, allowed).first(call)
+            found = _DataFlow(expected, got, rows, rounding, allowed).first(call)
             if found is not None and allowed:
                 return found
             smaller = smaller or found
@@ -108,77 +105,7 @@ def node_at(trace: ForwardTrace, index: int, call: int) -> FirstNode:
     )
 
 
-def same_rows(
-    expected: torch.Tensor, got: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Read all rows of two runs of the same batch."""
-    if expected.shape == got.shape:
-        yield expected, got
-
-
-def padded_rows(requests: int, size: int) -> LiveRows:
-    """Read the live rows of a run without pads and of one with pads.
-
-    Rows are found where the shapes differ: pads are at the end of a dimension, or at the end of
-    each part of one that merges others with the requests.
-
-    Args:
-        requests: Live requests.
-        size: Requests of the run with pads.
-    """
-
-    def read(
-        expected: torch.Tensor, got: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        if expected.dim() != got.dim():
-            return
-        differing = [d for d in range(got.dim()) if expected.shape[d] != got.shape[d]]
-        yield _narrowed(expected, got.shape), _narrowed(got, expected.shape)
-        for dim in differing if len(differing) == 1 else ():
-            width, rest = divmod(expected.shape[dim], requests)
-            if rest or got.shape[dim] != width * size:
-                continue
-            for parts in range(2, width + 1):
-                if width % parts == 0:
-                    split = [
-                        each.unflatten(dim, (parts, -1)).narrow(
-                            dim + 1, 0, requests * width // parts
-                        )
-                        for each in (expected, got)
-                    ]
-                    yield split[0], split[1]
-
-    return read
-
-
-def reordered_rows(requests: Sequence[int], tokens: Sequence[int]) -> LiveRows:
-    """Read the rows of a run, and of a run of the same requests in another order.
-
-    Args:
-        requests: Index of each request of the second run in the first one.
-        tokens: The same for token rows.
-    """
-    orders = [torch.tensor(requests), torch.tensor(tokens)]
-
-    def read(
-        expected: torch.Tensor, got: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        if expected.shape != got.shape:
-            return
-        yield expected, got
-        for order in orders:
-            dims = [d for d in range(got.dim()) if got.shape[d] and got.shape[d] % len(order) == 0]
-            for dim in dims:
-                width = got.shape[dim] // len(order)
-                for parts in (p for p in range(1, width + 1) if width % p == 0):
-                    yield _taken(expected, dim, order, parts), got
-            for one, other in combinations(dims, 2):
-                yield _taken(_taken(expected, one, order, 1), other, order, 1), got
-
-    return read
-
-
-class _Comparison:
+class _DataFlow:
     """Follows differences through the memory of two runs.
 
     Each storage that holds a different value has the step from which that follows: an operation
@@ -262,12 +189,12 @@ class _Comparison:
             return True
         pairs = list(zip(expected.values, got.values, strict=True))
         known = [(one, other) for one, other in pairs if one is not None and other is not None]
-        if not all(self._agree_in_live_rows(*each) for each in known):
+        if not all(self._agree_in_live_rows(*pair) for pair in known):
             return True
         return False if len(known) == len(pairs) else None
 
     def _agree_in_live_rows(self, expected: torch.Tensor, got: torch.Tensor) -> bool:
-        return any(self._agree(*each) for each in self._rows(expected, got))
+        return any(self._agree(*reading) for reading in self._rows(expected, got))
 
     def _agree(self, expected: torch.Tensor, got: torch.Tensor) -> bool:
         if expected.shape != got.shape or expected.dtype != got.dtype:
@@ -279,7 +206,7 @@ class _Comparison:
             return torch.equal(a, b)
         a, b = a.double(), b.double()
         difference = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
-        eps = max(torch.finfo(each).eps for each in (self._dtype, got.dtype))
+        eps = max(torch.finfo(dtype).eps for dtype in (self._dtype, got.dtype))
         finite = a.abs().nan_to_num(0.0, posinf=0.0)
         largest = finite.amax() if finite.numel() else finite.sum()
         return not bool((~(difference <= self._allowed * eps * largest)).any())
@@ -287,7 +214,10 @@ class _Comparison:
     def _node(self, step: int, call: int) -> FirstNode:
         expected, got = self._steps[step]
         outside = tuple(
-            each for trace in (self._got, self._expected) for op in trace.ops for each in op.outside
+            tensor
+            for trace in (self._got, self._expected)
+            for op in trace.ops
+            for tensor in op.outside
         )
         if got is None:
             assert expected is not None, "a step has an operation"
@@ -316,15 +246,3 @@ def _key(op: TracedOp, origin: NodeOrigin) -> tuple[str, tuple[str, str]]:
 
 def _place(origin: NodeOrigin) -> tuple[str, str]:
     return origin.module, origin.source
-
-
-def _narrowed(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    for dim, length in enumerate(shape):
-        tensor = tensor.narrow(dim, 0, min(length, tensor.shape[dim]))
-    return tensor
-
-
-def _taken(tensor: torch.Tensor, dim: int, order: torch.Tensor, parts: int) -> torch.Tensor:
-    """Return a tensor with the requests of each part of a dimension in another order."""
-    shape = *tensor.shape[:dim], parts, len(order), -1, *tensor.shape[dim + 1 :]
-    return tensor.reshape(shape).index_select(dim + 1, order.to(tensor.device)).view_as(tensor)

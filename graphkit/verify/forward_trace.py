@@ -13,15 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.graphs import Attribution
 from graphkit.graphs.attribution import NodeOrigin, attributing
-from graphkit.graphs.capture_rules import tensors_in
-from graphkit.graphs.dispatch_modes import compilation_disabled
-from graphkit.graphs.operands import arguments_written
+from graphkit.graphs.capture_state import compilation_disabled
+from graphkit.graphs.operations import OpOverload, arguments_written, storage_id, tensors_in
 from graphkit.graphs.pool_memory import UNINITIALISED
-from graphkit.graphs.recorded_op import storage_id
 from graphkit.runners import Output
 from graphkit.runners.step import Step
 from graphkit.verify.teacher_forcing import wrapped_forward
 
+Weights = nn.Module | Mapping[str, torch.Tensor] | None
+"""A model, or its weights by name, to name modules by."""
 _aten = torch.ops.aten
 _OVERWRITING = frozenset({_aten.copy_, _aten.fill_, _aten.zero_})
 """Operations that write all of their first argument without reading it."""
@@ -67,7 +67,7 @@ class ForwardTrace:
 def traced(
     step: Step[Any],
     call: int = 0,
-    weights: nn.Module | Mapping[str, torch.Tensor] | None = None,
+    weights: Weights = None,
     after_write: Callable[[ForwardTrace], None] = lambda _trace: None,
 ) -> Iterator[ForwardTrace]:
     """Trace one call of the forward among those that run in the block, without a graph.
@@ -99,7 +99,7 @@ def traced(
             output = forward(inputs)
         trace.origins = attribution.origins or [NodeOrigin()] * len(trace.ops)
         if isinstance(output, Output):
-            trace.outputs = {name: storage_id(each) for name, each in output.tensors().items()}
+            trace.outputs = {name: storage_id(tensor) for name, tensor in output.tensors().items()}
         return output
 
     with step.wrapped(lambda forward: wrapped_forward(forward, trace_call)):
@@ -116,7 +116,7 @@ class _TraceMode(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: torch._ops.OpOverload,
+        func: OpOverload,
         types: Any,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
@@ -124,23 +124,23 @@ class _TraceMode(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         given = tensors_in((args, kwargs))
-        known = {storage_id(each) for each in given}
-        results = [each for each in tensors_in(out) if storage_id(each) not in known]
+        known = {storage_id(tensor) for tensor in given}
+        results = [tensor for tensor in tensors_in(out) if storage_id(tensor) not in known]
         changed = list(arguments_written(func, args, kwargs))
         if not results and not changed:  # a view
             return out
         written = [*results, *changed]
-        self._made |= {storage_id(each) for each in results}
+        self._made |= {storage_id(tensor) for tensor in results}
         is_empty = func.overloadpacket in UNINITIALISED
         read = given[1:] if func.overloadpacket in _OVERWRITING else given
         self._trace.ops.append(
             TracedOp(
                 name=func.name(),
-                reads=tuple(storage_id(each) for each in read),
-                writes=tuple(storage_id(each) for each in written),
+                reads=tuple(storage_id(tensor) for tensor in read),
+                writes=tuple(storage_id(tensor) for tensor in written),
                 allocates=not changed,
-                values=tuple(None if is_empty else self._copy(each) for each in written),
-                outside=tuple(each for each in read if storage_id(each) not in self._made),
+                values=tuple(None if is_empty else self._copy(tensor) for tensor in written),
+                outside=tuple(tensor for tensor in read if storage_id(tensor) not in self._made),
             )
         )
         self._after_write(self._trace)

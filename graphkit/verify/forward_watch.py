@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.buffers import fields_of
 from graphkit.graphs import Attribution, StateSnapshot
 from graphkit.graphs.attribution import NodeOrigin, attributing
-from graphkit.graphs.dispatch_modes import compilation_disabled
-from graphkit.graphs.operands import arguments_written, extent_bytes
+from graphkit.graphs.capture_state import compilation_disabled
+from graphkit.graphs.operations import OpOverload, arguments_written, extent_bytes
 from graphkit.runners.step import Step
+from graphkit.verify.forward_trace import Weights
 from graphkit.verify.teacher_forcing import ForwardPair, wrapped_forward
 
 SAMPLER = "sampler"
@@ -79,7 +79,7 @@ class ForwardWatch:
         self,
         step: Step[Any],
         device: torch.device,
-        weights: nn.Module | Mapping[str, torch.Tensor] | None = None,
+        weights: Weights = None,
         *,
         with_ops: bool = True,
     ) -> None:
@@ -96,14 +96,14 @@ class ForwardWatch:
             yield
 
     def _call(self, forward: Any, inputs: Any) -> Any:
-        tensors = _tensors_of(inputs)
+        tensors = _input_tensors(inputs)
         before = {name: tensor.clone() for name, tensor in tensors.items()}
         writers: dict[str, NodeOrigin] = {}
         if self._with_ops:
             output = self._call_by_ops(forward, inputs, tensors, writers)
         else:
             output = forward(inputs)
-        known = {each.field for each in self.writes}
+        known = {write.field for write in self.writes}
         for name, tensor in tensors.items():
             change = _change(before[name], tensor, name, inputs)
             if name not in known and (change is not None or name in writers):
@@ -125,7 +125,7 @@ class ForwardWatch:
         if attribution.origins:  # without them, another thread attributes a capture
             writers |= {name: attribution.origins[index] for name, index in mode.written.items()}
             drawn = (attribution.origins[index] for index in mode.drawn)
-            self.draws += [each for each in drawn if SAMPLER not in each.scope.split("/")]
+            self.draws += [draw for draw in drawn if SAMPLER not in draw.scope.split("/")]
         return output
 
 
@@ -151,7 +151,7 @@ class _WatchMode(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: torch._ops.OpOverload,
+        func: OpOverload,
         types: Any,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
@@ -162,7 +162,7 @@ class _WatchMode(TorchDispatchMode):
             for name, addresses in self._ranges.items():
                 if tensor.numel() and tensor.data_ptr() in addresses:
                     self.written.setdefault(name, self.num_ops)
-        has_generator = any(isinstance(each, torch.Generator) for each in kwargs.values())
+        has_generator = any(isinstance(value, torch.Generator) for value in kwargs.values())
         if has_generator or self._random.drew_random_numbers():
             self.drawn.append(self.num_ops)
             self._random = StateSnapshot({}, self._device)
@@ -170,14 +170,14 @@ class _WatchMode(TorchDispatchMode):
         return out
 
 
-def _tensors_of(inputs: Any) -> dict[str, torch.Tensor]:
+def _input_tensors(inputs: Any) -> dict[str, torch.Tensor]:
     """Return the input fields by name, those of the batch before those of one forward alone.
 
     Of several that are the same memory, only the first.
     """
-    declared = [each.name for each in fields_of(type(inputs))]
+    declared = [field.name for field in fields_of(type(inputs))]
     found: dict[int, tuple[str, torch.Tensor]] = {}
-    for name in (*declared, *(each.name for each in dataclasses.fields(inputs))):
+    for name in (*declared, *(field.name for field in dataclasses.fields(inputs))):
         tensor = getattr(inputs, name)
         if isinstance(tensor, torch.Tensor) and tensor.numel():
             found.setdefault(tensor.data_ptr(), (name, tensor))
@@ -186,12 +186,12 @@ def _tensors_of(inputs: Any) -> dict[str, torch.Tensor]:
 
 def _change(before: torch.Tensor, now: torch.Tensor, name: str, inputs: Any) -> Change | None:
     """Return the first number of a field that differs in any bit."""
-    one, other = (each.contiguous().flatten() for each in (before, now))
-    bits = [each.view(torch.uint8).view(len(each), -1) for each in (one, other)]
+    one, other = (tensor.contiguous().flatten() for tensor in (before, now))
+    bits = [numbers.view(torch.uint8).view(len(numbers), -1) for numbers in (one, other)]
     if torch.equal(*bits):
         return None
     index = int((bits[0] != bits[1]).any(1).nonzero()[0])
-    has_lead = any(each.lead for each in fields_of(type(inputs)) if each.name == name)
+    has_lead = any(field.lead for field in fields_of(type(inputs)) if field.name == name)
     dim = 1 if has_lead else 0
     row = int(np.unravel_index(index, now.shape)[dim])
     request = ForwardPair(inputs, {}, {}).owner(row, now.shape[dim])

@@ -68,9 +68,9 @@ class Rounding:
             return 0.0
         values = field.float().abs()
         largest = float(values[values.isfinite()].amax()) if values.isfinite().any() else 0.0
-        return float(torch.finfo(self.dtype_of(field)).eps * max(1.0, largest))
+        return float(torch.finfo(self.coarser_dtype(field)).eps * max(1.0, largest))
 
-    def dtype_of(self, field: torch.Tensor) -> torch.dtype:
+    def coarser_dtype(self, field: torch.Tensor) -> torch.dtype:
         """Return the dtype whose ulp a floating-point field is measured in."""
         return max(self.dtype, field.dtype, key=lambda dtype: torch.finfo(dtype).eps)
 

@@ -10,12 +10,24 @@ from typing import Any
 
 import torch
 
-from graphkit.graphs import StateSnapshot
+from graphkit.graphs import SizeTable, StateSnapshot
 from graphkit.records import GraphRecord, Mismatch, SizeRecord
 from graphkit.runners import Runner
-from graphkit.verify.comparison import Comparison, restorable_state
+from graphkit.verify.comparison import Comparison
+from graphkit.verify.equal_state_runs import restorable_state
 
 _REPEATS = {"cuda": 20, "cpu": 3}
+_TRY_ALL_UP_TO = 8
+"""Captured sizes up to which every number of live requests is tried."""
+
+
+def live_sizes(table: SizeTable, size: int) -> list[int]:
+    """Return the numbers of live requests to try at a captured size: all, or ends and middle."""
+    most = min(size, table.max_batch_size)
+    if most <= _TRY_ALL_UP_TO:
+        return list(range(1, most + 1))
+    smaller = max((other for other in table if other < size), default=0)
+    return sorted({1, smaller + 1, most // 2, most - 1, most})
 
 
 class SizeCheck:
@@ -24,7 +36,7 @@ class SizeCheck:
     Args:
         runner: Captured.
         size: The captured size.
-        batch_of: Returns a batch of a number of requests.
+        draw: Returns a batch of a number of requests.
         compare: Compares the replay of a batch at a captured size with the step without a graph.
 
     Attributes:
@@ -35,23 +47,23 @@ class SizeCheck:
         self,
         runner: Runner[Any, Any],
         size: int,
-        batch_of: Callable[[int], Any],
+        draw: Callable[[int], Any],
         compare: Callable[[Any, Any, int], Comparison],
     ) -> None:
-        self._runner, self._size, self._batch_of, self._compare = runner, size, batch_of, compare
+        self._runner, self._size, self._draw, self._compare = runner, size, draw, compare
         self._largest, self._compared = 0.0, 0
         self.mismatches: list[Mismatch] = []
 
     def compare(self, live: int) -> None:
         """Compare the replay of a batch of ``live`` requests with the step without a graph."""
-        comparison = self._compare(self._runner, self._batch_of(live), self._size)
+        comparison = self._compare(self._runner, self._draw(live), self._size)
         self._compared += 1
         self._largest = max(self._largest, comparison.largest_difference)
         self.mismatches += comparison.mismatches
 
     def measured(self, record: SizeRecord) -> SizeRecord:
         """Return the size's record with the outcome so far and the duration of a full batch."""
-        batch = self._batch_of(self._size)
+        batch = self._draw(self._size)
         return replace(
             record,
             replay_us=self._duration_us(lambda: self._runner.replay(batch)),
@@ -66,7 +78,7 @@ class SizeCheck:
         Args:
             weights: As for ``Runner.inspect``.
         """
-        batch = self._batch_of(self._size)
+        batch = self._draw(self._size)
         with self._preserved():
             return self._runner.inspect(
                 self._size,

@@ -107,7 +107,7 @@ class TeacherForcing:
 def wrapped_forward(forward: Any, call: Callable[[Any, Any], Any]) -> Any:
     """Return a forward, or each of several, that runs as ``call(forward, inputs)``."""
     if isinstance(forward, tuple):
-        return tuple(wrapped_forward(each, call) for each in forward)
+        return tuple(wrapped_forward(part, call) for part in forward)
     return partial(call, forward)
 
 

@@ -5,14 +5,13 @@ from graphkit.views.bench import bench_view
 from graphkit.views.capture import capture_view
 from graphkit.views.diff import diff_view
 from graphkit.views.doctor import Fact, doctor_view
-from graphkit.views.exports import FORMATS, Export
+from graphkit.views.exports import FORMATS, Export, svg_text
 from graphkit.views.formatting import visible
 from graphkit.views.generate import generate_view
 from graphkit.views.inspect import inspect_view
 from graphkit.views.module_tree import Branch, module_tree
 from graphkit.views.page_view import page_view
 from graphkit.views.plan import plan_view
-from graphkit.views.svg import svg_of
 
 __all__ = [
     "FORMATS",
@@ -29,6 +28,6 @@ __all__ = [
     "module_tree",
     "page_view",
     "plan_view",
-    "svg_of",
+    "svg_text",
     "visible",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from graphkit.records import AuditCheck, AuditReport, Finding, count_of
 from graphkit.records.audit import SEVERITIES
-from graphkit.views.environment import environment_line
+from graphkit.views.facts import environment_line
 
 _STYLES = {"error": "red", "warning": "yellow", "note": "cyan"}
 _MAX_NAMES = 6
@@ -72,8 +73,8 @@ def _verdict(report: AuditReport) -> Text:
     checks = count_of(len(report.checks), "check")
     if not report.findings:
         return Text(f"{checks}, no finding.", style="green")
-    counts = {each: sum(f.severity == each for f in report.findings) for each in SEVERITIES}
-    found = {severity: number for severity, number in counts.items() if number}
+    counts = Counter(finding.severity for finding in report.findings)
+    found = {severity: counts[severity] for severity in SEVERITIES if counts[severity]}
     style = f"bold {_STYLES[next(iter(found))]}"
     texts = (count_of(number, severity) for severity, number in found.items())
     return Text(f"{checks}: {', '.join(texts)}.", style=style)

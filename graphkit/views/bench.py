@@ -18,9 +18,9 @@ _CPU_NOTE = "The device is a CPU, where the recorder runs graphs: times say noth
 def bench_view(report: BenchReport) -> RenderableType:
     """Return a table per setting, the other measures with their bars, environment and settings."""
     parts: list[RenderableType] = [Text(plain(report.name), style="bold"), Text()]
-    for setting in dict.fromkeys(each.setting for each in report.measures if each.setting):
-        parts += _setting([each for each in report.measures if each.setting == setting])
-    rest = [each for each in report.measures if not each.setting]
+    for setting in dict.fromkeys(measure.setting for measure in report.measures if measure.setting):
+        parts += _setting([measure for measure in report.measures if measure.setting == setting])
+    rest = [measure for measure in report.measures if not measure.setting]
     if rest:
         parts += [_measures_table(rest), Text()]
     return Group(*parts, *_circumstances(report))
@@ -28,18 +28,19 @@ def bench_view(report: BenchReport) -> RenderableType:
 
 def _setting(measures: Sequence[Measure]) -> Iterator[RenderableType]:
     """Yield the table of a setting, a row per variant, and below it what has no variant."""
-    cells = {(each.variant, each.name): each for each in measures if each.variant}
+    cells = {(measure.variant, measure.name): measure for measure in measures if measure.variant}
     if cells:
-        units = {each.name: each.unit for each in cells.values()}
+        units = {measure.name: measure.unit for measure in cells.values()}
         table = text_table([""], title=plain(measures[0].setting))
         for name, unit in units.items():
             table.add_column(Text(f"{plain(name)}\n{plain(unit)}"), justify="right")
         for variant in dict.fromkeys(variant for variant, _ in cells):
             row = (cells.get((variant, name)) for name in units)
-            texts = ("" if each is None else _digits(each.value) for each in row)
+            texts = ("" if cell is None else _digits(cell.value) for cell in row)
             table.add_row(Text(plain(variant)), *map(Text, texts))
         yield table
-    facts = [(each.name, _number(each.value, each.unit)) for each in measures if not each.variant]
+    rest = (measure for measure in measures if not measure.variant)
+    facts = [(measure.name, _number(measure.value, measure.unit)) for measure in rest]
     if facts:
         yield facts_table(facts)
     yield Text()
@@ -49,19 +50,19 @@ def _measures_table(measures: Sequence[Measure]) -> Table:
     table = Table()
     table.add_column("measure")
     table.add_column("value", justify="right")
-    if any(each.bar is not None for each in measures):
+    if any(measure.bar is not None for measure in measures):
         table.add_column("bar", justify="right")
         table.add_column("")
-    for each in measures:
-        bar = _bar(each) if len(table.columns) > 2 else ()
-        table.add_row(Text(plain(each.name)), Text(_number(each.value, each.unit)), *bar)
+    for measure in measures:
+        bar = _bar(measure) if len(table.columns) > 2 else ()
+        table.add_row(Text(plain(measure.name)), Text(_number(measure.value, measure.unit)), *bar)
     return table
 
 
 def _circumstances(report: BenchReport) -> Iterator[Text]:
     where = report.environment
     versions = {"driver": where.driver, "torch": where.torch, "triton": where.triton}
-    parts = [where.device, *(f"{name} {each}" for name, each in versions.items() if each)]
+    parts = [where.device, *(f"{name} {version}" for name, version in versions.items() if version)]
     yield Text(plain(", ".join(parts)))
     yield Text(plain(", ".join(f"{name} {value}" for name, value in report.settings.items())))
     if where.device == "cpu":

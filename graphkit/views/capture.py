@@ -18,7 +18,7 @@ from graphkit.records import (
     distinct_text,
     figure_heading,
 )
-from graphkit.views.environment import environment_line
+from graphkit.views.facts import environment_line
 from graphkit.views.formatting import size
 
 _MAX_MISMATCHES = 10
@@ -53,25 +53,25 @@ def _mode_table(record: CaptureRecord, mode: ModeRecord) -> Table:
         table.add_column(name, justify="right")
     table.add_column("eager / replay", justify="right")
     table.add_column("largest difference", justify="right")
-    for each in mode.sizes:
-        table.add_row(*_cells(each))
+    for captured in mode.sizes:
+        table.add_row(*_cells(captured))
     return table
 
 
-def _cells(each: SizeRecord) -> Iterator[str]:
-    yield str(each.batch_size)
-    yield str(each.num_nodes)
-    yield f"{each.capture_ms:.1f}"
-    yield size(each.pool_bytes)
-    yield _number(each.replay_us, ",.0f")
-    yield _number(each.eager_us, ",.0f")
-    both = each.replay_us and each.eager_us
-    yield f"{each.eager_us / each.replay_us:.1f}x" if both else "-"  # type: ignore[operator]
-    yield _number(each.largest_difference, ".2g")
+def _cells(captured: SizeRecord) -> Iterator[str]:
+    yield str(captured.batch_size)
+    yield str(captured.num_nodes)
+    yield f"{captured.capture_ms:.1f}"
+    yield size(captured.pool_bytes)
+    yield _number(captured.replay_us, ",.0f")
+    yield _number(captured.eager_us, ",.0f")
+    both = captured.replay_us and captured.eager_us
+    yield f"{captured.eager_us / captured.replay_us:.1f}x" if both else "-"  # type: ignore[operator]
+    yield _number(captured.largest_difference, ".2g")
 
 
 def _verdict(record: CaptureRecord) -> Iterator[Text]:
-    compared = sum(each.batches_compared for each in record.sizes)
+    compared = sum(captured.batches_compared for captured in record.sizes)
     if not record.sizes:
         yield Text("No graph was captured: every batch falls back.", style="yellow")
         return

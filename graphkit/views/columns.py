@@ -1,4 +1,4 @@
-"""Columns of text in a given width: which ones fit, how wide they are, how texts fill them."""
+"""Columns of text in a width: which ones fit, how wide they are, how texts fill them."""
 
 from __future__ import annotations
 

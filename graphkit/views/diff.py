@@ -41,7 +41,7 @@ def _parts(record: DiffRecord) -> Iterator[RenderableType]:
     shared = _shared((_name(graph), graph.words) for graph in changed)
     yield from _shared_sentences(shared, len(changed))
     for graph in changed:
-        if any(_nodes_of(graph)) or not shared.keys() >= {*graph.words}:
+        if any(_changed_nodes(graph)) or not shared.keys() >= {*graph.words}:
             yield ""
             yield from _graph(graph, shared)
     yield from _arguments(changed)
@@ -140,13 +140,13 @@ def _graph(graph: GraphDiff, elsewhere: Container[str]) -> Iterator[RenderableTy
     yield Text(plain(f"{_name(graph)}: {count}"), style="bold")
     own = (sentence for sentence in graph.words if sentence not in elsewhere)
     yield from (_indented(Text(plain(sentence))) for sentence in own)
-    nodes = list(_nodes_of(graph))
+    nodes = list(_changed_nodes(graph))
     yield from map(_indented, nodes[:_MAX_NODES])
     if len(nodes) > _MAX_NODES:
         yield _indented(Text(f"and {len(nodes) - _MAX_NODES:,} more nodes; --json lists all"))
 
 
-def _nodes_of(graph: GraphDiff) -> Iterator[Text]:
+def _changed_nodes(graph: GraphDiff) -> Iterator[Text]:
     yield from _nodes("+", graph.added)
     yield from _nodes("-", graph.removed)
     yield from _changes(graph.changed)
@@ -164,7 +164,7 @@ def _nodes(sign: str, nodes: Sequence[Node]) -> Iterator[Text]:
 
 
 def _changes(changed: Sequence[NodeChange]) -> Iterator[Text]:
-    """Yield the nodes, those of which only arguments changed last."""
+    """Yield the nodes that changed; last the ones of which only arguments changed."""
     for node in sorted(changed, key=_changes_only_arguments):
         module = f" in {node.module}" if node.module else ""
         is_moved = node.before != node.after

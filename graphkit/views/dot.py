@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from graphkit.records import GraphRecord, Node, count_of
-from graphkit.views.equal_layers import equal_layers
 from graphkit.views.formatting import plain, us
-from graphkit.views.module_tree import Branch
-from graphkit.views.phases import step_tree
+from graphkit.views.module_tree import Branch, equal_layers, module_tree
 from graphkit.views.selection import NamedGraph
 
 _HEAD = """\
@@ -16,7 +14,7 @@ _HEAD = """\
   graph [style=rounded, color=gray, fontname="monospace", fontsize=10, labeljust=l];"""
 
 
-def dot_of(graphs: Sequence[NamedGraph]) -> str:
+def dot_text(graphs: Sequence[NamedGraph]) -> str:
     """Return graphs as dot text: a cluster around each phase, module, and of several graphs each.
 
     Labels have the measured times. Dashed edges are programmatic (PDL); dotted edges lead from a
@@ -44,12 +42,12 @@ class _Drawing:
 
     Args:
         graph: The graph.
-        prefix: Keeps its names apart from those of other graphs.
+        prefix: Makes its names differ from other graphs' names.
     """
 
     def __init__(self, graph: GraphRecord, prefix: str) -> None:
         self._graph, self._prefix = graph, prefix
-        self._root = step_tree(graph)
+        self._root = module_tree(graph)
         self._equal = equal_layers(self._root)
         self._critical = set(graph.timing.critical_path) if graph.timing else set()
         self._boxes: dict[int, int] = {}  # by each node of a box, the index that names the box

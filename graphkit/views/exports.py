@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+import io
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 
 from graphkit.errors import RecordError
 from graphkit.records import (
@@ -26,19 +27,15 @@ from graphkit.views.audit import audit_view
 from graphkit.views.bench import bench_view
 from graphkit.views.capture import capture_view
 from graphkit.views.diff import diff_view
-from graphkit.views.dot import dot_of
-from graphkit.views.equal_layers import equal_layers
+from graphkit.views.dot import dot_text
 from graphkit.views.generate import generate_view
-from graphkit.views.html import html_of
+from graphkit.views.html import html_text
 from graphkit.views.inspect import inspect_view
 from graphkit.views.page_view import page_view
-from graphkit.views.pages import graph_page, memory_page
-from graphkit.views.pages.graph_groups import GraphGroup
-from graphkit.views.pages.page import Row
-from graphkit.views.phases import step_tree
+from graphkit.views.pages import memory_page
+from graphkit.views.pages.graph import picture_page
 from graphkit.views.selection import NamedGraph, select_graphs, with_only
-from graphkit.views.svg import svg_of
-from graphkit.views.trace import trace_of
+from graphkit.views.trace import trace_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +77,6 @@ def _json(export: Export) -> str:
     return (export.record if export.is_whole else with_only(*export.selected())).to_json()
 
 
-def _html(export: Export) -> str:
-    return html_of(*export.selected())
-
-
-def _trace(export: Export) -> str:
-    return trace_of(export.selected()[1])
-
-
-def _dot(export: Export) -> str:
-    return dot_of(export.selected()[1])
-
-
 _VIEWS: Mapping[type[Record], Callable[[Any], RenderableType]] = {
     AuditReport: audit_view,
     BenchReport: bench_view,
@@ -105,7 +90,7 @@ _VIEWS: Mapping[type[Record], Callable[[Any], RenderableType]] = {
 def _svg(export: Export) -> str:
     record = export.record
     title = title_of(record) if isinstance(record, RecordWithGraphs) else ""
-    return svg_of(_view(export), title=f"graphkit {record.KIND}: {title}".rstrip(": "))
+    return svg_text(_view(export), title=f"graphkit {record.KIND}: {title}".rstrip(": "))
 
 
 def _view(export: Export) -> RenderableType:
@@ -117,35 +102,44 @@ def _view(export: Export) -> RenderableType:
 
 
 def _graph_view(named: NamedGraph) -> RenderableType:
-    """Return the pages of a graph and its memory; of equal layers, only the first one's nodes."""
-    page, (_, graph) = graph_page(GraphGroup((named,)), 0), named
-    equal = equal_layers(step_tree(graph))
-    shown = page_view(replace(page, rows=tuple(_closed(page.rows, equal))))
+    """Return the page of a graph and, closed, the page of its memory."""
+    shown, (_, graph) = page_view(picture_page(named)), named
     if graph.memory is None:
         return shown
     return Group(shown, "", page_view(memory_page((named,), 0), is_expanded=False))
 
 
-def _closed(rows: Iterable[Row], equal: Mapping[str, str]) -> Iterator[Row]:
-    """Yield the rows without those inside of layers that equal an earlier one."""
-    for row in rows:
-        around = f"{row.key}."
-        first = next((each for path, each in equal.items() if around.startswith(f"{path}.")), None)
-        if first is not None:
-            name, *others = row.values
-            yield replace(row, values=(f"{name}, as {first}", *others), make_children=None)
-        elif row.make_children and not row.is_run:
-            yield replace(row, make_children=partial(_closed, row.children, equal))
-        else:
-            yield row
-
-
 FORMATS: Mapping[str, Callable[[Export], str]] = {
     ".json": _json,
-    ".html": _html,
+    ".html": lambda export: html_text(*export.selected()),
     ".svg": _svg,
-    ".dot": _dot,
-    ".trace.json": _trace,
+    ".dot": lambda export: dot_text(export.selected()[1]),
+    ".trace.json": lambda export: trace_text(export.selected()[1]),
 }
 """Functions that return a file's text, by suffix. Each raises RecordError or ConfigError for a
 record or a selection that the format cannot hold."""
+
+
+_FONT_FACES = re.compile(r"@font-face\s*{.*?}", re.DOTALL)
+_NOT_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+
+
+def svg_text(view: RenderableType, *, title: str, width: int = 100) -> str:
+    """Return the view as SVG text, ``width`` columns wide."""
+    console = Console(
+        record=True,
+        width=width,
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system="truecolor",
+        _environ={},
+    )
+    console.print(view)
+    return offline(console.export_svg(title=title, unique_id="graphkit"))
+
+
+def offline(svg: str) -> str:
+    """Return an SVG of rich without the font of the web that it loads, and as valid XML."""
+    style, end, rest = svg.partition("</style>")
+    style = _FONT_FACES.sub("", style).replace("Fira Code", "ui-monospace")
+    return _NOT_XML.sub("", style + end + rest)

@@ -6,9 +6,10 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from graphkit.records import GraphRecord, Node
-from graphkit.views.module_tree import Branch, duration_of
-from graphkit.views.phases import phases_of, step_tree
+from graphkit.records import GraphRecord, Node, count_of
+from graphkit.views.formatting import us
+from graphkit.views.module_tree import Branch, module_tree, node_phases, total_us
+from graphkit.views.parts import common_part, node_parts
 
 _NAMES = 3
 """Most numbers of equal layers that a name lists."""
@@ -25,6 +26,7 @@ class Frame:
         begin, width: Its place in us, the root from 0; in nodes if no time was measured.
         us: Sum of the durations of its nodes; ``None`` if none was measured.
         num_nodes: Number of its nodes.
+        part: Part that all of them belong to; empty if several.
     """
 
     name: str
@@ -34,12 +36,19 @@ class Frame:
     width: float
     us: float | None
     num_nodes: int
+    part: str
+
+    def describe(self, title: str, whole: float | None) -> str:
+        """Return its path, time, share and number of nodes; the root has the graph's title."""
+        time = "not measured" if self.us is None else f"{us(self.us)} us"
+        share = f", {self.us / whole:.1%}" if self.us is not None and whole else ""
+        return f"{self.path or title}: {time}{share}, {count_of(self.num_nodes, 'node')}"
 
 
-def frames_of(record: GraphRecord) -> tuple[list[Frame], list[int]]:
+def module_frames(record: GraphRecord) -> tuple[list[Frame], list[int]]:
     """Return the frames of a graph, each after the one around it, and the frame of each node."""
     frames = _Frames(record)
-    frames.add("", "", [step_tree(record)])
+    frames.add("", "", [module_tree(record)])
     return frames.frames, [frames.places[node.index] for node in record.nodes]
 
 
@@ -47,7 +56,7 @@ class _Frames:
     def __init__(self, record: GraphRecord) -> None:
         self.frames: list[Frame] = []
         self.places: dict[int, int] = {}
-        self._phases = frozenset(phases_of(record))
+        self._phases, self._parts = frozenset(node_phases(record)), node_parts(record)
         self._is_measured = bool(_time(record.nodes))
 
     def add(
@@ -73,15 +82,15 @@ class _Frames:
         while self._is_joined(name, branches) and len(groups) == 1:
             ((inner, branches),) = groups
             name, groups = f"{name}.{inner}", _groups(branches)
-        at, nodes = len(self.frames), [node for each in branches for node in each.all_nodes]
+        at, nodes = len(self.frames), [node for branch in branches for node in branch.all_nodes]
         path = f"{around}.{name}" if around else name
         label = f"{name} ({len(branches)} x)" if len(branches) > outer else name
-        time = _time(nodes)
-        self.frames.append(Frame(label, path, parent, begin, 0.0, time, len(nodes)))
+        time, part = _time(nodes), common_part(self._parts[node.index] for node in nodes)
+        self.frames.append(Frame(label, path, parent, begin, 0.0, time, len(nodes), part))
         inside = 0.0
-        for inner, each in groups:
-            inside += self.add(inner, path, each, at, begin + inside, len(branches))
-        for node in (node for each in branches for node in each.nodes):
+        for inner, group in groups:
+            inside += self.add(inner, path, group, at, begin + inside, len(branches))
+        for node in (node for branch in branches for node in branch.nodes):
             self.places[node.index] = at
         own = (time or 0.0) if self._is_measured else float(len(nodes))
         width = max(own, inside)  # a module inside a measured child graph may take longer
@@ -91,7 +100,7 @@ class _Frames:
     def _is_joined(self, name: str, branches: Sequence[Branch]) -> bool:
         """Return True if a module that is the only content shares the frame, as in the tree."""
         is_phase = branches[0].path in self._phases
-        return bool(name) and not is_phase and not any(each.nodes for each in branches)
+        return bool(name) and not is_phase and not any(branch.nodes for branch in branches)
 
 
 def _groups(branches: Sequence[Branch]) -> list[tuple[str, list[Branch]]]:
@@ -99,17 +108,12 @@ def _groups(branches: Sequence[Branch]) -> list[tuple[str, list[Branch]]]:
     found: dict[Hashable, list[Branch]] = {}
     for child in (child for branch in branches for child in branch.children):
         found.setdefault(_likeness(child), []).append(child)
-    numbers = {each.name for group in found.values() for each in group if each.name.isdecimal()}
+    numbers = {branch.name for group in found.values() for branch in group if branch.is_layer}
     return [(_name(group, numbers), group) for group in found.values()]
 
 
 def _likeness(branch: Branch) -> Hashable:
-    return _content(branch) if branch.name.isdecimal() else branch.name
-
-
-def _content(branch: Branch) -> Hashable:
-    inside = tuple((child.name, _content(child)) for child in branch.children)
-    return tuple((node.kind, node.short_name) for node in branch.nodes), inside
+    return branch.content if branch.is_layer else branch.name
 
 
 def _name(group: Sequence[Branch], numbers: set[str]) -> str:
@@ -122,5 +126,5 @@ def _name(group: Sequence[Branch], numbers: set[str]) -> str:
 
 
 def _time(nodes: Sequence[Node]) -> float | None:
-    time = duration_of(nodes)
+    time = total_us(nodes)
     return time if time is not None and math.isfinite(time) else None

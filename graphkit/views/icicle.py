@@ -11,8 +11,7 @@ from itertools import groupby
 
 from graphkit.records import GraphRecord, end_of
 from graphkit.views.module_tree import nodes_in_modules
-from graphkit.views.parts import common_part, parts_of
-from graphkit.views.phases import phases_of
+from graphkit.views.parts import common_part, node_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class _Span:
     part: str
 
 
-def icicle_of(graph: GraphRecord) -> tuple[Level, ...]:
+def module_levels(graph: GraphRecord) -> tuple[Level, ...]:
     """Return the modules of the measured nodes by depth, outermost first.
 
     In a whole step, the outermost level has its phases. A module that runs again after others has
@@ -73,11 +72,10 @@ def icicle_of(graph: GraphRecord) -> tuple[Level, ...]:
 
 
 def _spans(graph: GraphRecord) -> Iterator[_Span]:
-    parts = parts_of(graph)
-    for phase, (names, node) in zip(phases_of(graph), nodes_in_modules(graph), strict=True):
+    parts = node_parts(graph)
+    for names, node in nodes_in_modules(graph):
         if node.start_us is not None and math.isfinite(end_of(node)):
-            around = (phase, *names) if phase else names
-            yield _Span(node.start_us, end_of(node), around, parts[node.index])
+            yield _Span(node.start_us, end_of(node), names, parts[node.index])
 
 
 def _add(levels: list[list[Box]], spans: Sequence[_Span], depth: int, limit: float) -> None:

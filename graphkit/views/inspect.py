@@ -54,7 +54,7 @@ def inspect_view(
     ]
     if not graphs:
         parts.append(Text("The record holds no nodes: the capture was not inspected."))
-    return Group(*(each for part in parts for each in (part, "")))
+    return Group(*(shown for part in parts for shown in (part, "")))
 
 
 def _pages(
@@ -66,17 +66,17 @@ def _pages(
 ) -> Iterator[tuple[Page, bool]]:
     """Yield the pages, and whether the rows inside every row are shown."""
     if isinstance(record, CaptureRecord):
-        modes = [each for each in record.modes if is_mode(mode, each.mode)]
+        modes = [captured for captured in record.modes if is_mode(mode, captured.mode)]
         shown = (
             replace(
-                each,
-                sizes=tuple(s for s in each.sizes if batch_size in (None, s.batch_size)),
+                captured,
+                sizes=tuple(s for s in captured.sizes if batch_size in (None, s.batch_size)),
             )
-            for each in modes
+            for captured in modes
         )
         yield first_page(replace(record, modes=tuple(shown))), True
-        for index, each in enumerate(record.modes):
-            if each in modes and each.buffers:
+        for index, captured in enumerate(record.modes):
+            if captured in modes and captured.buffers:
                 yield buffers_page(record.modes, index), True
     elif by == "module" or not isinstance(record, GraphRecord):
         yield first_page(with_only(record, graphs)), True

@@ -1,23 +1,28 @@
-"""A graph's nodes as a tree of the modules whose forward made them."""
+"""A graph's nodes as a tree: phases of a whole step, and the modules whose forward made them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from graphkit.records import GraphRecord, Node
 
 NodeInModules = tuple[tuple[str, ...], Node]
-"""The names of the modules around a node, outermost first, and the node."""
+"""The names of the phase and the modules around a node, outermost first, and the node."""
+PHASES = ("draft", "build", "verify", "accept", "extend")
+"""Scopes of ``graphkit.step`` that a whole step consists of."""
+_STEP = "STEP"
+_LARGE = 500
+"""Number of nodes from which on a picture of each node is too large to read."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A module, and the nodes that its forward made.
+    """A phase or a module, and the nodes that its forward made.
 
     Attributes:
-        path: Dotted, as in ``Node.module``; empty for the root.
+        path: Dotted, as in ``Node.module``, after the phase if it has one; empty for the root.
         name: Last part of the path.
         children: Modules inside it that made nodes, by their first node.
         nodes: Its own nodes, in record order.
@@ -40,19 +45,63 @@ class Branch:
 
     @cached_property
     def all_nodes(self) -> tuple[Node, ...]:
-        """Its own nodes and those of all modules inside it, in record order."""
+        """All nodes inside it, its own and its modules', in record order."""
         below = (node for child in self.children for node in child.all_nodes)
         return tuple(sorted((*self.nodes, *below), key=lambda node: node.index))
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes, those of all modules inside it included."""
+        """Number of nodes, nodes of modules inside it included."""
         return len(self.all_nodes)
 
     @cached_property
     def duration_us(self) -> float | None:
         """Sum of the nodes' durations on the device; ``None`` if none was measured."""
-        return duration_of(self.all_nodes)
+        return total_us(self.all_nodes)
+
+    @property
+    def is_layer(self) -> bool:
+        """True if its name is a number, as in ``layers.3``."""
+        return self.name.isdecimal()
+
+    @cached_property
+    def content(self) -> Hashable:
+        """Its kernels with their grids, in their modules. Layers are equal if this is equal."""
+        return tuple(
+            (part.name, part.content)
+            if isinstance(part, Branch)
+            else (part.kind, part.short_name, part.grid)
+            for part in self.parts
+        )
+
+
+def module_tree(record: GraphRecord) -> Branch:
+    """Return the tree of a graph; in a whole step, each phase contains the modules that it runs."""
+    return _branch(nodes_in_modules(record), ())
+
+
+def nodes_in_modules(record: GraphRecord) -> list[NodeInModules]:
+    """Return each node with the names of the phase and the modules around it, outermost first.
+
+    A node without a module belongs to the root; inside a child graph or body, to the module of
+    the node that contains it.
+    """
+    modules: dict[int, str] = {}
+    for node in record.nodes:
+        inherited = "" if node.parent is None else modules.get(node.parent, "")
+        modules[node.index] = node.module or inherited
+    names = (modules[node.index].split(".") for node in record.nodes)
+    around = zip(node_phases(record), names, record.nodes, strict=True)
+    return [(tuple(filter(None, (phase, *path))), node) for phase, path, node in around]
+
+
+def node_phases(record: GraphRecord) -> list[str]:
+    """Return the phase of each node; empty outside of phases, and in graphs of other modes."""
+    phases: dict[int, str] = {}
+    for node in record.nodes:
+        inherited = "" if node.parent is None else phases.get(node.parent, "")
+        phases[node.index] = (_phase(node) if record.mode == _STEP else "") or inherited
+    return [phases[node.index] for node in record.nodes]
 
 
 def shortened(branch: Branch) -> tuple[str, Branch]:
@@ -68,30 +117,17 @@ def shortened(branch: Branch) -> tuple[str, Branch]:
     return name, branch
 
 
-def module_tree(record: GraphRecord) -> Branch:
-    """Return the tree of a graph."""
-    return tree_of(nodes_in_modules(record))
+def equal_layers(root: Branch) -> dict[str, str]:
+    """Return the layers that are equal to an earlier one beside them, with the path of that one.
 
-
-def tree_of(nodes: Sequence[NodeInModules]) -> Branch:
-    """Return the tree of nodes."""
-    return _branch(nodes, ())
-
-
-def nodes_in_modules(record: GraphRecord) -> list[NodeInModules]:
-    """Return each node with the names of the modules around it, outermost first.
-
-    A node without a module belongs to the root; inside a child graph or body, to the module of
-    the node that contains it.
+    Args:
+        root: Tree of a graph. One of fewer than 500 nodes has no such layers: a picture of it can
+            show every node.
     """
-    modules: dict[int, str] = {}
-    for node in record.nodes:
-        inherited = "" if node.parent is None else modules.get(node.parent, "")
-        modules[node.index] = node.module or inherited
-    return [(tuple(filter(None, modules[n.index].split("."))), n) for n in record.nodes]
+    return dict(_equal_layers(root)) if root.num_nodes >= _LARGE else {}
 
 
-def duration_of(nodes: Iterable[Node]) -> float | None:
+def total_us(nodes: Iterable[Node]) -> float | None:
     """Return the sum of the nodes' durations, in us; ``None`` if none was measured.
 
     A node inside another measured node, such as a child graph, is not counted again.
@@ -111,9 +147,28 @@ def _branch(nodes: Sequence[NodeInModules], names: tuple[str, ...]) -> Branch:
     return Branch(
         path=".".join(names),
         name=names[-1] if names else "",
-        children=tuple(_branch(each, (*names, name)) for name, each in inside.items()),
+        children=tuple(_branch(pairs, (*names, name)) for name, pairs in inside.items()),
         nodes=tuple(node for modules, node in nodes if len(modules) == depth),
     )
+
+
+def _phase(node: Node) -> str:
+    """Return the outermost scope that is a phase. Trees are built inside of ``draft``."""
+    names = node.scope.split("/")
+    at = next((at for at, name in enumerate(names) if name in PHASES), None)
+    if at is None:
+        return ""
+    return "build" if names[at + 1 : at + 2] == ["build"] else names[at]
+
+
+def _equal_layers(branch: Branch) -> Iterator[tuple[str, str]]:
+    first: dict[Hashable, str] = {}
+    for child in branch.children:
+        same = first.setdefault(child.content, child.path) if child.is_layer else child.path
+        if same == child.path:
+            yield from _equal_layers(child)
+        else:
+            yield child.path, same
 
 
 def _is_inside_measured(node: Node, known: Mapping[int, Node]) -> bool:

@@ -23,7 +23,7 @@ def plan_view(record: PlanRecord) -> RenderableType:
         facts_table([
             ("traffic", f"{count_of(steps, 'step')} of {min(sizes)} to {max(sizes)} requests"),
             ("times", f"of {record.mode}" if record.mode else "none: the list has least padding"),
-            ("budget", ", ".join(_budget(*each) for each in record.budget.items())),
+            ("budget", ", ".join(_budget(*limit) for limit in record.budget.items())),
         ]),
         Text(),
     ]  # fmt: skip
@@ -82,7 +82,7 @@ def _traffic(record: PlanRecord) -> Iterator[RenderableType]:
         rows.append((below + 1, captured, _between(record.live_sizes, below, captured)))
     last = record.chosen.batch_sizes[-1] if record.chosen.batch_sizes else 0
     rest = {live: n for live, n in record.live_sizes.items() if live > last}
-    shares = [sum(each.values()) / total for _, _, each in rows]
+    shares = [sum(found.values()) / total for _, _, found in rows]
     most = max([*shares, sum(rest.values()) / total])
     table = text_table(["live requests"], ["captured", "steps", "pads"])
     table.add_column("share of steps", no_wrap=True)

@@ -1,4 +1,4 @@
-"""Text of the lines that made nodes, from files of this machine."""
+"""Lines of Python files that made nodes: their names, and their text from this machine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import ast
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+from graphkit.records import Node, count_of
 
 _SOURCE = re.compile(r"(?P<path>[^:]+\.py):(?P<line>\d{1,7})(?: in (?P<function>.+))?")
 _MAX_BYTES = 1 << 20
@@ -56,7 +58,7 @@ def source_code(source: str, around: int = 3) -> SourceCode:
     return SourceCode(str(found[0]), lines, line)
 
 
-def code_of(source: str) -> str:
+def source_line(source: str) -> str:
     """Return the line that ``Node.source`` names, with its number; empty if it is not found."""
     return next((f"{number}: {text.strip()}" for number, text in source_code(source, 0).lines), "")
 
@@ -88,7 +90,7 @@ def _roots() -> tuple[str, ...]:
         here = str(Path.cwd())
     except OSError:  # the working folder was removed
         here = ""
-    return tuple(dict.fromkeys([here, *(each or here for each in sys.path)]))
+    return tuple(dict.fromkeys([here, *(folder or here for folder in sys.path)]))
 
 
 @lru_cache(maxsize=1024)
@@ -100,8 +102,8 @@ def _files(name: str, roots: tuple[str, ...]) -> tuple[Path, ...]:
     folders = [Path(root) for root in roots if root]
     if len(parts) == 2 and folders:
         inside = list(_folders(folders[0]))
-        below = (each for folder in inside for each in _folders(folder))
-        folders += [*inside, *below, *(each for root in folders[1:] for each in _folders(root))]
+        below = (inner for folder in inside for inner in _folders(folder))
+        folders += [*inside, *below, *(inner for root in folders[1:] for inner in _folders(root))]
     found = (folder / name for folder in folders)
     return tuple(dict.fromkeys(path.resolve() for path in found if _is_readable(path)))
 
@@ -109,7 +111,8 @@ def _files(name: str, roots: tuple[str, ...]) -> tuple[Path, ...]:
 def _folders(folder: Path) -> Iterator[Path]:
     try:
         with os.scandir(folder) as entries:
-            names = sorted(each.name for each in entries if each.is_dir() and each.name[0] != ".")
+            inside = (entry.name for entry in entries if entry.is_dir())
+            names = sorted(name for name in inside if not name.startswith("."))
     except OSError:
         return
     yield from (folder / name for name in names[:_MAX_FOLDERS])
@@ -129,3 +132,35 @@ def _lines(path: Path) -> tuple[str, ...]:
             return tuple(file.read(_MAX_BYTES).splitlines())
     except OSError:
         return ()
+
+
+_FILE_AND_LINE = re.compile(r"[^/\\]+\.py:\d+")
+_MOST = 2
+"""Lines to name in a sentence; more are counted."""
+
+
+def source_cell(nodes: Iterable[Node]) -> str:
+    """Return file and line of the most expensive source, and the number of others.
+
+    Such as ``layers.py:110`` or ``model.py:129 +8``; empty if no node has a source.
+    """
+    first, *others = _by_time(nodes) or [""]
+    found = _FILE_AND_LINE.search(first)
+    name = found[0] if found else first
+    return f"{name} +{len(others)}" if others else name
+
+
+def source_sentence(nodes: Iterable[Node]) -> str:
+    """Return the most expensive sources with their functions; empty if no node has a source."""
+    lines = _by_time(nodes)
+    others = len(lines) - _MOST
+    more = [f"and {count_of(others, 'more line')}"] if others > 0 else []
+    return ", ".join([*lines[:_MOST], *more])
+
+
+def _by_time(nodes: Iterable[Node]) -> list[str]:
+    times: dict[str, float] = {}
+    for node in nodes:
+        if node.source:
+            times[node.source] = times.get(node.source, 0.0) + (node.duration_us or 0.0)
+    return sorted(times, key=lambda line: -times[line])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, groupby
 from typing import Any
 
 from graphkit.records import GraphRecord, Node, extent
-from graphkit.views.lanes import lanes_of
 from graphkit.views.module_tree import nodes_in_modules
 from graphkit.views.selection import NamedGraph
 
@@ -34,7 +33,7 @@ class _Span:
     flow: int
 
 
-def trace_of(graphs: Sequence[NamedGraph]) -> str:
+def trace_text(graphs: Sequence[NamedGraph]) -> str:
     """Return the graphs as JSON text: a process per graph, a track of modules, tracks of nodes.
 
     Nodes that overlap in time are on separate tracks. A node without a duration, such as a child
@@ -42,7 +41,7 @@ def trace_of(graphs: Sequence[NamedGraph]) -> str:
     each node that its own forward made.
     """
     flows = count(1)
-    events = [_process(number, *each, flows) for number, each in enumerate(graphs, 1)]
+    events = [_process(number, *named, flows) for number, named in enumerate(graphs, 1)]
     return json.dumps(
         {"displayTimeUnit": "ns", "traceEvents": list(chain.from_iterable(events))},
         separators=(",", ":"),
@@ -53,7 +52,7 @@ def _process(number: int, title: str, graph: GraphRecord, flows: Iterator[int]) 
     is_measured = any(node.duration_us is not None for node in graph.nodes)
     note = "" if is_measured else " (not measured: a nominal 1 us per node)"
     spans = sorted(_spans(graph, is_measured, flows), key=lambda span: (span.begin, -span.end))
-    tracks = lanes_of((span.begin, span.end) for span in spans)
+    tracks = free_lanes((span.begin, span.end) for span in spans)
     modules = number  # Perfetto reads thread 0 as the process's own, which has the process's number
     yield _name("process_name", number, modules, f"{title}{note}")
     yield _name("thread_name", number, modules, "modules")
@@ -132,3 +131,18 @@ def _us(time_ns: int) -> float:
 
 def _name(what: str, process: int, track: int, name: str) -> Event:
     return {"ph": "M", "name": what, "pid": process, "tid": track, "args": {"name": name}}
+
+
+def free_lanes(spans: Iterable[tuple[float, float]]) -> list[int]:
+    """Return for each span the first lane, from 1, that is free when it begins.
+
+    Args:
+        spans: Begin and end of each, in the order of their begins.
+    """
+    ends: list[float] = []
+    found = []
+    for begin, end in spans:
+        lane = next((at for at, reached in enumerate(ends) if reached <= begin), len(ends))
+        ends[lane : lane + 1] = [end]
+        found.append(lane + 1)
+    return found

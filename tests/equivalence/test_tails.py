@@ -98,7 +98,7 @@ def test_rows_do_not_depend_on_their_index(capture):
     captured = capture(*SIZES)
     batch, buffers = captured.batch(8, 4), captured.runner.buffers
     order = [5, 2, 7, 0, 1, 6, 3, 4]
-    reordered = Requests.of(batch, buffers.layouts, buffers.capacity).take(order).batch()
+    reordered = Requests.from_batch(batch, buffers.layouts, buffers.capacity).take(order).batch()
     straight, moved = captured.replay(batch), captured.replay(reordered)
     for name, rows in straight.items():
         wanted = rows.unflatten(0, (8, -1))[order].flatten(0, 1)

@@ -49,7 +49,7 @@ def test_a_failure_is_classified_and_leaves_no_trace(
     assert gc.isenabled()
     assert not torch.cuda.is_current_stream_capturing()
     assert torch.equal(torch.cuda.get_rng_state(), random_state)
-    assert not runner.backend.graphs
+    assert not runner.backend.pool.graphs
     torch.randn(4, device="cuda")  # fails if the generator is still in capture mode
     torch.cuda.empty_cache()
 
@@ -92,7 +92,7 @@ def test_only_captures_leave_the_callers_stream(make_runner, make_batch, forward
         count.add_(5)
         runner.capture()
         assert torch.cuda.current_stream().cuda_stream == stream
-        assert runner.backend.last_handle == stream
+        assert runner.backend.pool.last_handle == stream
         assert seen == {(False, stream), (True, runner.backend.stream.cuda_stream)}
         assert count.item() == 5
         assert torch.equal(runner.replay(make_batch(3, 7)).hidden_states, expected(3, 7))
@@ -117,10 +117,10 @@ def test_library_workspaces_are_not_part_of_the_pool(make_runner, weight):
 def test_closing_frees_the_pool(make_runner):
     runner = make_runner()
     runner.capture()
-    assert runner.backend.pool_bytes() > 0
+    assert runner.backend.pool.num_bytes() > 0
     runner.close()
     torch.cuda.empty_cache()
-    assert runner.backend.pool_bytes() == 0
+    assert runner.backend.pool.num_bytes() == 0
 
 
 def test_capture_restores_mutable_state(make_runner, forward):

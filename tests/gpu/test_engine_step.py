@@ -7,7 +7,7 @@ import pytest
 import graphkit as gk
 from graphkit.audit import audit_target
 from graphkit.reference import eagle3_target, reference_target
-from graphkit.views.phases import PHASES, phases_of
+from graphkit.views.module_tree import PHASES, node_phases
 
 pytestmark = pytest.mark.gpu
 STEP = gk.ForwardMode.STEP
@@ -44,10 +44,10 @@ def test_steps_and_loops_equal_those_without_a_graph(record):
 
 def test_every_phase_has_measured_nodes(record):
     for graph in record.graphs:
-        pairs = zip(phases_of(graph), graph.nodes, strict=True)
+        pairs = zip(node_phases(graph), graph.nodes, strict=True)
         phases = {phase for phase, node in pairs if node.duration_us}
         assert phases >= set(PHASES)
-        assert sum(not phase for phase in phases_of(graph)) < 10, "refresh and begin_step"
+        assert sum(not phase for phase in node_phases(graph)) < 10, "refresh and begin_step"
 
 
 def test_the_loop_is_audited(target):

@@ -58,6 +58,6 @@ def test_smaller_sizes_reuse_the_memory_of_the_largest():
         )
         with runner:
             runner.capture()
-            return runner.backend.pool_bytes()
+            return runner.backend.pool.num_bytes()
 
     assert pool_of(None) <= 1.1 * pool_of([256])

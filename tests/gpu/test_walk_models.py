@@ -110,7 +110,7 @@ def test_every_node_has_its_time(verify):
 
 def test_the_record_has_the_memory_of_the_pool(verify):
     runner, _, record = verify
-    assert record.memory.pool_bytes == runner.backend.pool_bytes()
+    assert record.memory.pool_bytes == runner.backend.pool.num_bytes()
     assert {segment.pool for segment in record.memory.segments} >= {"graph", "default"}
 
 

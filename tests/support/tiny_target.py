@@ -9,7 +9,7 @@ from torch import nn
 import graphkit as gk
 from graphkit.audit import AuditLog
 from graphkit.audit.pool_poison import audit_pool_poison
-from graphkit.audit.pool_poison.trials import PoisonTrials
+from graphkit.audit.pool_poison.effects import PoisonedReplays
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 VOCAB, WIDTH, REQUESTS, SLOTS = 32, 4, 4, 64
@@ -84,7 +84,7 @@ def check_failed_audits(target, runner, monkeypatch):
 
     for method in ("effect", "image"):
         with monkeypatch.context() as patched:
-            patched.setattr(PoisonTrials, method, fail)
+            patched.setattr(PoisonedReplays, method, fail)
             with pytest.raises(RuntimeError, match="the search failed"):
                 audit_pool_poison(target, runner, AuditLog())
         assert torch.equal(bytes_of(runner), before)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 
 from graphkit.tui.palette import heat_style, part_style
-from graphkit.views.parts import PARTS
 
 GRAPH = ("down", "down", "down", "enter")
+
+PARTS = (
+    "refresh", "metadata", "draft", "build", "verify", "accept", "extend", "norm", "attn", "mlp",
+    "embed", "head",
+)  # fmt: skip
 
 
 def coloured(on):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphkit.records import Node
-from graphkit.tui.place import common_module, place_line
+from graphkit.tui.texts import common_module, place_line
 
 CRUMBS = ("engine", "TARGET_VERIFY > size 8", "timeline")
 

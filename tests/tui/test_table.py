@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from graphkit.tui.listing import Listing, ViewState
-from graphkit.tui.wrapping import fold, pack
+from graphkit.tui.texts import fold, pack
 from graphkit.views.columns import GAP, ColumnSpan, align_cells, clip, fit, widest
 from graphkit.views.formatting import plain
 from graphkit.views.pages import Column, Page, Row, Siblings

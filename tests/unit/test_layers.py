@@ -65,23 +65,28 @@ def python_files(*folders):
 
 
 @cache
-def imports_of(source, package):
-    """Return (line, module, names) of every import that runs, inside functions too."""
-    return tuple(_imports_in(ast.parse(source), package.split(".")))
+def imports_of(source, package, *, with_types=False):
+    """Return (line, module, names) of every import that runs, inside functions too.
+
+    With ``with_types`` also of those that only type checkers follow.
+    """
+    return tuple(_imports_in(ast.parse(source), package.split("."), with_types))
 
 
-def imports_in(file):
-    return imports_of(file.read_text(encoding="utf-8"), package_of(file.relative_to(ROOT)))
+def imports_in(file, *, with_types=False):
+    package = package_of(file.relative_to(ROOT))
+    return imports_of(file.read_text(encoding="utf-8"), package, with_types=with_types)
 
 
 def package_of(path):
     return ".".join(path.parent.parts)
 
 
-def _imports_in(node, package):
+def _imports_in(node, package, with_types):
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
-            yield from _imports_in(ast.Module(child.orelse, []), package)
+        is_typing = isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING")
+        if is_typing and not with_types:
+            yield from _imports_in(ast.Module(child.orelse, []), package, with_types)
         elif isinstance(child, ast.Import):
             yield from ((child.lineno, alias.name, ()) for alias in child.names)
         elif isinstance(child, ast.ImportFrom):
@@ -89,7 +94,7 @@ def _imports_in(node, package):
             module = ".".join([*base, *filter(None, [child.module])])
             yield child.lineno, module, tuple(alias.name for alias in child.names)
         else:
-            yield from _imports_in(child, package)
+            yield from _imports_in(child, package, with_types)
 
 
 def rooms_of(module, names):
@@ -132,22 +137,40 @@ def module_name(file):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+TO_DELETE = {
+    ("graphkit.records.graph_checks", "graphkit.records.graph"),
+    ("graphkit.targets.argument_checks", "graphkit.targets.target"),
+}
+"""Imports of types that close a circle: they are being removed, and this list with them."""
+
+
 def file_imports():
-    """Return the modules that each module of the package imports at run time."""
+    """Return the modules that each module of the package imports, for types as well.
+
+    The package itself names everything for type checkers, and imports nothing of it when it runs.
+    """
     files = {module_name(file): file for file in python_files("graphkit")}
     graph = {}
     for name, file in files.items():
         named = [
             f"{module}.{each}" if f"{module}.{each}" in files else module
-            for _, module, names in imports_in(file)
+            for _, module, names in imports_in(file, with_types=name != FACE)
             for each in names or [""]
         ]
-        graph[name] = {module for module in named if module in files} - {name}
+        later = {imported for importer, imported in TO_DELETE if importer == name}
+        graph[name] = {module for module in named if module in files} - {name} - later
     return graph
 
 
 def test_no_circle_between_files():
     graphlib.TopologicalSorter(file_imports()).prepare()  # raises CycleError
+
+
+def test_imports_of_types_count_for_circles():
+    source = "if TYPE_CHECKING:\n    import graphkit.cli\nelse:\n    import graphkit.tui"
+    assert [module for _, module, _ in imports_of(source, "graphkit")] == ["graphkit.tui"]
+    typed = imports_of(source, "graphkit", with_types=True)
+    assert [module for _, module, _ in typed] == ["graphkit.cli", "graphkit.tui"]
 
 
 def test_the_search_for_circles_finds_one():

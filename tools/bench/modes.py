@@ -34,7 +34,7 @@ COLUMNS = ("eager", "replay", "bare launch", "replay, host", "bare launch, host"
 
 def calls(runner: gk.runners.Runner, batch: object) -> dict[str, Callable[[], object]]:
     """Return the three calls that run one step."""
-    (graph,) = runner.backend.graphs  # no other runner uses this backend
+    (graph,) = runner.backend.pool.graphs  # no other runner uses this backend
 
     def bare() -> None:
         with runner.buffers.posted():

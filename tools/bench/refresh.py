@@ -50,7 +50,7 @@ def graphkit_variants(runner: gk.TargetVerifyRunner, embeds: torch.Tensor) -> di
     from_numpy = StepInputs(**arrays, input_embeds=embeds)
     tensors = {name: torch.from_numpy(rows) for name, rows in arrays.items()}
     from_torch = StepInputs(**tensors, input_embeds=embeds)
-    (graph,) = runner.backend.graphs  # no other runner uses this backend
+    (graph,) = runner.backend.pool.graphs  # no other runner uses this backend
 
     def stage() -> StagedBatch[gk.ForwardOutput]:
         staged = runner.stage(LIVE)
@@ -125,7 +125,7 @@ def _timed(replay: Callable[[None], object]) -> tuple[float, float]:
 def pool_ratio(model: Model) -> float:
     """Return the pool bytes of all default sizes divided by those of the largest size alone."""
     alone, every = graphkit_runner(model, [CAPTURED]), graphkit_runner(model, None)
-    ratio = every.backend.pool_bytes() / alone.backend.pool_bytes()
+    ratio = every.backend.pool.num_bytes() / alone.backend.pool.num_bytes()
     alone.close()
     every.close()
     return ratio

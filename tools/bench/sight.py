@@ -60,7 +60,7 @@ def capture_ms(target: CaptureTarget, rounds: int) -> dict[bool, float]:
 
 def torch_baselines(runner: Runner, batch: object, rounds: int) -> Iterator[Measure]:
     """Measure what torch offers; both write files, because they have no other output."""
-    graph = runner.backend.graphs.copy().pop().graph
+    graph = runner.backend.pool.graphs.copy().pop().graph
     with tempfile.TemporaryDirectory() as folder:
         drawing, trace = f"{folder}/graph.dot", f"{folder}/trace.json"
 
@@ -90,7 +90,7 @@ def measures(rounds: int) -> Iterator[Measure]:
     target = reference_target(DEVICE, max_batch_size=SIZE)
     batch = target.batch(MODE, SIZE, 1)
     runner, _ = runner_of(target, attributed=True)
-    graph = runner.backend.graphs.copy().pop().graph
+    graph = runner.backend.pool.graphs.copy().pop().graph
     record = runner.inspect(SIZE, weights=target.weights)
     kernels = [node for node in record.nodes if node.kind == "kernel"]
 

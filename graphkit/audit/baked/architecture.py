@@ -40,10 +40,10 @@ class Architecture:
     def __init__(self, numbers: Iterable[HostNumber], weights: Iterable[torch.Tensor]) -> None:
         sizes = {size for weight in weights for size in weight.shape}
         self._values = {power for size in sizes for power in _powers(size)}
-        for each in numbers:
-            if _is_configuration(each) and not isinstance(each.before, bool):
-                self._values |= {*_powers(each.before)}
-        self._values = {each for each in self._values if _is_distinctive(each)}
+        for number in numbers:
+            if _is_configuration(number) and not isinstance(number.before, bool):
+                self._values |= {*_powers(number.before)}
+        self._values = {value for value in self._values if _is_distinctive(value)}
 
     def __contains__(self, number: HostNumber) -> bool:
         """Return whether a number is a constant of the architecture."""
@@ -84,4 +84,4 @@ def _is_of_library(owner: Any) -> bool:
 
 
 def _holds_layers(items: Any) -> bool:
-    return any(isinstance(each, (nn.Module, torch.Tensor)) for each in items)
+    return any(isinstance(item, (nn.Module, torch.Tensor)) for item in items)

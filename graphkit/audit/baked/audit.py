@@ -11,14 +11,18 @@ from __future__ import annotations
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog, Check
-from graphkit.audit.baked.confirmed_differences import DifferencesBySize, confirmed_differences
 from graphkit.audit.baked.findings import (
     location,
     report_change,
     report_constants,
     report_followed,
 )
-from graphkit.audit.baked.host_changes import host_changes, set_first_values
+from graphkit.audit.baked.host_changes import (
+    DifferencesBySize,
+    confirmed_differences,
+    host_changes,
+    set_first_values,
+)
 from graphkit.audit.baked.recaptures import Baseline, Recaptures
 from graphkit.audit.baked.undeclared import UndeclaredNumbers
 from graphkit.records import count_of
@@ -73,7 +77,7 @@ def _search_undeclared(
     search = numbers.search(recaptures, baseline)
     for candidate, found in search.followed:
         report_followed(check, candidate, found, baseline.records)
-    constants = [*numbers.constants, *(each.first for each in search.fixed)]
+    constants = [*numbers.constants, *(candidate.first for candidate in search.fixed)]
     kept = report_constants(check, constants, baseline.records)
     check.text = (
         f"changed {count_of(len(numbers.candidates), 'undeclared number')} in "
@@ -81,7 +85,7 @@ def _search_undeclared(
         f"{kept} of {count_of(len(constants), 'constant')} of the architecture among arguments"
     )
     if search.left:
-        names = ", ".join(each.first.name for each in search.left)
+        names = ", ".join(candidate.first.name for candidate in search.left)
         check.text += f"; not searched within {count_of(search.captures, 'capture')}: {names}"
 
 
@@ -92,7 +96,9 @@ def _check_determinism(recaptures: Recaptures, check: Check) -> Baseline:
     check.text = f"captured again: {_counts(found, baseline)}"
     if any(baseline.unset.values()):
         check.text += "; ignored bytes that torch leaves unset"
-    for size, (first, *others) in ((size, each) for size, each in found.items() if each):
+    for size, (first, *others) in (
+        (size, differences) for size, differences in found.items() if differences
+    ):
         check.report(
             "capture is not deterministic",
             f"two captures of the same step differ in {count_of(1 + len(others), 'place')}, first "
@@ -106,7 +112,7 @@ def _check_determinism(recaptures: Recaptures, check: Check) -> Baseline:
 
 
 def _counts(found: DifferencesBySize, baseline: Baseline) -> str:
-    differences, nodes = (sum(map(len, each.values())) for each in (found, baseline.nodes))
+    differences, nodes = (sum(map(len, by_size.values())) for by_size in (found, baseline.nodes))
     return (
         f"{count_of(differences, 'difference')} in {count_of(nodes, 'node')} of "
         f"{count_of(len(found), 'graph')}"

@@ -7,11 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graphkit.audit.audit_log import Check
-from graphkit.audit.baked.confirmed_differences import DifferencesBySize
-from graphkit.audit.baked.host_changes import HostChange
+from graphkit.audit.audit_log import Check, argument_text
+from graphkit.audit.baked.host_changes import DifferencesBySize, HostChange
 from graphkit.audit.baked.undeclared import Candidate, comparable
-from graphkit.audit.finding_text import argument_text
 from graphkit.graphs.walk.capture_differences import CaptureDifference
 from graphkit.records import Node, count_of
 from graphkit.runners.host_numbers import HostNumber
@@ -41,9 +39,15 @@ def report_change(
 ) -> None:
     """Report one finding per captured value, which many nodes may share, such as all layers."""
     groups: dict[Any, list[CaptureDifference]] = {}
-    for each in comparable(differences):
-        facts = each.what, each.argument, each.offset, each.before, each.after
-        groups.setdefault((_name(each, nodes), *facts), []).append(each)
+    for difference in comparable(differences):
+        facts = (
+            difference.what,
+            difference.argument,
+            difference.offset,
+            difference.before,
+            difference.after,
+        )
+        groups.setdefault((_name(difference, nodes), *facts), []).append(difference)
     for first, *others in groups.values():
         more = f" The same holds for {count_of(len(others), 'more node')}." if others else ""
         check.report(
@@ -62,7 +66,9 @@ def report_followed(
 ) -> None:
     """Report an undeclared number that graphs follow, once per size."""
     number = candidate.first
-    for size, differences in ((size, each) for size, each in found.items() if each):
+    for size, differences in (
+        (size, differences) for size, differences in found.items() if differences
+    ):
         first, *others = comparable(differences)
         nodes = records[size]
         check.report(
@@ -71,7 +77,7 @@ def report_followed(
             f"{_more(others)}.",
             severity="note",
             **_place(first, nodes, size),
-            names=tuple(each.name for each in candidate.values),
+            names=tuple(number.name for number in candidate.values),
             cause=number.name,
             advice=_UNDECLARED,
         )
@@ -93,14 +99,14 @@ def report_constants(
         if argument.kind in ("value", "number", "struct") and "#" not in argument.text
         for text in _NUMBER.findall(argument.text)
     }
-    kept = [each for each in constants if _is_among(each.before, arguments)]
+    kept = [number for number in constants if _is_among(number.before, arguments)]
     if kept:
         check.report(
             "architecture constants",
             "constants of the architecture are among the arguments of nodes; the audit did not "
             "change them.",
             severity="note",
-            names=tuple(f"{each.name} = {each.before!r}" for each in kept),
+            names=tuple(f"{number.name} = {number.before!r}" for number in kept),
             cause="constants",
             advice=_CONSTANTS,
         )
@@ -110,7 +116,9 @@ def report_constants(
 def _is_among(value: float, arguments: set[float]) -> bool:
     if isinstance(value, bool) or value in (0, 1):
         return False
-    return value in arguments or any(math.isclose(value, each, rel_tol=1e-6) for each in arguments)
+    return value in arguments or any(
+        math.isclose(value, argument, rel_tol=1e-6) for argument in arguments
+    )
 
 
 def _frozen_in(number: HostNumber, difference: CaptureDifference, nodes: Sequence[Node]) -> str:
@@ -135,7 +143,7 @@ def _place(difference: CaptureDifference, nodes: Sequence[Node], size: int) -> d
 
 
 def _more(others: Sequence[CaptureDifference]) -> str:
-    nodes = len({each.node for each in others})
+    nodes = len({difference.node for difference in others})
     return f", and in {count_of(nodes, 'more node')}" if nodes else ""
 
 

@@ -1,17 +1,28 @@
-"""Changes that the host may make between two replays."""
+"""Changes that the host may make between two replays, and what they change in captured graphs.
+
+A difference counts only if it shows again with the two captures in the other order, and with other
+contents of the bytes that torch leaves unset, which may hold anything, even traces of the change.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from graphkit.audit.baked.recaptures import BatchOf, Recaptures
+from graphkit.audit.baked.recaptures import Baseline, DrawBatch, Recaptures
+from graphkit.audit.pointers import may_be_unset
 from graphkit.errors import TargetError
+from graphkit.graphs import UNSET_MARKER
+from graphkit.graphs.walk.capture_differences import CaptureDifference
 from graphkit.graphs.walk.recorder_walk import repr_without_address
-from graphkit.records import count_of
+from graphkit.records import Node, count_of
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
+
+DifferencesBySize = Mapping[int, Sequence[CaptureDifference]]
+_CONFIRMATIONS = ((UNSET_MARKER, False), (0, True), (UNSET_MARKER, True))
+"""Fill of the stack, and whether the changed capture comes first, of each repetition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +41,7 @@ class HostChange:
     subject: str
     before: str
     after: str
-    apply: Callable[[], BatchOf]
+    apply: Callable[[], DrawBatch]
     undo: Callable[[], object]
 
 
@@ -59,7 +70,7 @@ def host_changes(
         subject="the batch contents",
         before="one batch",
         after="another",
-        apply=lambda: recaptures.batch_of(seed=2),
+        apply=lambda: recaptures.batches(seed=2),
         undo=lambda: None,
     )
     if runner.table.largest > 1:
@@ -68,7 +79,7 @@ def host_changes(
             subject="the number of live requests",
             before="a full batch",
             after="1 request",
-            apply=lambda: recaptures.batch_of(seed=1, live=1),
+            apply=lambda: recaptures.batches(seed=1, live=1),
             undo=lambda: None,
         )
     for name, (setter, values) in target.host_values.items():
@@ -79,9 +90,9 @@ def host_changes(
 def _declared_change(
     name: str, setter: Callable[[Any], None], before: Any, after: Any, recaptures: Recaptures
 ) -> HostChange:
-    def apply() -> BatchOf:
+    def apply() -> DrawBatch:
         setter(after)
-        return recaptures.batch_of(seed=1)
+        return recaptures.batches(seed=1)
 
     return HostChange(
         name, f"`{name}`", _one_line(before), _one_line(after), apply, lambda: setter(before)
@@ -90,3 +101,63 @@ def _declared_change(
 
 def _one_line(value: Any) -> str:
     return " ".join(repr_without_address(value).split())
+
+
+def confirmed_differences(
+    recaptures: Recaptures, baseline: Baseline, change: HostChange
+) -> DifferencesBySize:
+    """Return the differences that a change causes at each size, and undo the change."""
+    try:
+        found: DifferencesBySize = baseline.differences(
+            baseline.nodes, recaptures.canonical_nodes(change.apply())
+        )
+        for stack_fill, changed_first in _CONFIRMATIONS:
+            if recaptures.on_any_rank(any(found.values())):
+                again = _compare_again(recaptures, baseline, change, stack_fill, changed_first)
+                found = {
+                    size: [difference for difference in found[size] if difference in again[size]]
+                    for size in found
+                }
+        return _without_unset_bytes(found, recaptures, baseline, change)
+    finally:
+        change.undo()
+
+
+def _compare_again(
+    recaptures: Recaptures,
+    baseline: Baseline,
+    change: HostChange,
+    stack_fill: int,
+    changed_first: bool,
+) -> DifferencesBySize:
+    captures = {}
+    for is_changed in (changed_first, not changed_first):
+        change.undo()
+        draw = change.apply() if is_changed else recaptures.batches(seed=1)
+        captures[is_changed] = recaptures.canonical_nodes(draw, stack_fill)
+    return baseline.differences(captures[False], captures[True])
+
+
+def _without_unset_bytes(
+    found: DifferencesBySize, recaptures: Recaptures, baseline: Baseline, change: HostChange
+) -> DifferencesBySize:
+    """Drop differences in bytes that may be unset, if replays of the captures are equal."""
+    certain = {
+        size: [
+            difference
+            for difference in differences
+            if not _may_be_unset(difference, baseline.records[size])
+        ]
+        for size, differences in found.items()
+    }
+    if not recaptures.on_any_rank(certain != found):
+        return found
+    with recaptures.captured(change.apply()) as graphs:
+        return certain if recaptures.compare_replays(graphs) == "equal" else found
+
+
+def _may_be_unset(difference: CaptureDifference, nodes: Sequence[Node]) -> bool:
+    if difference.argument is None or difference.offset is None:
+        return False
+    node = nodes[difference.node]
+    return may_be_unset(node, node.arguments[difference.argument], difference.offset)

@@ -30,14 +30,14 @@ from graphkit.graphs.walk.inspect import inspect_graph
 from graphkit.records import Node
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
-from graphkit.verify import StepRuns
+from graphkit.verify import EqualStateRuns
 
 CanonicalBySize = Mapping[int, Sequence[CanonicalNode]]
 """Canonical nodes of each captured size."""
 GraphsBySize = Mapping[int, CapturedGraph]
 ReplayComparison = Literal["different", "nondeterministic", "equal"]
 """``nondeterministic`` if two replays of one graph differ, so that nothing can be compared."""
-BatchOf = Callable[[int], Any]
+DrawBatch = Callable[[int], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Recaptures:
         self._names = runner.memory_names(target.weights)
         self._kept: GraphsBySize = {}
 
-    def batch_of(self, seed: int, live: int | None = None) -> BatchOf:
+    def batches(self, seed: int, live: int | None = None) -> DrawBatch:
         """Return a function that draws the batch of a size, of at most ``live`` requests."""
         return lambda size: self._target.batch(self._runner.mode, min(live or size, size), seed)
 
@@ -87,42 +87,42 @@ class Recaptures:
         """Keep a first capture open during the block."""
         on_cuda = self._runner.device.type == "cuda"
         paused = gc_paused() if on_cuda else nullcontext()  # a recorder needs no pause
-        with paused, self.captured(self.batch_of(seed=1)) as self._kept:
+        with paused, self.captured(self.batches(seed=1)) as self._kept:
             yield
         self._kept = {}
 
     @contextmanager
-    def captured(self, batch_of: BatchOf, stack_fill: int = 0) -> Iterator[GraphsBySize]:
+    def captured(self, draw: DrawBatch, stack_fill: int = 0) -> Iterator[GraphsBySize]:
         """Capture every size for the block.
 
         Args:
-            batch_of: Returns the batch of a size that captures run on.
+            draw: Returns the batch of a size that captures run on.
             stack_fill: Content of the bytes that kernels leave unset, see ``Attribution``.
         """
         attribution = Attribution(self._target.weights, stack_fill=stack_fill)
-        with self._runner.recapture(batch_of, attribution=attribution) as graphs:
+        with self._runner.recapture(draw, attribution=attribution) as graphs:
             yield graphs
 
-    def canonical_nodes(self, batch_of: BatchOf, stack_fill: int = 0) -> CanonicalBySize:
+    def canonical_nodes(self, draw: DrawBatch, stack_fill: int = 0) -> CanonicalBySize:
         """Capture every size, and return the canonical nodes; arguments as for ``captured``."""
-        with self.captured(batch_of, stack_fill) as graphs:
+        with self.captured(draw, stack_fill) as graphs:
             return self._canonical(graphs)
 
     def baseline(self) -> tuple[Baseline, CanonicalBySize]:
         """Capture twice without a change; returns the first as baseline, and the second."""
-        batch_of = self.batch_of(seed=1)
-        with self.captured(batch_of) as graphs:
+        draw = self.batches(seed=1)
+        with self.captured(draw) as graphs:
             first = self._canonical(graphs)
             records = {
                 size: inspect_graph(graph, names=self._names).nodes
                 for size, graph in graphs.items()
             }
-        with self.captured(batch_of) as graphs:
+        with self.captured(draw) as graphs:
             second = self._canonical(graphs)
             differ = self.on_any_rank(first != second) and (
                 self.compare_replays(graphs) == "different"
             )
-        marked = self.canonical_nodes(batch_of, UNSET_MARKER)
+        marked = self.canonical_nodes(draw, UNSET_MARKER)
         unset = {
             size: filled_bytes(nodes, marked[size])
             if differ
@@ -149,15 +149,22 @@ class Recaptures:
     def _compare_size(
         self, size: int, graph: CapturedGraph, start: StateSnapshot
     ) -> ReplayComparison:
-        batch, page_size = self.batch_of(seed=1)(size), self._runner.sizes.page_size
-        runs, rows = StepRuns(self._runner, batch, size, start), rows_of_batch(batch, page_size)
+        batch, page_size = self.batches(seed=1)(size), self._runner.sizes.page_size
+        runs, rows = (
+            EqualStateRuns(self._runner, batch, size, start),
+            rows_of_batch(batch, page_size),
+        )
 
         def checksums(graph: CapturedGraph) -> list[int]:
-            output = runs.replay_of(graph).values()
-            state = (without_reserved_rows(each, page_size, rows) for each in self._state.values())
+            output = runs.replay(graph).values()
+            state = (
+                without_reserved_rows(tensor, page_size, rows) for tensor in self._state.values()
+            )
             return [checksum(tensor) for tensor in (*output, *state)]
 
-        kept, other = ([checksums(each) for _ in range(2)] for each in (self._kept[size], graph))
+        kept, other = (
+            [checksums(captured) for _ in range(2)] for captured in (self._kept[size], graph)
+        )
         if kept[0] != kept[1] or other[0] != other[1]:
             return "nondeterministic"
         return "equal" if kept[0] == other[0] else "different"

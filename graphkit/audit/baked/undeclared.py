@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphkit.audit.baked.architecture import Architecture
-from graphkit.audit.baked.confirmed_differences import DifferencesBySize
+from graphkit.audit.baked.host_changes import DifferencesBySize
 from graphkit.audit.baked.recaptures import Baseline, Recaptures
 from graphkit.errors import CaptureError
 from graphkit.graphs import UNSET_MARKER, named_tensors
@@ -54,7 +54,7 @@ class Candidate:
         if difference.what != "argument" or not isinstance(self.first.before, float):
             return False
         return any(
-            _is_text_of(difference.before, number.before) and _is_text_of(difference.after, value)
+            _shows_value(difference.before, number.before) and _shows_value(difference.after, value)
             for number, value in self.values.items()
         )
 
@@ -106,7 +106,7 @@ class UndeclaredNumbers:
                 constant_names.add(name)
                 self.constants.append(number)
         self.candidates = [
-            Candidate({each: changed_value(each.before, index) for each in numbers})
+            Candidate({number: changed_value(number.before, index) for number in numbers})
             for index, numbers in enumerate(sorted(groups.values(), key=_order))
         ]
 
@@ -130,7 +130,7 @@ class UndeclaredNumbers:
             elif found is None or any(found.values()):
                 rest = group if found is None else _without_explained(group, found, result)
                 half = len(rest) // 2
-                pending += [each for each in (rest[:half], rest[half:]) if each]
+                pending += [half for half in (rest[:half], rest[half:]) if half]
         return result
 
     def _differences(
@@ -141,10 +141,12 @@ class UndeclaredNumbers:
         stack_fill: int = 0,
     ) -> DifferencesBySize | None:
         """Return what changes with some candidates; ``None`` if the capture fails."""
-        values = {number: value for each in group for number, value in each.values.items()}
+        values = {
+            number: value for candidate in group for number, value in candidate.values.items()
+        }
         with self._host.varied(values):
             try:
-                nodes = recaptures.canonical_nodes(recaptures.batch_of(seed=1), stack_fill)
+                nodes = recaptures.canonical_nodes(recaptures.batches(seed=1), stack_fill)
             except CaptureError:
                 return None
         return baseline.differences(baseline.nodes, nodes)
@@ -158,7 +160,10 @@ class UndeclaredNumbers:
     ) -> DifferencesBySize:
         """Return the differences that show again with another fill of the stack."""
         again = self._differences(group, recaptures, baseline, UNSET_MARKER) or {}
-        return {size: [d for d in each if d in again.get(size, ())] for size, each in found.items()}
+        return {
+            size: [d for d in differences if d in again.get(size, ())]
+            for size, differences in found.items()
+        }
 
 
 def _without_explained(
@@ -171,14 +176,14 @@ def _without_explained(
     explained: dict[int, dict[int, list[CaptureDifference]]] = {}
     is_complete = True
     for size, differences in found.items():
-        for each in comparable(differences):
-            by = [index for index, candidate in enumerate(group) if candidate.explains(each)]
+        for difference in comparable(differences):
+            by = [index for index, candidate in enumerate(group) if candidate.explains(difference)]
             if len(by) == 1:
-                explained.setdefault(by[0], {}).setdefault(size, []).append(each)
+                explained.setdefault(by[0], {}).setdefault(size, []).append(difference)
             else:
                 is_complete = False
     result.followed += [(group[index], sizes) for index, sizes in explained.items()]
-    rest = [each for index, each in enumerate(group) if index not in explained]
+    rest = [candidate for index, candidate in enumerate(group) if index not in explained]
     return [] if is_complete else rest
 
 
@@ -187,10 +192,10 @@ def comparable(differences: Sequence[CaptureDifference]) -> Iterator[CaptureDiff
 
     After a node that only one capture has, the comparison pairs unrelated nodes.
     """
-    is_longer = any(each.what == "number of nodes" for each in differences)
-    for each in differences:
-        yield each
-        if is_longer and each.what == "kernel":
+    is_longer = any(difference.what == "number of nodes" for difference in differences)
+    for difference in differences:
+        yield difference
+        if is_longer and difference.what == "kernel":
             return
 
 
@@ -219,7 +224,7 @@ def _declared(target: CaptureTarget, runner: Runner[Any, Any]) -> Iterator[str]:
 
     def numbers() -> set[tuple[str, str]]:
         found = HostNumbers(target.forwards[runner.mode]).numbers
-        return {(each.name, repr(each.before)) for each in found}
+        return {(number.name, repr(number.before)) for number in found}
 
     for setter, values in target.host_values.values():
         before = numbers()
@@ -231,7 +236,7 @@ def _declared(target: CaptureTarget, runner: Runner[Any, Any]) -> Iterator[str]:
         yield from (name for name, _ in before ^ after)
 
 
-def _is_text_of(text: str, value: float) -> bool:
+def _shows_value(text: str, value: float) -> bool:
     try:
         return math.isclose(float(text), value, rel_tol=1e-6)
     except ValueError:

@@ -13,30 +13,28 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-import torch
-
-from graphkit.audit.audit_log import AuditLog
-from graphkit.audit.batch_variants import Fill, worst_of
+from graphkit.audit.audit_log import AuditLog, requests_text
+from graphkit.audit.batch_variants import Fill, fill_floats
 from graphkit.audit.bugs import Bug
-from graphkit.audit.finding_text import requests_text
 from graphkit.audit.padding_cause import Cause, padding_cause
-from graphkit.audit.pads.findings import WrongReplay, report_wrong_replays
-from graphkit.audit.pads.greedy_acceptance import accepted_drafts
-from graphkit.audit.pads.trials import Tensors, Trials, in_order
+from graphkit.audit.pads.findings import (
+    WrongReplay,
+    acceptance_text,
+    distance_text,
+    report_wrong_replays,
+)
+from graphkit.audit.pads.sample_batches import Previous, SampleBatches, in_order
 from graphkit.audit.ranks import on_any_rank
-from graphkit.records import Mismatch, count_of
+from graphkit.records import count_of
 from graphkit.runners import Runner
 from graphkit.runners.sample_batch import largest_number
-from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget
-from graphkit.verify import Rounding, first_difference
-from graphkit.verify.differences import even_owner
+from graphkit.verify import EqualStateRuns, Rounding, first_difference, live_sizes
+from graphkit.verify.differences import Tensors, even_owner
 from graphkit.verify.first_node import FirstNode
 
 FindCause = Callable[[Bug], Cause]
 """Returns the cause of a wrong replay whose variation shows a class of bug."""
-_TRY_ALL_UP_TO = 8
-"""Captured sizes up to which every number of live requests is tried."""
 
 
 def audit_pads(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
@@ -53,44 +51,32 @@ def audit_pads(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -
     Raises:
         ReplayError: The runner is not captured.
     """
-    with Trials(target, runner) as trials:
-        smaller = 0
+    with SampleBatches(target, runner) as samples:
         for size in runner.table:
             with log.check("pads", runner.mode.name, size) as check:
-                before, sizes = trials.count, live_sizes(size, smaller)
-                wrong = [
-                    each
-                    for live in sizes
-                    for each in _LiveBatch(trials, size, live, log.tolerance).audit()
-                ]
+                sizes = live_sizes(runner.table, size)
+                batches = [_LiveBatch(samples, size, live, log.tolerance) for live in sizes]
+                wrong = [replay for batch in batches for replay in batch.audit()]
                 report_wrong_replays(check, wrong, runner, target.weights)
-                replays = count_of(trials.count - before, "replay")
+                replays = count_of(sum(batch.replays for batch in batches), "replay")
                 check.text = (
                     f"{replays} of batches of {requests_text(sizes)}: varied pads, order and "
                     "previous batches"
                 )
-            smaller = size
-
-
-def live_sizes(size: int, smaller: int) -> list[int]:
-    """Return the numbers of live requests to try at a captured size: all, or ends and middle.
-
-    Args:
-        size: The captured size.
-        smaller: The next smaller captured size, which normally replays batches up to it.
-    """
-    if size <= _TRY_ALL_UP_TO:
-        return list(range(1, size + 1))
-    return sorted({1, smaller + 1, size // 2, size - 1, size})
 
 
 class _LiveBatch:
-    """A live batch, replayed with variations at one captured size."""
+    """A live batch, replayed with variations at one captured size.
 
-    def __init__(self, trials: Trials, size: int, live: int, tolerance: float) -> None:
-        self._trials, self._size, self._live = trials, size, live
-        self._rounding = Rounding(trials.runner.sizes.dtype, tolerance)
-        self._requests = trials.requests(live)
+    Attributes:
+        replays: Number of replays that were compared so far.
+    """
+
+    def __init__(self, samples: SampleBatches, size: int, live: int, tolerance: float) -> None:
+        self._samples, self._size, self._live = samples, size, live
+        self._runner, self.replays = samples.runner, 0
+        self._rounding = Rounding(samples.runner.sizes.dtype, tolerance)
+        self._requests = samples.requests(live)
         self._batch = self._requests.batch()
         self._expected: Tensors = {}
         self._stray_writes: list[WrongReplay] = []
@@ -99,35 +85,38 @@ class _LiveBatch:
     def audit(self) -> Iterator[WrongReplay]:
         """Yield all wrong replays. A batch that differs beyond rounding is not varied further."""
         padded = self._requests.padded(self._size)
-        self._trials.leave(padded, self._size)  # all replays then follow one of this size
-        self._expected = self._trials.run(padded, self._size, self._live)
+        runs = self._runs(padded_batch=padded)
+        self._samples.leave(padded, self._size)  # all replays then follow one of this size
+        self._expected = self._replayed(runs)
+        find_node = partial(runs.first_unstable_node, self._samples.weights)
         found = list(
             self._replay(
                 Bug.NONDETERMINISTIC_STEP,
                 "in a second replay of the same batch",
-                padded,
-                self._begins_at(
-                    lambda: self._trials.first_node_after(padded, self._size, (None, None))
-                ),
+                runs,
+                self._begins_at(find_node),
             )
         )
         self._is_unstable = bool(found)
         yield from found
-        is_unusable = any(each.bug is not Bug.NONDETERMINISTIC_ROUNDING for each in found)
+        is_unusable = any(wrong.bug is not Bug.NONDETERMINISTIC_ROUNDING for wrong in found)
         if not self._on_any_rank(is_unusable):
             yield from [*self._vary_pads(), *self._vary_previous(), *self._vary_order()]
         yield from self._stray_writes
 
     @cached_property
-    def _natural(self) -> float:
+    def _natural_ulps(self) -> float:
         """Ulp by which the padded and the unpadded step differ without any graph."""
-        return self._trials.natural_rounding(self._batch, self._size)
+        runs = self._runs()
+        runs.padded()
+        runs.padding_difference()
+        return runs.natural_ulps
 
     def _vary_pads(self) -> Iterator[WrongReplay]:
         """Vary the contents of pad rows, and of the memory that pad rows read."""
-        state = self._trials.state
+        state = self._samples.state
         for value in (math.nan, math.inf):
-            batch = self._requests.padded(self._size, worst_of(value))
+            batch = self._requests.padded(self._size, fill_floats(value))
             variation = f"with {value} in pad rows and reserved slots"
             yield from self._replay_pads(variation, batch, partial(state.poison, value))
         for content, fill in self._fills().items() if self._size > self._live else ():
@@ -147,21 +136,16 @@ class _LiveBatch:
         prepare: Callable[[], object] = lambda: None,
         judge_state: bool = True,
     ) -> Iterator[WrongReplay]:
-        trials = self._trials
-        runs = trials.runs(self._batch, self._size, padded_batch=batch, prepare=prepare)
+        runs = self._runs(padded_batch=batch, prepare=prepare)
+        find_cause = partial(padding_cause, runs, self._samples.weights)
         yield from self._replay(
-            Bug.LEAKING_PAD_ROW,
-            variation,
-            batch,
-            partial(padding_cause, trials.runner, runs, trials.weights),
-            prepare=prepare,
-            judge_state=judge_state,
+            Bug.LEAKING_PAD_ROW, variation, runs, find_cause, judge_state=judge_state
         )
 
     def _fills(self) -> dict[str, Fill]:
-        runner, own = self._trials.runner, self._requests.rows
+        runner, own = self._runner, self._requests.rows
         ahead = runner.steps_ahead()
-        other = self._trials.requests(self._size, which=1).rows
+        other = self._samples.requests(self._size, variant=1).rows
         return {
             "the largest ids": lambda layout, _rows: largest_number(layout, runner.sizes, ahead),
             "copies of row 0": lambda layout, _rows: own[layout.name][:1],
@@ -170,20 +154,19 @@ class _LiveBatch:
 
     def _vary_previous(self) -> Iterator[WrongReplay]:
         """Replay other batches before, at this size and at the next smaller and larger ones."""
-        sizes = self._trials.runner.table.sizes
+        sizes = self._runner.table.sizes
         index = sizes.index(self._size)
         for size in sizes[max(index - 1, 0) : index + 2]:
             is_own = size == self._size
             bug = Bug.STALE_ROWS_OF_A_LARGER_BATCH if is_own else Bug.SIZES_INTERFERE
             variation = f"after a batch of {count_of(size, 'request')}"
-            for which in (1, 2) if is_own else (1,):
-                previous = self._trials.batch(size, which), size
+            for variant in (1, 2) if is_own else (1,):
+                previous = self._samples.draw(size, variant), size
                 own = self._requests.padded(self._size), self._size
-                find_node = partial(
-                    self._trials.first_node_after, self._batch, self._size, (own, previous)
-                )
+                runs = self._runs()
+                find_node = partial(self._samples.first_node_after, runs, (own, previous))
                 yield from self._replay(
-                    bug, variation, self._batch, self._begins_at(find_node), previous=previous
+                    bug, variation, runs, self._begins_at(find_node), previous=previous
                 )
 
     def _vary_order(self) -> Iterator[WrongReplay]:
@@ -193,7 +176,7 @@ class _LiveBatch:
         difference in every order is a bug. Random numbers belong to row indices, so a step that
         draws some cannot be compared.
         """
-        if self._on_any_rank(self._trials.draws):
+        if self._on_any_rank(self._samples.draws):
             return
         indices = range(self._live)
         orders = {tuple(reversed(indices)), (*indices[1:], *indices[:1])} - {tuple(indices)}
@@ -202,26 +185,31 @@ class _LiveBatch:
             yield found[0][0]
 
     def _reorder(self, order: Sequence[int]) -> Iterator[WrongReplay]:
-        expected = in_order(self._expected, order)
-        bug, variation = Bug.ROWS_DEPEND_ON_BATCH_ORDER, f"with requests in the order {list(order)}"
-        is_alone = self._trials.runner.group is None
-        find_cause = (
-            partial(self._trials.cause_in_order, self._requests, order) if is_alone else Cause
-        )
+        samples = self._samples
         yield from self._replay(
-            bug, variation, self._requests.take(order).batch(), find_cause, reordered=expected
+            Bug.ROWS_DEPEND_ON_BATCH_ORDER,
+            f"with requests in the order {list(order)}",
+            samples.runs(self._requests.take(order).batch(), self._size),
+            partial(samples.cause_in_order, self._requests, order, self._size),
+            reordered=in_order(self._expected, order),
         )
+
+    def _runs(self, **options: Any) -> EqualStateRuns:
+        return self._samples.runs(self._batch, self._size, **options)
+
+    def _replayed(self, runs: EqualStateRuns) -> Tensors:
+        self.replays += 1
+        return runs.replay()
 
     def _replay(
         self,
         bug: Bug,
         variation: str,
-        batch: Any,
+        runs: EqualStateRuns,
         find_cause: FindCause,
         *,
-        previous: tuple[Any, int] | None = None,
+        previous: Previous | None = None,
         reordered: Tensors | None = None,
-        prepare: Callable[[], object] = lambda: None,
         judge_state: bool = True,
     ) -> Iterator[WrongReplay]:
         """Replay a batch, and yield the first wrong row; collect a stray write.
@@ -229,21 +217,20 @@ class _LiveBatch:
         Args:
             bug: Class of bug that a wrong row shows.
             variation: What differs from the replay that gave the expected output.
-            batch: The batch.
+            runs: Runs of the batch.
             find_cause: Returns the cause of a wrong row.
             previous: A batch to replay before it, and the captured size of that.
             reordered: Output to expect within rounding, instead of the first one in every bit.
-            prepare: Called before the replay, when state is restored.
             judge_state: Whether to look for stray writes.
         """
-        trials, live = self._trials, self._live
+        samples, live, batch = self._samples, self._live, runs.padded_batch
         if previous is not None:
-            trials.leave(*previous)
-        got = trials.run(batch, self._size, live, prepare)
-        write = trials.state.stray_write(batch) if judge_state else None
+            samples.leave(*previous)
+        got = self._replayed(runs)
+        write = samples.state.stray_write(batch) if judge_state else None
         if write is not None:
             bug_of_write = Bug.WRITE_OUTSIDE_LIVE_SLOTS
-            find_node = partial(trials.first_stray_write, batch, self._size, previous, prepare)
+            find_node = partial(samples.first_stray_write, runs, previous)
             find_writer = partial(self._begins_at(find_node), bug_of_write)
             self._stray_writes.append(
                 WrongReplay(bug_of_write, variation, live, write, find_writer)
@@ -252,45 +239,21 @@ class _LiveBatch:
         differing = partial(first_difference, expected, got, even_owner(live), self._rounding)
         wrong = differing(self._rounding.beside(0.0))
         if self._on_any_rank(wrong is not None):  # the padded and the unpadded step take long
-            wrong = differing(self._rounding.beside(self._natural))
+            wrong = differing(self._rounding.beside(self._natural_ulps))
         if wrong is None and reordered is None and not self._is_unstable:
             bug, wrong = bug.within_rounding, differing()
         if self._on_any_rank(wrong is not None and bool(wrong.distance)):
-            _ = self._natural  # all ranks run it for the text of one
+            _ = self._natural_ulps  # all ranks run it for the text of one
         if wrong is not None:
-            consequence = self._distance(wrong)
+            consequence = distance_text(wrong, self._natural_ulps) if wrong.distance else ""
             if wrong.field == "next_token_logits":
-                consequence += self._acceptance(batch, expected, got)
+                consequence += acceptance_text(self._runner, batch, expected, got)
             yield WrongReplay(bug, variation, live, wrong, partial(find_cause, bug), consequence)
 
     def _begins_at(self, find_node: Callable[[], FirstNode | None]) -> FindCause:
         # On several ranks only one may see the difference, and the others would wait.
-        is_alone = self._trials.runner.group is None
+        is_alone = self._runner.group is None
         return lambda bug: Cause(bug, find_node() if is_alone else None)
 
     def _on_any_rank(self, is_needed: bool) -> bool:
-        return on_any_rank(self._trials.runner, is_needed)
-
-    def _distance(self, wrong: Mismatch) -> str:
-        """Return a sentence on how far numbers differ, beside what the step itself rounds."""
-        if not wrong.distance:
-            return ""
-        return (
-            f" The distance is {wrong.distance}; the padded and the unpadded step differ by "
-            f"{self._natural:.3g} ulp."
-        )
-
-    def _acceptance(self, batch: Any, expected: Tensors, got: Tensors) -> str:
-        """Return a sentence if wrong logits of a verify change how many drafts are accepted."""
-        runner = self._trials.runner
-        if runner.mode is not ForwardMode.TARGET_VERIFY:
-            return ""
-        one, other = (
-            accepted_drafts(runner.spec, batch, rows["next_token_logits"])
-            for rows in (expected, got)
-        )
-        if one is None or other is None or torch.equal(one, other):
-            return ""
-        request = int((one != other).nonzero()[0])
-        drafts = count_of(int(other[request]), "draft")
-        return f" Request {request} then accepts {drafts} instead of {int(one[request])}."
+        return on_any_rank(self._runner, is_needed)

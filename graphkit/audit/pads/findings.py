@@ -6,12 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from graphkit.audit.audit_log import Check
+import torch
+
+from graphkit.audit.audit_log import Check, row_facts, row_text
 from graphkit.audit.bugs import Bug
-from graphkit.audit.padding_cause import Cause, Weights
+from graphkit.audit.padding_cause import Cause
 from graphkit.audit.pads.state_writes import Write
-from graphkit.records import Mismatch, count_of, distinct_text
+from graphkit.ops import verify_tree_greedy
+from graphkit.ops.tree import parents_and_depths
+from graphkit.records import Mismatch, count_of
 from graphkit.runners import Runner
+from graphkit.spec import ForwardMode, SpecConfig
+from graphkit.verify.differences import Tensors
+from graphkit.verify.forward_trace import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,28 @@ def report_wrong_replays(
         check.report(bug.kind, text, advice=bug.value, **facts)
 
 
+def distance_text(wrong: Mismatch, natural_ulps: float) -> str:
+    """Return a sentence on how far numbers differ, beside what the step itself rounds."""
+    return (
+        f" The distance is {wrong.distance}; the padded and the unpadded step differ by "
+        f"{natural_ulps:.3g} ulp."
+    )
+
+
+def acceptance_text(runner: Runner[Any, Any], batch: Any, expected: Tensors, got: Tensors) -> str:
+    """Return a sentence if wrong logits of a verify change how many drafts are accepted."""
+    if runner.mode is not ForwardMode.TARGET_VERIFY:
+        return ""
+    one, other = (
+        accepted_drafts(runner.spec, batch, rows["next_token_logits"]) for rows in (expected, got)
+    )
+    if one is None or other is None or torch.equal(one, other):
+        return ""
+    request = int((one != other).nonzero()[0])
+    drafts = count_of(int(other[request]), "draft")
+    return f" Request {request} then accepts {drafts} instead of {int(one[request])}."
+
+
 def _text_and_facts(replay: WrongReplay) -> tuple[str, dict[str, Any]]:
     error, variation, live = replay.error, replay.variation, replay.live
     if isinstance(error, Write):
@@ -73,10 +102,59 @@ def _text_and_facts(replay: WrongReplay) -> tuple[str, dict[str, Any]]:
         )
         facts = {"field": error.name, "before": error.before, "after": error.after}
         return text, {**facts, "row": error.row}
-    before, after = distinct_text(error.expected, error.got)
-    text = (
-        f"row {error.row} of {error.field} (request {error.request} of {live}) is {after} instead "
-        f"of {before} {variation}."
-    )
-    facts = {"field": error.field, "before": before, "after": after}
-    return text, {**facts, "row": error.row, "request": error.request}
+    facts = {"field": error.field, **row_facts(error)}
+    where, after, before = row_text(error, live), facts["after"], facts["before"]
+    return f"{where} is {after} instead of {before} {variation}.", facts
+
+
+def accepted_drafts(spec: SpecConfig, batch: Any, logits: torch.Tensor) -> torch.Tensor | None:
+    """Return how many drafts the target's greedy choice accepts of each request, int32 [B].
+
+    Args:
+        spec: Draft settings of the batch.
+        batch: A TARGET_VERIFY batch of at least B requests.
+        logits: [B * W, V], of the first B requests.
+
+    Returns:
+        ``None`` if the batch does not define a tree: it has no drafts, or it is a tree without
+        ``custom_mask``.
+    """
+    width = batch.num_tokens // batch.batch_size
+    requests = len(logits) // width
+    if width < 2 or (spec.topk > 1 and batch.custom_mask is None):
+        return None
+    tokens = torch.as_tensor(batch.input_ids, dtype=torch.int64).to(logits.device)
+    parents = _parents(batch.custom_mask, requests, width).to(logits.device)
+    flat = torch.arange(requests * width, device=logits.device)
+    predicts = torch.zeros_like(flat, dtype=torch.int32)
+    accept_index = predicts.new_empty(requests, width)
+    drafts = predicts.new_empty(requests)
+    verify_tree_greedy(
+        predicts, accept_index, drafts,
+        tokens[: requests * width].view(requests, width),
+        flat.view(requests, width),
+        *_links(parents),
+        logits.argmax(-1).view(requests, width),
+    )  # fmt: skip
+    return drafts
+
+
+def _parents(mask: Any, requests: int, width: int) -> torch.Tensor:
+    """Return the parent of each node, int64 [B, W]; -1 for the root."""
+    if mask is None:
+        return (torch.arange(width) - 1).expand(requests, width)
+    return parents_and_depths(torch.as_tensor(mask)[:requests].cpu())[0]
+
+
+def _links(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return first child and next sibling of each node, int64 [B, W]; -1 where there is none."""
+    width = parents.shape[1]
+    node = torch.arange(width, device=parents.device)
+
+    def first(related: torch.Tensor) -> torch.Tensor:
+        index = torch.where(related, node, width).amin(2)
+        return torch.where(index < width, index, -1)
+
+    children = parents[:, None, :] == node[:, None]
+    siblings = (parents[:, None, :] == parents[:, :, None]) & (node > node[:, None])
+    return first(children), first(siblings)

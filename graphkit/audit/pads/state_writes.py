@@ -70,19 +70,21 @@ class WatchedState:
         not written.
         """
         own, reserved = rows_of_batch(batch, self._page_size), reserved_rows(self._page_size)
-        for each in self._watched:
-            pool = next((axis for axis in each.axes if each.is_pool(axis, own, reserved)), None)
+        for watched in self._watched:
+            pool = next(
+                (axis for axis in watched.axes if watched.is_pool(axis, own, reserved)), None
+            )
             if pool is not None:
-                self._pools.append((each, pool))
-                each.prefer(pool)
-            elif each.is_table(self._last_request):
-                self._tables.append(each)
+                self._pools.append((watched, pool))
+                watched.prefer(pool)
+            elif watched.is_table(self._last_request):
+                self._tables.append(watched)
 
     def poison(self, value: float) -> None:
         """Fill the reserved slots of KV pools, except those of integers."""
-        for each, axis in self._pools:
-            if each.tensor.is_floating_point():
-                reserved = each.tensor.narrow(axis.dim, 0, axis.reserved_count(self._page_size))
+        for watched, axis in self._pools:
+            if watched.tensor.is_floating_point():
+                reserved = watched.tensor.narrow(axis.dim, 0, axis.reserved_count(self._page_size))
                 # fill_ refuses values that a dtype lacks, such as infinity in eight bits.
                 reserved.copy_(torch.tensor(value))
 
@@ -94,20 +96,20 @@ class WatchedState:
         """
         requests = rows_of_batch(batch, self._page_size)["requests"]
         others = [row for row in range(1, self._last_request + 1) if row not in requests]
-        for each in self._tables if others else ():
-            each.tensor[0] = each.tensor[others[-1]]
+        for table in self._tables if others else ():
+            table.tensor[0] = table.tensor[others[-1]]
         return bool(self._tables and others)
 
     def stray_write(self, batch: Any) -> Write | None:
         """Return the first changed row that is neither the batch's nor reserved."""
         allowed = rows_of_batch(batch, self._page_size)
-        judged = [each for each in self._watched if each.axes]
+        judged = [watched for watched in self._watched if watched.axes]
         # The first axis is nearly always the right one, so the device is waited for only once.
-        found = [each.stray_rows(each.axes[0], allowed).any() for each in judged]
+        found = [watched.stray_rows(watched.axes[0], allowed).any() for watched in judged]
         suspect = torch.stack(found).tolist() if found else []
         writes = (
-            each.stray_write(allowed)
-            for each, is_suspect in zip(judged, suspect, strict=True)
+            watched.stray_write(allowed)
+            for watched, is_suspect in zip(judged, suspect, strict=True)
             if is_suspect
         )
         return next((write for write in writes if write is not None), None)
@@ -135,7 +137,7 @@ class _WatchedTensor:
             (axis, self.stray_rows(axis, allowed).nonzero().flatten().tolist())
             for axis in self.axes
         ]
-        axis, rows = min(strays, key=lambda each: len(each[1]))
+        axis, rows = min(strays, key=lambda found: len(found[1]))
         return Write(self.name, rows[0], *self._values(axis, rows[0])) if rows else None
 
     def is_pool(self, axis: RowAxis, own: RowsByKind, reserved: RowsByKind) -> bool:
@@ -162,7 +164,7 @@ class _WatchedTensor:
 def _without_parts(state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the state without empty tensors and parts of other tensors, whose rows are shifted."""
     kept: dict[str, torch.Tensor] = {}
-    for name, tensor in sorted(state.items(), key=lambda each: _containers_first(each[1])):
+    for name, tensor in sorted(state.items(), key=lambda item: _containers_first(item[1])):
         if tensor.numel() and not any(_is_part(tensor, whole) for whole in kept.values()):
             kept[name] = tensor
     return ((name, tensor) for name, tensor in state.items() if name in kept)

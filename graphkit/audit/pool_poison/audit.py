@@ -8,36 +8,41 @@ differ, it searches for the bytes and for the node that reads them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from graphkit.audit.audit_log import AuditLog, Check
+from graphkit.audit.audit_log import AuditLog, Check, argument_text, row_facts
 from graphkit.audit.live_tensors import LiveTensors
-from graphkit.audit.pool_poison.findings import allocation_at, report_stale_read
+from graphkit.audit.pool_poison.effects import PoisonedReplays
 from graphkit.audit.pool_poison.memory import PoolMemory
 from graphkit.audit.pool_poison.ranges import (
     FILLS,
     Poison,
     Range,
-    range_of,
     ranges_to_fill,
+    tensor_range,
     without,
 )
 from graphkit.audit.pool_poison.stale_reads import StaleRead, first_stale_read
-from graphkit.audit.pool_poison.trials import PoisonTrials
-from graphkit.graphs import StateSnapshot
+from graphkit.graphs import Allocation, StateSnapshot
 from graphkit.records import count_of
 from graphkit.runners import Runner
 from graphkit.runners.reachable_objects import roots_of
 from graphkit.targets import CaptureTarget
-from graphkit.verify.comparison import restorable_state
+from graphkit.verify.equal_state_runs import restorable_state
 
 _SEED = 70
 _MOST = 8
 """Findings per graph."""
+_ADVICE = (
+    "Write the memory in the forward before it is read, for example with zeros instead of empty, "
+    "or allocate and fill it before the capture. Declare memory that the host fills on purpose as "
+    "kept_memory, and fill it again after a sleep and a wake-up."
+)
 
 
 def audit_pool_poison(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
@@ -65,45 +70,44 @@ def audit_pool_poison(target: CaptureTarget, runner: Runner[Any, Any], log: Audi
     live = LiveTensors(
         roots_of(target.forwards[runner.mode]), ignored=[block.data for block in memory.blocks]
     )
-    with memory.preserved():
-        for size in runner.table:
-            with (
-                log.check("pool-poison", runner.mode.name, size) as check,
-                StateSnapshot(restorable_state(runner), runner.device) as start,
-            ):
-                batch = target.batch(runner.mode, min(size, runner.table.max_batch_size), _SEED)
-                trials = PoisonTrials(runner, batch, size, memory, start)
-                _Search(target, trials, live, check).run()
+    for size in runner.table:
+        with (
+            log.check("pool-poison", runner.mode.name, size) as check,
+            StateSnapshot(restorable_state(runner), runner.device, memory.restore) as start,
+        ):
+            batch = target.batch(runner.mode, min(size, runner.table.max_batch_size), _SEED)
+            replays = PoisonedReplays(runner, batch, size, memory, start)
+            _Search(target, replays, live, check).run()
 
 
 class _Search:
     """The search for stale memory at one captured size."""
 
     def __init__(
-        self, target: CaptureTarget, trials: PoisonTrials, live: LiveTensors, check: Check
+        self, target: CaptureTarget, replays: PoisonedReplays, live: LiveTensors, check: Check
     ) -> None:
-        self._trials, self._live, self._check = trials, live, check
+        self._replays, self._live, self._check = replays, live, check
         self._weights = target.weights
-        runner, graphs = trials.runner, trials.runner.graphs
-        self._own = graphs[trials.size].allocations
-        self._all = [each for graph in graphs.values() for each in graph.allocations]
+        runner, graphs = replays.runner, replays.runner.graphs
+        self._own = graphs[replays.size].allocations
+        self._all = [allocation for graph in graphs.values() for allocation in graph.allocations]
         declared = chain.from_iterable(
             tensors.values() for tensors in runner.memory_names(target.weights).values()
         )
-        outputs = tree_leaves(graphs[trials.size].output)
+        outputs = tree_leaves(graphs[replays.size].output)
         kept = (*outputs, *declared, *target.kept_tensors().values())
-        self._kept = [range_of(tensor) for tensor in kept]
+        self._kept = [tensor_range(tensor) for tensor in kept]
 
     def run(self) -> None:
         """Report every read of stale memory that is found."""
-        tested, trials, runner = 0, self._trials, self._trials.runner
+        tested, replays, runner = 0, self._replays, self._replays.runner
         for fill in FILLS:
-            blocks = trials.memory.blocks
+            blocks = replays.memory.blocks
             poison = Poison(fill, ranges_to_fill(fill, blocks, self._kept, self._own, self._all))
             tested = max(tested, sum(end - begin for begin, end in poison.ranges))
-            while len(self._check.findings) < _MOST and trials.effect(poison) is not None:
-                nodes = runner.inspect(trials.size, weights=self._weights).nodes
-                read = first_stale_read(trials, nodes, poison)
+            while len(self._check.findings) < _MOST and replays.effect(poison) is not None:
+                nodes = runner.inspect(replays.size, weights=self._weights).nodes
+                read = first_stale_read(replays, nodes, poison)
                 if read is None:
                     self._check.text = (
                         "not judged: replays of the same batch differ, although memory is equal"
@@ -120,11 +124,74 @@ class _Search:
     def _report(self, read: StaleRead) -> Range:
         """Report a read, and return the range of the memory that it reads from."""
         address = read.unit[0]
-        is_live = self._trials.memory.block_of(address).is_live
+        is_live = self._replays.memory.block_at(address).is_live
         name = self._live.name(address) if is_live else ""
-        allocation = allocation_at(address, is_live, self._own, self._all)
-        report_stale_read(self._check, read, name, allocation)
+        allocation = _allocation_at(address, is_live, self._own, self._all)
+        _report_stale_read(self._check, read, name, allocation)
         return read.unit if allocation is None else (allocation.begin, allocation.end)
+
+
+def _report_stale_read(
+    check: Check, read: StaleRead, name: str, allocation: Allocation | None
+) -> None:
+    """Report a read of pool memory before it is written.
+
+    Args:
+        check: Receives the finding.
+        read: The read.
+        name: Where a live Python object holds the memory; empty if none does.
+        allocation: What allocated it during the capture, if it is known.
+    """
+    memory = f": `{name}`" if name else ""
+    if allocation is not None:
+        op = allocation.op.split("::")[-1].split(".")[0]
+        line = f" at {allocation.source}" if allocation.source else ""
+        memory += f"{',' if name else ': memory'} allocated by `{op}`{line}"
+    node, mismatch = read.node, read.effect.mismatch
+    reader = "a node, whose arguments do not point there,"
+    if node is not None:
+        reader = f"`{node.short_name}` (node {node.index})"
+        if read.argument is not None:
+            reader = argument_text(node, read.argument)
+    line = allocation.source if allocation is not None else ""
+    check.report(
+        "stale pool memory",
+        f"{reader} reads memory of the graph pool before any node writes it{memory}. With "
+        f"{read.fill.text} there, {read.effect.text}.",
+        node=node,
+        argument=read.argument,
+        field=read.effect.field,
+        names=(name,) if name else (),
+        cause="; ".join((line or name, *((node.module, node.source) if node else ()))),
+        advice=_ADVICE,
+        **({} if mismatch is None else row_facts(mismatch)),
+    )
+
+
+def _allocation_at(
+    address: int, is_live: bool, own: Sequence[Allocation], others: Sequence[Allocation]
+) -> Allocation | None:
+    """Return what allocated memory that a replay reads before it writes it, if it is known.
+
+    Args:
+        address: An address in the memory.
+        is_live: Whether a tensor holds the memory, which was then allocated last.
+        own: Allocations of the captures of the graph that reads.
+        others: Those of all graphs, in the order of their captures.
+    """
+    if is_live:
+        return next(
+            (
+                allocation
+                for allocation in reversed(others)
+                if allocation.begin <= address < allocation.end
+            ),
+            None,
+        )
+    unset = (allocation for allocation in own if not allocation.is_initialised)
+    return next(
+        (allocation for allocation in unset if allocation.begin <= address < allocation.end), None
+    )
 
 
 def _device_segments(device: torch.device) -> list[Range]:
@@ -132,4 +199,6 @@ def _device_segments(device: torch.device) -> list[Range]:
     if device.type != "cuda":
         return []
     segments = torch.cuda.memory_snapshot()
-    return [(each["address"], each["address"] + each["total_size"]) for each in segments]
+    return [
+        (segment["address"], segment["address"] + segment["total_size"]) for segment in segments
+    ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 
@@ -28,14 +27,6 @@ class PoolMemory:
         self.blocks = sorted(blocks, key=lambda block: block.begin)
         self._saved = [block.data.clone() for block in self.blocks]
         self._addresses = [_address_words(saved, device_segments) for saved in self._saved]
-
-    @contextmanager
-    def preserved(self) -> Iterator[None]:
-        """Restore all bytes after a block, also after an error."""
-        try:
-            yield
-        finally:
-            self.restore()
 
     def restore(self) -> None:
         """Restore all bytes. Enqueues the copies on the current stream."""
@@ -63,7 +54,7 @@ class PoolMemory:
                     break
                 yield block.data[max(begin - block.begin, 0) : end - block.begin]
 
-    def block_of(self, address: int) -> PoolBlock:
+    def block_at(self, address: int) -> PoolBlock:
         """Return the block that an address is in."""
         return self.blocks[bisect_right(self.blocks, address, key=lambda block: block.end)]
 
@@ -73,7 +64,7 @@ def _address_words(data: torch.Tensor, segments: Sequence[Range]) -> torch.Tenso
     if not segments:
         return torch.empty(0, dtype=torch.int64)
     edges = sorted(segments)
-    begins, ends = (torch.tensor(each, device=data.device) for each in zip(*edges, strict=True))
+    begins, ends = (torch.tensor(edge, device=data.device) for edge in zip(*edges, strict=True))
     found = []
     for index, words in enumerate(data.view(torch.int64).split(_CHUNK // 8)):
         at = torch.bucketize(words, begins, right=True) - 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from graphkit.graphs import Allocation, PoolBlock
-from graphkit.graphs.operands import extent_bytes
+from graphkit.graphs.operations import extent_bytes
 
 UNIT = 512
 """Bytes that are searched as one; the allocator of CUDA memory rounds sizes up to it."""
@@ -64,7 +64,7 @@ class Poison:
     @property
     def units(self) -> int:
         """Number of units; a range begins with a new one, which ends at a multiple of ``UNIT``."""
-        return sum(_units(*each) for each in self.ranges)
+        return sum(_units(*span) for span in self.ranges)
 
     def first(self, units: int) -> Poison:
         """Return the overwriting of the first units alone."""
@@ -111,17 +111,21 @@ def _float_ranges(
     A live block holds the tensor that was allocated there last. Scratch memory holds the results of
     the replay itself: those that it reads before it writes them are uninitialised.
     """
-    last = {each.begin: each for each in others}
+    last = {allocation.begin: allocation for allocation in others}
     live = [block for block in blocks if block.is_live]
     for block in live:
         if block.begin in last and last[block.begin].dtype.is_floating_point:
             yield block.begin, block.end
-    floats = [(each.begin, each.end) for each in own if each.dtype.is_floating_point]
+    floats = [
+        (allocation.begin, allocation.end)
+        for allocation in own
+        if allocation.dtype.is_floating_point
+    ]
     holes = [(block.begin, block.end) for block in live]
     holes += [
-        (each.begin, each.end)
-        for each in own
-        if not (each.is_initialised or each.dtype.is_floating_point)
+        (allocation.begin, allocation.end)
+        for allocation in own
+        if not (allocation.is_initialised or allocation.dtype.is_floating_point)
     ]
     yield from without(floats, holes)
 
@@ -137,7 +141,7 @@ def without(ranges: Iterable[Range], holes: Iterable[Range]) -> list[Range]:
     remaining = []
     for begin, end in ranges:
         at = begin
-        for hole in merged[bisect_right(merged, begin, key=lambda each: each[1]) :]:
+        for hole in merged[bisect_right(merged, begin, key=lambda hole: hole[1]) :]:
             if hole[0] >= end:
                 break
             if at < hole[0]:
@@ -148,7 +152,7 @@ def without(ranges: Iterable[Range], holes: Iterable[Range]) -> list[Range]:
     return remaining
 
 
-def range_of(tensor: torch.Tensor) -> Range:
+def tensor_range(tensor: torch.Tensor) -> Range:
     """Return the range from a tensor's first element to the end of its last."""
     return tensor.data_ptr(), tensor.data_ptr() + extent_bytes(tensor)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphkit.audit.node_switches import Incomparable, bisected, switches
+from graphkit.audit.pool_poison.effects import Effect, PoisonedReplays
 from graphkit.audit.pool_poison.ranges import Fill, Poison, Range
-from graphkit.audit.pool_poison.trials import Effect, PoisonTrials
 from graphkit.graphs import Stage
 from graphkit.graphs.walk.node_order import execution_order
 from graphkit.records import Node
@@ -33,33 +33,33 @@ class StaleRead:
 
 
 def first_stale_read(
-    trials: PoisonTrials, nodes: Sequence[Node], poison: Poison
+    replays: PoisonedReplays, nodes: Sequence[Node], poison: Poison
 ) -> StaleRead | None:
     """Return the read of the lowest address, by bisection over the units that are overwritten.
 
     Args:
-        trials: Replays of the batch.
+        replays: Replays of the batch.
         nodes: Nodes of the graph.
         poison: An overwriting that changes the replay.
 
     Returns:
         The read; ``None`` if repeated replays do not agree.
     """
-    unit = bisected(lambda units: trials.effect(poison.first(units)) is not None, poison.units)
-    if unit is None or trials.effect(poison.first(unit)) is not None:
+    unit = bisected(lambda units: replays.effect(poison.first(units)) is not None, poison.units)
+    if unit is None or replays.effect(poison.first(unit)) is not None:
         return None
-    effect = trials.effect(poison.first(unit + 1))
+    effect = replays.effect(poison.first(unit + 1))
     if effect is None:
         return None
     span = poison.unit(unit)
-    around = trials.memory.block_of(span[0]).begin, span[1]
-    node = _first_dependent(trials, nodes, poison, unit) or _first_pointing(nodes, around)
+    around = replays.memory.block_at(span[0]).begin, span[1]
+    node = _first_dependent(replays, nodes, poison, unit) or _first_pointing(nodes, around)
     argument = None if node is None else _nearest_argument(node, around)[1]
     return StaleRead(span, poison.fill, effect, node, argument)
 
 
 def _first_dependent(
-    trials: PoisonTrials, nodes: Sequence[Node], poison: Poison, unit: int
+    replays: PoisonedReplays, nodes: Sequence[Node], poison: Poison, unit: int
 ) -> Node | None:
     """Return the first node after which memory depends on a unit, by bisection over the nodes.
 
@@ -69,12 +69,12 @@ def _first_dependent(
     span = poison.unit(unit)
     always_on = {node.index for node in nodes if node.module == Stage.REFRESH}
     try:
-        with switches(trials.runner.graphs[trials.size], nodes) as switched:
+        with switches(replays.runner.graphs[replays.size], nodes) as switched:
 
             def differ(count: int) -> bool:
                 switched.keep_first(count, always_on)
                 before, after = (
-                    trials.image(poison.first(units), switched.graph, span)
+                    replays.image(poison.first(units), switched.graph, span)
                     for units in (unit, unit + 1)
                 )
                 return before != after
@@ -106,4 +106,4 @@ def _nearest_argument(node: Node, around: Range) -> tuple[int, int | None]:
         for pointer in argument.pointers
         if begin <= pointer.address < end
     ]
-    return max(found, default=(0, None), key=lambda each: each[0])
+    return max(found, default=(0, None), key=lambda found: found[0])

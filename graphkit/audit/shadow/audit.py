@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.audit_log import AuditLog, requests_text
 from graphkit.audit.shadow.watch import ShadowWatch
 from graphkit.graphs import StateSnapshot
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
-from graphkit.verify.comparison import restorable_state
+from graphkit.verify import live_sizes
+from graphkit.verify.equal_state_runs import restorable_state
 
 _SEED = 50
 
@@ -31,16 +32,10 @@ def audit_shadow(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
                 bisect=True,
                 tolerance=log.tolerance,
             )
-            live_sizes = _live_sizes(min(size, runner.table.max_batch_size))
+            sizes = live_sizes(runner.table, size)
             with StateSnapshot(restorable_state(runner), runner.device), watch:
-                for live in live_sizes:
+                for live in sizes:
                     batch = target.batch(runner.mode, live, _SEED + live)
                     runner.replay(batch, padded_batch_size=size)
             check.findings += watch.findings
-            lives = ", ".join(map(str, live_sizes))
-            check.text = f"compared with the padded and the unpadded step: {lives} live"
-
-
-def _live_sizes(largest: int) -> list[int]:
-    """Return live batch sizes with many pads, some, one and none."""
-    return sorted({1, -(-largest // 2), max(largest - 1, 1), largest})
+            check.text = f"compared {requests_text(sizes)} with the padded and the unpadded step"

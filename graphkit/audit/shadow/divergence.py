@@ -5,17 +5,16 @@ Both should consist of the same nodes with the same arguments, and compute the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import nn
-
 from graphkit.audit.node_switches import Incomparable
-from graphkit.audit.shadow.op_steps import first_result_difference
-from graphkit.audit.shadow.prefixes import first_memory_difference
+from graphkit.audit.shadow.first_results import (
+    first_memory_difference,
+    first_result_difference,
+)
 from graphkit.graphs import (
     UNSET_MARKER,
     Attribution,
@@ -32,8 +31,9 @@ from graphkit.graphs.walk.capture_differences import (
 )
 from graphkit.records import Node, Pointer
 from graphkit.runners import Runner
-from graphkit.verify import Rounding, StepRuns
+from graphkit.verify import EqualStateRuns, Rounding
 from graphkit.verify.differences import Tensors, even_owner, first_difference
+from graphkit.verify.forward_trace import Weights
 
 _EQUAL = "A new capture replays alike: the step itself behaves differently while it is captured."
 CanonicalNodes = Sequence[CanonicalNode]
@@ -62,39 +62,38 @@ class _ArgumentDifference:
 
 
 def first_divergence(
-    runner: Runner[Any, Any],
-    runs: StepRuns,
-    weights: nn.Module | Mapping[str, torch.Tensor] | None = None,
+    runs: EqualStateRuns,
+    weights: Weights = None,
 ) -> Divergence:
     """Capture a size again, next to the runner's graph, and find the first node that differs.
 
     Runs the forward. Leaves state and random numbers changed.
 
     Args:
-        runner: Captured. No other batch may run meanwhile.
         runs: Runs of a batch whose replay is wrong.
         weights: The model, or its weights by name, to name nodes by.
     """
-    size, names = runs.padded_batch_size, runner.memory_names(weights)
+    runner, size = runs.runner, runs.padded_batch_size
+    names = runner.memory_names(weights)
     graph = runner.graphs[size]
     is_recorded = runner.backend.name == "recorder"
     runs.start.restore()
     others = () if is_recorded else _other_captures(runner, size, names)
     with _new_capture(runner, size, Attribution(weights)) as new:
-        before, after = (inspect_graph(each, names=names).nodes for each in (graph, new))
+        before, after = (inspect_graph(captured, names=names).nodes for captured in (graph, new))
         captures = [canonical_nodes(new, names), *others]
         differences = list(_common_differences(canonical_nodes(graph, names), captures))
         argument = _first_argument(differences, before, after)
         if is_recorded:
-            return _earlier(argument, first_result_difference(graph, new, runs.replay_of), after)
+            return _earlier(argument, first_result_difference(graph, new, runs.replay), after)
         try:
-            result = _first_memory_difference(runner, (graph, new), (before, after), runs.replay_of)
+            result = _first_memory_difference(runner, (graph, new), (before, after), runs.replay)
         except Incomparable as error:
             if argument is not None:
                 return _earlier(argument, None, after)
             return Divergence(f"A new capture has the same nodes; {error}.")
         if result is not None:  # different arguments of earlier nodes did not change any result
-            later = (each for each in differences if each.node >= result)
+            later = (difference for difference in differences if difference.node >= result)
             argument = _first_argument(later, before, after)
         return _earlier(argument, result, after)
 
@@ -139,27 +138,31 @@ def _first_argument(
     differences: Iterable[CaptureDifference], before: Nodes, after: Nodes
 ) -> _ArgumentDifference | None:
     """Return the first difference of nodes and arguments that has a meaning."""
-    for each in differences:
-        if each.what == "number of nodes":
-            text = f"A new capture has {each.after} nodes; the graph has {each.before}."
-            return _ArgumentDifference(each.node, text)
-        one, other = _pointer(before[each.node], each), _pointer(after[each.node], each)
+    for difference in differences:
+        index = difference.node
+        if difference.what == "number of nodes":
+            text = f"A new capture has {difference.after} nodes; the graph has {difference.before}."
+            return _ArgumentDifference(index, text)
+        one, other = _pointer(before[index], difference), _pointer(after[index], difference)
         if one and other and one.memory == other.memory == "pool":
             continue  # each graph has its own memory
-        name = after[each.node].short_name
-        if each.what == "kernel":
+        name = after[index].short_name
+        if difference.what == "kernel":
             text = (
-                f"Node {each.node} of a new capture is {name}; in the graph it is "
-                f"{before[each.node].short_name}."
+                f"Node {index} of a new capture is {name}; in the graph it is "
+                f"{before[index].short_name}."
             )
         else:
-            values = one.name if one else each.before, other.name if other else each.after
+            values = (
+                one.name if one else difference.before,
+                other.name if other else difference.after,
+            )
             text = (
-                f"A new capture differs first in node {each.node} ({name}): "
-                f"{_property_name(after[each.node], each)} is {values[1]}; in the graph it is "
+                f"A new capture differs first in node {index} ({name}): "
+                f"{_property_name(after[index], difference)} is {values[1]}; in the graph it is "
                 f"{values[0]}."
             )
-        return _ArgumentDifference(each.node, text)
+        return _ArgumentDifference(index, text)
     return None
 
 
@@ -186,11 +189,15 @@ def _common_differences(
     Bytes in which the new captures differ from each other have no meaning.
     """
     unset = differing_bytes(*captures)
-    first, *others = (list(capture_differences(graph, each, unset)) for each in captures)
-    found = [{(each.node, each.argument, each.offset) for each in other} for other in others]
-    for each in first:
-        if all((each.node, each.argument, each.offset) in other for other in found):
-            yield each
+    first, *others = (list(capture_differences(graph, capture, unset)) for capture in captures)
+    found = [{_place(difference) for difference in other} for other in others]
+    for difference in first:
+        if all(_place(difference) in other for other in found):
+            yield difference
+
+
+def _place(difference: CaptureDifference) -> tuple[int, int | None, int | None]:
+    return difference.node, difference.argument, difference.offset
 
 
 def _other_captures(
@@ -209,7 +216,7 @@ def _new_capture(
     runner: Runner[Any, Any], size: int, attribution: Attribution | None
 ) -> Iterator[CapturedGraph]:
     """Capture a size as the runner does, after the larger ones, but in a new memory pool."""
-    sizes = [each for each in runner.table if each >= size]
+    sizes = [other for other in runner.table if other >= size]
     backend = runner.backend
     if isinstance(backend, CudaBackend):
         new_pool = CudaBackend(runner.device)

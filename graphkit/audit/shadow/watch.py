@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from torch import nn
 
-from graphkit.audit.audit_log import Check
+from graphkit.audit.audit_log import Check, row_facts, row_text
 from graphkit.audit.bugs import Bug
 from graphkit.audit.padding_cause import Cause, padding_cause
-from graphkit.audit.shadow.changed_state import changed_state
+from graphkit.audit.row_axes import changed_state
 from graphkit.audit.shadow.divergence import Divergence, first_divergence
 from graphkit.config import require_int, require_type
 from graphkit.graphs import StateSnapshot
-from graphkit.records import Finding, Mismatch, count_of, distinct_text
+from graphkit.records import Finding, Mismatch, count_of
 from graphkit.runners import Runner
 from graphkit.runners.observe import ObservedReplay
 from graphkit.runners.reachable_objects import ReachableObjects
-from graphkit.verify import StepRuns, check_tolerance
+from graphkit.verify import EqualStateRuns, check_tolerance
 from graphkit.verify.differences import Tensors
+from graphkit.verify.forward_trace import Weights
 
 _GRAPH = (
     "The graph kept a value or an address that has changed since. Watch with bisect=True, or run "
@@ -42,7 +42,7 @@ class _Replay:
         after: The state after it.
     """
 
-    runs: StepRuns
+    runs: EqualStateRuns
     output: Tensors
     after: StateSnapshot
 
@@ -93,7 +93,7 @@ class ShadowWatch:
         runner: Runner[Any, Any],
         *,
         every: int = 100,
-        weights: nn.Module | Mapping[str, torch.Tensor] | None = None,
+        weights: Weights = None,
         bisect: bool = False,
         tolerance: float = 1.0,
     ) -> None:
@@ -126,7 +126,9 @@ class ShadowWatch:
         objects = ReachableObjects({self._runner.step.name: self._runner.step.forward})
         before = self._snapshot(objects)
         output = observed()
-        runs = StepRuns(self._runner, batch, observed.padded_batch_size, before, self._tolerance)
+        runs = EqualStateRuns(
+            self._runner, batch, observed.padded_batch_size, before, self._tolerance
+        )
         replay = _Replay(runs, output.clone().tensors(), self._snapshot(objects))
         try:
             self._compare(replay)
@@ -162,17 +164,17 @@ class ShadowWatch:
     def _report_frozen(self, replay: _Replay) -> bool:
         """Report host numbers that have changed since capture and that the graph keeps."""
         found = self._runner.frozen_values(replay.size)
-        for each in found:
-            values = {"before": each.before, "after": each.after, "names": (each.name,)}
-            facts = {**values, "argument": each.argument, "node": each.node}
-            self._report("baked value", replay, each.name, each.text, _FROZEN, **facts)
+        for value in found:
+            values = {"before": value.before, "after": value.after, "names": (value.name,)}
+            facts = {**values, "argument": value.argument, "node": value.node}
+            self._report("baked value", replay, value.name, value.text, _FROZEN, **facts)
         return bool(found)
 
     def _judge_graph(self, replay: _Replay, padded: Tensors, state: list[str]) -> bool:
         """Report why a replay differs from its padded run.
 
         Returns:
-            Whether the step can be compared, see ``StepRuns.judge_graph``.
+            Whether the step can be compared, see ``EqualStateRuns.judge_graph``.
         """
         left = self._snapshot()
         verdict = replay.runs.judge_graph(padded, replay.output)
@@ -200,10 +202,10 @@ class ShadowWatch:
     def _changed_state(self, snapshot: StateSnapshot, replay: _Replay) -> list[str]:
         return changed_state(snapshot, replay.runs.batch, self._runner.sizes.page_size)
 
-    def _why_padding(self, runs: StepRuns) -> Cause:
-        return padding_cause(self._runner, runs, self._weights)
+    def _why_padding(self, runs: EqualStateRuns) -> Cause:
+        return padding_cause(runs, self._weights)
 
-    def _why_unstable(self, runs: StepRuns) -> Cause:
+    def _why_unstable(self, runs: EqualStateRuns) -> Cause:
         is_alone = self._runner.group is None
         first = runs.first_unstable_node(self._weights) if is_alone else None
         return Cause(Bug.NONDETERMINISTIC_STEP, first)
@@ -214,7 +216,7 @@ class ShadowWatch:
         wrong: Mismatch,
         names: tuple[str, str],
         bug: Bug,
-        find: Callable[[StepRuns], Cause],
+        find: Callable[[EqualStateRuns], Cause],
     ) -> None:
         """Report a wrong row once, with its cause from further runs of the batch.
 
@@ -249,13 +251,12 @@ class ShadowWatch:
         more: str = "",
         **facts: Any,
     ) -> None:
-        before, after = distinct_text(wrong.expected, wrong.got)
+        facts |= row_facts(wrong)
         distance = f" ({wrong.distance})" if wrong.distance else ""
         text = (
-            f"row {wrong.row} of {wrong.field} (request {wrong.request} of {replay.live}) is "
-            f"{after} {runs[0]} and {before} {runs[1]}{distance}.{more}"
+            f"{row_text(wrong, replay.live)} is {facts['after']} {runs[0]} and {facts['before']} "
+            f"{runs[1]}{distance}.{more}"
         )
-        facts |= {"row": wrong.row, "request": wrong.request, "before": before, "after": after}
         self._report(kind, replay, wrong.field, text, advice, **facts)
 
     def _report(
@@ -273,7 +274,7 @@ class ShadowWatch:
 
     def _bisected(self, replay: _Replay) -> Divergence:
         try:
-            return first_divergence(self._runner, replay.runs, self._weights)
+            return first_divergence(replay.runs, self._weights)
         except Exception as error:  # the finding is reported anyway
             return Divergence(f"A new capture fails: {type(error).__name__}: {error}")
 

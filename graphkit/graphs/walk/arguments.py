@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from graphkit.graphs.operands import Operand
+from graphkit.graphs.operations import Operand
 from graphkit.graphs.walk.memory_map import MemoryMap
 from graphkit.records import Argument, Pointer
 

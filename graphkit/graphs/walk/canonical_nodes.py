@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from graphkit.graphs.cuda import CudaGraph
+from graphkit.graphs.cuda_graph import CudaGraph
 from graphkit.graphs.driver import memory_kind
 from graphkit.graphs.host_memory import HostMemory
 from graphkit.graphs.recorded_graph import RecordedGraph

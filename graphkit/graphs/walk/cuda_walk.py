@@ -10,7 +10,7 @@ import torch
 
 from graphkit.errors import InspectError
 from graphkit.graphs.attribution import NodeOrigin
-from graphkit.graphs.cuda import CudaGraph
+from graphkit.graphs.cuda_graph import CudaGraph
 from graphkit.graphs.driver import memory_kind
 from graphkit.graphs.walk.arguments import decode
 from graphkit.graphs.walk.driver_nodes import DriverNode, DriverWalk

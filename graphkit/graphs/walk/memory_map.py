@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from graphkit.graphs.operands import extent_bytes
+from graphkit.graphs.operations import extent_bytes
 from graphkit.records import Pointer, Segment
 
 _LOWEST_MAPPED, _PAGE_BITS = 1 << 40, 12

@@ -14,7 +14,7 @@ import torch
 
 from graphkit.errors import InspectError
 from graphkit.graphs.attribution import NodeOrigin
-from graphkit.graphs.operands import distinct_bytes
+from graphkit.graphs.operations import distinct_bytes, schema, storage_id, tensors_in
 from graphkit.graphs.recorded_graph import RecordedGraph
 from graphkit.graphs.recorded_op import RecordedOp
 from graphkit.graphs.walk.memory_map import MemoryMap, NamedTensors
@@ -112,17 +112,17 @@ def edges_of(ops: tuple[RecordedOp, ...]) -> Iterator[Edge]:
     writers: dict[int, int] = {}
     for index, op in enumerate(ops):
         arguments = list(_schema_arguments(op))
-        used = [_storage(t) for _, value, _ in arguments for t in tensors_in(value)]
+        used = [storage_id(t) for _, value, _ in arguments for t in tensors_in(value)]
         for source in dict.fromkeys(writers[s] for s in used if s in writers):
             yield Edge(source=source, target=index)
         written = [t for _, value, is_written in arguments if is_written for t in tensors_in(value)]
         for tensor in (*written, *op.results):
-            writers[_storage(tensor)] = index
+            writers[storage_id(tensor)] = index
 
 
 def _schema_arguments(op: RecordedOp) -> Iterator[tuple[str, Any, bool]]:
     """Yield each argument's name and value, and whether the operation writes it."""
-    declared = {argument.name: argument for argument in op.op._schema.arguments}
+    declared = {argument.name: argument for argument in schema(op.op).arguments}
     for name, value in (*zip(declared, op.args, strict=False), *op.kwargs.items()):
         alias = declared[name].alias_info
         yield name, value, alias is not None and alias.is_write
@@ -136,7 +136,7 @@ def _arguments(op: RecordedOp, memory: MemoryMap) -> Iterator[Argument]:
 
 
 def _argument(name: str, value: Any, memory: MemoryMap) -> Argument:
-    tensors = list(tensors_in(value))
+    tensors = tensors_in(value)
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     pointers = tuple(filter(None, (_pointer(tensor, memory) for tensor in tensors)))
     if isinstance(value, torch.Tensor):
@@ -166,16 +166,3 @@ def repr_without_address(value: Any) -> str:
 def _short_repr(value: Any) -> str:
     text = repr_without_address(value)
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield an argument that is a tensor, or the tensors of one that is a list."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from tensors_in(each)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

@@ -16,7 +16,7 @@ from statistics import median, quantiles
 from typing import Any
 
 import torch
-from torch._C._autograd import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined]  # not in its __all__
 from torch.profiler import ProfilerActivity, profile
 
 from graphkit.graphs.walk.node_order import critical_path, execution_order

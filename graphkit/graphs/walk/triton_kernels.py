@@ -1,7 +1,8 @@
 """Parameter names of the Triton kernels that this process has loaded.
 
 A compiled kernel keeps the sizes of its parameters, not their names. Triton and torch.compile keep
-the names in Python objects, beside the handle of the loaded function.
+the names in Python objects, beside the handle of the loaded function. Their attributes are private:
+checked on Triton 3.6 and 3.7. With another version, parameters have no names.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class BatchComparison:
         wrong = first_difference(expected, got, lambda row, _: row, self._rounding, self._ulps)
         difference = None
         if wrong is not None:
-            tokens = [int(each[_LOGITS][wrong.row].argmax()) for each in (expected, got)]
+            tokens = [int(output[_LOGITS][wrong.row].argmax()) for output in (expected, got)]
             difference = self._difference(runner, batch, wrong, tokens)
         self.record = WrapperRecord(rows=rows, largest_difference=largest, difference=difference)
         return difference is None
@@ -113,7 +113,7 @@ class BatchComparison:
         tokens: Sequence[int],
     ) -> WrapperDifference:
         """Return the difference of a row, with the first module that differs."""
-        source = next(each for each in batch.sources if wrong.row in each.rows)
+        source = next(source for source in batch.sources if wrong.row in source.rows)
         position = source.positions[list(source.rows).index(wrong.row)]
         first, both_call = self._first_module(runner, batch, wrong.row, source, position)
         no_module = "No module that both call differs." if both_call else ""

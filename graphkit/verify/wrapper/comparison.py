@@ -14,7 +14,7 @@ from graphkit.records import WrapperRecord
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget
-from graphkit.verify.comparison import restorable_state
+from graphkit.verify.equal_state_runs import restorable_state
 from graphkit.verify.rounding import Rounding
 from graphkit.verify.wrapper.batch_comparison import BatchComparison
 from graphkit.verify.wrapper.batches import SERVED_FIELDS, WrapperBatch, WrapperBatches
@@ -70,7 +70,7 @@ def compare_wrapper(
         comparison = BatchComparison(target, logits, rounding, windows)
         comparison.measure_rounding(requests[0])
         length = len(requests[0].prompt)
-        state = {name: each for r in runners for name, each in restorable_state(r).items()}
+        state = {name: tensor for r in runners for name, tensor in restorable_state(r).items()}
         stack.enter_context(StateSnapshot(state, runners[0].device))
         for runner, batch in _batches(runners, requests):
             if not comparison.agrees(runner, batch):

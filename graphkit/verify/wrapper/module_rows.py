@@ -157,7 +157,7 @@ def module_paths(roots: Iterable[object], known: Mapping[nn.Module, str]) -> dic
     paths: dict[nn.Module, str] = {}
     modules = [root for root in roots if isinstance(root, nn.Module)]
     shared = set(known.values())
-    for root in [*(_counterpart(each, shared) for each in modules), *modules]:
+    for root in [*(_counterpart(module, shared) for module in modules), *modules]:
         for path, module in root.named_modules():
             paths.setdefault(module, known.get(module, path or type(module).__name__))
     return paths
@@ -169,7 +169,7 @@ def _counterpart(root: nn.Module, known: Collection[str]) -> nn.Module:
     def shared(module: nn.Module) -> int:
         return sum(path in known for path, _ in module.named_modules())
 
-    candidates = (each for path, each in root.named_modules() if path.count(".") < _LEVELS)
+    candidates = (module for path, module in root.named_modules() if path.count(".") < _LEVELS)
     best: nn.Module = max(candidates, key=shared)
     return best
 
@@ -191,7 +191,7 @@ def _agree(expected: torch.Tensor, got: torch.Tensor, ulps: float, dtype: torch.
         return True
     if not (expected.is_floating_point() and got.is_floating_point()):
         return torch.equal(expected, got)
-    eps = max(torch.finfo(each).eps for each in (dtype, expected.dtype, got.dtype))
+    eps = max(torch.finfo(kind).eps for kind in (dtype, expected.dtype, got.dtype))
     one, other = expected.double(), got.double()
     return torch.allclose(
         one, other, rtol=0, atol=ulps * eps * float(one.abs().max()), equal_nan=True

@@ -66,6 +66,6 @@ def _shared_by(
         yield "bound: another graph writes it"
     end = buffer.address + buffer.size
     for other in modes:
-        for each in other.buffers if other is not mode else ():
-            if buffer.address < each.address + each.size and each.address < end:
-                yield other.mode if each.field == buffer.field else f"{other.mode}.{each.field}"
+        for found in other.buffers if other is not mode else ():
+            if buffer.address < found.address + found.size and found.address < end:
+                yield other.mode if found.field == buffer.field else f"{other.mode}.{found.field}"

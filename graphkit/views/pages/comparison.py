@@ -7,6 +7,7 @@ from functools import partial
 
 from graphkit.diff import diff_graphs
 from graphkit.records import (
+    FieldChange,
     GraphDiff,
     GraphRecord,
     MetricChange,
@@ -15,7 +16,7 @@ from graphkit.records import (
     figure_heading,
 )
 from graphkit.views.formatting import size, us
-from graphkit.views.pages.node import page_of_node
+from graphkit.views.pages.node import page_by_index
 from graphkit.views.pages.page import Column, GraphLinks, Link, Page, Row, Siblings, section
 from graphkit.views.selection import NamedGraph
 
@@ -62,12 +63,12 @@ def comparison_page(
 
 def _sections(diff: GraphDiff, before: GraphRecord, after: GraphRecord) -> Iterator[Row]:
     sections = {
-        "summary": ("", [_sentence(each) for each in diff.words]),
-        "figures": ("", [_metric(each) for each in diff.figures]),
-        "arguments": ("", [_sentence(each) for each in diff.details]),
-        "changed": ("", [_change(each, after) for each in diff.changed]),
-        "added": ("good", [_node(each, after, is_new=True) for each in diff.added]),
-        "removed": ("bad", [_node(each, before, is_new=False) for each in diff.removed]),
+        "summary": ("", [_sentence(sentence) for sentence in diff.words]),
+        "figures": ("", [_metric(change) for change in diff.figures]),
+        "arguments": ("", [_sentence(sentence) for sentence in diff.details]),
+        "changed": ("", [_change(change, after) for change in diff.changed]),
+        "added": ("good", [_node(node, after, is_new=True) for node in diff.added]),
+        "removed": ("bad", [_node(node, before, is_new=False) for node in diff.removed]),
     }
     for name, (tone, rows) in sections.items():
         values = (f"{name}: {len(rows):,}", None, None, None)
@@ -80,27 +81,32 @@ def _sentence(text: str) -> Row:
 
 def _metric(change: MetricChange) -> Row:
     show = size if change.name.endswith("_bytes") else us
-    before, after = (None if each is None else show(each) for each in (change.before, change.after))
-    return Row(key=change.name, values=(figure_heading(change.name), before, after, None))
+    values = (change.before, change.after)
+    texts = (None if value is None else show(value) for value in values)
+    return Row(key=change.name, values=(figure_heading(change.name), *texts, None))
 
 
 def _change(change: NodeChange, after: GraphRecord) -> Row:
     return Row(
         key=f"changed {change.after}",
         values=(change.name, f"#{change.before}", f"#{change.after}", change.module or None),
-        note="; ".join(f"{each.field}: {each.before} -> {each.after}" for each in change.changes),
+        note="; ".join(map(_field_change, change.changes)),
         make_children=partial(_fields, change),
-        links={"open": partial(page_of_node, after, change.after)},
+        links={"open": partial(page_by_index, after, change.after)},
     )
 
 
 def _fields(change: NodeChange) -> Iterator[Row]:
-    for each in change.changes:
+    for field in change.changes:
         yield Row(
-            key=f"changed {change.after} {each.field}",
-            values=(each.field, each.before, each.after, None),
-            note=f"{each.field}: {each.before} -> {each.after}",
+            key=f"changed {change.after} {field.field}",
+            values=(field.field, field.before, field.after, None),
+            note=_field_change(field),
         )
+
+
+def _field_change(field: FieldChange) -> str:
+    return f"{field.field}: {field.before} -> {field.after}"
 
 
 def _node(node: Node, graph: GraphRecord, *, is_new: bool) -> Row:
@@ -110,5 +116,5 @@ def _node(node: Node, graph: GraphRecord, *, is_new: bool) -> Row:
         key=f"{'added' if is_new else 'removed'} {node.index}",
         values=(node.short_name, before, after, node.module or None),
         note=f"{index} {node.name}",
-        links={"open": partial(page_of_node, graph, node.index)},
+        links={"open": partial(page_by_index, graph, node.index)},
     )

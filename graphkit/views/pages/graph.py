@@ -1,26 +1,33 @@
 """Page of one graph: the modules whose forward made its nodes, and what the nodes cost.
 
-Those of a whole step are inside its phases.
+In a whole step, the modules are inside of its phases.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
 from graphkit.records import GraphRecord, Node, extent
+from graphkit.views.facts import further_time_facts, time_facts
 from graphkit.views.formatting import bar, size, us
-from graphkit.views.module_tree import Branch, duration_of, shortened
+from graphkit.views.module_tree import (
+    Branch,
+    equal_layers,
+    module_tree,
+    node_phases,
+    shortened,
+    total_us,
+)
 from graphkit.views.pages.graph_groups import GraphGroup
-from graphkit.views.pages.node import note_of, page_of_node
+from graphkit.views.pages.node import node_note, page_by_index
 from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column
-from graphkit.views.parts import common_part, parts_of
-from graphkit.views.phases import phases_of, step_tree
-from graphkit.views.source_lines import source_cell
-from graphkit.views.times import further_time_facts, time_facts
+from graphkit.views.parts import common_part, node_parts
+from graphkit.views.selection import NamedGraph
+from graphkit.views.source_code import source_cell
 
 _OPEN_ROWS = 16
 """Rows that a terminal of 24 lines shows."""
@@ -43,6 +50,29 @@ def graph_page(group: GraphGroup, index: int) -> Page:
         empty="this graph has no nodes",
         nodes=graph.nodes,
     )
+
+
+def picture_page(named: NamedGraph) -> Page:
+    """Return the page of a graph alone; of equal layers of a large one, only the first one's nodes.
+
+    For pictures and texts, in which nothing can be opened or closed.
+    """
+    page, (_, graph) = graph_page(GraphGroup((named,)), 0), named
+    return replace(page, rows=tuple(_without_repeats(page.rows, equal_layers(module_tree(graph)))))
+
+
+def _without_repeats(rows: Iterable[Row], equal: Mapping[str, str]) -> Iterator[Row]:
+    """Yield the rows without those inside of layers that equal an earlier one."""
+    for row in rows:
+        around = f"{row.key}."
+        first = next((other for path, other in equal.items() if around.startswith(f"{path}.")), "")
+        if first:
+            name, *others = row.values
+            yield replace(row, values=(f"{name}, as {first}", *others), make_children=None)
+        elif row.make_children and not row.is_run:
+            yield replace(row, make_children=partial(_without_repeats, row.children, equal))
+        else:
+            yield row
 
 
 def _crumb(title: str, graph: GraphRecord) -> str:
@@ -100,8 +130,8 @@ class _Tree:
     """Makes the rows of modules and nodes when they are needed."""
 
     def __init__(self, graph: GraphRecord) -> None:
-        self.root, self._graph = step_tree(graph), graph
-        self._phases, self._parts = frozenset(phases_of(graph)), parts_of(graph)
+        self.root, self._graph = module_tree(graph), graph
+        self._phases, self._parts = frozenset(node_phases(graph)), node_parts(graph)
         programmatic = (edge.target for edge in graph.edges if edge.kind == "programmatic")
         self._programmatic = frozenset(programmatic)
         needs = {_ALWAYS}
@@ -142,7 +172,7 @@ class _Tree:
         first, last = nodes[0], nodes[-1]
         return Row(
             key=f"#{first.index} x{len(nodes)}",
-            values=self._values(f"{_name(first)} x{len(nodes)}", nodes, duration_of(nodes), first),
+            values=self._values(f"{_name(first)} x{len(nodes)}", nodes, total_us(nodes), first),
             note=f"{len(nodes)} equal nodes, #{first.index} to #{last.index}",
             make_children=lambda: map(self._node, nodes),
             is_run=True,
@@ -154,8 +184,8 @@ class _Tree:
         return Row(
             key=f"#{node.index}",
             values=self._values(_name(node), [node], node.duration_us, node),
-            note=note_of(node),
-            links={"open": partial(page_of_node, self._graph, node.index)},
+            note=node_note(node),
+            links={"open": partial(page_by_index, self._graph, node.index)},
             nodes=(node,),
             part=self._parts[node.index],
         )

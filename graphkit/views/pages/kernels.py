@@ -8,10 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 from graphkit.records import GraphRecord, Node, count_of
-from graphkit.views.addressed_bytes import addressed_bytes, unknown_bytes_reason
 from graphkit.views.formatting import bar, size, us
-from graphkit.views.module_tree import duration_of
-from graphkit.views.pages.node import note_of, page_of_node
+from graphkit.views.module_tree import total_us
+from graphkit.views.pages.node import node_note, page_by_index
 from graphkit.views.pages.page import (
     Column,
     GraphLinks,
@@ -38,7 +37,7 @@ _MOST_GB_PER_S = 20_000.0
 """More than caches and memories of present GPUs deliver: the kernel used a part of the tensors."""
 _TOO_FAST = f"no GB/s: above {_MOST_GB_PER_S:,.0f}, so that it uses a part of its tensors"
 BYTES_NOTE = (
-    "Bytes are those of the tensors that the arguments of a kernel point to. They are unknown "
+    "Bytes are the sizes of the tensors that the arguments of a kernel point to. They are unknown "
     "where the record has no tensor for a pointer, such as a workspace of cuBLAS. A rate above "
     f"{_MOST_GB_PER_S:,.0f} GB/s is left out, because such a kernel uses a part of its tensors."
 )
@@ -49,7 +48,7 @@ def kernels_page(graphs: Sequence[NamedGraph], index: int, links: GraphLinks = n
     """Return the kernels of a graph by total time, in each its modules, in these their nodes.
 
     Modules that differ in the number of their layer only, as ``layers.0.mlp``, share a row. The
-    bytes are those of the tensors that the arguments point to, as ``addressed_bytes`` counts them:
+    bytes are the sizes of the tensors that the arguments point to, as ``addressed_bytes`` counts:
     a node that reads a part of a tensor counts all of it. GB/s are these bytes per time, and empty
     where no memory is as fast.
     """
@@ -106,8 +105,8 @@ def _nodes(graph: GraphRecord, nodes: Iterable[Node], costs: _Costs) -> Iterator
         yield Row(
             key=f"#{node.index}",
             values=costs.values(f"#{node.index}", [node]),
-            note=note_of(node),
-            links={"open": partial(page_of_node, graph, node.index)},
+            note=node_note(node),
+            links={"open": partial(page_by_index, graph, node.index)},
             nodes=(node,),
         )
 
@@ -116,7 +115,7 @@ class _Costs:
     """Columns of a graph's page, and the values of rows in them."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        self.whole = duration_of(nodes)
+        self.whole = total_us(nodes)
         self.has_bytes = any(addressed_bytes([node]) is not None for node in nodes)
         self.columns = (*_COLUMNS, *_BYTES) if self.has_bytes else _COLUMNS
 
@@ -132,7 +131,7 @@ class _Costs:
         return _TOO_FAST if rate is None and is_measured else ""
 
     def values(self, name: str, nodes: Sequence[Node]) -> tuple[object, ...]:
-        duration, whole = duration_of(nodes), self.whole
+        duration, whole = total_us(nodes), self.whole
         measured = sum(node.duration_us is not None for node in nodes)
         share = duration / whole if duration is not None and whole else None
         mean = duration / measured if duration is not None and measured else None
@@ -150,8 +149,47 @@ def _groups(nodes: Iterable[Node], key: Callable[[Node], Hashable]) -> list[list
     found: dict[Hashable, list[Node]] = {}
     for node in nodes:
         found.setdefault(key(node), []).append(node)
-    return sorted(found.values(), key=lambda group: (-(duration_of(group) or 0.0), -len(group)))
+    return sorted(found.values(), key=lambda group: (-(total_us(group) or 0.0), -len(group)))
 
 
 def _any_layer(module: str) -> str:
     return _LAYER.sub("*", module)
+
+
+def addressed_bytes(nodes: Sequence[Node]) -> int | None:
+    """Return the bytes of all tensors that the nodes' arguments point to, summed over the nodes.
+
+    A node may read a part of a tensor, such as some rows of an embedding or of a KV pool, so this
+    is an upper bound of the distinct bytes that it reads and writes. Within a node, bytes that
+    several arguments point to count once, even if the node reads and writes them.
+
+    Returns:
+        ``None`` if a node has no pointers, or if the size behind one of them is not in the record.
+    """
+    by_node = [_node_bytes(node) for node in nodes]
+    known = [num_bytes for num_bytes in by_node if num_bytes is not None]
+    return sum(known) if known and len(known) == len(by_node) else None
+
+
+def unknown_bytes_reason(nodes: Sequence[Node]) -> str:
+    """Return why ``addressed_bytes`` is unknown, as a clause; empty if it is known."""
+    for node in nodes:
+        pointers = [pointer for argument in node.arguments for pointer in argument.pointers]
+        if not pointers:
+            return f"no argument of #{node.index} is known to be a pointer"
+        unsized = next((pointer for pointer in pointers if not pointer.size), None)
+        if unsized:
+            where = unsized.name or unsized.memory
+            return f"the record has no tensor for {where}, which #{node.index} points to"
+    return ""
+
+
+def _node_bytes(node: Node) -> int | None:
+    pointers = [pointer for argument in node.arguments for pointer in argument.pointers]
+    if not all(pointer.size for pointer in pointers):
+        return None
+    end = total = 0
+    for begin, length in sorted((pointer.address, pointer.size) for pointer in pointers):
+        total += max(0, begin + length - max(begin, end))
+        end = max(end, begin + length)
+    return total or None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from graphkit.records import GraphRecord, Segment, count_of
 from graphkit.views.formatting import size
@@ -19,7 +20,6 @@ from graphkit.views.pages.page import (
     no_links,
 )
 from graphkit.views.selection import NamedGraph
-from graphkit.views.uses import LiveCounts, live_counts, uses_of
 
 _NOTE = (
     "Memory counts as used from the first to the last node that points to it. The record has no "
@@ -107,7 +107,7 @@ def _live(targets: _Targets, total: int) -> LiveCounts:
     by_address: dict[int, set[int]] = {}
     for (address, _, _), nodes in targets.items():
         by_address.setdefault(address, set()).update(nodes)
-    return live_counts([uses_of(nodes, total) for nodes in by_address.values()], total)
+    return live_counts([node_uses(nodes, total) for nodes in by_address.values()], total)
 
 
 def _segment(segment: Segment, inside: _Targets, total: int) -> Row:
@@ -138,7 +138,74 @@ def _target_rows(targets: _Targets, total: int) -> Iterator[Row]:
         limit = f"; at most {size(after - address)}, then the next address" if after else ""
         yield Row(
             key=f"{address:#x} {memory} {name}",
-            values=(f"{address:#x} {name}", len(nodes), None, None, memory, uses_of(nodes, total)),
+            values=(
+                f"{address:#x} {name}",
+                len(nodes),
+                None,
+                None,
+                memory,
+                node_uses(nodes, total),
+            ),
             note=f"{name or memory}, argument of {indices}{limit}",
             tone="bad" if memory == "freed" else "",
         )
+
+
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+_WIDTH = 20
+"""Cells of a picture, as text."""
+
+
+class Uses(NamedTuple):
+    """The nodes that use an address.
+
+    Attributes:
+        first, last: Positions of the first and of the last node.
+        nodes: Positions of all of them.
+        total: Number of nodes of the graph.
+    """
+
+    first: int
+    last: int
+    nodes: tuple[int, ...]
+    total: int
+
+    def draw(self, width: int = _WIDTH) -> str:
+        """Return blocks where nodes use the address, and shade from the first to the last one."""
+        used = {_cell(node, self.total, width) for node in self.nodes}
+        begin, end = min(used), max(used)
+        return " " * begin + "".join("█" if at in used else "░" for at in range(begin, end + 1))
+
+
+class LiveCounts(NamedTuple):
+    """Number of addresses between their first and their last use, at each node."""
+
+    counts: tuple[int, ...]
+
+    def draw(self, width: int = _WIDTH) -> str:
+        """Return the largest number of each cell as a bar of an eighth to a whole cell."""
+        total, cells = len(self.counts), [0] * width
+        for node, count in enumerate(self.counts):
+            cell = _cell(node, total, width)
+            cells[cell] = max(cells[cell], count)
+        most = max(cells, default=0) or 1
+        return "".join(_EIGHTHS[-(-count * 8 // most)] for count in cells).rstrip()
+
+
+def node_uses(nodes: Iterable[int], total: int) -> Uses:
+    """Return the uses by these nodes, at least one, of a graph of ``total`` nodes."""
+    found = tuple(sorted(nodes))
+    return Uses(found[0], found[-1], found, total)
+
+
+def live_counts(uses: Sequence[Uses], total: int) -> LiveCounts:
+    """Return how many of the addresses are in use at each of ``total`` nodes."""
+    changes = [0] * (total + 1)
+    for use in uses:
+        changes[use.first] += 1
+        changes[use.last + 1] -= 1
+    return LiveCounts(tuple(accumulate(changes[:total])))
+
+
+def _cell(node: int, total: int, width: int) -> int:
+    return min(node * width // max(total, 1), max(width - 1, 0))

@@ -10,7 +10,7 @@ from graphkit.views.formatting import size, us
 from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column, section
 from graphkit.views.source_code import source_code
 
-_COLUMNS = (
+NODE_COLUMNS = (
     Column(name="fact"),
     Column(name="value", least=24),
     Column(name="kind", rank=1, most=9),
@@ -18,17 +18,19 @@ _COLUMNS = (
     count_column("bytes", 2),
 )
 _NONE = (None, None, None)
+_HEADER = ("kind", "module", "source", "time")
+"""Facts that the head of the page repeats."""
 _EDGES = {"programmatic": "programmatic (PDL): the later node starts before the earlier one ends"}
 
 
-def note_of(node: Node) -> str:
+def node_note(node: Node) -> str:
     """Return a node's number, its origin and its full name, the longest one last."""
     op = node.op if node.op != node.name else ""
     note = (f"#{node.index}", node.module, op, node.source, node.name)
     return " · ".join(filter(None, note))
 
 
-def page_of_node(graph: GraphRecord, index: int) -> Page:
+def page_by_index(graph: GraphRecord, index: int) -> Page:
     """Return the page of the first node with that ``Node.index``, which must exist."""
     return node_page(graph, next(at for at, n in enumerate(graph.nodes) if n.index == index))
 
@@ -37,42 +39,34 @@ def node_page(graph: GraphRecord, at: int) -> Page:
     """Return everything about ``graph.nodes[at]``."""
     node = graph.nodes[at]
     rows = (
-        *_fact_rows(node),
+        *(Row(key=n, values=(n, text, *_NONE), note=text) for n, text in node_facts(node)),
         *_source_rows(node),
-        *_argument_rows(node),
+        *_argument_section(node),
         *_neighbour_rows(graph, node),
     )
     return Page(
         title=f"#{node.index} {node.short_name}",
         crumb=" > ".join(filter(None, (node.module, f"#{node.index} {node.short_name}"))),
-        facts=tuple(
-            (name, text)
-            for name, text in (*_origin(node), *_launch(node))
-            if text and name in ("kind", "module", "source", "time")
-        ),
-        columns=_COLUMNS,
+        facts=tuple(fact for fact in node_facts(node) if fact[0] in _HEADER),
+        columns=NODE_COLUMNS,
         rows=rows,
         opened=frozenset(row.key for row in rows if row.make_children),
         siblings=Siblings(count=len(graph.nodes), index=at, make=partial(node_page, graph)),
     )
 
 
-def _fact_rows(node: Node) -> Iterator[Row]:
-    for name, text in (*_origin(node), *_launch(node)):
-        if text:
-            yield Row(key=name, values=(name, text, None, None, None), note=text)
+def node_facts(node: Node) -> Iterator[tuple[str, str]]:
+    """Yield name and text of what is known of a node's origin and of its launch."""
+    yield from ((name, text) for name, text in _facts(node) if text)
 
 
-def _origin(node: Node) -> Iterator[tuple[str, str]]:
+def _facts(node: Node) -> Iterator[tuple[str, str]]:
     yield "name", node.name
     yield "kind", node.kind
     yield "module", node.module
     yield "op", node.op
     yield "source", node.source
     yield "scope", node.scope
-
-
-def _launch(node: Node) -> Iterator[tuple[str, str]]:
     yield "time", "" if node.duration_us is None else f"{us(node.duration_us)} us"
     yield "starts at", "" if node.start_us is None else f"{us(node.start_us)} us"
     yield "grid", extent(node.grid)
@@ -102,9 +96,14 @@ def _source_rows(node: Node) -> Iterator[Row]:
     yield section(title, (title, text, *_NONE), rows, note=note)
 
 
-def _argument_rows(node: Node) -> Iterator[Row]:
+def _argument_section(node: Node) -> Iterator[Row]:
     if node.arguments:
-        yield _section("arguments", [_argument(at, each) for at, each in enumerate(node.arguments)])
+        yield _section("arguments", [*argument_rows(node)])
+
+
+def argument_rows(node: Node) -> Iterator[Row]:
+    """Yield the arguments of a node, and inside of each structure its pointers."""
+    return (_argument(at, argument) for at, argument in enumerate(node.arguments))
 
 
 def _argument(at: int, argument: Argument) -> Row:
@@ -137,7 +136,7 @@ def _pointer(
 
 
 def _neighbour_rows(graph: GraphRecord, node: Node) -> Iterator[Row]:
-    names = {each.index: each.short_name for each in graph.nodes}
+    names = {other.index: other.short_name for other in graph.nodes}
     for title, others in _neighbours(graph, node).items():
         if others:
             yield _section(
@@ -154,7 +153,7 @@ def _neighbours(graph: GraphRecord, node: Node) -> dict[str, list[tuple[int, Edg
         "waits for": [(edge.source, edge) for edge in graph.edges if edge.target == node.index],
         "waited for by": [(edge.target, edge) for edge in graph.edges if edge.source == node.index],
         "is in": [] if node.parent is None else [(node.parent, None)],
-        "holds": [(each.index, None) for each in graph.nodes if each.parent == node.index],
+        "holds": [(other.index, None) for other in graph.nodes if other.parent == node.index],
     }
 
 
@@ -167,7 +166,7 @@ def _neighbour(
         key=key,
         values=(f"#{index}", text, None, None, None),
         note=f"#{index} {text}",
-        links={} if name is None else {"open": partial(page_of_node, graph, index)},
+        links={} if name is None else {"open": partial(page_by_index, graph, index)},
     )
 
 

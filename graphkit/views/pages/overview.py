@@ -13,9 +13,8 @@ from graphkit.records import (
     count_of,
     figure_heading,
 )
-from graphkit.views.environment import environment_facts
+from graphkit.views.facts import environment_facts
 from graphkit.views.formatting import size, us
-from graphkit.views.loops import loop_text
 from graphkit.views.pages.buffers import buffers_link
 from graphkit.views.pages.graph import graph_page
 from graphkit.views.pages.graph_groups import GraphGroup, graph_groups
@@ -34,7 +33,7 @@ def overview_page(record: CaptureRecord) -> Page:
         facts=tuple(_facts(record)),
         columns=_columns(record),
         rows=tuple(_mode_row(mode, record, groups) for mode in record.modes),
-        notes=tuple(f"{mode.mode} {each}" for mode in record.modes for each in _remarks(mode)),
+        notes=tuple(f"{mode.mode} {remark}" for mode in record.modes for remark in _remarks(mode)),
         opened=frozenset(mode.mode for mode in record.modes),
         empty="no mode was captured",
     )
@@ -66,8 +65,8 @@ def _mode_row(mode: ModeRecord, record: CaptureRecord, groups: Sequence[GraphGro
     return Row(
         key=mode.mode,
         values=(
-            mode.mode, None, sum(each.pool_bytes for each in mode.sizes),
-            sum(each.capture_ms for each in mode.sizes), None,
+            mode.mode, None, sum(captured.pool_bytes for captured in mode.sizes),
+            sum(captured.capture_ms for captured in mode.sizes), None,
             stats.replays if stats else None, stats.padded_rows if stats else None, fallbacks,
         ),
         note="; ".join(_remarks(mode)),
@@ -102,10 +101,10 @@ def _loop_row(loop: LoopRecord, key: str) -> Row:
         values = name, nodes, *(None for _ in range(6))
         return section(f"{key} {name}", values, children, note=note)
 
-    size, has_switch = sum(each.num_nodes for each in loop.bodies), len(loop.bodies) > 1
+    size, has_switch = sum(body.num_nodes for body in loop.bodies), len(loop.bodies) > 1
     bodies = [
-        row(f"{f'{at}: ' * has_switch}body of size {each.batch_size}", each.num_nodes)
-        for at, each in enumerate(loop.bodies)
+        row(f"{f'{at}: ' * has_switch}body of size {body.batch_size}", body.num_nodes)
+        for at, body in enumerate(loop.bodies)
     ]
     inside = [row("SWITCH size", size, bodies)] if has_switch else bodies
     parts = row("prologue", loop.prologue_nodes), row("WHILE again", size, inside)
@@ -116,38 +115,49 @@ def _loop_row(loop: LoopRecord, key: str) -> Row:
 def _size_rows(
     mode: ModeRecord, record: CaptureRecord, groups: Sequence[GraphGroup]
 ) -> Iterator[Row]:
-    for each in mode.sizes:
-        replays = mode.stats.replays_by_size.get(each.batch_size, 0) if mode.stats else None
+    for captured in mode.sizes:
+        replays = mode.stats.replays_by_size.get(captured.batch_size, 0) if mode.stats else None
         yield Row(
-            key=f"{mode.mode} {each.batch_size}",
+            key=f"{mode.mode} {captured.batch_size}",
             values=(
-                f"size {each.batch_size}", each.num_nodes, each.pool_bytes, each.capture_ms,
-                each.replay_us, replays, None, None,
+                f"size {captured.batch_size}", captured.num_nodes, captured.pool_bytes,
+                captured.capture_ms, captured.replay_us, replays, None, None,
             ),
-            note=f"{mode.mode} {'; '.join((_checked(each), *_remarks(mode)))}",
-            links=_links(record, mode, each, groups),
+            note=f"{mode.mode} {'; '.join((_checked(captured), *_remarks(mode)))}",
+            links=_links(record, mode, captured, groups),
         )  # fmt: skip
 
 
-def _checked(each: SizeRecord) -> str:
-    facts = [f"size {each.batch_size}, {count_of(each.num_tokens, 'row')}"]
-    if each.eager_us is not None:
-        facts.append(f"{us(each.eager_us)} us eager")
-    if each.largest_difference is not None:
+def _checked(captured: SizeRecord) -> str:
+    facts = [f"size {captured.batch_size}, {count_of(captured.num_tokens, 'row')}"]
+    if captured.eager_us is not None:
+        facts.append(f"{us(captured.eager_us)} us eager")
+    if captured.largest_difference is not None:
         facts.append(
-            f"largest difference from eager {each.largest_difference:.2g} "
-            f"(batches compared: {each.batches_compared:,})"
+            f"largest difference from eager {captured.largest_difference:.2g} "
+            f"(batches compared: {captured.batches_compared:,})"
         )
     return ", ".join(facts)
 
 
 def _links(
-    record: CaptureRecord, mode: ModeRecord, each: SizeRecord, groups: Sequence[GraphGroup]
+    record: CaptureRecord, mode: ModeRecord, captured: SizeRecord, groups: Sequence[GraphGroup]
 ) -> dict[str, Link]:
     links: dict[str, Link] = dict.fromkeys(("open", "compare", "memory"), _NO_GRAPHS)
     links["buffers"] = buffers_link(record.modes, mode.mode)
     for group in groups:
         for index, (_, graph) in enumerate(group.graphs):
-            if (graph.mode, graph.batch_size) == (mode.mode, each.batch_size):
+            if (graph.mode, graph.batch_size) == (mode.mode, captured.batch_size):
                 links = {"open": partial(graph_page, group, index), **group.links(index)}
     return links
+
+
+def loop_text(loop: LoopRecord) -> str:
+    """Return the composition of a loop on one line."""
+    bodies = "; ".join(
+        f"{index}: body of size {body.batch_size}, {count_of(body.num_nodes, 'node')}"
+        for index, body in enumerate(loop.bodies)
+    )
+    inside = f"SWITCH size {{ {bodies} }}" if len(loop.bodies) > 1 else bodies.partition(": ")[2]
+    prologue = f"prologue, {count_of(loop.prologue_nodes, 'node')}"
+    return f"{loop.kind} loop: {prologue}; WHILE again {{ {inside} }}"

@@ -14,7 +14,7 @@ from graphkit.views.icicle import Level
 Link: TypeAlias = "Callable[[], Page] | str"
 """Makes the page that a key leads to; or a sentence that says why there is none."""
 GraphLinks: TypeAlias = "Callable[[int], Mapping[str, Link]]"
-"""Returns the links to the pages of a graph, given its index in a group."""
+"""Returns the links to the pages of the graph with that index in a group."""
 
 
 def no_links(_index: int) -> Mapping[str, Link]:
@@ -36,8 +36,8 @@ class Column:
         narrow: Width in cells to which it shrinks before other columns are left out; 0 for none.
         draw: Returns a picture of a value in that many cells, for the screen; ``None`` for text.
         axis: Texts at both ends of the heading of a picture; empty for the column's name.
-        tint: Colours cells by ``part``, that of their row, or by ``heat``, a value that is a share.
-        sums_up: True if the cell of a row repeats what those of the rows inside it say: a search
+        tint: Colours cells by the ``part`` of their row, or by ``heat``, a value that is a share.
+        sums_up: True if the cell of a row repeats what the rows inside of it say: a search
             finds only the innermost of them.
     """
 
@@ -67,7 +67,7 @@ class Row:
         is_run: True if the rows inside are equal and this one sums them up.
         links: Pages that keys lead to, by name; ``open`` is the Enter key.
         nodes: Nodes of a graph that it shows or sums up.
-        part: Part of a step that all of them belong to, as ``parts_of`` names it; empty if several.
+        part: Name of the part of a step that all of them belong to; empty if several.
     """
 
     key: str
@@ -197,6 +197,6 @@ def count_column(name: str, rank: int, show: Callable[[Any], str] = "{:,}".forma
 
 
 def section(key: str, values: tuple[Any, ...], rows: Iterable[Row], **facts: Any) -> Row:
-    """Return a row with the given rows inside it; without any it cannot be opened."""
+    """Return a row that contains rows; without any it cannot be opened."""
     made = tuple(rows)
     return Row(key=key, values=values, make_children=(lambda: made) if made else None, **facts)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from graphkit.records import GraphRecord, Node, end_of, timeline_of
+from graphkit.views.facts import PROFILED, time_facts
 from graphkit.views.formatting import us
-from graphkit.views.icicle import icicle_of
-from graphkit.views.pages.node import note_of, page_of_node
+from graphkit.views.icicle import module_levels
+from graphkit.views.pages.node import node_note, page_by_index
 from graphkit.views.pages.page import (
     Column,
     GraphLinks,
@@ -22,17 +24,15 @@ from graphkit.views.pages.page import (
     count_column,
     no_links,
 )
-from graphkit.views.parts import parts_of
-from graphkit.views.replay import branches_of
+from graphkit.views.parts import node_parts
 from graphkit.views.selection import NamedGraph
-from graphkit.views.source_lines import source_cell
-from graphkit.views.times import PROFILED, time_facts
+from graphkit.views.source_code import source_cell
 
 _WIDTH = 20
 """Cells of a node's place in the replay, as text."""
 
 
-class _Span(NamedTuple):
+class Span(NamedTuple):
     """Times of a node, in us, and of the gap before it, if there is one."""
 
     begin: float
@@ -44,7 +44,7 @@ class _Span(NamedTuple):
 def timeline_page(graphs: Sequence[NamedGraph], index: int, links: GraphLinks = no_links) -> Page:
     """Return the measured nodes of a graph in the order in which they started."""
     title, graph = graphs[index]
-    spans = _spans(graph)
+    spans = replay_spans(graph)
     has_branches = any(span.branch for _, span in spans)
     ends = (span.end for _, span in spans if math.isfinite(span.end))
     whole = max((end for end in ends if end > 0), default=1.0)
@@ -62,7 +62,7 @@ def timeline_page(graphs: Sequence[NamedGraph], index: int, links: GraphLinks = 
         empty="no replay of this graph was measured",
         nodes=graph.nodes,
     )
-    icicle = icicle_of(graph)
+    icicle = module_levels(graph)
 
     def between(begin: float, end: float) -> Page:
         window = Window(begin=begin, end=end, whole=whole, icicle=icicle, make=between)
@@ -95,10 +95,10 @@ def _columns(begin: float, end: float, whole: float, *, has_branches: bool) -> t
     )
 
 
-def _picture(span: _Span, width: int, begin: float, end: float) -> str:
+def _picture(span: Span, width: int, begin: float, end: float) -> str:
     """Return a node's place in a window of time: at least one cell, after the gap before it.
 
-    Arrows show where a node outside of the window is; those of further branches are shaded.
+    Arrows show where a node outside of the window is; nodes of further branches are shaded.
     """
     if span.begin < begin and span.end <= begin:
         return "<"
@@ -120,7 +120,7 @@ def _share(time: float, begin: float, end: float) -> float:
     return min(1.0, max(0.0, share))  # in this order: NaN is not more than 0.0
 
 
-def _facts(graph: GraphRecord, spans: Sequence[tuple[Node, _Span]]) -> Iterator[tuple[str, str]]:
+def _facts(graph: GraphRecord, spans: Sequence[tuple[Node, Span]]) -> Iterator[tuple[str, str]]:
     yield from time_facts(graph)
     longest = max(timeline_of(graph.nodes).gaps, key=lambda gap: gap.us, default=None)
     if longest:
@@ -130,21 +130,22 @@ def _facts(graph: GraphRecord, spans: Sequence[tuple[Node, _Span]]) -> Iterator[
         yield "branches", f"{branches}, side by side"
 
 
-def _spans(graph: GraphRecord) -> list[tuple[Node, _Span]]:
-    pairs = zip(graph.nodes, branches_of(graph), strict=True)
+def replay_spans(graph: GraphRecord) -> list[tuple[Node, Span]]:
+    """Return the measured nodes in the order in which they started, and when each one ran."""
+    pairs = zip(graph.nodes, node_branches(graph), strict=True)
     found = [(node, branch or 0) for node, branch in pairs if node.start_us is not None]
     found.sort(key=lambda pair: (pair[0].start_us or 0.0, pair[0].index))
     gaps = {gap.node: gap.us for gap in timeline_of(graph.nodes).gaps}
     return [
-        (node, _Span(node.start_us or 0.0, end_of(node), gaps.get(node.index), branch))
+        (node, Span(node.start_us or 0.0, end_of(node), gaps.get(node.index), branch))
         for node, branch in found
     ]
 
 
 def _rows(
-    graph: GraphRecord, spans: Sequence[tuple[Node, _Span]], *, has_branches: bool
+    graph: GraphRecord, spans: Sequence[tuple[Node, Span]], *, has_branches: bool
 ) -> Iterator[Row]:
-    parts = parts_of(graph)
+    parts = node_parts(graph)
     for node, span in spans:
         part = parts[node.index]
         yield Row(
@@ -155,8 +156,40 @@ def _rows(
                 source_cell([node]) or None, part or None,
                 node.module or None,
             ),
-            note=note_of(node),
-            links={"open": partial(page_of_node, graph, node.index)},
+            note=node_note(node),
+            links={"open": partial(page_by_index, graph, node.index)},
             nodes=(node,),
             part=part,
         )  # fmt: skip
+
+
+def node_branches(record: GraphRecord) -> list[int | None]:
+    """Return the branch of each node, from 0; ``None`` for a node whose time was not measured.
+
+    A node continues the branch of a node that it waits for. If another node continues that branch
+    already, it takes the first one that is idle when it starts. Nodes of one branch may overlap:
+    the target of a programmatic edge starts early, and starts and durations are medians of
+    several replays, so that up to half of the shorter node is no sign of two branches.
+    """
+    waits_for: dict[int, set[int]] = defaultdict(set)
+    for edge in record.edges:
+        waits_for[edge.target].add(edge.source)
+    found: dict[int, int] = {}
+    last: list[Node] = []
+    for node in timeline_of(record.nodes).nodes:
+        branch = _branch(node, last, waits_for[node.index])
+        last[branch : branch + 1] = [node]
+        found[node.index] = branch
+    return [found.get(node.index) for node in record.nodes]
+
+
+def _branch(node: Node, last: Sequence[Node], sources: set[int]) -> int:
+    """Return the branch of a node after the last nodes of the branches so far."""
+    continued = (place for place, before in enumerate(last) if before.index in sources)
+    idle = (place for place, before in enumerate(last) if _is_over(before, node))
+    return next(continued, next(idle, len(last)))
+
+
+def _is_over(before: Node, node: Node) -> bool:
+    shorter = min(before.duration_us or 0.0, node.duration_us or 0.0)
+    return end_of(before) - (node.start_us or 0.0) <= shorter / 2

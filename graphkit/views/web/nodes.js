@@ -1,104 +1,122 @@
-// The list of nodes: search, order, and the row of the open node.
+// The tables of kernels and nodes: a kernel or words select nodes, a heading sorts them.
 const STEP = 300;
-const state = { graphs: [], found: [], shown: STEP, sort: null, isDown: false, open: null,
-  opener: null, kernel: null };
+const COLUMNS = ["graph", "#", "node", "us", "source", "module", "op", "grid", "block", "kind"];
+const NUMBERS = ["#", "us"];
+const cellsOf = (node) => [node.graph.title, node.index, node.name, us(node.us), node.source,
+  node.module, node.op, node.grid, node.block, node.kind];
 
-// The file and the line of a source, without the folder and the function.
-function shortSource(source) {
-  const found = source.match(/[^/\\]+\.py:\d+/);
-  return found ? found[0] : source;
+function showKernels() {
+  $("kernels-note").hidden = !state.graphs.some(({ kernels }) => kernels.heads.includes("GB/s"));
+  $("kernels").replaceChildren(...state.graphs.map(kernelTable));
+  markKernel();
 }
 
-const COLUMNS = [
-  { head: "graph", of: (node) => node.graph.title },
-  { head: "#", of: (node) => node.index, isNumber: true },
-  { head: "node", of: (node) => node.short_name },
-  { head: "us", of: (node) => node.duration_us, show: us, isNumber: true },
-  { head: "source", of: (node) => node.source || "", show: shortSource },
-  { head: "module", of: (node) => node.path },
-  { head: "op", of: (node) => node.op || "" },
-  { head: "grid", of: (node) => (node.grid || []).reduce((a, b) => a * b, 1),
-    show: (_, node) => extent(node.grid) },
-  { head: "block", of: (node) => (node.block || []).reduce((a, b) => a * b, 1),
-    show: (_, node) => extent(node.block) },
-  { head: "kind", of: (node) => node.kind },
-];
+// Shows the nodes of one kernel alone, or all nodes if it is chosen already.
+function chooseKernel(kernel) {
+  state.kernel = kernel === state.kernel ? null : kernel;
+  markKernel();
+  find();
+}
 
-function haystack(node) {
-  if (node.haystack === undefined) {
-    const said = (node.arguments || []).flatMap((argument) =>
-      [argument.name, argument.text, ...(argument.pointers || []).map((p) => p.name)]);
-    node.haystack = [node.name, node.short_name, node.kind, node.path, node.op, node.source,
-      node.scope, extent(node.grid), node.graph.title, ...said].join(" ").toLowerCase();
+function markKernel() {
+  for (const kernel of state.graphs.flatMap((graph) => graph.kernels.rows)) {
+    kernel.button.setAttribute("aria-pressed", kernel === state.kernel);
+    kernel.row.toggleAttribute("data-open", kernel === state.kernel);
   }
-  return node.haystack;
+  $("all").hidden = state.kernel === null;
 }
 
-function compare(column) {
-  return (a, b) => {
-    const [x, y] = [column.of(a), column.of(b)];
-    if (x === y) return 0;
-    if (x === undefined || y === undefined) return x === undefined ? 1 : -1;
-    const order = typeof x === "string" ? x.localeCompare(y, "en", { numeric: true }) : x - y;
-    return state.isDown ? -order : order;
-  };
+function kernelTable({ title, kernels: { heads, rows } }) {
+  const isNumber = (at) => at > 0 && at < heads.length - 1 && heads[at] !== "grid";
+  return make("table", {},
+    state.graphs.length > 1 ? make("caption", {}, title) : "",
+    make("thead", {}, make("tr", {}, ...heads.map((head, at) =>
+      make("th", { scope: "col", class: isNumber(at) ? "number" : "" }, head)))),
+    make("tbody", {}, ...rows.map((kernel) => kernelRow(kernel, heads, isNumber))));
 }
 
-const keyOf = (node) => `${node.kind} ${node.short_name}`;
+function kernelRow(kernel, heads, isNumber) {
+  const [name, ...numbers] = kernel.cells;
+  kernel.button = make("button", { type: "button", title: kernel.note,
+    onclick: () => chooseKernel(kernel) }, ...breakable(name));
+  kernel.row = make("tr", {}, make("td", {}, kernel.button),
+    ...numbers.map((text, at) => make("td", { class: isNumber(at + 1) ? "number" : "",
+      title: kernel.note }, heads[at + 1] === "share" ? shareBar(kernel.share) : "", text)),
+    make("td", { class: "modules" }, modulesOf(kernel)));
+  return kernel.row;
+}
 
+function modulesOf({ modules }) {
+  const names = make("span", {}, ...breakable(modules.join(", ")));
+  return modules.length === 1 ? names : make("details", {},
+    make("summary", {}, ...breakable(modules[0]), ` and\u00a0${modules.length - 1}\u00a0more`), names);
+}
+
+// All words must occur in what the table or the details of a node say.
 function find() {
   const words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const hasWords = (node) => {
+    const text = `${cellsOf(node).join(" ").toLowerCase()} ${node.words}`;
+    return words.every((word) => text.includes(word));
+  };
   state.found = state.graphs.flatMap((graph) => graph.nodes)
-    .filter((node) => !state.kernel || keyOf(node) === state.kernel.key)
-    .filter((node) => words.every((word) => haystack(node).includes(word)));
+    .filter((node) => (!state.kernel || state.kernel.nodes.has(node)) && hasWords(node));
   if (state.sort) state.found.sort(compare(state.sort));
   state.shown = STEP;
   showTable();
   dimBars(new Set(state.found));
 }
 
+function compare(column) {
+  const at = COLUMNS.indexOf(column);
+  return (a, b) => {
+    if (column === "us" && (a.us === null || b.us === null)) return (a.us === null) - (b.us === null);
+    const order = column === "us" ? a.us - b.us
+      : cellsOf(a)[at].localeCompare(cellsOf(b)[at], "en", { numeric: true });
+    return state.isDown ? -order : order;
+  };
+}
+
 function showTable() {
-  const columns = COLUMNS.slice(state.graphs.length > 1 ? 0 : 1);
-  $("nodes").tHead.replaceChildren(make("tr", {}, ...columns.map(headCell)));
-  const rows = state.found.slice(0, state.shown).map((node) => bodyRow(node, columns));
+  const skipped = state.graphs.length > 1 ? 0 : 1;
+  $("nodes").tHead.replaceChildren(make("tr", {}, ...COLUMNS.slice(skipped).map(headCell)));
+  const rows = state.found.slice(0, state.shown).map((node) => bodyRow(node, skipped));
   $("nodes").tBodies[0].replaceChildren(...rows);
-  const chosen = state.kernel ? ` of ${state.kernel.name}` : "";
+  const chosen = state.kernel ? ` of ${state.kernel.cells[0]}` : "";
   $("count").textContent = sumOf(state.found) + chosen;
   $("more").hidden = state.found.length <= state.shown;
 }
 
 // As in the status of the screen. Times of several graphs have no sum.
 function sumOf(nodes) {
-  const count = counted(nodes.length, "node");
-  const time = state.graphs.length === 1 ? timeOf(nodes) : undefined;
-  if (!isNumber(time)) return count;
+  const count = `${nodes.length.toLocaleString("en")} node${nodes.length === 1 ? "" : "s"}`;
+  const time = state.graphs.length === 1 ? timeOf(nodes) : null;
+  if (time === null) return count;
   const whole = state.graphs[0].us;
-  return `${count}, ${us(time)} us${whole > 0 ? `, ${percent(time / whole)}` : ""}`;
+  return `${count}, ${us(time)} us${whole > 0 ? `, ${(100 * time / whole).toFixed(1)}%` : ""}`;
 }
 
 function headCell(column) {
   const order = state.isDown ? "descending" : "ascending";
   const sort = () => {
-    state.isDown = state.sort === column ? !state.isDown : column.head === "us";
+    state.isDown = state.sort === column ? !state.isDown : column === "us";
     state.sort = column;
     find();
     [...$("nodes").tHead.querySelectorAll("button")]
-      .find((button) => button.textContent === column.head).focus();
+      .find((button) => button.textContent === column).focus();
   };
   return make("th", {
-    scope: "col", class: column.isNumber ? "number" : "",
+    scope: "col", class: NUMBERS.includes(column) ? "number" : "",
     "aria-sort": state.sort === column ? order : undefined,
-  }, make("button", { type: "button", onclick: sort }, column.head));
+  }, make("button", { type: "button", onclick: sort }, column));
 }
 
-function bodyRow(node, columns) {
+function bodyRow(node, skipped) {
   return make("tr", { onclick: () => showNode(node), "data-open": state.open === node },
-    ...columns.map((column) => {
-      const value = column.of(node);
-      const text = column.show ? column.show(value, node) : String(value);
-      return make("td", { class: column.isNumber ? "number" : "" },
-        column.head !== "node" ? text
-          : make("button", { type: "button", title: node.name }, ...breakable(text)));
+    ...cellsOf(node).slice(skipped).map((text, at) => {
+      const column = COLUMNS[at + skipped];
+      return make("td", { class: NUMBERS.includes(column) ? "number" : "" },
+        column === "node" ? make("button", { type: "button" }, ...breakable(text)) : text);
     }));
 }
 

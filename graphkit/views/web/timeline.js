@@ -1,6 +1,6 @@
 // The replay as it ran: a row per branch, a bar per node, and the gaps below.
 const [AXIS, LANE, BAR, GAPS] = [20, 24, 20, 12];
-const replay = { graph: null, bars: [], rects: new Map(), end: 1, zoom: 1, current: -1 };
+const replay = { graph: null, bars: [], rects: new Map(), zoom: 1, current: -1 };
 
 // Returns round times from begin to end, about as many as ``count``.
 function ticks(begin, end, count) {
@@ -27,69 +27,43 @@ function tickText(x, text, left, right) {
 }
 
 function showReplay(graph) {
-  const bars = graph.nodes.filter((node) => isNumber(node.branch));
-  bars.sort((a, b) => a.start_us - b.start_us || a.index - b.index);
-  const end = bars.reduce((most, node) => Math.max(most, node.start_us + node.duration_us), 0) || 1;
-  Object.assign(replay, { graph, bars, end, rects: new Map(), current: -1 });
+  const { bars, branches } = graph;
+  Object.assign(replay, { graph, bars, rects: new Map(), current: -1 });
   for (const id of ["replay", "replay-note", "replay-keys", "zoom"]) $(id).hidden = !bars.length;
   $("at").textContent = "";
-  $("replay-sum").textContent = sumOfReplay();
-  $("parts").replaceChildren(...legend(bars));
-  const branches = numBranches(bars);
+  $("replay-sum").textContent = graph.summary;
+  $("parts").replaceChildren(...graph.parts.map(([part, text]) => make("li", {},
+    make("span", { class: `swatch part-${part}`, "aria-hidden": "true" }), text)));
   const below = AXIS + branches * LANE;
   const names = Array.from({ length: branches }, (_, at) => `branch ${at + 1}`);
   $("branches").replaceChildren(...["us", ...names, "gaps"].map((name) => make("span", {}, name)));
   $("bars").style.height = `${below + GAPS}px`;
   $("bars").replaceChildren(
-    ...graph.gaps.map(([start, time]) => rect(start, time, below, GAPS - 2, { class: "gap" })),
+    ...bars.filter(({ gap }) => gap).map(({ begin, gap }) =>
+      rect(begin - gap, gap, below, GAPS - 2, { class: "gap" })),
     ...bars.map(bar), draw("g", { id: "labels", "aria-hidden": "true" }));
   zoomTo(1, 0);
 }
 
-const numBranches = (bars) => 1 + bars.reduce((most, node) => Math.max(most, node.branch), 0);
-
 // At least a pixel wide, and a pixel short of its end, so that bars of one colour are apart.
 function rect(start, time, y, height, facts) {
-  const share = (value) => `${100 * value / replay.end}%`;
+  const share = (value) => `${100 * value / replay.graph.end}%`;
   const style = `width:max(1px,${share(time)} - 1px)`;
   return draw("rect", { ...facts, x: share(start), y, height, style });
 }
 
 function bar(node, at) {
-  const facts = { class: colourOf(node.part), "data-at": at };
-  const made = rect(node.start_us, node.duration_us, AXIS + node.branch * LANE, BAR, facts);
+  const facts = { class: `part-${node.part}`, "data-at": at };
+  const made = rect(node.begin, node.us, AXIS + node.lane * LANE, BAR, facts);
   replay.rects.set(node, made);
   return made;
-}
-
-function sumOfReplay() {
-  const { graph, bars, end } = replay;
-  if (!bars.length) return "No replay of this graph was measured.";
-  const idle = graph.gaps.reduce((sum, [, time]) => sum + time, 0);
-  const branches = numBranches(bars);
-  return `${counted(bars.length, "node")} in ${branches} ${branches === 1 ? "branch" : "branches"}, ` +
-    `${us(end)} us of profiled replays, by the median times of nodes; ` +
-    `${counted(graph.gaps.length, "gap")}, ${us(idle)} us (${percent(idle / end)})`;
-}
-
-// The parts of the replay, the one that takes most time first.
-function legend(bars) {
-  const groups = new Map();
-  for (const node of bars) {
-    if (groups.has(node.part)) groups.get(node.part).push(node);
-    else groups.set(node.part, [node]);
-  }
-  const entries = [...groups].map(([part, nodes]) => [part, timeOf(nodes)]);
-  return entries.sort(([, a], [, b]) => b - a).map(([part, time]) => make("li", {},
-    make("span", { class: `swatch ${colourOf(part)}`, "aria-hidden": "true" }),
-    `${partName(part)} ${us(time)} us`));
 }
 
 // Draws the times and the names of what is in view.
 function drawLabels() {
   const view = $("view");
   const [left, right] = [view.scrollLeft, view.scrollLeft + view.clientWidth];
-  const scale = view.clientWidth * replay.zoom / replay.end;
+  const scale = view.clientWidth * replay.zoom / replay.graph.end;
   const times = ticks(left / scale, right / scale, Math.max(view.clientWidth / 110, 1));
   const texts = times.flatMap((time) => {
     const text = time.toLocaleString("en", { maximumFractionDigits: 3 });
@@ -99,18 +73,18 @@ function drawLabels() {
   const lines = times.map((time) =>
     draw("line", { x1: time * scale, x2: time * scale, y1: 2, y2: AXIS - 3 }));
   for (const node of replay.bars) {
-    const begin = Math.max(node.start_us * scale, left);
-    const end = Math.min((node.start_us + node.duration_us) * scale, right);
-    const text = end - begin > 24 ? label(node.short_name, end - begin) : "";
+    const begin = Math.max(node.begin * scale, left);
+    const end = Math.min((node.begin + node.us) * scale, right);
+    const text = end - begin > 24 ? label(node.name, end - begin) : "";
     if (text) texts.push(draw("text", { class: "name", x: begin + 4,
-      y: AXIS + node.branch * LANE + 14 }, text));
+      y: AXIS + node.lane * LANE + 14 }, text));
   }
   $("labels").replaceChildren(...lines, ...texts);
 }
 
 function say(node) {
-  $("at").textContent = `#${node.index} ${node.short_name}: ${us(node.duration_us)} us from ` +
-    `${us(node.start_us)} us, ${partName(node.part)}, branch ${node.branch + 1}`;
+  $("at").textContent = `#${node.index} ${node.name}: ${us(node.us)} us from ` +
+    `${us(node.begin)} us, ${node.part}, branch ${node.lane + 1}`;
 }
 
 // Makes a bar the current one, and pans to it.
@@ -118,11 +92,11 @@ function point(at) {
   const node = replay.bars[at];
   if (!node) return;
   replay.current = at;
-  for (const each of $("bars").querySelectorAll("[data-current]")) each.removeAttribute("data-current");
+  for (const rect of $("bars").querySelectorAll("[data-current]")) rect.removeAttribute("data-current");
   replay.rects.get(node).dataset.current = "";
   const view = $("view");
-  const scale = view.clientWidth * replay.zoom / replay.end;
-  const [begin, end] = [node.start_us * scale, (node.start_us + node.duration_us) * scale];
+  const scale = view.clientWidth * replay.zoom / replay.graph.end;
+  const [begin, end] = [node.begin * scale, (node.begin + node.us) * scale];
   if (begin < view.scrollLeft || end > view.scrollLeft + view.clientWidth) {
     view.scrollLeft = begin - view.clientWidth / 3;
   }
@@ -130,12 +104,12 @@ function point(at) {
 }
 
 function markBar(node) {
-  for (const each of $("bars").querySelectorAll("[data-open]")) each.removeAttribute("data-open");
+  for (const rect of $("bars").querySelectorAll("[data-open]")) rect.removeAttribute("data-open");
   if (!replay.rects.has(node)) return;
   replay.rects.get(node).dataset.open = "";
   point(replay.bars.indexOf(node));
 }
 
 function dimBars(found) {
-  for (const [node, each] of replay.rects) each.classList.toggle("out", !found.has(node));
+  for (const [node, rect] of replay.rects) rect.classList.toggle("out", !found.has(node));
 }

@@ -6,7 +6,7 @@ const zoomedScroll = (scroll, at, factor) => (scroll + at) * factor - at;
 function zoomTo(zoom, at = $("view").clientWidth / 2) {
   const view = $("view");
   const width = view.clientWidth || 1;
-  const most = clamped(200 * replay.end / width, 1, 4e6 / width);
+  const most = clamped(200 * replay.graph.end / width, 1, 4e6 / width);
   const next = clamped(zoom, 1, most);
   const scroll = zoomedScroll(view.scrollLeft, at, next / replay.zoom);
   replay.zoom = next;

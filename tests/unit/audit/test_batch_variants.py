@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 import graphkit as gk
 from declared_modes import MODES, every_mode
-from graphkit.audit.batch_variants import Requests, is_content, worst_of
+from graphkit.audit.batch_variants import Requests, fill_floats, is_content
 from graphkit.buffers import Axis, declare, fields_of
 from graphkit.runners import RUNNERS
 from graphkit.runners.sample_batch import largest_number
@@ -39,7 +39,7 @@ def buffers_and_batches(mode, topk, **options):
 
 
 def requests_of(batch, buffers):
-    return Requests.of(batch, buffers.layouts, buffers.capacity)
+    return Requests.from_batch(batch, buffers.layouts, buffers.capacity)
 
 
 def refreshed(buffers, batch, size):
@@ -123,7 +123,7 @@ def test_only_content_is_filled(mode):
     @on_drawn_batches(mode, 2)
     def check(batch, buffers):
         whole = requests_of(batch, buffers)
-        before, after = whole.rows, whole.filled(worst_of(float("nan"))).rows
+        before, after = whole.rows, whole.filled(fill_floats(float("nan"))).rows
         for layout in buffers.layouts:
             same = torch.equal(before[layout.name], after[layout.name])
             if not is_content(layout) or layout.dtype is torch.int64:

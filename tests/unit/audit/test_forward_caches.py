@@ -12,7 +12,7 @@ import graphkit as gk
 from graphkit.audit.bugs import Bug
 from graphkit.audit.padding_cause import padding_cause
 from graphkit.graphs import StateSnapshot
-from graphkit.verify import StepRuns
+from graphkit.verify import EqualStateRuns
 
 VOCAB, WIDTH = 16, 2
 VERIFY = gk.ForwardMode.TARGET_VERIFY
@@ -87,10 +87,10 @@ def cause_of(metadata):
         runner.capture()
         held = (model.kept, dict(model.by_size), dict(vars(model.plan)))
         with StateSnapshot({}, runner.device) as start:
-            runs = StepRuns(runner, batch_of(3), 4, start)
+            runs = EqualStateRuns(runner, batch_of(3), 4, start)
             runs.padded()
             assert runs.padding_difference() is not None
-            cause = padding_cause(runner, runs)
+            cause = padding_cause(runs)
         assert model.kept is held[0]
         assert {**held[1]}.items() <= model.by_size.items()
         assert vars(model.plan).keys() == held[2].keys()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit.audit.pads.greedy_acceptance import accepted_drafts
+from graphkit.audit.pads.findings import accepted_drafts
 from graphkit.ops import build_tree, verify_tree_greedy
 
 VOCAB, STEPS = 11, 3

@@ -48,7 +48,7 @@ def report():
 
 
 def test_the_shape_of_a_line(report):
-    shape = GraphShape.of(record("kernel", "memcpy", "kernel", edges=[(0, 1), (1, 2)]))
+    shape = GraphShape.from_record(record("kernel", "memcpy", "kernel", edges=[(0, 1), (1, 2)]))
     assert (shape.num_nodes, shape.forks, shape.joins) == (3, 0, 0)
     assert shape.dependencies == {0: [], 1: [0], 2: [1]}
     assert shape.others == {"memcpy": 1}
@@ -61,10 +61,10 @@ def test_the_shape_of_a_line(report):
 
 
 def test_forks_and_joins_are_counted():
-    shape = GraphShape.of(record(*["kernel"] * 4, edges=DIAMOND))
+    shape = GraphShape.from_record(record(*["kernel"] * 4, edges=DIAMOND))
     assert (shape.forks, shape.joins) == (1, 1)
     assert shape.dependencies == {0: [], 1: [0], 2: [0], 3: [1, 2]}
-    two_firsts = GraphShape.of(record(*["kernel"] * 3, edges=[(0, 2), (1, 2)]))
+    two_firsts = GraphShape.from_record(record(*["kernel"] * 3, edges=[(0, 2), (1, 2)]))
     assert (two_firsts.forks, two_firsts.joins) == (1, 1)
 
 
@@ -72,14 +72,14 @@ def test_nodes_of_child_graphs_count_as_nodes_alone():
     kinds = ["child graph", *["kernel"] * 4]
     inner = dict.fromkeys(range(1, 5), 0)
     edges = [(source + 1, target + 1) for source, target in DIAMOND]
-    shape = GraphShape.of(record(*kinds, edges=edges, parents=inner))
+    shape = GraphShape.from_record(record(*kinds, edges=edges, parents=inner))
     assert (shape.num_nodes, shape.forks, shape.joins) == (5, 0, 0)
     assert shape.dependencies == {0: []}
     assert shape.others == {"child graph": 1}
 
 
 def test_forks_that_cost_the_time_are_named(report):
-    shape = GraphShape.of(record("kernel", "host", "kernel", "kernel", edges=DIAMOND))
+    shape = GraphShape.from_record(record("kernel", "host", "kernel", "kernel", edges=DIAMOND))
     check, (finding,) = report(shape, LaunchTimes(own=42.0, linear=5.0, branched=40.0))
     assert (finding.severity, finding.kind, finding.cause) == ("note", "slow launch", "forks")
     assert finding.text == (
@@ -99,7 +99,7 @@ def test_forks_that_cost_the_time_are_named(report):
     ],
 )
 def test_other_nodes_are_named_if_forks_do_not_cost_the_time(report, edges, without_forks):
-    shape = GraphShape.of(record("kernel", "host", "event wait", "host", edges=edges))
+    shape = GraphShape.from_record(record("kernel", "host", "event wait", "host", edges=edges))
     _, (finding,) = report(shape, LaunchTimes(own=42.0, linear=5.0, branched=6.0))
     assert finding.cause == "event wait, host"
     assert finding.text.endswith(
@@ -108,7 +108,7 @@ def test_other_nodes_are_named_if_forks_do_not_cost_the_time(report, edges, with
 
 
 def test_kernels_are_named_if_there_is_nothing_else(report):
-    shape = GraphShape.of(record("kernel", "kernel", edges=[(0, 1)]))
+    shape = GraphShape.from_record(record("kernel", "kernel", edges=[(0, 1)]))
     _, (finding,) = report(shape, LaunchTimes(own=42.0, linear=5.0, branched=5.0))
     assert finding.cause == "kernels"
     assert finding.text.endswith("its kernels make it slow (it has no forks).")

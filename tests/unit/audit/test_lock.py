@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from graphkit.audit import AuditLog, fingerprint
-from graphkit.audit.lock import check_lock, lock_of
+from graphkit.audit.lock import check_lock, make_lock
 from graphkit.records import (
     Argument,
     Edge,
@@ -54,7 +54,7 @@ def changed(graph, index=0, **facts):
 
 def checked(before, *now):
     log = AuditLog()
-    check_lock(lock_of("t", before, HERE), lock_of("t", now, HERE), log)
+    check_lock(make_lock("t", before, HERE), make_lock("t", now, HERE), log)
     return log
 
 
@@ -114,6 +114,6 @@ def test_new_and_missing_graphs_are_reported(graph):
 
 
 def test_a_lock_can_be_saved_and_loaded(graph):
-    lock = lock_of("t", [graph], HERE)
+    lock = make_lock("t", [graph], HERE)
     assert LockRecord.from_json(lock.to_json()) == lock
     assert lock.fingerprints == {"DECODE 1": fingerprint(graph)}

@@ -12,7 +12,7 @@ import torch
 import graphkit as gk
 from declared_modes import MODES
 from graphkit.audit import AuditLog
-from graphkit.audit.finding_text import spans
+from graphkit.audit.audit_log import spans
 from graphkit.audit.misses import audit_misses
 from graphkit.reference import reference_target
 from no_metadata import NoMetadata

@@ -9,8 +9,10 @@ from torch import nn
 import graphkit as gk
 from declared_modes import every_mode
 from graphkit.audit import AuditLog
-from graphkit.audit.pads import audit_pads, live_sizes
+from graphkit.audit.pads import audit_pads
+from graphkit.graphs import SizeTable
 from graphkit.reference.target import model_target
+from graphkit.verify import live_sizes
 from no_metadata import NoMetadata
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
@@ -387,11 +389,21 @@ def test_a_runner_that_is_not_captured_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("size", "smaller", "lives"),
-    [(1, 0, [1]), (8, 7, [*range(1, 9)]), (10, 8, [1, 5, 9, 10]), (64, 60, [1, 32, 61, 63, 64])],
+    ("sizes", "lives"),
+    [
+        ([1], [1]),
+        ([7, 8], [*range(1, 9)]),
+        ([8, 10], [1, 5, 9, 10]),
+        ([60, 64], [1, 32, 61, 63, 64]),
+    ],
 )
-def test_large_sizes_are_tried_with_few_and_many_requests(size, smaller, lives):
-    assert live_sizes(size, smaller) == lives
+def test_large_sizes_are_tried_with_few_and_many_requests(sizes, lives):
+    assert live_sizes(SizeTable(max(sizes), sizes), max(sizes)) == lives
+
+
+def test_no_more_requests_are_tried_than_a_batch_may_have():
+    table = SizeTable(5, multiple_of=4)
+    assert live_sizes(table, 8) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from graphkit.audit.pool_poison.ranges import (
     UNIT,
     Fill,
     Poison,
-    range_of,
     ranges_to_fill,
+    tensor_range,
     without,
 )
 from graphkit.audit.pool_poison.stale_reads import _first_pointing, _nearest_argument
-from graphkit.graphs import Allocation, PoolBlock
+from graphkit.graphs import Allocation, PoolBlock, StateSnapshot
 from graphkit.records import Argument, Node, Pointer
 
 ZEROS, NUMBERS, NAN = FILLS
@@ -73,7 +73,7 @@ def test_units_end_at_multiples_of_the_unit():
 def test_zeros_go_everywhere_but_into_kept_memory(pool):
     first = pool.data_ptr()
     blocks = [block(pool, 0, BLOCK), block(pool, BLOCK, 2 * BLOCK, is_live=True)]
-    kept = [range_of(pool[10:20].view(torch.uint8)), (first + BLOCK, first + 2 * BLOCK)]
+    kept = [tensor_range(pool[10:20].view(torch.uint8)), (first + BLOCK, first + 2 * BLOCK)]
     assert ranges_to_fill(ZEROS, blocks, kept, [], []) == (
         (first, first + 10), (first + 20, first + BLOCK),
     )  # fmt: skip
@@ -118,13 +118,13 @@ def test_a_live_block_holds_what_was_allocated_last(pool, dtypes, is_filled):
 def test_contents_mean_what_they_say_in_every_dtype(pool, dtype):
     memory = PoolMemory([block(pool, 0, BLOCK)])
     numbers = pool[:BLOCK].view(dtype)
-    memory.overwrite(Poison(ZEROS, (range_of(numbers),)))
+    memory.overwrite(Poison(ZEROS, (tensor_range(numbers),)))
     assert not numbers.any()
-    memory.overwrite(Poison(NUMBERS, (range_of(numbers),)))
+    memory.overwrite(Poison(NUMBERS, (tensor_range(numbers),)))
     assert numbers.isfinite().all()
     assert (numbers > 0).all()
     assert len(numbers.unique()) >= (2 if dtype.itemsize < 8 else 1)
-    memory.overwrite(Poison(NAN, (range_of(numbers),)))
+    memory.overwrite(Poison(NAN, (tensor_range(numbers),)))
     assert numbers.isnan().all()
 
 
@@ -150,7 +150,7 @@ def test_memory_is_restored_after_an_error(pool):
     memory = PoolMemory([block(pool, 0, BLOCK)])
 
     def interrupted():
-        with memory.preserved():
+        with StateSnapshot({}, pool.device, memory.restore):
             pool.zero_()
             raise KeyboardInterrupt
 
@@ -176,7 +176,7 @@ def test_the_block_of_an_address(pool):
     blocks = [block(pool, 0, BLOCK), block(pool, BLOCK, 2 * BLOCK)]
     memory, first = PoolMemory(blocks), pool.data_ptr()
     for at in (0, BLOCK - 1, BLOCK, 2 * BLOCK - 1):
-        assert memory.block_of(first + at) is blocks[at // BLOCK]
+        assert memory.block_at(first + at) is blocks[at // BLOCK]
 
 
 # The node that reads, where nodes cannot be switched off.

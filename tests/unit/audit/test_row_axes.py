@@ -10,12 +10,12 @@ import torch
 from graphkit.audit.pads.state_writes import WatchedState
 from graphkit.audit.row_axes import (
     RowAxis,
+    changed_state,
     reserved_rows,
     row_axes,
     rows_of_batch,
     without_reserved_rows,
 )
-from graphkit.audit.shadow.changed_state import changed_state
 from graphkit.graphs import StateSnapshot
 from graphkit.kv import RecurrentStatePool
 

@@ -10,6 +10,7 @@ from torch import nn
 
 import graphkit as gk
 from graphkit.audit import AuditLog, audit_target
+from graphkit.audit import undeclared_state as module
 from graphkit.audit.undeclared_state import declare_for_audits, undeclared_state
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
@@ -68,8 +69,9 @@ def test_only_what_has_rows_of_requests_is_state(target):
         batch = target.batch(VERIFY, 4, 1)
         runner.replay(batch)
         written = model.pool.clone()
-        found = undeclared_state(runner, batch)  # which writes the same rows again
+        found, left = undeclared_state(runner, batch)  # which writes the same rows again
         assert set(found) == {"Model.pool", "Model.by_request"}
+        assert left == []
         assert found["Model.pool"] is model.pool
         assert torch.equal(model.pool, written)
         assert not torch.equal(model.pool, before["pool"])
@@ -92,3 +94,20 @@ def test_undeclared_state_is_one_warning_and_nothing_follows_from_it(target):
         kinds = [each.kind for each in report.findings if "counter" not in each.text]
         assert kinds == ["undeclared state"], report.findings
         assert set(report.findings[-1].names) == {"Model.pool", "Model.by_request"}
+
+
+def test_tensors_beyond_the_budget_are_listed_and_neither_copied_nor_searched(target, monkeypatch):
+    model = target.forwards[VERIFY]
+    # All but the two largest: the pool of 2 x 64 x 8 bfloat16, and the buffer of 64 x 8 float32.
+    monkeypatch.setattr(module, "COPY_BUDGET", model.pool.nbytes - 1)
+    with target.runner(VERIFY, device="cpu") as runner:
+        runner.capture()
+        found, left = undeclared_state(runner, target.batch(VERIFY, 4, 1))
+        assert [*found] == ["Model.by_request"]
+        assert sorted(left) == ["Model.pool", "Model.unused"]
+        log = AuditLog()
+        declare_for_audits(target, runner, log)
+        (check,) = log.checks
+        assert "; not searched, beyond 0 MiB of copies: " in check.text
+        assert all(name in check.text for name in left)
+        assert [*runner.mutable_state] == ["Model.by_request"]

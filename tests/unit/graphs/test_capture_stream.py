@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from graphkit.graphs import CaptureFailure, CudaBackend
-from graphkit.graphs.blas_workspaces import allocate_workspaces
+from graphkit.graphs.cuda import allocate_workspaces
 
 
 class FakeCuda:
@@ -99,8 +99,9 @@ def cuda(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, each)
     for name in ("_cuda_getDevice", "_cuda_getCurrentRawStream"):
         monkeypatch.setattr(torch._C, name, None, raising=False)
+    monkeypatch.setattr("graphkit.graphs.cuda.note_eager_step", lambda _device: None)
     monkeypatch.setattr("graphkit.graphs.driver.runtime", lambda: None)
-    monkeypatch.setattr("graphkit.graphs.blas_workspaces.runtime", lambda: None)
+    monkeypatch.setattr("graphkit.graphs.cuda.runtime", lambda: None)
     return fake
 
 
@@ -130,7 +131,7 @@ def test_a_session_leaves_the_callers_stream_as_that_of_the_replays(cuda, backen
     with cuda.stream(own), backend.session():
         backend.capture(lambda: None)
     assert ("replay", "own") in cuda.calls
-    assert backend.last_handle == own.cuda_stream
+    assert backend.pool.last_handle == own.cuda_stream
 
 
 def test_a_failed_capture_is_abandoned_on_the_capture_stream(cuda, backend):
@@ -143,7 +144,7 @@ def test_a_failed_capture_is_abandoned_on_the_capture_stream(cuda, backend):
         ("capture_begin", "capture"), ("capture_end", "capture"), ("reset", "capture")
     ]  # fmt: skip
     assert cuda.current is cuda.caller
-    assert not backend.graphs
+    assert not backend.pool.graphs
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
@@ -156,8 +157,8 @@ def test_workspaces_are_allocated_in_a_capture_that_is_dropped(cuda, monkeypatch
             raise error
 
     monkeypatch.setattr(torch, "addmm", product)
-    monkeypatch.setattr("graphkit.graphs.blas_workspaces.runtime", lambda: bindings)
-    monkeypatch.setattr("graphkit.graphs.blas_workspaces.runtime_stream", lambda stream: stream)
+    monkeypatch.setattr("graphkit.graphs.cuda.runtime", lambda: bindings)
+    monkeypatch.setattr("graphkit.graphs.cuda.runtime_stream", lambda stream: stream)
     interrupted = error is KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt) if interrupted else nullcontext():
         allocate_workspaces(FakeStream(cuda, "new"))

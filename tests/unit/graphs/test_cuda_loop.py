@@ -89,8 +89,8 @@ def loop_of(bodies):
         return SimpleNamespace(graph=graph, output=None, num_nodes=3)
 
     condition = torch.zeros(1, dtype=torch.int32)
-    backend = SimpleNamespace(device_index=0, device="cuda")
-    return CudaLoop(backend, captured(), [captured() for _ in range(bodies)], condition, condition)
+    pool = SimpleNamespace(device_index=0, device="cuda")
+    return CudaLoop(pool, captured(), [captured() for _ in range(bodies)], condition, condition)
 
 
 @pytest.mark.parametrize(("bodies", "calls"), [(1, 8), (2, CALLS)])

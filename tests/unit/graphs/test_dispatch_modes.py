@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch._dynamo
 
-from graphkit.graphs.dispatch_modes import compilation_disabled
+from graphkit.graphs.capture_state import compilation_disabled
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import graphkit as gk
 from engine_target import ROWS, SIZES, Counting, TableForward, engine_target
 from graphkit.errors import TargetError
 from graphkit.records import CaptureRecord
-from graphkit.views.phases import phases_of
+from graphkit.views.module_tree import node_phases
 
 STEP, DECODE = gk.ForwardMode.STEP, gk.ForwardMode.DECODE
 
@@ -54,7 +54,7 @@ def test_every_graph_is_inspected_with_its_phases_and_the_names_of_its_state(rec
     for graph in record.graphs:
         measured = {
             phase
-            for phase, node in zip(phases_of(graph), graph.nodes, strict=True)
+            for phase, node in zip(node_phases(graph), graph.nodes, strict=True)
             if node.duration_us
         }
         assert measured == {"", "draft", "build", "verify", "accept", "extend"}

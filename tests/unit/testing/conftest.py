@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import entry_points
 
 import pytest
@@ -64,6 +65,7 @@ def real_target(request, models):
 def loaded():
     """Import what pytest inside a test needs: it unloads modules that it imports first."""
     assert collection.PROPERTIES
+    import_module("torch._dynamo")  # it registers operators, which is possible once per process
     assert_target_equivalent(_space["target_of"](lambda rows: rows), device="cpu")
 
 

@@ -7,9 +7,10 @@ import torch
 
 import graphkit as gk
 from graphkit.graphs import StateSnapshot
-from graphkit.verify import Rounding, StepRuns
-from graphkit.verify.first_node import first_node, reordered_rows, same_rows
+from graphkit.verify import EqualStateRuns, Rounding
+from graphkit.verify.first_node import first_node
 from graphkit.verify.forward_trace import traced
+from graphkit.verify.live_rows import reordered_rows, same_rows
 
 HIDDEN, VOCAB, WIDTH = 6, 16, 2
 VERIFY = gk.ForwardMode.TARGET_VERIFY
@@ -56,7 +57,7 @@ def runner_of():
 
 def with_pads(runner, live=3, size=5):
     with StateSnapshot({}, runner.device) as start:
-        return StepRuns(runner, batch_of(live), size, start).first_node()
+        return EqualStateRuns(runner, batch_of(live), size, start).first_node()
 
 
 def in_order(runner, order):
@@ -118,7 +119,7 @@ def test_a_number_of_the_batch_is_the_cause_of_what_is_computed_from_it(runner_o
                 for rows in (getattr(batch, name),)
             }
         )  # fmt: skip
-        first = StepRuns(runner, batch, 5, start, padded_batch=padded).first_node()
+        first = EqualStateRuns(runner, batch, 5, start, padded_batch=padded).first_node()
     assert places(first) == ("amax", "maximum")
     assert (first.only_in, first.occurrence) == (None, 0)
 

@@ -8,9 +8,9 @@ import pytest
 
 from graphkit.records import Argument, Environment, GraphRecord, Node, Pointer
 from graphkit.views import inspect_view
-from graphkit.views.addressed_bytes import addressed_bytes
-from graphkit.views.html import _kernels
+from graphkit.views.drawing import drawing
 from graphkit.views.pages import kernels_page
+from graphkit.views.pages.kernels import addressed_bytes
 
 ENVIRONMENT = Environment(device="d", torch="2", triton="3", cuda="", driver="", graphkit="0")
 
@@ -78,11 +78,12 @@ def test_the_kernels_of_a_graph_show_bytes_and_bytes_per_time(make_record, text)
     assert found == {
         "gemm": (6_000_000, 200.0), "gelu": (None, None), "unmeasured": (3_000_000, None),
     }  # fmt: skip
-    embedded = {
-        each["name"]: (each["bytes, at most"], each["GB/s"])
-        for each in _kernels((("g", make_record(nodes)),), 0)
-    }
-    assert embedded == found
+    drawn = drawing((("g", make_record(nodes)),))
+    texts, kernels = drawn["texts"], drawn["graphs"][0]["kernels"]
+    cells = [[texts[at] for at in kernel["cells"]] for kernel in kernels["rows"]]
+    assert {(name, *numbers[-2:]) for name, *numbers in cells} == {
+        ("gemm", "5.7 MiB", "200.0"), ("gelu", "unknown", "-"), ("unmeasured", "2.9 MiB", "-"),
+    }  # fmt: skip
     shown = text(inspect_view(make_record(nodes), by="kernel"), 160)
     assert "5.7 MiB  200.0" in shown
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from graphkit.views.dot import dot_of
+from graphkit.views.dot import dot_text
 from graphkit.views.selection import named_graphs
 
 STRING = r'"(?:[^"\\\n]|\\.)*"'
@@ -20,7 +20,7 @@ STATEMENT = re.compile(
 
 
 def drawn(graph):
-    return dot_of(named_graphs(graph))
+    return dot_text(named_graphs(graph))
 
 
 def check(dot):
@@ -83,7 +83,7 @@ def test_any_name_is_one_string(graph, name):
 
 
 def test_several_graphs_are_clusters_with_names_of_their_own(capture):
-    dot = dot_of(named_graphs(capture))
+    dot = dot_text(named_graphs(capture))
     check(dot)
     clusters = re.findall(r'^  subgraph "cluster_(\d)" \{\n    label="(.*)";$', dot, re.MULTILINE)
     assert clusters == [(str(i), name) for i, (name, _) in enumerate(named_graphs(capture), 1)]

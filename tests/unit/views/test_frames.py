@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from graphkit.records import GraphRecord, Node
-from graphkit.views.frames import frames_of
+from graphkit.views.frames import module_frames
 
 
 def graph_of(environment, *rows, mode=""):
@@ -34,7 +34,7 @@ def layers(*kernels):
 
 
 def shown(record):
-    return [(frame.path, frame.name, frame.width) for frame in frames_of(record)[0]]
+    return [(frame.path, frame.name, frame.width) for frame in module_frames(record)[0]]
 
 
 def test_equal_layers_share_a_frame_that_has_the_time_of_all(make):
@@ -62,7 +62,7 @@ def test_experts_of_all_layers_share_a_frame(make):
 
 
 def test_every_frame_lies_in_the_one_around_it_and_beside_its_neighbours(graph):
-    frames, places = frames_of(graph)
+    frames, places = module_frames(graph)
     assert len(places) == len(graph.nodes)
     reached = {}
     for at, frame in enumerate(frames[1:], 1):
@@ -91,7 +91,7 @@ def test_a_whole_step_has_its_phases_outermost(make):
 
 def test_widths_are_numbers_of_nodes_if_no_time_is_known(make):
     rows = [("m.a", "gemm", None), ("m.a", "gemm", None), ("m.b", "gemm", None)]
-    frames, _ = frames_of(make(*rows))
+    frames, _ = module_frames(make(*rows))
     assert [(frame.path, frame.begin, frame.width) for frame in frames] == [
         ("", 0, 3), ("m", 0, 3), ("m.a", 0, 2), ("m.b", 2, 1),
     ]  # fmt: skip
@@ -99,14 +99,14 @@ def test_widths_are_numbers_of_nodes_if_no_time_is_known(make):
 
 
 def test_a_graph_without_nodes_has_its_own_frame(make):
-    frames, places = frames_of(make())
+    frames, places = module_frames(make())
     assert ([frame.width for frame in frames], places) == ([0.0], [])
 
 
 def test_nodes_inside_a_measured_child_graph_are_not_counted_again(make):
     record = make(("m.a", "child graph", 4.0), ("m.b", "gemm", 3.0))
     inside = dataclasses.replace(record.nodes[1], parent=0)
-    frames, _ = frames_of(dataclasses.replace(record, nodes=(record.nodes[0], inside)))
+    frames, _ = module_frames(dataclasses.replace(record, nodes=(record.nodes[0], inside)))
     assert [(frame.path, frame.us) for frame in frames] == [
         ("", 4.0), ("m", 4.0), ("m.a", 4.0), ("m.b", 3.0),
     ]  # fmt: skip

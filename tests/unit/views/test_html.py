@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import gzip
+import html
 import json
 import re
 from html.parser import HTMLParser
@@ -12,16 +13,22 @@ from pathlib import Path
 
 import pytest
 
-from graphkit.records import CaptureRecord, GraphRecord, load_record, timeline_of
-from graphkit.views.frames import Frame, frames_of
-from graphkit.views.html import html_of
-from graphkit.views.pages import kernels_page
-from graphkit.views.parts import PARTS, parts_of
-from graphkit.views.phases import phases_of
-from graphkit.views.replay import branches_of
+from graphkit.records import CaptureRecord, GraphRecord, load_record
+from graphkit.views import html as html_module
+from graphkit.views.formatting import plain
+from graphkit.views.frames import module_frames
+from graphkit.views.html import html_text
+from graphkit.views.outline import flatten
+from graphkit.views.pages import kernels_page, node_page
+from graphkit.views.pages.timeline import replay_spans
+from graphkit.views.parts import node_parts
 from graphkit.views.selection import named_graphs, select_graphs
 
 DATA = Path(__file__).parents[2] / "data"
+PARTS = (
+    "refresh", "metadata", "draft", "build", "verify", "accept", "extend", "norm", "attn", "mlp",
+    "embed", "head", "other",
+)  # fmt: skip
 VOID = {"meta", "link", "input", "br"}
 
 
@@ -49,14 +56,20 @@ class Page(HTMLParser):
             self.texts[name] = self.texts.get(name, "") + data
 
 
-def unpacked(parsed, name):
-    """The text of a script that the page decompresses."""
-    return gzip.decompress(base64.b64decode(parsed.texts[name])).decode("utf-8", "surrogatepass")
+def drawn(page):
+    """What the script draws, by graph, with the texts in place of their numbers."""
+    found = json.loads(Page(page).texts["drawing"])
+    return found["graphs"], found["texts"]
+
+
+def unpacked(parsed, name="record"):
+    """The record or the details that the page decompresses later."""
+    return json.loads(gzip.decompress(base64.b64decode(parsed.texts["later"])))[name]
 
 
 @pytest.fixture(scope="module")
 def page(capture):
-    return html_of(capture, named_graphs(capture))
+    return html_text(capture, named_graphs(capture))
 
 
 def test_it_loads_nothing(page):
@@ -70,26 +83,26 @@ def test_it_loads_nothing(page):
 
 def test_the_record_in_it_is_the_record(page, capture):
     parsed = Page(page)
-    assert CaptureRecord.from_json(unpacked(parsed, "record")) == capture
+    assert CaptureRecord.from_json(unpacked(parsed)) == capture
     assert parsed.texts["title"] == parsed.texts["h1"] == "graphkit capture: tiny"
 
 
 def test_a_selection_holds_its_graphs_alone(capture):
-    page = html_of(capture, select_graphs(capture, mode="DRAFT", batch_size=4))
-    record = CaptureRecord.from_json(unpacked(Page(page), "record"))
+    page = html_text(capture, select_graphs(capture, mode="DRAFT", batch_size=4))
+    record = CaptureRecord.from_json(unpacked(Page(page)))
     assert record == dataclasses.replace(capture, graphs=capture.graphs[2:3])
 
 
 def test_it_opens_with_the_first_graph_that_has_nodes(compiled, capture):
     empty = dataclasses.replace(compiled, graphs=compiled.graphs[:1])
     for record, first in ((compiled, "1"), (capture, "0"), (empty, "0")):
-        tags = Page(html_of(record, named_graphs(record))).tags
+        tags = Page(html_text(record, named_graphs(record))).tags
         assert [facts["data-first"] for tag, facts in tags if tag == "select"] == [first]
 
 
 def test_a_graph_alone_is_its_own_record(graph):
-    page = html_of(graph, named_graphs(graph))
-    assert GraphRecord.from_json(unpacked(Page(page), "record")) == graph
+    page = html_text(graph, named_graphs(graph))
+    assert GraphRecord.from_json(unpacked(Page(page))) == graph
 
 
 @pytest.mark.parametrize(
@@ -103,36 +116,30 @@ def test_no_name_breaks_out(graph, name):
         for node in graph.nodes[:2]
     )
     odd = dataclasses.replace(graph, name=name, nodes=nodes, edges=(), timing=None)
-    text = html_of(odd, named_graphs(odd))
+    text = html_text(odd, named_graphs(odd))
     usual_names = dataclasses.replace(graph, nodes=graph.nodes[:2], edges=(), timing=None)
-    plain = html_of(usual_names, named_graphs(usual_names))
-    parsed, usual = Page(text), Page(plain)
+    parsed, usual = Page(text), Page(html_text(usual_names, named_graphs(usual_names)))
     assert [tag for tag, _ in parsed.tags] == [tag for tag, _ in usual.tags]
     assert parsed.links == usual.links
-    assert GraphRecord.from_json(unpacked(parsed, "record")) == odd
-    (view,) = json.loads(unpacked(parsed, "views"))
-    assert {kernel["name"] for kernel in view["kernels"]} == {name}
-    assert [frame["path"] for frame in view["frames"]] == ["", name]
+    assert GraphRecord.from_json(unpacked(parsed)) == odd
+    (view,), texts = drawn(text)
+    assert {texts[kernel["cells"][0]] for kernel in view["kernels"]["rows"]} == {plain(name)}
+    assert [frame[0] for frame in view["frames"]] == [plain(name), plain(name)]
 
 
 def test_a_name_like_a_placeholder_stays_a_name(capture):
-    odd = dataclasses.replace(capture, target="{{record}} {{table}}")
-    assert (
-        Page(html_of(odd, named_graphs(odd))).texts["h1"]
-        == "graphkit capture: {{record}} {{table}}"
-    )
+    odd = dataclasses.replace(capture, target="{{drawing}} {{text}}")
+    title = Page(html_text(odd, named_graphs(odd))).texts["h1"]
+    assert title == "graphkit capture: {{drawing}} {{text}}"
 
 
-def test_without_javascript_a_plain_table_names_every_node(page, capture):
-    table = re.search(r'<noscript id="table">(.*?)</noscript>', page, re.DOTALL)[1]
-    names = re.findall(r"<caption>(.*?)</caption>", table)
-    assert names == [name for name, _ in named_graphs(capture)]
-    rows = re.findall(r"<tr>(<td>.*?)</tr>", table)
-    assert len(rows) == sum(len(graph.nodes) for graph in capture.graphs)
-    assert rows[3] == (
-        "<td>3</td><td>layers.0.attn.qkv</td><td>gemm_kernel</td>"
-        "<td>1.25</td><td>8x1x1</td><td>128x1x1</td><td>aten::mm</td>"
-    )
+def test_without_javascript_the_first_graph_is_text(page, capture):
+    text = html.unescape(re.search(r"<noscript><pre>(.*?)</pre></noscript>", page, re.DOTALL)[1])
+    graph = capture.graphs[0]
+    assert text.startswith(f"{graph.name}\nnodes ")
+    for node in graph.nodes:
+        assert node.short_name in text
+    assert re.search(r"gemm_kernel +1 +1\.25", text)
 
 
 def test_everything_clickable_is_a_button_or_a_summary(page):
@@ -145,30 +152,35 @@ def test_everything_clickable_is_a_button_or_a_summary(page):
 
 def test_the_kernels_in_it_are_those_of_their_page(page, capture):
     graphs = named_graphs(capture)
-    embedded = [each["kernels"] for each in json.loads(unpacked(Page(page), "views"))]
-    assert len(embedded) == len(graphs)
-    for index, kernels in enumerate(embedded):
-        rows = kernels_page(graphs, index).rows
-        assert [kernel["name"] for kernel in kernels] == [row.values[0] for row in rows]
-        for kernel, row in zip(kernels, rows, strict=True):
-            _, nodes, us, share, _, mean, _, *moved = row.values
-            assert kernel["key"] == row.key
-            assert (kernel["nodes"], kernel["us"]) == (nodes, us)
-            assert (kernel["share"], kernel["mean us"]) == (share, mean)
-            assert [kernel[name] for name in ("bytes, at most", "GB/s") if name in kernel] == moved
-            assert kernel["modules"] == [module.values[0] for module in row.children]
-    gemm = next(kernel for kernel in embedded[0] if kernel["name"] == "gemm_kernel")
-    assert gemm["modules"] == ["layers.*.mlp (2 x)", "layers.*.attn.out (2 x)",
-                               "layers.*.attn.qkv (2 x)"]  # fmt: skip
-    assert {kernel["us"] for kernel in embedded[3]} == {None}
+    views, texts = drawn(page)
+    assert len(views) == len(graphs)
+    for index, view in enumerate(views):
+        shown = kernels_page(graphs, index)
+        heads = view["kernels"]["heads"][1:-1]
+        kept = [0, *(at for at, column in enumerate(shown.columns) if column.name in heads)]
+        for kernel, row in zip(view["kernels"]["rows"], shown.rows, strict=True):
+            cells = shown.cells(row)
+            for at, cell in zip(kept, kernel["cells"], strict=True):
+                assert texts[cell] == (cells[at] or texts[cell])
+            names = [texts[name] for name in kernel["modules"]]
+            assert names == [module.values[0] for module in row.children]
+            nodes = graphs[index][1].nodes
+            assert [nodes[at] for at in kernel["nodes"]] == list(row.nodes)
+    (gemm,) = (
+        kernel for kernel in views[0]["kernels"]["rows"]
+        if texts[kernel["cells"][0]] == "gemm_kernel"
+    )  # fmt: skip
+    assert [texts[name] for name in gemm["modules"]] == [
+        "layers.*.mlp (2 x)", "layers.*.attn.out (2 x)", "layers.*.attn.qkv (2 x)",
+    ]  # fmt: skip
 
 
 def test_a_time_that_is_no_number_is_one_that_was_not_measured(graph):
     nodes = (dataclasses.replace(graph.nodes[0], duration_us=float("nan")), *graph.nodes[1:])
     odd = dataclasses.replace(graph, nodes=nodes)
-    (views,) = json.loads(unpacked(Page(html_of(odd, named_graphs(odd))), "views"))
-    refresh = next(kernel for kernel in views["kernels"] if kernel["name"] == "refresh")
-    assert (refresh["nodes"], refresh["us"], refresh["mean us"]) == (1, None, None)
+    (view,), _ = drawn(html_text(odd, named_graphs(odd)))
+    assert view["nodes"][0][9] is None
+    assert view["us"] is None
 
 
 @pytest.mark.parametrize(
@@ -183,7 +195,7 @@ def test_the_page_of_a_large_model_has_less_than_2_mb(repeats, sizes):
         target="8b", backend="cuda", environment=small.environment, modes=(), graphs=graphs
     )
     assert len(record.to_json()) > 2e6, "uncompressed, it would be larger"
-    assert len(html_of(record, named_graphs(record))) < 2e6
+    assert len(html_text(record, named_graphs(record))) < 2e6
 
 
 def repeated(nodes, times):
@@ -204,12 +216,11 @@ def moved(pointers, by):
 
 
 def test_no_text_of_a_record_is_read_as_html(page):
-    """Elements hold texts of a record as text alone; ``DOMParser`` reads the escaped table."""
+    """Elements hold texts of a record as text alone."""
     script = page[page.rindex("<script>") :]
     assert not re.search(
-        r"innerHTML|outerHTML|insertAdjacent|document\.write|eval|Function", script
+        r"innerHTML|outerHTML|insertAdjacent|document\.write|eval|Function|DOMParser", script
     )
-    assert script.count("parseFromString(") == script.count('$("table").textContent') == 1
 
 
 def test_the_charts_have_labels_keys_and_a_text(page):
@@ -226,37 +237,67 @@ def test_the_charts_have_labels_keys_and_a_text(page):
     ]  # fmt: skip
 
 
-def test_the_views_of_each_graph_have_a_value_for_each_node(page, capture):
-    views = json.loads(unpacked(Page(page), "views"))
+def test_the_drawing_of_a_graph_is_what_python_computed(page, capture):
+    views, texts = drawn(page)
     for view, graph in zip(views, capture.graphs, strict=True):
-        assert view["phases"] == phases_of(graph)
-        assert view["parts"] == list(parts_of(graph).values())
-        assert view["branches"] == branches_of(graph)
-        assert [tuple(gap) for gap in view["gaps"]] == [
-            (gap.begin, gap.us) for gap in timeline_of(graph.nodes).gaps
+        frames, places = module_frames(graph)
+        parts = node_parts(graph)
+        for row, node, place in zip(view["nodes"], graph.nodes, places, strict=True):
+            assert [texts[at] for at in row[:2]] == [f"{node.index}", node.short_name]
+            assert texts[row[8]] == (parts[node.index] or "other")
+            around = -1 if node.parent is None else node.parent
+            assert row[9:] == [node.duration_us, around, place]
+        spans = replay_spans(graph)
+        assert [graph.nodes[at] for at, *_ in view["bars"]] == [node for node, _ in spans]
+        assert [begin for _, begin, _, _ in view["bars"]] == pytest.approx(
+            [span.begin for _, span in spans]
+        )
+        whole = frames[0].width
+        assert [frame[3:5] for frame in view["frames"]] == [
+            pytest.approx([frame.begin / whole, frame.width / whole], abs=1e-6) for frame in frames
         ]
-        frames, places = frames_of(graph)
-        assert [Frame(**frame) for frame in view["frames"]] == frames
-        assert view["places"] == places
+        assert set(leaves(view["tree"])) == set(range(len(graph.nodes)))
+
+
+def leaves(rows):
+    """The positions of the nodes in rows of the tree."""
+    for row in rows:
+        yield from [row] if isinstance(row, int) else leaves(row[4:])
+
+
+def test_the_panel_of_a_node_has_the_texts_of_its_page(page, capture):
+    parsed = Page(page)
+    facts, arguments = unpacked(parsed, "facts"), unpacked(parsed, "arguments")
+    for at, graph in enumerate(capture.graphs):
+        for place in range(len(graph.nodes)):
+            shown = node_page(graph, place)
+            texts = {shown.cells(line.row) for line in flatten(shown.rows)}
+            assert {tuple(fact) for fact in facts[at][place]} <= {each[:2] for each in texts}
+            assert {tuple(cells) for cells in arguments[at][place]} <= texts
+
+
+def test_the_drawing_is_there_before_anything_is_unpacked(page):
+    assert page.index('id="drawing"') < page.index('id="later"') < page.index('"use strict"')
+    assert "await" not in (Path(html_module.__file__).parent / "web" / "start.js").read_text()
 
 
 @pytest.mark.parametrize("time", [float("nan"), float("inf"), 1e308])
 def test_damaged_times_leave_valid_json(graph, time):
     nodes = [dataclasses.replace(node, start_us=time, duration_us=time) for node in graph.nodes]
     odd = dataclasses.replace(graph, nodes=tuple(nodes), timing=None)
-    (view,) = json.loads(unpacked(Page(html_of(odd, named_graphs(odd))), "views"))
-    assert set(view["branches"]) == {None}
-    assert view["frames"][0]["width"] == len(nodes), "in nodes, because no time is known"
+    (view,), _ = drawn(html_text(odd, named_graphs(odd)))
+    assert view["bars"] == []
+    assert view["frames"][0][3:5] == [0.0, 1.0]
 
 
 def test_every_colour_of_a_part_is_in_the_style(page):
     style = page[page.index("<style>") : page.index("</style>")]
-    assert set(re.findall(r"\.part-(\w+)", style)) >= {*PARTS, "other"}
+    assert set(re.findall(r"\.part-(\w+)", style)) >= {*PARTS}
 
 
-def test_nodes_with_equal_and_odd_indices_have_their_views(graph):
+def test_nodes_with_equal_and_odd_indices_are_all_drawn(graph):
     nodes = tuple(dataclasses.replace(node, index=303) for node in graph.nodes)
     odd = dataclasses.replace(graph, nodes=nodes, edges=(), timing=None)
-    (view,) = json.loads(unpacked(Page(html_of(odd, named_graphs(odd))), "views"))
-    for name in ("phases", "parts", "branches", "places"):
-        assert len(view[name]) == len(nodes)
+    (view,), _ = drawn(html_text(odd, named_graphs(odd)))
+    assert len(view["nodes"]) == len(nodes)
+    assert len(view["bars"]) == sum(node.start_us is not None for node in nodes)

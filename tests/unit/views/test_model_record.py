@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from graphkit.records import load_record
-from graphkit.views.html import html_of
+from graphkit.views.html import html_text
 from graphkit.views.selection import named_graphs
 
 LAYERS = "target.model.layers."
@@ -20,7 +20,7 @@ def record():
 
 
 def test_the_page_is_small(record):
-    assert len(html_of(record, named_graphs(record)).encode()) < 2e6
+    assert len(html_text(record, named_graphs(record)).encode()) < 2e6
 
 
 def test_phases_and_layers_are_recorded(record):

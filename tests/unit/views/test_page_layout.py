@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from graphkit.records import load_record
-from graphkit.views.html import html_of
+from graphkit.views.html import html_text
 from graphkit.views.selection import named_graphs
 
 pytestmark = pytest.mark.slow
@@ -45,8 +45,10 @@ const textBegin = (each) => {
 const view = box(document.getElementById("view"));
 const found = {
   hidden: document.getElementById("page").hidden,
-  loading: document.getElementById("loading") !== null,
+  bars: all("#bars rect").length,
+  rows: all("#nodes tbody tr").length,
   shown: document.body.innerText,
+  details: document.getElementById("details").innerText,
   overflow: document.documentElement.scrollWidth - window.innerWidth,
   gaps: all(".tree .row").map((row) => textBegin(row.children[2]) - box(row.children[1]).right),
   cut: all("td button").filter((each) => each.scrollWidth > each.clientWidth + 1).length,
@@ -62,7 +64,7 @@ NEVER_UNPACKED = "Response.prototype.text = () => new Promise(() => {});"
 @pytest.fixture(scope="module")
 def page():
     record = load_record(RECORD)
-    return html_of(record, named_graphs(record))
+    return html_text(record, named_graphs(record))
 
 
 @pytest.fixture
@@ -96,7 +98,6 @@ def lay_out(page, tmp_path):
 def test_nothing_is_cut_broken_or_far_apart(lay_out, width):
     found = lay_out(width)
     assert not found["hidden"]
-    assert not found["loading"]
     assert found["overflow"] <= 0
     assert len(found["gaps"]) > 5
     assert max(found["gaps"]) < 60, "px from a bar to the name of its module"
@@ -106,16 +107,34 @@ def test_nothing_is_cut_broken_or_far_apart(lay_out, width):
     assert all(min(left, right) >= 0 for _, left, right in found["ticks"])
 
 
-def test_the_page_says_what_is_known_while_the_record_is_unpacked(lay_out):
+def test_charts_and_tables_are_there_before_the_record_is_unpacked(lay_out):
     found = lay_out(1000, NEVER_UNPACKED)
-    assert found["hidden"]
-    for text in ("Unpacking the record", "profiled", "6,131.07 us", "captured sizes: 1"):
+    assert not found["hidden"]
+    assert (found["bars"] > 500, found["rows"]) == (True, 300)
+    for text in (
+        "6,131.07 us",
+        "captured sizes: 1",
+        "verify 4,448.16 us",
+        "paged_attention_kernel",
+    ):
         assert text in found["shown"]
 
 
-def test_a_page_without_its_record_shows_the_plain_table(lay_out):
+def test_a_page_without_its_record_says_what_is_missing(lay_out):
     broken = 'Response.prototype.text = () => Promise.reject(new Error("cut"));'
     found = lay_out(1000, broken)
-    assert "The record cannot be unpacked: cut." in found["shown"]
-    assert "Unpacking the record" not in found["shown"]
-    assert "paged_attention_kernel" in found["shown"]
+    assert "The record and the details of nodes are not here: cut." in found["shown"]
+    assert found["rows"] == 300
+
+
+def test_a_click_opens_a_node_with_its_facts_and_arguments(lay_out):
+    click = """setTimeout(() => {
+      document.getElementById("search").value = "paged_attention page_table";
+      document.getElementById("search").dispatchEvent(new Event("input"));
+      document.querySelector("#nodes td button").click();
+    }, 2000);"""
+    found = lay_out(1000, click)
+    assert 0 < found["rows"] < 300, "the names of arguments are searched, too"
+    assert "paged_attention_kernel" in found["details"]
+    for text in ("waits for", "registers", "argument", "page_table", "0x7"):
+        assert text in found["details"]

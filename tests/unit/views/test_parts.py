@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 
 from graphkit.records import Node
-from graphkit.views.icicle import icicle_of
-from graphkit.views.parts import PARTS, common_part, parts_of
+from graphkit.views.icicle import module_levels
+from graphkit.views.parts import common_part, node_parts
 
 
 def node(index, module="", **facts):
@@ -44,15 +44,14 @@ def of_modules(graph):
     ],
 )  # fmt: skip
 def test_the_names_of_modules_say_the_part(of_modules, module, part):
-    assert parts_of(of_modules(module)) == {0: part}
-    assert part in ("", *PARTS)
+    assert node_parts(of_modules(module)) == {0: part}
 
 
 def test_the_phases_of_a_whole_step_come_before_the_parts_of_its_models(of_modules):
     modules = ("(refresh)", "draft.layers.0.mlp", "target.layers.0.self_attn", "(forward)")
     graph = of_modules(*modules, mode="STEP", scopes=("", "draft", "verify", "accept"))
-    assert list(parts_of(graph).values()) == ["refresh", "draft", "verify", "accept"]
-    assert list(parts_of(dataclasses.replace(graph, mode="")).values())[1:3] == ["mlp", "attn"]
+    assert list(node_parts(graph).values()) == ["refresh", "draft", "verify", "accept"]
+    assert list(node_parts(dataclasses.replace(graph, mode="")).values())[1:3] == ["mlp", "attn"]
 
 
 def test_several_parts_have_no_common_one():
@@ -67,7 +66,7 @@ def boxes(level):
 
 def test_modules_are_boxes_inside_the_boxes_of_the_modules_around_them(of_modules):
     graph = of_modules("(refresh)", "m.0.mlp", "m.0.mlp.up", "m.1.mlp", "", "m.1.norm")
-    levels = icicle_of(graph)
+    levels = module_levels(graph)
     assert boxes(levels[0]) == [
         (0.0, 1.0, "(refresh)", "refresh"), (1.0, 4.0, "m", "mlp"), (5.0, 6.0, "m", "norm"),
     ]  # fmt: skip
@@ -84,7 +83,7 @@ def test_modules_are_boxes_inside_the_boxes_of_the_modules_around_them(of_module
 def test_a_box_ends_where_the_next_one_begins(of_modules):
     graph = of_modules("a.x", "b", "a.y")
     longer = dataclasses.replace(graph.nodes[0], duration_us=5.0)
-    levels = icicle_of(dataclasses.replace(graph, nodes=(longer, *graph.nodes[1:])))
+    levels = module_levels(dataclasses.replace(graph, nodes=(longer, *graph.nodes[1:])))
     assert [box[:3] for box in boxes(levels[0])] == [
         (0.0, 1.0, "a"),
         (1.0, 2.0, "b"),
@@ -94,20 +93,20 @@ def test_a_box_ends_where_the_next_one_begins(of_modules):
 
 
 def test_a_level_finds_the_box_at_a_time_and_none_between_boxes(of_modules):
-    (level,) = icicle_of(of_modules("a", "", "b"))
+    (level,) = module_levels(of_modules("a", "", "b"))
     found = [level.at(time) for time in (-1.0, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0)]
     assert [box and box.name for box in found] == [None, "a", "a", None, None, "b", None]
 
 
 def test_the_largest_share_of_a_time_is_that_of_one_box(of_modules):
-    (level,) = icicle_of(of_modules("a", "b", "b", "b"))
+    (level,) = module_levels(of_modules("a", "b", "b", "b"))
     assert level.largest_share(0.0, 4.0) == 0.75
     assert level.largest_share(0.5, 1.5) == 0.5
 
 
 def test_a_whole_step_has_its_phases_outermost(of_modules):
     graph = of_modules("draft.layers", "target.layers", mode="STEP", scopes=("draft", "verify"))
-    assert [box.name for box in icicle_of(graph)[0].boxes] == ["draft", "verify"]
+    assert [box.name for box in module_levels(graph)[0].boxes] == ["draft", "verify"]
 
 
 def test_nodes_without_a_time_or_with_an_endless_one_have_no_box(of_modules):
@@ -117,4 +116,4 @@ def test_nodes_without_a_time_or_with_an_endless_one_have_no_box(of_modules):
         dataclasses.replace(each, start_us=start, duration_us=us)
         for each, (start, us) in zip(graph.nodes, times, strict=True)
     ]
-    assert icicle_of(dataclasses.replace(graph, nodes=tuple(nodes))) == ()
+    assert module_levels(dataclasses.replace(graph, nodes=tuple(nodes))) == ()

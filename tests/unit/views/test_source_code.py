@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from graphkit.views.source_code import code_of, source_code
+from graphkit.views.source_code import source_code, source_line
 
 TEXT = """\
 scale = 2
@@ -38,7 +38,7 @@ def test_the_line_is_shown_between_those_around_it(folder):
     assert code.path == str(folder / "src" / "engine" / "layer.py")
     assert code.lines == tuple(enumerate(TEXT.splitlines()[4:7], 5))
     assert (code.line, code.problem) == (6, "")
-    assert code_of("engine/layer.py:6 in forward") == "6: y = x * scale"
+    assert source_line("engine/layer.py:6 in forward") == "6: y = x * scale"
 
 
 def test_lines_at_the_ends_of_the_file_have_fewer_around_them(folder):
@@ -59,7 +59,7 @@ def test_no_line_is_shown_where_the_file_does_not_match(folder, source):
     code = source_code(source)
     assert (code.lines, code.path) == ((), "")
     assert code.problem == "not on this machine, or changed since"
-    assert code_of(source) == ""
+    assert source_line(source) == ""
 
 
 @pytest.mark.parametrize("source", ["", "kernel.cu:3", "in forward", "a\x00b.py:1 in f", "x.py"])
@@ -90,7 +90,7 @@ def test_a_file_that_is_too_large_or_no_python_or_no_file_is_not_shown(folder):
 
 def test_bytes_that_are_no_text_are_replaced(folder):
     (folder / "bytes.py").write_bytes(b"def f():\n    return '\xff\xfe'\n")
-    assert code_of("bytes.py:2 in f") == "2: return '\ufffd\ufffd'"
+    assert source_line("bytes.py:2 in f") == "2: return '\ufffd\ufffd'"
 
 
 def test_a_working_folder_that_was_removed_is_not_searched(folder, monkeypatch):

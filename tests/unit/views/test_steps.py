@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from graphkit.records import LoopBody, LoopRecord, Mismatch, SizeRecord
-from graphkit.views import capture_view, inspect_view, module_tree
-from graphkit.views.loops import loop_text
-from graphkit.views.phases import phases_of, step_tree
+from graphkit.views import capture_view, inspect_view
+from graphkit.views.module_tree import module_tree, node_phases
+from graphkit.views.pages.overview import loop_text
 
 SCOPES = (
     ("(refresh)", "", 1.0), ("", "", 0.5),
@@ -69,7 +69,7 @@ def of_step(capture, graph_of):
 
 def test_nodes_are_grouped_by_their_outermost_phase(graph_of):
     graph = graph_of("STEP")
-    tree = step_tree(graph)
+    tree = module_tree(graph)
     found = {child.name: (child.num_nodes, child.duration_us) for child in tree.children}
     assert found == {
         "(refresh)": (1, 1.0), "draft": (1, 4.0), "build": (2, 0.5), "verify": (2, 16.0),
@@ -86,13 +86,14 @@ def test_nodes_of_a_child_graph_are_in_the_phase_of_their_node(graph_of):
     graph = graph_of("STEP")
     inside = dataclasses.replace(graph.nodes[0], index=len(graph.nodes), parent=5)
     graph = dataclasses.replace(graph, nodes=(*graph.nodes, inside))
-    assert phases_of(graph)[-1] == "verify"
+    assert node_phases(graph)[-1] == "verify"
 
 
 def test_graphs_of_other_modes_have_no_phases(graph_of):
     graph = graph_of("DRAFT")
-    assert set(phases_of(graph)) == {""}
-    assert step_tree(graph) == module_tree(graph)
+    assert set(node_phases(graph)) == {""}
+    paths = {child.path for child in module_tree(graph).children}
+    assert paths == {"(refresh)", "(forward)", "draft", "target"}
 
 
 def test_a_loop_is_one_line():

@@ -12,7 +12,7 @@ import pytest
 from graphkit.records import load_record
 from graphkit.views.module_tree import nodes_in_modules
 from graphkit.views.selection import named_graphs
-from graphkit.views.trace import trace_of
+from graphkit.views.trace import trace_text
 from trace_format import ns, read_trace
 
 DATA = Path(__file__).parents[2] / "data"
@@ -20,7 +20,7 @@ DATA = Path(__file__).parents[2] / "data"
 
 def events_of(*graphs):
     """All events, each checked against the format."""
-    return read_trace(trace_of([(graph.name, graph) for graph in graphs]))[0]
+    return read_trace(trace_text([(graph.name, graph) for graph in graphs]))[0]
 
 
 def slices(events, *, modules):
@@ -125,14 +125,14 @@ def test_a_module_that_runs_twice_is_two_slices(make_graph):
 
 
 def test_graphs_of_one_name_stay_apart(recording):
-    events, _ = read_trace(trace_of(named_graphs(recording)))
+    events, _ = read_trace(trace_text(named_graphs(recording)))
     names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
     assert names == ["runner.py:40", "runner.py:40 #2"]
 
 
 def flows_of(*graphs):
     """The node that each flow enters, with the process and the module that it leaves."""
-    _, flows = read_trace(trace_of([(graph.name, graph) for graph in graphs]))
+    _, flows = read_trace(trace_text([(graph.name, graph) for graph in graphs]))
     return sorted((f["pid"], t["args"]["node"], f["args"]["module"]) for f, t in flows)
 
 
@@ -195,7 +195,7 @@ def _last(trace, phase):
     ],
 )  # fmt: skip
 def test_the_reader_refuses_what_is_not_the_format(graph, phase, change):
-    trace = json.loads(trace_of([(graph.name, graph)]))
+    trace = json.loads(trace_text([(graph.name, graph)]))
     changed = copy.deepcopy(trace)
     _last(changed, phase).update(change)
     read_trace(json.dumps(trace))

@@ -24,8 +24,8 @@ def test_real_models_have_no_finding_in_any_mode(models, mode, topk, capture):
         audit_shadow(target, runner, log)
     assert log.findings == []
     assert [(check.batch_size, check.text) for check in log.checks] == [
-        (1, "compared with the padded and the unpadded step: 1 live"),
-        (3, "compared with the padded and the unpadded step: 1, 2, 3 live"),
+        (1, "compared 1 request with the padded and the unpadded step"),
+        (3, "compared 1 to 3 requests with the padded and the unpadded step"),
     ]
 
 

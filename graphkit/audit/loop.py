@@ -1,0 +1,229 @@
+"""Search for the first step of a device loop that differs from the same step without a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import zip_longest
+
+import torch
+
+from graphkit.audit.audit_log import AuditLog, Check
+from graphkit.audit.object_snapshot import ObjectSnapshot
+from graphkit.audit.ranks import NOT_ON_RANKS
+from graphkit.config import require_int
+from graphkit.graphs import Attribution
+from graphkit.records import Finding, count_of, distinct_text
+from graphkit.spec import ForwardMode
+from graphkit.step import SpecStepRunner
+from graphkit.targets import CaptureTarget
+from graphkit.verify import Rounding, check_tolerance
+from graphkit.verify.request_runs import ReportRows, RequestRun, RequestRuns, Requests
+from graphkit.verify.whole_step import LOOP_STEPS, open_step
+
+_ONE_FORWARD = "STEP is the whole step of the engine; its forwards are audited in their own modes"
+_SHOWN = 3
+"""Most names that a text lists."""
+_FROZEN = (
+    "A graph keeps the host values and the addresses of its capture. Keep what changes in tensors "
+    "by request row, as FutureMap.stash does, and write them in place."
+)
+_BETWEEN = "Move what the host does between launches into the step."
+_NOT_REPEATABLE = (
+    "Let prefill set all state of a request, and use deterministic kernels. Loops of a step that "
+    "is not repeatable cannot be checked."
+)
+
+
+def audit_loop(
+    runner: SpecStepRunner, requests: Requests, *, steps: int = 8, tolerance: float = 1.0
+) -> tuple[Finding, ...]:
+    """Compare one launch of many steps with the same steps run one by one without a graph.
+
+    The requests run from their prompts each time. Their reports and their state must agree after
+    each step: ``RequestState``, ``FutureMap``, the KV of their committed tokens, and recurrent
+    state. If a launch differs, shorter ones find its first wrong step, and launches of one step
+    show whether the graph or the loop is the cause. The rows are released in the end.
+
+    Args:
+        runner: Captured. Nothing else uses it meanwhile.
+        requests: Prompt and sampling parameters by free request row, whose KV slots are in
+            ``req_to_token``. Requests that end after different numbers of steps make the loop
+            change its size.
+        steps: Most steps of the launch.
+        tolerance: Multiple of the usual rounding that is allowed, see ``verify.Rounding``.
+
+    Returns:
+        The finding of the first step that differs, or none.
+
+    Raises:
+        ConfigError: ``steps`` or ``tolerance`` is out of range.
+        InputError: A request is invalid, see ``SpecStepRunner.admit``.
+        ReplayError: The runner is not captured, or has no loops.
+    """
+    require_int("audit_loop", "steps", steps)
+    check_tolerance(tolerance)
+    log = AuditLog(tolerance)
+    check_loop(RequestRuns(runner, requests), steps, log)
+    return tuple(log.findings)
+
+
+@contextmanager
+def audited_step(
+    target: CaptureTarget,
+    log: AuditLog,
+    chosen: Collection[str],
+    *,
+    batch_sizes: Sequence[int],
+    device: str,
+    needs_graphs: bool,
+) -> Iterator[SpecStepRunner | None]:
+    """Audit the whole step of a target's engine, and yield its runner, captured.
+
+    All audits but ``loop`` work on single forwards, and log that they were not run.
+
+    Args:
+        target: Has an engine.
+        log: Collects checks and findings.
+        chosen: Names of audits.
+        batch_sizes: Sizes to capture.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        needs_graphs: Whether to capture the step even if no audit runs.
+
+    Yields:
+        ``None`` if nothing was captured.
+
+    Raises:
+        CaptureError: The step cannot be captured.
+        TargetError: The engine is invalid.
+    """
+    mode = ForwardMode.STEP.name
+    for name in chosen:
+        if name != "loop":
+            log.skip(name, mode, _ONE_FORWARD)
+    runs_loop = "loop" in chosen
+    if runs_loop and target.group is not None:
+        log.skip("loop", mode, NOT_ON_RANKS["loop"])
+        runs_loop = False
+    if not (needs_graphs or runs_loop):
+        yield None
+        return
+    with open_step(target, batch_sizes=batch_sizes, device=device) as step:
+        if step.refusal:
+            log.skip("loop", mode, step.refusal)
+            yield None
+            return
+        step.runner.capture(attribution=Attribution(target.weights))
+        if runs_loop:
+            check_loop(step.runs(is_staggered=True), LOOP_STEPS, log)
+        yield step.runner
+
+
+def check_loop(runs: RequestRuns, steps: int, log: AuditLog) -> None:
+    """Log the check and the finding of ``audit_loop``, and release the rows."""
+    with torch.no_grad(), log.check("loop", runs.runner.mode.name) as check:
+        try:
+            _Search(runs, steps, log.tolerance).report_to(check)
+        finally:
+            runs.release()
+
+
+class _Search:
+    """Runs the requests without a graph, and launches that are compared with it.
+
+    Attributes:
+        expected: The runs without a graph, by number of steps.
+        count: Steps of the longest.
+    """
+
+    def __init__(self, runs: RequestRuns, steps: int, tolerance: float) -> None:
+        runner = runs.runner
+        self._runs, self._rounding = runs, Rounding(runner.sizes.dtype, tolerance)
+        drafter, target = runner.device_step.drafter, runner.device_step.verifier.runner
+        self._roots = {
+            "draft": drafter.draft,
+            "extend": drafter.extend,
+            target.step.name: target.step.forward,
+        }
+        self._start = ObjectSnapshot(self._roots, {})
+        self.expected = runs.eager(steps)
+        self.count = len(self.expected) - 1
+        changes = self._start.changes(ObjectSnapshot(self._roots, {}))
+        self._unrepeated = [change.name for change in changes]
+        self._start.restore()
+
+    def report_to(self, check: Check) -> None:
+        """Report the first step after which the launch differs."""
+        launched = self._runs.launched(self.count, self.count)
+        if not self._differences(self.count, launched):
+            check.text = f"{count_of(self.count, 'step')} in one launch: no difference"
+            return
+        if self._is_repeatable(check):
+            self._report_step(self._first_wrong_step(launched.reports), check)
+
+    def _is_repeatable(self, check: Check) -> bool:
+        again = self._runs.eager(self.count)
+        self._start.restore()
+        for number, run in enumerate(again):
+            if found := self._differences(number, run):
+                check.report(
+                    "not repeatable",
+                    f"After {count_of(number, 'step')} without a graph, {_names(found)} differ "
+                    "from the same steps before.",
+                    severity="warning",
+                    advice=_NOT_REPEATABLE,
+                    names=tuple(found),
+                )
+                return False
+        return True
+
+    def _first_wrong_step(self, reports: Sequence[ReportRows]) -> int:
+        """Return the number of the first step after which a launch differs, by bisection."""
+        pairs = zip_longest(self.expected[-1].reports, reports)
+        steps = (number for number, (one, other) in enumerate(pairs, 1) if one != other)
+        right, wrong = 0, next(steps, self.count)
+        while wrong - right > 1:
+            middle = (right + wrong) // 2
+            if self._differences(middle, self._runs.launched(middle, middle)):
+                wrong = middle
+            else:
+                right = middle
+        return wrong
+
+    def _report_step(self, number: int, check: Check) -> None:
+        found = self._differences(number, self._runs.launched(number, number))
+        name, (before, after) = next(iter(found.items()))
+        text = f"After step {number} of a launch, {_names(found)} differ from the same steps "
+        text += f"without a graph: {name} has {after} instead of {before}."
+        if self._differences(number, self._runs.launched(number, 1)):
+            kind, advice = "frozen value", _FROZEN
+            text += " So they do in launches of one step."
+            if self._unrepeated:
+                text += (
+                    f" Without a graph, the step changes {_names(self._unrepeated)} on the host."
+                )
+        else:
+            kind, advice = "missing host work", _BETWEEN
+            text += " In launches of one step they agree: something outside the step changes them."
+        check.report(
+            kind,
+            text,
+            advice=advice,
+            names=(*found, *self._unrepeated),
+            before=before,
+            after=after,
+            field=name,
+        )
+
+    def _differences(self, steps: int, got: RequestRun) -> dict[str, tuple[str, str]]:
+        """Return the expected and the actual value of what differs after some steps, by name."""
+        found = self.expected[steps].differences(got, self._rounding)
+        return {
+            name: distinct_text(mismatch.expected, mismatch.got) for name, mismatch in found.items()
+        }
+
+
+def _names(names: Iterable[str]) -> str:
+    listed = list(names)
+    shown = ", ".join(listed[:_SHOWN])
+    return f"{shown} and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else shown
