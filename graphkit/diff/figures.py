@@ -1,4 +1,4 @@
-"""Selection of the figures that changed much, and of those that got worse."""
+"""Selection of the figures that changed much, and of the figures that got worse."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ COSTS = (
     "num_nodes", "replay_us", "unprofiled_us", "p50_us", "busy_us", "critical_us", "pool_bytes",
     "graph_bytes",
 )  # fmt: skip
-"""Figures that get worse as they grow, without those of eager steps and captures."""
+"""Figures that get worse as they grow, except the times of eager steps and captures."""
 
 
-def change_of(figure: MetricChange) -> float | None:
+def relative_change(figure: MetricChange) -> float | None:
     """Return the change as a part of the value before; ``None`` if there is none to compare."""
     if not figure.before or figure.after is None:
         return None
@@ -25,8 +25,8 @@ def with_changes_above(record: DiffRecord, threshold: float) -> DiffRecord:
     """Return the record without figures that changed by at most ``threshold``, a part of one."""
 
     def large(figures: tuple[MetricChange, ...]) -> tuple[MetricChange, ...]:
-        changes = ((each, change_of(each)) for each in figures)
-        return tuple(each for each, part in changes if part is None or abs(part) > threshold)
+        changes = ((figure, relative_change(figure)) for figure in figures)
+        return tuple(figure for figure, part in changes if part is None or abs(part) > threshold)
 
     sizes = (replace(size, figures=large(size.figures)) for size in record.sizes)
     return replace(
@@ -42,6 +42,6 @@ def regressions(record: DiffRecord, limit: float) -> Iterator[str]:
     graphs = ((graph.after, graph.figures) for graph in record.graphs)
     for name, figures in (*sizes, *graphs):
         for figure in figures:
-            part = change_of(figure)
+            part = relative_change(figure)
             if figure.name in COSTS and part is not None and part > limit:
                 yield f"{name}: {figure_heading(figure.name)} {part:+.1%}"

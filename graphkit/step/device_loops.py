@@ -109,9 +109,9 @@ def _packer(buffers: InputBuffers, requests: int) -> Struct:
 class _LoopBody(Step[SpecStepOutput]):
     """A step whose rows the loop writes, so that its graphs have no refresh."""
 
-    def captured(self, size: int) -> tuple[Callable[[], dict[str, torch.Tensor]], ...]:
+    def graph_functions(self, size: int) -> tuple[Callable[[], dict[str, torch.Tensor]], ...]:
         """Return the padded stages alone."""
-        return tuple(partial(stage_tensors, stage) for stage in self.padded(size))
+        return tuple(partial(stage_tensors, stage) for stage in self.padded_stages(size))
 
 
 @dataclass(frozen=True, slots=True)
