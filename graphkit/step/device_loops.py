@@ -50,8 +50,9 @@ class LaunchOutput(Output):
 class LoopLauncher:
     """Writes the batches of launches into a mailbox, and launches loops.
 
-    A host launches after a long wait, when its caches have lost most of its code. So one call of
-    ``struct`` writes the whole batch, which the caller has validated, instead of a ``Replayer``.
+    A launch usually follows a wait, in which other code has filled the CPU's caches, so the less
+    code a launch runs, the faster it is. One call of ``struct`` therefore writes the whole batch,
+    which the caller has validated, instead of a ``Replayer``.
 
     Args:
         buffers: Buffers of the prologue, for ``LaunchInputs``.
