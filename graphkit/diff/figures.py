@@ -15,14 +15,14 @@ COSTS = (
 
 
 def relative_change(figure: MetricChange) -> float | None:
-    """Return the change as a part of the value before; ``None`` if there is none to compare."""
+    """Return the change relative to the value before, 0.05 for 5 %; ``None`` without a value."""
     if not figure.before or figure.after is None:
         return None
     return figure.after / figure.before - 1
 
 
 def with_changes_above(record: DiffRecord, threshold: float) -> DiffRecord:
-    """Return the record without figures that changed by at most ``threshold``, a part of one."""
+    """Return the record without figures that changed by at most ``threshold``, 0.05 for 5 %."""
 
     def large(figures: tuple[MetricChange, ...]) -> tuple[MetricChange, ...]:
         changes = ((figure, relative_change(figure)) for figure in figures)
@@ -37,7 +37,7 @@ def with_changes_above(record: DiffRecord, threshold: float) -> DiffRecord:
 
 
 def regressions(record: DiffRecord, limit: float) -> Iterator[str]:
-    """Yield a line for each of ``COSTS`` that grew by more than ``limit``, a part of one."""
+    """Yield a line per figure of ``COSTS`` that grew by more than ``limit``, 0.05 for 5 %."""
     sizes = ((f"{size.mode} {size.batch_size}", size.figures) for size in record.sizes)
     graphs = ((graph.after, graph.figures) for graph in record.graphs)
     for name, figures in (*sizes, *graphs):

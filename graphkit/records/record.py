@@ -24,6 +24,7 @@ SCHEMA = 3
 """Incremented when an older reader could misread a record."""
 
 Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""An integer of 64 bits."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """A number of things, an index or an address."""
 Duration = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
