@@ -13,7 +13,7 @@ from graphkit.buffers.draft_inputs import (
 from graphkit.buffers.fields import MODEL_DTYPE, Axis, Field, Pad, Rows, declare, fields_of
 from graphkit.buffers.input_buffers import InputBuffers
 from graphkit.buffers.inputs import Inputs, StepInputs, TargetVerifyInputs
-from graphkit.buffers.layout import Capacity, FieldLayout, capacity_of, resolve
+from graphkit.buffers.layout import Capacity, FieldLayout, resolve, runner_capacity
 from graphkit.buffers.mailbox import ENTRIES, Mailbox
 from graphkit.buffers.validation import validate_field
 from graphkit.buffers.value_rules import Limits
@@ -40,9 +40,9 @@ __all__ = [
     "Rows",
     "StepInputs",
     "TargetVerifyInputs",
-    "capacity_of",
     "declare",
     "fields_of",
     "resolve",
+    "runner_capacity",
     "validate_field",
 ]

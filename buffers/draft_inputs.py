@@ -19,7 +19,7 @@ from graphkit.errors import InputError
 class DraftInputs(Inputs):
     """Candidates after each request's last token, from which its draft tree grows.
 
-    ``seq_lens`` counts the committed tokens. ``positions`` are those of the first step's rows:
+    ``seq_lens`` counts the committed tokens. ``positions`` has the rows of the first step:
     ``seq_lens`` once per branch. Of ``out_cache_loc`` [B, K, S], branch k of step s writes
     [:, k, s]; the request's row of the request pool holds the same slots from ``seq_lens`` on.
 

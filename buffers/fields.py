@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
 from typing import Any
 
 import torch
@@ -92,11 +91,6 @@ def declare(
 
 def fields_of(inputs: type) -> tuple[Field, ...]:
     """Return the declarations on an inputs dataclass, in order."""
-    return _fields_of(inputs)
-
-
-@cache
-def _fields_of(inputs: type) -> tuple[Field, ...]:
     return tuple(
         Field(field.name, *field.metadata[_KEY])
         for field in dataclasses.fields(inputs)

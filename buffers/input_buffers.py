@@ -126,7 +126,7 @@ class InputBuffers:
         written = {layout.name for layout in self.layouts} - self.bound_fields.keys()
         return not written.isdisjoint(self.inputs.token_fields())
 
-    def tokens_of(self, batch: Any) -> int:
+    def count_tokens(self, batch: Any) -> int:
         """Return the number of rows of a batch.
 
         If no field of the batch shows it, the batch has the captured number of rows per request.
@@ -239,7 +239,7 @@ class InputBuffers:
             in_flight: list[torch.Tensor] = []
             self.mailbox.post(entry, 0, 0, 0)
         else:
-            tokens = self.tokens_of(batch)
+            tokens = self.count_tokens(batch)
             in_flight = self.writer(entry, batch.batch_size, tokens).write(batch)
             self.mailbox.post(entry, batch.batch_size, tokens)
         yield
@@ -285,10 +285,10 @@ class InputBuffers:
         return words[Header.SOURCES :].numpy().copy()
 
 
-def _check_inputs_type(given: object) -> None:
-    if not (isinstance(given, type) and is_dataclass(given)):
+def _check_inputs_type(inputs_type: object) -> None:
+    if not (isinstance(inputs_type, type) and is_dataclass(inputs_type)):
         raise ConfigError(
-            f"inputs_type must be a subclass of graphkit.StepInputs, got {given!r}.",
+            f"inputs_type must be a subclass of graphkit.StepInputs, got {inputs_type!r}.",
             field="inputs_type",
         )
 

@@ -60,7 +60,7 @@ class Capacity:
         return requests * self.tokens_per_request if tokens is None else tokens
 
 
-def capacity_of(
+def runner_capacity(
     spec: SpecConfig,
     sizes: BufferSizes,
     *,
@@ -210,5 +210,9 @@ def _resolve_one(field: Field, capacity: Capacity, segment: int, payload: int) -
     )
 
 
-def _aligned(size: int, to: int = 128) -> int:
-    return -(-size // to) * to
+_LINE_BYTES = 128
+"""A cache line of the GPU, and a multiple of the sixteen bytes that a refresh copies at once."""
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _LINE_BYTES) * _LINE_BYTES

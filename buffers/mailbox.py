@@ -35,7 +35,9 @@ _SEQUENCE, _REQUESTS, _TOKENS, _HAS_ROWS = (
     int(Header.SEQUENCE), int(Header.REQUESTS), int(Header.TOKENS), int(Header.HAS_ROWS),
 )  # fmt: skip
 _CHECK_EVERY = 1024
+"""Turns of a wait between checks of the device and the clock, which cost more than a turn."""
 _GIVE_UP_S = 60.0
+"""Longest wait for the device: longer than steps take, so that only endless work exceeds it."""
 
 
 class Mailbox:
@@ -120,7 +122,7 @@ class Mailbox:
         self._bodies[index][:] = words
 
     def post(self, index: int, requests: int, tokens: int, has_rows: int = 1) -> None:
-        """Write the header of an entry whose rows are written; ``one`` is 0 if it has no rows."""
+        """Write the header of an entry whose rows are written; ``has_rows`` is 0 without rows."""
         self._posted = self.sequence
         words = self._entries[index]
         words[_SEQUENCE] = self.sequence

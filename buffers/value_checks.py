@@ -13,7 +13,7 @@ import torch
 
 from graphkit.buffers.accepted import host_floats, host_rows
 from graphkit.buffers.layout import Capacity, FieldLayout
-from graphkit.buffers.value_rules import Limits, Rule, rules_of
+from graphkit.buffers.value_rules import Limits, Rule, value_rules
 from graphkit.errors import InputError
 
 _NONE = -1
@@ -40,7 +40,7 @@ class ValueChecks:
         limits: Limits,
         device: torch.device,
     ) -> None:
-        self._rules = rules_of(layouts, capacity, limits)
+        self._rules = value_rules(layouts, capacity, limits)
         count = max(len(self._rules), 1)
         self._found = torch.full((2, count), _NONE, dtype=torch.float64, device=device)
         is_cuda = device.type == "cuda"
@@ -58,7 +58,7 @@ class ValueChecks:
 
         Args:
             fields: Rows of each field, by name.
-            is_padded: Whether the rows are those of a padded batch.
+            is_padded: Whether the batch is padded.
         """
         for index, rule in enumerate(self._rules):
             tensors = rule.tensors(fields)

@@ -56,7 +56,7 @@ class Rule:
         return [fields[name] for name in names] if fields.keys() >= set(names) else None
 
 
-def rules_of(layouts: Sequence[FieldLayout], capacity: Capacity, limits: Limits) -> list[Rule]:
+def value_rules(layouts: Sequence[FieldLayout], capacity: Capacity, limits: Limits) -> list[Rule]:
     """Return the rules of all fields."""
     fields = {layout.name for layout in layouts}
     return [
@@ -121,7 +121,7 @@ def _agreement_rules(fields: set[str], capacity: Capacity) -> Iterator[Rule]:
 
 
 def _other_than(more: int) -> Callable[[torch.Tensor, torch.Tensor], Bad]:
-    """Find rows that are not those of the other field plus ``more``."""
+    """Find rows that differ from the other field plus ``more``."""
 
     def find(rows: torch.Tensor, others: torch.Tensor) -> Bad:
         return rows != others + more, rows
@@ -130,7 +130,7 @@ def _other_than(more: int) -> Callable[[torch.Tensor, torch.Tensor], Bad]:
 
 
 def _other_row(front_tokens: int) -> Callable[..., Bad]:
-    """Find requests that select another row than that of their last accepted token.
+    """Find requests that do not select the row of their last accepted token.
 
     A pad request has request row 0, and selects row 0.
     """

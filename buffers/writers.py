@@ -28,7 +28,7 @@ _memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class FieldWriter:
-    """Writes a given number of live rows of one field into one entry.
+    """Writes live rows of one field into one entry, always the same number.
 
     Attributes:
         name: The field.

@@ -40,7 +40,7 @@ class SizeCapture:
         backend: Backend that captures.
         mutable_state: Tensors that a step changes. They are restored after the captures.
         attribution: Records what creates each node.
-        batch_of: Returns the batch to run on at a size, instead of pads.
+        make_batch: Returns the batch to run on at a size, instead of pads.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class SizeCapture:
         backend: Backend,
         mutable_state: Mapping[str, torch.Tensor],
         attribution: Attribution | None = None,
-        batch_of: Callable[[int], Any] | None = None,
+        make_batch: Callable[[int], Any] | None = None,
     ) -> None:
         self._step, self._table, self._backend = step, table, backend
-        self._state, self._attribution, self._batch_of = mutable_state, attribution, batch_of
+        self._state, self._attribution, self._make_batch = mutable_state, attribution, make_batch
         self._buffers = step.buffers
 
     def capture(
@@ -74,8 +74,8 @@ class SizeCapture:
         """
         graphs: dict[int, CapturedGraph] = {}
         records: list[SizeRecord] = []
-        size, name = self._table.largest, self._step.mode.name
-        logger.info("Capturing %s at %d batch sizes up to %d.", name, len(self._table), size)
+        size, name = self._table.largest, f"{self._step.mode.name} of {self._step.name}"
+        logger.info("Capturing %s, up to batch size %d.", name, size)
         try:
             with self._backend.session(), StateSnapshot(self._state, self._backend.device):
                 for size in reversed(self._table.sizes):
@@ -83,7 +83,7 @@ class SizeCapture:
                     graphs[size] = self._one(size)
                     elapsed_ms = (time.perf_counter() - began) * 1e3
                     records.insert(0, self._record(size, graphs[size], elapsed_ms))
-                    logger.debug("Captured %s %d in %.0f ms.", name, size, elapsed_ms)
+                    logger.debug("Captured %s at %d in %.0f ms.", name, size, elapsed_ms)
                     progress(records[0])
         except CaptureFailure as failure:
             _close(graphs.values())
@@ -97,7 +97,7 @@ class SizeCapture:
         return graphs, tuple(records)
 
     @contextmanager
-    def captured(self) -> Iterator[Mapping[int, CapturedGraph]]:
+    def temporary_graphs(self) -> Iterator[Mapping[int, CapturedGraph]]:
         """Capture the sizes for a block, and close the graphs after it."""
         graphs, _ = self.capture()
         try:
@@ -107,7 +107,7 @@ class SizeCapture:
 
     def _one(self, size: int) -> CapturedGraph:
         self._buffers.prepare(size)
-        stages = self._step.captured(size)
+        stages = self._step.graph_functions(size)
         graphs: list[CapturedGraph] = []
         try:
             for _ in range(self._backend.warm_ups):
@@ -133,7 +133,7 @@ class SizeCapture:
     def _post(self, size: int) -> None:
         """Post the batch that the first stage reads."""
         self._buffers.mailbox.rewind()  # a failed run may have left its entry unread
-        batch = None if self._batch_of is None else self._batch_of(size)
+        batch = None if self._make_batch is None else self._make_batch(size)
         with self._buffers.posted(batch):  # the next stage to run reads it
             pass
         self._step.plan_on_host(batch or self._buffers.view(size), size)
@@ -149,7 +149,7 @@ class SizeCapture:
 
 
 def log_capture(name: str, records: Sequence[SizeRecord]) -> None:
-    """Log the sizes of a mode that were captured, with the time and the memory that they took."""
+    """Log the sizes of a step that were captured, with the time and the memory that they took."""
     logger.info(
         "Captured %s at batch sizes %s in %.1f s; its graphs take %.1f MiB.",
         name,

@@ -10,7 +10,7 @@ from typing import Any
 
 from graphkit.buffers import InputBuffers, StepInputs, validate_field
 from graphkit.config import is_int
-from graphkit.errors import InputError
+from graphkit.errors import InputError, SizeError
 from graphkit.graphs import SizeTable
 
 logger = logging.getLogger(__name__)
@@ -63,13 +63,23 @@ def require_count(field: str, value: object) -> None:
         raise InputError(f"{field} must be an int, got {value!r}.", field=field)
 
 
+def size_error(requests: int, padded_batch_size: int, table: SizeTable) -> SizeError:
+    """Return the error of a batch that a size does not hold, or of a size that is not captured."""
+    return SizeError(
+        f"{requests} requests cannot run at batch size {padded_batch_size}: captured are "
+        f"{list(table)}.",
+        batch_size=requests,
+        largest=table.largest,
+    )
+
+
 class Dispatch:
     """Decides how a runner runs a batch.
 
     Args:
         table: Captured sizes.
         buffers: The runner's buffers.
-        inputs_type: Class of the batches; the buffers may have that of a subclass.
+        inputs_type: Class of the batches; the buffers may be of a subclass.
         eager_reason: Reason why no batch has a graph, as a phrase, or an empty string.
     """
 
@@ -112,7 +122,7 @@ class Dispatch:
         requests = batch.batch_size
         if not self._table.fits(requests):
             return Reason.BATCH_TOO_LARGE
-        if self.wrong_width(requests, self._buffers.tokens_of(batch)):
+        if self.wrong_width(requests, self._buffers.count_tokens(batch)):
             return Reason.WRONG_WIDTH
         if self.surplus_field(batch) is not None:
             return Reason.FIELD_NOT_CAPTURED
@@ -138,7 +148,7 @@ class Dispatch:
         Raises:
             InputError: The batch has rows but no requests.
         """
-        if wrong := self.wrong_width(0, self._buffers.tokens_of(batch)):
+        if wrong := self.wrong_width(0, self._buffers.count_tokens(batch)):
             raise InputError(f"{wrong}.", field="num_tokens")
 
     def check(self, batch: Any) -> None:
@@ -148,7 +158,7 @@ class Dispatch:
             InputError: A field is missing, wrong or not captured, or contradicts another one;
                 ``field`` names it.
         """
-        requests, tokens = batch.batch_size, self._buffers.tokens_of(batch)
+        requests, tokens = batch.batch_size, self._buffers.count_tokens(batch)
         surplus = self.surplus_field(batch)
         if surplus is not None:
             raise InputError(self._buffers.not_captured(surplus), field=surplus)
@@ -184,7 +194,7 @@ class Dispatch:
 
     def explain(self, miss: Reason, batch: Any, status: str) -> str:
         """Return the reason as a sentence, with the sizes of the batch and the captured ones."""
-        requests, tokens = batch.batch_size, self._buffers.tokens_of(batch)
+        requests, tokens = batch.batch_size, self._buffers.count_tokens(batch)
         if miss is Reason.BATCH_TOO_LARGE:
             return (
                 f"the batch has {requests} requests; the largest captured size is "

@@ -90,7 +90,7 @@ class DraftRunner(Runner[DraftInputs, DraftOutput]):
     ``out_cache_loc`` and ``hidden_states`` of that step, one row per branch. It returns a
     ``ForwardOutput`` or ``DraftExtendOutput`` with one row per branch. Algorithms without hidden
     states may omit them. ``inputs.seq_lens`` is the committed length at every step. Batch and
-    output have target tokens, also with a ``draft_token_map``. Arguments are those of ``Runner``.
+    output have target tokens, also with a ``draft_token_map``. See ``Runner`` for the arguments.
 
     Raises:
         ConfigError: ``spec`` drafts nothing, or verifies more nodes than its steps create.
@@ -110,7 +110,7 @@ class DraftRunner(Runner[DraftInputs, DraftOutput]):
         spec.check_draft_steps()
 
     @classmethod
-    def slots_ahead(cls, spec: SpecConfig) -> int:
+    def slots_written(cls, spec: SpecConfig) -> int:
         """Return K * S: each branch has S consecutive slots."""
         return spec.topk * spec.num_steps
 
@@ -121,7 +121,7 @@ class DraftRunner(Runner[DraftInputs, DraftOutput]):
         return super().sample_fields(spec, rows) | {
             "positions": positions,
             "mrope_positions": np.tile(positions, (3, 1)),
-            "out_cache_loc": rows.slots_after(cls.slots_ahead(spec)).ravel(),
+            "out_cache_loc": rows.slots_after(cls.slots_written(spec)).ravel(),
         }
 
     def steps_ahead(self) -> int:

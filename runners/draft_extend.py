@@ -64,8 +64,8 @@ class DraftExtendRunner(_DraftExtend):
     Rows behind the packed ones are pads, even in a batch that fills its captured size. ``forward``
     returns a ``ForwardOutput`` or ``DraftExtendOutput`` with one row per token, or one row per
     request if it selects ``inputs.last_rows()`` itself. The output has one row per request, with
-    its top-k, which are target tokens also with a ``draft_token_map``. Arguments are those of
-    ``Runner``.
+    its top-k, which are target tokens also with a ``draft_token_map``. See ``Runner`` for the
+    arguments.
     """
 
     mode = ForwardMode.DRAFT_EXTEND
@@ -80,7 +80,7 @@ class DraftExtendV2Runner(_DraftExtend):
     ``forward`` returns a ``ForwardOutput`` or ``DraftExtendOutput`` with one row per token. If the
     attention backend does not support the mode, ``capture`` captures nothing, and every batch falls
     back with that reason counted. The worker that chooses tokens maps them by ``draft_token_map``.
-    Arguments are those of ``Runner``.
+    See ``Runner`` for the arguments.
     """
 
     mode = ForwardMode.DRAFT_EXTEND_V2

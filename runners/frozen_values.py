@@ -51,7 +51,7 @@ class FrozenValues:
 
     Args:
         runner: Captures. Its forward has just been captured.
-        forward: The forward, as given by the user.
+        forward: The forward, as the user passed it.
     """
 
     def __init__(self, runner: Any, forward: Any) -> None:
@@ -84,7 +84,7 @@ class FrozenValues:
         if new:
             self._compare(size, changed, new)
         found = (self._found.get((size, number, number.now_text)) for number in changed)
-        return [each for each in found if each is not None]
+        return [value for value in found if value is not None]
 
     def _compare(self, size: int, changed: Sequence[HostNumber], new: Sequence[HostNumber]) -> None:
         """Capture with the values of the capture, and with each new one."""

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from graphkit.runners.reachable_objects import Container, ReachableObjects, roots_of
+from graphkit.runners.containers import Container
+from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
 
 _NUMBERS = (bool, int, float)
 _MISSING = object()
@@ -52,7 +53,7 @@ class HostNumber:
         now = self.now
         if now is self.before:
             return False
-        both_nan = all(isinstance(each, float) and math.isnan(each) for each in (now, self.before))
+        both_nan = all(isinstance(one, float) and math.isnan(one) for one in (now, self.before))
         return type(now) is not type(self.before) or (now != self.before and not both_nan)
 
     @property
@@ -85,7 +86,7 @@ class HostNumbers:
     """
 
     def __init__(self, forward: Any) -> None:
-        self._roots = roots_of(forward)
+        self._roots = walk_roots(forward)
         objects = ReachableObjects(self._roots)
         found: dict[tuple[int, Any], HostNumber] = {}
         for container, values in objects.entries:
@@ -98,7 +99,7 @@ class HostNumbers:
 
     def changed(self) -> list[HostNumber]:
         """Return the numbers whose values differ from those at construction."""
-        return [each for each in self.numbers if each.is_changed]
+        return [number for number in self.numbers if number.is_changed]
 
     @contextmanager
     def varied(self, values: Mapping[HostNumber, Any]) -> Iterator[None]:
@@ -108,16 +109,16 @@ class HostNumbers:
         the forward creates in it. The contents of tensors are not restored.
         """
         objects = ReachableObjects(self._roots)
-        lists = [each.container.get(each.key) for each in values if each.is_length]
-        items = [list(each) for each in lists]
+        lists = [n.container.get(n.key) for n in values if n.is_length]
+        items = [list(found) for found in lists]
         try:
-            for number in sorted(values, key=lambda each: each.is_length):  # items before lengths
+            for number in sorted(values, key=lambda n: n.is_length):  # items before lengths
                 number.set(values[number])
             yield
         finally:
             objects.restore()
-            for each, saved in zip(lists, items, strict=True):
-                each[:] = saved
+            for found, saved in zip(lists, items, strict=True):
+                found[:] = saved
 
 
 def _word(container: Container, key: Any) -> str:

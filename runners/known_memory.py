@@ -47,10 +47,10 @@ def memory_names(
     """
     held = {f"attention.{name}": tensor for name, tensor in _held(attention, 3)}
     known = {tensor.data_ptr() for tensor in held.values()}
-    buffers_of_pool = getattr(getattr(attention, "kv_pool", None), "tensors", None)
-    if callable(buffers_of_pool):  # a ``KVPool`` may keep them anywhere
-        named = {f"attention.kv_pool.{name}": each for name, each in buffers_of_pool().items()}
-        held |= {name: each for name, each in named.items() if each.data_ptr() not in known}
+    pool_tensors = getattr(getattr(attention, "kv_pool", None), "tensors", None)
+    if callable(pool_tensors):  # a ``KVPool`` may keep them anywhere
+        pooled = {f"attention.kv_pool.{name}": one for name, one in pool_tensors().items()}
+        held |= {name: one for name, one in pooled.items() if one.data_ptr() not in known}
     declared = {tensor.data_ptr() for tensor in state.values()}
     own = {name: tensor for name, tensor in held.items() if tensor.data_ptr() not in declared}
     return {
@@ -67,7 +67,7 @@ def _held(thing: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
         if isinstance(value, torch.Tensor):
             yield name, value
         elif isinstance(value, (list, tuple)):
-            found = (each for each in enumerate(value) if isinstance(each[1], torch.Tensor))
-            yield from ((f"{name}.{i}", tensor) for i, tensor in found)
+            tensors = ((i, item) for i, item in enumerate(value) if isinstance(item, torch.Tensor))
+            yield from ((f"{name}.{i}", tensor) for i, tensor in tensors)
         elif depth > 1 and not isinstance(value, nn.Module):
             yield from ((f"{name}.{inner}", tensor) for inner, tensor in _held(value, depth - 1))

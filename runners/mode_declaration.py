@@ -13,7 +13,7 @@ from graphkit.spec import ForwardMode, SpecConfig
 
 
 class ModeDeclaration:
-    """Base of ``Runner``: attributes and methods that the runner of a mode overrides.
+    """Base of ``Runner``: what the runner of a mode overrides, and the settings that this reads.
 
     Commands, audits and strategies read nothing else about a mode. ``mode``, ``inputs_type`` and
     ``output_type`` have no default.
@@ -57,8 +57,8 @@ class ModeDeclaration:
         return spec.tokens_per_request(cls.mode)
 
     @classmethod
-    def slots_ahead(cls, spec: SpecConfig) -> int:
-        """Return the KV slots that a step needs behind the committed tokens of a request."""
+    def slots_written(cls, spec: SpecConfig) -> int:
+        """Return the KV slots that a step writes behind the committed tokens of a request."""
         return cls.width(spec)
 
     @classmethod

@@ -129,7 +129,7 @@ class MultiLayerEagleRunner(Runner[MultiLayerDraftExtendInputs, LayersOutput]):
     """Catches up and drafts with a chain of S layers: S tokens deep, K candidates each.
 
     The output has the rows at ``select_index``, with a layer dimension after the requests:
-    ``topk_index`` [B, S, K] and so on. Arguments not listed are those of ``Runner``.
+    ``topk_index`` [B, S, K] and so on. See ``Runner`` for further arguments.
 
     Args:
         forward: One forward per layer. Each takes ``MultiLayerDraftExtendInputs`` whose

@@ -1,6 +1,6 @@
 """Declaration of output fields: once, on the output dataclass of a mode, and their check.
 
-Row shapes use these letters: V vocabulary (that of the draft model in its modes), H hidden size, D
+Row shapes use these letters: V vocabulary (the draft model's in its modes), H hidden size, D
 spec_hidden_size, S num_steps, K topk, N draft nodes without the root (num_draft_tokens - 1), P
 parents of a draft tree (K * (S - 1) + 1).
 """
@@ -78,7 +78,7 @@ def output_rows(
     """Return the rows of the fields that declare them, by name.
 
     Args:
-        fields: Declarations, from ``output_fields_of``.
+        fields: Declarations, from ``declared_outputs``.
         spec: Gives S, K, N and P.
         sizes: Gives V, H and D.
         is_draft: Whether V is the draft model's vocabulary.
@@ -120,7 +120,7 @@ def output_rows(
     return rows
 
 
-def output_fields_of(output: type) -> Mapping[str, OutputField]:
+def declared_outputs(output: type) -> Mapping[str, OutputField]:
     """Return the declarations on an output dataclass, by name and in order."""
     return {field.name: field.metadata["output"] for field in dataclasses.fields(output)}
 

@@ -19,7 +19,7 @@ from graphkit.runners.output_fields import (
     OutputCheck,
     OutputRow,
     declare_output,
-    output_fields_of,
+    declared_outputs,
     output_rows,
 )
 from graphkit.spec import SpecConfig
@@ -51,7 +51,7 @@ class Output:
         Raises:
             ConfigError: A declaration names an unknown letter.
         """
-        fields = output_fields_of(cls)
+        fields = declared_outputs(cls)
         return output_rows(fields, spec, sizes, is_draft=cls.from_draft_model)
 
     def live(self, requests: int, tokens: int) -> Self:
@@ -89,7 +89,7 @@ class Output:
             OutputError: The output has the wrong type, a field that this class lacks, or a field
                 with the wrong number of rows, shape of a row or dtype.
         """
-        declared, check = output_fields_of(cls), check or OutputCheck()
+        declared, check = declared_outputs(cls), check or OutputCheck()
         if not isinstance(output, cls) or len(dataclasses.fields(output)) != len(declared):
             raise OutputError(
                 f"{check.forward} returned a {type(output).__name__}. Return {cls._public_name()}."
@@ -111,7 +111,7 @@ class Output:
         return type(self)(
             **{
                 name: change(facts.axis, tensors[name]) if name in tensors else None
-                for name, facts in output_fields_of(type(self)).items()
+                for name, facts in declared_outputs(type(self)).items()
             }
         )
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from graphkit.distributed import AgreedSize, Choice, RankGroup, RankReady
-from graphkit.errors import GraphkitError, RankError, ReplayError, SizeError
+from graphkit.errors import GraphkitError, RankError, ReplayError
 from graphkit.graphs import SizeTable
-from graphkit.runners.dispatch import Dispatch, Reason, require_count
+from graphkit.runners.dispatch import Dispatch, Reason, require_count, size_error
 from graphkit.runners.step import Step
 from graphkit.spec import ForwardMode
 
@@ -79,7 +79,7 @@ class ReplayConsensus:
 
         def ready() -> RankReady:
             check()
-            return self._of(Choice.REPLAY, requests, padded_batch_size)
+            return self._message(Choice.REPLAY, requests, padded_batch_size)
 
         agreed = self._agree(ready)
         self.require_replay(agreed)
@@ -127,7 +127,7 @@ class ReplayConsensus:
     def refuse(self, error: GraphkitError) -> NoReturn:
         """Make this step an error on all ranks, which is ``error`` on this one."""
         if self.agrees:
-            self._group.refuse(self._of(Choice.REFUSED), error)
+            self._group.refuse(self._message(Choice.REFUSED), error)
         raise error
 
     def _agree(self, ready: Callable[[], RankReady]) -> AgreedSize:
@@ -144,10 +144,10 @@ class ReplayConsensus:
             raise ReplayError(f"{self._dispatch.explain(miss, batch, status)}.")
         if not requests:
             self._dispatch.check_idle(batch)
-            return self._of(Choice.IDLE)
+            return self._message(Choice.IDLE)
         if miss is not None:
             self._step.check_unpadded(batch)
-            return self._of(Choice.EAGER, requests, reason=_REASONS.index(miss))
+            return self._message(Choice.EAGER, requests, reason=_REASONS.index(miss))
         self._dispatch.check(batch)
         checks = self._step.buffers.value_checks
         if checks is not None:
@@ -157,16 +157,11 @@ class ReplayConsensus:
         if padded_batch_size is not None:
             require_count("padded_batch_size", padded_batch_size)
             if padded_batch_size not in self._table.sizes or padded_batch_size < requests:
-                raise SizeError(
-                    f"{requests} requests cannot run at batch size {padded_batch_size}: captured "
-                    f"are {list(self._table)}.",
-                    batch_size=requests,
-                    largest=self._table.largest,
-                )
+                raise size_error(requests, padded_batch_size, self._table)
             size = padded_batch_size
-        return self._of(Choice.REPLAY, requests, size)
+        return self._message(Choice.REPLAY, requests, size)
 
-    def _of(
+    def _message(
         self, choice: Choice, batch_size: int = 0, padded_batch_size: int = 0, reason: int = 0
     ) -> RankReady:
         return RankReady(

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from graphkit.buffers import ENTRIES, Axis, BatchWriter, InputBuffers
-from graphkit.errors import InputError, SizeError
+from graphkit.errors import InputError
 from graphkit.graphs import Backend, CapturedGraph, SizeTable
-from graphkit.runners.dispatch import Dispatch, require_count
+from graphkit.runners.dispatch import Dispatch, require_count, size_error
 from graphkit.runners.frozen_values import FrozenValues
 from graphkit.runners.outputs import Output
 from graphkit.runners.replay_consensus import ReplayConsensus
@@ -178,7 +178,7 @@ class Replayer(Generic[OutputT]):
         self.graphs, self.plans = {}, {}
 
     def writer(self, plan: ReplayPlan, entry: int, tokens: int) -> BatchWriter:
-        """Return the writer of a batch. Those of ragged batches are too many to keep."""
+        """Return the writer of a batch. Ragged batches have too many writers to keep."""
         if tokens == plan.tokens:
             return plan.writer(entry)
         return self.buffers.writer(entry, plan.requests, tokens)
@@ -202,7 +202,7 @@ class Replayer(Generic[OutputT]):
         """
         tokens = plan.tokens
         if self._ragged:
-            tokens = self.buffers.tokens_of(batch)
+            tokens = self.buffers.count_tokens(batch)
             if wrong := self.dispatch.wrong_width(plan.requests, tokens):
                 raise InputError(f"{wrong}.", field="num_tokens")
         self.buffers.check(batch, tokens)
@@ -219,12 +219,7 @@ class Replayer(Generic[OutputT]):
         padded = self._table.fit(max(requests, 0)) if size is None else size
         least = 1 if size is None else 0  # an idle batch replays pads at the size that it names
         if padded not in self.graphs or not least <= requests <= padded:
-            raise SizeError(
-                f"{requests} requests cannot run at batch size {padded}: "
-                f"captured are {list(self._table)}.",
-                batch_size=requests,
-                largest=self._table.largest,
-            )
+            raise size_error(requests, padded, self._table)
         graph = self.graphs[padded]
         output = self._step.output_type(**graph.output)
         plan = ReplayPlan(self.buffers, requests, padded, graph, output)

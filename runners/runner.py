@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from graphkit.attention import AttentionBackend
-from graphkit.buffers import InputBuffers, StepInputs, capacity_of
+from graphkit.buffers import InputBuffers, StepInputs, runner_capacity
 from graphkit.config import BufferSizes
 from graphkit.distributed import AgreedSize, LockstepBackend, RankGroup
 from graphkit.errors import ConfigError, InputError, ReplayError, SizeError
@@ -30,7 +30,7 @@ from graphkit.graphs.snapshot import check_restorable
 from graphkit.graphs.streams import note_eager_step
 from graphkit.records import CaptureRecord, GraphRecord, ReplayStats, SizeRecord
 from graphkit.runners.capture import SizeCapture, mode_record
-from graphkit.runners.dispatch import Decision, Dispatch, require_count
+from graphkit.runners.dispatch import Decision, Dispatch, require_count, size_error
 from graphkit.runners.frozen_values import FrozenValue, FrozenValues
 from graphkit.runners.known_memory import memory_names
 from graphkit.runners.mode_declaration import ModeDeclaration
@@ -77,7 +77,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             takes the default list up to the largest.
         device: ``auto``, ``cpu`` or ``cuda``.
         backend: Backend that captures. Runners that share one share its memory pool. ``None``
-            takes the device's own.
+            selects the default of the device.
         attention: Backend that makes ``inputs.attention``; ``None`` if the forward has its own.
         multiple_of: Captured sizes are multiples of it.
         optional_fields: Optional fields that every batch brings; ``None`` selects what ``spec``
@@ -150,7 +150,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         )
         """Why no batch has a graph, as a sentence; empty if that is not so."""
         self.buffers = InputBuffers(
-            capacity_of(
+            runner_capacity(
                 spec,
                 sizes,
                 requests=self.table.largest,
@@ -249,7 +249,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
                 self.step, self.table, self.capturing_backend(), self.mutable_state, attribution
             )
             graphs, sizes = capture.capture(progress or (lambda _size: None))
-            self._replayer = self.replayer_of(graphs)
+            self._replayer = self.make_replayer(graphs)
             self._replayer.consensus = self._consensus
             self._frozen = FrozenValues(self, self._forward)
             if self.buffers.value_checks is not None and self.group is None:
@@ -264,7 +264,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
 
     def recapture(
         self,
-        batch_of: Callable[[int], Any] | None = None,
+        make_batch: Callable[[int], Any] | None = None,
         *,
         batch_sizes: Iterable[int] | None = None,
         backend: Backend | None = None,
@@ -275,7 +275,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         The runner does not change. Nothing may be replayed during the captures.
 
         Args:
-            batch_of: Returns the batch of a size that warm-ups and captures run on, instead of
+            make_batch: Returns the batch of a size that warm-ups and captures run on, instead of
                 pads.
             batch_sizes: Sizes to capture; ``None`` selects the runner's.
             backend: Backend that captures; ``None`` selects the runner's.
@@ -283,9 +283,9 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
 
         Raises:
             CaptureError: A size cannot be captured.
-            ConfigError: A size is none of the runner's, or an argument has a wrong type.
+            ConfigError: The runner has no such size, or an argument has a wrong type.
         """
-        _check_callable("batch_of", batch_of)
+        _check_callable("make_batch", make_batch)
         table = self.table
         chosen_backend = self.capturing_backend(
             None if backend is None else backend_for("auto", backend)
@@ -293,8 +293,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         if batch_sizes is not None:
             table = table.subset(batch_sizes)
         return SizeCapture(
-            self.step, table, chosen_backend, self.mutable_state, attribution, batch_of
-        ).captured()
+            self.step, table, chosen_backend, self.mutable_state, attribution, make_batch
+        ).temporary_graphs()
 
     def capturing_backend(self, backend: Backend | None = None) -> Backend:
         """Return a backend that captures on all ranks at once; without ``group`` as it is.
@@ -349,7 +349,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             batch: Inputs of the mode with live rows: device tensors, CPU tensors or numpy arrays.
                 Device tensors are read in stream order and may be released at once.
             padded_batch_size: Captured size to run at, instead of the smallest that fits. An idle
-                batch replays pads if it is given, and launches nothing if not.
+                batch replays pads with it, and launches nothing without.
             clone: Whether to copy the output out of graph memory.
 
         Returns:
@@ -479,7 +479,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
     def run_padded(self, batch: InputsT, *, padded_batch_size: int | None = None) -> OutputT:
         """Run the captured functions for a batch without a graph: refresh, padding and forward.
 
-        The result equals that of ``replay`` bit for bit unless the graph is wrong. It is not
+        The result equals the output of ``replay`` bit for bit unless the graph is wrong. It is not
         counted as a replay. Works before ``capture``, too.
 
         Args:
@@ -502,24 +502,20 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
 
     def _run_padded(self, batch: InputsT, padded_batch_size: int | None) -> OutputT:
         self.dispatch.require_inputs(batch)
-        requests, tokens = batch.batch_size, self.buffers.tokens_of(batch)
+        requests, tokens = batch.batch_size, self.buffers.count_tokens(batch)
         if not requests:
             return self.fall_back(batch)
         if padded_batch_size is not None:
             require_count("padded_batch_size", padded_batch_size)
         size = self.table.fit(requests) if padded_batch_size is None else padded_batch_size
         if not 0 < requests <= size <= self.table.largest:
-            raise SizeError(
-                f"{requests} requests cannot run at batch size {size}: the sizes are "
-                f"{list(self.table)}.",
-                batch_size=requests,
-                largest=self.table.largest,
-            )
+            raise size_error(requests, size, self.table)
         self.dispatch.check(batch)
         if self.buffers.value_checks is not None:
             self.buffers.value_checks.report()
             self.buffers.value_checks.check(batch)
-        return self._run_stages(batch, size).live(requests, tokens)
+        self.backend.wait_for_replays()
+        return self.step.padded(batch, size).live(requests, tokens)
 
     def run_pads(self, agreed: AgreedSize) -> None:
         """Run pads as agreed with the other ranks; see ``RankGroup.idle``."""
@@ -555,7 +551,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         replayer, counts_fallbacks = self._replayer, self.dispatch.counts_fallbacks
         self.dispatch.counts_fallbacks = False
         if replayer is not None and self.status == "captured":
-            self._replayer = self.replayer_of(replayer.graphs)
+            self._replayer = self.make_replayer(replayer.graphs)
         try:
             yield
         finally:
@@ -578,7 +574,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         Args:
             batch_size: A captured size.
             weights: The model, or its weights by name.
-            replay: Replays a batch at that size. If given, the nodes of some replays are measured.
+            replay: Replays a batch at that size, so that the nodes of some replays are measured.
 
         Raises:
             InspectError: See ``inspect_graph``.
@@ -612,7 +608,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         """Return the host numbers that have changed since capture and that a graph keeps.
 
         Compares the attributes, closure variables, globals and list lengths that the forward can
-        read; not those of the models in a ``SpecStepRunner``. If one has changed, captures the size
+        read, except in the models of a ``SpecStepRunner``. If one has changed, captures the size
         again with both values, next to the graphs; outputs of the pool become invalid. With
         ``group`` all ranks call it.
 
@@ -651,7 +647,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         """
         return self._require_captured("graphs").graphs
 
-    def replayer_of(self, graphs: Mapping[int, CapturedGraph]) -> Replayer[OutputT]:
+    def make_replayer(self, graphs: Mapping[int, CapturedGraph]) -> Replayer[OutputT]:
         """Return a replayer of other graphs of this runner's step, such as ``recapture``'s.
 
         Its replays do not count in ``stats``.
@@ -703,18 +699,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
 
     def _pads_without_graph(self) -> OutputT:
         """Run a padded step on pads alone, for collectives that others run eagerly."""
-        return self._run_stages(None, self.table.sizes[0]).live(0, 0)
-
-    def _run_stages(self, batch: InputsT | None, size: int) -> OutputT:
-        """Run the captured functions of a size for a batch, or for pads alone."""
-        self.buffers.prepare(size)
         self.backend.wait_for_replays()
-        self.step.plan_on_host(self.buffers.view(size) if batch is None else batch, size)
-        stages = self.step.captured(size)
-        with self.buffers.posted(batch):
-            made = [stage() for stage in stages][-1]
-        output: OutputT = self.output_type(**made)
-        return output
+        return self.step.padded(None, self.table.sizes[0]).live(0, 0)
 
     def _shared_settings(self) -> dict[str, str]:
         """Return what must be the same on all ranks, by name."""

@@ -27,16 +27,8 @@ Content = Callable[[FieldLayout, tuple[int, ...]], Any]
 
 def sample_batch(runner: ModeDeclaration, batch_size: int, seed: int) -> Any:
     """Return a random batch; see ``Runner.sample_batch``."""
-    most = runner.sizes.max_batch_size
-    for name, value, allowed in (
-        ("batch_size", batch_size, range(1, most + 1)),
-        ("seed", seed, range(2**63)),
-    ):
-        if not is_int(value) or value not in allowed:
-            last = most if name == "batch_size" else "2**63 - 1"
-            raise InputError(
-                f"{name} must be an int from {allowed.start} to {last}, got {value!r}.", field=name
-            )
+    _check_range("batch_size", batch_size, 1, runner.sizes.max_batch_size)
+    _check_range("seed", seed, 0, 2**63 - 1)
     random = np.random.default_rng([seed, batch_size])
     slots, longest = _own_slots(runner, batch_size)
     width = runner.tokens_per_request - runner.num_front_tokens
@@ -114,7 +106,7 @@ def longest_request(runner: ModeDeclaration, context: int) -> int:
     Raises:
         ConfigError: A request has no room for a step.
     """
-    ahead = type(runner).slots_ahead(runner.spec) + runner.num_front_tokens
+    ahead = runner.slots_written(runner.spec) + runner.num_front_tokens
     if context <= ahead:
         raise ConfigError(
             f"requests of up to {context} tokens have no room for the {ahead} that a "
@@ -135,6 +127,13 @@ def largest_number(layout: FieldLayout, sizes: BufferSizes, steps_ahead: int = 0
     if layout.name in TOKEN_IDS:  # the reduced vocabulary of drafts is part of the target's
         return (sizes.draft_vocab_size or sizes.vocab_size) - 1
     return sizes.max_context_len - 1 - steps_ahead if layout.name in _POSITIONS else None
+
+
+def _check_range(name: str, value: object, least: int, most: int) -> None:
+    if not is_int(value) or not least <= value <= most:
+        raise InputError(
+            f"{name} must be an int from {least} to {most}, got {value!r}.", field=name
+        )
 
 
 def _own_slots(runner: ModeDeclaration, requests: int) -> tuple[Numbers, int]:

@@ -25,7 +25,7 @@ class SampleRows:
         slots: KV slot of each position of each row of the request pool, [rows, context].
         parents: Parent of each tree node, an earlier node, [B, W]; ``None`` for chains.
         num_front_tokens: Rows before the drafts that run again.
-        width: Rows per request without these; ``None`` selects those of the mode.
+        width: Rows per request without these; ``None`` selects the mode's.
     """
 
     rows: Numbers
@@ -88,9 +88,9 @@ def tree_masks(parents_BW: Numbers) -> tuple[NDArray[np.bool_], Numbers]:
     """
     requests, width = parents_BW.shape
     mask = np.zeros((requests, width, width), dtype=np.bool_)
-    each = np.arange(requests)
+    request = np.arange(requests)
     for node in range(width):
         if node:
-            mask[:, node] = mask[each, parents_BW[:, node]]
+            mask[:, node] = mask[request, parents_BW[:, node]]
         mask[:, node, node] = True
     return mask, mask.sum(2) - 1

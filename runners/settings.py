@@ -79,15 +79,15 @@ def check_types(
     require_type(name, "check", check, (bool, NoneType), "True, False or None")
 
 
-def check_group(given: object) -> None:
+def check_group(group: object) -> None:
     """Check that an argument is a group of ranks.
 
     Raises:
         ConfigError: It is something else.
     """
-    if not isinstance(given, (RankGroup, NoneType)):
+    if not isinstance(group, (RankGroup, NoneType)):
         raise ConfigError(
-            f"group must be a graphkit.RankGroup or None, got {given!r}. Pass "
+            f"group must be a graphkit.RankGroup or None, got {group!r}. Pass "
             "RankGroup(process_group).",
             field="group",
         )
@@ -99,53 +99,55 @@ def check_forward(forward: Any) -> None:
     Raises:
         ConfigError: It is not.
     """
-    for each in forward if isinstance(forward, tuple) else (forward,):
-        if not callable(each):
+    for layer in forward if isinstance(forward, tuple) else (forward,):
+        if not callable(layer):
             raise ConfigError(
-                f"forward must be callable, got {each!r}. Pass a function from the mode's inputs "
+                f"forward must be callable, got {layer!r}. Pass a function from the mode's inputs "
                 "to its output.",
                 field="forward",
             )
 
 
-def check_inputs_type(given: Any, base: type[StepInputs]) -> None:
+def check_inputs_type(inputs_type: Any, base: type[StepInputs]) -> None:
     """Check that a class is a subclass of a mode's inputs that a runner can assign to.
 
     Raises:
         ConfigError: It is not.
     """
-    if not (isinstance(given, type) and issubclass(given, base)):
+    if not (isinstance(inputs_type, type) and issubclass(inputs_type, base)):
         raise ConfigError(
-            f"inputs_type must be a subclass of {base.__name__}, got {given!r}.",
+            f"inputs_type must be a subclass of {base.__name__}, got {inputs_type!r}.",
             field="inputs_type",
         )
-    if given.__setattr__ is not object.__setattr__:
+    if inputs_type.__setattr__ is not object.__setattr__:
         raise ConfigError(
-            f"inputs_type {given.__name__} restricts assignment. The runner assigns attention "
-            "metadata: do not freeze it, and do not define __setattr__.",
+            f"inputs_type {inputs_type.__name__} restricts assignment. The runner assigns "
+            "attention metadata: do not freeze it, and do not define __setattr__.",
             field="inputs_type",
         )
 
 
-def check_draft_token_map(given: Any, sizes: BufferSizes, device: torch.device) -> None:
+def check_draft_token_map(token_map: Any, sizes: BufferSizes, device: torch.device) -> None:
     """Check the target tokens of a draft vocabulary; ``None`` is not a map. Waits for the device.
 
     Raises:
         ConfigError: It is not an int64 tensor of the right size on the device, or has a number that
             is not a target token.
     """
-    if given is None:
+    if token_map is None:
         return
     size = sizes.draft_vocab_size or sizes.vocab_size
-    is_tensor = isinstance(given, torch.Tensor)
-    if not is_tensor or (given.shape, given.dtype, given.device) != ((size,), torch.int64, device):
+    expected = ((size,), torch.int64, device)
+    is_tensor = isinstance(token_map, torch.Tensor)
+    if not is_tensor or (token_map.shape, token_map.dtype, token_map.device) != expected:
+        found = describe(token_map) if is_tensor else repr(token_map)
         raise ConfigError(
-            f"draft_token_map is {describe(given) if is_tensor else repr(given)}, expected [{size}]"
-            f" int64 on {device}: the target token of each of the {size} tokens of the draft "
-            "vocabulary. BufferSizes.draft_vocab_size must be its length.",
+            f"draft_token_map is {found}, expected [{size}] int64 on {device}: the target token of "
+            f"each of the {size} tokens of the draft vocabulary. BufferSizes.draft_vocab_size must "
+            "be its length.",
             field="draft_token_map",
         )
-    least, most = given.min().item(), given.max().item()
+    least, most = token_map.min().item(), token_map.max().item()
     if least < 0 or most >= sizes.vocab_size:
         raise ConfigError(
             f"draft_token_map has tokens from {least} to {most}, expected 0 to "

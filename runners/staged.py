@@ -70,7 +70,7 @@ class StagedBatch(Generic[OutputT]):
             own[name] = field.rows
 
     def replay(self, *, clone: bool = False) -> OutputT:
-        """Replay the batch. The output and its lifetime are those of ``Runner.replay``.
+        """Replay the batch. The output lives as long as one of ``Runner.replay``.
 
         Args:
             clone: Whether to copy the output out of graph memory.

@@ -53,7 +53,7 @@ class Step(Generic[OutputT]):
         draft_token_map: torch.Tensor | None = None,
     ) -> None:
         self.forward = _scoped(forward)
-        self.name = name_of(forward)
+        self.name = forward_name(forward)
         self.mode, self.spec, self.output_type, self.buffers = mode, spec, output_type, buffers
         self._attention_mode, self._attention = attention_mode, attention
         self.draft_token_map = draft_token_map
@@ -101,19 +101,19 @@ class Step(Generic[OutputT]):
             check.check_field("hidden_states", hidden_states, allowed)
         return logits, hidden_states
 
-    def padded(self, size: int) -> tuple[Callable[[], OutputT], ...]:
+    def padded_stages(self, size: int) -> tuple[Callable[[], OutputT], ...]:
         """Return the stages over the buffers at a captured size. They do not refresh the inputs."""
         inputs = self.buffers.view(size)
         if self.buffers.capacity.ragged:
             inputs.width = self.buffers.capacity.tokens_per_request
         return self._without_gradients(self.stages(inputs))
 
-    def captured(self, size: int) -> tuple[Callable[[], dict[str, torch.Tensor]], ...]:
+    def graph_functions(self, size: int) -> tuple[Callable[[], dict[str, torch.Tensor]], ...]:
         """Return the functions that graphs of a size capture: the refresh and the padded stages.
 
         Each returns its output's tensors by name.
         """
-        first, *others = self.padded(size)
+        first, *others = self.padded_stages(size)
 
         def refreshed() -> OutputT:
             with scope(Stage.REFRESH):
@@ -121,6 +121,23 @@ class Step(Generic[OutputT]):
             return first()
 
         return tuple(partial(stage_tensors, stage) for stage in (refreshed, *others))
+
+    def padded(self, batch: Any, size: int) -> OutputT:
+        """Run the functions that graphs of a size capture, without a graph.
+
+        Args:
+            batch: Live rows, checked; ``None`` runs pads alone.
+            size: A captured size. Its graphs must not be in flight.
+
+        Returns:
+            All rows, pads included.
+        """
+        self.buffers.prepare(size)
+        self.plan_on_host(self.buffers.view(size) if batch is None else batch, size)
+        functions = self.graph_functions(size)
+        with self.buffers.posted(batch):
+            made = [function() for function in functions][-1]
+        return self.output_type(**made)
 
     def unpadded(self, batch: Any, without: Collection[str] = ()) -> OutputT:
         """Run the step on copies of the live rows, without padding.
@@ -193,7 +210,7 @@ class Step(Generic[OutputT]):
     def _on_device(self, batch: Any, without: Collection[str]) -> Any:
         """Return the live rows as inputs on the device, every field checked."""
         buffers, capacity = self.buffers, self.buffers.capacity
-        requests, tokens = batch.batch_size, buffers.tokens_of(batch)
+        requests, tokens = batch.batch_size, buffers.count_tokens(batch)
         buffers.check_bound(batch)
         width = max(tokens // requests, 1)
         if buffers.inputs.width_is_fixed:
@@ -213,9 +230,9 @@ class Step(Generic[OutputT]):
         # Captures run on the runner's tensors, not on the caller's.
         may_copy = not is_capturing()
         for layout in resolve(tuple(values), live):
-            count, given = capacity.rows(layout.field.axis, requests, tokens), values[layout.field]
-            value = validate_field(layout, given, count, buffers.device).to(buffers.device)
-            if may_copy and isinstance(given, torch.Tensor) and _same_memory(value, given):
+            count, passed = capacity.rows(layout.field.axis, requests, tokens), values[layout.field]
+            value = validate_field(layout, passed, count, buffers.device).to(buffers.device)
+            if may_copy and isinstance(passed, torch.Tensor) and _same_memory(value, passed):
                 value = value.clone()  # a forward that writes into it must not change the caller's
             rows[layout.name] = value
         most = self._largest_width(batch, requests, tokens) if capacity.ragged else width
@@ -232,10 +249,10 @@ class Step(Generic[OutputT]):
         return inputs
 
 
-def name_of(forward: Any) -> str:
+def forward_name(forward: Any) -> str:
     """Return the name of a forward, or the names of several, for records."""
     if isinstance(forward, tuple):
-        return ", ".join(dict.fromkeys(name_of(each) for each in forward))
+        return ", ".join(dict.fromkeys(forward_name(layer) for layer in forward))
     return str(getattr(forward, "__qualname__", type(forward).__name__))
 
 
@@ -246,7 +263,7 @@ def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _scoped(forward: Any) -> Any:
     """Return a forward, or each of several, with a scope around the user's code."""
     if isinstance(forward, tuple):
-        return tuple(_scoped(each) for each in forward)
+        return tuple(_scoped(layer) for layer in forward)
 
     def in_scope(inputs: Any) -> Any:
         with scope(Stage.FORWARD):

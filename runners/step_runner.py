@@ -1,4 +1,4 @@
-"""STEP: any step with declared inputs and outputs that is none of the other modes."""
+"""STEP: any step with declared inputs and outputs that fits no other mode."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class StepRunner(Runner[InputsT, OutputT]):
 
         runner = gk.StepRunner(head, inputs=HeadInputs, output=HeadOutput, sizes=sizes)
 
-    Arguments not listed are those of ``Runner``.
+    See ``Runner`` for further arguments.
 
     Args:
         forward: Takes ``inputs``, padded to a captured size, and returns ``output``.
         inputs: Subclass of ``StepInputs`` that declares the fields, at least one of them per
-            request. The letters of row shapes are those of ``graphkit.declare``.
+            request. See ``graphkit.declare`` for the letters of row shapes.
         output: Subclass of ``Output`` that declares the fields with ``graphkit.declare_output``.
         sizes: Sizes of the buffers.
-        spec: Gives the letters K and S a value, and W unless ``tokens_per_request`` is given.
+        spec: Gives the letters K and S a value, and W without ``tokens_per_request``.
         tokens_per_request: Rows per request of fields per token (W); 1 without ``spec``.
 
     Raises:
@@ -85,21 +85,21 @@ class StepRunner(Runner[InputsT, OutputT]):
 
     @classmethod
     def width(cls, spec: SpecConfig) -> int:
-        """Return the rows per request if ``tokens_per_request`` is not given."""
+        """Return the rows per request without ``tokens_per_request``."""
         return spec.num_draft_tokens
 
     @classmethod
     def constructor_kwargs(cls, inputs: type | None, output: type | None) -> dict[str, Any]:
-        """See ``Runner.declared``."""
+        """See ``Runner.constructor_kwargs``."""
         return {"inputs": inputs, "output": output}
 
     def _rows_per_request(self, spec: SpecConfig) -> int:
         return self._width or self.width(spec)
 
 
-def _check_subclass(argument: str, given: object, base: type) -> None:
-    if not (isinstance(given, type) and issubclass(given, base)):
+def _check_subclass(argument: str, value: object, base: type) -> None:
+    if not (isinstance(value, type) and issubclass(value, base)):
         raise ConfigError(
-            f"{argument} must be a subclass of graphkit.{base.__name__}, got {given!r}.",
+            f"{argument} must be a subclass of graphkit.{base.__name__}, got {value!r}.",
             field=argument,
         )

@@ -34,7 +34,7 @@ class TargetVerifyRunner(Runner[TargetVerifyInputs, ForwardOutput]):
 
     The algorithm's ``get_num_tokens_per_bs_for_target_verify`` gives the rows per request. With
     ``token_bitmask`` among the ``optional_fields``, a batch says what tokens may follow each row,
-    and the logits of all others are -inf. Arguments are those of ``Runner``.
+    and the logits of all others are -inf. See ``Runner`` for the arguments.
 
     Raises:
         ConfigError: ``spec`` belongs to a draft worker, and its algorithm does not let one verify.
@@ -62,8 +62,8 @@ class TargetVerifyRunner(Runner[TargetVerifyInputs, ForwardOutput]):
 class DecodeRunner(Runner[TargetVerifyInputs, ForwardOutput]):
     """Decodes one token per request: ``TargetVerifyInputs`` with T = B.
 
-    ``token_bitmask`` is that of ``TargetVerifyRunner``.
-    Arguments are those of ``Runner``. Of ``spec`` only the algorithm's name is read.
+    ``token_bitmask`` works as for ``TargetVerifyRunner``.
+    See ``Runner`` for the arguments. Of ``spec`` only the algorithm's name is read.
     """
 
     mode = ForwardMode.DECODE

@@ -26,8 +26,8 @@ class TreeGrowth:
         tokens: [B, K] int64, tokens of the current branches.
         parents: [B, K] int64, branch of the previous step that each current branch continues; set
             by ``grow``.
-        rows: [B * K] int64, row of each current branch's hidden state among those of the previous
-            step; at step 0 among those of the requests.
+        rows: [B * K] int64, row of each current branch in the hidden states of the previous step;
+            at step 0 in the hidden states of the requests.
         mask: [B, K, K * S] bool, the draft slots that each current branch sees.
     """
 

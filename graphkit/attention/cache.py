@@ -47,7 +47,7 @@ class PagedCache:
         field, table = f"{prefix}kv_pool", f"{prefix}req_to_token_pool"
         require_type(owner, table, self.requests, ReqToTokenPool, "a ReqToTokenPool")
         if not isinstance(self.pool, readable):
-            names = " or ".join(each.__name__ for each in readable)
+            names = " or ".join(pool.__name__ for pool in readable)
             found = type(self.pool).__name__
             raise ConfigError(f"{owner}.{field} must be of type {names}, got {found}.", field=field)
         if self.requests.device != self.pool.device:

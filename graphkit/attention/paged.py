@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from graphkit.attention.backend import AttentionInputs, PooledAttention
 from graphkit.attention.cache import PagedCache, Pool
-from graphkit.attention.metadata import AttentionMetadata
-from graphkit.attention.query_rows import APPENDING, EXTENDING, query_rows
+from graphkit.attention.metadata import APPENDING, EXTENDING, AttentionMetadata, query_rows
 from graphkit.config import require_type
 from graphkit.errors import ConfigError
 from graphkit.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
@@ -91,7 +90,7 @@ class PagedAttention(PooledAttention):
 
     @property
     def max_context_len(self) -> int:
-        """Upper bound of ``cache_seqlens``: that of ``init_state``, else the pool's."""
+        """Upper bound of ``cache_seqlens``, from ``init_state`` or else from the pool."""
         return self._max_context_len or self.req_to_token_pool.max_context_len
 
     def supports(self, mode: ForwardMode) -> bool:
@@ -173,7 +172,7 @@ class PagedAttention(PooledAttention):
         Enqueues on the current stream. Never synchronises; may be captured.
 
         Args:
-            layer: Layer of the pool; with a window that of ``window_kv_pool`` if there is one.
+            layer: Layer of ``kv_pool``, or of ``window_kv_pool`` with a window.
             query_TND: Query rows.
             key_TMD: Keys of the rows; with a pool of latents the latents.
             value_TME: Their values; with a pool of latents the rotated part of their keys.

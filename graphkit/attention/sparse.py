@@ -14,7 +14,7 @@ import torch
 
 from graphkit.attention.metadata import AttentionMetadata
 from graphkit.attention.paged import PagedAttention
-from graphkit.attention.triton_paged import TritonAttention
+from graphkit.attention.paged_backends import TritonAttention
 from graphkit.config import require_int
 from graphkit.kv import DSATokenToKVPool, ReqToTokenPool
 from graphkit.ops.index_scores import index_scores

@@ -47,7 +47,7 @@ class AuditLog:
         tolerance: Multiple of the usual rounding that is allowed, see ``verify.Rounding``.
 
     Attributes:
-        tolerance: As given.
+        tolerance: Multiple of the usual rounding that is allowed.
         checks: Finished checks.
         findings: Findings of these checks.
     """

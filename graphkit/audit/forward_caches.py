@@ -17,7 +17,8 @@ from torch import nn
 from graphkit.audit.bugs import Bug
 from graphkit.graphs.operations import storage_id
 from graphkit.runners import Runner
-from graphkit.runners.reachable_objects import Container, ReachableObjects, roots_of
+from graphkit.runners.containers import Container
+from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
 from graphkit.verify.teacher_forcing import wrapped_forward
 
 
@@ -59,7 +60,7 @@ def cache_at_fault(
         agrees: Runs it on the other one, and returns whether both outputs agree.
     """
     storages = {storage_id(tensor) for tensor in read}
-    objects = ReachableObjects(roots_of(runner.step.forward))
+    objects = ReachableObjects(walk_roots(runner.step.forward))
     for container, values in objects.entries:
         for key, value in values.items():
             is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)

@@ -14,7 +14,7 @@ import torch
 
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.graphs import CudaBackend, GraphSequence, StateSnapshot
-from graphkit.graphs.launch_cost import TrivialGraphs, executable_of, launch_us
+from graphkit.graphs.launch_cost import TrivialGraphs, driver_executable, launch_us
 from graphkit.graphs.streams import ONE_STREAM_ADVICE, streams_in_use
 from graphkit.records import GraphRecord, count_of
 from graphkit.runners import Runner
@@ -96,7 +96,7 @@ class LaunchTimes:
 
 
 def audit_launch(_target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
-    """Report graphs whose launch takes more host time than that of a linear graph.
+    """Report graphs whose launch takes more host time than the launch of a linear graph.
 
     A graph of trivial kernels with the same dependencies tells forks from other causes. The
     recorder launches nothing, so nothing is measured there. Restores declared state.
@@ -165,7 +165,7 @@ def _launch_times(
     graphs: Sequence[Any] = graph.graphs if isinstance(graph, GraphSequence) else (graph,)
     linear = trivial.chain(-(-shape.num_nodes // len(graphs)))
     variants = {
-        "own": [executable_of(part) for part in graphs],
+        "own": [driver_executable(part) for part in graphs],
         "linear": [linear] * len(graphs),
     }
     if shape.forks or shape.joins:

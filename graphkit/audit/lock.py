@@ -39,7 +39,13 @@ def graphs_to_lock(target: CaptureTarget, runner: Runner[Any, Any]) -> list[Grap
 
 
 def make_lock(target: str, graphs: Sequence[GraphRecord], environment: Environment) -> LockRecord:
-    """Return the lock of the graphs of a target, given by name."""
+    """Return the lock of the graphs of a target.
+
+    Args:
+        target: Name of the target.
+        graphs: Its graphs.
+        environment: Where they were captured.
+    """
     locked = tuple(_locked(graph) for graph in graphs)
     return LockRecord(
         target=target,

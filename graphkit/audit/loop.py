@@ -18,7 +18,7 @@ from graphkit.spec import ForwardMode
 from graphkit.step import SpecStepRunner
 from graphkit.targets import CaptureTarget
 from graphkit.verify import Rounding, check_tolerance
-from graphkit.verify.request_runs import ReportRows, RequestRun, RequestRuns, Requests
+from graphkit.verify.request_runs import ReportRows, RequestPrompts, RequestRun, RequestRuns
 from graphkit.verify.whole_step import LOOP_STEPS, open_step
 
 _ONE_FORWARD = "STEP is the whole step of the engine; its forwards are audited in their own modes"
@@ -36,7 +36,7 @@ _NOT_REPEATABLE = (
 
 
 def audit_loop(
-    runner: SpecStepRunner, requests: Requests, *, steps: int = 8, tolerance: float = 1.0
+    runner: SpecStepRunner, requests: RequestPrompts, *, steps: int = 8, tolerance: float = 1.0
 ) -> tuple[Finding, ...]:
     """Compare one launch of many steps with the same steps run one by one without a graph.
 

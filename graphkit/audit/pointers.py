@@ -20,7 +20,7 @@ from graphkit.buffers import fields_of
 from graphkit.graphs import Stage, named_tensors
 from graphkit.records import Argument, GraphRecord, Node, Pointer
 from graphkit.runners import Runner
-from graphkit.runners.reachable_objects import roots_of
+from graphkit.runners.reachable_objects import walk_roots
 from graphkit.targets import CaptureTarget
 
 _UNDECLARED_ADVICE = (
@@ -50,7 +50,7 @@ def audit_pointers(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLo
         runner: A runner of the target, captured.
         log: Collects the findings.
     """
-    live = LiveTensors(roots_of(target.forwards[runner.mode]))
+    live = LiveTensors(walk_roots(target.forwards[runner.mode]))
     for size in runner.table:
         with log.check("pointers", runner.mode.name, size) as check:
             declared = {**named_tensors(target.weights), **target.kept_tensors()}

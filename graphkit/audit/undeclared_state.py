@@ -20,7 +20,7 @@ from graphkit.graphs import StateSnapshot
 from graphkit.graphs.operations import storage_id
 from graphkit.graphs.snapshot import restore_problem
 from graphkit.runners import Runner
-from graphkit.runners.reachable_objects import ReachableObjects, roots_of
+from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
 from graphkit.targets import CaptureTarget
 from graphkit.verify import EqualStateRuns
 from graphkit.verify.equal_state_runs import restorable_state
@@ -124,7 +124,7 @@ def undeclared_tensors(
     names = runner.memory_names(weights)
     known = {storage_id(tensor) for kind in names.values() for tensor in kind.values()}
     found: dict[Any, tuple[str, torch.Tensor]] = {}
-    for container, values in ReachableObjects(roots_of(runner.step.forward)).entries:
+    for container, values in ReachableObjects(walk_roots(runner.step.forward)).entries:
         for key, value in values.items():
             is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
             is_dense = is_tensor and value.layout is torch.strided and not value.is_meta

@@ -18,7 +18,7 @@ from graphkit.audit.ranks import on_any_rank
 from graphkit.graphs import CapturedGraph, inspect_graph, named_tensors
 from graphkit.records import count_of
 from graphkit.runners import Runner
-from graphkit.runners.reachable_objects import ReachableObjects, roots_of
+from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
 from graphkit.targets import CaptureTarget
 
 _SEED = 30
@@ -79,7 +79,7 @@ def audit_warmup(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
 
 def _snapshot(target: CaptureTarget, runner: Runner[Any, Any]) -> ObjectSnapshot:
     tensors = {**(target.mutable_state or {}), **named_tensors(target.weights)}
-    return ObjectSnapshot(roots_of(target.forwards[runner.mode]), tensors)
+    return ObjectSnapshot(walk_roots(target.forwards[runner.mode]), tensors)
 
 
 def _changes(
@@ -101,7 +101,7 @@ def _values(
     values: dict[str, Callable[[], Any]] = {
         name: partial(tensors.get, name) for name in names & tensors.keys()
     }
-    for container, held in ReachableObjects(roots_of(target.forwards[runner.mode])).entries:
+    for container, held in ReachableObjects(walk_roots(target.forwards[runner.mode])).entries:
         for key in held:
             if container.name(key) in names:
                 values.setdefault(container.name(key), partial(container.get, key))
@@ -136,7 +136,7 @@ def _state_and_replayed(
     with runner.recapture() as graphs:
         again = _snapshot(target, runner).summaries
         used = _addresses(graphs, "external") - {None}
-        runner.replayer_of(graphs).pads(max(graphs))
+        runner.make_replayer(graphs).pads(max(graphs))
         later = _snapshot(target, runner).summaries
     contents = {change.name: again.get(change.name, ABSENT).content for change in in_place}
     state = {

@@ -13,7 +13,7 @@ from graphkit.verify.wrapper import compare_wrapper
 
 
 def audit_wrapper(target: CaptureTarget, log: AuditLog, *, device: str = "auto") -> None:
-    """Report the first row whose logits differ from those of ``target.model``.
+    """Report the first row whose logits differ from the logits of ``target.model``.
 
     Args:
         target: The wrapper and its model.

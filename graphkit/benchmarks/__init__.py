@@ -4,10 +4,9 @@ from graphkit.benchmarks.api_calls import api_calls
 from graphkit.benchmarks.bare_step import BareStep
 from graphkit.benchmarks.clocks import device_ms, synchronise, waits
 from graphkit.benchmarks.measured_engine import MeasuredEngine, Steps
-from graphkit.benchmarks.open_engine import longest_path, open_engine
-from graphkit.benchmarks.prompts import pieces
+from graphkit.benchmarks.open_engine import longest_path, open_engine, pieces
 from graphkit.benchmarks.step_bench import StepBench
-from graphkit.benchmarks.variants import Generation, Variant, variants_of
+from graphkit.benchmarks.variants import Generation, Variant, make_variants
 from graphkit.benchmarks.weight_bytes import WeightBytes, copy_bandwidth
 
 __all__ = [
@@ -22,9 +21,9 @@ __all__ = [
     "copy_bandwidth",
     "device_ms",
     "longest_path",
+    "make_variants",
     "open_engine",
     "pieces",
     "synchronise",
-    "variants_of",
     "waits",
 ]

@@ -46,8 +46,8 @@ class BareStep:
         Own nodes are outside of the models' modules. They are also counted by phase.
         """
         graph = self._runner.graphs[len(self._batch.req_pool_indices)]
-        own = [each for each in graph.origins if not each.module or each.module.startswith("(")]
-        phases = [each.scope.partition("/")[0] or "rest" for each in own]
+        own = [o for o in graph.origins if not o.module or o.module.startswith("(")]
+        phases = [origin.scope.partition("/")[0] or "rest" for origin in own]
         by_phase = {f"own nodes, {name}": phases.count(name) for name in dict.fromkeys(phases)}
         return {"nodes": graph.num_nodes, "own nodes": len(own), **by_phase}
 

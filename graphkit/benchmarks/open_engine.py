@@ -1,4 +1,4 @@
-"""An engine over shared models, with room for all steps that a benchmark runs."""
+"""An engine over shared models, with room for all steps that a benchmark runs; its prompts."""
 
 from __future__ import annotations
 
@@ -49,3 +49,16 @@ def open_engine(
 def longest_path(models: EngineModels, spec: SpecConfig) -> int:
     """Return the most tokens that a step can accept, bonus included."""
     return spec.num_draft_tokens if models.algorithm == "NGRAM" else spec.num_steps + 1
+
+
+def pieces(ids: Sequence[int], count: int, length: int) -> list[list[int]]:
+    """Return ``count`` pieces of a text, each of ``length`` tokens, at different places of it.
+
+    Args:
+        ids: Token ids of the text, at least one; a text that is too short is repeated.
+        count: Number of pieces.
+        length: Tokens of each piece.
+    """
+    text = list(ids) * -(-(length + count) // len(ids))
+    distance = (len(text) - length) // count
+    return [text[start : start + length] for start in range(0, count * distance, distance)]

@@ -1,4 +1,4 @@
-"""Speculative steps of given models, measured in several generations and batch sizes."""
+"""Speculative steps of some models, measured in several generations and batch sizes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from statistics import median
 import torch
 
 from graphkit.benchmarks.measured_engine import MeasuredEngine, Steps, host_time_steps
-from graphkit.benchmarks.open_engine import open_engine
-from graphkit.benchmarks.prompts import pieces
+from graphkit.benchmarks.open_engine import open_engine, pieces
 from graphkit.benchmarks.step_measures import (
     bound_measures,
     cell,
     node_measures,
-    setting_of,
+    setting_name,
     step_measures,
     weight_measures,
 )
@@ -89,8 +88,11 @@ class StepBench:
         """
         parts = [partial(self._times, size) for size in batch_sizes]
         if self._is_cuda:
-            calls = ((size, variant) for size in batch_sizes for variant in self.variants)
-            parts += [partial(self._calls, *each) for each in calls]
+            parts += [
+                partial(self._calls, size, variant)
+                for size in batch_sizes
+                for variant in self.variants
+            ]
         measures = list(weight_measures(self._weights))
         for done, part in enumerate(parts):
             measures += part(partial(progress, done, len(parts)))
@@ -115,24 +117,24 @@ class StepBench:
     @property
     def _round(self) -> int:
         """Steps of a round."""
-        return max(each.whole_launches(self.steps) for each in self.variants)
+        return max(variant.whole_launches(self.steps) for variant in self.variants)
 
     @property
     def _warm_up(self) -> int:
         """Steps before each measurement."""
-        return max(each.steps_in_flight for each in self.variants)
+        return max(variant.steps_in_flight for variant in self.variants)
 
     @property
     def _most_steps(self) -> int:
         """Most steps between two starts of the requests, the same for all engines."""
         steps, ahead = self._round, self._warm_up
-        host = max(host_time_steps(steps, each.steps_per_launch) for each in self.variants)
+        host = max(host_time_steps(steps, variant.steps_per_launch) for variant in self.variants)
         bare = self.rounds * steps
         measured = max(steps, host) + bare if self._is_cuda else steps
         return ahead + measured + ahead
 
     def _times(self, size: int, progress: Callable[[str], None]) -> Iterator[Measure]:
-        setting, seen = setting_of(size), {variant.name: Steps() for variant in self.variants}
+        setting, seen = setting_name(size), {variant.name: Steps() for variant in self.variants}
         with ExitStack() as stack:
             engines: dict[Variant, MeasuredEngine] = {}
             for variant in self.variants:
@@ -169,12 +171,12 @@ class StepBench:
         bandwidth = copy_bandwidth(self.models.device)
         yield from bound_measures(size, bare_ms, self._weights, bandwidth)
         for name, steps in seen.items():
-            yield cell(setting_of(size), name, "GPU busy", bare_ms / steps.ms_per_step)
+            yield cell(setting_name(size), name, "GPU busy", bare_ms / steps.ms_per_step)
 
     def _calls(
         self, size: int, variant: Variant, progress: Callable[[str], None]
     ) -> Iterator[Measure]:
-        setting = setting_of(size)
+        setting = setting_name(size)
         progress(f"{setting}: counting the CUDA calls of {variant.name}")
         most = 2 * self._warm_up + _COUNTED_ROUNDS * variant.whole_launches(_COUNTED_STEPS)
         with self._open(size, variant, most) as engine:

@@ -14,7 +14,7 @@ def cell(setting: str, variant: str, name: str, value: float, unit: str = "") ->
     return Measure(name=name, value=value, unit=unit, setting=setting, variant=variant)
 
 
-def setting_of(batch_size: int) -> str:
+def setting_name(batch_size: int) -> str:
     """Return the name of the setting of a batch size."""
     return f"batch {batch_size}"
 
@@ -22,8 +22,8 @@ def setting_of(batch_size: int) -> str:
 def step_measures(
     batch_size: int, variant: str, steps: Steps, accept_lengths: Sequence[float]
 ) -> Iterator[Measure]:
-    """Yield time, latency, and tokens per second as measured and at given accept lengths."""
-    setting = setting_of(batch_size)
+    """Yield time, latency, and tokens per second as measured and at ``accept_lengths``."""
+    setting = setting_name(batch_size)
     yield cell(setting, variant, "time per step", steps.ms_per_step, "ms")
     yield cell(setting, variant, "p50", steps.latency_ms(50), "ms")
     yield cell(setting, variant, "p99", steps.latency_ms(99), "ms")
@@ -35,15 +35,15 @@ def step_measures(
 
 
 def node_measures(batch_size: int, nodes: Mapping[str, int]) -> Iterator[Measure]:
-    """Yield the number of nodes of the bare step, and of those that no model created."""
+    """Yield the number of nodes of the bare step, and of the nodes that no model created."""
     for name in ("nodes", "own nodes"):
-        yield cell(setting_of(batch_size), "", name, nodes[name])
+        yield cell(setting_name(batch_size), "", name, nodes[name])
 
 
 def bound_measures(
     batch_size: int, bare_ms: float, weights: WeightBytes, bandwidth: float
 ) -> Iterator[Measure]:
-    """Yield the time of the bare step, and that of reading its weights.
+    """Yield the time of the bare step, and the time of reading its weights.
 
     Args:
         batch_size: Requests of the step.
@@ -51,7 +51,7 @@ def bound_measures(
         weights: What a step reads.
         bandwidth: Bytes per second.
     """
-    setting, bound_ms = setting_of(batch_size), weights.total / bandwidth * 1e3
+    setting, bound_ms = setting_name(batch_size), weights.total / bandwidth * 1e3
     yield cell(setting, "", "bare step", bare_ms, "ms")
     yield cell(setting, "", "copy bandwidth", bandwidth / 1e9, "GB/s")
     yield cell(setting, "", "weights at the copy bandwidth", bound_ms, "ms")

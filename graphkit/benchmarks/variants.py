@@ -41,7 +41,7 @@ class Variant:
         return -(-steps // self.steps_per_launch) * self.steps_per_launch
 
 
-def variants_of(
+def make_variants(
     generations: Collection[Generation], steps_per_launch: Sequence[int]
 ) -> Iterator[Variant]:
     """Yield v1 and v2 as far as they are chosen, and for v3 each number of steps per launch."""

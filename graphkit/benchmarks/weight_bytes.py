@@ -39,7 +39,7 @@ class WeightBytes:
         if draft is None:
             return cls(verify, 0)
         if isinstance(draft, MTPHead):
-            return cls(verify, sum(_bytes_read(each) + head for each in draft.layers[:num_steps]))
+            return cls(verify, sum(_bytes_read(layer) + head for layer in draft.layers[:num_steps]))
         if isinstance(draft, Eagle3Head):  # merges the target's features once
             once = _bytes_read(draft.fc)
             return cls(verify, num_steps * (_bytes_read(draft) - once) + once)
@@ -55,7 +55,7 @@ class WeightBytes:
 def copy_bandwidth(device: torch.device) -> float:
     """Return the bytes per second that a copy on a CUDA device reads and writes.
 
-    Allocates 1 GiB meanwhile.
+    Allocates 1 GiB for the copy.
     """
     source = torch.zeros(_COPIED_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -72,7 +72,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 def _bytes_read(module: nn.Module) -> int:
     children = list(module.modules())
-    embeddings = {id(each.weight) for each in children if isinstance(each, nn.Embedding)}
-    heads = {id(each.weight) for each in children if isinstance(each, nn.Linear)}
-    parameters = {id(each): each for each in module.parameters()}
+    embeddings = {id(child.weight) for child in children if isinstance(child, nn.Embedding)}
+    heads = {id(child.weight) for child in children if isinstance(child, nn.Linear)}
+    parameters = {id(parameter): parameter for parameter in module.parameters()}
     return sum(parameters[key].nbytes for key in parameters.keys() - (embeddings - heads))

@@ -51,8 +51,8 @@ def _facts() -> Iterator[Fact]:
     import torch
 
     from graphkit.graphs.cuda_loop import loop_refusal
-    from graphkit.graphs.driver import driver_version, runtime
-    from graphkit.graphs.environment import package_version
+    from graphkit.graphs.driver import runtime
+    from graphkit.graphs.environment import driver_version, package_version
     from graphkit.graphs.streams import ONE_STREAM_ADVICE
     from graphkit.views import Fact
 

@@ -20,8 +20,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "plan",
         help="choose the batch sizes to capture from a log of live sizes",
         description="Choose the batch sizes to capture that take the least GPU time in a traffic, "
-        "within a budget, and compare them with the default list. The choice is exact for the "
-        "times of the record; without a record, it is the list with the least padding.",
+        "within a budget, and compare them with the default list. Without a record, the list with "
+        "the least padding is chosen.",
         epilog="""
 The log is CSV with a column batch_size, JSON lines with a number or a batch_size each, or the
 live_sizes of a runner's stats as JSON, also in a record. A column or key count says how many steps

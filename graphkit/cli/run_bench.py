@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from graphkit.benchmarks import Generation, StepBench, longest_path, variants_of
+from graphkit.benchmarks import Generation, StepBench, longest_path, make_variants
 from graphkit.cli.exits import UsageError
 from graphkit.cli.options import chosen_algorithm, model_dtype, use_one_thread
 from graphkit.cli.output import print_message, progress_on_stderr
@@ -82,7 +82,7 @@ def _bench(
     bench = StepBench(
         models=models,
         spec=spec,
-        variants=tuple(variants_of(generations, counts)),
+        variants=tuple(make_variants(generations, counts)),
         text_ids=_text_ids(arguments.checkpoint, models),
         context=arguments.context,
         steps=arguments.steps or _STEPS[device.type],

@@ -38,7 +38,7 @@ def _last_run(before: Sequence[Hashable], after: Sequence[Hashable]) -> _Run | N
             )
             start, run = furthest[diagonal + 1] if inserts else furthest[diagonal - 1]
             start += not inserts
-            end = _end_of_run(before, after, start, start - diagonal)
+            end = _run_end(before, after, start, start - diagonal)
             if end > start:
                 run = (run, start, start - diagonal, end - start)
             furthest[diagonal] = end, run
@@ -47,7 +47,7 @@ def _last_run(before: Sequence[Hashable], after: Sequence[Hashable]) -> _Run | N
     return None
 
 
-def _end_of_run(before: Sequence[Hashable], after: Sequence[Hashable], i: int, j: int) -> int:
+def _run_end(before: Sequence[Hashable], after: Sequence[Hashable], i: int, j: int) -> int:
     while i < len(before) and j < len(after) and before[i] == after[j]:
         i, j = i + 1, j + 1
     return i

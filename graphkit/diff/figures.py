@@ -1,4 +1,4 @@
-"""Selection of the figures that changed much, and of those that got worse."""
+"""Selection of the figures that changed much, and of the figures that got worse."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ COSTS = (
     "num_nodes", "replay_us", "unprofiled_us", "p50_us", "busy_us", "critical_us", "pool_bytes",
     "graph_bytes",
 )  # fmt: skip
-"""Figures that get worse as they grow, without those of eager steps and captures."""
+"""Figures that get worse as they grow, except the times of eager steps and captures."""
 
 
-def change_of(figure: MetricChange) -> float | None:
-    """Return the change as a part of the value before; ``None`` if there is none to compare."""
+def relative_change(figure: MetricChange) -> float | None:
+    """Return the change relative to the value before, 0.05 for 5 %; ``None`` without a value."""
     if not figure.before or figure.after is None:
         return None
     return figure.after / figure.before - 1
 
 
 def with_changes_above(record: DiffRecord, threshold: float) -> DiffRecord:
-    """Return the record without figures that changed by at most ``threshold``, a part of one."""
+    """Return the record without figures that changed by at most ``threshold``, 0.05 for 5 %."""
 
     def large(figures: tuple[MetricChange, ...]) -> tuple[MetricChange, ...]:
-        changes = ((each, change_of(each)) for each in figures)
-        return tuple(each for each, part in changes if part is None or abs(part) > threshold)
+        changes = ((figure, relative_change(figure)) for figure in figures)
+        return tuple(figure for figure, part in changes if part is None or abs(part) > threshold)
 
     sizes = (replace(size, figures=large(size.figures)) for size in record.sizes)
     return replace(
@@ -37,11 +37,11 @@ def with_changes_above(record: DiffRecord, threshold: float) -> DiffRecord:
 
 
 def regressions(record: DiffRecord, limit: float) -> Iterator[str]:
-    """Yield a line for each of ``COSTS`` that grew by more than ``limit``, a part of one."""
+    """Yield a line per figure of ``COSTS`` that grew by more than ``limit``, 0.05 for 5 %."""
     sizes = ((f"{size.mode} {size.batch_size}", size.figures) for size in record.sizes)
     graphs = ((graph.after, graph.figures) for graph in record.graphs)
     for name, figures in (*sizes, *graphs):
         for figure in figures:
-            part = change_of(figure)
+            part = relative_change(figure)
             if figure.name in COSTS and part is not None and part > limit:
                 yield f"{name}: {figure_heading(figure.name)} {part:+.1%}"

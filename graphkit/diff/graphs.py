@@ -16,7 +16,6 @@ from graphkit.records import (
     MetricChange,
     Node,
     NodeChange,
-    timeline_of,
 )
 
 _TIMING = ("unprofiled_us", "p50_us", "p95_us", "critical_us")
@@ -87,7 +86,7 @@ def _changed_nodes(
 
 
 def _metrics(record: GraphRecord) -> dict[str, float | None]:
-    timeline = timeline_of(record.nodes)
+    timeline = record.timeline
     measured = timeline if timeline.nodes else None
     return {
         name: getattr(part, name, None)

@@ -84,7 +84,7 @@ def _launch(node: Node) -> Iterator[tuple[str, str]]:
 def _arguments(*nodes: Node) -> Iterator[dict[str, str]]:
     """Yield the arguments of each node as text; one of the nodes may lack the names."""
     pairs = list(zip_longest(*(node.arguments for node in nodes)))
-    names = [next((each.name for each in pair if each and each.name), "") for pair in pairs]
+    names = [next((arg.name for arg in pair if arg and arg.name), "") for pair in pairs]
     unset = {at for at, pair in enumerate(pairs) if not names[at] and any(map(_is_unset, pair))}
     for node in nodes:
         yield {

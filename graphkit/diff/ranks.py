@@ -45,5 +45,6 @@ def _action(node: Node) -> str:
         return node.short_name
     if not node.op.startswith(_COLLECTIVES):
         return f"{node.op} ({node.kind})"
-    tensors = [each.text.partition(" at ")[0] for each in node.arguments if each.kind == "tensor"]
+    arguments = (argument for argument in node.arguments if argument.kind == "tensor")
+    tensors = [argument.text.partition(" at ")[0] for argument in arguments]
     return f"{node.op} ({', '.join(tensors) or node.short_name})"

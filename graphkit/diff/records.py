@@ -1,12 +1,12 @@
-"""Comparison of two records."""
+"""Comparison of two records: their sizes, and the graphs that match."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict
+import re
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import chain
 
-from graphkit.diff.graph_matching import MatchedGraphs, match_graphs
 from graphkit.diff.graphs import diff_graphs, metric_changes
 from graphkit.diff.nodes import field_changes
 from graphkit.records import (
@@ -18,15 +18,28 @@ from graphkit.records import (
     RecordWithGraphs,
     SizeDiff,
     SizeRecord,
-    backend_of,
-    graphs_of,
     require_graphs,
-    title_of,
 )
 
 _Sizes = dict[str, tuple[str, SizeRecord]]
 """Mode and size record, by the name ``MODE SIZE``."""
+_Key = Callable[[GraphRecord], Hashable]
+_LINE_NUMBER = re.compile(r":\d+")
 _METRICS = ("num_tokens", "num_nodes", "capture_ms", "pool_bytes", "replay_us", "eager_us")
+
+
+@dataclass(frozen=True, slots=True)
+class _MatchedGraphs:
+    """Graphs of two records.
+
+    Attributes:
+        pairs: Graphs that match, in the order of the record after.
+        only_before, only_after: Graphs without a match.
+    """
+
+    pairs: tuple[tuple[GraphRecord, GraphRecord], ...]
+    only_before: tuple[GraphRecord, ...] = ()
+    only_after: tuple[GraphRecord, ...] = ()
 
 
 def diff_records(before: Record, after: Record) -> DiffRecord:
@@ -42,8 +55,8 @@ def diff_records(before: Record, after: Record) -> DiffRecord:
     matched = _matched(old, new)
     old_sizes, new_sizes = _sizes(old), _sizes(new)
     return DiffRecord(
-        before=title_of(old),
-        after=title_of(new),
+        before=old.title,
+        after=new.title,
         environment=tuple(field_changes(_environment(old), _environment(new))),
         sizes=tuple(_size_diffs(old_sizes, new_sizes)),
         graphs=_graph_diffs(matched),
@@ -52,13 +65,13 @@ def diff_records(before: Record, after: Record) -> DiffRecord:
     )
 
 
-def _matched(before: RecordWithGraphs, after: RecordWithGraphs) -> MatchedGraphs:
+def _matched(before: RecordWithGraphs, after: RecordWithGraphs) -> _MatchedGraphs:
     if isinstance(before, GraphRecord) and isinstance(after, GraphRecord):
-        return MatchedGraphs(((before, after),))
-    return match_graphs(graphs_of(before), graphs_of(after))
+        return _MatchedGraphs(((before, after),))
+    return _match_graphs(before.graphs, after.graphs)
 
 
-def _graph_diffs(matched: MatchedGraphs) -> tuple[GraphDiff, ...]:
+def _graph_diffs(matched: _MatchedGraphs) -> tuple[GraphDiff, ...]:
     """Compare the graphs; a module that one of them shows to be renamed is so in all."""
     found = tuple(diff_graphs(*pair) for pair in matched.pairs)
     renamed = dict(chain.from_iterable(diff.renamed.items() for diff in found))
@@ -66,7 +79,7 @@ def _graph_diffs(matched: MatchedGraphs) -> tuple[GraphDiff, ...]:
 
 
 def _environment(record: RecordWithGraphs) -> dict[str, str]:
-    return {"backend": backend_of(record)} | asdict(record.environment)
+    return {"backend": record.backend} | asdict(record.environment)
 
 
 def _sizes(record: RecordWithGraphs) -> _Sizes:
@@ -93,3 +106,45 @@ def _names_only_in(
     only_sizes = [name for name in sizes if name not in others]
     only_graphs = [f"nodes of {g.name}" if g.name in others else g.name for g in graphs]
     return tuple(dict.fromkeys([*only_sizes, *only_graphs]))
+
+
+def _match_graphs(before: Sequence[GraphRecord], after: Sequence[GraphRecord]) -> _MatchedGraphs:
+    """Match the graphs of runners by mode and size.
+
+    Match other graphs by name and line; the rest by name, then by file and function without the
+    line number, which moves with every edit, then by order. Graphs with equal keys match in order.
+    """
+    left, right = dict(enumerate(before)), dict(enumerate(after))
+    found: dict[int, int] = {}
+    for key in (_mode_and_size_or_line, _name, _function, _any):
+        for i, j in _matches(left, right, key):
+            found[j] = i
+            del left[i], right[j]
+    pairs = tuple((before[found[j]], after[j]) for j in sorted(found))
+    return _MatchedGraphs(pairs, tuple(left.values()), tuple(right.values()))
+
+
+def _matches(
+    left: dict[int, GraphRecord], right: dict[int, GraphRecord], key: _Key
+) -> list[tuple[int, int]]:
+    waiting: dict[Hashable, list[int]] = {}
+    for i, graph in left.items():
+        waiting.setdefault(key(graph), []).append(i)
+    equal = ((waiting.get(key(graph)), j) for j, graph in right.items() if key(graph) is not None)
+    return [(indices.pop(0), j) for indices, j in equal if indices]
+
+
+def _mode_and_size_or_line(graph: GraphRecord) -> Hashable:
+    return (graph.mode, graph.batch_size) if graph.mode else (graph.name, graph.captured_at)
+
+
+def _name(graph: GraphRecord) -> Hashable:
+    return None if graph.mode else graph.name
+
+
+def _function(graph: GraphRecord) -> Hashable:
+    return None if graph.mode else _LINE_NUMBER.sub("", graph.captured_at)
+
+
+def _any(graph: GraphRecord) -> Hashable:
+    return None if graph.mode else ""

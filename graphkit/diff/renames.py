@@ -51,7 +51,7 @@ def _outermost(modules: Mapping[str, str], before: set[str], after: set[str]) ->
     """Return the renames without the names below them that are the same in both graphs."""
     outer = {both: _without_equal_names(*both, before, after) for both in modules.items()}
     targets = Counter(old for old, _ in set(outer.values()))
-    return dict(each if targets[each[0]] == 1 else both for both, each in outer.items())
+    return dict(around if targets[around[0]] == 1 else both for both, around in outer.items())
 
 
 def _without_equal_names(old: str, new: str, before: set[str], after: set[str]) -> tuple[str, str]:
@@ -79,9 +79,10 @@ class _Renaming:
 
     def __init__(self, modules: Renames, weights: Renames, after: Sequence[Node]) -> None:
         self._modules = modules
-        self._weights = {**dict(_of_parents(weights)), **weights}  # also of modules without nodes
-        arguments = (each for node in after for each in node.arguments)
-        self._names = {_memory(pointer) for each in arguments for pointer in each.pointers}
+        # Weights move with modules that have no nodes, too.
+        self._weights = {**dict(_parent_renames(weights)), **weights}
+        arguments = (argument for node in after for argument in node.arguments)
+        self._names = {_memory(pointer) for arg in arguments for pointer in arg.pointers}
 
     def node(self, node: Node) -> Node:
         module = _new_path(node.module, self._modules)
@@ -103,7 +104,7 @@ class _Renaming:
         return renamed if is_name_of_after else pointer
 
 
-def _of_parents(renames: Renames) -> Iterator[tuple[str, str]]:
+def _parent_renames(renames: Renames) -> Iterator[tuple[str, str]]:
     """Yield the paths around modules that moved and kept their names."""
     for old, new in renames.items():
         (old_parent, _, old_name), (new_parent, _, new_name) = (

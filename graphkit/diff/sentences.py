@@ -11,7 +11,7 @@ from graphkit.records import FieldChange, Node, NodeChange, count_of
 
 NOTHING_CHANGED = "nothing changed"
 _MAX_VALUES = 3
-"""Distinct changes of one field to spell out; if there are more, only those of several nodes."""
+"""Distinct changes of one field to spell out; if there are more, only changes of several nodes."""
 _MAX_LENGTH = 40
 """Characters of a value to spell out; a struct with all of its pointers is longer."""
 _ARGUMENT = "argument "
@@ -34,7 +34,7 @@ def sentences(
 ) -> tuple[str, ...]:
     """Return the changes as sentences, renamed modules first; equal layers share one.
 
-    Without those of arguments, which ``argument_sentences`` returns.
+    ``argument_sentences`` returns the changes of arguments.
     """
     return (
         *_renamed(renamed),
@@ -88,7 +88,7 @@ def _replaced(changed: Iterable[NodeChange]) -> Iterator[str]:
 def _launches(changed: Iterable[NodeChange]) -> Iterator[str]:
     """Yield sentences by field, each with the kernels that it is about."""
     by_field: dict[str, list[_Change]] = {}
-    for node, change in _of_same_kernels(changed):
+    for node, change in _without_replaced(changed):
         if not change.field.startswith(_ARGUMENT):
             field = "edge" if change.field.startswith("edge ") else change.field
             by_field.setdefault(field, []).append((node.name, _values(change)))
@@ -96,9 +96,9 @@ def _launches(changed: Iterable[NodeChange]) -> Iterator[str]:
         counts = Counter(values for _, values in changes)
         shown = dict(_values_to_show(counts))
         for values, number in shown.items():
-            kernels = _kernels(name for name, each in changes if each == values)
+            kernels = _kernels(name for name, change in changes if change == values)
             yield f"{field} {' -> '.join(values)} in {count_of(number, 'node')} of {kernels}"
-        kernels = _kernels(name for name, each in changes if each not in shown)
+        kernels = _kernels(name for name, change in changes if change not in shown)
         if kernels:
             rest = _rest(counts.total() - sum(shown.values()), is_more=bool(shown))
             yield f"{field} differs in {rest} of {kernels}"
@@ -106,7 +106,7 @@ def _launches(changed: Iterable[NodeChange]) -> Iterator[str]:
 
 def _arguments(changed: Iterable[NodeChange]) -> Iterator[str]:
     by_field: dict[str, Counter[_Values]] = {}
-    for node, change in _of_same_kernels(changed):
+    for node, change in _without_replaced(changed):
         if change.field.startswith(_ARGUMENT):
             field = f"{change.field} of {node.name}:"
             by_field.setdefault(field, Counter())[_values(change)] += 1
@@ -119,7 +119,9 @@ def _arguments(changed: Iterable[NodeChange]) -> Iterator[str]:
             yield f"{field} differs in {_rest(rest, is_more=bool(shown))}"
 
 
-def _of_same_kernels(changed: Iterable[NodeChange]) -> Iterator[tuple[NodeChange, FieldChange]]:
+def _without_replaced(
+    changed: Iterable[NodeChange],
+) -> Iterator[tuple[NodeChange, FieldChange]]:
     """Yield the changes of nodes; a replaced kernel implies its other changes."""
     for node in changed:
         if not any(change.field in NAME_FIELDS for change in node.changes):

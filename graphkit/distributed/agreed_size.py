@@ -35,7 +35,7 @@ class RankReady:
         batch_size: Live requests.
         padded_batch_size: Captured size that holds them; 0 if the rank is idle or cannot replay.
         reason: Number of the reason why it cannot replay; 0 if it can.
-        replays: Number of earlier agreements of this runner; with ``CLOSE`` that of its replays.
+        replays: Number of earlier agreements of this runner; with ``CLOSE``, of its replays.
     """
 
     choice: Choice
@@ -70,8 +70,8 @@ class AgreedSize:
     Attributes:
         mode: The mode that runs; IDLE if every rank is idle, so that none runs anything.
         runner: Number of the runner, in the order of construction.
-        padded_batch_size: Captured size that every rank replays: the largest of those that hold
-            the ranks' batches; 0 if the ranks run eagerly or are idle.
+        padded_batch_size: Captured size that every rank replays: the smallest that holds the
+            batch of every rank; 0 if the ranks run eagerly or are idle.
         batch_sizes: Live requests of each rank.
         eager_ranks: Ranks that cannot replay, so that all run eagerly.
         reasons: Number of the reason of each of ``eager_ranks``.
@@ -100,21 +100,21 @@ def agreed_size(ready: Sequence[RankReady], *, same_batch: bool) -> AgreedSize:
     Raises:
         RankError: Modes or numbers of steps differ between ranks, or batches with ``same_batch``.
     """
-    running = [each for each in ready if each.runner != ANY_RUNNER]
-    named = [f"{each.mode.name} (runner {each.runner})" for each in running]
-    ranks = [rank for rank, each in enumerate(ready) if each.runner != ANY_RUNNER]
+    running = [sent for sent in ready if sent.runner != ANY_RUNNER]
+    named = [f"{sent.mode.name} (runner {sent.runner})" for sent in running]
+    ranks = [rank for rank, sent in enumerate(ready) if sent.runner != ANY_RUNNER]
     _check_equal(running, "the mode of this step", named, ranks)
-    _check_equal(running, "replays so far", [each.replays for each in running], ranks)
+    _check_equal(running, "replays so far", [sent.replays for sent in running], ranks)
     if same_batch:
-        sizes = [f"{each.batch_size} requests at {each.padded_batch_size}" for each in ready]
+        sizes = [f"{sent.batch_size} requests at {sent.padded_batch_size}" for sent in ready]
         _check_equal(ready, "the batch, which same_batch says is the same", sizes)
-    eager = tuple(rank for rank, each in enumerate(ready) if each.choice is Choice.EAGER)
-    live = any(each.choice is not Choice.IDLE for each in ready)
+    eager = tuple(rank for rank, sent in enumerate(ready) if sent.choice is Choice.EAGER)
+    live = any(sent.choice is not Choice.IDLE for sent in ready)
     return AgreedSize(
         mode=running[0].mode if live else ForwardMode.IDLE,
         runner=running[0].runner if live else ANY_RUNNER,
-        padded_batch_size=0 if eager else max(each.padded_batch_size for each in ready),
-        batch_sizes=tuple(each.batch_size for each in ready),
+        padded_batch_size=0 if eager else max(sent.padded_batch_size for sent in ready),
+        batch_sizes=tuple(sent.batch_size for sent in ready),
         eager_ranks=eager,
         reasons=tuple(ready[rank].reason for rank in eager),
     )

@@ -28,7 +28,7 @@ class Channel:
         self._size = torch.zeros(1, dtype=torch.int64)
 
     def broadcast(self, data: bytes = b"") -> bytes:
-        """Return the bytes of rank 0 on every rank. Those of other ranks are ignored.
+        """Return the bytes of rank 0 on every rank. Bytes of other ranks are ignored.
 
         Waits without a time limit, because rank 0 may have nothing to send. An empty message takes
         one collective of 8 bytes.
@@ -63,7 +63,7 @@ class Channel:
         mine = torch.tensor(numbers, dtype=torch.int64)
         found = [torch.empty_like(mine) for _ in range(self._group.size)]
         self._group.wait(dist.all_gather(found, mine, group=self._ranks, async_op=True))
-        return [each.tolist() for each in found]
+        return [numbers.tolist() for numbers in found]
 
     def _send(self, tensor: torch.Tensor) -> None:
         work = dist.broadcast(tensor, group=self._ranks, group_src=0, async_op=True)

@@ -10,7 +10,7 @@ from graphkit.errors import ConfigError
 from graphkit.ops.decoder import add_rms_norm
 
 _SHARED_BYTES = 16 << 20
-"""Largest tensor of a one-shot collective."""
+"""Largest tensor of a one-shot collective. Every rank keeps so much memory for it."""
 _WORD = 4
 """``torch.ops.symm_mem`` moves words of so many bytes."""
 _all_gather = getattr(
@@ -68,7 +68,7 @@ class OneShotCollectives(Collectives):
     For a sum of up to 256 KiB each rank writes its tensor into the memory of all others, in one
     kernel without a barrier. ``add_rms_norm`` is part of that kernel. A gather of up to 2 MiB is
     one such kernel too. For larger tensors each rank copies its own into its part of the memory,
-    waits on the device until all have, and reads those of all others: one kernel for a sum
+    waits on the device until all have, and reads the others' parts: one kernel for a sum
     (``torch.ops.symm_mem``), four nodes for a gather. No multicast is used. Tensors of more than
     16 MiB go through NCCL.
 

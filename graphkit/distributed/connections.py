@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -20,14 +19,16 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in its __all__
 
 from graphkit.errors import RankError
+from graphkit.graphs.capture_failure import exception_chain
 
 if TYPE_CHECKING:
     from graphkit.distributed.rank_store import Store
 
 logger = logging.getLogger(__name__)
 _AT_ONCE = timedelta(milliseconds=1)
+"""Shortest time limit of gloo, which counts milliseconds."""
 _TAG = 0x676B
-"""Tag of the receive of ``break_gloo``, for which no rank sends a message."""
+"""Tag of the receive of ``break_gloo``: any number that no rank sends (0x676B is ``gk``)."""
 _ERRORS = (
     "gloo",
     "nccl",
@@ -102,7 +103,7 @@ def limit_gloo(process_group: dist.ProcessGroup, seconds: float) -> None:
 
 
 def break_gloo(process_group: dist.ProcessGroup) -> None:
-    """End all gloo collectives of this process, those that wait and later ones, with an error.
+    """End all gloo collectives of this process, waiting and later ones, with an error.
 
     ``ProcessGroup.abort`` and ``shutdown`` do nothing with gloo. A receive that times out closes
     the connections to all ranks (``unbound_buffer.cc`` of gloo). Collectives of other ranks that
@@ -140,9 +141,9 @@ def abort_nccl(process_group: dist.ProcessGroup, drain_s: float) -> None:
 def is_connection_error(error: BaseException) -> bool:
     """Return whether an error, or one that led to it, was raised by a collective that failed."""
     return any(
-        isinstance(each, dist.DistError)
-        or (type(each) is RuntimeError and any(text in str(each).lower() for text in _ERRORS))
-        for each in _chain(error)
+        isinstance(raised, dist.DistError)
+        or (type(raised) is RuntimeError and any(text in str(raised).lower() for text in _ERRORS))
+        for raised in exception_chain(error)
     )
 
 
@@ -173,9 +174,3 @@ def _hosts(store: Store) -> bool:
 
 def _uses_gloo(process_group: dist.ProcessGroup) -> bool:
     return is_open(process_group) and "gloo" in dist.get_backend_config(process_group)
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

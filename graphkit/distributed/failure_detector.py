@@ -38,13 +38,19 @@ from graphkit.errors import GraphkitError, RankError, ReplayError
 logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 _SLICE_S = 0.25
-"""How long a rank waits for others before it looks at interrupts and failures."""
-_LONGER_S = 60.0
-"""Excess of the limit of gloo over ``time_limit``, after which ranks find out who is missing."""
+"""How long a rank waits for others before it looks at interrupts and failures.
+
+A ``^C`` takes effect within this time; each look is one read of the store.
+"""
+_GLOO_MARGIN_S = 60.0
+"""Time that gloo's limit exceeds ``time_limit`` by, so that gloo does not time out while ranks find
+out who is missing."""
+# Failures have topics in the store. A rank looks under the topic of its own call:
+# "failure" ends the group, "refusal N" a call that a rank refuses before it waits for others, and
+# "failure of wait N" one wait, such as a barrier of a capture.
 _FAILURE = "failure"
-"""Topic of the failure that ends the group."""
 _KNOWN = "known"
-"""Topic of a call whose failure all ranks know."""
+"""Topic of a call whose failure all ranks know, so that nothing is reported under it."""
 
 
 class FailureDetector:
@@ -52,8 +58,8 @@ class FailureDetector:
 
     A rank that fails writes a ``Failure`` into the store before anything else, and the first one
     counts. A rank that is killed writes nothing, but its heartbeat stops and its connections close.
-    A rank that does not arrive within the time limit is reported by those that wait. All ranks then
-    raise the same ``RankError``, and so does every later call.
+    A rank that does not arrive within the time limit is reported by the ranks that wait. All ranks
+    then raise the same ``RankError``, and so does every later call.
 
     The thread of the heartbeat reads the failure while its rank waits in a collective, and ends the
     collective: with gloo at once, with NCCL after a while in which the work that is enqueued may
@@ -79,7 +85,7 @@ class FailureDetector:
     def __init__(self, process_group: dist.ProcessGroup, rank: int, time_limit: float) -> None:
         self.process_group, self.rank = process_group, rank
         self.size, self.time_limit = process_group.size(), time_limit
-        self.control = new_cpu_group(process_group, time_limit + _LONGER_S)
+        self.control = new_cpu_group(process_group, time_limit + _GLOO_MARGIN_S)
         self._cpu_groups = [self.control]
         store = self.control.get_group_store()
         self.store = RankStore(store, rank)
@@ -88,7 +94,7 @@ class FailureDetector:
         self._has_raised = False
         self.waits = self._runs = self._refusals = 0
         self._topic: str | None = None
-        """Topic of failures that end the call in which this rank is; ``None`` outside."""
+        """Topic of failures that end the call that this rank makes; ``None`` outside of calls."""
         self._stalls = StallDetector(self.others, time_limit)
         self._heartbeat = Heartbeat(self.store, self._on_beat)
 
@@ -168,7 +174,7 @@ class FailureDetector:
             self._topic = failure_of_wait(self.waits + 1)
 
     def end_refusal(self) -> None:
-        """Note that all ranks know why this call fails, so that its exception is not reported."""
+        """Do not report the exception of this call: all ranks know why it fails."""
         self._topic = _KNOWN
 
     @contextmanager
@@ -243,9 +249,9 @@ class FailureDetector:
         Args:
             seconds: Its time limit.
         """
-        made = new_cpu_group(self.process_group, seconds)
-        self._cpu_groups.append(made)
-        return made
+        cpu_group = new_cpu_group(self.process_group, seconds)
+        self._cpu_groups.append(cpu_group)
+        return cpu_group
 
     def end_collectives(self) -> None:
         """End gloo collectives of the process group at once, after a rank has failed."""
@@ -279,8 +285,8 @@ class FailureDetector:
         Args:
             has_ended: Waits for at most so many seconds, and returns whether all ranks arrived.
             seconds: Time limit; ``None`` for ``time_limit``.
-            missing: Returns the ranks that have not arrived; by default those that have made fewer
-                calls than this one.
+            missing: Returns the ranks that have not arrived; by default the ranks that have made
+                fewer calls than this one.
 
         Raises:
             RankError: A rank has failed, or did not arrive in time.
@@ -296,14 +302,14 @@ class FailureDetector:
             if liveness is not None and left <= 0:
                 silent = liveness.wait(self._is_reported)
                 late = missing() or self._behind(liveness) or self.others
-                raise self._report(self._missing([each for each in late if each in silent], late))
+                raise self._report(self._missing([rank for rank in late if rank in silent], late))
 
     def _report(self, failure: Failure) -> RankError:
         first = self._failure
         if first is None:
             first = self._set_failure(self.store.report(_FAILURE, failure))
-            for each in self._cpu_groups:  # other ranks must not complete an agreement
-                break_gloo(each)
+            for cpu_group in self._cpu_groups:  # other ranks must not complete an agreement
+                break_gloo(cpu_group)
             self._heartbeat.wake()
         return self._error(first)
 
@@ -329,7 +335,7 @@ class FailureDetector:
         return Failure((self.rank,), f"rank {self.rank} refused its batch: {described(error)}")
 
     def _missing(self, silent: Sequence[int], late: Sequence[int]) -> Failure:
-        """Return the failure of ranks that ended, or else of those that are late."""
+        """Return the failure of ranks that ended, or else of late ones."""
         if self.store.is_gone:
             return self._end_of_host()
         return missing_ranks(silent, late, self.time_limit)
@@ -346,7 +352,7 @@ class FailureDetector:
     def _behind(self, liveness: LivenessCheck) -> tuple[int, ...]:
         """Return the ranks that have made fewer calls than this one."""
         own = self._progress()
-        return tuple(rank for rank, each in liveness.progress().items() if each < own)
+        return tuple(rank for rank, other in liveness.progress().items() if other < own)
 
     def _set_failure(self, failure: Failure) -> Failure:
         """Set the failure that ends this rank's calls, and return the one that was set first."""
@@ -380,8 +386,8 @@ class FailureDetector:
             return True
         self._set_failure(failure)
         is_waiting = self._topic is not None
-        for each in self._cpu_groups:
-            break_gloo(each)
+        for cpu_group in self._cpu_groups:
+            break_gloo(cpu_group)
         if is_waiting:
             break_gloo(self.process_group)
         abort_nccl(self.process_group, DRAIN_S)

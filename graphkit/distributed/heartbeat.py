@@ -1,4 +1,4 @@
-"""Heartbeats: a thread of each rank writes them, and ranks that wait read those of others."""
+"""Heartbeats: a thread of each rank writes them, and waiting ranks read those of the others."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from graphkit.distributed.rank_store import Failure, RankStore, names_of_ranks
 
 INTERVAL_S = 0.25
+"""Time between heartbeats, each of which is one write to the store."""
 SILENT_S = 1.0
-"""Time without a heartbeat after which a rank has ended."""
+"""Time without a heartbeat after which a rank has ended: four intervals, as threads may be late."""
 DRAIN_S = 2.0
 """How long the work of a call may take to end by itself after another rank has failed."""
 _TOPIC = "heartbeat"
@@ -176,14 +177,14 @@ class StallDetector:
         silent = liveness.silent()
         late = [
             rank
-            for rank, each in liveness.progress().items()
-            if each.waits == own.waits and each < own
+            for rank, other in liveness.progress().items()
+            if other.waits == own.waits and other < own
         ]
         return missing_ranks(silent, late, self._time_limit) if silent or late else None
 
 
 def missing_ranks(silent: Sequence[int], late: Sequence[int], time_limit: float) -> Failure:
-    """Return the failure of ranks that ended, or else of those that are late."""
+    """Return the failure of ranks that ended, or else of late ones."""
     if silent:
         text = f"{names_of_ranks(silent)} ended: no heartbeat for {SILENT_S:g} s"
         return Failure(tuple(silent), text)
@@ -199,8 +200,8 @@ def write_heartbeat(store: RankStore, number: int, progress: RankProgress) -> No
 @atexit.register
 def _close_all() -> None:
     """End all threads: one that returns from C++ while the interpreter exits aborts the process."""
-    for each in list(_running):
-        each.close()
+    for heartbeat in list(_running):
+        heartbeat.close()
 
 
 def _beat(

@@ -92,9 +92,9 @@ class RankGroup(FailureDetector):
         one_shot: bool = False,
         time_limit: float = 300.0,
     ) -> None:
-        member_of, rank = _member_of(process_group)
-        super().__init__(member_of, rank, _seconds(time_limit))
-        limit_gloo(member_of, self.time_limit)
+        members, rank = _membership(process_group)
+        super().__init__(members, rank, _checked_seconds(time_limit))
+        limit_gloo(members, self.time_limit)
         self.same_batch = bool(same_batch)
         self.collectives = self._collectives(one_shot)
         self.agreed_size: AgreedSize | None = None
@@ -201,7 +201,7 @@ class RankGroup(FailureDetector):
 
     def _check_taking_part(self, of_all: Sequence[RankReady]) -> None:
         """Refuse a step in which a rank refused its batch, or in which only some ranks close."""
-        refused = [rank for rank, each in enumerate(of_all) if each.choice is Choice.REFUSED]
+        refused = [rank for rank, sent in enumerate(of_all) if sent.choice is Choice.REFUSED]
         if refused and self.rank not in refused:
             first = self.store.failure(failure_of_wait(self.waits))
             raise (
@@ -209,7 +209,7 @@ class RankGroup(FailureDetector):
                 if first
                 else RankError(f"rank {refused[0]} refused its batch.", ranks=(refused[0],))
             )
-        closed = [rank for rank, each in enumerate(of_all) if each.choice is Choice.CLOSE]
+        closed = [rank for rank, sent in enumerate(of_all) if sent.choice is Choice.CLOSE]
         if closed and len(closed) < self.size:
             going = next(rank for rank in range(self.size) if rank not in closed)
             shut = of_all[closed[0]]
@@ -228,7 +228,7 @@ class RankGroup(FailureDetector):
         return [RankReady.of(row) for row in self._rows.tolist()]
 
 
-def _member_of(process_group: object) -> tuple[dist.ProcessGroup, int]:
+def _membership(process_group: object) -> tuple[dist.ProcessGroup, int]:
     """Return the process group and the rank of this process in it.
 
     Raises:
@@ -249,9 +249,9 @@ def _member_of(process_group: object) -> tuple[dist.ProcessGroup, int]:
     return chosen, dist.get_rank(chosen)
 
 
-def _seconds(given: object) -> float:
-    if isinstance(given, (int, float)) and 0 < given < _MOST_S:
-        return float(given)
+def _checked_seconds(value: object) -> float:
+    if isinstance(value, (int, float)) and 0 < value < _MOST_S:
+        return float(value)
     raise ConfigError(
-        f"time_limit must be a number of seconds above 0, got {given!r}.", field="time_limit"
+        f"time_limit must be a number of seconds above 0, got {value!r}.", field="time_limit"
     )

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 ValueT = TypeVar("ValueT")
 _PAUSES_S = 2e-4, 2e-2
-"""First and longest pause between reads. ``Store.wait`` logs a warning when its time limit ends."""
+"""First and longest pause between reads, each twice as long as the one before.
+
+``Store.wait`` does not serve here: it logs a warning when its time limit ends.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ class RankStore:
         return self._read(_key(topic, rank))
 
     def gather(self, topic: str, ranks: Iterable[int], seconds: float) -> dict[int, str]:
-        """Wait for the texts of several ranks, and return those that exist in time."""
+        """Wait for the texts of several ranks, and return the ones that exist in time."""
         deadline, pause = time.monotonic() + seconds, _PAUSES_S[0]
         missing, found = list(ranks), dict[int, str]()
         while True:
@@ -120,7 +123,7 @@ class RankStore:
         if not self.is_gone:
             try:
                 return call()
-            except RuntimeError:  # torch.distributed.DistNetworkError, or that of another store
+            except RuntimeError:  # torch.distributed.DistNetworkError, or another store's error
                 self.is_gone = True
         return default
 

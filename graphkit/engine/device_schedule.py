@@ -7,7 +7,7 @@ from collections import deque
 from graphkit.engine.request import Request
 from graphkit.engine.schedules import Overlapped, PendingReport, RunningBatch
 from graphkit.ops.loop_layout import Report
-from graphkit.step import SpecStepInputs, SpecStepRunner, StepReport, StepResult, StepStream
+from graphkit.step import SpecStepInputs, SpecStepRunner, StepResult, StepStream
 
 
 class OnDevice(Overlapped):
@@ -101,10 +101,7 @@ class OnDevice(Overlapped):
         """Wait for a step of the oldest loop and deliver all completed ones; on ranks, the loop."""
         stream = self._streams[0]
         for step in stream.available() if self._runner.group is None else stream:
-            self._deliver_step(step)
+            for row in step.rows:
+                self._by_row[row[Report.ROW]].receive(row, is_verify=True)
         if stream.end is not None:
             self._streams.popleft()
-
-    def _deliver_step(self, step: StepReport) -> None:
-        for row in step.rows:
-            self._by_row[row[Report.ROW]].receive(row, is_verify=True)

@@ -167,7 +167,7 @@ class SpeculativeEngine:
         self.plan = _plan(spec, generation, device_step.host_reason or loop_refusal)
         self.generation = self.plan.generation
         self.max_path = device_step.max_path
-        # v2 launches one more step after the one that finishes a request.
+        # v2 enqueues one more step after the one that finishes a request.
         slots_ahead = device_step.max_path + device_step.slots_ahead
         self.context_limit = _context_limit(sizes, slots_ahead)
         kv_pool = attention.kv_pool

@@ -105,9 +105,10 @@ class Request:
         return self.num_accepted_tokens / self.num_verifies if self.num_verifies else 0.0
 
     def receive(self, row: Sequence[int], *, is_verify: bool) -> None:
-        """Append the new tokens of a report's row. Does nothing if the request has finished.
+        """Append the new tokens of a report's row up to the one that finishes the request.
 
-        A step that was launched before the request's end was known may report further tokens.
+        Does nothing if the request has finished: a step that was launched before its end was known
+        reports further tokens. If the matcher raises an exception, the request fails.
 
         Args:
             row: See ``graphkit.ops.loop_layout.Report``.
@@ -117,18 +118,12 @@ class Request:
             return
         if is_verify:
             self.accepted_lengths[row[Report.ACCEPTED]] += 1
-        self.append(row[Report.TOKENS : Report.TOKENS + row[Report.NEW]])
-
-    def append(self, tokens: Sequence[int]) -> None:
-        """Append tokens up to the one that finishes the request.
-
-        If the matcher raises an exception, the request fails.
-        """
+        tokens = row[Report.TOKENS : Report.TOKENS + row[Report.NEW]]
         if self.matcher is None:
             self._append(tokens)
-            return
-        with self.matching():
-            self._append(tokens)
+        else:
+            with self.matching():
+                self._append(tokens)
 
     @contextmanager
     def matching(self) -> Iterator[None]:

@@ -43,18 +43,18 @@ class Arguments:
         self._wrap: type[Any] | None = None
         if is_dataclass(example) and not isinstance(example, type):
             self._wrap = type(example)
-            values = {each.name: getattr(example, each.name) for each in fields(example)}
+            values = {field.name: getattr(example, field.name) for field in fields(example)}
         elif isinstance(example, Mapping):
             values = dict(example)
         else:
             self._is_positional = True
-            given = example if isinstance(example, (tuple, list)) else (example,)
-            values = dict(zip(_positional_names(fn, len(given)), given, strict=True))
+            items = example if isinstance(example, (tuple, list)) else (example,)
+            values = dict(zip(_positional_names(fn, len(items)), items, strict=True))
         self._example = {key: _checked(key, value, name) for key, value in values.items()}
-        self.dtypes = {each.dtype for each in self._example.values()}
+        self.dtypes = {tensor.dtype for tensor in self._example.values()}
         self.num_rows = self._count_rows()
         self.device = self._find_device()
-        self._rows = {key: tuple(each.shape[1:]) for key, each in self._example.items()}
+        self._rows = {key: tuple(tensor.shape[1:]) for key, tensor in self._example.items()}
         names = field_names(self._example, _reserved())
         self.fields = dict(zip(self._example, names, strict=True))
         declared = [(field, Any, self._declared(key)) for key, field in self.fields.items()]
@@ -64,7 +64,7 @@ class Arguments:
 
     def sample(self, indices: Sequence[int]) -> StepInputs:
         """Return a batch of rows of the example."""
-        return self._inputs({key: each[list(indices)] for key, each in self._example.items()})
+        return self._inputs({key: rows[list(indices)] for key, rows in self._example.items()})
 
     def batch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StepInputs:
         """Return the arguments of a call as a batch.
@@ -73,9 +73,9 @@ class Arguments:
             InputError: An argument is missing, unknown or no array, or has another row shape or
                 number of rows; ``field`` names it.
         """
-        given, count = self._bound(args, kwargs), None
+        values, count = self._bound(args, kwargs), None
         for key, row in self._rows.items():
-            value = given[key]
+            value = values[key]
             shape = getattr(value, "shape", None)
             if shape is None:
                 raise InputError(
@@ -93,8 +93,8 @@ class Arguments:
                 )
             count = shape[0]
             if isinstance(value, torch.Tensor):  # of a view, a graph would read the wrong elements
-                given[key] = value.contiguous()
-        return self._inputs(given)
+                values[key] = value.contiguous()
+        return self._inputs(values)
 
     def call(self, inputs: StepInputs) -> Any:
         """Call the function on the rows of a batch."""
@@ -113,14 +113,14 @@ class Arguments:
                 return {key: getattr(args[0], key) for key in self.fields}
             raise InputError(f"{self._name} takes a {self._wrap.__name__}, as in the example.")
         positional = dict(zip(self.fields, args, strict=False)) if self._is_positional else {}
-        given = {**positional, **kwargs}
-        if len(args) + len(kwargs) != len(given) or given.keys() != self.fields.keys():
+        values = {**positional, **kwargs}
+        if len(args) + len(kwargs) != len(values) or values.keys() != self.fields.keys():
             how = "by position or by name" if self._is_positional else "by name"
             raise InputError(
                 f"{self._name} takes {', '.join(self.fields)}, as in the example, {how}; this call "
                 f"has {len(args)} by position and {', '.join(kwargs) or 'none'} by name."
             )
-        return given
+        return values
 
     def _declared(self, key: str) -> Any:
         tensor = self._example[key]
@@ -134,7 +134,7 @@ class Arguments:
         )
 
     def _count_rows(self) -> int:
-        counts = {key: len(each) for key, each in self._example.items()}
+        counts = {key: len(rows) for key, rows in self._example.items()}
         if len(set(counts.values())) != 1 or 0 in counts.values():
             found = ", ".join(f"{key} {count}" for key, count in counts.items()) or "no argument"
             raise ConfigError(
@@ -145,7 +145,7 @@ class Arguments:
         return next(iter(counts.values()))
 
     def _find_device(self) -> torch.device:
-        used = {each.device for each in self._example.values() if each.device.type != "cpu"}
+        used = {rows.device for rows in self._example.values() if rows.device.type != "cpu"}
         if len(used) > 1:
             raise ConfigError(
                 f"the example of {self._name} is on {', '.join(sorted(map(str, used)))}. Pass "
@@ -224,7 +224,7 @@ def _positional_names(fn: Callable[..., Any], count: int) -> list[str]:
     except (TypeError, ValueError):  # some built-ins have no signature
         parameters = {}  # type: ignore[assignment]
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    known = [name for name, each in parameters.items() if each.kind in kinds][:count]
+    known = [name for name, one in parameters.items() if one.kind in kinds][:count]
     return [*known, *(f"argument_{index}" for index in range(len(known), count))]
 
 

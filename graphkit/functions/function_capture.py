@@ -14,14 +14,14 @@ from graphkit.config import BufferSizes
 from graphkit.errors import ConfigError, OutputError
 from graphkit.functions.arguments import Arguments
 from graphkit.functions.captured_function import CapturedFunction
-from graphkit.functions.held_modules import weights_of
+from graphkit.functions.held_modules import held_weights
 from graphkit.functions.results import Results
 from graphkit.graphs import Attribution, Backend, StateSnapshot, backend_for, named_tensors
 from graphkit.graphs.capture_failure import describe_exception
 from graphkit.graphs.snapshot import check_restorable
 from graphkit.records import count_of
 from graphkit.runners import Output, Runner
-from graphkit.runners.step import name_of
+from graphkit.runners.step import forward_name
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.targets import CaptureTarget
 from graphkit.verify import GRAPH_DIFFERS, NOT_FINITE, check_tolerance, compare_runs
@@ -86,8 +86,8 @@ def capture(
     if not callable(fn):
         raise ConfigError(f"fn must be callable, got {fn!r}.", field="fn")
     check_tolerance(tolerance)
-    held = weights_of(fn)
-    name, sizes = _name_of(fn), _checked_sizes(batch_sizes)
+    held = held_weights(fn)
+    name, sizes = _function_name(fn), _checked_sizes(batch_sizes)
     arguments = Arguments(fn, name, example)
     if backend is None:
         backend = backend_for(arguments.device if device is None else device)
@@ -130,19 +130,19 @@ def capture(
     return CapturedFunction(runner, arguments, results, target, record)
 
 
-def _name_of(fn: Any) -> str:
+def _function_name(fn: Any) -> str:
     while isinstance(fn, partial):
         fn = fn.func
-    return name_of(fn).rpartition("<locals>.")[2]
+    return forward_name(fn).rpartition("<locals>.")[2]
 
 
-def _checked_sizes(given: object) -> list[int]:
-    sizes = list(given) if isinstance(given, Iterable) else []
-    if not sizes or not all(type(size) is int and size > 0 for size in sizes):
+def _checked_sizes(sizes: object) -> list[int]:
+    checked = list(sizes) if isinstance(sizes, Iterable) else []
+    if not checked or not all(type(size) is int and size > 0 for size in checked):
         raise ConfigError(
-            f"batch_sizes must be ints >= 1, at least one, got {given!r}.", field="batch_sizes"
+            f"batch_sizes must be ints >= 1, at least one, got {sizes!r}.", field="batch_sizes"
         )
-    return sizes
+    return checked
 
 
 def _learnt(arguments: Arguments, name: str, largest: int, device: torch.device) -> Results:
@@ -170,9 +170,9 @@ def _dtype(
 ) -> torch.dtype:
     """Return the coarsest dtype that the function computes in; FP8 weights are converted first."""
     held: Collection[object] = named_tensors(weights).values()
-    used = {each.dtype for each in held if isinstance(each, torch.Tensor)}
+    used = {weight.dtype for weight in held if isinstance(weight, torch.Tensor)}
     used |= arguments.dtypes | results.dtypes
-    floats = [each for each in used if each.is_floating_point and each.itemsize > 1]
+    floats = [dtype for dtype in used if dtype.is_floating_point and dtype.itemsize > 1]
     return max(floats, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
 

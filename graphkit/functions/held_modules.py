@@ -11,7 +11,7 @@ from torch import nn
 from graphkit.errors import ConfigError
 
 
-def weights_of(fn: Any) -> nn.Module | None:
+def held_weights(fn: Any) -> nn.Module | None:
     """Return the module that a function holds, or several of them by name; ``None`` without any.
 
     Raises:

@@ -43,7 +43,7 @@ class Results:
             self._check(rows, tensors, first)
         names = field_names(map(_text, first), dir(Output))
         self._names = dict(zip(first, names, strict=True))
-        self.dtypes = {each.dtype for each in first.values()}
+        self.dtypes = {tensor.dtype for tensor in first.values()}
         self._build = self._builder(next(iter(returned.values())))
         declared = [
             (field, torch.Tensor, declare_output(Axis.REQUEST, each.dtype, row=_row(each)))
@@ -130,7 +130,7 @@ class Results:
 def _parts(value: Any) -> dict[Any, Any] | None:
     """Return the parts of a container by key; ``None`` for any other value."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: getattr(value, each.name) for each in fields(value) if each.init}
+        return {field.name: getattr(value, field.name) for field in fields(value) if field.init}
     if type(value) in (dict, OrderedDict):
         return dict(value)
     if isinstance(value, (tuple, list)):

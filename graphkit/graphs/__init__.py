@@ -6,7 +6,7 @@ from graphkit.graphs.backend_selection import backend_for, resolve_device
 from graphkit.graphs.capture_failure import CaptureFailure
 from graphkit.graphs.capture_state import is_capturing, is_recording
 from graphkit.graphs.cuda import CudaBackend, gc_paused
-from graphkit.graphs.cuda_graph import CudaGraph
+from graphkit.graphs.cuda_graph import CudaGraph, CudaPool
 from graphkit.graphs.environment import environment
 from graphkit.graphs.host_memory import UNSET_MARKER
 from graphkit.graphs.pool_memory import Allocation, PoolBlock
@@ -27,6 +27,7 @@ __all__ = [
     "CapturedGraph",
     "CudaBackend",
     "CudaGraph",
+    "CudaPool",
     "GraphSequence",
     "LoopGraph",
     "NamedTensors",

@@ -28,7 +28,7 @@ from graphkit.graphs.driver import captured_node_counter
 from graphkit.graphs.host_memory import fill_stack
 from graphkit.graphs.module_names import ModuleNames
 from graphkit.graphs.operations import Operand, OpOverload, operands_in
-from graphkit.graphs.pool_memory import Allocation, allocations_of
+from graphkit.graphs.pool_memory import Allocation, new_allocations
 from graphkit.graphs.source_lines import node_line
 
 
@@ -175,10 +175,10 @@ class Attribution:
 
     def add_allocations(self, func: OpOverload, out: Any) -> None:
         """Record the memory that an operation allocated."""
-        self.allocations += allocations_of(func, out, self._line_of_results)
+        self.allocations += new_allocations(func, out, self._line_of_results)
 
     def _line_of_results(self, is_initialised: bool) -> str:
-        """Return the line of an operation that has just run: that of its nodes, if it has some."""
+        """Return the line of an operation that has just run, from its nodes if it has some."""
         if not is_initialised:
             return node_line()
         return self.origins[-1].source if self.origins else ""
@@ -254,7 +254,10 @@ class _OperationMode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Keep compiled code compiled under this mode; by default torch runs it eagerly."""
+        """Keep compiled code compiled under this mode; by default torch runs it eagerly.
+
+        https://github.com/pytorch/pytorch/pull/161648
+        """
         return True
 
     def __torch_dispatch__(

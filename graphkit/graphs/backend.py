@@ -203,7 +203,7 @@ class GraphSequence:
         self.num_nodes = sum(graph.num_nodes for graph in graphs)
         self.pool_bytes = sum(graph.pool_bytes for graph in graphs)
         self.origins = tuple(origin for graph in graphs for origin in graph.origins)
-        self.allocations = tuple(each for graph in graphs for each in graph.allocations)
+        self.allocations = tuple(allocation for graph in graphs for allocation in graph.allocations)
 
     def replay(self) -> None:
         """Replay every graph, in order."""

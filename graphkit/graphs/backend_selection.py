@@ -37,14 +37,14 @@ def resolve_device(device: torch.device | str) -> torch.device:
                 f"no CUDA device for device={str(wanted)!r}: torch finds none. "
                 "Use device='cpu', which runs the recorder."
             )
-        given: int | None = wanted.index
-        index = torch.cuda.current_device() if given is None else given
+        named: int | None = wanted.index
+        index = torch.cuda.current_device() if named is None else named
         return torch.device("cuda", index)
     return torch.device("cpu")
 
 
 def backend_for(device: torch.device | str = "auto", backend: Backend | None = None) -> Backend:
-    """Return the given backend, or the default backend of the device.
+    """Return the backend that a caller passes, or else the shared one of the device.
 
     The runners of a process share one backend per device, and so one memory pool: an output is
     valid until the next replay of any of them. Pass a runner its own ``CudaBackend()`` or

@@ -53,11 +53,11 @@ class CaptureFailure(Exception):  # noqa: N818 - becomes a CaptureError once mod
         self.where = where
 
 
-def failure_of(error: BaseException) -> CaptureFailure:
+def as_capture_failure(error: BaseException) -> CaptureFailure:
     """Classify an exception that left the captured function, and locate it."""
     if isinstance(error, CaptureFailure):
         return error
-    cause = _cause_of(error)
+    cause = _cause(error)
     if cause in (CaptureCause.FORWARD_ERROR, CaptureCause.GRAPHKIT_ERROR):
         return CaptureFailure(cause, describe_exception(error))
     line, text = location_in(_frames(error)), type_and_message(error)
@@ -77,14 +77,14 @@ def describe_exception(error: BaseException) -> str:
     return f"graphkit raised {text}{in_module(frames)}"
 
 
-def _cause_of(error: BaseException) -> CaptureCause:
+def _cause(error: BaseException) -> CaptureCause:
     if isinstance(error, GraphkitError):
         return CaptureCause.FORWARD_ERROR
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return CaptureCause.OUT_OF_MEMORY
     if isinstance(error, NotImplementedError):
         return CaptureCause.UNSUPPORTED_OP
-    texts = [str(each).lower() for each in _chain(error)]
+    texts = [str(raised).lower() for raised in exception_chain(error)]
     for cause, messages in _MESSAGES.items():
         if any(message in text for text in texts for message in messages):
             return cause
@@ -112,7 +112,8 @@ def _filename(frame: Frame) -> str:
     return frame[0].f_code.co_filename
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and those that led to it, the latest first."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

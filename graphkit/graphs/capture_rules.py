@@ -75,7 +75,7 @@ class CaptureRulesMode(TorchDispatchMode):
         generator = kwargs.get("generator")
         if generator is not None and self._is_unregistered(generator):
             return CaptureCause.UNSUPPORTED_OP
-        return refusal_of(func, args, kwargs)
+        return capture_refusal(func, args, kwargs)
 
     def run_allowed(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -89,7 +89,7 @@ class CaptureRulesMode(TorchDispatchMode):
         if isinstance(first, torch.Tensor) and first.device.type == self._device_type:
             return False
         tensors = tensors_in((args, kwargs))
-        if not tensors or any(each.device.type == self._device_type for each in tensors):
+        if not tensors or any(tensor.device.type == self._device_type for tensor in tensors):
             return False
         target = kwargs.get("device")  # of a copy
         return target is None or torch.device(target).type != self._device_type
@@ -103,11 +103,11 @@ class CaptureRulesMode(TorchDispatchMode):
         return generator_id(generator) not in map(generator_id, defaults)
 
 
-def refusal_of(
+def capture_refusal(
     op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> CaptureCause | None:
     """Return why a capture refuses this operation; ``None`` if it accepts it."""
-    name, reads_values, has_dynamic_shape = _facts_of(op)
+    name, reads_values, has_dynamic_shape = _op_facts(op)
     if reads_values or _kernel_waits(name, args, kwargs):
         return CaptureCause.HOST_SYNCHRONISATION
     if name in ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"):
@@ -122,7 +122,7 @@ def refusal_of(
 
 
 @cache
-def _facts_of(op: OpOverload) -> tuple[str, bool, bool]:
+def _op_facts(op: OpOverload) -> tuple[str, bool, bool]:
     """Return the name of an operation, and whether it reads values or has a dynamic shape."""
     name = op.overloadpacket.__name__
     has_dynamic_shape = torch.Tag.dynamic_output_shape in op.tags or name == "_to_sparse"
@@ -159,7 +159,7 @@ def _is_mask(index: Any) -> bool:
 def _fills(indices: Any, values: torch.Tensor | None = None, accumulate: bool = False) -> bool:
     """Return whether a host number is assigned by one mask, which torch runs as masked_fill."""
     is_number = values is not None and values.dim() == 0 and values.device.type == "cpu"
-    return is_number and not accumulate and sum(each is not None for each in indices) == 1
+    return is_number and not accumulate and sum(index is not None for index in indices) == 1
 
 
 def assigns_tensor_by_mask(_target: Any, index: Any, value: Any) -> bool:

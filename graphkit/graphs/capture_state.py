@@ -100,7 +100,8 @@ def compilation_disabled() -> Iterator[None]:
     """Run compiled functions eagerly for a block, and keep what was compiled before.
 
     Enter it before a ``CaptureRulesMode``: torch cannot compile under a dispatch mode, and a
-    compiled function that runs under one is never compiled again.
+    compiled function that runs under one is never compiled again
+    (https://github.com/pytorch/pytorch/issues/190286).
     """
     with DISPATCH_MODES:
         # Importing torch._dynamo takes a second; nothing is compiled before it is imported.

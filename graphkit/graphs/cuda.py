@@ -16,7 +16,7 @@ import torch
 from graphkit.errors import DeviceError
 from graphkit.graphs.attribution import Attribution, attributing
 from graphkit.graphs.backend import LoopGraph
-from graphkit.graphs.capture_failure import CaptureFailure, failure_of
+from graphkit.graphs.capture_failure import CaptureFailure, as_capture_failure
 from graphkit.graphs.capture_rules import CaptureRulesMode
 from graphkit.graphs.capture_state import compilation_disabled, reporting_capture
 from graphkit.graphs.cuda_graph import CudaGraph, CudaPool
@@ -109,7 +109,7 @@ class CudaBackend:
             finally:
                 torch.cuda.current_stream(self.device).synchronize()
         except Exception as error:
-            raise failure_of(error) from error
+            raise as_capture_failure(error) from error
 
     def capture(
         self,
@@ -134,7 +134,7 @@ class CudaBackend:
                 output = self._captured(graph, function, attribution)
             caller.wait_stream(self.stream)  # torch sets the graph's random offset on it
         except Exception as error:
-            raise failure_of(error) from error
+            raise as_capture_failure(error) from error
         graph.instantiate()
         upload(graph, caller)
         if before_replay is not None:
@@ -172,7 +172,7 @@ class CudaBackend:
         except CaptureFailure as failure:
             return failure
         except Exception as error:
-            return failure_of(error)
+            return as_capture_failure(error)
         finally:
             torch.cuda.synchronize(self.device)
         return None
@@ -206,8 +206,9 @@ class CudaBackend:
         """End a failed capture, so that the next one starts clean.
 
         CUDA refuses to end a capture that a forbidden call invalidated. torch 2.11 then stops
-        halfway: its pool keeps recording, and its random generator stays in capture mode. Ending
-        an empty capture on the same stream resets both.
+        halfway: its pool keeps recording, and its random generator stays in capture mode
+        (https://github.com/pytorch/pytorch/pull/180395). Ending an empty capture on the same stream
+        resets both.
         """
         with warnings.catch_warnings(action="ignore"):  # "The CUDA Graph is empty"
             try:
@@ -240,10 +241,10 @@ def gc_paused() -> Iterator[None]:
 def allocate_workspaces(stream: torch.cuda.Stream) -> None:
     """Let torch allocate the workspaces of cuBLAS and cuBLASLt for a stream. Runs no kernel.
 
-    torch allocates them at the first matrix product on a stream and keeps them for it (2.11;
-    ``CublasHandlePool.cpp``). If that product is part of a capture, they belong to the pool of its
-    graph: the pool is not freed with its graphs, and another capture of the same step has another
-    memory layout.
+    torch 2.11 allocates them at the first matrix product on a stream and keeps them for it. If that
+    product is part of a capture, they belong to the pool of its graph: the pool is not freed with
+    its graphs, and another capture of the same step has another memory layout
+    (https://github.com/pytorch/pytorch/pull/193832).
 
     Captures a product without torch and drops the graph, since torch has no function that allocates
     the workspace of cuBLASLt. Without cuda-bindings, only cuBLAS gets its workspace.
@@ -256,7 +257,7 @@ def allocate_workspaces(stream: torch.cuda.Stream) -> None:
         torch.cuda.current_blas_handle()
         if bindings is None:
             return
-        square = torch.empty(16, 16, device=stream.device, dtype=torch.float32)
+        square = torch.empty(16, 16, device=stream.device, dtype=torch.float32)  # any size
         # torch maps memory meanwhile, which CUDA refuses in the other modes.
         mode = bindings.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
         checked(bindings.cudaStreamBeginCapture(runtime_stream(stream), mode))

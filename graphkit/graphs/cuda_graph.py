@@ -12,8 +12,8 @@ from graphkit.errors import ReplayError
 from graphkit.graphs.attribution import Attribution, NodeOrigin
 from graphkit.graphs.driver import (
     count_nodes,
-    executable_of,
     launch_function,
+    runtime_executable,
     runtime_stream,
 )
 from graphkit.graphs.pool_memory import Allocation, PoolBlock, blocks_of_segments
@@ -115,7 +115,7 @@ class CudaGraph:
         self.num_nodes = count_nodes(graph)
         self.pool_bytes = pool_bytes
         self._pool = pool
-        executable = executable_of(graph)
+        executable = runtime_executable(graph)
         self._launch: Callable[[Any], None] = lambda _stream: graph.replay()
         # Only CUDAGraph.replay advances the random generator; other graphs skip its overhead.
         if not self._draws_random_numbers() and executable is not None:

@@ -6,9 +6,7 @@ Checked on cuda-bindings 13.3 with driver 580.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -28,20 +26,6 @@ def runtime() -> Any | None:
     return bindings
 
 
-@cache
-def driver_version() -> str:
-    """Return the NVIDIA driver's version, such as ``580.159.04``, or an empty string.
-
-    Asks ``nvidia-smi`` once per process.
-    """
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return next(iter(answer.stdout.split()), "")
-
-
 def count_nodes(graph: torch.cuda.CUDAGraph) -> int:
     """Return the number of nodes of a kept graph (``cudaGraphGetNodes``); 0 without bindings."""
     bindings = runtime()
@@ -59,8 +43,7 @@ def upload(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
     bindings = runtime()
     if bindings is None:
         return
-    stream_of_bindings = bindings.cudaStream_t(stream.cuda_stream)
-    checked(bindings.cudaGraphUpload(executable_of(graph), stream_of_bindings))
+    checked(bindings.cudaGraphUpload(runtime_executable(graph), runtime_stream(stream)))
 
 
 def launch_function(executable: Any) -> Callable[[Any], None]:
@@ -87,7 +70,7 @@ def launch_function(executable: Any) -> Callable[[Any], None]:
     return launch
 
 
-def executable_of(graph: torch.cuda.CUDAGraph) -> Any:
+def runtime_executable(graph: torch.cuda.CUDAGraph) -> Any:
     """Return the executable of a graph as the bindings take it; ``None`` without them."""
     bindings = runtime()
     return None if bindings is None else bindings.cudaGraphExec_t(graph.raw_cuda_graph_exec())
@@ -105,7 +88,7 @@ def begin_empty_capture(stream: torch.cuda.Stream) -> None:
     if bindings is None:
         return
     mode = bindings.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-    checked(bindings.cudaStreamBeginCapture(bindings.cudaStream_t(stream.cuda_stream), mode))
+    checked(bindings.cudaStreamBeginCapture(runtime_stream(stream), mode))
 
 
 def captured_node_counter() -> Callable[[], int]:
@@ -117,7 +100,7 @@ def captured_node_counter() -> Callable[[], int]:
     bindings = runtime()
     if bindings is None or not torch.cuda.is_current_stream_capturing():
         return lambda: 0
-    stream = bindings.cudaStream_t(torch.cuda.current_stream().cuda_stream)
+    stream = runtime_stream(torch.cuda.current_stream())
     graph = checked(bindings.cudaStreamGetCaptureInfo(stream))[2]
     get_nodes = bindings.cudaGraphGetNodes
     return lambda: int(get_nodes(graph)[-1])

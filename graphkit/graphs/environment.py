@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from graphkit.graphs.driver import driver_version
 from graphkit.records import Environment
 from graphkit.version import __version__
 
@@ -30,3 +31,17 @@ def package_version(distribution: str) -> str:
         return version(distribution)
     except PackageNotFoundError:
         return ""
+
+
+@cache
+def driver_version() -> str:
+    """Return the NVIDIA driver's version, such as ``580.159.04``, or an empty string.
+
+    Asks ``nvidia-smi`` once per process.
+    """
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return next(iter(answer.stdout.split()), "")

@@ -38,7 +38,7 @@ class HostTensors:
 
     A tensor belongs to the host if it is made of Python or NumPy data without ``device=``, made on
     a device that the call spells ``"cpu"``, or computed from such tensors alone. All other tensors
-    belong to the device, also those that were made before the recording.
+    belong to the device, and so do all that were made before the recording.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class HostTensors:
         """Remove a tensor and its views."""
         self._tensors.pop(_storage(tensor), None)
 
-    def refusal_of(self, op: OpOverload, args: tuple[Any, ...]) -> CaptureCause | None:
+    def refusal(self, op: OpOverload, args: tuple[Any, ...]) -> CaptureCause | None:
         """Return why CUDA refuses to combine host and device tensors; ``None`` if it does not."""
         if not self._tensors:
             return None
@@ -74,8 +74,10 @@ class HostTensors:
             crosses = (args[0] in self) != (args[1] in self)
         elif name.startswith(("index", "_index_put")) and len(args) > 1 and args[0] not in self:
             indices = args[1] if isinstance(args[1], (list, tuple)) else ()
-            on_host = [each for each in indices if each in self and each.dim() and each.numel()]
-            if name == "index" and any(each.dtype is torch.bool for each in on_host):
+            on_host = [
+                index for index in indices if index in self and index.dim() and index.numel()
+            ]
+            if name == "index" and any(index.dtype is torch.bool for index in on_host):
                 return CaptureCause.DATA_DEPENDENT_SHAPE
             crosses = bool(on_host)
         else:
@@ -96,7 +98,7 @@ class HostCallsMode(TorchFunctionMode):
     Computes ``one_hot`` with ``num_classes`` as on CUDA, where the host does not check the values.
 
     Args:
-        host: The recording's host tensors; the mode adds those that only a call identifies.
+        host: The recording's host tensors; the mode adds tensors that only a call identifies.
 
     Raises:
         CaptureFailure: With the cause, the function and the user's line.
@@ -114,7 +116,7 @@ class HostCallsMode(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        device = _device_of(args, kwargs)
+        device = _named_device(args, kwargs)
         if device is None and func not in _NAMES and func is not functional.one_hot:
             return func(*args, **kwargs)
         # The recorder's device is the CPU as well: only a call that spells it means the host.
@@ -211,10 +213,10 @@ def _is_list_of_places(part: Any) -> bool:
     """Return whether a part of an index is a tensor or list of integers."""
     if isinstance(part, torch.Tensor):
         return part.dtype not in (torch.bool, torch.uint8)
-    return isinstance(part, list) and not any(isinstance(each, bool) for each in part)
+    return isinstance(part, list) and not any(isinstance(value, bool) for value in part)
 
 
-def _device_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device | None:
+def _named_device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device | None:
     """Return the device that a call names."""
     device = kwargs.get("device")
     if device is None:

@@ -19,6 +19,7 @@ from graphkit.graphs.cuda_graph import CudaGraph
 from graphkit.graphs.driver import checked
 
 _WARM_UPS, _LAUNCHES = 3, 15
+"""Launches of each variant before the measured ones, and measured: enough for a steady median."""
 
 
 class TrivialGraphs:
@@ -30,8 +31,8 @@ class TrivialGraphs:
         backend: Captures the kernel. Its graphs do not change.
 
     Attributes:
-        word: The number, float32 [1]. Each kernel adds 1; those that run at the same time may
-            overwrite each other's result.
+        word: The number, float32 [1]. Each kernel adds 1; kernels that run at the same time
+            may overwrite each other's result.
 
     Raises:
         DeviceError: CUDA refused a call.
@@ -68,7 +69,7 @@ class TrivialGraphs:
         graph = checked(driver.cuGraphCreate(0))[0]
         try:
             for index in TopologicalSorter(dependencies).static_order():
-                before = [nodes[each] for each in dict.fromkeys(dependencies[index])]
+                before = [nodes[dependency] for dependency in dict.fromkeys(dependencies[index])]
                 added = driver.cuGraphAddKernelNode(graph, before, len(before), self._parameters)
                 nodes[index] = checked(added)[0]
             executable = checked(driver.cuGraphInstantiate(graph, 0))[0]
@@ -93,7 +94,7 @@ class TrivialGraphs:
         self.word.add_(1)
 
 
-def executable_of(graph: CudaGraph) -> Any:
+def driver_executable(graph: CudaGraph) -> Any:
     """Return the executable (``CUgraphExec``) of a captured graph, valid until it is closed."""
     from cuda.bindings import driver
 
@@ -125,7 +126,7 @@ def launch_us(
             prepare(name)
             torch.cuda.synchronize()
             began = time.perf_counter()
-            results = [launch(each, stream) for each in executables]
+            results = [launch(executable, stream) for executable in executables]
             samples[name].append((time.perf_counter() - began) * 1e6)
             torch.cuda.synchronize()
             for result in results:

@@ -31,12 +31,12 @@ def caller_passes(literal: str, function: str) -> bool:
 @cache
 def _has_literal(code: CodeType, offset: int, literal: str, function: str) -> bool:
     """Return whether a literal follows a function's name in the lines of the call at an offset."""
-    instructions = [each for each in dis.get_instructions(code) if each.offset <= offset]
-    lines = instructions[-1].positions
+    before = [each for each in dis.get_instructions(code) if each.offset <= offset]
+    lines = before[-1].positions
     if lines is None or lines.lineno is None or lines.end_lineno is None:
         return False
     called, found = False, False
-    for instruction in instructions:
+    for instruction in before:
         line = instruction.positions.lineno if instruction.positions else None
         if line is None or not lines.lineno <= line <= lines.end_lineno:
             continue

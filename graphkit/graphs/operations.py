@@ -35,13 +35,13 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def _add_tensors(values: Iterable[Any], found: list[torch.Tensor]) -> None:
-    for each in values:
-        if isinstance(each, torch.Tensor):
-            found.append(each)
-        elif isinstance(each, (list, tuple)):
-            _add_tensors(each, found)
-        elif isinstance(each, dict):
-            _add_tensors(each.values(), found)
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            _add_tensors(value, found)
+        elif isinstance(value, dict):
+            _add_tensors(value.values(), found)
 
 
 def operands_in(values: Any) -> Iterator[Operand]:

@@ -65,7 +65,7 @@ class OutputPool:
     def __init__(self) -> None:
         self._outputs: WeakSet[GraphOutput] = WeakSet()
         self._current: WeakSet[GraphOutput] = WeakSet()
-        """Those of graphs that ran after their memory was overwritten last."""
+        """The outputs of graphs that ran after their memory was overwritten last."""
         self._session = 0
 
     def begin_session(self) -> None:
@@ -80,17 +80,17 @@ class OutputPool:
             allocated: Storages that the capture allocated.
             read: Other storages that the graph uses.
         """
-        for each in self._outputs:
-            each.keep(read)
-        self._overwrite([each for each in self._current if each.session < self._session])
+        for earlier in self._outputs:
+            earlier.keep(read)
+        self._overwrite([earlier for earlier in self._current if earlier.session < self._session])
         own = GraphOutput(output, allocated, self._session)
         self._outputs.add(own)
         self._current.add(own)
         return own
 
     def overwrite_others(self, own: GraphOutput) -> None:
-        """Overwrite all outputs except that of a graph that runs now."""
-        self._overwrite([each for each in self._current if each is not own])
+        """Overwrite all outputs except the one of the graph that runs now."""
+        self._overwrite([output for output in self._current if output is not own])
         self._current.add(own)
 
     def remove(self, own: GraphOutput) -> None:
@@ -100,6 +100,6 @@ class OutputPool:
         own.memory.clear()
 
     def _overwrite(self, outputs: Iterable[GraphOutput]) -> None:
-        for each in outputs:
-            each.overwrite()
-            self._current.discard(each)
+        for output in outputs:
+            output.overwrite()
+            self._current.discard(output)

@@ -62,7 +62,7 @@ class Allocation(NamedTuple):
     is_initialised: bool
 
 
-def allocations_of(
+def new_allocations(
     func: OpOverload, out: Any, source: Callable[[bool], str]
 ) -> Iterator[Allocation]:
     """Yield the memory of the results that an operation allocated.
@@ -72,7 +72,7 @@ def allocations_of(
         out: What it returned.
         source: Returns the user's line; takes whether the operation wrote its results.
     """
-    facts = _facts_of(func)
+    facts = _op_facts(func)
     results = out if facts.num_results > 1 and isinstance(out, (tuple, list)) else (out,)
     for index in facts.fresh:
         result = results[index]
@@ -107,7 +107,7 @@ class _OperationFacts(NamedTuple):
 
 
 @cache
-def _facts_of(func: OpOverload) -> _OperationFacts:
+def _op_facts(func: OpOverload) -> _OperationFacts:
     returns = schema(func).returns
     fresh = tuple(i for i, result in enumerate(returns) if result.alias_info is None)
     is_initialised = func.overloadpacket not in UNINITIALISED

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_leaves
 from graphkit.errors import ReplayError
 from graphkit.graphs.attribution import Attribution, NodeOrigin
 from graphkit.graphs.capture_failure import type_and_message
-from graphkit.graphs.loop_queue import LoopQueue
 from graphkit.graphs.operations import storage_id, tensors_in
 from graphkit.graphs.output_pool import OutputPool
 from graphkit.graphs.pool_memory import Allocation, PoolBlock
@@ -27,7 +26,7 @@ class RecordedGraph:
         ops: The operations in order.
         attribution: Of the capture, if any.
         pool: Receives the output, which replays of other graphs overwrite.
-        queue: Loops that end before a replay.
+        finish_loops: Completes running loops; called before a replay.
         host: Storages in host memory, which belong to no pool.
 
     Attributes:
@@ -42,7 +41,7 @@ class RecordedGraph:
         ops: list[RecordedOp],
         attribution: Attribution | None,
         pool: OutputPool,
-        queue: LoopQueue,
+        finish_loops: Callable[[], None],
         host: Collection[int],
     ) -> None:
         self.output = output
@@ -55,7 +54,7 @@ class RecordedGraph:
             tuple(attribution.allocations) if attribution else ()
         )
         self.timestamps: list[int] | None = None
-        self._pool, self._queue, self._is_closed = pool, queue, False
+        self._pool, self._finish_loops, self._is_closed = pool, finish_loops, False
         used = {storage_id(t) for op in ops for t in tensors_in((op.args, op.kwargs))}
         used |= {storage_id(t) for t in tree_leaves(output) if isinstance(t, torch.Tensor)}
         with replay_context():
@@ -69,7 +68,7 @@ class RecordedGraph:
 
         Runs loops that have not ended first.
         """
-        self._queue.finish()
+        self._finish_loops()
         self.run()
 
     def run(self) -> None:

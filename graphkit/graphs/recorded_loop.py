@@ -1,14 +1,18 @@
-"""Loops of the recorder: the same conditions as on the device, read by the host."""
+"""Loops of the recorder: the same conditions as on the device, read by the host.
+
+Launches run in the order of a CUDA stream.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
+from weakref import ref
 
 import torch
 
 from graphkit.graphs.attribution import NodeOrigin
-from graphkit.graphs.loop_queue import LoopQueue
 from graphkit.graphs.pool_memory import Allocation, PoolBlock
 from graphkit.graphs.recorded_graph import RecordedGraph
 
@@ -31,7 +35,7 @@ class RecordedLoop:
         self._queue = queue
         self._prologue, self._bodies, self._again, self._body = prologue, bodies, again, body
         self.output: Any = prologue.output
-        self.num_nodes = prologue.num_nodes + sum(each.num_nodes for each in bodies)
+        self.num_nodes = prologue.num_nodes + sum(graph.num_nodes for graph in bodies)
         self.pool_bytes = 0
         self.origins: tuple[NodeOrigin, ...] = ()
         self.allocations: tuple[Allocation, ...] = ()
@@ -49,7 +53,7 @@ class RecordedLoop:
         self._queue.finish()
 
     def pool_memory(self) -> list[PoolBlock]:
-        """Return nothing: the memory is that of the bodies."""
+        """Return nothing: the memory belongs to the bodies."""
         return []
 
     def wait(self) -> None:
@@ -72,3 +76,63 @@ class RecordedLoop:
         """Run the next body, and return whether another one follows."""
         self._bodies[int(self._body)].run()
         return bool(self._again)
+
+
+class _Launch:
+    """A launch of a loop. The loop may be dropped before it ends.
+
+    Attributes:
+        has_begun: Whether the prologue has run.
+    """
+
+    def __init__(self, loop: RecordedLoop) -> None:
+        self.loop, self.has_begun = ref(loop), False
+
+
+class LoopQueue:
+    """The launches of a recorder's loops that have not ended, the oldest first.
+
+    The oldest one runs a body whenever the host waits for it, so that results arrive one after the
+    other, as from a device. Everything else of the recorder waits for all of them.
+    """
+
+    def __init__(self) -> None:
+        self._launches: deque[_Launch] = deque()
+
+    def launch(self, loop: RecordedLoop) -> None:
+        """Begin a loop, or let it wait for the end of the launches before."""
+        launch = _Launch(loop)
+        if self._oldest() is None:
+            loop.begin()
+            launch.has_begun = True
+        self._launches.append(launch)
+
+    def advance(self) -> None:
+        """Run the next body of the oldest launch, if there is one."""
+        loop = self._oldest()
+        if loop is None:
+            return
+        launch = self._launches[0]
+        if not launch.has_begun:
+            loop.begin()
+            launch.has_begun = True
+        if not loop.run_body():
+            self._launches.popleft()
+
+    def finish(self) -> None:
+        """Run bodies until all launches have ended."""
+        while self._launches:
+            self.advance()
+
+    def remove(self, loop: RecordedLoop) -> None:
+        """Remove the launches of a loop."""
+        self._launches = deque(launch for launch in self._launches if launch.loop() is not loop)
+
+    def _oldest(self) -> RecordedLoop | None:
+        """Return the loop of the oldest launch, and forget launches whose loop was dropped."""
+        while self._launches:
+            loop = self._launches[0].loop()
+            if loop is not None:
+                return loop
+            self._launches.popleft()
+        return None

@@ -88,7 +88,7 @@ class OpFacts:
 
 
 @cache
-def facts_of(op: OpOverload) -> OpFacts:
+def op_facts(op: OpOverload) -> OpFacts:
     """Return what a recorder must know of an operation."""
     is_foreign = op.namespace not in ("aten", "graphkit")
     is_own = op.namespace == "graphkit"
@@ -127,7 +127,7 @@ def aliased(value: Any) -> Any:
     """Alias every tensor of an argument."""
     if isinstance(value, torch.Tensor):
         return value.detach()
-    return [aliased(each) for each in value] if type(value) in (list, tuple) else value
+    return [aliased(part) for part in value] if type(value) in (list, tuple) else value
 
 
 def finished(op: OpOverload, out: Any) -> Any:

@@ -11,16 +11,15 @@ import torch
 from graphkit.errors import CaptureCause
 from graphkit.graphs.attribution import Attribution, attributing
 from graphkit.graphs.backend import LoopGraph
-from graphkit.graphs.capture_failure import failure_of
+from graphkit.graphs.capture_failure import as_capture_failure
 from graphkit.graphs.capture_rules import CaptureRulesMode
 from graphkit.graphs.capture_state import compilation_disabled, disable_function_modes, recording
 from graphkit.graphs.host_calls import HostCallsMode, HostTensors
-from graphkit.graphs.loop_queue import LoopQueue
 from graphkit.graphs.operations import OpOverload, storage_id, tensors_in
 from graphkit.graphs.output_pool import OutputPool
 from graphkit.graphs.recorded_graph import RecordedGraph
-from graphkit.graphs.recorded_loop import RecordedLoop
-from graphkit.graphs.recorded_op import RecordedOp, aliased, facts_of, finished
+from graphkit.graphs.recorded_loop import LoopQueue, RecordedLoop
+from graphkit.graphs.recorded_op import RecordedOp, aliased, finished, op_facts
 
 
 class RecorderBackend:
@@ -68,7 +67,7 @@ class RecorderBackend:
     Attributes:
         name: ``recorder``.
         device: The CPU.
-        warm_ups: 1, which creates lazy state. There are not kernels to compile and no memory pool
+        warm_ups: 1, which creates lazy state. There are no kernels to compile and no memory pool
             to fill.
     """
 
@@ -100,7 +99,7 @@ class RecorderBackend:
         try:
             function()
         except Exception as error:
-            raise failure_of(error) from error
+            raise as_capture_failure(error) from error
 
     def capture(
         self,
@@ -124,11 +123,16 @@ class RecorderBackend:
             ):
                 output = function()
         except Exception as error:
-            raise failure_of(error) from error
+            raise as_capture_failure(error) from error
         if before_replay is not None:
             before_replay()
         return RecordedGraph(
-            output, recorder.ops, attribution, self._pool, self._queue, recorder.host.storages
+            output,
+            recorder.ops,
+            attribution,
+            self._pool,
+            self._queue.finish,
+            recorder.host.storages,
         )
 
     def loop(
@@ -171,13 +175,13 @@ class _Recorder(CaptureRulesMode):
         """Return why a capture on CUDA refuses this operation; ``None`` if it accepts it."""
         if self.host.hold_all((args, kwargs)):  # runs on the host
             return None
-        return self.host.refusal_of(func, args) or super().refusal(func, args, kwargs)
+        return self.host.refusal(func, args) or super().refusal(func, args, kwargs)
 
     def run_allowed(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         """Run an operation and record it."""
-        facts = facts_of(func)
+        facts = op_facts(func)
         if facts.changes_shape:  # of a tensor, and no memory
             return func(*args, **kwargs)
         if facts.is_wrapper:  # the collective has finished
@@ -192,8 +196,8 @@ class _Recorder(CaptureRulesMode):
         if func is torch.ops.aten.lift_fresh.default or self.host.hold_all((args, kwargs)):
             self.host.add(out)
         tensors = tensors_in(out)
-        given = {storage_id(tensor) for tensor in tensors_in((args, kwargs))} if tensors else set()
-        fresh = tuple(i for i, tensor in enumerate(tensors) if storage_id(tensor) not in given)
+        passed = {storage_id(tensor) for tensor in tensors_in((args, kwargs))} if tensors else set()
+        fresh = tuple(i for i, tensor in enumerate(tensors) if storage_id(tensor) not in passed)
         # A view of an argument writes nothing. Schemas of collectives do not say what they write.
         if fresh or facts.is_mutable or facts.is_collective:
             results = tuple(tensors[i].detach() for i in fresh)

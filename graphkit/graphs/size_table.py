@@ -42,10 +42,10 @@ class SizeTable:
 
     Attributes:
         sizes: The captured sizes, ascending.
-        max_batch_size, multiple_of: As given.
+        max_batch_size, multiple_of: As passed.
 
     Raises:
-        ConfigError: A size is not an int from 1 to ``max_batch_size``, or is given twice.
+        ConfigError: A size is not an int from 1 to ``max_batch_size``, or occurs twice.
         RecordError: The file is not a plan.
     """
 

@@ -18,7 +18,7 @@ class StateSnapshot:
 
     Args:
         tensors: State by name.
-        device: Device whose default random generator is saved beside that of the CPU.
+        device: Device whose default random generator is saved beside the CPU's.
         restore_host: Called at the end of ``restore``; restores what the host holds.
 
     Attributes:

@@ -1,7 +1,7 @@
 """Source lines on a stack: the innermost ones that belong neither to torch nor to graphkit.
 
-Code of graphkit that is captured like a user's has lines, too: that of models everywhere, and that
-of drafters and the whole step as the source of nodes.
+Some code of graphkit is captured like a user's, and its lines are shown: models everywhere, and
+drafters and the whole step as the source of nodes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LIBRARIES = tuple(f"{_SITE_PACKAGES / name}{os.sep}" for name in ("torch", "tri
 _CONTEXTLIB = str(Path(contextlib.__file__).resolve())
 """Runs the ends of graphkit's context managers on behalf of the line that entered them."""
 _COMMAND = "graphkit.cli"
-"""Frames outside of the command are not those of a user."""
+"""The command is not a user's code: the search for lines ends at its frames."""
 _GENERATED = ("<eval_with_key", "<frozen ", "<string>")
 """Names of code without a file, other than code typed at a prompt."""
 
@@ -100,7 +100,7 @@ def is_graphkit(filename: str) -> bool:
 def is_internal(filename: str) -> bool:
     """Return whether a file's lines are not shown: torch, graphkit or generated code.
 
-    Lines of triton and numpy are not shown either; those of graphkit's models are.
+    Lines of triton and numpy are not shown either; lines of graphkit's models are.
     """
     is_library = _resolved(filename).startswith((*_LIBRARIES, _CONTEXTLIB))
     is_model = _is_in(filename, _MODELS)
@@ -121,7 +121,7 @@ def _current_stack() -> Iterator[Frame]:
 
 
 def _user_frames(stack: Iterable[Frame], shown: tuple[str, ...] = ()) -> Iterator[Frame]:
-    """Yield the user's frames, and those of further folders of graphkit that are shown."""
+    """Yield the user's frames, and frames of further folders of graphkit that are shown."""
     for frame, line in stack:
         module = str(frame.f_globals.get("__name__"))
         if module.startswith(_COMMAND):

@@ -11,6 +11,9 @@ graphkit therefore runs everything on the current stream of the caller: warm-ups
 refreshes, replays and eager steps. ``CudaBackend`` has a capture stream, because CUDA refuses to
 capture the default stream; no step runs on it. All runners of a device share one ``CudaBackend`` by
 default. Branches inside a graph run on streams of the driver, which no function lists.
+
+The cause is not known. One candidate is that streams of graphs and of eager steps share a work
+queue of the device (https://github.com/pytorch/pytorch/issues/176582).
 """
 
 from __future__ import annotations
@@ -73,8 +76,8 @@ def streams_in_use(device: torch.device) -> frozenset[int]:
     if not torch.cuda.is_initialized():
         return frozenset()
     current = torch.cuda.current_stream(device)
-    segments = torch.cuda.memory_snapshot()
-    owners = {each["stream"] for each in segments if each["device"] == current.device.index}
+    index, segments = current.device.index, torch.cuda.memory_snapshot()
+    owners = {segment["stream"] for segment in segments if segment["device"] == index}
     return frozenset({*owners, current.cuda_stream})
 
 

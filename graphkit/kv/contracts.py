@@ -148,6 +148,24 @@ def check_request_pool(owner: str, pool: object) -> RequestPool:
     return pool  # type: ignore[return-value]  # checked
 
 
+def require_device(owner: str, device: object) -> torch.device:
+    """Return the device that a setting names.
+
+    Args:
+        owner: Name of the class that the setting belongs to.
+        device: A ``torch.device`` or its name.
+
+    Raises:
+        ConfigError: It names no device of this machine.
+    """
+    if isinstance(device, (str, torch.device)):
+        try:
+            return torch.device(device)
+        except RuntimeError:
+            pass
+    raise ConfigError(f"{owner}.device must be a torch.device, got {device!r}.", field="device")
+
+
 def _require_counts(owner: str, thing: object, counts: Mapping[str, str], contract: type) -> None:
     for name, meaning in counts.items():
         value = getattr(thing, name, None)

@@ -12,10 +12,10 @@ from graphkit.config import require_int
 from graphkit.errors import AttentionError
 from graphkit.kv.mla import MLATokenToKVPool
 from graphkit.ops.argument_rules import describe
+from graphkit.ops.index_scores import SCALE_BYTES
 from graphkit.ops.kv_cache import store_kv
 
 _FP8 = torch.float8_e4m3fn
-_SCALE_BYTES = 4
 _LEAST = 1e-30
 """Smallest magnitude used for a scale, so that a scale is a normal number and not zero."""
 
@@ -55,7 +55,7 @@ class DSATokenToKVPool(MLATokenToKVPool):
         super().__init__(size, page_size, dtype, kv_lora_rank, qk_rope_head_dim, layer_num, device)
         require_int("DSATokenToKVPool", "index_head_dim", index_head_dim)
         self.index_head_dim = index_head_dim
-        row = index_head_dim + _SCALE_BYTES
+        row = index_head_dim + SCALE_BYTES
         self._index_k = self._add_buffers("index_k", row, dtype=torch.uint8)
 
     def get_index_k_buffer(self, layer: int) -> torch.Tensor:
@@ -85,12 +85,12 @@ class DSATokenToKVPool(MLATokenToKVPool):
                 f"set_index_k_buffer: index_k_TI is {describe(index_k_TI)}, expected "
                 f"[T, I] = [T, {self.index_head_dim}] of a floating-point dtype."
             )
-        keys, scales = rows.split([self.index_head_dim, _SCALE_BYTES], -1)
+        keys, scales = rows.split([self.index_head_dim, SCALE_BYTES], -1)
         store_kv(keys, scales, loc_T, *_quantised(index_k_TI[:, None].float()))
 
 
 def _quantised(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the bytes of each row's elements and those of its scale."""
+    """Return the bytes of each row's elements and of its scale."""
     most = torch.finfo(_FP8).max
     # Not a division: CUDA multiplies by the inverse, which rounds differently from the CPU.
     scale = rows.abs().amax(-1, keepdim=True).clamp(min=_LEAST) * (1 / most)

@@ -1,8 +1,13 @@
-"""The numbers of rows or pages that are free."""
+"""The numbers of rows or pages that are free, and the check of what a caller frees."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from graphkit.config import is_int
+from graphkit.errors import AttentionError
 
 
 class FreeList:
@@ -52,3 +57,21 @@ class FreeList:
             assert self._is_allocated[number], "the caller checks what it frees"
             self._is_allocated[number] = 0
         self._freed.extend(reversed(numbers))
+
+
+def ints_to_free(owner: str, values: object) -> list[int]:
+    """Return the rows or slots to free as a list.
+
+    Args:
+        owner: Name of the pool's class.
+        values: A tensor, or an iterable of ints.
+
+    Raises:
+        AttentionError: It is neither.
+    """
+    listed = values.tolist() if isinstance(values, torch.Tensor) else values
+    if isinstance(listed, Iterable):
+        numbers = list(listed)
+        if all(map(is_int, numbers)):
+            return numbers
+    raise AttentionError(f"{owner} cannot free {values!r}. Pass what alloc returned.")

@@ -6,7 +6,7 @@ import torch
 
 from graphkit.config import require_int
 from graphkit.errors import AttentionError, ConfigError
-from graphkit.kv.arguments import device_of
+from graphkit.kv.contracts import require_device
 from graphkit.kv.pool_use import UsedPool
 from graphkit.ops.kv_cache import buffer_table, move_kv
 
@@ -52,7 +52,7 @@ class TokenToKVPool(UsedPool):
                 f"{name}.dtype must be float16, bfloat16 or float32, got {dtype!r}.", field="dtype"
             )
         self.size, self.page_size, self.dtype, self.layer_num = size, page_size, dtype, layer_num
-        self.device = device_of(type(self).__name__, device)
+        self.device = require_device(type(self).__name__, device)
         self._tensors: dict[str, torch.Tensor] = {}
 
     def tensors(self) -> dict[str, torch.Tensor]:

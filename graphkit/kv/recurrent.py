@@ -13,7 +13,7 @@ import torch
 
 from graphkit.config import require_int, require_type
 from graphkit.errors import AttentionError, ConfigError
-from graphkit.kv.arguments import device_of
+from graphkit.kv.contracts import require_device
 from graphkit.kv.pool_use import UsedPool
 from graphkit.ops.kv_cache import buffer_table, move_kv
 from graphkit.ops.tree import parents_and_depths
@@ -41,8 +41,8 @@ class StateSlots:
     """Slots of the states that one batch reads and writes.
 
     Attributes:
-        before: [B, N] int64, slot of the state before each node: that of its parent, or the
-            committed state for a root.
+        before: [B, N] int64, slot of the state before each node: the state of its parent, or
+            the committed state for a root.
         after: [B, N] int64, slot of the state after each node. Nodes before the last W have none:
             there it is the committed state's and must not be written.
         order: [B, N] int64, an order of each request's nodes in which every node follows its
@@ -109,11 +109,11 @@ class RecurrentStatePool(UsedPool):
                 field="dtypes",
             )
         self.size, self.width, self.layer_num = size, width, layer_num
-        where = device_of("RecurrentStatePool", device)
+        device = require_device("RecurrentStatePool", device)
         slots = (size + 1) * (width + 1)
         self._layers = [
             {
-                kind: torch.zeros(slots, *shape, dtype=dtypes[kind], device=where)
+                kind: torch.zeros(slots, *shape, dtype=dtypes[kind], device=device)
                 for kind, shape in shapes.items()
             }
             for _ in range(layer_num)
@@ -201,7 +201,7 @@ class RecurrentStatePool(UsedPool):
         states after the last W nodes are stored for ``commit``.
 
         A layer with a kernel for whole chunks may replace ``scan``: it loads ``slots.before`` and
-        stores ``slots.after`` of the last W nodes itself, those of a tree in ``slots.order``.
+        stores ``slots.after`` of the last W nodes itself; it runs trees in ``slots.order``.
 
         Args:
             layer: The recurrent layer, counted from 0.
@@ -214,16 +214,16 @@ class RecurrentStatePool(UsedPool):
         """
         nodes = slots.after.shape[1]
         before, after, order = slots.before, slots.after, slots.order
-        by_node = [each.unflatten(0, after.shape) for each in rows]
+        by_node = [tensor.unflatten(0, after.shape) for tensor in rows]
         if order is not None:
             before, after = before.gather(1, order), after.gather(1, order)
-            by_node = [_in_order(each, order) for each in by_node]
+            by_node = [_in_order(tensor, order) for tensor in by_node]
         outputs = []
         states: States = {}
         for node in range(nodes):
             if node == 0 or order is not None:
                 states = self.load(layer, before[:, node])
-            states, output = update(states, *(each[:, node] for each in by_node))
+            states, output = update(states, *(tensor[:, node] for tensor in by_node))
             if node >= nodes - self.width:
                 self.store(layer, after[:, node], states)
             outputs.append(output)

@@ -8,8 +8,8 @@ import torch
 
 from graphkit.config import is_int, require_int
 from graphkit.errors import AttentionError
-from graphkit.kv.arguments import device_of, ints_to_free
-from graphkit.kv.free_list import FreeList
+from graphkit.kv.contracts import require_device
+from graphkit.kv.free_list import FreeList, ints_to_free
 from graphkit.kv.pool_use import UsedPool
 
 
@@ -37,7 +37,7 @@ class ReqToTokenPool(UsedPool):
         require_int("ReqToTokenPool", "max_context_len", max_context_len)
         self.size = size
         self.max_context_len = max_context_len
-        self.device = device_of(type(self).__name__, device)
+        self.device = require_device(type(self).__name__, device)
         shape = (size + 1, max_context_len)
         self.req_to_token = torch.zeros(shape, dtype=torch.int32, device=self.device)
         self._rows = FreeList(size)

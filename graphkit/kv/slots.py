@@ -8,8 +8,8 @@ import torch
 
 from graphkit.config import is_int, require_int
 from graphkit.errors import AttentionError
-from graphkit.kv.arguments import device_of, ints_to_free
-from graphkit.kv.free_list import FreeList
+from graphkit.kv.contracts import require_device
+from graphkit.kv.free_list import FreeList, ints_to_free
 
 
 class TokenSlotAllocator:
@@ -32,7 +32,7 @@ class TokenSlotAllocator:
         require_int("TokenSlotAllocator", "size", size)
         require_int("TokenSlotAllocator", "page_size", page_size)
         self.page_size = page_size
-        self.device = device_of(type(self).__name__, device)
+        self.device = require_device(type(self).__name__, device)
         self._pages = FreeList(size // page_size)
 
     @property
@@ -65,18 +65,18 @@ class TokenSlotAllocator:
             AttentionError: A slot was not allocated, is already free or occurs twice, or part of a
                 page is missing; no slot was freed.
         """
-        given = ints_to_free("TokenSlotAllocator", slots)
-        count = self._whole_pages(len(given), "free")
-        pages = list(dict.fromkeys(slot // self.page_size for slot in given))
+        numbers = ints_to_free("TokenSlotAllocator", slots)
+        count = self._whole_pages(len(numbers), "free")
+        pages = list(dict.fromkeys(slot // self.page_size for slot in numbers))
         for page in pages:
             if not self._pages.is_allocated(page):
                 raise AttentionError(
                     f"TokenSlotAllocator cannot free slot {page * self.page_size}: it is "
                     "already free or was never allocated. Free each slot of alloc once."
                 )
-        if len(pages) != count or len(set(given)) != len(given):
+        if len(pages) != count or len(set(numbers)) != len(numbers):
             raise AttentionError(
-                f"TokenSlotAllocator got {len(given)} slots of {len(pages)} pages of "
+                f"TokenSlotAllocator got {len(numbers)} slots of {len(pages)} pages of "
                 f"{self.page_size}: a slot is missing or occurs twice. Free whole pages, once."
             )
         self._pages.free(pages)

@@ -41,7 +41,7 @@ class PrometheusCollector:
     - ``batch_size``: histogram of live requests per replay, with a bucket per captured size;
     - ``graph_pool_bytes``: memory of the captured graphs.
 
-    Those of an engine, besides those of its runners:
+    Metrics of an engine, besides the metrics of its runners:
 
     - ``num_requests_running``, ``num_requests_waiting``, and ``kv_cache_usage_perc``: slots of the
       KV pools that requests hold, 0 to 1;
@@ -76,12 +76,12 @@ class PrometheusCollector:
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics, each with its present value."""
         if isinstance(self._source, SpeculativeEngine):
-            yield from self._of_engine(self._source)
-            yield from self._of_runners(self._source.runners)
+            yield from self._engine_metrics(self._source)
+            yield from self._runner_metrics(self._source.runners)
         else:
-            yield from self._of_runners([self._source])
+            yield from self._runner_metrics([self._source])
 
-    def _of_runners(self, runners: Iterable[Runner[Any, Any]]) -> Iterator[Metric]:
+    def _runner_metrics(self, runners: Iterable[Runner[Any, Any]]) -> Iterator[Metric]:
         known = [(runner.mode.name, runner, runner.stats) for runner in runners]
         yield self._counter(
             "graph_replays",
@@ -126,7 +126,7 @@ class PrometheusCollector:
             (((mode,), stats.live_sizes, runner.table) for mode, runner, stats in known),
         )
 
-    def _of_engine(self, engine: SpeculativeEngine) -> Iterator[Metric]:
+    def _engine_metrics(self, engine: SpeculativeEngine) -> Iterator[Metric]:
         width = engine.spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
         stats, drafts = engine.stats, width - 1
         accepted = sum(length * count for length, count in stats.accepted_lengths.items())
@@ -180,7 +180,7 @@ class PrometheusCollector:
         labels: Names,
         values: Iterable[tuple[Names, Mapping[int, int], Iterable[int]]],
     ) -> Metric:
-        """Return a histogram of counts by value, with the given upper bounds of buckets."""
+        """Return a histogram of counts by value; ``values`` has the upper bounds of its buckets."""
         names = [*self._labels, *labels]
         family = self._core.HistogramMetricFamily(_PREFIX + name, text, labels=names)
         for own, counts, bounds in values:

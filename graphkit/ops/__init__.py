@@ -15,10 +15,10 @@ from graphkit.ops.packed_accepted import (
     get_target_cache_loc,
 )
 from graphkit.ops.sampling import philox_uniform
+from graphkit.ops.step_rows import rotate_input_ids
 from graphkit.ops.tree import build_tree
 from graphkit.ops.tree_sampling import tree_speculative_sampling_target_only
 from graphkit.ops.verification import verify_tree_greedy
-from graphkit.ops.windows import rotate_input_ids
 
 __all__ = [
     "apply_token_bitmask",

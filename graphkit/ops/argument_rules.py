@@ -68,7 +68,7 @@ class ArgumentRules:
                     self._tensors.append((index, name, _TensorRule(rule)))
                 else:
                     self._numbers.append((index, name, _NumberRule(rule)))
-        self._tensors.sort(key=lambda each: each[1] not in sizes_from)
+        self._tensors.sort(key=lambda rule: rule[1] not in sizes_from)
         known = {number.size for _, _, number in self._numbers}
         for _, name, rule in self._tensors:
             is_optional = type(None) in get_args(get_args(hints[name])[0])
@@ -114,7 +114,7 @@ class _TensorRule:
         match = TENSOR_RULE.fullmatch(text)
         assert match, f"no rule for a tensor: {text!r}"
         shapes, dtypes, contiguous = match.groups()
-        self._shapes = tuple(_Shape(each) for each in shapes.split(" or "))
+        self._shapes = tuple(_Shape(shape) for shape in shapes.split(" or "))
         self._first, self._others = self._shapes[0], self._shapes[1:]
         self._dtype_text = f" {dtypes}" if dtypes else ""
         self._dtypes: Collection[torch.dtype] | None = None
@@ -137,7 +137,7 @@ class _TensorRule:
         shape = tensor.shape
         if self._first.fits(shape, sizes):
             return True
-        return any(each.fits(shape, sizes) for each in self._others)
+        return any(other.fits(shape, sizes) for other in self._others)
 
     def expected(self, tensor: torch.Tensor, sizes: dict[str, Any]) -> str:
         """Describe the shape and dtypes, with numbers where the number of dimensions is right."""
@@ -156,12 +156,12 @@ class _Shape:
     """
 
     def __init__(self, text: str) -> None:
-        dims = [each for each in text.strip("[]").split(", ") if each]
+        dims = [dim for dim in text.strip("[]").split(", ") if dim]
         self.text = text
         self._is_open = dims[-1:] == ["..."]
         self._dims: list[tuple[str, int, CodeType | None]] = []
-        for each in dims[:-1] if self._is_open else dims:
-            dim, _, least = each.partition(" >= ")
+        for bounded in dims[:-1] if self._is_open else dims:
+            dim, _, least = bounded.partition(" >= ")
             code = None if dim.isidentifier() else compile(dim, text, "eval")
             self._dims.append((dim, int(least or 0), code))
         self._value = compile(f"({''.join(f'{dim},' for dim, _, _ in self._dims)})", text, "eval")

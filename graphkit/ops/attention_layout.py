@@ -75,7 +75,7 @@ class DenseLayout:
         return tuple(found)
 
     def pad(self, rows_T: torch.Tensor) -> torch.Tensor:
-        """Return [T, ...] rows as [B, W, ...]. Entries behind those of a request are arbitrary."""
+        """Return [T, ...] rows as [B, W, ...]. Entries behind its rows are arbitrary."""
         return rows_T[self._row_BW.clamp(0, self._num_tokens - 1)]
 
     def pack(self, padded: torch.Tensor) -> torch.Tensor:

@@ -134,7 +134,7 @@ def _check_width(args: Any) -> None:
     if args.gate_up.shape[1] % 2:
         raise InputError(
             f"silu_and_mul: gate_up is {describe(args.gate_up)}, expected an even number of "
-            "columns: those of the gate, then those of the up projection.",
+            "columns: the gate's, then the up projection's.",
             field="gate_up",
         )
 

@@ -136,14 +136,14 @@ def advance_loop(
 
     Args:
         report: The step's report.
-        loop_rows: Rows of the step, then 0; receives those of the next step.
+        loop_rows: Rows of the step, then 0; receives the rows of the next step.
         loop_watched: Whether the loop ends when the request ends, in the same order.
         control: The control words, see ``Control``.
         batch_sizes: Captured sizes in ascending order.
         ring: The output ring, [16 + entries * (16 + M * C)] int64, contiguous; on the CPU, pinned
             if the other tensors are on CUDA.
         entries: Entries of the ring.
-        signals: Sum of the ``end_signals`` of all ranks; ``None`` selects those of this one.
+        signals: Sum of the ``end_signals`` of all ranks; ``None`` selects the signals of this rank.
     """
     size, written = len(report), int(control[Control.WRITTEN])
     entry = ring[RING_WORDS:].view(entries, -1)[written % entries]

@@ -70,7 +70,7 @@ def argmax_rows(
     Args:
         tokens: Receives the tokens.
         logits: The rows. M is N without ``index``.
-        index: Row of each token; by default token n is that of row n. An index outside ``logits``
+        index: Row of each token; by default token n comes from row n. An index outside ``logits``
             is an error on the CPU; on CUDA it counts as the nearest row.
         token_map: Token of each column of ``logits``; by default its number.
     """

@@ -48,7 +48,7 @@ def ngram_drafts(
     a match ends at the bonus token; longer drafts repeat it from the match on.
 
     Args:
-        text: Tokens by request row and position; receives the bonus tokens. Row 0, that of pads,
+        text: Tokens by request row and position; receives the bonus tokens. Row 0, the row of pads,
             does not change.
         req_pool_indices: Request rows.
         seq_lens: Committed tokens, the positions of the bonus tokens: 1 to C - 1.
@@ -61,7 +61,7 @@ def ngram_drafts(
     """
     rows, last = req_pool_indices, seq_lens.long()[:, None]
     write(text, (rows, last[:, 0]), bonus_tokens, rows > 0)
-    texts = text[rows].scatter(1, last, bonus_tokens[:, None])  # that of row 0, too
+    texts = text[rows].scatter(1, last, bonus_tokens[:, None])  # also in row 0
     node = torch.arange(1, width, device=text.device)
     match = _matches(texts, last, topk)[:, (node - 1) % topk]
     source = match + 1 + (node - 1) // topk % (last - match)
@@ -93,7 +93,7 @@ def append_tokens(
     Columns behind the text are skipped.
 
     Args:
-        text: Tokens by request row and position. Row 0, that of pads, does not change.
+        text: Tokens by request row and position. Row 0, the row of pads, does not change.
         req_pool_indices: Request rows.
         seq_lens: Positions of the bonus tokens.
         predict: W tokens per request.

@@ -40,7 +40,7 @@ def read(
     known = _is_inside(source, index) & wanted
     if source.numel() == 0:
         return default.expand(known.shape).clone()
-    safe = tuple(torch.where(known, each, 0) for each in index)
+    safe = tuple(torch.where(known, axis, 0) for axis in index)
     return torch.where(known, source[safe].to(default.dtype), default)
 
 
@@ -60,8 +60,8 @@ def write(
     if known.numel() == 0:
         return
     flat, position = target.view(-1), torch.zeros_like(known, dtype=torch.int64)
-    for each, stride in zip(index, target.stride(), strict=True):
-        position = position + each * stride
+    for axis, stride in zip(index, target.stride(), strict=True):
+        position = position + axis * stride
     first = known.int().argmax()
     is_any = known.any()
     spare_position = torch.where(is_any, position[first], 0)
@@ -72,5 +72,5 @@ def write(
 
 def _is_inside(tensor: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """Return whether each index is in range; a negative one is not."""
-    inside = [(each >= 0) & (each < size) for each, size in zip(index, tensor.shape, strict=True)]
+    inside = [(axis >= 0) & (axis < size) for axis, size in zip(index, tensor.shape, strict=True)]
     return torch.stack(torch.broadcast_tensors(*inside)).all(0)

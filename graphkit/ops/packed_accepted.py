@@ -159,7 +159,7 @@ def filter_finished_cache_loc(
     num_accepted_drafts: Annotated[torch.Tensor, "[B] int32 or int64"],
     num_accepted_drafts_filter: Annotated[torch.Tensor, "[B] int32 or int64"],
 ) -> None:
-    """Pack the slots of unfinished requests, without those of finished ones.
+    """Pack the slots of unfinished requests.
 
     Entries behind the last request's keep their values. Contract of SGLang's
     ``filter_finished_cache_loc_kernel`` (spec_utils.py).

@@ -19,8 +19,8 @@ from graphkit.ops.attention_layout import DenseLayout, is_part_of
 from graphkit.ops.registration import register_op
 
 MAX_HEAD_DIM, MAX_LATENT_DIM, MAX_REST_DIM = 256, 512, 128
-"""Largest head size of values, that of values which are part of their keys, and most elements that
-a key has more."""
+"""Largest head size of values; of values that are parts of their keys; most elements that a key has
+more."""
 
 
 def _check(args: Any) -> None:
@@ -31,7 +31,7 @@ def _check(args: Any) -> None:
     if not 1 <= value_dim <= most:
         _refuse(f"the head size of values is {value_dim}", f"1 to {most}")
     if not 0 <= key_dim - value_dim <= MAX_REST_DIM:
-        expected = f"{value_dim}, that of values, to {value_dim + MAX_REST_DIM}"
+        expected = f"{value_dim}, the head size of values, to {value_dim + MAX_REST_DIM}"
         _refuse(f"the head size of keys is {key_dim}", expected)
     if not heads or query_heads % heads:
         _refuse(f"query_TND has {query_heads} heads", f"a multiple of the cache's {heads}")
@@ -97,7 +97,7 @@ def paged_attention(
     One or two launches.
 
     Args:
-        query_TND: Query rows, those of one request next to each other. N is a multiple of M.
+        query_TND: Query rows, the rows of a request next to each other. N is a multiple of M.
         key_cache: Keys of one layer by slot. E <= D <= E + 128. The number of slots is a multiple
             of page_size.
         value_cache: Values of one layer by slot. E is at most 256, or 512 if values are parts of
@@ -141,7 +141,7 @@ def paged_attention(
 
 
 def _softmax(scores_BMGWL: torch.Tensor, sinks_N: torch.Tensor | None) -> torch.Tensor:
-    """Return the weights of the keys, whose sum with that of the head's sink is 1."""
+    """Return the weights of the keys, whose sum with the weight of the head's sink is 1."""
     if sinks_N is None:
         return scores_BMGWL.softmax(-1)
     heads_MG11 = scores_BMGWL.shape[1], scores_BMGWL.shape[2], 1, 1

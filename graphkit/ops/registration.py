@@ -38,7 +38,7 @@ without_autograd: Callable[[], AbstractContextManager[Any]] = torch._C._AutoDisp
 """Context in which a call skips its autograd kernel, which ``register_autograd`` writes in Python.
 
 A private name of torch without a public equivalent, checked on 2.11 and 2.13
-(``tests/unit/ops/test_private_names.py``).
+(``tests/unit/test_private_names.py``).
 """
 
 

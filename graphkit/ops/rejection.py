@@ -18,8 +18,8 @@ from graphkit.ops.verification import (
     check_path,
     empty_accepted,
     empty_path,
+    flat_rows,
     ordered_paths,
-    rows_of,
 )
 
 
@@ -53,8 +53,8 @@ def accept_by_rejection(
     other tokens. ``target_samples`` with ``accept_tokens`` accepts fewer drafts, but the text does
     not depend on them.
 
-    The samples are those of ``philox_uniform`` at the position of the root: draw i of a request for
-    its node i, draw W for its bonus token. Draw 0 is not used.
+    ``philox_uniform`` draws the samples at the position of the root: draw i of a request is for its
+    node i, draw W for its bonus token. Draw 0 is not used.
 
     Args:
         candidates: Token of each node.
@@ -73,10 +73,12 @@ def accept_by_rejection(
     """
     (requests, width), vocab_size = candidates.shape, target_probs.shape[1]
     samples = philox_uniform(seeds[req_pool_indices], positions[req_pool_indices], width + 1)
-    p_BWV, q_BWV = (each.view(requests, width, vocab_size) for each in (target_probs, draft_probs))
+    p_BWV, q_BWV = (
+        probs.view(requests, width, vocab_size) for probs in (target_probs, draft_probs)
+    )
     request_B = torch.arange(requests, device=candidates.device)
     walk = TreeWalk(retrieve_next_token, retrieve_next_sibling, longest_path)
-    p_BV, q_BV = p_BWV[:, 0], q_BWV[:, 0]  # those of the node, without refused drafts
+    p_BV, q_BV = p_BWV[:, 0], q_BWV[:, 0]  # of the node, without refused drafts
     p_sum_B1 = q_sum_B1 = samples.new_ones(requests, 1)
     for child_B in walk:
         token_B = pick(candidates, child_B)
@@ -103,5 +105,5 @@ def accept_by_rejection(
     after_BA = candidates.gather(1, walk.path_BA.clamp(min=0)).roll(-1, 1)
     token_BA = torch.where(walk.is_last(), bonus_B[:, None], after_BA)
     path = empty_path(candidates, longest_path)
-    write_paths(*path, rows_of(candidates), walk, token_BA)
+    write_paths(*path, flat_rows(candidates), walk, token_BA)
     return ordered_paths(width, *path)

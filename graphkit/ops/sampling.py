@@ -27,7 +27,7 @@ def philox4x32(counter: Sequence[torch.Tensor], key: Sequence[torch.Tensor]) -> 
     """Return the four words that Philox4x32-10 makes of a counter and a key.
 
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11. The parameters are
-    those of its Random123 library.
+    from its Random123 library.
 
     Args:
         counter: Four words.

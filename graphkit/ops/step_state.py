@@ -88,7 +88,7 @@ def finish_step(
 
     Args:
         req_pool_indices: Request rows, 0 for pads.
-        predict: The target's tokens; those of a request's path are the first of its W. T is B * W.
+        predict: The target's tokens, W per request, the path's first. T is B * W.
         num_accepted_tokens: Tokens on each path, bonus token included.
         stop_ids: Stop tokens by request row, padded with -1.
         seq_lens: Committed tokens by request row; accepted tokens are added.

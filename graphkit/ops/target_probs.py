@@ -36,7 +36,7 @@ def target_probs(
     - ``min_p``: ``min_p`` itself.
 
     The kept tokens share all probability in proportion. Tokens of equal w are kept or dropped
-    together, so that ``top_k`` may keep more than k tokens. Order and definitions are those of
+    together, so that ``top_k`` may keep more than k tokens. Order and definitions follow
     SGLang with FlashInfer: ``top_k_renorm_prob``, ``top_p_renorm_prob``, then min-p sampling. vLLM
     applies min-p before the others. Sums are rounded: where the share of a bound lies within
     rounding of ``top_p``, devices may choose neighbouring bounds.
@@ -59,7 +59,7 @@ def target_probs(
     """
     rows = req_pool_indices.repeat_interleave(width)[:, None]
     temperature, top_k, top_p, min_p = (
-        each[rows] for each in (temperatures, top_ks, top_ps, min_ps)
+        by_request[rows] for by_request in (temperatures, top_ks, top_ps, min_ps)
     )
     is_greedy = temperature == 0
     # Relative to the largest logit, overflow at low temperatures yields -inf: probability 0.

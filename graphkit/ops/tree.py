@@ -69,7 +69,7 @@ def build_tree(
     ``parent_list[c // K]``, or the root if ``c // K`` is 0. The W - 1 selected candidates become
     nodes 1 to W - 1 in ascending order. Node 0 is the root and holds the bonus token.
 
-    The links are those of SGLang's ``build_tree_kernel_efficient`` (sgl-kernel, eagle_utils.cu).
+    The links agree with SGLang's ``build_tree_kernel_efficient`` (sgl-kernel, eagle_utils.cu).
     To visit the children of node i of request b, start at ``retrieve_next_token[b, i]`` and follow
     ``retrieve_next_sibling[b, child]`` until it is -1. Both hold node numbers within the request;
     ``retrieve_index[b, i]`` is the node's row in flat tensors such as the target's logits.

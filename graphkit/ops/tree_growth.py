@@ -2,7 +2,7 @@
 
 The candidates of a request are numbered: K of step 0, then K * K of each further step, one row of
 K per branch. A branch of step s is one of the K best candidates of that step, and its parent is
-the branch that it continues. The layout is that of EAGLE-2 (arXiv 2406.16858), as ``build_tree``
+the branch that it continues. The layout follows EAGLE-2 (arXiv 2406.16858), as ``build_tree``
 reads it.
 
 Among candidates of equal score the smaller number ranks first, and NaN ranks before any number. A
@@ -56,7 +56,7 @@ def plant_tree(
     Returns:
         A tuple of five tensors:
 
-        scores, tokens: [B, N] float32 and int64, of all candidates; those of further steps are
+        scores, tokens: [B, N] float32 and int64, of all candidates; entries of further steps are
         undefined.
         parent_list: [B, P] int64, candidate that each branch continues, -1 for the root; branches
         of further steps are undefined.
@@ -123,9 +123,9 @@ def grow_tree(
     """Add the candidates after each branch, and continue with the K best of them.
 
     Args:
-        scores: Scores of all candidates; receives those of this step.
-        tokens: Tokens of all candidates; receives those of this step.
-        parent_list: Candidates that branches continue; receives those of this step's branches,
+        scores: Scores of all candidates; receives this step's.
+        tokens: Tokens of all candidates; receives this step's.
+        parent_list: Candidates that branches continue; receives this step's,
             unless it is the last one.
         branch_scores: Scores of the branches of the step before.
         topk_p: Probabilities of the candidates after each branch.

@@ -116,7 +116,7 @@ def accept_tokens(
         num_accepted_tokens: [B] int32, accepted tokens, the bonus token included.
     """
     path = empty_path(candidates, longest_path)
-    links = rows_of(candidates), retrieve_next_token, retrieve_next_sibling
+    links = flat_rows(candidates), retrieve_next_token, retrieve_next_sibling
     verify_tree_greedy(*path, candidates, *links, target_predict.view(candidates.shape))
     return ordered_paths(candidates.shape[1], *path)
 
@@ -130,7 +130,7 @@ def empty_path(
     return predicts, predicts.new_empty(requests, longest_path), predicts.new_empty(requests)
 
 
-def rows_of(candidates: torch.Tensor) -> torch.Tensor:
+def flat_rows(candidates: torch.Tensor) -> torch.Tensor:
     """Return the flat row of each node, [B, W] int64."""
     rows = torch.arange(candidates.numel(), device=candidates.device)
     return rows.view(candidates.shape)

@@ -43,7 +43,7 @@ def padding_costs(largest: int) -> SizeCosts:
     return SizeCosts("", np.arange(largest + 1, dtype=np.float64))
 
 
-def costs_of(record: CaptureRecord, mode: str, largest: int) -> SizeCosts:
+def measured_costs(record: CaptureRecord, mode: str, largest: int) -> SizeCosts:
     """Return the measured costs of a mode.
 
     Times between measured sizes are interpolated. Above the largest they continue as between the
@@ -57,29 +57,29 @@ def costs_of(record: CaptureRecord, mode: str, largest: int) -> SizeCosts:
     Raises:
         RecordError: The record has no such mode, several if ``mode`` is empty, or no times.
     """
-    measured = _mode_of(record, mode)
-    sizes = [each for each in measured.sizes if each.replay_us is not None]
+    measured = _find_mode(record, mode)
+    sizes = [size for size in measured.sizes if size.replay_us is not None]
     if not sizes:
         raise RecordError(f"the record has no replay times of {measured.mode}. Capture it again.")
-    at = [each.batch_size for each in sizes]
-    eager = [each.eager_us for each in sizes if each.eager_us is not None]
-    rest = sizes[:-1] or sizes
-    below = [each.batch_size for each in rest]
+    timed = [size.batch_size for size in sizes]
+    eager = [size.eager_us for size in sizes if size.eager_us is not None]
+    smaller = sizes[:-1] or sizes
+    smaller_sizes = [size.batch_size for size in smaller]
     first = sizes[-1]
     scale = np.arange(largest + 1) / first.batch_size
     return SizeCosts(
         mode=measured.mode,
-        replay_us=_curve(at, [each.replay_us or 0.0 for each in sizes], largest),
-        eager_us=_curve(at, eager, largest) if len(eager) == len(sizes) else None,
-        memory_bytes=_curve(below, [float(each.pool_bytes) for each in rest], largest),
-        capture_s=_curve(below, [each.capture_ms / 1e3 for each in rest], largest),
+        replay_us=_curve(timed, [size.replay_us or 0.0 for size in sizes], largest),
+        eager_us=_curve(timed, eager, largest) if len(eager) == len(sizes) else None,
+        memory_bytes=_curve(smaller_sizes, [float(size.pool_bytes) for size in smaller], largest),
+        capture_s=_curve(smaller_sizes, [size.capture_ms / 1e3 for size in smaller], largest),
         largest_bytes=first.pool_bytes * scale,
         largest_s=np.full(largest + 1, first.capture_ms / 1e3),
     )
 
 
-def _mode_of(record: CaptureRecord, mode: str) -> ModeRecord:
-    captured = {each.mode: each for each in record.modes if each.sizes}
+def _find_mode(record: CaptureRecord, mode: str) -> ModeRecord:
+    captured = {found.mode: found for found in record.modes if found.sizes}
     if not mode and len(captured) == 1:
         return next(iter(captured.values()))
     if not captured:
@@ -93,7 +93,7 @@ def _mode_of(record: CaptureRecord, mode: str) -> ModeRecord:
 
 
 def _curve(sizes: Sequence[int], values: Sequence[float], largest: int) -> Floats:
-    """Return values of 0 to ``largest`` from those of some sizes; none is negative."""
+    """Interpolate values of some sizes for 0 to ``largest``; none is negative."""
     every = np.arange(largest + 1, dtype=np.float64)
     curve = np.interp(every, sizes, values)
     if len(sizes) > 1:

@@ -32,7 +32,7 @@ def read_traffic(path: str | Path, mode: str = "") -> dict[int, int]:
 
     Args:
         path: File of the log.
-        mode: Mode whose counts are read from a record; empty reads those of all modes.
+        mode: Mode whose counts are read from a record; empty reads the counts of all modes.
 
     Returns:
         Steps by live size, ascending.
@@ -72,7 +72,7 @@ def _from_object(file: Path, mode: str) -> Counter[int] | None:
         return None
     if body.get("kind") == CaptureRecord.KIND:
         modes = CaptureRecord.from_json(text).modes
-        counts = [each.stats for each in modes if each.stats and mode in ("", each.mode)]
+        counts = [found.stats for found in modes if found.stats and mode in ("", found.mode)]
         return _counted((str(size), n) for stats in counts for size, n in stats.live_sizes.items())
     if not isinstance(body.get("live_sizes"), dict):
         raise RecordError("no batch_size and no live_sizes. Give a log of batch sizes.")

@@ -27,7 +27,7 @@ __all__ = ["GraphFileWriter", "RecordedProgram", "record_program"]
 def record_program(arguments: Sequence[str]) -> RecordedProgram:
     """Run ``python ARGUMENTS`` and record every CUDA graph that it and its children capture.
 
-    Standard streams, working directory, arguments and exit code are those of plain Python.
+    Standard streams, working directory, arguments and exit code are as under plain Python.
 
     Raises:
         ConfigError: This interpreter ignores PYTHONPATH, and the program's would ignore it too.

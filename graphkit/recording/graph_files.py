@@ -57,7 +57,7 @@ class GraphFileWriter:
         """
         incomplete = self._folder / (self._next_name() + _INCOMPLETE)
         incomplete.touch()
-        incomplete.write_text(_recording_of(inspect()).to_json(), encoding="utf-8")
+        incomplete.write_text(_recording(inspect()).to_json(), encoding="utf-8")
         incomplete.rename(incomplete.with_suffix(_COMPLETE))
 
     def _next_name(self) -> str:
@@ -72,7 +72,7 @@ class GraphFileWriter:
         return f"{self._prefix}-{next(self._numbers):06}"
 
 
-def _recording_of(graph: GraphRecord) -> RecordingRecord:
+def _recording(graph: GraphRecord) -> RecordingRecord:
     process = Process(pid=os.getpid(), command=tuple(sys.orig_argv))
     return _record(process.command, 0, [process], [graph])
 

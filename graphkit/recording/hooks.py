@@ -1,4 +1,4 @@
-"""Hooks into the captures of ``torch.cuda.CUDAGraph``.
+"""Hooks into the captures of ``torch.cuda.CUDAGraph``, and what they do at each capture.
 
 An error in a hook never reaches the program: the first one of a process is printed to stderr, the
 others are dropped.
@@ -11,29 +11,16 @@ import os
 import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import InspectError
 from graphkit.recording.graph_files import GraphFileWriter
-from graphkit.recording.observer import CaptureObserver
+
+if TYPE_CHECKING:
+    from graphkit.graphs.attribution import Attribution
+    from graphkit.records import GraphRecord
 
 _errors: list[str] = []
-
-
-class Observer(Protocol):
-    """Observes one capture."""
-
-    def before_begin(self) -> None:
-        """Run before the stream starts to capture."""
-
-    def after_begin(self) -> None:
-        """Run as soon as the stream captures."""
-
-    def before_end(self) -> None:
-        """Run while the stream still captures."""
-
-    def after_end(self, graph: Any) -> None:
-        """Run once the graph is as the program will replay it; its template is readable."""
 
 
 def hook_into(graph_class: Any) -> None:
@@ -53,7 +40,7 @@ def hook_into(graph_class: Any) -> None:
     observe_captures(graph_class, lambda: CaptureObserver(writer))
 
 
-def observe_captures(graph_class: Any, new_observer: Callable[[], Observer]) -> None:
+def observe_captures(graph_class: Any, new_observer: Callable[[], CaptureObserver]) -> None:
     """Observe each capture of a class.
 
     Graphs behave as before, except that they keep their template.
@@ -89,6 +76,54 @@ def observe_captures(graph_class: Any, new_observer: Callable[[], Observer]) -> 
     graph_class.__init__ = observed_init
     graph_class.capture_begin = capture_begin
     graph_class.capture_end = capture_end
+
+
+class CaptureObserver:
+    """Attributes the nodes of one capture and writes the finished graph.
+
+    Imports of torch wait until the program captures, because the hooks are installed while torch is
+    still being imported.
+
+    Args:
+        writer: The writer of this process.
+    """
+
+    def __init__(self, writer: GraphFileWriter) -> None:
+        self._writer = writer
+        self._attribution: Attribution | None = None
+        self._captured_at = ""
+
+    def before_begin(self) -> None:
+        """Note the line that captures, before the stream captures."""
+        from graphkit.graphs.attribution import Attribution
+        from graphkit.graphs.source_lines import caller_line
+
+        self._attribution = Attribution()
+        self._captured_at = caller_line()
+
+    def after_begin(self) -> None:
+        """Start to attribute nodes, as soon as the stream captures."""
+        if self._attribution is not None:
+            self._attribution.__enter__()
+
+    def before_end(self) -> None:
+        """Stop attributing nodes, while the stream still captures."""
+        if self._attribution is not None:
+            self._attribution.__exit__()
+
+    def after_end(self, graph: Any) -> None:
+        """Inspect and write the graph, without a replay: replays have effects in the program."""
+        self._writer.write(lambda: self._inspect(graph))
+
+    def _inspect(self, graph: Any) -> GraphRecord:
+        from graphkit.graphs.walk import inspect_graph
+
+        return inspect_graph(
+            graph,
+            attribution=self._attribution,
+            name=self._captured_at,
+            captured_at=self._captured_at,
+        )
 
 
 def _call_safely(hook: Callable[..., None], *args: Any) -> None:

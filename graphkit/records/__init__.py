@@ -32,14 +32,8 @@ from graphkit.records.plan import PlanRecord, SizeListCost
 from graphkit.records.record import SCHEMA, Record, load_record
 from graphkit.records.recording import Process, RecordingRecord
 from graphkit.records.text import count_of, distinct_text, extent, figure_heading, figure_name
-from graphkit.records.timeline import Gap, Timeline, end_of, timeline_of
-from graphkit.records.with_graphs import (
-    RecordWithGraphs,
-    backend_of,
-    graphs_of,
-    require_graphs,
-    title_of,
-)
+from graphkit.records.timeline import Gap, Timeline
+from graphkit.records.with_graphs import RecordWithGraphs, require_graphs
 from graphkit.records.wrapper import WrapperDifference, WrapperRecord
 
 __all__ = [
@@ -85,16 +79,11 @@ __all__ = [
     "Timing",
     "WrapperDifference",
     "WrapperRecord",
-    "backend_of",
     "count_of",
     "distinct_text",
-    "end_of",
     "extent",
     "figure_heading",
     "figure_name",
-    "graphs_of",
     "load_record",
     "require_graphs",
-    "timeline_of",
-    "title_of",
 ]

@@ -42,7 +42,7 @@ class BenchReport(Record):
         name: Name of the benchmark.
         environment: Where it ran.
         settings: Sizes and counts of the run.
-        measures: The results, those of other implementations included.
+        measures: The results, other implementations included.
     """
 
     KIND: ClassVar[str] = "bench"

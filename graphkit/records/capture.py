@@ -24,7 +24,7 @@ class ReplayStats:
         replays_by_size: Replays by captured batch size.
         live_sizes: Replays by number of live requests, without steps of device loops.
         agreements: Steps that several ranks agreed to run, if they agree.
-        idle: Those of them in which this rank had no request and ran pads.
+        idle: Agreed steps in which this rank had no request and ran pads.
     """
 
     replays: Count
@@ -222,8 +222,13 @@ class CaptureRecord(Record):
         check_graphs(self.graphs)
 
     @property
+    def title(self) -> str:
+        """Name of the target."""
+        return self.target
+
+    @property
     def differs_from_model(self) -> bool:
-        """Whether the logits of a row differ from those of the target's model."""
+        """Whether the logits of a row differ from the logits of the target's model."""
         return self.wrapper is not None and self.wrapper.difference is not None
 
     @property

@@ -72,7 +72,7 @@ class GraphDiff:
         renamed: Paths of modules that were renamed or moved, by the path before. All modules below
             them moved along.
         figures: Timing and memory figures that differ.
-        words: The changes of nodes as sentences, without those of arguments; ``nothing changed`` if
+        words: The changes of nodes as sentences, except of arguments; ``nothing changed`` if
             there is no change at all.
         details: The changes of arguments as sentences.
     """

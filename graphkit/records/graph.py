@@ -10,6 +10,7 @@ from graphkit.errors import RecordError
 from graphkit.records.environment import Environment
 from graphkit.records.node import Edge, Node
 from graphkit.records.record import Count, Duration, Integer, Record
+from graphkit.records.timeline import Timeline
 
 MAX_DEPTH = 100
 """Deepest nesting of modules and of child graphs; readers of a record recurse into both."""
@@ -105,6 +106,21 @@ class GraphRecord(Record):
     edges: tuple[Edge, ...] = ()
     timing: Timing | None = None
     memory: GraphMemory | None = None
+
+    @property
+    def title(self) -> str:
+        """Name of the graph."""
+        return self.name
+
+    @property
+    def graphs(self) -> tuple[GraphRecord, ...]:
+        """The graph itself, as other records have their graphs."""
+        return (self,)
+
+    @property
+    def timeline(self) -> Timeline:
+        """The measured nodes in time."""
+        return Timeline.from_nodes(self.nodes)
 
     def check_contents(self) -> None:
         """Refuse indices that refer to no node, and nodes that are nested wrongly or too deeply.

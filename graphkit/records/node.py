@@ -99,6 +99,11 @@ class Node:
     duration_us: Duration | None = None
     start_us: Duration | None = None
 
+    @property
+    def end_us(self) -> float:
+        """End relative to the start of the replay; 0 if no time was measured."""
+        return (self.start_us or 0.0) + (self.duration_us or 0.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:

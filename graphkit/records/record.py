@@ -24,19 +24,23 @@ SCHEMA = 3
 """Incremented when an older reader could misread a record."""
 
 Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""An integer of 64 bits."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """A number of things, an index or an address."""
 Duration = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 """A time: finite and at least 0."""
+
+
+class _Real(float):
+    """A float that msgspec reads through ``_read_real``; it has no hook for a plain float."""
+
+    __slots__ = ()
+
+
 if TYPE_CHECKING:
     Real = float
 else:
-
-    class Real(float):
-        """A number, NaN and infinities included; msgspec has no hook for a plain float."""
-
-        __slots__ = ()
-
+    Real = Annotated[_Real, "a number, NaN and infinities included"]
 
 _NON_FINITE = ("NaN", "Infinity", "-Infinity")
 _fields: Callable[[Any], tuple[Field[Any], ...]] = cache(fields)
@@ -72,9 +76,9 @@ class Record:
         body = _parse(text)
         kind = _KINDS.get(body["kind"])
         if kind is None or not issubclass(kind, cls):
-            wanted = "a" if cls is Record else f"a {cls.KIND}"
+            wanted = "no" if cls is Record else f"not a {cls.KIND}"
             raise RecordError(
-                f"not {wanted} record of graphkit: its kind is {_shortened_repr(body['kind'])}."
+                f"{wanted} record of graphkit: its kind is {_shortened_repr(body['kind'])}."
             )
         return _decode(kind, body)
 
@@ -155,10 +159,10 @@ def _rename_fields_of_schema_1(body: dict[str, Any]) -> None:
             mode["eager_reason"] = mode.pop("stays_eager")
 
 
-def _read_real(_declared: type, value: Any) -> Real:
+def _read_real(_declared: type, value: Any) -> _Real:
     """Return a value that is declared as ``Real``, the only type that msgspec does not know."""
     try:
-        return Real(value if value in _NON_FINITE else msgspec.convert(value, float))
+        return _Real(value if value in _NON_FINITE else msgspec.convert(value, float))
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from None  # msgspec appends the path to a ValueError
 

@@ -44,6 +44,16 @@ class RecordingRecord(Record):
     processes: tuple[Process, ...]
     graphs: tuple[GraphRecord, ...]
 
+    @property
+    def title(self) -> str:
+        """The command."""
+        return " ".join(self.command)
+
+    @property
+    def backend(self) -> str:
+        """``cuda``: programs are recorded on CUDA alone."""
+        return "cuda"
+
     def check_contents(self) -> None:
         """Refuse invalid graphs and graphs of a process that is not listed.
 

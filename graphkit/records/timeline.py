@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Self
 
 from graphkit.records.node import Node
 
@@ -43,6 +44,18 @@ class Timeline:
     gaps: tuple[Gap, ...]
     end_us: float
 
+    @classmethod
+    def from_nodes(cls, nodes: Iterable[Node]) -> Self:
+        """Return the nodes of a graph in time. Nodes with invalid times are omitted."""
+        measured = sorted(filter(_is_measured, nodes), key=lambda node: (node.start_us, node.index))
+        gaps, reached = [], 0.0
+        for node in measured:
+            start = node.start_us or 0.0
+            if start > reached:
+                gaps.append(Gap(reached, start - reached, node.index))
+            reached = max(reached, node.end_us)
+        return cls(tuple(measured), tuple(gaps), reached)
+
     @property
     def gap_us(self) -> float:
         """Time in which no node runs."""
@@ -54,26 +67,9 @@ class Timeline:
         return self.end_us - self.gap_us
 
 
-def timeline_of(nodes: Iterable[Node]) -> Timeline:
-    """Return the nodes of a graph in time. Nodes with invalid times are omitted."""
-    measured = sorted(filter(_is_measured, nodes), key=lambda node: (node.start_us, node.index))
-    gaps, reached = [], 0.0
-    for node in measured:
-        start = node.start_us or 0.0
-        if start > reached:
-            gaps.append(Gap(reached, start - reached, node.index))
-        reached = max(reached, end_of(node))
-    return Timeline(tuple(measured), tuple(gaps), reached)
-
-
-def end_of(node: Node) -> float:
-    """Return the end of a node in its replay, in us."""
-    return (node.start_us or 0.0) + (node.duration_us or 0.0)
-
-
 def _is_measured(node: Node) -> bool:
     return (
         node.start_us is not None
         and node.duration_us is not None
-        and 0 <= node.start_us <= end_of(node) < _LIMIT_US
+        and 0 <= node.start_us <= node.end_us < _LIMIT_US
     )

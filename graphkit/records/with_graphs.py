@@ -24,20 +24,3 @@ def require_graphs(record: Record) -> RecordWithGraphs:
         f"a record of kind {record.KIND!r} holds no graphs to show or compare. "
         "Give a record of kind 'capture', 'recording' or 'graph'."
     )
-
-
-def graphs_of(record: RecordWithGraphs) -> tuple[GraphRecord, ...]:
-    """Return the record's graphs; for a graph, the graph itself."""
-    return (record,) if isinstance(record, GraphRecord) else record.graphs
-
-
-def title_of(record: RecordWithGraphs) -> str:
-    """Return the name of the target, the command, or the name of the graph."""
-    if isinstance(record, CaptureRecord):
-        return record.target
-    return record.name if isinstance(record, GraphRecord) else " ".join(record.command)
-
-
-def backend_of(record: RecordWithGraphs) -> str:
-    """Return ``cuda`` or ``recorder``; programs are recorded on CUDA alone."""
-    return "cuda" if isinstance(record, RecordingRecord) else record.backend

@@ -50,8 +50,9 @@ class LaunchOutput(Output):
 class LoopLauncher:
     """Writes the batches of launches into a mailbox, and launches loops.
 
-    A host launches after a long wait, when its caches have lost most of its code. So one call of
-    ``struct`` writes the whole batch, which the caller has validated, instead of a ``Replayer``.
+    A launch usually follows a wait, in which other code has filled the CPU's caches, so the less
+    code a launch runs, the faster it is. One call of ``struct`` therefore writes the whole batch,
+    which the caller has validated, instead of a ``Replayer``.
 
     Args:
         buffers: Buffers of the prologue, for ``LaunchInputs``.
@@ -108,9 +109,9 @@ def _packer(buffers: InputBuffers, requests: int) -> Struct:
 class _LoopBody(Step[SpecStepOutput]):
     """A step whose rows the loop writes, so that its graphs have no refresh."""
 
-    def captured(self, size: int) -> tuple[Callable[[], dict[str, torch.Tensor]], ...]:
+    def graph_functions(self, size: int) -> tuple[Callable[[], dict[str, torch.Tensor]], ...]:
         """Return the padded stages alone."""
-        return tuple(partial(stage_tensors, stage) for stage in self.padded(size))
+        return tuple(partial(stage_tensors, stage) for stage in self.padded_stages(size))
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,11 +54,14 @@ class EagleDrafter(Drafter):
         check_draft_width(type(self).__name__, context)
         context.check(self._model)
         self._context, self._spec = context, replace(context.spec, is_draft_worker=True)
-        self._is_v2 = context.generation != "v1"
-        options = {**context.runner_options, "attention": self._model.attention}
-        options |= {"spec": self._spec, "sizes": context.sizes}
-        options["draft_token_map"] = self._model.draft_token_map
-        extend = DraftExtendV2Runner if self._is_v2 else DraftExtendRunner
+        options = {
+            **context.runner_options,
+            "spec": self._spec,
+            "sizes": context.sizes,
+            "attention": self._model.attention,
+            "draft_token_map": self._model.draft_token_map,
+        }
+        extend = DraftExtendRunner if context.generation == "v1" else DraftExtendV2Runner
         self._draft: DraftRunner = DraftRunner(self._model.forward, **options)
         self._extend = extend(self._model.forward, **options)
         self.runners = (self._draft, self._extend)

@@ -205,7 +205,8 @@ class OutputRing:
         """Return the oldest entries that were not released; ``None`` if there are none.
 
         They are of one launch, and end at the end of the ring at the latest. The words are read
-        through a memoryview: a host that has waited long finds little of numpy in its caches.
+        through a memoryview, which runs less code than numpy: after a long wait, code must first be
+        loaded into the CPU's caches.
         """
         words, size = self._words, self._entry_words
         number = words[_READ]

@@ -156,7 +156,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         return self.device_step.state
 
     @property
-    def slots_ahead(self) -> int:  # type: ignore[override]  # of this step, not of any STEP
+    def slots_ahead(self) -> int:
         """KV slots that a step writes behind the committed tokens of a request."""
         return self.device_step.slots_ahead
 
@@ -285,8 +285,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         clone: bool = False,
     ) -> SpecStepOutput:
         """Replay one step; see ``Runner.replay``."""
-        replay = partial(super().replay, padded_batch_size=padded_batch_size, clone=clone)
-        return self._on_ranks(self._checked_replay, replay, batch)
+        return self._on_ranks(self._checked_replay, batch, padded_batch_size, clone)
 
     def draft_and_verify(self, req_pool_indices: torch.Tensor, *, is_greedy: bool) -> StepResult:
         """Begin a step without a graph, counted as a fallback; the drafter has yet to catch up.
@@ -406,10 +405,10 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         return self._admission.prefill(row, prompt, sampling, limit)
 
     def _checked_replay(
-        self, replay: Callable[[SpecStepInputs], SpecStepOutput], batch: SpecStepInputs
+        self, batch: SpecStepInputs, padded_batch_size: int | None, clone: bool
     ) -> SpecStepOutput:
         self._report_checks()
-        return replay(batch)
+        return super().replay(batch, padded_batch_size=padded_batch_size, clone=clone)
 
     def _launch_loop(
         self, req_pool_indices: Sequence[int], max_steps: int, until: Collection[int]

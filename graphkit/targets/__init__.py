@@ -1,7 +1,6 @@
 """Targets: what commands, audits and tests capture."""
 
 from graphkit.targets.locate import locate
-from graphkit.targets.mode_selection import selected_modes
-from graphkit.targets.target import CaptureTarget
+from graphkit.targets.target import CaptureTarget, selected_modes
 
 __all__ = ["CaptureTarget", "locate", "selected_modes"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -134,7 +134,7 @@ class CaptureTarget:
         if kept is None:
             return {}
         is_mapping = isinstance(kept, Mapping)
-        if not is_mapping or not all(isinstance(each, torch.Tensor) for each in kept.values()):
+        if not is_mapping or not all(isinstance(one, torch.Tensor) for one in kept.values()):
             raise TargetError(
                 f"target {self.name!r}: kept_memory is {kept!r}. Pass tensors by name, or a "
                 "function that returns them."
@@ -145,10 +145,10 @@ class CaptureTarget:
         """Return a batch of ``sample_batch``, checked, or a random one without it.
 
         Raises:
-            TargetError: ``mode`` is none; ``sample_batch`` raised an error, or returned something
-                other than inputs of the mode with ``batch_size`` requests.
+            TargetError: ``mode`` is no forward mode; ``sample_batch`` raised an error, or returned
+                something other than inputs of the mode with ``batch_size`` requests.
         """
-        _check_type_of(mode)
+        _check_is_mode(mode)
         if self.sample_batch is None:
             return self._runner(mode, device="cpu").sample_batch(batch_size, seed)
         try:
@@ -177,7 +177,7 @@ class CaptureTarget:
         Raises:
             TargetError: It has none, or ``mode`` is not a ``ForwardMode``.
         """
-        _check_type_of(mode)
+        _check_is_mode(mode)
         if mode not in self.modes:
             names = ", ".join(mode.name for mode in self.modes) or "none"
             raise TargetError(
@@ -194,7 +194,7 @@ class CaptureTarget:
     ) -> Runner[Any, Any]:
         """Return a planned runner for one of the modes of ``forwards``.
 
-        Arguments are those of ``Runner``.
+        See ``Runner`` for the arguments.
 
         Raises:
             TargetError: The target has no forward for the mode.
@@ -217,9 +217,9 @@ class CaptureTarget:
                 f"target {self.name!r} has no forward for STEP, but an engine. Use "
                 "graphkit.capture_target, or the runner of a SpeculativeEngine."
             )
-        kind, attention = RUNNERS[mode], _of_mode(self.attention, mode)
+        kind, attention = RUNNERS[mode], _for_mode(self.attention, mode)
         settings |= kind.constructor_kwargs(
-            _of_mode(self.inputs_type, mode), _of_mode(self.output_type, mode)
+            _for_mode(self.inputs_type, mode), _for_mode(self.output_type, mode)
         )
         if attention is not None:
             settings["attention"] = attention
@@ -227,15 +227,38 @@ class CaptureTarget:
             self.forwards[mode],
             spec=self.spec,
             sizes=self.sizes,
-            optional_fields=_of_mode(self.optional_fields, mode),
+            optional_fields=_for_mode(self.optional_fields, mode),
             **settings,
         )
 
 
-def _check_type_of(mode: object) -> None:
+def selected_modes(target: object, modes: object = None) -> list[ForwardMode]:
+    """Return the modes to work on, each once.
+
+    Args:
+        target: A ``CaptureTarget``.
+        modes: Modes of the target; ``None`` selects all of it.
+
+    Raises:
+        TargetError: ``target`` is not a target or has no mode, or ``modes`` has something other
+            than its modes.
+    """
+    if not isinstance(target, CaptureTarget):
+        raise TargetError(f"a target must be a graphkit.CaptureTarget, got {target!r}.")
+    if not isinstance(modes, (Iterable, type(None))) or isinstance(modes, str):
+        raise TargetError(f"modes must be graphkit.ForwardMode members, got {modes!r}.")
+    chosen = list(modes or target.modes)
+    if not chosen:
+        raise TargetError(f"target {target.name!r} has no forward. Give it one for a mode.")
+    for mode in chosen:
+        target.check_mode(mode)
+    return list(dict.fromkeys(chosen))
+
+
+def _check_is_mode(mode: object) -> None:
     if not has_runner(mode):
         raise TargetError(f"a mode must be a graphkit.ForwardMode with a runner, got {mode!r}.")
 
 
-def _of_mode(value: T | Mapping[ForwardMode, T] | None, mode: ForwardMode) -> T | None:
+def _for_mode(value: T | Mapping[ForwardMode, T] | None, mode: ForwardMode) -> T | None:
     return value.get(mode) if isinstance(value, Mapping) else value

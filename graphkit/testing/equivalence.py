@@ -61,11 +61,11 @@ def assert_replay_equivalent(
     if runner.status != "captured":
         why = runner.eager_reason or f"runner is {runner.status}"
         raise ReplayError(f"{why}: there is no replay to compare. Capture the runner first.")
-    given = iter(batches)
-    first = next(given, None)
+    remaining = iter(batches)
+    first = next(remaining, None)
     if first is None:
         raise TargetError("there is no batch to compare. Give at least one.")
-    for batch in chain([first], given):
+    for batch in chain([first], remaining):
         for size in _compared_sizes(runner, batch, padded_batch_size):
             comparison = compare_runs(runner, batch, size, allowed, tolerance=tolerance)
             if comparison.mismatches:
@@ -138,8 +138,8 @@ def sample_batches(target: CaptureTarget, runner: Runner[Any, Any], size: int) -
 
 def _allowed(tolerance: float, rtol: float | None, atol: float | None) -> Allowed | None:
     check_tolerance(tolerance)
-    given = {name: value for name, value in (("rtol", rtol), ("atol", atol)) if value is not None}
-    for name, value in given.items():
+    limits = {name: value for name, value in (("rtol", rtol), ("atol", atol)) if value is not None}
+    for name, value in limits.items():
         if not _is_limit(value):
             raise ConfigError(f"{name} must be a number of at least 0, got {value!r}.", field=name)
         if tolerance != 1.0:
@@ -148,7 +148,7 @@ def _allowed(tolerance: float, rtol: float | None, atol: float | None) -> Allowe
                 "them.",
                 field="tolerance",
             )
-    return allowed_by(**{"rtol": 0.0, "atol": 0.0} | given) if given else None
+    return allowed_by(**{"rtol": 0.0, "atol": 0.0} | limits) if limits else None
 
 
 def _is_limit(value: object) -> bool:

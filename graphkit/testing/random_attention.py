@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphkit.attention.query_rows import EXTENDING
+from graphkit.attention.metadata import EXTENDING
 from graphkit.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from graphkit.spec import ForwardMode
 from graphkit.testing.attention_batch import AttentionBatch, BatchInputs

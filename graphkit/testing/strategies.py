@@ -13,7 +13,7 @@ import torch
 from hypothesis import strategies as st
 
 from graphkit.audit.batch_variants import Fill, Requests
-from graphkit.buffers import FieldLayout, capacity_of, fields_of, resolve
+from graphkit.buffers import FieldLayout, fields_of, resolve, runner_capacity
 from graphkit.config import BufferSizes
 from graphkit.runners import RUNNERS, Runner
 from graphkit.runners.sample_batch import (
@@ -112,7 +112,7 @@ def _drawn(draw: st.DrawFn, runner: Runner[Any, Any], slots: Numbers, longest: i
 def _sampled(draw: st.DrawFn, target: CaptureTarget, mode: ForwardMode) -> Any:
     batch = target.batch(mode, draw(st.integers(1, target.sizes.max_batch_size)), draw(_SEEDS))
     kind = RUNNERS[mode]
-    capacity = capacity_of(
+    capacity = runner_capacity(
         target.spec,
         target.sizes,
         requests=batch.batch_size,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from graphkit.records import Node, end_of
+from graphkit.records import Node
 from graphkit.tui.listing import Listing
 from graphkit.views.icicle import Box
 from graphkit.views.pages import Page, Row, Window
@@ -52,7 +52,7 @@ def _nearest_in_window(listing: Listing) -> int:
 
 
 def _is_inside(node: Node, window: Window) -> bool:
-    return end_of(node) > window.begin and (node.start_us or 0.0) < window.end
+    return node.end_us > window.begin and (node.start_us or 0.0) < window.end
 
 
 def followed(listing: Listing) -> Listing | None:

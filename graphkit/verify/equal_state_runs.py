@@ -83,8 +83,8 @@ class EqualStateRuns:
         batch: Any,
         padded_batch_size: int,
         start: StateSnapshot | None = None,
-        tolerance: float = 1.0,
         *,
+        tolerance: float = 1.0,
         padded_batch: Any = None,
         prepare: Callable[[], object] = lambda: None,
         read_state: Callable[[], Tensors] = dict,
@@ -117,7 +117,7 @@ class EqualStateRuns:
         batch, size = self.padded_batch, self.padded_batch_size
         if graph is None:
             return self._live_rows(self.runner.replay(batch, padded_batch_size=size))
-        return self._live_rows(self.runner.replayer_of({size: graph}).replay(batch, size))
+        return self._live_rows(self.runner.make_replayer({size: graph}).replay(batch, size))
 
     def padded(self) -> Tensors:
         """Run the padded step without a graph."""

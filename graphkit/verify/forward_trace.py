@@ -123,8 +123,8 @@ class _TraceMode(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        given = tensors_in((args, kwargs))
-        known = {storage_id(tensor) for tensor in given}
+        arguments = tensors_in((args, kwargs))
+        known = {storage_id(tensor) for tensor in arguments}
         results = [tensor for tensor in tensors_in(out) if storage_id(tensor) not in known]
         changed = list(arguments_written(func, args, kwargs))
         if not results and not changed:  # a view
@@ -132,7 +132,7 @@ class _TraceMode(TorchDispatchMode):
         written = [*results, *changed]
         self._made |= {storage_id(tensor) for tensor in results}
         is_empty = func.overloadpacket in UNINITIALISED
-        read = given[1:] if func.overloadpacket in _OVERWRITING else given
+        read = arguments[1:] if func.overloadpacket in _OVERWRITING else arguments
         self._trace.ops.append(
             TracedOp(
                 name=func.name(),

@@ -171,7 +171,7 @@ class _WatchMode(TorchDispatchMode):
 
 
 def _input_tensors(inputs: Any) -> dict[str, torch.Tensor]:
-    """Return the input fields by name, those of the batch before those of one forward alone.
+    """Return the input fields by name, fields of the batch before fields of one forward alone.
 
     Of several that are the same memory, only the first.
     """

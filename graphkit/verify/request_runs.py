@@ -23,7 +23,7 @@ from graphkit.step import (
 from graphkit.verify.differences import Tensors, even_owner, first_difference
 from graphkit.verify.rounding import Rounding
 
-Requests = Mapping[int, tuple[Sequence[int], SamplingParams]]
+RequestPrompts = Mapping[int, tuple[Sequence[int], SamplingParams]]
 """Prompt and sampling parameters by request row."""
 ReportRows = list[list[int]]
 """Report of one step: a row per request that took part, see ``Report``."""
@@ -80,7 +80,7 @@ class RequestRuns:
         runner, requests: The arguments of these names.
     """
 
-    def __init__(self, runner: SpecStepRunner, requests: Requests) -> None:
+    def __init__(self, runner: SpecStepRunner, requests: RequestPrompts) -> None:
         self.runner, self.requests = runner, requests
 
     def admit(self) -> None:

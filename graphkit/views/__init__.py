@@ -5,17 +5,14 @@ from graphkit.views.bench import bench_view
 from graphkit.views.capture import capture_view
 from graphkit.views.diff import diff_view
 from graphkit.views.doctor import Fact, doctor_view
-from graphkit.views.exports import FORMATS, Export, svg_text
+from graphkit.views.exports import FORMATS, Export
 from graphkit.views.formatting import visible
 from graphkit.views.generate import generate_view
 from graphkit.views.inspect import inspect_view
-from graphkit.views.module_tree import Branch, module_tree
-from graphkit.views.page_view import page_view
 from graphkit.views.plan import plan_view
 
 __all__ = [
     "FORMATS",
-    "Branch",
     "Export",
     "Fact",
     "audit_view",
@@ -25,9 +22,6 @@ __all__ = [
     "doctor_view",
     "generate_view",
     "inspect_view",
-    "module_tree",
-    "page_view",
     "plan_view",
-    "svg_text",
     "visible",
 ]

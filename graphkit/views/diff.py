@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from graphkit.diff.figures import change_of
+from graphkit.diff.figures import relative_change
 from graphkit.diff.sentences import NOTHING_CHANGED
 from graphkit.records import (
     DiffRecord,
@@ -91,7 +91,7 @@ def _number(value: float | None) -> str:
 
 
 def _ratio(figure: MetricChange) -> str:
-    change = change_of(figure)
+    change = relative_change(figure)
     return "" if change is None else f"{change:+.1%}"
 
 

@@ -21,7 +21,6 @@ from graphkit.records import (
     Record,
     RecordWithGraphs,
     require_graphs,
-    title_of,
 )
 from graphkit.views.audit import audit_view
 from graphkit.views.bench import bench_view
@@ -36,6 +35,10 @@ from graphkit.views.pages import memory_page
 from graphkit.views.pages.graph import picture_page
 from graphkit.views.selection import NamedGraph, select_graphs, with_only
 from graphkit.views.trace import trace_text
+
+_FONT_FACES = re.compile(r"@font-face\s*{.*?}", re.DOTALL)
+_SVG_WIDTH = 100
+_NOT_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +92,14 @@ _VIEWS: Mapping[type[Record], Callable[[Any], RenderableType]] = {
 
 def _svg(export: Export) -> str:
     record = export.record
-    title = title_of(record) if isinstance(record, RecordWithGraphs) else ""
-    return svg_text(_view(export), title=f"graphkit {record.KIND}: {title}".rstrip(": "))
+    name = record.title if isinstance(record, RecordWithGraphs) else ""
+    title = f"graphkit {record.KIND}: {name}".rstrip(": ")
+    console = Console(
+        record=True, width=_SVG_WIDTH, file=io.StringIO(), force_terminal=True,
+        color_system="truecolor", _environ={},
+    )  # fmt: skip
+    console.print(_view(export))
+    return offline(console.export_svg(title=title, unique_id="graphkit"))
 
 
 def _view(export: Export) -> RenderableType:
@@ -109,6 +118,13 @@ def _graph_view(named: NamedGraph) -> RenderableType:
     return Group(shown, "", page_view(memory_page((named,), 0), is_expanded=False))
 
 
+def offline(svg: str) -> str:
+    """Return an SVG of rich without the font of the web that it loads, and as valid XML."""
+    style, end, rest = svg.partition("</style>")
+    style = _FONT_FACES.sub("", style).replace("Fira Code", "ui-monospace")
+    return _NOT_XML.sub("", style + end + rest)
+
+
 FORMATS: Mapping[str, Callable[[Export], str]] = {
     ".json": _json,
     ".html": lambda export: html_text(*export.selected()),
@@ -118,28 +134,3 @@ FORMATS: Mapping[str, Callable[[Export], str]] = {
 }
 """Functions that return a file's text, by suffix. Each raises RecordError or ConfigError for a
 record or a selection that the format cannot hold."""
-
-
-_FONT_FACES = re.compile(r"@font-face\s*{.*?}", re.DOTALL)
-_NOT_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-
-
-def svg_text(view: RenderableType, *, title: str, width: int = 100) -> str:
-    """Return the view as SVG text, ``width`` columns wide."""
-    console = Console(
-        record=True,
-        width=width,
-        file=io.StringIO(),
-        force_terminal=True,
-        color_system="truecolor",
-        _environ={},
-    )
-    console.print(view)
-    return offline(console.export_svg(title=title, unique_id="graphkit"))
-
-
-def offline(svg: str) -> str:
-    """Return an SVG of rich without the font of the web that it loads, and as valid XML."""
-    style, end, rest = svg.partition("</style>")
-    style = _FONT_FACES.sub("", style).replace("Fira Code", "ui-monospace")
-    return _NOT_XML.sub("", style + end + rest)

@@ -8,10 +8,8 @@ from graphkit.records import (
     Environment,
     GraphRecord,
     RecordWithGraphs,
-    backend_of,
     count_of,
     figure_name,
-    timeline_of,
 )
 from graphkit.views.formatting import us
 from graphkit.views.module_tree import total_us
@@ -21,7 +19,7 @@ def environment_facts(record: RecordWithGraphs) -> Iterator[tuple[str, str]]:
     """Yield the device, the backend and the versions, as far as they are known."""
     environment = record.environment
     yield "device", environment.device
-    yield "backend", backend_of(record)
+    yield "backend", record.backend
     for name in ("torch", "triton", "cuda", "driver", "graphkit"):
         if getattr(environment, name):
             yield name, getattr(environment, name)
@@ -46,7 +44,7 @@ def time_facts(graph: GraphRecord) -> Iterator[tuple[str, str]]:
     Only ``unprofiled`` is a time without the profiler. ``the profiler adds`` says how much longer
     the median profiled replay took. Busy time and gaps are sums over the page's nodes.
     """
-    timing, timeline = graph.timing, timeline_of(graph.nodes)
+    timing, timeline = graph.timing, graph.timeline
     if timing is None:
         yield "times", "not measured"
         return

@@ -8,6 +8,7 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -19,7 +20,6 @@ from graphkit.records import (
     GraphRecord,
     RecordWithGraphs,
     figure_heading,
-    title_of,
 )
 from graphkit.views.drawing import details, drawing
 from graphkit.views.facts import PROFILED, environment_facts
@@ -49,7 +49,7 @@ def html_text(record: RecordWithGraphs, graphs: Sequence[NamedGraph]) -> str:
     where = ", ".join(" ".join(fact) for fact in environment_facts(record))
     later = {"record": with_only(record, graphs).to_json(), **details(graphs)}
     texts = {
-        "title": escape(plain(f"graphkit {record.KIND}: {title_of(record)}")),
+        "title": escape(plain(f"graphkit {record.KIND}: {record.title}")),
         "kind": record.KIND,
         "where": escape(plain(where)),
         "first": str(first),
@@ -83,7 +83,8 @@ def _facts(graph: GraphRecord) -> str:
 def _text(named: NamedGraph) -> str:
     """Return the page of a graph as text; of equal layers, only the first one's nodes."""
     console = Console(width=_TEXT_WIDTH, file=io.StringIO(), color_system=None, _environ={})
-    console.print(page_view(picture_page(named).without_pictures()))
+    page = replace(picture_page(named).without_pictures(), facts=())  # above it already
+    console.print(page_view(page))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     return "\n".join(escape(line.rstrip(), quote=False) for line in lines) + "\n\n"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
-from graphkit.records import GraphRecord, end_of
+from graphkit.records import GraphRecord
 from graphkit.views.module_tree import nodes_in_modules
 from graphkit.views.parts import common_part, node_parts
 
@@ -74,8 +74,8 @@ def module_levels(graph: GraphRecord) -> tuple[Level, ...]:
 def _spans(graph: GraphRecord) -> Iterator[_Span]:
     parts = node_parts(graph)
     for names, node in nodes_in_modules(graph):
-        if node.start_us is not None and math.isfinite(end_of(node)):
-            yield _Span(node.start_us, end_of(node), names, parts[node.index])
+        if node.start_us is not None and math.isfinite(node.end_us):
+            yield _Span(node.start_us, node.end_us, names, parts[node.index])
 
 
 def _add(levels: list[list[Box]], spans: Sequence[_Span], depth: int, limit: float) -> None:

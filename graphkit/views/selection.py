@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from graphkit.errors import ConfigError
-from graphkit.records import CaptureRecord, GraphRecord, RecordWithGraphs, graphs_of
+from graphkit.records import CaptureRecord, GraphRecord, RecordWithGraphs
 from graphkit.views.formatting import listed
 
 NamedGraph = tuple[str, GraphRecord]
@@ -18,7 +18,7 @@ def named_graphs(record: RecordWithGraphs) -> tuple[NamedGraph, ...]:
     """Return all graphs of a record; equal names are numbered."""
     seen: Counter[str] = Counter()
     found = []
-    for graph in graphs_of(record):
+    for graph in record.graphs:
         name = graph.name or "graph"
         seen[name] += 1
         found.append((name if seen[name] == 1 else f"{name} #{seen[name]}", graph))

@@ -170,7 +170,7 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
         ),
         "Runner.recapture": (
             lambda **options: runner.recapture(**options).__enter__(),
-            {"batch_of": None, "batch_sizes": [2], "backend": None},
+            {"make_batch": None, "batch_sizes": [2], "backend": None},
         ),
         "Runner.fall_back": (runner.fall_back, {"batch": sample_batch(), "without": ()}),
         "Runner.inspect": (runner.inspect, {"batch_size": 2, "weights": None, "replay": None}),

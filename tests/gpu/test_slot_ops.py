@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from graphkit.ops.accepted_path import compact_accepted_to_front
-from graphkit.ops.windows import rotate_input_ids
+from graphkit.ops.step_rows import rotate_input_ids
 
 pytestmark = [
     pytest.mark.gpu,

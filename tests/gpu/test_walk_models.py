@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit.records import timeline_of
 from graphkit.reference import reference_target
 
 pytestmark = pytest.mark.gpu
@@ -99,7 +98,7 @@ def test_every_node_has_its_time(verify):
     timing = record.timing
     assert timing.bound_by == "order"
     assert timing.replays >= 10
-    timeline = timeline_of(record.nodes)
+    timeline = record.timeline
     assert timeline.end_us == pytest.approx(timing.p50_us, rel=0.2)
     assert timing.unprofiled_us > 0
     assert 0 < timing.critical_us <= timing.p50_us * 1.05

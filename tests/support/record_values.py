@@ -30,7 +30,7 @@ def values_of(declared: Any) -> st.SearchStrategy[Any]:
     origin, arguments = get_origin(declared), get_args(declared)
     if origin in (Union, types.UnionType):
         return st.one_of(*map(values_of, arguments))
-    if origin is Annotated or declared is Real:
+    if origin is Annotated:
         return _NUMBERS[declared]
     if origin is tuple:
         return st.lists(values_of(arguments[0]), max_size=2).map(tuple)

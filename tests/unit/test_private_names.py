@@ -24,6 +24,7 @@ from graphkit.graphs.literal_arguments import caller_passes
 from graphkit.graphs.module_names import running_module
 from graphkit.graphs.operations import generator_id, schema, storage_id
 from graphkit.graphs.walk.kernel_names import demangled
+from graphkit.ops.registration import without_autograd
 
 ROOT = Path(__file__).resolve().parents[2]
 OWNERS = {
@@ -167,6 +168,14 @@ def test_a_storage_and_a_generator_have_one_identity():
     default = torch.default_generator
     same = generator_id(default) == generator_id(default) != generator_id(torch.Generator())
     assert same, changed("graphs/operations.py", "Generator._cdata")
+
+
+def test_a_call_can_skip_its_autograd_kernel():
+    message = changed("ops/registration.py", "_AutoDispatchBelowAutograd")
+    x = torch.ones(2, requires_grad=True)
+    with without_autograd():
+        assert (x * 2).grad_fn is None, message
+    assert (x * 2).grad_fn is not None, message
 
 
 def test_the_guards_of_torch_turn_modes_off():

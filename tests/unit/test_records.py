@@ -18,7 +18,11 @@ from graphkit.errors import RecordError
 from graphkit.records import (
     SCHEMA,
     CaptureRecord,
+    Edge,
+    Environment,
+    GraphRecord,
     Mismatch,
+    Node,
     load_record,
 )
 from graphkit.views import capture_view
@@ -279,3 +283,26 @@ def declared_types(declared):
         parts = get_args(declared) if get_origin(declared) is not Annotated else ()
     for part in parts:
         yield from declared_types(part)
+
+
+def test_the_layout_of_the_text_stays():
+    """Fingerprints of lock files are hashes of it."""
+    edge = Edge(source=0, target=1)
+    nodes = tuple(Node(index=i, kind="kernel", name="k()", short_name="k") for i in (0, 1))
+    empty = Environment(device="", torch="", triton="", cuda="", driver="", graphkit="")
+    graph = GraphRecord(name="g", backend="cuda", environment=empty, nodes=nodes, edges=(edge,))
+    body = graph.to_json().partition('"nodes"')[2]
+    assert (
+        body
+        == """: [
+    {"index":0,"kind":"kernel","name":"k()","short_name":"k"},
+    {"index":1,"kind":"kernel","name":"k()","short_name":"k"}
+  ],
+  "edges": [
+    {"source":0,"target":1}
+  ],
+  "timing": null,
+  "memory": null
+}
+"""
+    )

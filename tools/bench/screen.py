@@ -26,7 +26,6 @@ from graphkit.records import (
     Edge,
     GraphRecord,
     Measure,
-    graphs_of,
     load_record,
     require_graphs,
 )
@@ -56,7 +55,7 @@ BARS = {"open": 1000.0, "one row up": 50.0, "one page up": 50.0, "one row down, 
 
 def large_record(num_nodes: int) -> GraphRecord:
     """Return a graph of about that many nodes: those of one graph, again and again as layers."""
-    graph = max(graphs_of(require_graphs(load_record(SOURCE))), key=lambda g: len(g.nodes))
+    graph = max(require_graphs(load_record(SOURCE)).graphs, key=lambda g: len(g.nodes))
     length = max((node.start_us or 0.0) + (node.duration_us or 0.0) for node in graph.nodes)
     nodes = tuple(
         replace(

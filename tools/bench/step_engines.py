@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from graphkit.benchmarks import MeasuredEngine, Variant, pieces, variants_of
+from graphkit.benchmarks import MeasuredEngine, Variant, make_variants, pieces
 from graphkit.reference import reference_engine
 
-VARIANTS = {variant.name: variant for variant in variants_of(("v1", "v2", "v3"), (1, 4, 16, 64))}
+VARIANTS = {variant.name: variant for variant in make_variants(("v1", "v2", "v3"), (1, 4, 16, 64))}
 """Variants by name."""
 WARM_UP_STEPS = max(each.steps_in_flight for each in VARIANTS.values())
 CONTEXT = 4096

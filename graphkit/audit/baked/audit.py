@@ -96,12 +96,13 @@ def _check_determinism(recaptures: Recaptures, check: Check) -> Baseline:
     check.text = f"captured again: {_counts(found, baseline)}"
     if any(baseline.unset.values()):
         check.text += "; ignored bytes that torch leaves unset"
-    for size, (first, *others) in (
-        (size, differences) for size, differences in found.items() if differences
-    ):
+    for size, differences in found.items():
+        if not differences:
+            continue
+        first = differences[0]
         check.report(
             "capture is not deterministic",
-            f"two captures of the same step differ in {count_of(1 + len(others), 'place')}, first "
+            f"two captures of the same step differ in {count_of(len(differences), 'place')}, first "
             f"in {location(first, baseline.records[size])} ({first.before}, then {first.after}).",
             batch_size=size,
             advice=_NOT_DETERMINISTIC,

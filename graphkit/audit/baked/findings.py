@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from graphkit.audit.audit_log import Check, argument_text
@@ -40,14 +41,8 @@ def report_change(
     """Report one finding per captured value, which many nodes may share, such as all layers."""
     groups: dict[Any, list[CaptureDifference]] = {}
     for difference in comparable(differences):
-        facts = (
-            difference.what,
-            difference.argument,
-            difference.offset,
-            difference.before,
-            difference.after,
-        )
-        groups.setdefault((_name(difference, nodes), *facts), []).append(difference)
+        shared = _name(difference, nodes), replace(difference, node=0)  # all but the node
+        groups.setdefault(shared, []).append(difference)
     for first, *others in groups.values():
         more = f" The same holds for {count_of(len(others), 'more node')}." if others else ""
         check.report(
@@ -66,9 +61,9 @@ def report_followed(
 ) -> None:
     """Report an undeclared number that graphs follow, once per size."""
     number = candidate.first
-    for size, differences in (
-        (size, differences) for size, differences in found.items() if differences
-    ):
+    for size, differences in found.items():
+        if not differences:
+            continue
         first, *others = comparable(differences)
         nodes = records[size]
         check.report(

@@ -150,10 +150,8 @@ class Recaptures:
         self, size: int, graph: CapturedGraph, start: StateSnapshot
     ) -> ReplayComparison:
         batch, page_size = self.batches(seed=1)(size), self._runner.sizes.page_size
-        runs, rows = (
-            EqualStateRuns(self._runner, batch, size, start),
-            rows_of_batch(batch, page_size),
-        )
+        runs = EqualStateRuns(self._runner, batch, size, start)
+        rows = rows_of_batch(batch, page_size)
 
         def checksums(graph: CapturedGraph) -> list[int]:
             output = runs.replay(graph).values()

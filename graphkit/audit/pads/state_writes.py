@@ -81,7 +81,7 @@ class WatchedState:
                 self._tables.append(watched)
 
     def poison(self, value: float) -> None:
-        """Fill the reserved slots of KV pools, except those of integers."""
+        """Fill the reserved slots of KV pools of floating-point numbers."""
         for watched, axis in self._pools:
             if watched.tensor.is_floating_point():
                 reserved = watched.tensor.narrow(axis.dim, 0, axis.reserved_count(self._page_size))

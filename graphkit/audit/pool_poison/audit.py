@@ -31,7 +31,7 @@ from graphkit.audit.pool_poison.stale_reads import StaleRead, first_stale_read
 from graphkit.graphs import Allocation, StateSnapshot
 from graphkit.records import count_of
 from graphkit.runners import Runner
-from graphkit.runners.reachable_objects import roots_of
+from graphkit.runners.reachable_objects import walk_roots
 from graphkit.targets import CaptureTarget
 from graphkit.verify.equal_state_runs import restorable_state
 
@@ -68,7 +68,7 @@ def audit_pool_poison(target: CaptureTarget, runner: Runner[Any, Any], log: Audi
     }
     memory = PoolMemory(list(blocks.values()), _device_segments(runner.device))
     live = LiveTensors(
-        roots_of(target.forwards[runner.mode]), ignored=[block.data for block in memory.blocks]
+        walk_roots(target.forwards[runner.mode]), ignored=[block.data for block in memory.blocks]
     )
     for size in runner.table:
         with (

@@ -38,8 +38,8 @@ _ROUNDINGS = {4: 64, 2: 4}
 def first_result_difference(graph: Any, new: Any, replay: Callable[[Any], object]) -> int | None:
     """Return the index of the first operation whose results differ between two graphs.
 
-    Ignores results that differ between two replays of the first graph, too: those of the refresh,
-    which counts replays, and those of memory that is not initialised.
+    Ignores results that differ between two replays of the first graph, too: the refresh counts
+    replays, and some memory is not initialised.
 
     Args:
         graph: A ``RecordedGraph``, or a sequence of them.

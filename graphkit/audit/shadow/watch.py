@@ -2,59 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 
-from graphkit.audit.audit_log import Check, row_facts, row_text
-from graphkit.audit.bugs import Bug
-from graphkit.audit.padding_cause import Cause, padding_cause
 from graphkit.audit.row_axes import changed_state
-from graphkit.audit.shadow.divergence import Divergence, first_divergence
+from graphkit.audit.shadow.findings import ShadowFindings
 from graphkit.config import require_int, require_type
 from graphkit.graphs import StateSnapshot
-from graphkit.records import Finding, Mismatch, count_of
+from graphkit.records import Finding
 from graphkit.runners import Runner
 from graphkit.runners.observe import ObservedReplay
 from graphkit.runners.reachable_objects import ReachableObjects
 from graphkit.verify import EqualStateRuns, check_tolerance
 from graphkit.verify.differences import Tensors
 from graphkit.verify.forward_trace import Weights
-
-_GRAPH = (
-    "The graph kept a value or an address that has changed since. Watch with bisect=True, or run "
-    "the other audits."
-)
-_FROZEN = "Read it from a tensor that every replay refreshes, or capture again after each change."
-_FAILED = "Run the batch with runner.fall_back, and fix the error that it raises."
-
-
-@dataclass(frozen=True, slots=True)
-class _Replay:
-    """A replay that is compared.
-
-    Attributes:
-        runs: Runs its batch again from the state before it.
-        output: Copies of the live rows that it computed.
-        after: The state after it.
-    """
-
-    runs: EqualStateRuns
-    output: Tensors
-    after: StateSnapshot
-
-    @property
-    def live(self) -> int:
-        """Number of live requests."""
-        return int(self.runs.batch.batch_size)
-
-    @property
-    def size(self) -> int:
-        """Captured size."""
-        return self.runs.padded_batch_size
 
 
 class ShadowWatch:
@@ -101,15 +65,14 @@ class ShadowWatch:
         require_int("ShadowWatch", "every", every)
         check_tolerance(tolerance)
         self.compared, self._tolerance = 0, tolerance
-        self._runner, self._every, self._weights, self._bisect = runner, every, weights, bisect
-        self._check = Check("shadow", runner.mode.name, 0)
-        self._reported: set[tuple[str, int, str]] = set()
+        self._runner, self._every, self._bisect = runner, every, bisect
+        self._findings = ShadowFindings(runner, weights, bisect=bisect)
         self._count, self._exits = 0, ExitStack()
 
     @property
     def findings(self) -> list[Finding]:
         """Findings so far: the first of each kind, captured size and output field."""
-        return self._check.findings
+        return self._findings.all
 
     def __enter__(self) -> Self:
         self._exits.enter_context(self._runner.observe(self._observe))
@@ -126,157 +89,67 @@ class ShadowWatch:
         objects = ReachableObjects({self._runner.step.name: self._runner.step.forward})
         before = self._snapshot(objects)
         output = observed()
-        runs = EqualStateRuns(
-            self._runner, batch, observed.padded_batch_size, before, self._tolerance
-        )
-        replay = _Replay(runs, output.clone().tensors(), self._snapshot(objects))
+        size, replayed = observed.padded_batch_size, output.clone().tensors()
+        after = self._snapshot(objects)
+        runs = EqualStateRuns(self._runner, batch, size, before, tolerance=self._tolerance)
         try:
-            self._compare(replay)
+            self._compare(runs, replayed, after)
         except Exception as error:  # callers of replay must not see it
-            text = (
-                f"the comparison of a replay of {count_of(replay.live, 'live request')} "
-                f"failed: {type(error).__name__}: {error}"
-            )
-            self._report("shadow failed", replay, "", text, _FAILED, severity="warning")
+            self._findings.report_failure(runs, error)
         finally:
-            replay.after.restore()
-            _overwrite(output.tensors(), replay.output)  # a bisection replays the graph again
+            after.restore()
+            _overwrite(output.tensors(), replayed)  # a bisection replays the graph again
         return output
 
     def _snapshot(self, objects: ReachableObjects | None = None) -> StateSnapshot:
         restore_host = None if objects is None else objects.restore
         return StateSnapshot(self._runner.mutable_state, self._runner.device, restore_host)
 
-    def _compare(self, replay: _Replay) -> None:
+    def _compare(self, runs: EqualStateRuns, replayed: Tensors, after: StateSnapshot) -> None:
+        """Compare a replay with runs of its batch.
+
+        Args:
+            runs: Runs of the batch from the state before the replay.
+            replayed: Copies of the live rows that the replay computed.
+            after: The state after it.
+        """
         self.compared += 1
-        if self._bisect and self._report_frozen(replay):
+        if self._bisect and self._findings.report_frozen(runs):
             return  # a run without a graph uses other values
-        padded = replay.runs.padded()
-        state = self._changed_state(replay.after, replay)
-        graph = replay.runs.graph_difference(padded, replay.output)
-        if (graph is not None or state) and not self._judge_graph(replay, padded, state):
+        padded = runs.padded()
+        state = self._changed_state(after, runs)
+        graph = runs.graph_difference(padded, replayed)
+        if (graph is not None or state) and not self._judge_graph(runs, padded, replayed, state):
             return  # the unpadded run would differ as well
-        padding = replay.runs.padding_difference()
+        padding = runs.padding_difference()
         if padding is not None:
-            runs, bug = ("with pads", "without them"), Bug.LEAKING_PAD_ROW
-            self._report_cause(replay, padding, runs, bug, self._why_padding)
+            self._findings.report_padding(runs, padding)
 
-    def _report_frozen(self, replay: _Replay) -> bool:
-        """Report host numbers that have changed since capture and that the graph keeps."""
-        found = self._runner.frozen_values(replay.size)
-        for value in found:
-            values = {"before": value.before, "after": value.after, "names": (value.name,)}
-            facts = {**values, "argument": value.argument, "node": value.node}
-            self._report("baked value", replay, value.name, value.text, _FROZEN, **facts)
-        return bool(found)
-
-    def _judge_graph(self, replay: _Replay, padded: Tensors, state: list[str]) -> bool:
+    def _judge_graph(
+        self, runs: EqualStateRuns, padded: Tensors, replayed: Tensors, state: Sequence[str]
+    ) -> bool:
         """Report why a replay differs from its padded run.
 
         Returns:
             Whether the step can be compared, see ``EqualStateRuns.judge_graph``.
         """
         left = self._snapshot()
-        verdict = replay.runs.judge_graph(padded, replay.output)
-        repeated = "in a repeated run without a graph", "in the first one"
+        verdict = runs.judge_graph(padded, replayed)
         if not verdict.is_comparable and verdict.unstable is not None:
-            bug = Bug.NONDETERMINISTIC_STEP
-            self._report_cause(replay, verdict.unstable, repeated, bug, self._why_unstable)
+            self._findings.report_unstable(runs, verdict.unstable)
         elif verdict.wrong is not None:
-            names = "from the graph", "without it"
-            self._report_row("graph bug", replay, verdict.wrong, names, _GRAPH)
+            self._findings.report_wrong_row(runs, verdict.wrong)
         elif verdict.unstable is not None:
-            wrong, bug = verdict.unstable, Bug.NONDETERMINISTIC_ROUNDING
-            self._report_row(bug.kind, replay, wrong, repeated, bug.value, severity=bug.severity)
+            self._findings.report_rounding(runs, verdict.unstable)
         else:
-            unstable = self._changed_state(left, replay)
+            unstable = self._changed_state(left, runs)
             changed = [name for name in state if name not in unstable]
             if changed:
-                text = (
-                    f"the graph leaves different values in `{changed[0]}` than the same step "
-                    f"without a graph ({count_of(replay.live, 'live request')})."
-                )
-                self._report("graph bug", replay, changed[0], text, _GRAPH)
+                self._findings.report_wrong_state(runs, changed[0])
         return verdict.is_comparable
 
-    def _changed_state(self, snapshot: StateSnapshot, replay: _Replay) -> list[str]:
-        return changed_state(snapshot, replay.runs.batch, self._runner.sizes.page_size)
-
-    def _why_padding(self, runs: EqualStateRuns) -> Cause:
-        return padding_cause(runs, self._weights)
-
-    def _why_unstable(self, runs: EqualStateRuns) -> Cause:
-        is_alone = self._runner.group is None
-        first = runs.first_unstable_node(self._weights) if is_alone else None
-        return Cause(Bug.NONDETERMINISTIC_STEP, first)
-
-    def _report_cause(
-        self,
-        replay: _Replay,
-        wrong: Mismatch,
-        names: tuple[str, str],
-        bug: Bug,
-        find: Callable[[EqualStateRuns], Cause],
-    ) -> None:
-        """Report a wrong row once, with its cause from further runs of the batch.
-
-        Args:
-            replay: The replay.
-            wrong: The row.
-            names: Names of the two runs that differ.
-            bug: Class of bug if the search for the cause fails.
-            find: Returns the cause.
-        """
-        key = f"cause of {bug.kind}", replay.size, wrong.field
-        if key in self._reported:
-            return
-        self._reported.add(key)
-        more = ""
-        try:
-            cause = find(replay.runs)
-        except Exception as error:  # the finding is reported anyway
-            cause = Cause(bug)
-            more = f" The search for the node failed: {type(error).__name__}: {error}"
-        facts = cause.facts(self._runner, replay.size, self._weights)
-        kind, advice, more = cause.bug.kind, cause.bug.value, f"{cause.text}{more}"
-        self._report_row(kind, replay, wrong, names, advice, more=more, **facts)
-
-    def _report_row(
-        self,
-        kind: str,
-        replay: _Replay,
-        wrong: Mismatch,
-        runs: tuple[str, str],
-        advice: str,
-        more: str = "",
-        **facts: Any,
-    ) -> None:
-        facts |= row_facts(wrong)
-        distance = f" ({wrong.distance})" if wrong.distance else ""
-        text = (
-            f"{row_text(wrong, replay.live)} is {facts['after']} {runs[0]} and {facts['before']} "
-            f"{runs[1]}{distance}.{more}"
-        )
-        self._report(kind, replay, wrong.field, text, advice, **facts)
-
-    def _report(
-        self, kind: str, replay: _Replay, field: str, text: str, advice: str, **facts: Any
-    ) -> None:
-        """Report a finding once, with the first node that differs if the graph is bisected."""
-        if (kind, replay.size, field) in self._reported:
-            return
-        self._reported.add((kind, replay.size, field))
-        if kind == "graph bug" and self._bisect:
-            found = self._bisected(replay)
-            text, facts["node"] = f"{text} {found.text}", found.node
-        facts |= {"batch_size": replay.size, "field": field, "cause": field.partition(" of ")[0]}
-        self._check.report(kind, text, advice=advice, **facts)
-
-    def _bisected(self, replay: _Replay) -> Divergence:
-        try:
-            return first_divergence(replay.runs, self._weights)
-        except Exception as error:  # the finding is reported anyway
-            return Divergence(f"A new capture fails: {type(error).__name__}: {error}")
+    def _changed_state(self, snapshot: StateSnapshot, runs: EqualStateRuns) -> list[str]:
+        return changed_state(snapshot, runs.batch, self._runner.sizes.page_size)
 
 
 def _overwrite(output: Tensors, rows: Tensors) -> None:

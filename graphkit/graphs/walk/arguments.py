@@ -69,7 +69,7 @@ def decode(parameter: Parameter, memory: MemoryMap, operands: Sequence[Operand] 
         operands: Tensors of the operation that launched the kernel: they have the sizes of memory
             without a name, and those of views.
     """
-    pointers = tuple(_with_size(each, operands) for each in pointers_in(parameter, memory))
+    pointers = tuple(_with_size(pointer, operands) for pointer in pointers_in(parameter, memory))
     if parameter.data is None:
         kind = text = "unreadable"
     elif parameter.size > 8:
@@ -148,7 +148,7 @@ def _struct_text(parameter: Parameter, pointers: tuple[Pointer, ...]) -> str:
     data = bytearray(parameter.data or b"")
     for pointer in pointers:
         data[pointer.offset : pointer.offset + 8] = bytes(8)
-    if len(data) <= 16 and not pointers:
+    if len(data) <= 16 and not pointers:  # four numbers fit in a line
         return ", ".join(number_text(bytes(data[at : at + 4])) for at in range(0, len(data), 4))
     digest = f"{zlib.crc32(data):08x}"
     names = ", ".join(dict.fromkeys(pointer.name for pointer in pointers))

@@ -20,7 +20,7 @@ from graphkit.graphs.recorded_graph import RecordedGraph
 from graphkit.graphs.walk.arguments import Parameter
 from graphkit.graphs.walk.driver_nodes import DriverNode, DriverWalk
 from graphkit.graphs.walk.memory_map import MemoryMap, NamedTensors
-from graphkit.graphs.walk.recorder_walk import nodes_of
+from graphkit.graphs.walk.recorder_walk import recorded_nodes
 from graphkit.records import Argument
 
 _LOWEST_ADDRESS = 1 << 16
@@ -72,7 +72,7 @@ def canonical_nodes(graph: Any, names: NamedTensors) -> tuple[CanonicalNode, ...
     graphs: Sequence[Any] = getattr(graph, "graphs", (graph,))
     if isinstance(graphs[0], RecordedGraph):
         return tuple(_recorder_nodes(graphs, names))
-    return tuple(node for each in graphs for node in _cuda_nodes(each))
+    return tuple(node for graph in graphs for node in _cuda_nodes(graph))
 
 
 def _cuda_nodes(graph: CudaGraph) -> Iterator[CanonicalNode]:
@@ -122,17 +122,17 @@ def _recorder_nodes(
     graphs: Sequence[RecordedGraph], names: NamedTensors
 ) -> Iterator[CanonicalNode]:
     ops = tuple(op for graph in graphs for op in graph.ops)
-    for op, node in zip(ops, nodes_of(ops, (), names), strict=True):
+    for op, node in zip(ops, recorded_nodes(ops, (), names), strict=True):
         values = (*op.args, *op.kwargs.values())
-        tensors = {each.data_ptr(): each for each in values if isinstance(each, torch.Tensor)}
-        arguments = tuple(_canonical_argument(each, tensors) for each in node.arguments)
+        tensors = {value.data_ptr(): value for value in values if isinstance(value, torch.Tensor)}
+        arguments = tuple(_canonical_argument(argument, tensors) for argument in node.arguments)
         yield CanonicalNode(node.name, (), arguments)
 
 
 def _canonical_argument(
     argument: Argument, tensors: Mapping[int, torch.Tensor]
 ) -> CanonicalArgument:
-    external = [each.address for each in argument.pointers if each.memory == "external"]
+    external = [pointer.address for pointer in argument.pointers if pointer.memory == "external"]
     found = tuple(tensors[address] for address in external if address in tensors)
     constants = tuple((tensor.data_ptr(), _digest(tensor)) for tensor in found)
     return CanonicalArgument(argument.name, argument.text, constants, found)

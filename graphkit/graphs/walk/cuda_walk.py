@@ -68,12 +68,15 @@ class CudaWalk:
 
     def _memory_record(self, memory: MemoryMap) -> GraphMemory:
         addresses = [
-            p.address for node in self.nodes for each in node.arguments for p in each.pointers
+            p.address
+            for node in self.nodes
+            for argument in node.arguments
+            for p in argument.pointers
         ]
         return GraphMemory(
             graph_bytes=sum(getattr(graph, "pool_bytes", 0) for graph in self._graphs),
-            pool_bytes=sum(each.size for each in memory.segments if each.pool == "graph"),
-            segments=memory.segments_of(addresses),
+            pool_bytes=sum(segment.size for segment in memory.segments if segment.pool == "graph"),
+            segments=memory.segments_with(addresses),
         )
 
 
@@ -123,7 +126,9 @@ def _record(index: int, node: DriverNode, origin: NodeOrigin, memory: MemoryMap)
         shared_memory_bytes=node.shared_memory_bytes,
         registers=node.registers,
         attributes=node.attributes,
-        arguments=tuple([decode(each, memory, origin.operands) for each in node.parameters]),
+        arguments=tuple(
+            [decode(parameter, memory, origin.operands) for parameter in node.parameters]
+        ),
         module=origin.module,
         op=origin.op,
         source=origin.source,

@@ -83,7 +83,7 @@ class DriverWalk:
         handles = checked(d.cuGraphGetNodes(graph, count))[0][:count] if count else []
         first = len(self.nodes)
         index = {int(handle): first + i for i, handle in enumerate(handles)}
-        self.edges += self._edges_of(graph, index)
+        self.edges += self._read_edges(graph, index)
         self._walk(handles, parent)
 
     def _walk_body(self, body: ConditionalBody, parent: int) -> None:
@@ -107,7 +107,7 @@ class DriverWalk:
             for body in self._bodies.get(int(handle), ()):
                 self._walk_body(body, index)
 
-    def _edges_of(self, graph: Any, index: Mapping[int, int]) -> Iterator[Edge]:
+    def _read_edges(self, graph: Any, index: Mapping[int, int]) -> Iterator[Edge]:
         get_edges = self._driver.cuGraphGetEdges
         count = checked(get_edges(graph))[-1]
         if not count:

@@ -52,5 +52,5 @@ def _operation(name: str) -> str:
     inside = name[name.find("<") :]
     launchers = [found for found in _LAUNCHER.findall(inside) if found not in _WRAPPERS]
     functors = [after.strip("_") or before for before, after in _FUNCTOR.findall(inside)]
-    found = launchers + [each for each in functors if each not in _WRAPPERS]
+    found = launchers + [functor for functor in functors if functor not in _WRAPPERS]
     return found[0] if found else ""

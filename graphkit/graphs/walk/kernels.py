@@ -109,7 +109,7 @@ def _buffer(extra: int) -> bytes | None:
     at = extra
     while tag := _word(at):
         entries[tag] = _word(at + 8)
-        at += 16
+        at += 16  # a tag and a value of 8 bytes each
     if not {_BUFFER_POINTER, _BUFFER_SIZE} <= entries.keys():
         return None
     return ctypes.string_at(entries[_BUFFER_POINTER], _word(entries[_BUFFER_SIZE]))

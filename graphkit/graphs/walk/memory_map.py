@@ -105,7 +105,7 @@ class MemoryMap:
             return None
         return address - found.begin + found.origin
 
-    def segments_of(self, addresses: Iterable[int]) -> tuple[Segment, ...]:
+    def segments_with(self, addresses: Iterable[int]) -> tuple[Segment, ...]:
         """Return the allocator's segments that contain any of the addresses."""
         wanted = sorted(addresses)
         return tuple(
@@ -137,7 +137,7 @@ def _disjoint_pieces(ranges: Iterable[AddressRange]) -> Iterable[tuple[int, int,
     around: list[AddressRange] = []
     at = 0
     # Of several names for the same bytes, such as tied weights, the first one counts.
-    first = {(each.begin, each.end): each for each in reversed(list(ranges))}
+    first = {(memory.begin, memory.end): memory for memory in reversed(list(ranges))}
     for inner in sorted(first.values(), key=lambda each: (each.begin, -each.end)):
         while around and around[-1].end <= inner.begin:
             ended = around.pop()
@@ -167,11 +167,13 @@ def _segment_records(
     segments: Sequence[Mapping[str, Any]], pool: tuple[int, int] | None
 ) -> tuple[Segment, ...]:
     found = []
-    for each in segments:
-        kind = _pool_kind(each, pool)
-        address, size, used = (int(each[key]) for key in ("address", "total_size", "active_size"))
+    for segment in segments:
+        kind = _pool_kind(segment, pool)
+        address, size, used = (
+            int(segment[key]) for key in ("address", "total_size", "active_size")
+        )
         found.append(Segment(address=address, size=size, used=used, pool=kind))
-    return tuple(sorted(found, key=lambda segment: segment.address))
+    return tuple(sorted(found, key=lambda record: record.address))
 
 
 def _pool_kind(segment: Mapping[str, Any], pool: tuple[int, int] | None) -> str:

@@ -22,7 +22,9 @@ from graphkit.graphs.walk.timing import Span
 from graphkit.records import Argument, Edge, Node, Pointer
 
 _LONGEST_TEXT = 60
+"""Letters of an argument's value, which is one column of a page."""
 _TIMED_REPLAYS = 3
+"""Timed replays of a recorded graph, each of which takes much longer than a CUDA graph's."""
 
 
 class RecorderWalk:
@@ -50,8 +52,8 @@ class RecorderWalk:
             raise InspectError("cannot inspect a closed graph. Inspect it before close().")
         self._graphs = graphs
         ops = tuple(op for graph in graphs for op in graph.ops)
-        self.nodes = list(nodes_of(ops, origins, names))
-        self.edges = tuple(edges_of(ops))
+        self.nodes = list(recorded_nodes(ops, origins, names))
+        self.edges = tuple(recorded_edges(ops))
 
     def launches(self, replay: Callable[[], object]) -> Sequence[Sequence[Span]]:
         """Replay a few times, and return the time span of each operation per replay."""
@@ -79,7 +81,7 @@ class RecorderWalk:
         return [Span(node.name, (), begin, end - begin) for node, (begin, end) in pairs]
 
 
-def nodes_of(
+def recorded_nodes(
     ops: Sequence[RecordedOp], origins: Sequence[NodeOrigin], names: NamedTensors
 ) -> Iterator[Node]:
     """Yield operations as nodes.
@@ -107,7 +109,7 @@ def nodes_of(
         )
 
 
-def edges_of(ops: tuple[RecordedOp, ...]) -> Iterator[Edge]:
+def recorded_edges(ops: tuple[RecordedOp, ...]) -> Iterator[Edge]:
     """Yield an edge from the last operation that wrote a storage to each one that uses it."""
     writers: dict[int, int] = {}
     for index, op in enumerate(ops):

@@ -64,7 +64,7 @@ def with_times(
         replay is left, the nodes unchanged and ``None``.
     """
     expected = [node for node in execution_order(nodes) if node.kind in _TIMED_KINDS]
-    launches = [each for each in launches if len(each) == len(expected)]
+    launches = [launch for launch in launches if len(launch) == len(expected)]
     if not expected or not launches:
         return tuple(nodes), None
     by_order = all(_is_in_order(expected, launch) for launch in launches)
@@ -116,14 +116,14 @@ def profile_launches(replay: Callable[[], object], graphs: int = 1) -> list[list
     launches: dict[int, list[Span]] = defaultdict(list)
     for event in profiler.profiler.kineto_results.events():
         if event.device_type() == DeviceType.CUDA and event.duration_ns() > 0:
-            span = Span(event.name(), _grid_of(event), event.start_ns(), event.duration_ns())
+            span = Span(event.name(), _launch_grid(event), event.start_ns(), event.duration_ns())
             launches[event.correlation_id()].append(span)
-    by_start = [sorted(each, key=lambda span: span.start) for each in launches.values()]
+    by_start = [sorted(spans, key=lambda span: span.start) for spans in launches.values()]
     by_start.sort(key=lambda launch: launch[0].start)
     return [list(chain(*by_start[at : at + graphs])) for at in range(0, len(by_start), graphs)]
 
 
-def _grid_of(event: Any) -> tuple[int, ...]:
+def _launch_grid(event: Any) -> tuple[int, ...]:
     try:
         metadata: Mapping[str, Any] = json.loads("{" + event.metadata_json() + "}")
     except (AttributeError, ValueError):

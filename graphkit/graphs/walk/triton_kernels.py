@@ -61,18 +61,18 @@ def _loaded_kernels() -> dict[int, tuple[str, ...]]:
     found: dict[int, tuple[str, ...]] = {}
     objects = gc.get_objects()
     # Types are few and objects half a million, so no Python code runs for each object.
-    types = {each for each in set(map(type, objects)) if each.__name__ in (_JIT, _STATIC)}
+    types = {kind for kind in set(map(type, objects)) if kind.__name__ in (_JIT, _STATIC)}
     if not types:
         return found
     for kernel in compress(objects, map(types.__contains__, map(type, objects))):
         # Compiled from a file, or of a version or a library with other attributes.
         with suppress(AttributeError, TypeError):
             if kernel.function is not None:
-                found[kernel.function] = _names_of(kernel)
+                found[kernel.function] = _argument_names(kernel)
     return found
 
 
-def _names_of(kernel: Any) -> tuple[str, ...]:
+def _argument_names(kernel: Any) -> tuple[str, ...]:
     """Return the names of the arguments that were not constants when the kernel was compiled.
 
     Raises:

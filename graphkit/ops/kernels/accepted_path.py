@@ -10,9 +10,11 @@ from graphkit.ops.accepted_path import empty_moves
 from graphkit.ops.kernels.launch import launch
 
 TILE = 1024
+"""Elements of a program that copies rows."""
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Dtypes to copy rows as, by bytes per element."""
 BLOCK = 128
+"""Entries of a program that lists moves."""
 
 
 @triton.jit(do_not_specialize=["rows", "num_draft_tokens", "path_nodes"])

@@ -8,6 +8,10 @@ from functools import cache
 import triton
 
 MAX_SPLITS = 128
+"""Most splits of the keys. The join reads the results of all splits of a row at once."""
+BLOCK_BYTES = 16384
+"""Most bytes of a block of values. Keys and values of three stages then take 96 KiB, so that two
+programs share the memory of a multiprocessor, 228 KiB on sm_90."""
 LEAST_SPLIT = 128
 """Least keys of a split: joining has a cost."""
 
@@ -40,7 +44,7 @@ def choose_config(rows: int, key_dim: int, value_dim: int, element_size: int) ->
     row_bytes = max(16, triton.next_power_of_2(value_dim)) * element_size
     block_rows = min(64, max(16, triton.next_power_of_2(rows)))
     if value_dim <= 256:
-        return AttentionConfig(block_rows, block_keys=min(64, max(16, 16384 // row_bytes)))
+        return AttentionConfig(block_rows, block_keys=min(64, max(16, BLOCK_BYTES // row_bytes)))
     if element_size > 2:
         return AttentionConfig(block_rows=16, block_keys=16, num_stages=2, programs=1)
     if block_rows == 64 and key_dim <= 576:

@@ -12,6 +12,7 @@ from graphkit.ops.kernels.launch import launch
 NORM_BLOCK = 16384
 """Columns that a program holds at a time. Each row is read twice, the second time from a cache."""
 GATE_BLOCK = 1024
+"""Columns of a program of the gate."""
 
 
 @triton.jit

@@ -48,10 +48,11 @@ _SIGNAL_STOP = tl.constexpr(int(EndSignal.STOP))
 _SIGNAL_FULL = tl.constexpr(int(EndSignal.RING_FULL))
 _SIGNAL_WORDS = tl.constexpr(END_SIGNAL_WORDS)
 _CHUNK = tl.constexpr(1024)
+"""Words of a report that the program copies at a time."""
 
 
 @triton.jit
-def _body_of(batch_sizes, live, bodies, BODIES: tl.constexpr):
+def _smallest_body(batch_sizes, live, bodies, BODIES: tl.constexpr):
     """Return the index of the smallest size that holds ``live`` requests."""
     each = tl.arange(0, BODIES)
     size = tl.load(batch_sizes + each, mask=each < bodies, other=0)
@@ -64,7 +65,7 @@ def _publish(address, value):
     """Store an int64 with release semantics at system scope, which ``tl.store`` does not offer.
 
     ``st.release.sys`` is part of PTX since version 6.0, for sm_70 and later. Checked on Triton
-    3.6.0 and 3.7.1 (``tests/unit/ops/test_private_names.py``).
+    3.6.0 and 3.7.1 (``tests/unit/ops/test_triton_names.py``).
     """
     one = tl.arange(0, 1)
     tl.inline_asm_elementwise(
@@ -88,7 +89,7 @@ def begin_loop_kernel(
     tl.store(loop_watched + each, watched, mask=inside)
     live = tl.sum((row > 0).to(tl.int32), 0)
     tl.store(control + _AGAIN, 1)
-    tl.store(control + _BODY, _body_of(batch_sizes, live, bodies, BODIES))
+    tl.store(control + _BODY, _smallest_body(batch_sizes, live, bodies, BODIES))
     tl.store(control + _STEPS_LEFT, tl.load(max_steps))
     tl.store(control + _LAUNCH, tl.load(launch))
 
@@ -161,7 +162,7 @@ def advance_loop_kernel(
     end = tl.where(watched_ends > 0, _BY_REQUEST, end)
     end = tl.where(live == 0, _BY_IDLE, end)
     tl.store(control + _AGAIN, (end == 0).to(tl.int32))
-    tl.store(control + _BODY, _body_of(batch_sizes, live, bodies, BODIES))
+    tl.store(control + _BODY, _smallest_body(batch_sizes, live, bodies, BODIES))
     tl.store(control + _STEPS_LEFT, steps_left)
     tl.store(control + _WRITTEN, written + 1)
     tl.store(entry + _ENTRY_BATCH_SIZE, requests)

@@ -1,7 +1,7 @@
 """Scores of index keys for CUDA. Contract: ``graphkit.ops.index_scores``.
 
 One program loads and dequantises a block of one request's keys and scores it for each of the
-request's rows. The launcher fills the scores with -inf; the kernel writes those of visible keys.
+request's rows. The launcher fills the scores with -inf; the kernel writes them for visible keys.
 """
 
 from typing import Any

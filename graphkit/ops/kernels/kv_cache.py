@@ -11,6 +11,7 @@ from graphkit.ops.attention_layout import has_dense_rows
 from graphkit.ops.kernels.launch import launch
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+"""Dtypes to move rows as, by bytes."""
 
 
 @triton.jit

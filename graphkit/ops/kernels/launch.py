@@ -1,7 +1,7 @@
 """Launches a kernel by the names of its parameters.
 
 This module has what graphkit uses of Triton's launcher, checked on Triton 3.6.0 and 3.7.1
-(``tests/unit/ops/test_private_names.py``): ``JITFunction.arg_names``, which is undocumented, and
+(``tests/unit/ops/test_triton_names.py``): ``JITFunction.arg_names``, which is undocumented, and
 programmatic dependent launch, the option ``launch_pdl`` with ``gdc_wait`` and
 ``gdc_launch_dependents`` (https://triton-lang.org/main/python-api/triton.language.extra.cuda.html).
 """
@@ -32,7 +32,7 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
     if not all(grid):
         return
     if "STARTS_EARLY" in kernel.arg_names:
-        device = next(each.device for each in others.values() if isinstance(each, torch.Tensor))
+        device = next(value.device for value in others.values() if isinstance(value, torch.Tensor))
         others["STARTS_EARLY"] = has_dependent_launch(device)
         if others["STARTS_EARLY"]:
             others["launch_pdl"] = True
@@ -41,8 +41,8 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
         if name in others:
             arguments.append(others.pop(name))
         else:
-            each = getattr(args, name)
-            arguments.append(each.contiguous() if isinstance(each, torch.Tensor) else each)
+            value = getattr(args, name)
+            arguments.append(value.contiguous() if isinstance(value, torch.Tensor) else value)
     kernel[grid](*arguments, **others)
 
 

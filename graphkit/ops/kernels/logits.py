@@ -14,6 +14,7 @@ BITMASK_BLOCK = 4096
 MAX_BLOCK = 8192
 """Values that a program holds at a time."""
 _NO_TOKEN = tl.constexpr(2**31 - 1)
+"""Larger than any token."""
 
 
 @triton.jit
@@ -42,7 +43,7 @@ def launch_apply_token_bitmask(args: Any) -> None:
 
 
 @triton.jit
-def first_of(values, tokens):
+def first_largest_of_lanes(values, tokens):
     """Return the smallest token of the largest value, and the value; NaN is larger than any."""
     nan = tl.min(tl.where(values != values, tokens, _NO_TOKEN), 0)
     value = tl.max(values, 0)

@@ -9,8 +9,11 @@ import triton.language as tl
 from graphkit.ops.kernels.launch import launch
 
 COUNTS = tl.constexpr(256)
+"""Requests whose counts a program adds up at a time."""
 RUN = tl.constexpr(128)
+"""Numbers of a run that a program copies at a time."""
 BLOCK = 256
+"""Entries of a program."""
 
 
 @triton.jit

@@ -241,7 +241,7 @@ def _launch_all_reduce(
         eps=eps, words=words, ROW=row, BLOCK=block, SPANS=triton.cdiv(row, SPAN),
         DTYPE=tl.float32 if x.dtype == torch.float32 else tl.bfloat16,
         num_warps=min(32, max(1, block // 128)), **_constants(memory),
-        **{name: None if each is None else _in_words(each) for name, each in tensors.items()},
+        **{name: None if tensor is None else _in_words(tensor) for name, tensor in tensors.items()},
     )  # fmt: skip
 
 

@@ -14,9 +14,11 @@ import triton.language as tl
 from graphkit.ops.kernels.launch import launch
 
 BLOCK = 128
+"""Threads of a program; each makes the four samples of one counter."""
 MAX_BLOCK = 8192
 """Tokens of the vocabulary that a program holds at a time."""
 _NO_TOKEN = tl.constexpr(2**62)
+"""Larger than any token."""
 
 
 @triton.jit
@@ -91,8 +93,8 @@ def draw_token(
 ):  # fmt: skip
     """Draw a token by inverse transform: first its block, then the token within it.
 
-    The weights are those of ``source`` without the refused tokens, less ``draft``; either may be
-    None. Without a finite sum, return the token of the target's largest probability.
+    The weights are ``source`` without the refused tokens, less ``draft``; either may be None.
+    Without a finite sum, return the token of the target's largest probability.
     """
     lane = tl.arange(0, BLOCK)
     block = tl.arange(0, BLOCKS)

@@ -11,6 +11,7 @@ from graphkit.ops.loop_layout import Report, RequestEnd
 from graphkit.ops.step_state import Running, empty_running
 
 BLOCK = 128
+"""Requests of a program."""
 _ROW = tl.constexpr(int(Report.ROW))
 _ACCEPTED = tl.constexpr(int(Report.ACCEPTED))
 _NEW = tl.constexpr(int(Report.NEW))

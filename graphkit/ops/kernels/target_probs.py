@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.launch import launch
-from graphkit.ops.kernels.logits import first_of
+from graphkit.ops.kernels.logits import first_largest_of_lanes
 
 CHUNK = 4096
 """Logits of a program that scans or selects."""
@@ -48,7 +48,7 @@ def _settings(request, temperatures, top_ks, top_ps, min_ps):
 
 @triton.jit
 def _weight(logit, largest, divisor):
-    """Return probabilities divided by that of the logit ``largest``."""
+    """Return probabilities divided by the probability of the logit ``largest``."""
     return tl.exp(tl.div_rn(logit.to(tl.float32) - largest, divisor))
 
 
@@ -88,7 +88,7 @@ def scan_logits_kernel(
     source = logits + row * row_stride
     each = chunk * CHUNK + tl.arange(0, CHUNK)
     logit = tl.load(source + each, mask=each < VOCAB, other=-float("inf")).to(KEY)
-    token, best = first_of(logit, each)
+    token, best = first_largest_of_lanes(logit, each)
     tl.store(tokens + part, token)
     tl.store(largest + part, best)
     best = best.to(tl.float32)
@@ -127,7 +127,7 @@ def _largest_of_row(tokens, largest, part, chunks, CHUNKS: tl.constexpr):
     lane = tl.arange(0, CHUNKS)
     token = tl.load(tokens + part + lane, mask=lane < chunks, other=0)
     best = tl.load(largest + part + lane, mask=lane < chunks, other=-float("inf"))
-    token, top = first_of(best, token)
+    token, top = first_largest_of_lanes(best, token)
     return token, top.to(tl.float32)
 
 

@@ -19,8 +19,9 @@ def walk_by_samples(
 ):  # fmt: skip
     """Return one request's accepted nodes (-1 behind the last), the token after each, their number.
 
-    The pointers are those of the request's W entries; ``draft_probs`` may be None for zeros.
-    ``samples`` holds that of each node, then that of the bonus token. The number excludes the root.
+    The pointers point to the request's W entries; ``draft_probs`` may be None for zeros.
+    ``samples`` holds the sample of each node, then the one of the bonus token. The number excludes
+    the root.
     """
     column = tl.arange(0, BLOCK_A)
     path = tl.where(column == 0, 0, -1).to(tl.int64)

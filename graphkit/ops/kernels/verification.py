@@ -30,7 +30,7 @@ def walk_greedily(
 ):  # fmt: skip
     """Return one request's accepted nodes (-1 behind the last) and their number without the root.
 
-    The pointers are those of the request's W entries.
+    The pointers point to the request's W entries.
     """
     column = tl.arange(0, BLOCK_A)
     path = tl.where(column == 0, 0, -1).to(tl.int64)

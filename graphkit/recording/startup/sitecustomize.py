@@ -29,7 +29,9 @@ class _TorchFinder:
             return None
         sys.meta_path.remove(self)
         finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
-        spec = next(filter(None, (each.find_spec(name, path, target) for each in finders)), None)
+        spec = next(
+            filter(None, (finder.find_spec(name, path, target) for finder in finders)), None
+        )
         if spec is not None:
             _call_safely(_hook_after_loading, spec)
         return spec

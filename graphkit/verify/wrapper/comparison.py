@@ -1,4 +1,4 @@
-"""Comparison of the logits of a target's forwards with those of the model that they wrap."""
+"""Comparison of the logits of a target's forwards with the model that they wrap."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from graphkit.verify.wrapper.model_logits import ModelLogits
 from graphkit.verify.wrapper.requests import TreeRequest, tree_requests, window_settings
 
 WRAPPED_MODES = (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE)
-"""Modes whose logits are those of the model."""
+"""Modes that compute the logits of the model."""
 _RECURRENT_ROUNDING = 64
 """Factor on the tolerance of models with recurrent layers. A model computes the states of a prompt
 in chunks, a verify step node by node, so that sums round differently in every layer."""

@@ -32,7 +32,7 @@ class ModelLogits:
         self._last: tuple[list[int], torch.Tensor] | None = None
 
     def of(self, tokens: Sequence[int] | Numbers) -> torch.Tensor:
-        """Return the logits of a sequence, [N, V]; those of the last sequence are kept.
+        """Return the logits of a sequence, [N, V], and keep them until the next sequence.
 
         Raises:
             TargetError: As for ``run``.

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from graphkit.records import GraphRecord, Node, end_of, timeline_of
+from graphkit.records import GraphRecord, Node
 from graphkit.views.facts import PROFILED, time_facts
 from graphkit.views.formatting import us
 from graphkit.views.icicle import module_levels
@@ -122,7 +122,7 @@ def _share(time: float, begin: float, end: float) -> float:
 
 def _facts(graph: GraphRecord, spans: Sequence[tuple[Node, Span]]) -> Iterator[tuple[str, str]]:
     yield from time_facts(graph)
-    longest = max(timeline_of(graph.nodes).gaps, key=lambda gap: gap.us, default=None)
+    longest = max(graph.timeline.gaps, key=lambda gap: gap.us, default=None)
     if longest:
         yield "longest gap", f"{us(longest.us)} us before #{longest.node}"
     branches = max((span.branch for _, span in spans), default=0) + 1
@@ -135,9 +135,9 @@ def replay_spans(graph: GraphRecord) -> list[tuple[Node, Span]]:
     pairs = zip(graph.nodes, node_branches(graph), strict=True)
     found = [(node, branch or 0) for node, branch in pairs if node.start_us is not None]
     found.sort(key=lambda pair: (pair[0].start_us or 0.0, pair[0].index))
-    gaps = {gap.node: gap.us for gap in timeline_of(graph.nodes).gaps}
+    gaps = {gap.node: gap.us for gap in graph.timeline.gaps}
     return [
-        (node, Span(node.start_us or 0.0, end_of(node), gaps.get(node.index), branch))
+        (node, Span(node.start_us or 0.0, node.end_us, gaps.get(node.index), branch))
         for node, branch in found
     ]
 
@@ -176,7 +176,7 @@ def node_branches(record: GraphRecord) -> list[int | None]:
         waits_for[edge.target].add(edge.source)
     found: dict[int, int] = {}
     last: list[Node] = []
-    for node in timeline_of(record.nodes).nodes:
+    for node in record.timeline.nodes:
         branch = _branch(node, last, waits_for[node.index])
         last[branch : branch + 1] = [node]
         found[node.index] = branch
@@ -192,4 +192,4 @@ def _branch(node: Node, last: Sequence[Node], sources: set[int]) -> int:
 
 def _is_over(before: Node, node: Node) -> bool:
     shorter = min(before.duration_us or 0.0, node.duration_us or 0.0)
-    return end_of(before) - (node.start_us or 0.0) <= shorter / 2
+    return before.end_us - (node.start_us or 0.0) <= shorter / 2

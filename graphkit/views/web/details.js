@@ -12,8 +12,8 @@ function showNode(node) {
   $("details").replaceChildren(
     make("header", {}, make("h2", {}, `#${node.index} ${node.name}`),
       button("previous", beside(-1)), button("next", beside(1)), button("close", close)),
-    make("dl", {}, ...list([["graph", node.graph.title], ...node.facts || [], ...linksOf(node)])),
-    ...argumentsOf(node.arguments || []));
+    make("dl", {}, ...list([["graph", node.graph.title], ...node.facts || [], ...relatedNodes(node)])),
+    ...argumentTable(node.arguments || []));
   $("details").onkeydown = (event) => event.key === "Escape" && close();
   $("details").hidden = false;
   $("details").scrollTop = 0;
@@ -32,7 +32,7 @@ function mark(node) {
 }
 
 // Names of relations to other nodes, and buttons that open these.
-function linksOf(node) {
+function relatedNodes(node) {
   const { edges } = node.graph;
   const opens = (other, kind = "") => [make("button", { type: "button",
     onclick: () => showNode(other) }, `#${other.index} ${other.name}${kind}`), make("br")];
@@ -45,7 +45,7 @@ function linksOf(node) {
   ].filter(([, links]) => links.length);
 }
 
-function argumentsOf(rows) {
+function argumentTable(rows) {
   const heads = ["argument", "value", "kind", "offset", "bytes"];
   return rows.length ? [make("table", {},
     make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))),

@@ -2,7 +2,7 @@
 const STEP = 300;
 const COLUMNS = ["graph", "#", "node", "us", "source", "module", "op", "grid", "block", "kind"];
 const NUMBERS = ["#", "us"];
-const cellsOf = (node) => [node.graph.title, node.index, node.name, us(node.us), node.source,
+const nodeCells = (node) => [node.graph.title, node.index, node.name, us(node.us), node.source,
   node.module, node.op, node.grid, node.block, node.kind];
 
 function showKernels() {
@@ -42,11 +42,11 @@ function kernelRow(kernel, heads, isNumber) {
   kernel.row = make("tr", {}, make("td", {}, kernel.button),
     ...numbers.map((text, at) => make("td", { class: isNumber(at + 1) ? "number" : "",
       title: kernel.note }, heads[at + 1] === "share" ? shareBar(kernel.share) : "", text)),
-    make("td", { class: "modules" }, modulesOf(kernel)));
+    make("td", { class: "modules" }, moduleNames(kernel)));
   return kernel.row;
 }
 
-function modulesOf({ modules }) {
+function moduleNames({ modules }) {
   const names = make("span", {}, ...breakable(modules.join(", ")));
   return modules.length === 1 ? names : make("details", {},
     make("summary", {}, ...breakable(modules[0]), ` and\u00a0${modules.length - 1}\u00a0more`), names);
@@ -56,7 +56,7 @@ function modulesOf({ modules }) {
 function find() {
   const words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
   const hasWords = (node) => {
-    const text = `${cellsOf(node).join(" ").toLowerCase()} ${node.words}`;
+    const text = `${nodeCells(node).join(" ").toLowerCase()} ${node.words}`;
     return words.every((word) => text.includes(word));
   };
   state.found = state.graphs.flatMap((graph) => graph.nodes)
@@ -72,7 +72,7 @@ function compare(column) {
   return (a, b) => {
     if (column === "us" && (a.us === null || b.us === null)) return (a.us === null) - (b.us === null);
     const order = column === "us" ? a.us - b.us
-      : cellsOf(a)[at].localeCompare(cellsOf(b)[at], "en", { numeric: true });
+      : nodeCells(a)[at].localeCompare(nodeCells(b)[at], "en", { numeric: true });
     return state.isDown ? -order : order;
   };
 }
@@ -83,14 +83,14 @@ function showTable() {
   const rows = state.found.slice(0, state.shown).map((node) => bodyRow(node, skipped));
   $("nodes").tBodies[0].replaceChildren(...rows);
   const chosen = state.kernel ? ` of ${state.kernel.cells[0]}` : "";
-  $("count").textContent = sumOf(state.found) + chosen;
+  $("count").textContent = sumText(state.found) + chosen;
   $("more").hidden = state.found.length <= state.shown;
 }
 
 // As in the status of the screen. Times of several graphs have no sum.
-function sumOf(nodes) {
+function sumText(nodes) {
   const count = `${nodes.length.toLocaleString("en")} node${nodes.length === 1 ? "" : "s"}`;
-  const time = state.graphs.length === 1 ? timeOf(nodes) : null;
+  const time = state.graphs.length === 1 ? totalTime(nodes) : null;
   if (time === null) return count;
   const whole = state.graphs[0].us;
   return `${count}, ${us(time)} us${whole > 0 ? `, ${(100 * time / whole).toFixed(1)}%` : ""}`;
@@ -113,7 +113,7 @@ function headCell(column) {
 
 function bodyRow(node, skipped) {
   return make("tr", { onclick: () => showNode(node), "data-open": state.open === node },
-    ...cellsOf(node).slice(skipped).map((text, at) => {
+    ...nodeCells(node).slice(skipped).map((text, at) => {
       const column = COLUMNS[at + skipped];
       return make("td", { class: NUMBERS.includes(column) ? "number" : "" },
         column === "node" ? make("button", { type: "button" }, ...breakable(text)) : text);

@@ -1,4 +1,5 @@
 // What Python computed: the drawing, which is in the page as it is, and what is unpacked later.
+// Texts of a node, in the order of ``_nodes`` in drawing.py.
 const NODE = ["index", "name", "source", "module", "op", "grid", "block", "kind", "part"];
 const page = read(JSON.parse($("drawing").textContent));
 const state = { graphs: [], found: [], shown: 300, sort: null, isDown: false, open: null,
@@ -12,9 +13,9 @@ function read({ texts, graphs }) {
     : { node: graph.nodes[row] };
   for (const graph of graphs) {
     graph.nodes = graph.nodes.map((row) => {
-      const node = { graph, us: row[9], holder: row[10], frame: row[11], words: "" };
-      NODE.forEach((name, at) => { node[name] = texts[row[at]]; });
-      return node;
+      const [us, holder, frame] = row.slice(NODE.length);
+      const said = Object.fromEntries(NODE.map((name, at) => [name, texts[row[at]]]));
+      return { ...said, graph, us, holder, frame, words: "" };
     });
     for (const node of graph.nodes) node.holder = graph.nodes[node.holder];
     graph.edges = graph.edges.map(([source, target, kind]) =>
@@ -68,7 +69,7 @@ function fail(error) {
 }
 
 // The time of nodes; one inside of another one that was measured is not counted again.
-function timeOf(nodes) {
+function totalTime(nodes) {
   const known = new Set(nodes);
   const isInside = ({ holder }) => holder &&
     ((known.has(holder) && holder.us !== null) || isInside(holder));

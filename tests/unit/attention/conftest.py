@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphkit.attention.query_rows import EXTENDING
+from graphkit.attention.metadata import EXTENDING
 from graphkit.kv import MLATokenToKVPool
 from graphkit.spec import ForwardMode
 from graphkit.testing.attention_batch import AttentionBatch

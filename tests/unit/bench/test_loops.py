@@ -50,7 +50,7 @@ def test_a_spoilt_report_is_found(reader, monkeypatch, spoil, message):
 
     def read_spoilt(ring):
         block = read(ring)
-        for place in block.places if block else ():
+        for place in block.offsets if block else ():
             for line in StepReport(block, place).words:
                 if not spoilt and line[Report.NEW] > 1 and not line[Report.END]:
                     spoil(line)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from graphkit.benchmarks import MeasuredEngine, Steps, Variant, clocks, measured_engine, waits
-from graphkit.benchmarks.prompts import pieces
+from graphkit.benchmarks.open_engine import pieces
 from graphkit.errors import ConfigError
 from graphkit.reference import engine_of, spec_of
 from graphkit.reference.shapes import random_models

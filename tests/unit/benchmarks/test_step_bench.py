@@ -11,13 +11,13 @@ from graphkit.benchmarks import (
     StepBench,
     Variant,
     WeightBytes,
+    make_variants,
     measured_engine,
     step_bench,
-    variants_of,
 )
 from graphkit.reference import load_models, random_models, spec_of
 
-VARIANTS = tuple(variants_of(("v1", "v2", "v3"), (1, 2)))
+VARIANTS = tuple(make_variants(("v1", "v2", "v3"), (1, 2)))
 TIMES = ["time per step", "p50", "p99", "accept length", "tokens"]
 
 

@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphkit import BufferSizes, SpecConfig
-from graphkit.buffers import Axis, Capacity, Field, Pad, TargetVerifyInputs, capacity_of, resolve
+from graphkit.buffers import (
+    Axis,
+    Capacity,
+    Field,
+    Pad,
+    TargetVerifyInputs,
+    resolve,
+    runner_capacity,
+)
 from graphkit.buffers.fields import MODEL_DTYPE, fields_of
 from graphkit.buffers.layout import entry_bytes, header_bytes
 
@@ -121,7 +129,7 @@ def test_rows_of_an_axis(capacity, requests):
 def test_what_the_settings_say_of_the_letters(fed, letter):
     spec = SpecConfig("EAGLE", 3, 2, 6)
     sizes = BufferSizes(8, 128, 64, 1000, torch.bfloat16, spec_hidden_size=fed)
-    capacity = capacity_of(spec, sizes, requests=12, tokens_per_request=6, seq_len_fill=3)
+    capacity = runner_capacity(spec, sizes, requests=12, tokens_per_request=6, seq_len_fill=3)
     letters = {"W": 6, "K": 2, "S": 3, "H": 64, "D": letter, "M": 32}
     assert capacity.letters == letters
     assert (capacity.requests, capacity.tokens_per_request) == (12, 6)

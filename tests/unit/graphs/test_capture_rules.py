@@ -11,7 +11,7 @@ import graphkit as gk
 from capture_cases import CASES, REPLAYS, make_inputs
 from graphkit.errors import CaptureCause
 from graphkit.graphs import CaptureFailure, RecorderBackend
-from graphkit.graphs.capture_failure import failure_of
+from graphkit.graphs.capture_failure import as_capture_failure
 from graphkit.graphs.capture_rules import CaptureRulesMode
 
 SYNC = CaptureCause.HOST_SYNCHRONISATION
@@ -180,11 +180,11 @@ def test_an_error_of_cuda_names_the_module():
 
     with pytest.raises(RuntimeError) as caught:
         nn.ModuleList([Fails()])[0]()
-    failure = failure_of(caught.value)
+    failure = as_capture_failure(caught.value)
     assert failure.cause is SYNC
     assert failure.where.endswith(f"` in module Fails (RuntimeError: {message})")
 
 
 def test_a_generator_of_its_own_is_an_unsupported_operation():
     message = "Attempt to increase offset for a CUDA generator not in capture mode."
-    assert failure_of(RuntimeError(message)).cause is CaptureCause.UNSUPPORTED_OP
+    assert as_capture_failure(RuntimeError(message)).cause is CaptureCause.UNSUPPORTED_OP

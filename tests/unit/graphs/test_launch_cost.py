@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from graphkit.errors import DeviceError
-from graphkit.graphs.launch_cost import TrivialGraphs, executable_of, launch_us
+from graphkit.graphs.launch_cost import TrivialGraphs, driver_executable, launch_us
 
 
 class FakeDriver:
@@ -118,7 +118,7 @@ def test_a_refused_call_is_a_device_error_and_leaves_no_graph(driver):
 
 def test_variants_take_turns(driver):
     prepared = []
-    own = executable_of(FakeBackend().capture(lambda: None))
+    own = driver_executable(FakeBackend().capture(lambda: None))
     times = launch_us({"own": [own], "linear": ["a", "b"]}, prepared.append)
     assert set(times) == {"own", "linear"}
     assert prepared == ["own", "linear"] * (len(prepared) // 2)

@@ -17,7 +17,7 @@ import triton.language as tl
 from graphkit.ops.accepted_path import compact_accepted_to_front
 from graphkit.ops.kernels import packed_accepted
 from graphkit.ops.registration import OPS
-from graphkit.ops.windows import rotate_input_ids
+from graphkit.ops.step_rows import rotate_input_ids
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreted.py instead"
 

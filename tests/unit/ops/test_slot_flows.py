@@ -12,7 +12,7 @@ from graphkit.ops.packed_accepted import (
     get_src_tgt_cache_loc,
     get_target_cache_loc,
 )
-from graphkit.ops.windows import rotate_input_ids
+from graphkit.ops.step_rows import rotate_input_ids
 
 
 def i32(*numbers):

@@ -13,7 +13,7 @@ from graphkit.graphs.recorder import RecorderBackend
 from graphkit.ops.accepted_path import compact_accepted_to_front
 from graphkit.ops.packed_accepted import get_src_tgt_cache_loc, get_target_cache_loc
 from graphkit.ops.registration import OPS
-from graphkit.ops.windows import rotate_input_ids
+from graphkit.ops.step_rows import rotate_input_ids
 
 CASES, Draw = map(
     runpy.run_path(str(Path(__file__).with_name("slot_cases.py"))).get, ("CASES", "Draw")

@@ -14,7 +14,7 @@ from engine_target import engine_target
 from graphkit.errors import ConfigError, RecordError
 from graphkit.graphs import SizeTable, default_batch_sizes
 from graphkit.plan import plan_sizes
-from graphkit.plan.costs import costs_of
+from graphkit.plan.costs import measured_costs
 from graphkit.records import load_record
 from graphkit.views import plan_view
 
@@ -40,7 +40,7 @@ def test_a_day_has_at_most_half_of_the_padding_of_the_default(seed):
 
 
 def test_costs_are_measured_or_interpolated(capture_record):
-    costs = costs_of(capture_record, "TARGET_VERIFY", 10)
+    costs = measured_costs(capture_record, "TARGET_VERIFY", 10)
     assert costs.replay_us.tolist() == [100, 100, 120, 140, 160, 220, 280, 340, 400, 460, 520]
     assert costs.memory_bytes is not None
     assert costs.memory_bytes[5] == 1000

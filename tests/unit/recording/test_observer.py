@@ -10,7 +10,7 @@ import torch
 from graphkit.errors import InspectError
 from graphkit.graphs import RecorderBackend
 from graphkit.recording.graph_files import GraphFileWriter, collect
-from graphkit.recording.observer import CaptureObserver
+from graphkit.recording.hooks import CaptureObserver
 
 
 @pytest.fixture

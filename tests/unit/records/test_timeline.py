@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from graphkit.diff import diff_graphs
-from graphkit.records import Gap, Node, load_record, timeline_of
+from graphkit.records import Gap, Node, Timeline, load_record
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -24,25 +24,25 @@ def nodes_of(*times):
 
 
 def test_gaps_are_between_the_nodes_of_all_branches():
-    timeline = timeline_of(nodes_of((1, 2), (2, 6), (3, 1), (10, 1), (11, 1)))
+    timeline = Timeline.from_nodes(nodes_of((1, 2), (2, 6), (3, 1), (10, 1), (11, 1)))
     assert timeline.gaps == (Gap(0, 1, 0), Gap(8, 2, 3))
     assert (timeline.gap_us, timeline.busy_us, timeline.end_us) == (3, 9, 12)
 
 
 def test_overlapping_nodes_count_once_as_busy():
-    timeline = timeline_of(nodes_of((0, 1.0), (0.2, 0.3), (0.8, 0.7), (2, 0.5)))
+    timeline = Timeline.from_nodes(nodes_of((0, 1.0), (0.2, 0.3), (0.8, 0.7), (2, 0.5)))
     assert (timeline.end_us, timeline.busy_us, timeline.gap_us) == (2.5, 2.0, 0.5)
 
 
 def test_damaged_times_have_no_place():
     nodes = nodes_of(None, (float("nan"), 1), (1e13, 1), (0, float("inf")))
-    timeline = timeline_of(nodes)
+    timeline = Timeline.from_nodes(nodes)
     assert (timeline.nodes, timeline.gaps, timeline.end_us) == ((), (), 0)
 
 
 def test_a_record_of_schema_2_is_read_and_its_gaps_are_those_of_its_nodes():
     graph = load_record(DATA / "h200-8b-step.json").graphs[0]
-    timeline = timeline_of(graph.nodes)
+    timeline = graph.timeline
     assert graph.timing.unprofiled_us is None
     assert timeline.gap_us == pytest.approx(409.594)
     assert timeline.end_us == pytest.approx(6131.472)
@@ -53,6 +53,6 @@ def test_a_record_of_schema_2_is_read_and_its_gaps_are_those_of_its_nodes():
 def test_differences_have_the_gaps_of_the_timeline():
     before, after = load_record(DATA / "h200-capture.json").graphs[:2]
     figures = {each.name: (each.before, each.after) for each in diff_graphs(before, after).figures}
-    timelines = [timeline_of(graph.nodes) for graph in (before, after)]
+    timelines = [graph.timeline for graph in (before, after)]
     assert figures["gap_us"] == tuple(each.gap_us for each in timelines)
     assert figures["busy_us"] == tuple(each.busy_us for each in timelines)

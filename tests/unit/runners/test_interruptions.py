@@ -87,7 +87,7 @@ def test_an_interrupt_of_a_launch_that_the_device_has_not_run(
 
     with monkeypatch.context() as patch:
         patch.setattr(type(graph), "replay", interrupted)
-        fresh = runner.replayer_of(runner.graphs)
+        fresh = runner.make_replayer(runner.graphs)
         with pytest.raises(KeyboardInterrupt):
             fresh.replay(make_batch(2, seed=1), None)
     assert len(backend.enqueued) == is_launched

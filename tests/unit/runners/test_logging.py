@@ -36,13 +36,13 @@ def test_a_capture_logs_sizes_time_and_memory(make_runner, logged):
     record = make_runner().capture()
     begin, end = logged()
     name = "graphkit.runners.capture"
-    assert begin == (name, logging.INFO, "Capturing TARGET_VERIFY at 3 batch sizes up to 4.")
+    assert begin == (name, logging.INFO, "Capturing TARGET_VERIFY of Model, up to batch size 4.")
     sizes = record.modes[0].sizes
     seconds = sum(size.capture_ms for size in sizes) / 1e3
     mebibytes = sum(size.pool_bytes for size in sizes) / 2**20
     assert end[:2] == (name, logging.INFO)
     assert end[2] == (
-        f"Captured TARGET_VERIFY at batch sizes 1, 2, 4 in {seconds:.1f} s; "
+        f"Captured TARGET_VERIFY of Model at batch sizes 1, 2, 4 in {seconds:.1f} s; "
         f"its graphs take {mebibytes:.1f} MiB."
     )
 
@@ -52,9 +52,9 @@ def test_every_size_is_logged_for_those_who_debug(make_runner, caplog):
     make_runner().capture()
     texts = [record.getMessage() for record in caplog.records]
     assert [text.split(" in ")[0] for text in texts if " ms." in text] == [
-        "Captured TARGET_VERIFY 4",
-        "Captured TARGET_VERIFY 2",
-        "Captured TARGET_VERIFY 1",
+        "Captured TARGET_VERIFY of Model at 4",
+        "Captured TARGET_VERIFY of Model at 2",
+        "Captured TARGET_VERIFY of Model at 1",
     ]
 
 

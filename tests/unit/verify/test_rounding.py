@@ -33,7 +33,7 @@ def test_an_ulp_is_relative_to_the_largest_number_and_at_least_to_1(dtype, large
 def test_the_coarser_dtype_counts(step, field, measured):
     """A step in bfloat16 may return float32 logits."""
     rounding, ones = Rounding(step), torch.ones(2, 2, dtype=field)
-    assert rounding.dtype_of(ones) is measured
+    assert rounding.coarser_dtype(ones) is measured
     assert rounding.ulp(ones) == torch.finfo(measured).eps
 
 

@@ -24,15 +24,19 @@ from graphkit.records import (
     RecordingRecord,
     load_record,
 )
-from graphkit.views import FORMATS, Export, diff_view, inspect_view, page_view
+from graphkit.records.record import Real
+from graphkit.views import FORMATS, Export, diff_view, inspect_view
+from graphkit.views.page_view import page_view
 from graphkit.views.pages import node_page
 
 REAL = sorted((Path(__file__).parents[2] / "data").glob("**/*.json"))
 """Saved records of real machines."""
 GRAPHED = (CaptureRecord, RecordingRecord, GraphRecord)
+st.register_type_strategy(Real, st.floats().map(Real))
 st.register_type_strategy(
     Mapping, lambda kind: st.dictionaries(*map(st.from_type, get_args(kind)), max_size=2)
 )
+st.register_type_strategy(get_args(Real)[0], st.floats())
 
 
 def shown(svg):

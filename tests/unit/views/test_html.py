@@ -136,7 +136,8 @@ def test_a_name_like_a_placeholder_stays_a_name(capture):
 def test_without_javascript_the_first_graph_is_text(page, capture):
     text = html.unescape(re.search(r"<noscript><pre>(.*?)</pre></noscript>", page, re.DOTALL)[1])
     graph = capture.graphs[0]
-    assert text.startswith(f"{graph.name}\nnodes ")
+    assert text.startswith(f"{graph.name}\n")
+    assert "critical path" not in text, "the facts are above it"
     for node in graph.nodes:
         assert node.short_name in text
     assert re.search(r"gemm_kernel +1 +1\.25", text)

@@ -11,8 +11,9 @@ from rich.console import Console
 
 from graphkit.errors import ConfigError
 from graphkit.records import Argument, Node
-from graphkit.views import inspect_view, page_view
+from graphkit.views import inspect_view
 from graphkit.views.inspect import ORDERS
+from graphkit.views.page_view import page_view
 from graphkit.views.pages import node_page
 
 

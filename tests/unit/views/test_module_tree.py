@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from graphkit.views import module_tree
+from graphkit.views.module_tree import module_tree
 
 
 @pytest.fixture

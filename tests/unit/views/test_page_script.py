@@ -39,8 +39,8 @@ console.log(JSON.stringify({{
     tickText(20, "6,000", 0, 30)],
   leads: [leads(0, "ArrowDown"), leads(1, "ArrowDown"), leads(2, "ArrowUp"),
     leads(1, "ArrowRight"), leads(3, "ArrowLeft"), leads(3, "ArrowRight"), leads(0, "ArrowUp")],
-  times: [timeOf([outer, {{ us: 3, holder: outer }}]), timeOf([{{ us: 3, holder: outer }}]),
-    timeOf([{{ us: null }}])],
+  times: [totalTime([outer, {{ us: 3, holder: outer }}]), totalTime([{{ us: 3, holder: outer }}]),
+    totalTime([{{ us: null }}])],
   texts: [us(null), us(1234.5)],
 }}));
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphkit.records import Edge, GraphRecord, Node, timeline_of
+from graphkit.records import Edge, GraphRecord, Node
 from graphkit.views.pages.timeline import node_branches
 
 
@@ -51,4 +51,4 @@ def test_an_overlap_of_up_to_half_a_node_is_no_second_branch(make):
 def test_nodes_without_a_time_have_no_branch(make):
     record = make([None, (0, 1), (float("nan"), 1), (1e13, 1), (0, float("inf"))])
     assert node_branches(record) == [None, 0, None, None, None]
-    assert timeline_of(record.nodes).gaps == ()
+    assert record.timeline.gaps == ()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graphkit.diff import diff_records
-from graphkit.records import figure_heading, figure_name, load_record, timeline_of
+from graphkit.records import figure_heading, figure_name, load_record
 from graphkit.views import capture_view, diff_view
 from graphkit.views.drawing import drawing
 from graphkit.views.facts import time_facts
@@ -54,7 +54,7 @@ def test_gaps_are_equal_on_the_page_the_timeline_its_rows_and_the_html(step):
     (group,) = graph_groups(step)
     (graph,) = step.graphs
     page, timeline = graph_page(group, 0), timeline_page(group.graphs, 0)
-    gap_us = timeline_of(graph.nodes).gap_us
+    gap_us = graph.timeline.gap_us
     assert dict(page.facts)["gaps"] == dict(timeline.facts)["gaps"] == f"{us(gap_us)} us (7%)"
     column = [each.name for each in timeline.columns].index("gap us")
     assert sum(row.values[column] or 0.0 for row in timeline.rows) == pytest.approx(gap_us)

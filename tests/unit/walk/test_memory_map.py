@@ -152,8 +152,8 @@ def test_segments_of_returns_the_segments_of_addresses():
     segments = [segment(BASE + i * 4 * MIB, 2 * MIB) for i in range(4)]
     memory = MemoryMap({}, segments, POOL)
     inside = [BASE + 2 * MIB - 1, BASE + 8 * MIB, BASE + 9 * MIB, BASE + 6 * MIB, 5]
-    assert [s.address for s in memory.segments_of(inside)] == [BASE, BASE + 8 * MIB]
-    assert memory.segments_of([]) == ()
+    assert [s.address for s in memory.segments_with(inside)] == [BASE, BASE + 8 * MIB]
+    assert memory.segments_with([]) == ()
 
 
 def test_the_kind_is_queried_once_per_page_and_never_for_null():

@@ -9,7 +9,7 @@ import torch
 
 import graphkit as gk
 from graphkit.audit import ShadowWatch
-from graphkit.audit.shadow import watch as watching
+from graphkit.audit.shadow import findings as findings_module
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 GRAPH = "graph bug"
@@ -90,9 +90,9 @@ def test_the_caller_gets_it_also_after_a_bisection(capture, monkeypatch, batch_o
 
     def overwriting(*_):
         graph.output["next_token_logits"].fill_(7)
-        return watching.Divergence("nowhere.")
+        return findings_module.Divergence("nowhere.")
 
-    monkeypatch.setattr(watching, "first_divergence", overwriting)
+    monkeypatch.setattr(findings_module, "first_divergence", overwriting)
     model.scale = 0.5
     with ShadowWatch(runner, every=1, bisect=True) as watch:
         assert torch.equal(runner.replay(batch_of(3)).next_token_logits, right)
@@ -120,7 +120,7 @@ def test_a_padded_run_that_fails_before_it_reads_its_batch(capture, monkeypatch,
     runner, _ = capture()
     right = runner.replay(batch_of(3), clone=True).next_token_logits
     with ShadowWatch(runner, every=1) as watch:
-        monkeypatch.setattr(type(runner.step), "captured", lambda self, size: 1 / 0)
+        monkeypatch.setattr(type(runner.step), "graph_functions", lambda self, size: 1 / 0)
         for _ in range(6):
             assert torch.equal(runner.replay(batch_of(3)).next_token_logits, right)
     assert [finding.kind for finding in watch.findings] == [FAILED]

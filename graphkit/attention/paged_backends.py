@@ -1,4 +1,4 @@
-"""Attention by torch operations over a dense copy of the pages.
+"""The backends over a paged KV pool.
 
 Suffixes: B requests, W most rows of a request, T rows of all, N query heads, M key-value heads,
 D head size of keys, E of values, L keys.
@@ -14,7 +14,15 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from graphkit.attention.paged import PagedAttention
 from graphkit.ops.attention_layout import DenseLayout
+from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.registration import OPS
+
+
+class TritonAttention(PagedAttention):
+    """One op per layer, ``graphkit::paged_attention``: Triton on CUDA, plain torch on the CPU."""
+
+    def _attend(self, args: Any) -> torch.Tensor:
+        return paged_attention(*args)
 
 
 class SdpaAttention(PagedAttention):

@@ -1,0 +1,172 @@
+"""Findings about replays that differ from the same step without a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from graphkit.audit.audit_log import Check, row_facts, row_text
+from graphkit.audit.bugs import Bug
+from graphkit.audit.padding_cause import Cause, padding_cause
+from graphkit.audit.shadow.divergence import Divergence, first_divergence
+from graphkit.records import Finding, Mismatch, count_of
+from graphkit.runners import Runner
+from graphkit.verify import EqualStateRuns
+from graphkit.verify.forward_trace import Weights
+
+_GRAPH = (
+    "The graph kept a value or an address that has changed since. Watch with bisect=True, or run "
+    "the other audits."
+)
+_FROZEN = "Read it from a tensor that every replay refreshes, or capture again after each change."
+_FAILED = "Run the batch with runner.fall_back, and fix the error that it raises."
+_REPEATED = "in a repeated run without a graph", "in the first one"
+
+
+class ShadowFindings:
+    """Reports what the comparison of replays finds, the first of each kind, size and output field.
+
+    Args:
+        runner: The runner that replays.
+        weights: The model, or its weights by name, to name nodes by.
+        bisect: Whether to capture the size of a wrong graph again, to find the node.
+    """
+
+    def __init__(self, runner: Runner[Any, Any], weights: Weights, *, bisect: bool) -> None:
+        self._runner, self._weights, self._bisect = runner, weights, bisect
+        self._check = Check("shadow", runner.mode.name, 0)
+        self._reported: set[tuple[str, int, str]] = set()
+
+    @property
+    def all(self) -> list[Finding]:
+        """Findings so far."""
+        return self._check.findings
+
+    def report_failure(self, runs: EqualStateRuns, error: Exception) -> None:
+        """Report a batch that cannot be compared."""
+        text = (
+            f"the comparison of a replay of {_live(runs)} failed: {type(error).__name__}: {error}"
+        )
+        self._report("shadow failed", runs, "", text, _FAILED, severity="warning")
+
+    def report_frozen(self, runs: EqualStateRuns) -> bool:
+        """Report host numbers that have changed since capture and that the graph keeps, if any."""
+        found = self._runner.frozen_values(runs.padded_batch_size)
+        for value in found:
+            values = {"before": value.before, "after": value.after, "names": (value.name,)}
+            facts = {**values, "argument": value.argument, "node": value.node}
+            self._report("baked value", runs, value.name, value.text, _FROZEN, **facts)
+        return bool(found)
+
+    def report_wrong_row(self, runs: EqualStateRuns, wrong: Mismatch) -> None:
+        """Report a row of a replay that is wrong."""
+        sides = "from the graph", "without it"
+        self._report_row("graph bug", runs, wrong, sides, _GRAPH)
+
+    def report_wrong_state(self, runs: EqualStateRuns, name: str) -> None:
+        """Report state that a replay leaves wrong."""
+        text = (
+            f"the graph leaves different values in `{name}` than the same step without a graph "
+            f"({_live(runs)})."
+        )
+        self._report("graph bug", runs, name, text, _GRAPH)
+
+    def report_rounding(self, runs: EqualStateRuns, unstable: Mismatch) -> None:
+        """Report a step that differs within rounding when it is repeated without a graph."""
+        bug = Bug.NONDETERMINISTIC_ROUNDING
+        self._report_row(bug.kind, runs, unstable, _REPEATED, bug.value, severity=bug.severity)
+
+    def report_unstable(self, runs: EqualStateRuns, unstable: Mismatch) -> None:
+        """Report a step that differs beyond rounding when it is repeated without a graph."""
+        bug = Bug.NONDETERMINISTIC_STEP
+
+        def find_cause() -> Cause:
+            is_alone = self._runner.group is None
+            return Cause(bug, runs.first_unstable_node(self._weights) if is_alone else None)
+
+        self._report_cause(bug, runs, unstable, _REPEATED, find_cause)
+
+    def report_padding(self, runs: EqualStateRuns, wrong: Mismatch) -> None:
+        """Report a live row that padding changes."""
+        self._report_cause(
+            Bug.LEAKING_PAD_ROW,
+            runs,
+            wrong,
+            ("with pads", "without them"),
+            lambda: padding_cause(runs, self._weights),
+        )
+
+    def _report_cause(
+        self,
+        bug: Bug,
+        runs: EqualStateRuns,
+        wrong: Mismatch,
+        sides: tuple[str, str],
+        find_cause: Callable[[], Cause],
+    ) -> None:
+        """Report a wrong row once, with its cause from further runs of the batch.
+
+        Args:
+            bug: Class of bug if the search for the cause fails.
+            runs: Runs of the batch.
+            wrong: The row.
+            sides: Names of the two runs that differ.
+            find_cause: Returns the cause.
+        """
+        if not self._is_new(f"cause of {bug.kind}", runs, wrong.field):
+            return
+        more = ""
+        try:
+            cause = find_cause()
+        except Exception as error:  # the finding is reported anyway
+            cause = Cause(bug)
+            more = f" The search for the node failed: {type(error).__name__}: {error}"
+        facts = cause.facts(self._runner, runs.padded_batch_size, self._weights)
+        kind, advice, more = cause.bug.kind, cause.bug.value, f"{cause.text}{more}"
+        self._report_row(kind, runs, wrong, sides, advice, more=more, **facts)
+
+    def _report_row(
+        self,
+        kind: str,
+        runs: EqualStateRuns,
+        wrong: Mismatch,
+        sides: tuple[str, str],
+        advice: str,
+        more: str = "",
+        **facts: Any,
+    ) -> None:
+        facts |= row_facts(wrong)
+        distance = f" ({wrong.distance})" if wrong.distance else ""
+        text = (
+            f"{row_text(wrong, runs.batch.batch_size)} is {facts['after']} {sides[0]} and "
+            f"{facts['before']} {sides[1]}{distance}.{more}"
+        )
+        self._report(kind, runs, wrong.field, text, advice, **facts)
+
+    def _report(
+        self, kind: str, runs: EqualStateRuns, field: str, text: str, advice: str, **facts: Any
+    ) -> None:
+        """Report a finding once, with the first node that differs if the graph is bisected."""
+        if not self._is_new(kind, runs, field):
+            return
+        if kind == "graph bug" and self._bisect:
+            found = self._bisected(runs)
+            text, facts["node"] = f"{text} {found.text}", found.node
+        facts |= {"field": field, "cause": field.partition(" of ")[0]}
+        self._check.report(kind, text, advice=advice, batch_size=runs.padded_batch_size, **facts)
+
+    def _is_new(self, kind: str, runs: EqualStateRuns, field: str) -> bool:
+        key = kind, runs.padded_batch_size, field
+        is_new = key not in self._reported
+        self._reported.add(key)
+        return is_new
+
+    def _bisected(self, runs: EqualStateRuns) -> Divergence:
+        try:
+            return first_divergence(runs, self._weights)
+        except Exception as error:  # the finding is reported anyway
+            return Divergence(f"A new capture fails: {type(error).__name__}: {error}")
+
+
+def _live(runs: EqualStateRuns) -> str:
+    return count_of(runs.batch.batch_size, "live request")
