@@ -95,7 +95,7 @@ def test_single_graphs_and_recordings_are_records_too(run, saved, here):
         (b'{"kind": "capture", "schema": 1, "tar', "not a whole record"),
         (b'{"kind": "capture", "schema": 1}', "not a whole record"),
         (b'{"kind": "capture", "schema": 99}', "Upgrade graphkit"),
-        (b'{"kind": "photograph", "schema": 1}', "not a record of graphkit"),
+        (b'{"kind": "photograph", "schema": 1}', "no record of graphkit"),
         (b"[1, 2]", "not a record of graphkit"),
         (b"\xff\x00", "cannot read record"),
     ],

@@ -148,7 +148,7 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
             future_map.stash,
             {"req_pool_indices": torch.ones(1).long(), "results": {"rows": torch.ones(1)}},
         ),
-        "InputBuffers": (gk.InputBuffers, buffers),
+        "InputBuffers": (gk.InputBuffers, buffers | {"inputs_type": gk.TargetVerifyInputs}),
         "MHATokenToKVPool": (gk.MHATokenToKVPool, POOL | {"head_num": 1, "head_dim": 2}),
         "MLATokenToKVPool": (gk.MLATokenToKVPool, LATENT),
         "MultiLayerDrafter": (gk.MultiLayerDrafter, {"model": engine_model}),

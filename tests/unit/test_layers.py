@@ -137,13 +137,6 @@ def module_name(file):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-TO_DELETE = {
-    ("graphkit.records.graph_checks", "graphkit.records.graph"),
-    ("graphkit.targets.argument_checks", "graphkit.targets.target"),
-}
-"""Imports of types that close a circle: they are being removed, and this list with them."""
-
-
 def file_imports():
     """Return the modules that each module of the package imports, for types as well.
 
@@ -157,8 +150,7 @@ def file_imports():
             for _, module, names in imports_in(file, with_types=name != FACE)
             for each in names or [""]
         ]
-        later = {imported for importer, imported in TO_DELETE if importer == name}
-        graph[name] = {module for module in named if module in files} - {name} - later
+        graph[name] = {module for module in named if module in files} - {name}
     return graph
 
 
