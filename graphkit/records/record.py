@@ -146,6 +146,11 @@ def _decode(cls: type[_R], body: dict[str, Any]) -> _R:
         place = path.replace("`", "").replace("$", cls.KIND) or cls.KIND
         problem = problem[0].lower() + problem[1:]
         raise RecordError(f"not a whole record: {place}: {problem}.") from None
+    except UnicodeEncodeError:  # msgspec reads a text as a number through UTF-8
+        raise RecordError(
+            f"not a whole record: {cls.KIND}: a text with an unpaired surrogate is in the place of "
+            "another type."
+        ) from None
     try:
         record.check_contents()
     except RecordError as error:

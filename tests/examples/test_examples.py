@@ -142,6 +142,8 @@ STEPS = {
     "v2: the host is one step behind": "v2: time per step",
     "v3, one step per launch": "one launch: time per step",
     "v3, 64 steps per launch": "loop of 64: time per step",
+    "v2, beside two busy processes per core": "v2, loaded: time per step",
+    "v3, 64 steps per launch, beside them": "loop of 64, loaded: time per step",
     "the captured step alone, on the GPU": "bare step",
 }
 SETTINGS = ("chain, 1", "tree of topk 4, 1", "chain, 8", "tree of topk 4, 8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -35,7 +36,8 @@ class Model(nn.Module):
         self.before = nn.Sequential(*[nn.Linear(HIDDEN, HIDDEN) for _ in range(4)])
         self.after = nn.Sequential(*[nn.Linear(HIDDEN, HIDDEN) for _ in range(4)])
         self.head = nn.Linear(HIDDEN, VOCAB)
-        self.scale, self.in_code = 1.0, 2.0
+        self.scale = 1.0
+        self.in_code = np.array(2.0)  # no number, which the search for host values would find
         self.table = torch.ones(HIDDEN, device="cuda")
         self.to("cuda").requires_grad_(False)
 
@@ -43,7 +45,7 @@ class Model(nn.Module):
         hidden = self.before(self.embedding(inputs.input_ids)) * self.scale + self.table
         scaled = torch.empty_like(hidden)
         scale_kernel[(triton.cdiv(hidden.numel(), 256),)](
-            hidden, scaled, hidden.numel(), SCALE=self.in_code
+            hidden, scaled, hidden.numel(), SCALE=float(self.in_code)
         )
         hidden = self.after(scaled)
         return gk.ForwardOutput(next_token_logits=self.head(hidden), hidden_states=hidden)
@@ -118,7 +120,7 @@ def test_memory_that_was_replaced(captured):
 
 @pytest.mark.parametrize("live", [2, LARGEST])
 def test_changed_code_is_found_by_bisection(captured, live):
-    captured[1].in_code = 3.0
+    captured[1].in_code = np.array(3.0)
     (finding,) = found_by(captured, live)
     assert finding.kind == "graph bug"
     assert finding.kernel == "scale_kernel", finding.text

@@ -160,5 +160,7 @@ def test_refusals(monkeypatch, runner):
     with pytest.raises(ConfigError, match="source must be a Runner or a SpeculativeEngine"):
         PrometheusCollector(torch.nn.Linear(1, 1))
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ConfigError, match=r"needs prometheus_client: install graphkit\[metrics\]"):
+    with pytest.raises(
+        ConfigError, match=r"needs prometheus_client: install graphkit-cuda\[metrics\]"
+    ):
         PrometheusCollector(runner)

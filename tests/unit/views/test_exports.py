@@ -32,7 +32,6 @@ from graphkit.views.pages import node_page
 REAL = sorted((Path(__file__).parents[2] / "data").glob("**/*.json"))
 """Saved records of real machines."""
 GRAPHED = (CaptureRecord, RecordingRecord, GraphRecord)
-st.register_type_strategy(Real, st.floats().map(Real))
 st.register_type_strategy(
     Mapping, lambda kind: st.dictionaries(*map(st.from_type, get_args(kind)), max_size=2)
 )

@@ -175,5 +175,5 @@ def test_the_number_of_driver_calls_per_node_is_fixed(driver, monkeypatch):
 
 def test_missing_bindings_are_reported_with_their_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda", None)
-    with pytest.raises(InspectError, match=r"bindings are missing.*graphkit\[cuda\]"):
+    with pytest.raises(InspectError, match=r"bindings are missing.*graphkit-cuda\[cuda\]"):
         DriverWalk(1)

@@ -179,7 +179,7 @@ def test_a_graph_without_a_template_is_refused(driver, graph, text):
 
 def test_missing_bindings_are_reported_with_their_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda", None)
-    with pytest.raises(InspectError, match=r"graphkit\[cuda\]"):
+    with pytest.raises(InspectError, match=r"graphkit-cuda\[cuda\]"):
         gk.inspect_graph(Captured(1))
 
 
