@@ -61,7 +61,7 @@ def load(
         folder = str(folder_or_model)
         model = _from_folder(Path(folder), dtype, trust_remote_code)
     nn.Module.to(model, where)
-    model.eval().requires_grad_(False)
+    nn.Module.eval(model).requires_grad_(False)
     original = _shared_copy(model)
     layout = prepare_model(model)
     loaded = TransformersModel(model, original, layout, folder)
