@@ -13,7 +13,7 @@ from torch import nn
 from graphkit.attention import AttentionBackend
 from graphkit.buffers import InputBuffers, StepInputs, runner_capacity
 from graphkit.config import BufferSizes
-from graphkit.distributed import AgreedSize, LockstepBackend, RankGroup
+from graphkit.distributed import AgreedSize, BarrierBackend, RankGroup
 from graphkit.errors import ConfigError, InputError, ReplayError, SizeError
 from graphkit.graphs import (
     Attribution,
@@ -305,7 +305,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         backend = backend or self.backend
         if self.group is None:
             return backend
-        return LockstepBackend(backend, self.group, self._shared_settings())
+        return BarrierBackend(backend, self.group, self._shared_settings())
 
     def close(self) -> None:
         """Close all graphs. May be called again. Outputs must not be used afterwards.

@@ -7,20 +7,20 @@ each ``CaptureBarrier``. ``failure_detector`` finds out which rank failed first,
 """
 
 from graphkit.distributed.agreed_size import ANY_RUNNER, AgreedSize, Choice, RankReady
+from graphkit.distributed.barrier_backend import BarrierBackend
 from graphkit.distributed.capture_barrier import CaptureBarrier, RankFailure
 from graphkit.distributed.channel import Channel
 from graphkit.distributed.collectives import Collectives, OneShotCollectives
-from graphkit.distributed.lockstep_backend import LockstepBackend
 from graphkit.distributed.rank_group import Member, RankGroup
 
 __all__ = [
     "ANY_RUNNER",
     "AgreedSize",
+    "BarrierBackend",
     "CaptureBarrier",
     "Channel",
     "Choice",
     "Collectives",
-    "LockstepBackend",
     "Member",
     "OneShotCollectives",
     "RankFailure",

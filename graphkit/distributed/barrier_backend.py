@@ -18,7 +18,7 @@ from graphkit.graphs import Attribution, Backend, CapturedGraph, LoopGraph
 ResultT = TypeVar("ResultT")
 
 
-class LockstepBackend:
+class BarrierBackend:
     """A backend whose warm-ups and captures run on all ranks at once. See ``Backend``.
 
     Every rank runs the same function, and no rank waits for the device before all have enqueued
