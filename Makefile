@@ -5,7 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help capture test check docs package-check gpu sanitize
+.PHONY: help capture test models check docs package-check gpu sanitize
 
 help: ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1|\2/' | column -t -s '|'
@@ -15,6 +15,9 @@ capture: $(STAMP) ## the main job: capture the reference model's graphs and chec
 
 test: $(STAMP) ## run every test that this machine can run, one process per core
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+
+models: $(STAMP) ## compare small models of every type that docs/transformers.md lists with transformers
+	GRAPHKIT_ALL_MODELS=1 $(BIN)/python -m pytest -n auto tests/hf/test_kinds.py
 
 check: $(STAMP) docs ## lint, format, types and the documentation
 	$(BIN)/ruff check .

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch
 import graphkit as gk
 from graphkit import hf
 from graphkit.errors import CheckpointError, ConfigError, TargetError
-from small_models import small_model
+from small_models import KINDS, small_model
 
 
 def test_a_folder_is_loaded_with_its_dtype(tmp_path):
@@ -94,3 +96,9 @@ def test_a_runner_replays_a_sample_batch():
         batch = runner.sample_batch(3)
         eager = runner.fall_back(batch).next_token_logits
         assert torch.allclose(runner.replay(batch).next_token_logits, eager, atol=1e-5)
+
+
+def test_the_documentation_lists_the_types_that_are_compared():
+    page = (Path(__file__).parents[2] / "docs" / "transformers.md").read_text()
+    listed = page.partition("## Model types")[2].partition("Layers of one model")[0]
+    assert set(re.findall(r"`(\w+)`", listed)) - {"generate"} == set(KINDS)
