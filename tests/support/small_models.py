@@ -36,8 +36,9 @@ MAMBA2 = {
 }  # fmt: skip
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 KINDS: dict[str, dict[str, object]] = {
-    "afmoe": {}, "apertus": {}, "arcee": {}, "aria_text": {}, "biogpt": {}, "bitnet": {},
-    "cohere": {}, "cohere2": {}, "ctrl": {}, "deepseek_v2": LATENT | {"first_k_dense_replace": 1},
+    "afmoe": {}, "apertus": {}, "arcee": {}, "biogpt": {}, "bitnet": {},
+    "cohere": {}, "cohere2": {}, "ctrl": {},
+    "deepseek_v2": LATENT | {"first_k_dense_replace": 1, "topk_method": "greedy"},
     "deepseek_v3": LATENT | {"first_k_dense_replace": 1}, "ernie4_5": {},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2}, "exaone4": {},
     "falcon_h1": MAMBA2 | {"mamba_d_ssm": 128}, "flex_olmo": {}, "gemma": {}, "gemma2": {},
@@ -51,23 +52,14 @@ KINDS: dict[str, dict[str, object]] = {
         "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
         "expert_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 4,
     },
-    "jetmoe": {}, "lfm2": {}, "llama": {}, "longcat_flash": LATENT,
+    "lfm2": {}, "llama": {},
     "mamba": {"state_size": 8, "time_step_rank": 4}, "minimax_m2": {}, "mistral": {},
     "mixtral": {}, "nanochat": {},
-    "nemotron_h": {
-        "layers_block_type": ["mamba", "moe", "attention", "mamba"], "mamba_num_heads": 8,
-        "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 1, "chunk_size": 8,
-        "moe_shared_expert_intermediate_size": 32,
-    },
     "olmo": {}, "olmo2": {}, "olmo3": {}, "olmo_hybrid": DELTA, "olmoe": {}, "opt": {},
     "persimmon": {}, "phi": {}, "phi3": ROPE, "phimoe": {}, "qwen2": {}, "qwen2_moe": {},
     "qwen3": {}, "qwen3_moe": {}, "qwen3_next": DELTA, "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": DELTA, "seed_oss": {}, "smollm3": {}, "solar_open": {}, "stablelm": {},
     "starcoder2": {}, "vaultgemma": {}, "youtu": LATENT,
-    "zamba2": {
-        "layers_block_type": ["mamba", "hybrid"], "mamba_d_state": 8, "n_mamba_heads": 8,
-        "mamba_headdim": 16,
-    },
 }  # fmt: skip
 """Settings by model type. All of them generate through graphkit what transformers generates."""
 

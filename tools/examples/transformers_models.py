@@ -100,8 +100,8 @@ def attention_of(
     model: PreTrainedModel, requests: ReqToTokenPool, page_size: int = 1
 ) -> PagedAttention:
     """Create a KV pool and a backend for a model, and let the model attend through it."""
-    AttentionInterface.register("graphkit", paged)
-    model.config._attn_implementation = "graphkit"
+    AttentionInterface.register("paged_example", paged)
+    model.config._attn_implementation = "paged_example"
     config, device = model.config, requests.device
     kind = TritonAttention if device.type == "cuda" else SdpaAttention
     tokens = -(-requests.max_context_len // page_size) * page_size
