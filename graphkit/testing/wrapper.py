@@ -27,8 +27,8 @@ def check_wrapper(
     length beside the first. Every row must have the logits that the model computes on the prompt
     and the path to that row. They may differ by rounding: by 4 times what the model's own logits
     differ by when tokens follow the prompt, at least 8 ulp and at most 256 of float32, or 16 of
-    bfloat16; in float32 four times that, and with recurrent layers 64 times. Compare in float32 where you can: a small mistake may hide in the rounding of
-    bfloat16.
+    bfloat16. In float32 four times that is allowed, and 64 times with recurrent layers. Compare in
+    float32 where you can: a small mistake may hide in the rounding of bfloat16.
 
     The target's KV pools, random numbers and other declared state are restored.
 

@@ -38,7 +38,9 @@ ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 KINDS: dict[str, dict[str, object]] = {
     "afmoe": {}, "apertus": {}, "arcee": {}, "biogpt": {}, "bitnet": {},
     "cohere": {}, "cohere2": {}, "ctrl": {},
-    "deepseek_v2": LATENT | {"first_k_dense_replace": 1, "topk_method": "greedy"},
+    "deepseek_v2": LATENT | {
+        "first_k_dense_replace": 1, "topk_method": "greedy", "num_experts_per_tok": 2,
+    },
     "deepseek_v3": LATENT | {"first_k_dense_replace": 1}, "ernie4_5": {},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2}, "exaone4": {},
     "falcon_h1": MAMBA2 | {"mamba_d_ssm": 128}, "flex_olmo": {}, "gemma": {}, "gemma2": {},
