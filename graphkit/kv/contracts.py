@@ -164,7 +164,10 @@ def require_device(owner: str, device: object) -> torch.device:
             return torch.device(device)
         except RuntimeError:
             pass
-    raise ConfigError(f"{owner}.device must be a torch.device, got {device!r}.", field="device")
+    raise ConfigError(
+        f"{owner}.device must be a torch.device or a name such as 'cuda:0', got {device!r}.",
+        field="device",
+    )
 
 
 def _require_counts(owner: str, thing: object, counts: Mapping[str, str], contract: type) -> None:
