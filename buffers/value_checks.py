@@ -17,6 +17,7 @@ from graphkit.buffers.value_rules import Limits, Rule, value_rules
 from graphkit.errors import InputError
 
 _NONE = -1
+"""In place of a row: no violation was found."""
 
 
 class ValueChecks:
@@ -30,7 +31,7 @@ class ValueChecks:
         layouts: Layouts of the fields.
         capacity: Capacity of the buffers.
         limits: Bounds of index values.
-        device: Device of the views.
+        device: Device of the tensors that ``enqueue`` checks.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class ValueChecks:
     ) -> None:
         self._rules = value_rules(layouts, capacity, limits)
         count = max(len(self._rules), 1)
+        # By rule: the first row that breaks it, or _NONE, and the value there. float64 holds both.
         self._found = torch.full((2, count), _NONE, dtype=torch.float64, device=device)
         is_cuda = device.type == "cuda"
         self._on_host = torch.full((2, count), _NONE, dtype=torch.float64, pin_memory=is_cuda)
@@ -58,7 +60,7 @@ class ValueChecks:
 
         Args:
             fields: Rows of each field, by name.
-            is_padded: Whether the batch is padded.
+            is_padded: Whether the batch has pad rows; some rules are for such batches alone.
         """
         for index, rule in enumerate(self._rules):
             tensors = rule.tensors(fields)

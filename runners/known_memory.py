@@ -12,6 +12,9 @@ from graphkit.buffers import InputBuffers
 from graphkit.graphs import named_tensors
 from graphkit.records import BufferRecord
 
+_ATTENTION_DEPTH = 3
+"""Attributes down to a backend's tensors: its cache, a pool of that, and the pool's tensors."""
+
 
 def buffer_records(buffers: InputBuffers) -> Iterator[BufferRecord]:
     """Yield a record of each field of a runner's inputs."""
@@ -41,33 +44,41 @@ def memory_names(
     Args:
         buffers: The runner's buffers.
         state: Mutable state by name.
-        attention: Attention backend. Its tensors are named by attribute, unless ``state`` names
-            them.
+        attention: Attention backend. Its tensors are named by attribute, except for those that
+            ``state`` names.
         weights: The model, or its weights by name.
     """
-    held = {f"attention.{name}": tensor for name, tensor in _held(attention, 3)}
+    attributes = _attribute_tensors(attention, _ATTENTION_DEPTH)
+    held = {f"attention.{name}": tensor for name, tensor in attributes}
     known = {tensor.data_ptr() for tensor in held.values()}
     pool_tensors = getattr(getattr(attention, "kv_pool", None), "tensors", None)
-    if callable(pool_tensors):  # a ``KVPool`` may keep them anywhere
-        pooled = {f"attention.kv_pool.{name}": one for name, one in pool_tensors().items()}
-        held |= {name: one for name, one in pooled.items() if one.data_ptr() not in known}
+    if callable(pool_tensors):  # a ``KVPool`` may keep them anywhere, such as in a dict
+        held |= {
+            f"attention.kv_pool.{name}": tensor
+            for name, tensor in pool_tensors().items()
+            if tensor.data_ptr() not in known
+        }
     declared = {tensor.data_ptr() for tensor in state.values()}
-    own = {name: tensor for name, tensor in held.items() if tensor.data_ptr() not in declared}
+    undeclared = {
+        name: tensor for name, tensor in held.items() if tensor.data_ptr() not in declared
+    }
     return {
         "weight": named_tensors(weights),
-        "state": {**own, **state},
+        "state": {**undeclared, **state},
         "input": dict(buffers.arena.tensors),
         "mailbox": buffers.refresh_tensors(),
     }
 
 
-def _held(thing: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors among an object's attributes, and their attributes, by dotted name."""
-    for name, value in getattr(thing, "__dict__", {}).items():
+def _attribute_tensors(owner: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield dotted name and tensor of an object's attributes, ``depth`` attributes deep at most."""
+    for name, value in getattr(owner, "__dict__", {}).items():
         if isinstance(value, torch.Tensor):
             yield name, value
         elif isinstance(value, (list, tuple)):
-            tensors = ((i, item) for i, item in enumerate(value) if isinstance(item, torch.Tensor))
-            yield from ((f"{name}.{i}", tensor) for i, tensor in tensors)
+            for i, item in enumerate(value):
+                if isinstance(item, torch.Tensor):
+                    yield f"{name}.{i}", item
         elif depth > 1 and not isinstance(value, nn.Module):
-            yield from ((f"{name}.{inner}", tensor) for inner, tensor in _held(value, depth - 1))
+            for inner, tensor in _attribute_tensors(value, depth - 1):
+                yield f"{name}.{inner}", tensor

@@ -1,4 +1,4 @@
-"""A KV pool with the table of each request's slots in it, as paged attention reads them.
+"""A KV pool and the table of the slots of each request, as paged attention reads them.
 
 Suffixes: T rows, M key-value heads, D head size of keys, E head size of values.
 """
@@ -26,7 +26,7 @@ class PagedCache:
     """A request pool and a KV pool of one device.
 
     Attributes:
-        requests: Slots of each request.
+        requests: Table of the KV slots of each request.
         pool: Keys and values, or latents, by slot.
     """
 
@@ -34,15 +34,15 @@ class PagedCache:
     pool: Pool
 
     def check(self, owner: str, readable: tuple[type[TokenToKVPool], ...], prefix: str) -> None:
-        """Check the pools that a backend was args.
+        """Check the pools that were passed to a backend.
 
         Args:
             owner: Name of the backend's class.
-            readable: Pools that it can read.
-            prefix: Of the names of the arguments.
+            readable: Types of KV pools that it can read.
+            prefix: What its arguments are named with: ``window_``, or empty.
 
         Raises:
-            ConfigError: A pool has a type that the backend cannot read, or the devices differ.
+            ConfigError: A pool has a type that the backend cannot read, or their devices differ.
         """
         field, table = f"{prefix}kv_pool", f"{prefix}req_to_token_pool"
         require_type(owner, table, self.requests, ReqToTokenPool, "a ReqToTokenPool")
@@ -58,13 +58,16 @@ class PagedCache:
             )
 
     def shares_pages(self, other: PagedCache) -> bool:
-        """Return whether a token is in the same page of both pools."""
+        """Return whether each token has the same page number in both KV pools."""
         return self.requests is other.requests and self.pool.page_size == other.pool.page_size
 
     def store(
         self, layer: int, loc_T: torch.Tensor, key_TMD: torch.Tensor, value_TME: torch.Tensor
     ) -> None:
-        """Write rows into slots; with a pool of latents they are the two parts of its rows."""
+        """Write a key and a value per token into the slots ``loc_T``, [T] int64, of a layer.
+
+        A pool of latents stores the latent as the key and the rotated part as the value.
+        """
         if isinstance(self.pool, MLATokenToKVPool):
             self.pool.set_mla_kv_buffer(layer, loc_T, key_TMD, value_TME)
         else:
@@ -72,6 +75,6 @@ class PagedCache:
 
 
 def kv_pools(attention: Any) -> tuple[Any, ...]:
-    """Return the KV pools of a backend, each once: ``kv_pool`` and ``window_kv_pool``, if any."""
+    """Return the ``kv_pool`` and ``window_kv_pool`` of any backend; one pool if they are equal."""
     pools = (getattr(attention, name, None) for name in ("kv_pool", "window_kv_pool"))
     return tuple({id(pool): pool for pool in pools if pool is not None}.values())

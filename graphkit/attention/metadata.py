@@ -64,7 +64,7 @@ class QueryRows:
     """The query rows of one batch.
 
     Attributes:
-        width: Rows of each request (W); an upper bound if ``lengths`` is args.
+        width: Rows of each request (W); an upper bound if ``lengths`` is a tensor.
         appended: Rows per request that ``seq_lens`` excludes.
         lengths: Rows of each request if they are ragged; int32 [B].
         mask: True where a row sees one of the last keys; bool [B, W, C], C >= W.

@@ -1,4 +1,4 @@
-"""One finding per cause: findings of several modes and sizes that share it, merged and ordered."""
+"""Merge of findings that share a cause, so that each cause is reported once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from graphkit.records import Finding
 from graphkit.records.audit import SEVERITIES
 
 _EARLIER = {"pads": ("warmup",), "shadow": ("warmup", "pads")}
-"""Audits that find a cause before an audit finds what follows from it."""
+"""For an audit, the audits that run before it and may report the same cause."""
 _WARM_UP_LEAK, _UNDECLARED = "warm-up leak", "undeclared state"
 
 
@@ -45,29 +45,46 @@ def _merged(findings: Sequence[Finding]) -> Finding:
 
 
 def _without_consequences(findings: Sequence[Finding]) -> list[Finding]:
-    """Drop what follows from another finding: in the same modes, it has one kind or one line."""
+    """Drop findings whose cause another finding reports.
+
+    An earlier audit must report it in all modes of the finding. A host number that ``baked`` finds,
+    and a warm-up leak, are dropped in any mode.
+    """
     kept: list[Finding] = []
-    frozen = {_argument(e) for e in findings if (e.audit, e.kind) == ("shadow", "baked value")}
+    named_by_shadow = {
+        _argument(finding)
+        for finding in findings
+        if (finding.audit, finding.kind) == ("shadow", "baked value")
+    }
     for finding in findings:
-        if finding.audit == "baked" and _argument(finding) in frozen:
-            continue  # shadow names the host number
+        if finding.audit == "baked" and _argument(finding) in named_by_shadow:
+            continue  # shadow reports it with the name of the host number
         earlier = [other for other in kept if other.audit in _EARLIER.get(finding.audit, ())]
-        known = {mode for other in earlier if _is_same(finding, other) for mode in other.modes}
-        is_explained = finding.modes and {*finding.modes} <= known
-        if not is_explained and not any(_explains(other, finding) for other in findings):
+        reported = {
+            mode for other in earlier if _shares_cause(finding, other) for mode in other.modes
+        }
+        is_reported = finding.modes and {*finding.modes} <= reported
+        if not is_reported and not any(_explains_leak(other, finding) for other in findings):
             kept.append(finding)
     return kept
 
 
-def _is_same(finding: Finding, earlier: Finding) -> bool:
+def _shares_cause(finding: Finding, earlier: Finding) -> bool:
+    """Return whether a finding has the kind, or the line and kernel, of an earlier audit's.
+
+    An earlier finding of ``warmup`` must also name all of its tensors.
+    """
     if earlier.audit == "warmup":
         return finding.kind == earlier.kind and {*finding.names} <= {*earlier.names}
-    is_one_line = finding.source == earlier.source != "" and finding.kernel == earlier.kernel
-    return finding.kind == earlier.kind or (is_one_line and earlier.severity == finding.severity)
+    is_same_line = finding.source == earlier.source != "" and finding.kernel == earlier.kernel
+    return finding.kind == earlier.kind or (is_same_line and finding.severity == earlier.severity)
 
 
-def _explains(cause: Finding, leak: Finding) -> bool:
-    """Return whether a capture changes a tensor because it is state, or statistics over rows."""
+def _explains_leak(cause: Finding, leak: Finding) -> bool:
+    """Return whether a finding says why the capture changes the tensors of a warm-up leak.
+
+    They are undeclared state, or statistics over rows (as of a batch norm) that a module keeps.
+    """
     if leak.kind != _WARM_UP_LEAK or not leak.names:
         return False
     if cause.kind == _UNDECLARED:

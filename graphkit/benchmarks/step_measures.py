@@ -10,7 +10,7 @@ from graphkit.records import Measure
 
 
 def cell(setting: str, variant: str, name: str, value: float, unit: str = "") -> Measure:
-    """Return the measure of a variant in a setting."""
+    """Return the measure of one variant in one setting: a cell of the report's tables."""
     return Measure(name=name, value=value, unit=unit, setting=setting, variant=variant)
 
 
@@ -22,7 +22,15 @@ def setting_name(batch_size: int) -> str:
 def step_measures(
     batch_size: int, variant: str, steps: Steps, accept_lengths: Sequence[float]
 ) -> Iterator[Measure]:
-    """Yield time, latency, and tokens per second as measured and at ``accept_lengths``."""
+    """Yield time, latency and speed of measured steps.
+
+    Args:
+        batch_size: Requests of the steps.
+        variant: How the steps ran, such as ``v2``.
+        steps: The measured steps.
+        accept_lengths: Tokens per step and request at which to give the speed, too. A step takes
+            the same time whatever it accepts.
+    """
     setting = setting_name(batch_size)
     yield cell(setting, variant, "time per step", steps.ms_per_step, "ms")
     yield cell(setting, variant, "p50", steps.latency_ms(50), "ms")
@@ -35,7 +43,7 @@ def step_measures(
 
 
 def node_measures(batch_size: int, nodes: Mapping[str, int]) -> Iterator[Measure]:
-    """Yield the number of nodes of the bare step, and of the nodes that no model created."""
+    """Yield the counts of ``BareStep.nodes``: all nodes, and those outside of the models."""
     for name in ("nodes", "own nodes"):
         yield cell(setting_name(batch_size), "", name, nodes[name])
 
@@ -47,9 +55,9 @@ def bound_measures(
 
     Args:
         batch_size: Requests of the step.
-        bare_ms: Milliseconds per step.
-        weights: What a step reads.
-        bandwidth: Bytes per second.
+        bare_ms: Milliseconds per bare step.
+        weights: Bytes that a step reads.
+        bandwidth: Bytes per second of a copy.
     """
     setting, bound_ms = setting_name(batch_size), weights.total / bandwidth * 1e3
     yield cell(setting, "", "bare step", bare_ms, "ms")
@@ -59,6 +67,6 @@ def bound_measures(
 
 
 def weight_measures(weights: WeightBytes) -> Iterator[Measure]:
-    """Yield the weights that a step reads, at any batch size."""
+    """Yield the bytes of weights that a step reads; they are the same at any batch size."""
     yield Measure(name="weights read by verify", value=weights.verify / 1e6, unit="MB")
     yield Measure(name="weights read by drafts", value=weights.drafts / 1e6, unit="MB")

@@ -108,7 +108,7 @@ def _add_measurements(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--accept-lengths", type=_list_parser(_length, "1,2.5"), metavar="1,2.5",
-        help="also give the tokens/s of steps that accept so many tokens per request, the bonus "
+        help="also give the tokens/s of steps that accept this many tokens per request, the bonus "
         "token included; default: none, but 1,2,3 for a --shape, which accepts drafts by chance",
     )  # fmt: skip
 

@@ -9,9 +9,10 @@ from graphkit.diff.nodes import NodePair
 from graphkit.records import FieldChange, GraphRecord
 
 _Sources = dict[int, dict[int, str]]
-"""For each node the nodes that it waits for, with the kind of edge or ``_INDIRECT``."""
+"""By node: the nodes that it waits for, each with the kind of the edge or ``_INDIRECT``."""
 
 _INDIRECT = "through others"
+"""In place of a kind: the path leads through nodes that only one graph contains."""
 
 
 def edge_changes(
@@ -21,10 +22,10 @@ def edge_changes(
 
     A node inserted between two others changes nothing for them: they are still in order.
     """
-    index = {pair[0].index: pair[1].index for pair in pairs}
+    after_index = {old.index: new.index for old, new in pairs}
     names = {node.index: f"edge from #{node.index} {node.short_name}" for _, node in pairs}
-    old_sources = _sources(before, index)
-    new_sources = _sources(after, {after_index: after_index for after_index in names})
+    old_sources = _sources(before, after_index)
+    new_sources = _sources(after, {index: index for index in names})
     found = {node: list(_changes(old_sources[node], new_sources[node], names)) for node in names}
     return {node: changes for node, changes in found.items() if changes}
 
@@ -34,24 +35,28 @@ def _changes(
 ) -> Iterator[FieldChange]:
     for source in sorted(old.keys() | new.keys()):
         before, after = old.get(source, ""), new.get(source, "")
-        if before != after and not (before and after and _INDIRECT in (before, after)):
+        is_still_ordered = before and after and _INDIRECT in (before, after)
+        if before != after and not is_still_ordered:
             yield FieldChange(field=names[source], before=before, after=after)
 
 
 def _sources(record: GraphRecord, shared: Mapping[int, int]) -> _Sources:
-    """Return the shared nodes that each shared node waits for, by the indices in ``shared``."""
+    """Return the shared nodes that each shared node waits for.
+
+    Args:
+        record: One of the graphs.
+        shared: The index in ``after`` of each shared node, by its index in ``record``.
+    """
     incoming: _Sources = defaultdict(dict)
     for edge in record.edges:
         incoming[edge.target][edge.source] = edge.kind
-    return defaultdict(
-        dict, {shared[n]: dict(_shared_sources(n, incoming, shared)) for n in shared}
-    )
+    return {index: dict(_shared_sources(node, incoming, shared)) for node, index in shared.items()}
 
 
 def _shared_sources(
     node: int, incoming: _Sources, shared: Mapping[int, int]
 ) -> Iterable[tuple[int, str]]:
-    """Walk backwards from a node, through the nodes that only this graph contains."""
+    """Yield the shared nodes that a node waits for, also through nodes of this graph alone."""
     waiting = list(incoming[node].items())
     seen = set()
     while waiting:

@@ -107,7 +107,7 @@ class OneShotCollectives(Collectives):
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See ``Collectives.all_reduce``. The sum has the same bits on every rank."""
-        if self._push.adds_up(x):
+        if self._push.can_all_reduce(x):
             return self._push.all_reduce(x)
         if not _fits(x) or x.dtype not in (torch.float32, torch.bfloat16):
             return super().all_reduce(x)
@@ -120,13 +120,13 @@ class OneShotCollectives(Collectives):
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """See ``Collectives.add_rms_norm``. The results have the same bits on every rank."""
-        if self._push.normalises(x, residual, weight):
+        if self._push.can_add_rms_norm(x, residual, weight):
             return self._push.add_rms_norm(x, residual.contiguous(), weight, eps)
         return super().add_rms_norm(x, residual, weight, eps)
 
     def all_gather(self, x: Tensor) -> Tensor:
         """See ``Collectives.all_gather``."""
-        if self._push.gathers(x):
+        if self._push.can_all_gather(x):
             return self._push.all_gather(x.contiguous())
         if not _fits(x):
             return super().all_gather(x)

@@ -18,9 +18,9 @@ from graphkit.ops.kernels.push_collectives import (
 )
 
 _CAPACITY = 1 << 19
-"""Words of a part of the memory."""
+"""Words of a part of the memory, the most of a gather: 2 MiB of data, stored in 4 MiB."""
 _MOST_BYTES = 1 << 18
-"""Most bytes of a sum. Larger ones go through ``torch.ops.symm_mem``, which moves half as many."""
+"""Most bytes of a sum. ``torch.ops.symm_mem``, for larger ones, moves half the bytes."""
 
 
 def shared_memory(
@@ -28,7 +28,13 @@ def shared_memory(
 ) -> tuple[Tensor, Any]:
     """Return memory that the GPUs of all ranks can read and write, and its handle. Collective.
 
-    From ``torch.distributed._symmetric_memory``, a private module of torch, checked on 2.11.
+    Uses ``torch.distributed._symmetric_memory``, a private module of torch, checked on 2.11.
+
+    Args:
+        size: Number of elements.
+        dtype: Their type.
+        device: This rank's GPU.
+        process_group: The ranks.
 
     Raises:
         RuntimeError: The GPUs cannot read the memory of each other.
@@ -44,7 +50,7 @@ class PushCollectives:
 
     Calls may be captured and may be part of a device loop. All ranks make the same calls in order,
     on one stream at a time. Creation is collective and must precede captures. It allocates 8 MiB
-    per rank on each.
+    times the number of ranks on each GPU.
 
     Args:
         process_group: The ranks.
@@ -56,22 +62,23 @@ class PushCollectives:
 
     def __init__(self, process_group: dist.ProcessGroup, device: torch.device) -> None:
         rank, ranks = process_group.rank(), process_group.size()
-        self._parts, memory = shared_memory(
+        self._words, handle = shared_memory(  # kept: the kernels have its address alone
             2 * ranks * _CAPACITY, torch.int64, device, process_group
         )
-        self._parts.zero_()
-        offset = self._parts.data_ptr() - memory.buffer_ptrs[rank]
-        addresses = [address + offset for address in memory.buffer_ptrs]
+        self._words.zero_()
+        # The tensor may begin behind the start of the buffer, by as much on every rank.
+        offset = self._words.data_ptr() - handle.buffer_ptrs[rank]
+        addresses = [address + offset for address in handle.buffer_ptrs]
         self._memory = PushMemory(
             calls=torch.zeros(_CAPACITY // SPAN, dtype=torch.int32, device=device),
             parts=torch.tensor(addresses, dtype=torch.int64, device=device),
             rank=rank,
             capacity=_CAPACITY,
         )
-        memory.barrier()  # no rank writes before all have cleared their parts
+        handle.barrier()  # no rank writes before all have cleared their parts
 
-    def adds_up(self, x: Tensor) -> bool:
-        """Return whether ``all_reduce`` takes a tensor: small, of float32 or pairs of bfloat16."""
+    def can_all_reduce(self, x: Tensor) -> bool:
+        """Return whether ``all_reduce`` takes ``x``: small, of float32 or pairs of bfloat16."""
         size = x.numel() * x.itemsize
         is_small = size <= _MOST_BYTES and size % WORD == 0
         return is_small and x.dtype in (torch.float32, torch.bfloat16)
@@ -80,10 +87,10 @@ class PushCollectives:
         """Return the sum over all ranks, with the same bits on each; ``x`` is contiguous."""
         return launch_push_all_reduce(x, self._memory)
 
-    def normalises(self, x: Tensor, residual: Tensor, weight: Tensor) -> bool:
-        """Return whether ``add_rms_norm`` takes tensors: of one dtype, whose rows fit."""
+    def can_add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor) -> bool:
+        """Return whether ``add_rms_norm`` takes tensors: of one dtype, in rows that fit a part."""
         rows, width = x.shape
-        has_words = width * x.itemsize % WORD == 0 and self.adds_up(x)
+        has_words = width * x.itemsize % WORD == 0 and self.can_all_reduce(x)
         has_one_dtype = x.dtype == residual.dtype == weight.dtype
         return has_words and has_one_dtype and self._memory.holds(rows, width * x.itemsize // WORD)
 
@@ -93,8 +100,8 @@ class PushCollectives:
         """See ``Collectives.add_rms_norm``; all tensors are contiguous."""
         return launch_push_add_rms_norm(x, residual, weight, eps, self._memory)
 
-    def gathers(self, x: Tensor) -> bool:
-        """Return whether ``all_gather`` takes a tensor: at most 2 MiB in rows of whole words."""
+    def can_all_gather(self, x: Tensor) -> bool:
+        """Return whether ``all_gather`` takes ``x``: at most 2 MiB in rows of whole words."""
         is_small = x.numel() * x.itemsize <= _CAPACITY * WORD
         return is_small and x.shape[1] * x.itemsize % WORD == 0
 

@@ -17,7 +17,7 @@ class OnDevice(Overlapped):
     that the device does not wait for the host. Requests that end in this launch are pads there.
 
     Until the runner has been captured, each step runs as in v2, and is a fallback of the runner.
-    Where it has no loops, as on ranks that use NCCL, each step is one launch. Ranks read whole
+    If the runner has no loops, as on ranks that use NCCL, each step is one launch. Ranks read whole
     loops, so that all have seen the same steps when they launch the next one.
 
     Args:
@@ -56,14 +56,14 @@ class OnDevice(Overlapped):
         if not self._streams:
             self._is_interrupted = False
             self._by_row = {request.row: request for request in batch.requests}
-            self._launch_loop(batch, is_anyone_waiting)
-            self._deliver(len(self._pending))
+            self._launch_loop(batch, is_anyone_waiting=is_anyone_waiting)
+            self._deliver(len(self._pending))  # first tokens and eager steps precede the loop's
         if len(self._streams) == 1 and not (is_anyone_waiting or self._is_interrupted):
-            self._launch_loop(batch, is_anyone_waiting)
+            self._launch_loop(batch, is_anyone_waiting=False)
         self._read()
 
     def drain(self) -> None:
-        """See ``Schedule.drain``. Stops the loops; does not wait for those of pads alone."""
+        """See ``Schedule.drain``. Stops the loops; does not wait for loops of pads alone."""
         super().drain()
         self.interrupt()
         while self._streams and not all(request.is_finished for request in self._by_row.values()):
@@ -78,29 +78,31 @@ class OnDevice(Overlapped):
         self._streams.clear()
 
     def _enqueue(self, batch: RunningBatch) -> None:
-        """Enqueue a whole step: eagerly until the capture, then as one graph if none may loop."""
+        """Enqueue a whole step: eagerly until the capture, then as one graph."""
         if self._runner.status != "captured":
             super()._enqueue(batch)
             return
-        # The copy to the host reads graph memory before the next step. The CPU copies nothing.
-        is_host = self._runner.device.type == "cpu"
-        output = self._runner.replay(SpecStepInputs(req_pool_indices=batch.rows), clone=is_host)
+        # The next step overwrites the report in graph memory. On CUDA its copy to the host precedes
+        # that on the stream. On the CPU the report is on the host already and nothing copies it.
+        is_cpu = self._runner.device.type == "cpu"
+        output = self._runner.replay(SpecStepInputs(req_pool_indices=batch.rows), clone=is_cpu)
         assert output.report is not None, "a running batch has rows"
         self._pending.append(PendingReport.send(batch.requests, output.report, is_verify=True))
 
     def _draft_and_verify(self, batch: RunningBatch) -> StepResult:
         return self._runner.draft_and_verify(batch.rows, is_greedy=batch.is_greedy)
 
-    def _launch_loop(self, batch: RunningBatch, is_anyone_waiting: bool) -> None:
+    def _launch_loop(self, batch: RunningBatch, *, is_anyone_waiting: bool) -> None:
         rows = [request.row for request in batch.requests]
-        until = rows if is_anyone_waiting else ()
+        until = rows if is_anyone_waiting else ()  # its memory is free as soon as one ends
         stream = self._runner.launch(rows, max_steps=self._steps_per_launch, until=until)
         self._streams.append(stream)
 
     def _read(self) -> None:
-        """Wait for a step of the oldest loop and deliver all completed ones; on ranks, the loop."""
+        """Wait for a step of the oldest loop and deliver what has arrived; on ranks, the loop."""
         stream = self._streams[0]
-        for step in stream.available() if self._runner.group is None else stream:
+        steps = stream.available() if self._runner.group is None else stream
+        for step in steps:
             for row in step.rows:
                 self._by_row[row[Report.ROW]].receive(row, is_verify=True)
         if stream.end is not None:

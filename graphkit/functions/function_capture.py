@@ -45,7 +45,7 @@ def capture(
 
     A call of the result pads the batch to the smallest captured size, replays that graph and
     returns the live rows. Names, dtypes and row shapes of arguments and results are learnt from
-    the example; nothing is declared::
+    the example::
 
         encode = gk.capture(model, {"input_ids": ids, "attention_mask": mask}, batch_sizes=[1, 8])
         hidden = encode(input_ids=other_ids, attention_mask=other_mask).last_hidden_state
@@ -61,15 +61,15 @@ def capture(
             it needs are arguments, too.
         example: Arguments of a call, each with the same number of rows: a tensor or a tuple of
             tensors (positional arguments), tensors by name (keyword arguments), or a dataclass of
-            tensors (the only argument). Other arguments are bound with ``functools.partial``.
+            tensors (the only argument). Bind other arguments with ``functools.partial``.
             Where the example has a tensor, on the CPU or on the device, batches should have it,
-            too: the graph then reads it without a further copy.
+            too: the graph then reads it without another copy.
         batch_sizes: Sizes to capture, in rows. Larger batches run without a graph.
         device: Device of ``fn``; ``None`` selects the device of the example.
         backend: As for ``Runner``.
         mutable_state: Tensors that ``fn`` changes, by name. Capture restores them.
         weights: The model, or its weights by name, for names in records. ``None`` selects the
-            modules that ``fn`` is, holds or is bound to.
+            modules that ``fn`` is, is bound to, or reads from variables.
         tolerance: Multiple of the usual rounding by which padded and unpadded results may differ,
             as ``graphkit audit --tolerance`` takes it. float32 convolutions may need more than 1
             with TF32, which cuDNN uses by default.
@@ -78,10 +78,10 @@ def capture(
     Raises:
         CaptureError: The function cannot be captured.
         ConfigError: The example or a setting is invalid, ``fn`` raised an error for the example,
-            or such a module is in training mode.
+            or a module that ``fn`` uses is in training mode.
         DeviceError: The device does not exist.
-        OutputError: The function returns something else than such tensors, or a replay gives other
-            results than the function.
+        OutputError: The function returns anything but tensors with a row per row of its arguments,
+            or a replay differs from the function.
     """
     if not callable(fn):
         raise ConfigError(f"fn must be callable, got {fn!r}.", field="fn")
@@ -92,7 +92,7 @@ def capture(
     if backend is None:
         backend = backend_for(arguments.device if device is None else device)
     elif device is not None:
-        backend_for(device, backend)
+        backend_for(device, backend)  # raises if they contradict each other
     if arguments.device.type != "cpu" and arguments.device != backend.device:
         raise ConfigError(
             f"the example of {name} is on {arguments.device}, but the function is to run on "
@@ -101,7 +101,7 @@ def capture(
         )
     weights = held if weights is None else weights
     with StateSnapshot(check_restorable(mutable_state or {}), backend.device):
-        results = _learnt(arguments, name, max(sizes), backend.device)
+        results = _run_example(arguments, name, max(sizes), backend.device)
 
     def forward(inputs: StepInputs) -> Output:
         return results.output(arguments.call(inputs))
@@ -110,7 +110,13 @@ def capture(
     target = CaptureTarget(
         name=name,
         spec=_NO_DRAFTS,
-        sizes=BufferSizes(max(sizes), 1, 1, 1, _dtype(arguments, results, weights)),
+        sizes=BufferSizes(
+            max_batch_size=max(sizes),
+            max_context_len=1,  # a function has no requests, hidden states or vocabulary
+            hidden_size=1,
+            vocab_size=1,
+            dtype=_compute_dtype(arguments, results, weights),
+        ),
         forwards={ForwardMode.STEP: forward},
         sample_batch=partial(_sample_batch, arguments),
         weights=weights,
@@ -145,8 +151,11 @@ def _checked_sizes(sizes: object) -> list[int]:
     return checked
 
 
-def _learnt(arguments: Arguments, name: str, largest: int, device: torch.device) -> Results:
-    """Return the results of the function, from runs on the example at two batch sizes."""
+def _run_example(arguments: Arguments, name: str, largest: int, device: torch.device) -> Results:
+    """Run the function on rows of the example and return the form of its results.
+
+    Two batch sizes tell a dimension of rows from one that only happens to have as many entries.
+    """
     returned, first = {}, min(arguments.num_rows, largest)
     for count in (first, first + 1):
         rows = arguments.sample([index % arguments.num_rows for index in range(count)])
@@ -163,14 +172,17 @@ def _learnt(arguments: Arguments, name: str, largest: int, device: torch.device)
     return Results(name, returned)
 
 
-def _dtype(
+def _compute_dtype(
     arguments: Arguments,
     results: Results,
     weights: nn.Module | Mapping[str, torch.Tensor] | None,
 ) -> torch.dtype:
-    """Return the coarsest dtype that the function computes in; FP8 weights are converted first."""
-    held: Collection[object] = named_tensors(weights).values()
-    used = {weight.dtype for weight in held if isinstance(weight, torch.Tensor)}
+    """Return the coarsest floating-point dtype of weights, arguments and results.
+
+    Dtypes of one byte do not count: weights in FP8 are converted before they are multiplied.
+    """
+    tensors: Collection[object] = named_tensors(weights).values()
+    used = {weight.dtype for weight in tensors if isinstance(weight, torch.Tensor)}
     used |= arguments.dtypes | results.dtypes
     floats = [dtype for dtype in used if dtype.is_floating_point and dtype.itemsize > 1]
     return max(floats, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
@@ -188,23 +200,24 @@ def _compare(runner: Runner[Any, Any], target: CaptureTarget, tolerance: float) 
     """Compare replays of rows of the example with the function, with a pad row where possible.
 
     Raises:
-        OutputError: They differ.
+        OutputError: A row of a result differs.
     """
     with runner.without_stats():
         for size in runner.table:
             batch = target.batch(runner.mode, max(size - 1, 1), size)
-            for wrong in compare_runs(runner, batch, size, tolerance=tolerance).mismatches:
-                if wrong.kind == NOT_FINITE:  # as without the graph
+            for mismatch in compare_runs(runner, batch, size, tolerance=tolerance).mismatches:
+                if mismatch.kind == NOT_FINITE:  # the function returns NaN or infinity, too
                     continue
+                distance = f" ({mismatch.distance})" if mismatch.distance else ""
                 where = (
-                    f"row {wrong.row} of `{wrong.field}` is {wrong.got} instead of "
-                    f"{wrong.expected}{f' ({wrong.distance})' if wrong.distance else ''} with "
-                    f"{count_of(wrong.batch_size, 'live row')} at batch size {size}"
+                    f"row {mismatch.row} of `{mismatch.field}` is {mismatch.got} instead of "
+                    f"{mismatch.expected}{distance} with "
+                    f"{count_of(mismatch.batch_size, 'live row')} at batch size {size}"
                 )
                 advice = (
                     "Results must not depend on values that the host changes between calls."
-                    if wrong.kind == GRAPH_DIFFERS
+                    if mismatch.kind == GRAPH_DIFFERS
                     else "A row may depend on the same row of the arguments alone, and random "
                     "numbers must be arguments. If this is rounding, pass a larger tolerance."
                 )
-                raise OutputError(f"{target.name}: {wrong.kind}: {where}. {advice}")
+                raise OutputError(f"{target.name}: {mismatch.kind}: {where}. {advice}")

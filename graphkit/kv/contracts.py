@@ -1,6 +1,6 @@
-"""What a whole step reads of a KV pool and of the table of its slots: interfaces and their checks.
+"""Interfaces of the KV pool and of the table of its slots that a step works with, and their checks.
 
-``MHATokenToKVPool`` and ``ReqToTokenPool`` implement them, as the pools of another engine may.
+``MHATokenToKVPool`` and ``ReqToTokenPool`` implement them. Pools of another engine may do so, too.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class KVPool(Protocol):
     def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
         """Copy slots ``src_loc`` to slots ``tgt_loc`` in every buffer of every layer.
 
-        A step moves the accepted path of each draft tree to the front of its slots. Read every
-        source before any target is written. Must only enqueue work, since it is captured.
+        A step moves the accepted path of each draft tree to the front of its slots. Sources and
+        targets may overlap: read every source before any target is written. Must only enqueue work
+        on the current stream, since it is captured.
 
         Shapes:
             tgt_loc, src_loc: one shape, int64. Slot 0 is its own source where nothing moves.
@@ -66,7 +67,7 @@ class RequestTable(Protocol):
 class RequestPool(RequestTable, Protocol):
     """A ``RequestTable`` whose rows ``SpeculativeEngine`` allocates, as ``ReqToTokenPool``.
 
-    A scheduler around ``SpecStepRunner`` owns its rows, and needs no such methods.
+    A scheduler around ``SpecStepRunner`` allocates rows itself and needs a ``RequestTable`` only.
 
     Attributes:
         device: Device of the table.
@@ -79,10 +80,10 @@ class RequestPool(RequestTable, Protocol):
         """Number of free rows."""
 
     def alloc(self, n: int) -> list[int]:
-        """Allocate ``n`` rows."""
+        """Allocate ``n`` rows and return them; ``n`` is at most ``available``."""
 
     def free(self, rows: Iterable[int]) -> None:
-        """Free rows."""
+        """Make rows of ``alloc`` free again."""
 
 
 _KV_COUNTS = {"size": "the number of tokens that it holds", "page_size": "its slots per page"}
@@ -156,14 +157,17 @@ def require_device(owner: str, device: object) -> torch.device:
         device: A ``torch.device`` or its name.
 
     Raises:
-        ConfigError: It names no device of this machine.
+        ConfigError: It is neither a device nor the name of one.
     """
     if isinstance(device, (str, torch.device)):
         try:
             return torch.device(device)
         except RuntimeError:
             pass
-    raise ConfigError(f"{owner}.device must be a torch.device, got {device!r}.", field="device")
+    raise ConfigError(
+        f"{owner}.device must be a torch.device or a name such as 'cuda:0', got {device!r}.",
+        field="device",
+    )
 
 
 def _require_counts(owner: str, thing: object, counts: Mapping[str, str], contract: type) -> None:
@@ -175,9 +179,9 @@ def _require_counts(owner: str, thing: object, counts: Mapping[str, str], contra
 
 def _require_methods(owner: str, thing: object, names: tuple[str, ...], contract: type) -> None:
     for name in names:
-        if not callable(getattr(thing, name, None)):
-            value = getattr(thing, name, None)
-            raise _refusal(owner, thing, name, "a method", value, contract)
+        method = getattr(thing, name, None)
+        if not callable(method):
+            raise _refusal(owner, thing, name, "a method", method, contract)
         if mismatch := signature_mismatch(thing, name, contract):
             raise ConfigError(f"{owner}: {mismatch}", field=owner.rpartition(".")[2])
 
@@ -185,11 +189,14 @@ def _require_methods(owner: str, thing: object, names: tuple[str, ...], contract
 def _refusal(
     owner: str, thing: object, member: str, expected: str, value: object, contract: type
 ) -> ConfigError:
-    found = f"a {type(value).__name__}"
-    if isinstance(value, torch.Tensor):
+    if value is None:
+        found = "missing"
+    elif isinstance(value, torch.Tensor):
         found = f"{tuple(value.shape)} {value.dtype}"
-    elif value is None or isinstance(value, int):
-        found = "missing" if value is None else repr(value)
+    elif isinstance(value, int):
+        found = repr(value)
+    else:
+        found = f"a {type(value).__name__}"
     return ConfigError(
         f"{owner} is a {type(thing).__name__}, whose {member} is {found}: expected {expected}. "
         f"Pass a pool of graphkit, or implement graphkit.{contract.__name__}.",

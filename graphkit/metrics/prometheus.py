@@ -1,7 +1,7 @@
 """Counts of runners and engines as Prometheus metrics.
 
-Names and meanings follow vLLM's and SGLang's, with ``graphkit:`` as prefix, so that a dashboard of
-theirs needs new prefixes only: https://docs.vllm.ai/en/stable/usage/metrics/ and
+Names and meanings follow those of vLLM and SGLang. Change the prefix to ``graphkit:`` to use a
+dashboard made for either: https://docs.vllm.ai/en/stable/usage/metrics/ and
 https://docs.sglang.io/references/production_metrics.html
 """
 
@@ -19,8 +19,9 @@ from graphkit.spec import ForwardMode
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-Names = tuple[str, ...]
-Sample = tuple[Names, float]
+_Labels = tuple[str, ...]
+"""Names of labels, or a sample's values of them in the same order."""
+_Sample = tuple[_Labels, float]
 """Values of the labels of one sample, and its value."""
 
 _PREFIX = "graphkit:"
@@ -129,7 +130,7 @@ class PrometheusCollector:
     def _engine_metrics(self, engine: SpeculativeEngine) -> Iterator[Metric]:
         width = engine.spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
         stats, drafts = engine.stats, width - 1
-        accepted = sum(length * count for length, count in stats.accepted_lengths.items())
+        accepted_tokens = sum(length * n for length, n in stats.accepted_lengths.items())
         gauges = {
             "num_requests_running": ("Requests that run.", stats.running),
             "num_requests_waiting": ("Requests that wait for memory.", stats.waiting),
@@ -146,50 +147,49 @@ class PrometheusCollector:
             ),
             "spec_decode_num_accepted_tokens": (
                 "Drafts that were accepted.",
-                accepted - stats.num_verifies,
+                accepted_tokens - stats.num_verifies,  # one bonus token per verify
             ),
         }
         for name, (text, value) in counters.items():
             yield self._counter(name, text, (), [((), value)])
-        longest = range(1, engine.max_path + 1)
         yield self._histogram(
             "spec_accept_length",
             "Tokens per verify step and request, the bonus token included.",
             (),
-            [((), stats.accepted_lengths, longest)],
+            [((), stats.accepted_lengths, range(1, engine.max_path + 1))],
         )
 
-    def _counter(self, name: str, text: str, labels: Names, values: Iterable[Sample]) -> Metric:
+    def _counter(self, name: str, text: str, labels: _Labels, values: Iterable[_Sample]) -> Metric:
         return self._filled(self._core.CounterMetricFamily, name, text, labels, values)
 
-    def _gauge(self, name: str, text: str, labels: Names, values: Iterable[Sample]) -> Metric:
+    def _gauge(self, name: str, text: str, labels: _Labels, values: Iterable[_Sample]) -> Metric:
         return self._filled(self._core.GaugeMetricFamily, name, text, labels, values)
 
     def _filled(
-        self, family_type: Any, name: str, text: str, labels: Names, values: Iterable[Sample]
+        self, family_type: Any, name: str, text: str, labels: _Labels, values: Iterable[_Sample]
     ) -> Metric:
         family: Metric = family_type(_PREFIX + name, text, labels=[*self._labels, *labels])
-        for own, value in values:
-            family.add_metric([*self._labels.values(), *own], value)  # type: ignore[attr-defined]
+        for label_values, value in values:
+            family.add_metric([*self._labels.values(), *label_values], value)  # type: ignore[attr-defined]
         return family
 
     def _histogram(
         self,
         name: str,
         text: str,
-        labels: Names,
-        values: Iterable[tuple[Names, Mapping[int, int], Iterable[int]]],
+        labels: _Labels,
+        values: Iterable[tuple[_Labels, Mapping[int, int], Iterable[int]]],
     ) -> Metric:
-        """Return a histogram of counts by value; ``values`` has the upper bounds of its buckets."""
+        """Return a histogram; ``values`` has label values, counts by value, and upper bounds."""
         names = [*self._labels, *labels]
         family = self._core.HistogramMetricFamily(_PREFIX + name, text, labels=names)
-        for own, counts, bounds in values:
+        for label_values, counts, bounds in values:
             buckets = [
                 (f"{bound}.0", sum(count for value, count in counts.items() if value <= bound))
                 for bound in bounds
             ]
             family.add_metric(
-                [*self._labels.values(), *own],
+                [*self._labels.values(), *label_values],
                 [*buckets, ("+Inf", sum(counts.values()))],
                 sum(value * count for value, count in counts.items()),
             )

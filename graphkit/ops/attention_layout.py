@@ -19,9 +19,9 @@ class DenseLayout:
         num_tokens: Rows of the batch (T).
 
     Attributes:
-        visible_BWL: Which of the L = pages * page_size positions each row sees. Entries behind the
-            rows of a request have no meaning.
-        seen_BL: Which positions some row of the request sees.
+        visible_BWL: Which of the L = pages * page_size positions each row sees, bool. Entries
+            behind the rows of a request have no meaning.
+        seen_BL: Which positions at least one row of the request sees, bool.
     """
 
     def __init__(
@@ -64,18 +64,18 @@ class DenseLayout:
         if self._page_size > 1:
             offset = torch.arange(self._page_size, device=pages.device)
             pages = (pages[:, :, None] * self._page_size + offset).flatten(1)
-        slots = (pages * self.seen_BL).flatten()
-        # A bitwise mask, since masked_fill takes several times as long on a CPU.
+        slots = (pages * self.seen_BL).flatten()  # the reserved slot 0 where nothing is seen
+        # Bytes of 255 where a row stays: masked_fill takes several times as long on a CPU.
         bits = self.seen_BL.flatten().view(torch.int8).neg().view(torch.uint8)
-        found = []
+        dense = []
         for cache in caches:
             rows = cache.index_select(0, slots)
             rows.view(torch.uint8).bitwise_and_(bits.view(-1, *[1] * (rows.dim() - 1)))
-            found.append(rows.view(*self.seen_BL.shape, *rows.shape[1:]))
-        return tuple(found)
+            dense.append(rows.view(*self.seen_BL.shape, *rows.shape[1:]))
+        return tuple(dense)
 
     def pad(self, rows_T: torch.Tensor) -> torch.Tensor:
-        """Return [T, ...] rows as [B, W, ...]. Entries behind its rows are arbitrary."""
+        """Return [T, ...] rows as [B, W, ...]. Entries behind a request's rows are arbitrary."""
         return rows_T[self._row_BW.clamp(0, self._num_tokens - 1)]
 
     def pack(self, padded: torch.Tensor) -> torch.Tensor:
@@ -90,13 +90,13 @@ class DenseLayout:
 def _visible_in_tree(
     mask: torch.Tensor, key_L: torch.Tensor, lengths_B1: torch.Tensor, window: int
 ) -> torch.Tensor:
-    """Return which positions each row sees by a mask of the last keys, bool [B, W, L]."""
+    """Return which positions each row sees, bool [B, W, L]; ``mask`` is for the last keys alone."""
     columns = mask.shape[2]
     column_BL = key_L - (lengths_B1 - columns)
     index_BWL = column_BL.clamp(0, columns - 1)[:, None].expand(-1, mask.shape[1], -1)
     visible_BWL = mask.gather(2, index_BWL) | (column_BL < 0)[:, None]
     visible_BWL = visible_BWL & (key_L < lengths_B1)[:, None]
-    if window:
+    if window:  # in a tree, the last keys that a row sees are those of its own path
         from_end_BWL = visible_BWL.flip(2).cumsum(2, dtype=torch.int32).flip(2)
         visible_BWL = visible_BWL & (from_end_BWL <= window)
     return visible_BWL

@@ -1,4 +1,4 @@
-"""What replays, eager steps and captures of a batch size cost, from a record or by padding."""
+"""Costs of replays, eager steps and captures by batch size, from a record or by padding alone."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class SizeCosts:
 
     Attributes:
         mode: Forward mode of the measurements; empty without any.
-        replay_us: Time of a replay at a captured size. Without measurements, the size itself, so
-            that the least time is the least padding.
-        eager_us: Time of a step of a live size without a graph; ``None`` if it is not measured.
-        memory_bytes, capture_s: What each captured size below the largest takes; ``None`` without
-            a record.
-        largest_bytes, largest_s: The same of the largest size. It is captured first: its memory is
-            used again by the other sizes, and its capture compiles the kernels.
+        replay_us: Microseconds of a replay at a captured size. Without measurements, the size
+            itself, so that the least time is the least padding.
+        eager_us: Microseconds of a step of a live size without a graph; ``None`` if not measured.
+        memory_bytes, capture_s: Bytes of graph memory, and seconds of capture, of a captured size
+            below the largest; ``None`` without a record.
+        largest_bytes, largest_s: The same for the largest size. It is captured first: the other
+            sizes use its memory again, and its capture compiles the kernels.
     """
 
     mode: str
@@ -39,15 +39,16 @@ class SizeCosts:
 
 
 def padding_costs(largest: int) -> SizeCosts:
-    """Return costs without measurements."""
+    """Return costs without measurements, for the sizes 0 to ``largest``."""
     return SizeCosts("", np.arange(largest + 1, dtype=np.float64))
 
 
 def measured_costs(record: CaptureRecord, mode: str, largest: int) -> SizeCosts:
     """Return the measured costs of a mode.
 
-    Times between measured sizes are interpolated. Above the largest they continue as between the
-    two largest, and below the smallest they are equal to its time.
+    Values between measured sizes are interpolated. Above the largest they continue as between the
+    two largest, and below the smallest they are equal to its value. The memory of the largest size
+    is proportional to the size.
 
     Args:
         record: Record of ``graphkit capture``.
@@ -65,16 +66,16 @@ def measured_costs(record: CaptureRecord, mode: str, largest: int) -> SizeCosts:
     eager = [size.eager_us for size in sizes if size.eager_us is not None]
     smaller = sizes[:-1] or sizes
     smaller_sizes = [size.batch_size for size in smaller]
-    first = sizes[-1]
-    scale = np.arange(largest + 1) / first.batch_size
+    largest_measured = sizes[-1]
+    scale = np.arange(largest + 1) / largest_measured.batch_size
     return SizeCosts(
         mode=measured.mode,
         replay_us=_curve(timed, [size.replay_us or 0.0 for size in sizes], largest),
         eager_us=_curve(timed, eager, largest) if len(eager) == len(sizes) else None,
         memory_bytes=_curve(smaller_sizes, [float(size.pool_bytes) for size in smaller], largest),
         capture_s=_curve(smaller_sizes, [size.capture_ms / 1e3 for size in smaller], largest),
-        largest_bytes=first.pool_bytes * scale,
-        largest_s=np.full(largest + 1, first.capture_ms / 1e3),
+        largest_bytes=largest_measured.pool_bytes * scale,
+        largest_s=np.full(largest + 1, largest_measured.capture_ms / 1e3),
     )
 
 
@@ -93,11 +94,11 @@ def _find_mode(record: CaptureRecord, mode: str) -> ModeRecord:
 
 
 def _curve(sizes: Sequence[int], values: Sequence[float], largest: int) -> Floats:
-    """Interpolate values of some sizes for 0 to ``largest``; none is negative."""
-    every = np.arange(largest + 1, dtype=np.float64)
-    curve = np.interp(every, sizes, values)
+    """Interpolate the values of ascending sizes for 0 to ``largest``; none becomes negative."""
+    all_sizes = np.arange(largest + 1, dtype=np.float64)
+    curve = np.interp(all_sizes, sizes, values)
     if len(sizes) > 1:
         slope = (values[-1] - values[-2]) / (sizes[-1] - sizes[-2])
-        above = every > sizes[-1]
-        curve[above] = values[-1] + max(slope, 0.0) * (every[above] - sizes[-1])
+        above = all_sizes > sizes[-1]
+        curve[above] = values[-1] + max(slope, 0.0) * (all_sizes[above] - sizes[-1])
     return np.maximum(curve, 0.0)

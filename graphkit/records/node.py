@@ -20,7 +20,7 @@ class Pointer:
             ``host``.
         name: Name of the memory: a parameter's path, an input field, ``pool+0x1200``.
         offset: Offset of the address in its argument, in bytes.
-        size: Bytes from the address to the end of the tensor there, at most; 0 if unknown.
+        size: Upper bound of the bytes from the address to the end of the tensor; 0 if unknown.
     """
 
     SPARSE: ClassVar[bool] = True
@@ -36,14 +36,14 @@ class Argument:
     """One argument of a node.
 
     Attributes:
-        name: Name of the parameter if it is known: of an operation on the recorder, of a kernel of
-            Triton or torch.compile, of a copy. Empty for other compiled kernels.
+        name: Name of the parameter: of an operation on the recorder, of a kernel of Triton or
+            torch.compile, of a copy. Empty if unknown, as for other compiled kernels.
         offset: Offset among the kernel's arguments, in bytes.
         size: Size in bytes.
         kind: ``pointer``, ``number``, ``struct``, ``tensor`` (recorder), ``value`` (recorder), or
             ``unreadable``.
         text: The value as text.
-        pointers: Addresses in it.
+        pointers: Addresses in the value.
     """
 
     SPARSE: ClassVar[bool] = True
@@ -57,7 +57,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One node of a graph; one operation on the recorder.
+    """One node of a graph; on the recorder, one operation.
 
     Attributes:
         index: Index in ``GraphRecord.nodes``, in order of creation.
@@ -65,7 +65,8 @@ class Node:
             ``event record``, ``event wait``, ``allocation``, ``free``, ``empty``, or ``op``.
         name: Demangled name of the kernel, or the action of the node.
         short_name: Name without templates and arguments.
-        grid, block, cluster: Blocks, threads and blocks per cluster, x y z; empty if it has none.
+        grid, block, cluster: Blocks of the grid, threads of a block and blocks of a cluster, as
+            (x, y, z); empty if the node has none.
         shared_memory_bytes: Shared memory per block, static and dynamic.
         registers: Registers per thread.
         attributes: Launch attributes that differ from the default.
@@ -75,8 +76,8 @@ class Node:
         source: Line that called the operation, ``file.py:12 in forward``.
         scope: The user's scopes around it, outermost first, joined by ``/``.
         parent: Index of the node whose child graph or conditional body contains this one.
-        duration_us: Median time on the device; ``None`` if not measured.
-        start_us: Median start, relative to the replay's first node.
+        duration_us: Median time on the device in microseconds; ``None`` if not measured.
+        start_us: Median start in microseconds after the start of the replay's first node.
     """
 
     SPARSE: ClassVar[bool] = True
@@ -101,7 +102,7 @@ class Node:
 
     @property
     def end_us(self) -> float:
-        """End relative to the start of the replay; 0 if no time was measured."""
+        """End in microseconds after the start of the replay; 0 if no time was measured."""
         return (self.start_us or 0.0) + (self.duration_us or 0.0)
 
 

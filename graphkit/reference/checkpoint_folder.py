@@ -25,7 +25,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def default_folder(name: str) -> Path:
-    """Return the folder of trained weights with this name in the package."""
+    """Return the folder of the weights ``name`` that the package contains."""
     return Path(__file__).parent / "weights" / name
 
 
@@ -55,7 +55,7 @@ class StoredWeights:
             the first of these is read.
 
     Attributes:
-        forms: Shape and dtype of each tensor.
+        forms: Shape and dtype of each tensor, by name.
 
     Raises:
         CheckpointError: A file is missing or damaged.
@@ -83,11 +83,12 @@ class StoredWeights:
         Args:
             module: Receives the tensors of its state dict, converted to its dtypes.
             device: The target device; tensors are copied one at a time.
-            optional: Names that may be missing; their tensors stay uninitialised.
-            ignored: Names that are not read.
-            rename: Returns the module's name of a stored name.
-            expected: Tensors whose shapes the stored ones have; ``None`` selects the module's.
-            part_of: Returns the slice of a stored tensor that the module has.
+            optional: Names in the module that may be missing; their tensors stay uninitialised.
+            ignored: Stored names, after ``rename``, that the module need not have.
+            rename: Returns the name in the module for a stored name.
+            expected: Tensors by name with the shapes of the stored ones; ``None`` selects the
+                module's own. Differs from them if the module has only a slice of each tensor.
+            part_of: Returns the slice of a stored tensor that the module has; see ``PartOf``.
 
         Raises:
             CheckpointError: A tensor is missing or unexpected, or has the wrong shape or dtype.
@@ -104,9 +105,9 @@ class StoredWeights:
 
 
 def write_folder(folder: Path, config: Mapping[str, object], state: Mapping[str, Tensor]) -> None:
-    """Write a configuration and tensors of one floating dtype, which is added to the former.
+    """Write ``config.json`` and ``model.safetensors``; create the folder, overwrite the files.
 
-    Creates the folder; overwrites ``config.json`` and ``model.safetensors`` in it.
+    The floating-point tensors have one dtype, which is written into the configuration.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
@@ -144,7 +145,7 @@ def _read_json(folder: Path, name: str) -> Mapping[str, object]:
             f"the checkpoint folder {str(folder)!r} does not exist. Pass a local folder that "
             f"contains {_CONFIG} and {_WEIGHTS}."
         ) from error
-    except (OSError, ValueError) as error:  # a name that no file can have
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(
             f"cannot read {str(path)!r}: {reason}. Pass a folder that can be read."

@@ -53,7 +53,10 @@ class _AlgorithmInterface:
         context_len: int,
         device: torch.device | str,
     ) -> FutureMap:
-        """Create the ``FutureMap`` that keeps one step's results for the next."""
+        """Create the ``FutureMap`` that keeps one step's results for the next.
+
+        Arguments and errors are those of ``FutureMap``.
+        """
         return FutureMap(max_running_requests, chunked_prefill_size, context_len, device, self)
 
 
@@ -112,4 +115,4 @@ Algorithm = SpecAlgorithm | CustomSpecAlgorithm
 INTERFACE = tuple(name for name in vars(_AlgorithmInterface) if not name.startswith("_"))
 """Every method that a registered class must have."""
 PREDICATES = tuple(name for name in INTERFACE if name.startswith(("is_", "supports_")))
-"""Those that return a bool."""
+"""The methods of ``INTERFACE`` that return a bool."""

@@ -33,7 +33,10 @@ Its arguments are the token of each node, [B, W] int64, and the links. It may wa
 
 
 class Verifier:
-    """Runs the target. Every method only enqueues work; none waits, except for ``fill_bitmask``.
+    """Runs the target and accepts drafts.
+
+    Methods enqueue work and do not wait for the device, except that ``verify`` waits if its
+    ``fill_bitmask`` does.
 
     Args:
         model: The target.
@@ -77,9 +80,9 @@ class Verifier:
             **context.runner_options,
         )
         self._all_allowed: torch.Tensor | None = None
-        if context.options.structured_output:  # every batch then brings a bitmask
-            rows = context.sizes.max_batch_size * context.verify_width
-            shape = rows, bitmask_words(context.sizes.vocab_size)
+        if context.options.structured_output:  # every batch of the runner then needs a bitmask
+            num_tokens = context.sizes.max_batch_size * context.verify_width
+            shape = num_tokens, bitmask_words(context.sizes.vocab_size)
             self._all_allowed = torch.full(shape, -1, dtype=torch.int32, device=context.device)
 
     def prefill(
@@ -112,7 +115,8 @@ class Verifier:
             without=("custom_mask", "token_bitmask"),
         )
         if states is not None:
-            # Every token of a prompt is accepted; the pool has the states after the last W.
+            # All tokens of a prompt are accepted. The pool has the states after the last W tokens
+            # of the chunk, W = states.width, and commits the last of these.
             last = min(length, states.width) - 1
             states.commit(req_pool_indices, torch.full_like(req_pool_indices, last))
         return output
@@ -127,7 +131,8 @@ class Verifier:
     ) -> torch.Tensor:
         """Return the token after a prompt, [1] int64.
 
-        A sample belongs to the position of the last prompt token, as it would for a root there.
+        A sample is keyed by the position of the last prompt token, as if that were the root of a
+        tree.
 
         Args:
             req_pool_indices: The request row, [1] int64.
@@ -157,15 +162,15 @@ class Verifier:
             req_pool_indices: Request rows, [B] int64.
             seq_lens: Committed tokens, [B] int32.
             bonus: Token at the root of each tree, [B] int64.
-            tree: The draft tokens, checked by ``check_tree``.
+            tree: The draft tokens; ``check_tree`` has accepted them.
             is_greedy: Whether every temperature is 0.
             fill_bitmask: Returns the token bitmask of the trees; ``None`` allows every token.
         """
         rows, width = req_pool_indices, self._context.verify_width
-        mask = tree.tree_mask.contiguous() if self._is_tree else None  # may be expanded
+        mask = tree.tree_mask.contiguous() if self._is_tree else None  # may be an expanded view
         with scope("build"):
-            # The host does not see values on a device. The op makes ids outside the vocabulary
-            # valid there; the target accepts them only if they equal its own tokens.
+            # Drafters may return ids outside the vocabulary, which the host cannot see on a device.
+            # The op replaces them by valid ids, accepted only if they equal the target's tokens.
             tokens, positions, slots = verify_rows(
                 rows, self._context.req_to_token, seq_lens, bonus, tree.draft_tokens, mask,
                 width, self._context.sizes.vocab_size,
@@ -213,9 +218,9 @@ class Verifier:
             counts=AcceptedCounts(drafts, path.num_accepted_tokens),
         )
 
-    def all_allowed(self, rows: int) -> torch.Tensor | None:
-        """Return a token bitmask that allows every token; ``None`` if verify takes none."""
-        return None if self._all_allowed is None else self._all_allowed[:rows]
+    def all_allowed(self, num_tokens: int) -> torch.Tensor | None:
+        """Return a token bitmask of ``num_tokens`` rows that allows all; ``None`` if unused."""
+        return None if self._all_allowed is None else self._all_allowed[:num_tokens]
 
     def _optional_fields(self) -> tuple[str, ...] | None:
         """Return the optional fields of verify; ``None`` selects those that the spec implies."""

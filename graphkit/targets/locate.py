@@ -25,13 +25,14 @@ def locate(text: str, device: str, group: RankGroup | None = None) -> CaptureTar
     Args:
         text: The name.
         device: Passed to a function.
-        group: Passed to a function; the target must have it then.
+        group: Passed to a function; the target must then run on its ranks.
 
     Raises:
-        TargetError: The text has another form, the import or the call fails, the result is no
+        TargetError: The text has another form, the import or the call fails, the result is not a
             CaptureTarget, or it does not run on the ranks of ``group``.
+        GraphkitError: The function raised it.
     """
-    target = _located(text, {"device": device, "group": group})
+    target = _import_target(text, {"device": device, "group": group})
     if group is not None and target.group is not group:
         raise TargetError(
             f"TARGET {text!r} does not run on several ranks. Name a function that takes group= and "
@@ -40,7 +41,7 @@ def locate(text: str, device: str, group: RankGroup | None = None) -> CaptureTar
     return target
 
 
-def _located(text: str, arguments: Mapping[str, Any]) -> CaptureTarget:
+def _import_target(text: str, arguments: Mapping[str, Any]) -> CaptureTarget:
     module_name, colon, attribute = text.partition(":")
     if os.path.isdir(text) and not colon:  # noqa: PTH112 - pathlib raises for a long name
         raise TargetError(
@@ -62,12 +63,12 @@ def _located(text: str, arguments: Mapping[str, Any]) -> CaptureTarget:
             f"TARGET {text!r} is a {type(found).__name__}. Name a graphkit.CaptureTarget, or a "
             "function that returns one."
         )
-    made = _call(found, arguments, text)
-    if not isinstance(made, CaptureTarget):
+    target = _call(found, arguments, text)
+    if not isinstance(target, CaptureTarget):
         raise TargetError(
-            f"TARGET {text!r} returned a {type(made).__name__}, not a graphkit.CaptureTarget."
+            f"TARGET {text!r} returned a {type(target).__name__}, not a graphkit.CaptureTarget."
         )
-    return made
+    return target
 
 
 def _module(name: str, text: str) -> Any:
@@ -76,7 +77,7 @@ def _module(name: str, text: str) -> Any:
         sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # a script without a main guard may exit
         raise TargetError(f"TARGET {text!r} cannot be imported: {_brief(error)}.") from error
 
 

@@ -1,4 +1,7 @@
-"""A paged batch for attention backends, and its result by plain loops."""
+"""A batch for attention backends over paged pools, and the expected result, computed by loops.
+
+Shape letters: T rows, N query heads, M key-value heads, D head size of keys, E of values.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class AttentionBatch:
 
     Attributes:
         mode: Mode of the batch.
-        requests: Slots of each request.
+        requests: Table of the KV slots of each request.
         pool: Keys and values of the histories, in ``layer``; its other layers hold NaN.
         inputs: What the backend computes metadata from.
         query: Rows of queries, [T, N, D].
@@ -43,7 +46,8 @@ class AttentionBatch:
         value: Their values, [T, M, E]; with a pool of latents the first part of the keys.
         out_cache_loc: Their slots, [T].
         histories: Keys and values of each live request before its own rows.
-        own_rows: Rows of each live request. ``seq_lens`` of an extending mode counts them.
+        own_rows: Rows of each live request in this batch. ``seq_lens`` of an extending mode counts
+            them.
         options: Options of ``attend`` that differ from their defaults.
         layer: Layer of the pool.
     """
@@ -63,7 +67,7 @@ class AttentionBatch:
 
     @property
     def scale(self) -> float:
-        """Factor on the scores."""
+        """Factor on the scores: the head size to the power of -1/2."""
         return float(self.key.shape[2] ** -0.5)
 
     @property
@@ -73,13 +77,13 @@ class AttentionBatch:
 
     @property
     def stored(self) -> tuple[Tensor, Tensor]:
-        """What ``attend`` takes as keys and values."""
+        """Key and value arguments of ``attend``; of latents, the latent and the rotated part."""
         if isinstance(self.pool, MLATokenToKVPool):
             return self.value, self.key[..., self.value.shape[2] :]
         return self.key, self.value
 
     def backend(self, kind: Callable[..., Any]) -> Any:
-        """Return a backend over the pools."""
+        """Create a backend of a class over the pools."""
         return kind(self.requests, self.pool, scale=self.scale)
 
     def prepare(self, backend: AttentionBackend) -> None:
@@ -140,9 +144,10 @@ class AttentionBatch:
             keys = torch.cat([old_keys, key[own]]).double()
             values = torch.cat([old_values, value[own]]).double()
             for i in range(self.own_rows[b]):
-                sees = [s for s in range(len(keys)) if self._sees(b, i, s, len(keys))][-window:]
+                visible = [s for s in range(len(keys)) if self._sees(b, i, s, len(keys))]
+                sees = visible[-window:]  # all without a window, since -0 is 0
                 for n in range(heads):
-                    m = n * kv_heads // heads
+                    m = n * kv_heads // heads  # consecutive query heads share a key-value head
                     scores = keys[sees, m] @ query[first + i, n].double() * self.scale
                     scores = cap * (scores / cap).tanh() if cap else scores
                     if sinks is not None:  # one more score, whose value is zero
@@ -150,9 +155,10 @@ class AttentionBatch:
                     out[first + i, n] = scores.softmax(0)[: len(sees)] @ values[sees, m]
         return out
 
-    def _sees(self, b: int, i: int, key: int, keys: int) -> bool:
+    def _sees(self, b: int, i: int, key: int, num_keys: int) -> bool:
+        """Return whether row ``i`` of request ``b`` attends to its key number ``key``."""
         mask = self.inputs.custom_mask
         if mask is None:
-            return key <= keys - self.own_rows[b] + i
-        column = key - (keys - mask.shape[2])
+            return key <= num_keys - self.own_rows[b] + i
+        column = key - (num_keys - mask.shape[2])  # the mask is for the last keys alone
         return column < 0 or bool(mask[b, i, column])

@@ -1,4 +1,4 @@
-"""Search for the words of a filter or a search in rows, and the sum of what matches."""
+"""Rows that contain the words of a filter or a search, and the sum of their nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphkit.views.pages import Page
 
 _WORD = re.compile(r"\w+")
 Match = Callable[[Sequence[str], str], bool]
-"""True if the cells and the note of a row contain the words."""
+"""Returns whether a row contains the words, from its cells and its note."""
 
 
 def matcher(words: str, columns: Sequence[str]) -> Match | None:
@@ -28,7 +28,7 @@ def matcher(words: str, columns: Sequence[str]) -> Match | None:
 
 
 def sum_text(page: Page, lines: Iterable[Line]) -> str:
-    """Return number, time in us and share of the nodes in these rows; empty if a page has none.
+    """Return number, time in us and share of the rows' nodes, as text; empty if the page has none.
 
     A node in several of the rows, such as its own row and its module's, counts once.
     """
@@ -46,7 +46,7 @@ def sum_text(page: Page, lines: Iterable[Line]) -> str:
 
 def _test(word: str, names: Sequence[Sequence[str]]) -> Match:
     name, _, part = word.partition(":")
-    column = next((at for at, words in enumerate(names) if name in words), None)
+    column = next((index for index, words in enumerate(names) if name in words), None)
     if part and column is not None:
         return lambda cells, _note: part in cells[column].casefold()
     return lambda cells, note: any(word in text.casefold() for text in (*cells, note))

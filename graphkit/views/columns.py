@@ -1,4 +1,4 @@
-"""Columns of text in a width: which ones fit, how wide they are, how texts fill them."""
+"""Layout of columns in a line: which ones fit, how wide they are, and the text of each cell."""
 
 from __future__ import annotations
 
@@ -27,26 +27,29 @@ class ColumnSpan:
 
 
 def fit(columns: Sequence[Column], wanted: Sequence[int], room: int) -> tuple[ColumnSpan, ...]:
-    """Return the columns that fit into a line, in order.
+    """Return the columns that fit into a line, in order, with their widths.
+
+    Columns are left out by ``rank`` until the narrowest widths fit. Columns of rank 0 stay: if they
+    need more than the line, the widest are narrowed. What is left widens the columns that were
+    narrow, in order, then the column with ``least``.
 
     Args:
         columns: All columns.
         wanted: Width of the widest text of each column, in cells.
-        room: Width of the line, in cells. If the columns of rank 0 need more, the widest of them
-            is narrowed.
+        room: Width of the line, in cells.
     """
     pairs = zip(columns, wanted, strict=True)
     full = [column.least or min(want, column.most) for column, want in pairs]
-    widths = {at: min(width, columns[at].narrow or width) for at, width in enumerate(full)}
+    widths = {i: min(width, columns[i].narrow or width) for i, width in enumerate(full)}
     while _spare(widths, room) < 0:
-        rank, last = max((columns[index].rank, index) for index in widths)
-        if not rank:
+        rank, index = max((columns[i].rank, i) for i in widths)
+        if rank == 0:
             break
-        del widths[last]
+        del widths[index]
     while _spare(widths, room) < 0 < max(widths.values()):
         widths[max(widths, key=widths.__getitem__)] -= 1
-    for index in widths:
-        widths[index] += max(0, min(_spare(widths, room), full[index] - widths[index]))
+    for i in widths:
+        widths[i] += max(0, min(_spare(widths, room), full[i] - widths[i]))
     spare = max(0, _spare(widths, room))
     return tuple(ColumnSpan(i, w + spare * bool(columns[i].least)) for i, w in widths.items())
 

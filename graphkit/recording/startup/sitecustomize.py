@@ -20,7 +20,7 @@ _GRAPHS_MODULE = "torch.cuda.graphs"
 
 
 class _TorchFinder:
-    """Finds torch's graphs through the other finders and hooks into them once they are loaded."""
+    """Finds ``torch.cuda.graphs`` through the other finders and has it hooked once it is loaded."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -51,6 +51,7 @@ def _hook_after_loading(spec: ModuleSpec) -> None:
 
 def _hook_into(module: ModuleType) -> None:
     """Call the hooks of the graphkit that records, which the program may be unable to import."""
+    # The folder around graphkit, last, so that the program imports all else from its own folders.
     root = os.path.abspath(os.path.join(_FOLDER, *[os.pardir] * 3))  # noqa: PTH100, PTH118
     sys.path.append(root)
     try:
@@ -70,7 +71,7 @@ def _call_safely(hook: Callable[..., object], *args: object) -> None:
 
 
 def _run_hidden_sitecustomize() -> None:
-    """Run the program's own sitecustomize, if it has one; its errors are raised unchanged."""
+    """Run the sitecustomize that Python would have run without this one; its errors are raised."""
     this = sys.modules.pop(__name__)
     try:
         __import__(__name__)
