@@ -50,7 +50,13 @@ def _sources(record: GraphRecord, shared: Mapping[int, int]) -> _Sources:
     incoming: _Sources = defaultdict(dict)
     for edge in record.edges:
         incoming[edge.target][edge.source] = edge.kind
-    return {index: dict(_shared_sources(node, incoming, shared)) for node, index in shared.items()}
+    found: _Sources = {}
+    for node, index in shared.items():
+        kinds = found[index] = {}
+        for source, kind in _shared_sources(node, incoming, shared):
+            if kind != _INDIRECT or source not in kinds:  # a direct edge counts beside a path
+                kinds[source] = kind
+    return found
 
 
 def _shared_sources(

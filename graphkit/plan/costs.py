@@ -56,13 +56,19 @@ def measured_costs(record: CaptureRecord, mode: str, largest: int) -> SizeCosts:
         largest: Largest size (M).
 
     Raises:
-        RecordError: The record has no such mode, several if ``mode`` is empty, or no times.
+        RecordError: The record has no such mode, several if ``mode`` is empty, no times, or sizes
+            that do not ascend.
     """
     measured = _find_mode(record, mode)
     sizes = [size for size in measured.sizes if size.replay_us is not None]
     if not sizes:
         raise RecordError(f"the record has no replay times of {measured.mode}. Capture it again.")
     timed = [size.batch_size for size in sizes]
+    if timed != sorted(set(timed)) or timed[0] < 1:
+        raise RecordError(
+            f"the record has the sizes {timed} of {measured.mode}, expected ascending sizes from "
+            "1. Capture it again."
+        )
     eager = [size.eager_us for size in sizes if size.eager_us is not None]
     smaller = sizes[:-1] or sizes
     smaller_sizes = [size.batch_size for size in smaller]

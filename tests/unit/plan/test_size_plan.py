@@ -50,6 +50,15 @@ def test_costs_are_measured_or_interpolated(capture_record):
     assert costs.largest_s[4] == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("numbers", [(4, 4, 8), (0, 4, 8), (8, 4, 1)])
+def test_sizes_of_a_record_that_do_not_ascend_are_refused(capture_record, numbers):
+    (mode,) = [mode for mode in capture_record.modes if mode.mode == "TARGET_VERIFY"]
+    sizes = [replace(size, batch_size=n) for size, n in zip(mode.sizes, numbers, strict=False)]
+    record = replace(capture_record, modes=(replace(mode, sizes=tuple(sizes)),))
+    with pytest.raises(RecordError, match="expected ascending sizes from 1"):
+        measured_costs(record, "TARGET_VERIFY", 10)
+
+
 def test_a_plan_states_what_both_lists_cost(capture_record):
     live = {1: 10, 3: 30, 8: 10}
     plan = plan_sizes(live, capture_record, mode="TARGET_VERIFY", max_sizes=2)

@@ -278,6 +278,19 @@ def test_an_edge_that_became_programmatic_is_a_change_of_its_target(make_graph):
     assert diff.words == ("edge full -> programmatic in 1 node of b",)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_direct_edge_counts_beside_a_path_through_a_new_node(make_graph, order):
+    """Whatever the order of the edges is."""
+    before = make_graph("m op a", "m op b", edges=(Edge(source=0, target=1),))
+    edges = (
+        Edge(source=0, target=2, kind="programmatic"),
+        Edge(source=0, target=1),
+        Edge(source=1, target=2),
+    )
+    after = make_graph("m op a", "m op x", "m op b", edges=edges[::order])
+    assert fields(diff_graphs(before, after)) == [("edge from #0 a", "full", "programmatic")]
+
+
 def test_a_removed_edge_is_a_change(make_graph):
     rows = ("m op a", "m op b", "m op c")
     after = make_graph(*rows, edges=(Edge(source=0, target=1),))
