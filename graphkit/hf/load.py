@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.graphs import resolve_device
@@ -81,6 +82,8 @@ def prepare_model(model: PreTrainedModel) -> ModelLayout:
         *(getattr(model.config, name) for name in model.config.sub_configs),
     ):
         config._attn_implementation = IMPLEMENTATION
+    with suppress(ValueError):  # the model has no experts, or one form of them
+        model.set_experts_implementation(_EXPERTS)
     layout = learn_layout(model)
     convert_mixers(model, layout)
     return layout
@@ -93,9 +96,6 @@ def _from_folder(
         raise CheckpointError(f"{folder} has no config.json. Pass a folder of transformers.")
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     try:
-        config = AutoConfig.from_pretrained(folder, **options)
-        if hasattr(config.get_text_config(decoder=True), "num_experts_per_tok"):
-            options["experts_implementation"] = _EXPERTS
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype or "auto", **options
         )
