@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, partial
+from types import NoneType
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from graphkit.config import BufferSizes
+from graphkit.config import BufferSizes, require_type
 from graphkit.engine import EngineModel, NgramDrafter, SpeculativeEngine
 from graphkit.errors import ConfigError
 from graphkit.hf.forward import TransformersForward
@@ -85,6 +86,8 @@ class TransformersModel:
         Raises:
             ConfigError: A setting is out of range, or the algorithm needs a draft model.
         """
+        expected = "the name of an algorithm, or None"
+        require_type("spec", "algorithm", algorithm, (str, NoneType), expected)
         name = (algorithm or "NGRAM").upper()
         if name not in ALGORITHMS:
             raise ConfigError(
@@ -94,7 +97,9 @@ class TransformersModel:
         linear = bool(self.layout.recurrent)
         if name == "NONE":
             return SpecConfig(name, 0, 1, 1, page_size=page_size, linear_attention=linear)
-        width = num_draft_tokens or (num_steps + 1) * (1 if topk == 1 else 2)
+        width = num_draft_tokens
+        if width is None:
+            width = (num_steps + 1) * (1 if topk == 1 else 2)
         return SpecConfig(
             name, num_steps, topk, width, page_size=page_size, linear_attention=linear
         )
@@ -114,7 +119,7 @@ class TransformersModel:
         """Create an engine with pools of its own. Nothing is captured yet.
 
         Args:
-            algorithm: As for ``spec``, with the four after it.
+            algorithm: See ``spec``.
             num_steps: See ``spec``.
             topk: See ``spec``.
             num_draft_tokens: See ``spec``.
@@ -156,13 +161,23 @@ class TransformersModel:
     ) -> CaptureTarget:
         """Create a target for commands and audits, with pools of its own.
 
-        The arguments are those of ``engine``.
+        Args:
+            algorithm: See ``spec``.
+            num_steps: See ``spec``.
+            topk: See ``spec``.
+            num_draft_tokens: See ``spec``.
+            page_size: See ``spec``.
+            max_batch_size: Largest captured size.
+            max_context_len: Most tokens of a request, drafts included.
+
+        Raises:
+            ConfigError: A setting is out of range.
         """
         spec = self.spec(algorithm, num_steps, topk, num_draft_tokens, page_size)
         requests = ReqToTokenPool(max_batch_size, max_context_len, self.device)
-        columns = requests.req_to_token.shape[1]
+        columns = -(-max_context_len // page_size) * page_size
         slots = page_size + torch.arange(max_batch_size * columns, device=self.device)
-        requests.req_to_token[1:] = slots.view(max_batch_size, columns)
+        requests.req_to_token[1:] = slots.view(max_batch_size, columns)[:, :max_context_len]
         model = self._engine_model(requests, spec)
         states = model.recurrent_state
         modes = (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE)
@@ -185,7 +200,13 @@ class TransformersModel:
     def runner(
         self, mode: ForwardMode, *, batch_sizes: Sequence[int] | None = None, **options: Any
     ) -> Runner[Any, Any]:
-        """Create the runner of a mode over ``target(**options)``."""
+        """Create the runner of a mode of a new target.
+
+        Args:
+            mode: TARGET_VERIFY or DECODE.
+            batch_sizes: Sizes to capture; ``None`` selects the default list.
+            **options: Arguments of ``target``.
+        """
         return self.target(**options).runner(mode, device=self.device, batch_sizes=batch_sizes)
 
     @property

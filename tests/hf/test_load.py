@@ -102,3 +102,23 @@ def test_the_documentation_lists_the_types_that_are_compared():
     page = (Path(__file__).parents[2] / "docs" / "transformers.md").read_text()
     listed = page.partition("## Model types")[2].partition("Layers of one model")[0]
     assert set(re.findall(r"`(\w+)`", listed)) - {"generate"} == set(KINDS)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [({"algorithm": "EAGLE"}, "algorithm"), ({"algorithm": 3}, "algorithm"),
+     ({"num_draft_tokens": 0}, "num_draft_tokens"), ({"topk": 0}, "topk")],
+)  # fmt: skip
+def test_wrong_settings_are_refused_by_name(options, field):
+    loaded = hf.load(small_model("llama"), device="cpu", check=False)
+    with pytest.raises(ConfigError) as caught:
+        loaded.engine(**options)
+    assert caught.value.field == field
+
+
+def test_pages_of_a_target_belong_to_one_request():
+    loaded = hf.load(small_model("llama"), device="cpu", check=False)
+    target = loaded.target(max_batch_size=2, max_context_len=63, page_size=4)
+    table = target.attention.req_to_token_pool.req_to_token
+    assert set((table[1] // 4).tolist()).isdisjoint((table[2] // 4).tolist())
+    assert (table[1:, ::4] % 4 == 0).all()
