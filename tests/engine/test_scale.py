@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,11 @@ def allocate_and_free(make):
     ids=["slots", "rows"],
 )
 def test_a_pool_does_no_more_work_with_more_slots(make):
-    (small, _), (large, making) = (allocate_and_free(lambda n=n: make(n)) for n in (SMALL, LARGE))
-    assert large.instructions == small.instructions > 10
-    assert large.memory < small.memory + 1024
-    assert making.memory < 2 * LARGE, "a list of ints needs eight bytes for each"
+    # The least of three: other threads of the process, such as that of pytest-xdist, allocate, too.
+    small, large = ([allocate_and_free(partial(make, n)) for _ in range(3)] for n in (SMALL, LARGE))
+    assert {work.instructions for work, _ in small + large} == {small[0][0].instructions}
+    assert small[0][0].instructions > 10
+    least_small, least_large = (min(work.memory for work, _ in runs) for runs in (small, large))
+    assert least_large < least_small + 1024
+    least_making = min(making.memory for _, making in large)
+    assert least_making < 2 * LARGE, "a list of ints needs eight bytes for each"
