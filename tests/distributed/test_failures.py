@@ -26,8 +26,13 @@ def endings():
     order = sorted(cases.CASES, key=lambda case: case.fault != "late")
     starts = threading.Semaphore(2)
     with ThreadPoolExecutor(len(order)) as pool:
-        found = pool.map(lambda case: cases.run_case(case, sizes[case], busy=starts), order)
-        return dict(zip(order, found, strict=True))
+        ended = pool.map(lambda case: cases.run_case(case, sizes[case], busy=starts), order)
+        found = dict(zip(order, ended, strict=True))
+    for case in order:
+        if case.fault != "late" and any("did not arrive" in each.text for each in found[case]):
+            # A busy machine delayed a rank beyond the limit, before its fault: run the case alone.
+            found[case] = cases.run_case(case, sizes[case], busy=starts)
+    return found
 
 
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda each: each.name)
