@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -128,18 +129,18 @@ class Dispatch:
             return Reason.FIELD_NOT_CAPTURED
         return None
 
-    def count_fallback(self, reason: str, name: str, explanation: str) -> None:
+    def count_fallback(self, reason: str, name: str, explain: Callable[[], str]) -> None:
         """Count an eager run, and log the first one of each reason.
 
         Args:
             reason: Value of a ``Reason``, with the rank if another one has it.
             name: Name of the mode.
-            explanation: The reason as a sentence; see ``explain``.
+            explain: Returns the reason as a sentence; called for the first one alone.
         """
         if not self.counts_fallbacks:
             return
         if reason not in self.fallbacks:
-            logger.warning("%s falls back to eager: %s. Logged once.", name, explanation)
+            logger.warning("%s falls back to eager: %s. Logged once.", name, explain())
         self.fallbacks[reason] += 1
 
     def check_idle(self, batch: Any) -> None:

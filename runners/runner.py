@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, Literal, Self, TypeVar
 
 import torch
@@ -442,8 +443,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             raise ReplayError(f"{self.dispatch.explain(miss, batch, self.status)}.")
         output = self.fall_back(batch)
         if batch.batch_size:  # an idle batch needs no graph
-            explanation = self.dispatch.explain(miss, batch, self.status)
-            self.dispatch.count_fallback(miss.value, self.mode.name, explanation)
+            explain = partial(self.dispatch.explain, miss, batch, self.status)
+            self.dispatch.count_fallback(miss.value, self.mode.name, explain)
         return output
 
     def fall_back(self, batch: InputsT, *, without: Collection[str] = ()) -> OutputT:
@@ -688,7 +689,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         if not batch.batch_size:
             return self._consensus.run(self._pads_without_graph)
         reason = self._consensus.explain(agreed)
-        self.dispatch.count_fallback(reason, self.mode.name, reason)
+        self.dispatch.count_fallback(reason, self.mode.name, lambda: reason)
         return self.fall_back(batch)
 
     def _check_arguments(self, batch: InputsT, padded_batch_size: int | None) -> None:

@@ -294,7 +294,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         """
         result = self.device_step.draft_and_verify(req_pool_indices, is_greedy=is_greedy)
         reason = Reason.NOT_CAPTURED.value
-        self.dispatch.count_fallback(reason, self.mode.name, reason)
+        self.dispatch.count_fallback(reason, self.mode.name, lambda: reason)
         return result
 
     @property

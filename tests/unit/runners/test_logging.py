@@ -76,6 +76,17 @@ def test_the_first_fallback_of_each_reason_is_logged(make_runner, make_batch, lo
     assert runner.stats.fallbacks == {"not captured": 2, "batch too large": 2}
 
 
+def test_a_reason_is_explained_once(make_runner, make_batch, monkeypatch):
+    runner = make_runner()
+    reasons, explain = [], runner.dispatch.explain
+    monkeypatch.setattr(
+        runner.dispatch, "explain", lambda *args: reasons.append(args) or explain(*args)
+    )
+    for _ in range(3):
+        runner.run(make_batch(2))
+    assert len(reasons) == 1
+
+
 def test_runs_that_are_not_counted_are_not_logged(make_runner, make_batch, logged):
     runner = make_runner()
     with runner.without_stats():
