@@ -19,6 +19,7 @@ from graphkit.hf.pools import LayerGroupAttention, recurrent_states
 from graphkit.kv import ReqToTokenPool
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode, SpecConfig
+from graphkit.spec.config import default_spec
 from graphkit.targets import CaptureTarget
 
 ALGORITHMS = ("NONE", "NGRAM")
@@ -94,14 +95,13 @@ class TransformersModel:
                 f"{name} needs a draft model. Use one of {', '.join(ALGORITHMS)}.",
                 field="algorithm",
             )
-        linear = bool(self.layout.recurrent)
-        if name == "NONE":
-            return SpecConfig(name, 0, 1, 1, page_size=page_size, linear_attention=linear)
-        width = num_draft_tokens
-        if width is None:
-            width = (num_steps + 1) * (1 if topk == 1 else 2)
-        return SpecConfig(
-            name, num_steps, topk, width, page_size=page_size, linear_attention=linear
+        return default_spec(
+            name,
+            num_steps,
+            topk,
+            num_draft_tokens,
+            page_size,
+            linear_attention=bool(self.layout.recurrent),
         )
 
     def engine(
@@ -149,31 +149,20 @@ class TransformersModel:
         )
 
     def target(
-        self,
-        *,
-        algorithm: str | None = None,
-        num_steps: int = 3,
-        topk: int = 1,
-        num_draft_tokens: int | None = None,
-        max_batch_size: int = 8,
-        max_context_len: int = 256,
-        page_size: int = 1,
+        self, *, max_batch_size: int = 8, max_context_len: int = 256, **settings: Any
     ) -> CaptureTarget:
         """Create a target for commands and audits, with pools of its own.
 
         Args:
-            algorithm: See ``spec``.
-            num_steps: See ``spec``.
-            topk: See ``spec``.
-            num_draft_tokens: See ``spec``.
-            page_size: See ``spec``.
             max_batch_size: Largest captured size.
             max_context_len: Most tokens of a request, drafts included.
+            **settings: Arguments of ``spec``.
 
         Raises:
             ConfigError: A setting is out of range.
         """
-        spec = self.spec(algorithm, num_steps, topk, num_draft_tokens, page_size)
+        spec = self.spec(**settings)
+        page_size = spec.page_size
         requests = ReqToTokenPool(max_batch_size, max_context_len, self.device)
         columns = -(-max_context_len // page_size) * page_size
         slots = page_size + torch.arange(max_batch_size * columns, device=self.device)

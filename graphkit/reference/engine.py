@@ -23,6 +23,7 @@ from graphkit.reference.runner_forwards import VerifyForward
 from graphkit.reference.tokenizer import END_OF_TEXT
 from graphkit.runners.settings import show_options
 from graphkit.spec import SpecConfig
+from graphkit.spec.config import default_spec
 
 
 @show_options(SpeculativeEngine.__init__, EngineOptions)
@@ -143,10 +144,5 @@ def spec_of(
     Raises:
         ConfigError: A setting is out of range.
     """
-    if algorithm == "NONE":
-        return SpecConfig(algorithm, num_steps=0, topk=1, num_draft_tokens=1, page_size=page_size)
-    width = num_draft_tokens
-    if width is None:
-        width = num_steps + 1 if topk == 1 else 2 * (num_steps + 1)
     kind = "EAGLE" if algorithm == "MULTI_LAYER_EAGLE" else algorithm
-    return SpecConfig(kind, num_steps, topk, width, page_size=page_size)
+    return default_spec(kind, num_steps, topk, num_draft_tokens, page_size)

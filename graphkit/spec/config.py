@@ -141,3 +141,36 @@ class SpecConfig:
         )
         require_int(f"{self.resolved!r}", "get_num_tokens_per_bs_for_target_verify()", width)
         return width
+
+
+def default_spec(
+    algorithm: str,
+    num_steps: int = 3,
+    topk: int = 1,
+    num_draft_tokens: int | None = None,
+    page_size: int = 1,
+    *,
+    linear_attention: bool = False,
+) -> SpecConfig:
+    """Return the settings of an algorithm, with the usual number of draft tokens.
+
+    Args:
+        algorithm: Name of the algorithm. NONE verifies the root alone, whatever the next three are.
+        num_steps: Draft steps.
+        topk: Branches kept per draft step: 1 drafts chains, more drafts trees.
+        num_draft_tokens: Tokens verified per request, the root included; ``None`` selects
+            ``num_steps + 1`` for a chain and twice that for a tree.
+        page_size: As for ``SpecConfig``.
+        linear_attention: As for ``SpecConfig``.
+
+    Raises:
+        ConfigError: See ``SpecConfig``.
+    """
+    if algorithm.upper() == "NONE":
+        num_steps, topk, num_draft_tokens = 0, 1, 1
+    if num_draft_tokens is None:
+        require_int("SpecConfig", "num_steps", num_steps, least=0)
+        num_draft_tokens = num_steps + 1 if topk == 1 else 2 * (num_steps + 1)
+    return SpecConfig(
+        algorithm, num_steps, topk, num_draft_tokens, page_size, linear_attention=linear_attention
+    )
