@@ -4,6 +4,13 @@
 its recurrent layers (``recurrent``) run over graphkit's pools, and checks the result.
 """
 
+try:
+    import transformers  # noqa: F401 - says what to install
+except ImportError as error:
+    raise ImportError(
+        "graphkit.hf needs transformers 5: pip install 'graphkit-cuda[models]'."
+    ) from error
+
 from graphkit.hf.load import load
 from graphkit.hf.model import TransformersModel
 

@@ -15,6 +15,8 @@ import torch
 from torch.nn.functional import pad
 from transformers import AttentionInterface
 
+from graphkit.errors import AttentionError
+
 IMPLEMENTATION = "graphkit"
 """Name of the attention in the registry of transformers."""
 
@@ -88,10 +90,14 @@ def attention(
     s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend in one layer; the signature is that of the registry."""
+    """Attend in one layer; the signature is that of the registry.
+
+    Raises:
+        AttentionError: The model runs outside of a forward of graphkit.
+    """
     attend = _ATTEND.get()
     if attend is None:
-        raise RuntimeError(
+        raise AttentionError(
             "this model attends through graphkit.hf: call the forward of its target, not the model."
         )
     unknown = {name: each for name, each in others.items() if name not in WITHOUT_EFFECT}

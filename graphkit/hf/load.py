@@ -49,9 +49,10 @@ def load(
         CheckpointError: The folder cannot be loaded.
         ConfigError: The model keeps state that graphkit has no pool for, or a layer does not
             attend through the registry, or the result computes other logits.
+        TargetError: The logits of the model depend on later tokens.
 
     Examples:
-        >>> model = gk.hf.load("Qwen/Qwen3-0.6B")  # doctest: +SKIP
+        >>> model = gk.hf.load("models/Qwen3-0.6B")  # doctest: +SKIP
         >>> engine = model.engine(algorithm="NGRAM", num_steps=3)  # doctest: +SKIP
     """
     where = resolve_device(device)

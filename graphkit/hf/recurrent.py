@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from graphkit.errors import AttentionError
 from graphkit.hf.layout import ModelLayout, RecurrentLayer
 from graphkit.kv import RecurrentStatePool
 from graphkit.kv.recurrent import StateSlots
@@ -120,7 +121,7 @@ def _scanned(
     """Run a mixer over the rows of a batch, [1, T, H], parents before their children."""
     scan = _SCAN.get()
     if scan is None:
-        raise RuntimeError(
+        raise AttentionError(
             "this model runs through graphkit.hf: call the forward of its target, not the model."
         )
 

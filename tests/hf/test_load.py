@@ -11,7 +11,7 @@ import torch
 
 import graphkit as gk
 from graphkit import hf
-from graphkit.errors import CheckpointError, ConfigError, TargetError
+from graphkit.errors import AttentionError, CheckpointError, ConfigError, TargetError
 from small_models import KINDS, small_model
 
 
@@ -122,3 +122,11 @@ def test_pages_of_a_target_belong_to_one_request():
     table = target.attention.req_to_token_pool.req_to_token
     assert set((table[1] // 4).tolist()).isdisjoint((table[2] // 4).tolist())
     assert (table[1:, ::4] % 4 == 0).all()
+
+
+@pytest.mark.parametrize("kind", ["llama", "mamba"])
+def test_the_model_itself_runs_inside_a_forward_alone(kind):
+    loaded = hf.load(small_model(kind), device="cpu", check=False)
+    with pytest.raises(AttentionError, match="call the forward of its target, not the model"):
+        loaded.model(input_ids=torch.zeros(1, 2, dtype=torch.long))
+    assert loaded.original(input_ids=torch.zeros(1, 2, dtype=torch.long)).logits.isfinite().all()
