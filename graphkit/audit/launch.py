@@ -23,6 +23,8 @@ from graphkit.verify.equal_state_runs import restorable_state
 
 SLOW = 2.0
 """Multiple of a linear graph's launch time above which the audit reports a launch."""
+LINEAR_US, LINEAR_US_PER_NODE = 10.0, 0.1
+"""Upper bounds of the host time of a linear graph: 4.5 us on an H200, for nearly any length."""
 _FORK_ADVICE = (
     "Capture the branches one after the other on one stream, unless running them at the same time "
     "saves the device more than the launch costs the host."
@@ -138,6 +140,31 @@ def report_launch(shape: GraphShape, times: LaunchTimes, check: Check) -> None:
         advice=advice,
         before=f"{times.linear:.1f} us",
         after=f"{times.own:.1f} us",
+    )
+
+
+def report_launch_time(record: GraphRecord, own_us: float, check: Check) -> None:
+    """Add a measured launch to the summary, and report it if it is far above a linear graph's.
+
+    Args:
+        record: The graph.
+        own_us: Host time of its launch in microseconds.
+        check: Its ``text`` is extended.
+    """
+    shape = GraphShape.from_record(record)
+    nodes = count_of(shape.num_nodes, "node")
+    per_node = own_us / max(shape.num_nodes, 1)
+    check.text += f"; {nodes} launch in {own_us:.1f} us"
+    if own_us <= SLOW * LINEAR_US or per_node <= LINEAR_US_PER_NODE:
+        return
+    branches = _branches_text(shape)
+    check.report(
+        "slow launch",
+        f"the launch of {nodes} takes {own_us:.1f} us of host time, {per_node:.2f} per node; a "
+        f"linear graph takes about {LINEAR_US:g}. It has {branches}.",
+        severity="note",
+        advice=_FORK_ADVICE if shape.forks or shape.joins else _KERNEL_ADVICE,
+        after=f"{own_us:.1f} us",
     )
 
 

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import nn
 
 from graphkit.graphs.operations import tensors_in
 from graphkit.graphs.recorded_op import RecordedOp
@@ -62,6 +63,29 @@ class LiveTensors:
             if any(begin <= address < end for begin, end in _storages([tensor])):
                 return _holder_name(tensor) or _description(tensor)
         return ""
+
+    def storages(self) -> list[tuple[int, int]]:
+        """Return beginning and end of the storage of each tensor, ascending."""
+        return sorted(set(_storages(self._unrecorded_tensors)))
+
+    def tensor_at(self, address: int) -> torch.Tensor | None:
+        """Return a tensor whose storage holds an address, a parameter if there is one."""
+        index = bisect_right(self._tensors[0], address) - 1
+        if index < 0:
+            return None
+        end, tensor = self._tensors[1][index]
+        return tensor if address < end else None
+
+    @cached_property
+    def _tensors(self) -> tuple[list[int], list[tuple[int, torch.Tensor]]]:
+        """Beginnings of storages, and for each its end and one of its tensors."""
+        found: dict[int, tuple[int, torch.Tensor]] = {}
+        for tensor in self._unrecorded_tensors:
+            for begin, end in _storages([tensor]):
+                if begin not in found or isinstance(tensor, nn.Parameter):
+                    found[begin] = end, tensor
+        begins = sorted(found)
+        return begins, [found[begin] for begin in begins]
 
     @cached_property
     def _names(self) -> dict[str, tuple[int, int]]:

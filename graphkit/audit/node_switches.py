@@ -16,7 +16,8 @@ from graphkit.graphs.driver import checked, runtime
 from graphkit.graphs.recorded_op import RecordedOp, replay_context
 from graphkit.records import Node
 
-_SWITCHABLE = ("kernel", "memcpy", "memset")
+SWITCHABLE = ("kernel", "memcpy", "memset")
+"""Kinds of nodes that the driver can leave out of a replay."""
 _WITHOUT_EFFECT = ("empty", "event record", "event wait")
 Nodes = Sequence[Node]
 
@@ -56,7 +57,7 @@ class NodeSwitches:
 
     def __init__(self, graph: Any, nodes: Nodes) -> None:
         for node in nodes:
-            if node.kind not in (*_SWITCHABLE, *_WITHOUT_EFFECT):
+            if node.kind not in (*SWITCHABLE, *_WITHOUT_EFFECT):
                 raise Incomparable(f"node {node.index}, a {node.kind}, cannot be switched off")
         self.graph, self._bindings = graph, runtime()
         graphs: Sequence[CudaGraph] = getattr(graph, "graphs", (graph,))
@@ -67,9 +68,13 @@ class NodeSwitches:
         """Switch off all nodes except the first ``count`` and those that must always run."""
         assert self._bindings is not None, "an inspected graph has bindings"
         for node, (executable, handle) in self._nodes:
-            if node.kind in _SWITCHABLE:
+            if node.kind in SWITCHABLE:
                 is_on = node.index < count or node.index in always_on
                 checked(self._bindings.cudaGraphNodeSetEnabled(executable, handle, int(is_on)))
+
+    def keep_only(self, indices: Collection[int]) -> None:
+        """Switch off all nodes except those of the indices."""
+        self.keep_first(0, always_on=indices)
 
     def _handles(self, graph: CudaGraph) -> list[tuple[Any, Any]]:
         """Return the executable graph and the template's node, for each node."""

@@ -15,11 +15,12 @@ from typing import Any, Self
 import torch
 
 from graphkit.graphs.cuda import CudaBackend
-from graphkit.graphs.cuda_graph import CudaGraph
 from graphkit.graphs.driver import checked
 
 _WARM_UPS, _LAUNCHES = 3, 15
 """Launches of each variant before the measured ones, and measured: enough for a steady median."""
+REPETITIONS = _WARM_UPS + _LAUNCHES
+"""Launches of each variant in one measurement."""
 
 
 class TrivialGraphs:
@@ -94,8 +95,8 @@ class TrivialGraphs:
         self.word.add_(1)
 
 
-def driver_executable(graph: CudaGraph) -> Any:
-    """Return the executable (``CUgraphExec``) of a captured graph, valid until it is closed."""
+def driver_executable(graph: Any) -> Any:
+    """Return the executable (``CUgraphExec``) of a ``CudaGraph``, valid until it is closed."""
     from cuda.bindings import driver
 
     return driver.CUgraphExec(graph.graph.raw_cuda_graph_exec())
@@ -121,7 +122,7 @@ def launch_us(
     launch = driver.cuGraphLaunch
     stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
     samples: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(_WARM_UPS + _LAUNCHES):
+    for _ in range(REPETITIONS):
         for name, executables in variants.items():
             prepare(name)
             torch.cuda.synchronize()

@@ -14,14 +14,97 @@ Not recorded are child processes whose environment lacks PYTHONPATH or whose Pyt
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from graphkit.recording.audit_files import collect_audit, found_fault
+from graphkit.recording.audit_options import AuditOptions
+from graphkit.recording.fingerprints import (
+    Fingerprint,
+    FingerprintDifference,
+    GraphPrint,
+    MemoryPrint,
+)
+from graphkit.recording.following import (
+    audit_graphs,
+    compare_fingerprint,
+    fingerprint,
+    follow_graphs,
+)
 from graphkit.recording.graph_files import GraphFileWriter, RecordedProgram, collect
 from graphkit.recording.launch import run_python
+from graphkit.records import AuditReport
 
-__all__ = ["GraphFileWriter", "RecordedProgram", "record_program"]
+__all__ = [
+    "AuditOptions",
+    "AuditedProgram",
+    "Fingerprint",
+    "FingerprintDifference",
+    "GraphFileWriter",
+    "GraphPrint",
+    "MemoryPrint",
+    "RecordedProgram",
+    "audit_graphs",
+    "audit_program",
+    "compare_fingerprint",
+    "fingerprint",
+    "follow_graphs",
+    "record_program",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedProgram:
+    """The result of an audited run.
+
+    Attributes:
+        exit_code: As in ``RecordedProgram``; of the first run if the program ran again.
+        report: What was checked and found; ``None`` if no graph was captured.
+        imported_torch: True if any process of the program imported torch.
+    """
+
+    exit_code: int
+    report: AuditReport | None
+    imported_torch: bool
+
+
+def audit_program(arguments: Sequence[str], options: AuditOptions) -> AuditedProgram:
+    """Run ``python ARGUMENTS`` and audit every CUDA graph that it and its children capture.
+
+    Results, standard streams and exit code are as under plain Python. With ``find_fault`` the
+    program runs once more, in new processes, if a replay fails: its nodes then run one by one.
+
+    Raises:
+        ConfigError: As for ``record_program``.
+    """
+    with tempfile.TemporaryDirectory("-graphkit-audit", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        exit_code = run_python(arguments, folder, options.environment())
+        report = collect_audit(folder, " ".join(arguments))
+        fault = found_fault(folder) if options.find_fault else None
+        if fault is not None:
+            again = folder / "again"
+            again.mkdir()
+            by_node = replace(options, node_by_node=(fault.graph, fault.replay))
+            run_python(arguments, again, by_node.environment())
+            repeated = collect_audit(again, " ".join(arguments))
+            report = report if repeated is None else _with_node(report, repeated)
+        if report is not None:
+            with contextlib.suppress(OSError):
+                options.report.write_text(report.to_json(), encoding="utf-8")
+        return AuditedProgram(exit_code, report, (folder / "torch").exists())
+
+
+def _with_node(first: AuditReport | None, repeated: AuditReport) -> AuditReport:
+    """Return the report of the first run, with the fault as the second run found it."""
+    faults = [finding for finding in repeated.findings if finding.audit == "fault"]
+    if first is None or not faults:
+        return first or repeated
+    others = tuple(finding for finding in first.findings if finding.audit != "fault")
+    return replace(first, findings=(*faults, *others))
 
 
 def record_program(arguments: Sequence[str]) -> RecordedProgram:

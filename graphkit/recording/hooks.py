@@ -11,16 +11,34 @@ import os
 import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from graphkit.errors import InspectError
+from graphkit.recording.audit_options import AuditOptions
 from graphkit.recording.graph_files import GraphFileWriter
 
 if TYPE_CHECKING:
     from graphkit.graphs.attribution import Attribution
+    from graphkit.recording.audits.program_audit import ProgramAudit
     from graphkit.records import GraphRecord
 
 _errors: list[str] = []
+
+
+class Observer(Protocol):
+    """Is told of the steps of one capture."""
+
+    def before_begin(self) -> None:
+        """Before the stream captures."""
+
+    def after_begin(self) -> None:
+        """As soon as the stream captures."""
+
+    def before_end(self) -> None:
+        """While the stream still captures."""
+
+    def after_end(self, graph: Any) -> None:
+        """Once the graph can be replayed."""
 
 
 def hook_into(graph_class: Any) -> None:
@@ -29,10 +47,11 @@ def hook_into(graph_class: Any) -> None:
     Raises:
         InspectError: This torch cannot keep a graph's template.
     """
-    writer = GraphFileWriter.from_environment()
-    if writer is None:
+    writer, options = GraphFileWriter.from_environment(), AuditOptions.from_environment()
+    if writer is not None:
+        writer.mark_torch_imported()
+    if writer is None or options is not None:  # ``following`` audits the graphs
         return
-    writer.mark_torch_imported()
     if not hasattr(graph_class, "raw_cuda_graph"):
         raise InspectError(
             "this version of torch cannot keep the template of a graph. Use torch 2.11 or newer."
@@ -40,7 +59,7 @@ def hook_into(graph_class: Any) -> None:
     observe_captures(graph_class, lambda: CaptureObserver(writer))
 
 
-def observe_captures(graph_class: Any, new_observer: Callable[[], CaptureObserver]) -> None:
+def observe_captures(graph_class: Any, new_observer: Callable[[], Observer]) -> None:
     """Observe each capture of a class.
 
     Graphs behave as before, except that they keep their template.
@@ -56,9 +75,9 @@ def observe_captures(graph_class: Any, new_observer: Callable[[], CaptureObserve
     @wraps(begin)
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
         observer = new_observer()
-        _call_safely(observer.before_begin)
+        call_safely(observer.before_begin)
         begin(self, *args, **kwargs)
-        _call_safely(observer.after_begin)
+        call_safely(observer.after_begin)
         self._graphkit_observer = observer
 
     @wraps(end)
@@ -66,16 +85,49 @@ def observe_captures(graph_class: Any, new_observer: Callable[[], CaptureObserve
         # Cleared first: a failed capture may be ended twice and must not be recorded.
         observer, self._graphkit_observer = self._graphkit_observer, None
         if observer is not None:
-            _call_safely(observer.before_end)
+            call_safely(observer.before_end)
         end(self, *args, **kwargs)
         if self._graphkit_instantiates:
             self.instantiate()
         if observer is not None:
-            _call_safely(observer.after_end, self)
+            call_safely(observer.after_end, self)
 
     graph_class.__init__ = observed_init
     graph_class.capture_begin = capture_begin
     graph_class.capture_end = capture_end
+
+
+def observe_replays(graph_class: Any, audit: Callable[[], ProgramAudit]) -> None:
+    """Count the replays of the followed graphs of a class, and let the audit run those to check.
+
+    Between checks a replay costs one Python call more than without the audit.
+
+    Args:
+        graph_class: ``torch.cuda.CUDAGraph``.
+        audit: Returns the audit of this process.
+    """
+    replay = graph_class.replay
+    register = getattr(graph_class, "register_generator_state", None)  # none without CUDA
+    graph_class._graphkit_followed = None
+
+    @wraps(replay)
+    def counted_replay(self: Any) -> None:
+        followed = self._graphkit_followed
+        if followed is not None:
+            followed.replays = number = followed.replays + 1
+            if number >= followed.next_check:
+                audit().replay(followed, self, replay)
+                return
+        replay(self)
+
+    def register_generator_state(self: Any, generator: Any) -> None:
+        assert register is not None, "the program has called it"
+        register(self, generator)
+        self.__dict__.setdefault("_graphkit_generators", []).append(generator)
+
+    graph_class.replay = counted_replay
+    if register is not None:
+        graph_class.register_generator_state = register_generator_state
 
 
 class CaptureObserver:
@@ -126,7 +178,8 @@ class CaptureObserver:
         )
 
 
-def _call_safely(hook: Callable[..., None], *args: Any) -> None:
+def call_safely(hook: Callable[..., None], *args: Any) -> None:
+    """Call a hook; print the first error of this process to stderr, and drop the others."""
     try:
         hook(*args)
     except Exception as error:

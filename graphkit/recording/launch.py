@@ -27,11 +27,18 @@ _FORWARDED = {
 _CHILD_POLL_SECONDS = 0.5
 
 
-def run_python(arguments: Sequence[str], folder: Path) -> int:
+def run_python(
+    arguments: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None
+) -> int:
     """Run ``python ARGUMENTS`` to its end; its processes write their graph files into the folder.
 
     The program gets this process's interpreter, interpreter options and open files. Signals sent
     to this process are forwarded, except those from the terminal, which reach the program directly.
+
+    Args:
+        arguments: Arguments of Python.
+        folder: The folder of the recording.
+        variables: Further variables of the program's environment.
 
     Returns:
         The exit code; 128 plus the signal's number if a signal ended the program, as in a shell.
@@ -46,6 +53,7 @@ def run_python(arguments: Sequence[str], folder: Path) -> int:
         )
     options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *options, *arguments]
+    environment = {**environment_for(folder), **(variables or {})}
     awaited = {*_FORWARDED, signal.SIGCHLD}
     mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     try:
@@ -53,7 +61,7 @@ def run_python(arguments: Sequence[str], folder: Path) -> int:
         # terminal, a group of its own keeps a signal for this group from arriving twice.
         group: dict[str, Any] = {} if _has_terminal() else {"setpgroup": 0}
         child = os.posix_spawn(
-            sys.executable, command, environment_for(folder), setsigmask=mask_before, **group
+            sys.executable, command, environment, setsigmask=mask_before, **group
         )
         return _wait(child, awaited)
     finally:

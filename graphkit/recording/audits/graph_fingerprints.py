@@ -1,0 +1,77 @@
+"""Checksums of graphs and of the memory that they read."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from graphkit.recording.audits.followed_graph import FollowedGraph, first_node_in
+from graphkit.recording.audits.pointers import Blocks
+from graphkit.recording.audits.watched_memory import chunk_sums
+from graphkit.recording.fingerprints import Fingerprint, GraphPrint, MemoryPrint
+from graphkit.records import Node
+
+
+def fingerprint_of_graphs(device: Any, graphs: Sequence[FollowedGraph]) -> Fingerprint:
+    """Return the fingerprint of graphs; each piece of memory is read once.
+
+    Args:
+        device: The device; see ``CudaDevice``.
+        graphs: Live graphs.
+    """
+    device.synchronize()
+    sums: dict[tuple[int, int], tuple[int | None, bool]] = {}
+    blocks = Blocks(device.segments())
+    prints = {}
+    for followed in graphs:
+        graph = followed.graph()
+        record = device.inspect(graph, None, followed.name)
+        memory = {}
+        for begin, end, kind, name in _memory(followed):
+            if (begin, end) not in sums:
+                sums[begin, end] = _checksum(device, blocks, begin, end)
+            node, _ = first_node_in(followed.record.nodes, (begin, end))
+            memory[begin] = MemoryPrint(kind, name, *sums[begin, end], _reader(node))
+        nodes = tuple((node.short_name, _node_hash(node)) for node in record.nodes)
+        prints[followed.name] = GraphPrint(nodes, memory)
+    return Fingerprint(prints, sum(followed.replays for followed in graphs))
+
+
+def _memory(followed: FollowedGraph) -> Iterator[tuple[int, int, str, str]]:
+    """Yield begin, end, kind and name of the memory that must last between replays."""
+    for memory in {each.begin: each for each in followed.memories.values()}.values():
+        yield memory.begin, memory.end, "weight" if memory.is_weight else "tensor", memory.name
+    for begin, end in followed.kept:
+        yield begin, end, "pool", f"pool {begin:#x} to {end:#x}"
+
+
+def _checksum(device: Any, blocks: Blocks, begin: int, end: int) -> tuple[int | None, bool]:
+    """Return the checksum of memory, and whether it is zero; ``None`` if it is gone."""
+    last = blocks.at(end - 1)
+    is_allocated = blocks.at(begin) is not None and last is not None and end <= last.end
+    if not is_allocated or not device.is_mapped(begin) or not device.is_mapped(end - 1):
+        return None, False
+    first = begin // 8 * 8
+    sums = chunk_sums(device.device_bytes(first, end)).tolist()
+    return hash(tuple(sums)), not any(sums)
+
+
+def _node_hash(node: Node) -> str:
+    """Return a hash of what a node does, without what is known of its memory and origin."""
+    arguments = tuple(
+        (argument.size, tuple(pointer.address for pointer in argument.pointers))
+        if argument.pointers
+        else (argument.size, argument.text)
+        for argument in node.arguments
+    )
+    plain = replace(node, arguments=(), module="", op="", source="", scope="")
+    return f"{zlib.crc32(repr((plain, arguments)).encode()):08x}"
+
+
+def _reader(node: Node | None) -> str:
+    if node is None:
+        return ""
+    line = f" at {node.source}" if node.source else ""
+    return f"`{node.short_name}` (node {node.index}){line}"

@@ -1,0 +1,362 @@
+"""The audit of one process: follows each graph from its capture to its end and checks it.
+
+Checks after a capture and before replays 1, 2, 4, 8 and so on look at pointers. The first replay
+and, on request, every n-th is also repeated with poisoned memory. Between checks a replay costs one
+Python call.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from graphkit.audit.audit_log import AuditLog, Check
+from graphkit.audit.causes import merged_by_cause
+from graphkit.audit.live_tensors import LiveTensors
+from graphkit.graphs import Attribution, caller_line
+from graphkit.graphs.capture_failure import describe_exception
+from graphkit.graphs.streams import ONE_STREAM_ADVICE
+from graphkit.recording.audit_files import AuditFileWriter
+from graphkit.recording.audit_options import AuditOptions
+from graphkit.recording.audits.device import CudaDevice
+from graphkit.recording.audits.faults import replay_by_node, report_fault
+from graphkit.recording.audits.followed_graph import FollowedGraph, active_ranges, pool_id
+from graphkit.recording.audits.pointers import Blocks, check_capture, check_references
+from graphkit.recording.audits.stale_memory import Limits, NotChecked, StaleMemoryCheck
+from graphkit.recording.audits.static_memory import StaticMemories
+from graphkit.records import AuditCheck, AuditReport, Finding, count_of
+from graphkit.records.audit import SEVERITIES
+
+Replay = Callable[[Any], object]
+"""Replays a ``CUDAGraph``, as its method does without the audit."""
+
+
+class ProgramAudit:
+    """Follows the graphs of this process.
+
+    Args:
+        options: What to check.
+        writer: Receives the report after each check; ``None`` keeps it in memory.
+        current_device: Returns the device of the current thread.
+    """
+
+    def __init__(
+        self,
+        options: AuditOptions,
+        writer: AuditFileWriter | None = None,
+        current_device: Callable[[], Any] = CudaDevice.current,
+    ) -> None:
+        self._options, self._writer = options, writer
+        self.current_device = current_device
+        self._lock = threading.Lock()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._graphs: list[FollowedGraph] = []
+        self._names: Counter[str] = Counter()
+        self._memories = StaticMemories()
+        self._checks: dict[tuple[str, str], AuditCheck] = {}
+        self._findings: list[Finding] = []
+        self._reported: set[tuple[object, ...]] = set()
+        self._num_captures = 0
+        self._fault = False
+        self._device: Any = None
+
+    # Captures.
+
+    def new_capture(self) -> FollowedCapture:
+        """Return the observer of a capture that is about to begin."""
+        if self._pid != os.getpid():  # a forked child has none of its parent's graphs
+            self._reset()
+        return FollowedCapture(self)
+
+    def capture_began(self) -> None:
+        """Count a capture, during which nothing may wait for the device."""
+        self._num_captures += 1
+
+    def capture_ended(self) -> None:
+        """Count the end of a capture, also of one that failed."""
+        self._num_captures -= 1
+
+    def follow(
+        self,
+        graph: Any,
+        attribution: Attribution | None,
+        captured_at: str,
+        active_before: Sequence[tuple[tuple[int, int], tuple[int, int]]],
+    ) -> FollowedGraph:
+        """Follow a graph that was just captured, and check its pointers.
+
+        Args:
+            graph: The ``CUDAGraph``.
+            attribution: Of its capture.
+            captured_at: The line that captured it.
+            active_before: Pool and range of each block that held something before the capture.
+        """
+        device = self._device = self.current_device()
+        self._names[captured_at] += 1
+        number = self._names[captured_at]
+        name = captured_at or "an unknown line"
+        name = name if number == 1 else f"{name} ({number})"
+        segments, pool = device.segments(), device.pool_id(graph)
+        kept = [span for its_pool, span in active_before if its_pool == pool]
+        followed = FollowedGraph(
+            name=name,
+            graph=weakref.ref(graph),
+            record=device.inspect(graph, attribution, name),
+            pool=pool,
+            kept=tuple(sorted({*kept, *active_ranges(segments, pool)})),
+            allocations=tuple(attribution.allocations) if attribution is not None else (),
+            generators=tuple(getattr(graph, "_graphkit_generators", ())),
+        )
+        self._graphs = [each for each in self._graphs if each.is_alive]
+        self._graphs.append(followed)
+        with _Checked(self, "pointers", name) as check:
+            check_capture(followed, Blocks(segments), LiveTensors(), self._memories, check)
+        return followed
+
+    # Replays.
+
+    def replay(self, followed: FollowedGraph, graph: Any, replay: Replay) -> None:
+        """Run a replay of the program, and the checks that are due at it.
+
+        Args:
+            followed: The graph; its ``replays`` counts this one.
+            graph: The ``CUDAGraph``.
+            replay: The replay without the audit. It is called once for the program.
+        """
+        if not self._lock.acquire(blocking=False):
+            replay(graph)
+            return
+        try:
+            self._checked_replay(followed, graph, replay)
+        finally:
+            self._lock.release()
+
+    def _checked_replay(self, followed: FollowedGraph, graph: Any, replay: Replay) -> None:
+        number, device = followed.replays, self.current_device()
+        if self._num_captures or device.is_capturing():
+            followed.next_check = number + 1
+            if followed.next_poison == number:
+                followed.next_poison += 1
+            replay(graph)
+            return
+        is_poisoned = followed.next_poison == number and not self._options.find_fault
+        blocks = Blocks(device.segments()) if is_poisoned or followed.is_checked_next else None
+        followed.is_checked_next = False
+        self._schedule(followed)
+        with _Checked(self, "pointers", followed.name) as check:
+            check_references(followed, blocks, check)
+        if self._options.node_by_node == (followed.name, number):
+            self._replay_by_node(followed, graph, replay)
+        elif is_poisoned:
+            self._poisoned_replay(followed, graph, replay)
+        else:
+            replay(graph)
+        if self._options.find_fault and not self._fault:
+            self._note_fault(followed, device.fault())
+
+    def _schedule(self, followed: FollowedGraph) -> None:
+        number, every = followed.replays, self._options.every
+        if followed.next_poison == number:
+            followed.next_poison = number + every if every else 0
+        later = [1 << number.bit_length(), *filter(None, [followed.next_poison])]
+        followed.next_check = number + 1 if self._options.find_fault else min(later)
+
+    def _poisoned_replay(self, followed: FollowedGraph, graph: Any, replay: Replay) -> None:
+        device = self.current_device()
+        limits = Limits(self._options.seconds, self._options.megabytes << 20)
+        stale = StaleMemoryCheck(device, followed, graph, lambda: replay(graph), limits)
+        problem = ""
+        try:
+            with _Checked(self, "pool-poison", followed.name) as check:
+                try:
+                    stale.prepare()
+                except Exception as error:
+                    problem = check.text = f"not checked: {_reason(error)}"
+            replay(graph)
+            if not problem:
+                with _Checked(self, "pool-poison", followed.name) as check:
+                    try:
+                        stale.run(check)
+                    except Exception as error:
+                        check.text = f"not checked: {_reason(error)}"
+        finally:
+            with suppress(Exception):
+                stale.close()
+        if followed.replays == 1:
+            with _Checked(self, "launch") as check:
+                used = count_of(device.num_streams(), "stream")
+                check.text = f"{used} in use; {ONE_STREAM_ADVICE}"
+
+    def _replay_by_node(self, followed: FollowedGraph, graph: Any, replay: Replay) -> None:
+        with _Checked(self, "fault", followed.name) as check:
+            self._fault = replay_by_node(
+                self.current_device(), followed, graph, lambda: replay(graph), check
+            )
+
+    def _note_fault(self, followed: FollowedGraph, error: str) -> None:
+        if not error:
+            return
+        self._fault = True
+        with _Checked(self, "fault", followed.name) as check:
+            report_fault(followed, error, check)
+        if self._writer is not None:
+            self._writer.write_fault(followed.name, followed.replays)
+
+    # Requests.
+
+    def check_next_replays(self) -> None:
+        """Check the pointers of every graph before its next replay."""
+        for followed in self._graphs:
+            followed.is_checked_next = True
+            followed.next_check = min(followed.next_check, followed.replays + 1)
+
+    def check_now(self) -> AuditReport:
+        """Check the pointers of every live graph, and return the report of this process."""
+        device = self.current_device()
+        with self._lock:
+            blocks = Blocks(device.segments()) if self.graphs else None
+            for followed in self.graphs:
+                with _Checked(self, "pointers", followed.name) as check:
+                    check_references(followed, blocks, check)
+        return self.report()
+
+    @property
+    def graphs(self) -> Sequence[FollowedGraph]:
+        """The graphs that the program still has."""
+        return [followed for followed in self._graphs if followed.is_alive]
+
+    def report(self) -> AuditReport:
+        """Return what was checked and found so far in this process, one finding per cause."""
+        device = self._device or self.current_device()
+        return AuditReport(
+            target=" ".join(sys.orig_argv),
+            backend=device.backend,
+            environment=device.environment(),
+            checks=tuple(self._checks.values()),
+            findings=merged_by_cause(self._findings),
+        )
+
+    def end(self) -> None:
+        """Report a fault that no replay was found for, and write the report."""
+        if self._pid != os.getpid() or self._device is None:
+            return
+        if not self._fault and any(followed.replays for followed in self._graphs):
+            error = self._device.fault()
+            if error:
+                with _Checked(self, "fault") as check:
+                    report_fault(None, error, check)
+        self._write(at_end=True)
+
+    # Findings.
+
+    def add(self, log: AuditLog) -> None:
+        """Add a finished check: repeated ones become one, and findings are reported once."""
+        new = []
+        for finding in log.findings:
+            key = (finding.audit, finding.mode, finding.kind, finding.node, finding.argument)
+            if key not in self._reported:
+                self._reported.add(key)
+                new.append(finding)
+        self._findings += new
+        for check in log.checks:
+            graph = check.audit, check.mode
+            before = self._checks.get(graph)
+            self._checks[graph] = check if before is None else _added(before, check, len(new))
+        self._write(at_end=bool(new))
+
+    def add_finding(self, finding: Finding) -> None:
+        """Add a finding of a check that is no replay's, such as a comparison of fingerprints."""
+        self._findings.append(finding)
+        self._write(at_end=True)
+
+    def _write(self, *, at_end: bool) -> None:
+        if self._writer is None or (not at_end and not self._writer.is_due()):
+            return
+        report = self.report()
+        # Parts of several processes are merged by cause once more, from single findings.
+        self._writer.write(replace(report, findings=tuple(self._findings)))
+
+
+class _Checked:
+    """One check; an error in it becomes its summary, and it is added when the block ends."""
+
+    def __init__(self, audit: ProgramAudit, name: str, graph: str = "") -> None:
+        self._audit, self._log = audit, AuditLog()
+        self._context = self._log.check(name, graph)
+
+    def __enter__(self) -> Check:
+        self._check = self._context.__enter__()
+        return self._check
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        is_handled = isinstance(error, Exception)
+        if error is not None:
+            self._check.text = f"not checked: {_reason(error)}"
+        self._context.__exit__(None, None, None)
+        self._audit.add(self._log)
+        return is_handled
+
+
+class FollowedCapture:
+    """Observes one capture; see ``hooks.observe_captures``.
+
+    Args:
+        audit: The audit of this process.
+    """
+
+    def __init__(self, audit: ProgramAudit) -> None:
+        self._audit = audit
+        self._attribution: Attribution | None = None
+        self._captured_at = ""
+        self._active: list[tuple[tuple[int, int], tuple[int, int]]] = []
+
+    def before_begin(self) -> None:
+        """Note the line that captures and the memory that is in use, before the stream captures."""
+        self._attribution = Attribution()
+        self._captured_at = caller_line()
+        segments = self._audit.current_device().segments()
+        for pool in {pool_id(segment) for segment in segments} - {(0, 0)}:
+            self._active += [(pool, span) for span in active_ranges(segments, pool)]
+
+    def after_begin(self) -> None:
+        """Start to attribute nodes."""
+        self._audit.capture_began()
+        if self._attribution is not None:
+            self._attribution.__enter__()
+
+    def before_end(self) -> None:
+        """Stop attributing nodes, while the stream still captures."""
+        self._audit.capture_ended()
+        if self._attribution is not None:
+            self._attribution.__exit__()
+
+    def after_end(self, graph: Any) -> None:
+        """Follow the graph."""
+        followed = self._audit.follow(graph, self._attribution, self._captured_at, self._active)
+        graph._graphkit_followed = followed
+
+
+def _added(before: AuditCheck, check: AuditCheck, new_findings: int) -> AuditCheck:
+    """Return two checks of a graph as one: the later text, and findings and times of both."""
+    severities = [severity for severity in (before.severity, check.severity) if severity]
+    return replace(
+        check,
+        findings=before.findings + new_findings,
+        severity=min(severities, key=SEVERITIES.index, default=""),
+        seconds=before.seconds + check.seconds,
+        text=check.text or before.text,
+    )
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) if isinstance(error, NotChecked) else describe_exception(error)

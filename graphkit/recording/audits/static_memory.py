@@ -1,0 +1,197 @@
+"""Memory outside of a graph's pool that its nodes point to: what it is, and whether it still is.
+
+A graph keeps addresses. It reads freed memory once the tensor there is gone, even if the allocator
+has handed the memory to another tensor, and old values once the program assigns a new tensor where
+it held the old one. Both are visible without reading memory: through weak references to storages,
+and through the attributes that held the tensors at the capture.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import compress
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from graphkit.audit.live_tensors import LiveTensors
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """An attribute, a parameter or a module global that held a tensor.
+
+    Attributes:
+        owner: The object.
+        key: Name of the attribute.
+        name: Name for people, such as ``Engine.static_ids``.
+    """
+
+    owner: weakref.ReferenceType[Any]
+    key: str
+    name: str
+
+    def tensor(self) -> torch.Tensor | None:
+        """Return the tensor that it holds now; ``None`` without one."""
+        owner = self.owner()
+        for values in _attributes(owner):
+            found = values.get(self.key)
+            if isinstance(found, torch.Tensor):
+                return found
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class StaticMemory:
+    """The storage of a tensor that a graph points to.
+
+    Attributes:
+        begin, end: Address of its first byte, and the one after its last byte.
+        name: Path of the parameter, or the first holder's name; dtype and shape without either.
+        shape: Dtype and shape of the tensor.
+        is_weight: Whether a module held it as a parameter or buffer.
+        storage: Tells whether the storage still exists.
+        holders: Where it was held.
+    """
+
+    begin: int
+    end: int
+    name: str
+    shape: str
+    is_weight: bool
+    storage: StorageWeakRef
+    holders: tuple[Holder, ...]
+
+    @property
+    def is_freed(self) -> bool:
+        """Whether the tensor is gone. Its memory may belong to another tensor by now."""
+        return bool(self.storage.expired())
+
+    def replaced_in(self) -> str:
+        """Return the name of a holder that holds an equally shaped tensor elsewhere, or nothing."""
+        for holder in self.holders:
+            tensor = holder.tensor()
+            if tensor is None or tensor.layout is not torch.strided or tensor.is_meta:
+                continue
+            begin = tensor.untyped_storage().data_ptr()
+            if begin and begin != self.begin and _shape(tensor) == self.shape:
+                return holder.name
+        return ""
+
+
+class StaticMemories:
+    """The storages that the graphs of a process point to; each is looked up once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, StaticMemory] = {}
+
+    def find(self, addresses: Iterable[int], live: LiveTensors) -> Mapping[int, StaticMemory]:
+        """Return the storage of each address that is in one.
+
+        Takes two passes over the objects of the process if an address is in a new storage.
+
+        Args:
+            addresses: Addresses in memory of the device.
+            live: The tensors of the process.
+        """
+        tensors = {address: live.tensor_at(address) for address in addresses}
+        begins = {
+            address: tensor.untyped_storage().data_ptr()
+            for address, tensor in tensors.items()
+            if tensor is not None
+        }
+        new = {
+            begin: tensors[address]
+            for address, begin in begins.items()
+            if begin not in self._known or self._known[begin].is_freed
+        }
+        self._known |= dict(_described({k: v for k, v in new.items() if v is not None}))
+        return {address: self._known[begin] for address, begin in begins.items()}
+
+
+def _described(tensors: Mapping[int, torch.Tensor]) -> Iterator[tuple[int, StaticMemory]]:
+    if not tensors:
+        return
+    weights = _weight_holders(set(tensors))
+    others = [tensor for begin, tensor in tensors.items() if begin not in weights]
+    attributes = _attribute_holders(others)
+    for begin, tensor in tensors.items():
+        storage, is_weight = tensor.untyped_storage(), begin in weights
+        holders = tuple(weights[begin] if is_weight else attributes.get(id(tensor), ()))
+        yield (
+            begin,
+            StaticMemory(
+                begin,
+                begin + storage.nbytes(),
+                holders[0].name if holders else _shape(tensor),
+                _shape(tensor),
+                is_weight,
+                StorageWeakRef(storage),
+                holders,
+            ),
+        )
+
+
+def _weight_holders(begins: set[int]) -> dict[int, list[Holder]]:
+    """Return the modules that hold storages as parameters or buffers, by address."""
+    objects = gc.get_objects()
+    types = list(map(type, objects))
+    kinds = {kind for kind in set(types) if issubclass(kind, nn.Module)}
+    modules = list(compress(objects, map(kinds.__contains__, types)))
+    del objects
+    inner = {id(child) for module in modules for child in module._modules.values()}
+    found: dict[int, list[Holder]] = {}
+    for root in (module for module in modules if id(module) not in inner):
+        for path, module in root.named_modules():
+            prefix = ".".join(filter(None, (type(root).__name__, path)))
+            for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is None or tensor.layout is not torch.strided or tensor.is_meta:
+                    continue
+                begin = tensor.untyped_storage().data_ptr()
+                if begin in begins:
+                    holder = Holder(weakref.ref(module), key, f"{prefix}.{key}")
+                    found.setdefault(begin, []).append(holder)
+    return found
+
+
+def _attribute_holders(tensors: list[torch.Tensor]) -> dict[int, list[Holder]]:
+    """Return the attributes and module globals that hold tensors, by the tensor's id."""
+    if not tensors:
+        return {}
+    wanted = {id(tensor) for tensor in tensors}
+    referrers = gc.get_referrers(*tensors)
+    dicts = [each for each in referrers if type(each) is dict]
+    owners = [*referrers, *(gc.get_referrers(*dicts) if dicts else ())]
+    found: dict[int, list[Holder]] = {}
+    for owner in {id(each): each for each in owners}.values():
+        attributes = getattr(owner, "__dict__", None)
+        if not isinstance(attributes, dict):
+            continue
+        try:
+            reference = weakref.ref(owner)
+        except TypeError:
+            continue
+        name = owner.__name__ if isinstance(owner, ModuleType) else type(owner).__name__
+        for key, value in list(attributes.items()):
+            if id(value) in wanted:
+                holder = Holder(reference, key, f"{name}.{key}")
+                found.setdefault(id(value), []).append(holder)
+    return found
+
+
+def _attributes(owner: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the attributes of an object by name, and the parameters and buffers of a module."""
+    yield getattr(owner, "__dict__", {})
+    if isinstance(owner, nn.Module):
+        yield owner._parameters
+        yield owner._buffers
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

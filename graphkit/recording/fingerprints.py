@@ -1,0 +1,145 @@
+"""Fingerprints of graphs and of the memory that they read, and their differences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from graphkit.records import Finding
+from graphkit.records.audit import SEVERITIES
+
+_ADVICE = {
+    "weight": "Restore the weights in the memory that the graph reads, before its next replay.",
+    "tensor": "Fill the tensor again before the next replay, or capture again.",
+    "pool": "Keep the graph's memory pool through the sleep, or capture again.",
+    "template": "Capture again, and keep what the arguments point to.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPrint:
+    """The content of some memory.
+
+    Attributes:
+        kind: ``weight``, ``tensor``, or ``pool`` for memory of the graph's pool.
+        name: Name of the tensor, or the offset in the pool.
+        checksum: Depends on all bytes; ``None`` if the memory is gone.
+        is_zero: Whether all bytes are zero.
+        reader: The first node that points to it, as text with its line; empty if none does.
+    """
+
+    kind: str
+    name: str
+    checksum: int | None
+    is_zero: bool
+    reader: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPrint:
+    """A graph and the memory that it reads.
+
+    Attributes:
+        nodes: A hash of each node, with its kernel's name.
+        memory: The memory by address.
+    """
+
+    nodes: tuple[tuple[str, str], ...]
+    memory: dict[int, MemoryPrint] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Checksums of all graphs of a process.
+
+    Attributes:
+        graphs: Each graph by its name.
+        replays: Number of replays of all graphs so far.
+    """
+
+    graphs: dict[str, GraphPrint]
+    replays: int
+
+
+@dataclass(frozen=True, slots=True)
+class FingerprintDifference:
+    """What differs between two fingerprints.
+
+    Attributes:
+        kind: ``weight``, ``tensor``, ``pool`` or ``template``.
+        severity: ``error`` if a replay gives wrong results, ``note`` if it may be on purpose.
+        name: The weight, tensor, pool range or node.
+        text: What happened, as one sentence.
+        graphs: Names of the graphs that read it.
+    """
+
+    kind: str
+    severity: str
+    name: str
+    text: str
+    graphs: tuple[str, ...]
+
+    def finding(self) -> Finding:
+        """Return it as a finding of a report."""
+        return Finding(
+            audit="fingerprint",
+            kind=f"{self.kind} differs",
+            severity=self.severity,
+            mode=self.graphs[0],
+            modes=self.graphs,
+            names=(self.name,),
+            text=self.text,
+            advice=_ADVICE[self.kind],
+            cause=f"{self.kind} {self.name}",
+        )
+
+
+def differences(before: Fingerprint, after: Fingerprint) -> tuple[FingerprintDifference, ...]:
+    """Return the differences, one for each weight, tensor, pool range and node, errors first."""
+    was_replayed = before.replays != after.replays
+    merged: dict[tuple[str, str, str], FingerprintDifference] = {}
+    for graph, old in before.graphs.items():
+        new = after.graphs.get(graph)
+        if new is None:
+            continue
+        for found in (*_node_differences(graph, old, new), *_memory_differences(graph, old, new)):
+            if was_replayed and found.severity != "error" and found.kind in ("tensor", "pool"):
+                continue
+            key = found.kind, found.name, found.text
+            earlier = merged.get(key)
+            graphs = (*(earlier.graphs if earlier else ()), graph)
+            merged[key] = FingerprintDifference(
+                found.kind, found.severity, found.name, found.text, graphs
+            )
+    return tuple(sorted(merged.values(), key=lambda each: SEVERITIES.index(each.severity)))
+
+
+def _memory_differences(
+    graph: str, old: GraphPrint, new: GraphPrint
+) -> Iterator[FingerprintDifference]:
+    for address, was in old.memory.items():
+        now = new.memory.get(address)
+        if now is None or now.checksum == was.checksum:
+            continue
+        reader = f", which {was.reader} reads," if was.reader else ""
+        what = f"the {was.kind} `{was.name}`{reader}"
+        if now.checksum is None:
+            text, severity = f"the memory of {what} is gone.", "error"
+        elif now.is_zero and was.kind != "tensor":
+            text, severity = f"{what} is all zeros now and was not.", "error"
+        else:
+            text, severity = f"{what} has other content.", "note"
+        yield FingerprintDifference(was.kind, severity, was.name, text, (graph,))
+
+
+def _node_differences(
+    graph: str, old: GraphPrint, new: GraphPrint
+) -> Iterator[FingerprintDifference]:
+    for index, (was, now) in enumerate(zip(old.nodes, new.nodes, strict=False)):
+        if was != now:
+            text = f"node {index}, `{was[0]}`, is `{now[0]}` now, or has other arguments."
+            yield FingerprintDifference("template", "error", f"node {index}", text, (graph,))
+            return
+    if len(old.nodes) != len(new.nodes):
+        text = f"the graph has {len(new.nodes)} nodes instead of {len(old.nodes)}."
+        yield FingerprintDifference("template", "error", "nodes", text, (graph,))

@@ -1,0 +1,193 @@
+"""The audit of this process: how it begins and ends, and what a program can ask of it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import tempfile
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graphkit.errors import ConfigError, InspectError
+from graphkit.recording.audit_files import AuditFileWriter
+from graphkit.recording.audit_options import AuditOptions
+from graphkit.recording.fingerprints import Fingerprint, FingerprintDifference, differences
+from graphkit.recording.graph_files import FOLDER_VARIABLE
+from graphkit.recording.hooks import call_safely, observe_captures, observe_replays
+
+if TYPE_CHECKING:
+    from graphkit.recording.audits.program_audit import ProgramAudit
+    from graphkit.records import AuditReport
+
+_audits: list[ProgramAudit] = []
+"""The audit of this process, once it has begun."""
+
+
+def follow(graph_class: Any, options: AuditOptions) -> None:
+    """Follow all graphs of a class that this process captures from now on.
+
+    Imports of torch wait until the program captures, because the hooks are installed while torch is
+    still being imported.
+    """
+    writer = AuditFileWriter(_shared_folder(), options.report)
+
+    def audit() -> ProgramAudit:
+        if not _audits:
+            from graphkit.recording.audits.program_audit import ProgramAudit
+
+            begin(ProgramAudit(options, writer))
+        return _audits[0]
+
+    observe_captures(graph_class, lambda: audit().new_capture())
+    observe_replays(graph_class, audit)
+
+
+def follow_from_environment(graph_class: Any) -> None:
+    """Follow all graphs of a class if the environment asks for an audit.
+
+    Raises:
+        InspectError: This torch cannot keep a graph's template.
+    """
+    options = AuditOptions.from_environment()
+    if options is None:
+        return
+    if not hasattr(graph_class, "raw_cuda_graph"):
+        raise InspectError(
+            "this version of torch cannot keep the template of a graph. Use torch 2.11 or newer."
+        )
+    follow(graph_class, options)
+
+
+def begin(audit: ProgramAudit) -> None:
+    """Make an audit that of this process."""
+    import torch
+
+    _audits[:] = [audit]
+    for owner, name in (
+        (torch.cuda.memory, "empty_cache"),
+        (torch.cuda, "empty_cache"),
+        (torch.nn.Module, "load_state_dict"),
+    ):
+        setattr(owner, name, _followed_by_checks(getattr(owner, name)))
+    atexit.register(call_safely, audit.end)
+
+
+def follow_graphs(
+    report: str | os.PathLike[str] = "graphkit-audit.json", *, every: int = 0
+) -> None:
+    """Audit the CUDA graphs that this process captures from now on.
+
+    Does the same as ``GRAPHKIT_AUDIT`` in the environment, from within the program. Call it before
+    the first capture. Later calls change nothing.
+
+    Args:
+        report: File of the report.
+        every: Number of replays of a graph between two checks with poisoned memory; 0 checks the
+            first replay alone.
+
+    Raises:
+        ConfigError: ``every`` is negative.
+    """
+    import torch
+
+    if every < 0:
+        raise ConfigError(f"every must be at least 0, got {every}.", field="every")
+    if not hasattr(torch.cuda.CUDAGraph, "_graphkit_followed"):
+        follow(torch.cuda.CUDAGraph, AuditOptions(report=Path(report).absolute(), every=every))
+
+
+def audit_graphs() -> AuditReport:
+    """Check the pointers of all live foreign graphs, and return what was found so far.
+
+    Call it after a sleep, a wake-up or an update of weights, before the next replay. Takes
+    milliseconds per graph; no graph is replayed.
+
+    Returns:
+        The report of this process, one finding per cause.
+
+    Raises:
+        ConfigError: No graph is followed: the process runs neither under ``graphkit record
+            --audit`` nor with ``GRAPHKIT_AUDIT``, or has captured nothing yet.
+    """
+    return _running().check_now()
+
+
+def fingerprint() -> Fingerprint:
+    """Return checksums of all live foreign graphs and of the memory that they read.
+
+    Covers each graph's nodes and arguments, the weights and other tensors that the nodes point to,
+    and the memory of its pool that held tensors at the capture. Reads all of this memory once and
+    waits for the device.
+
+    Raises:
+        ConfigError: As for ``audit_graphs``.
+    """
+    from graphkit.recording.audits.graph_fingerprints import fingerprint_of_graphs
+
+    audit = _running()
+    return fingerprint_of_graphs(audit.current_device(), audit.graphs)
+
+
+def compare_fingerprint(
+    before: Fingerprint, after: Fingerprint | None = None
+) -> tuple[FingerprintDifference, ...]:
+    """Return what differs from an earlier fingerprint, errors first.
+
+    Memory that is gone, and weights that became zero, are errors, and findings of the report as
+    well. Other weights that differ are notes: an update changes them on purpose. Tensors and pool
+    memory are compared only if no graph was replayed in between.
+
+    Args:
+        before: An earlier fingerprint of this process.
+        after: A later one; ``None`` takes it now.
+
+    Raises:
+        ConfigError: As for ``audit_graphs``, or an argument is no fingerprint.
+    """
+    for name, value in {"before": before, "after": after}.items():
+        if not isinstance(value, Fingerprint) and (name == "before" or value is not None):
+            raise ConfigError(f"{name} must be a Fingerprint, got {value!r}.", field=name)
+    found = differences(before, fingerprint() if after is None else after)
+    for difference in found:
+        if difference.severity == "error" and _audits:
+            _audits[0].add_finding(difference.finding())
+    return found
+
+
+def _running() -> ProgramAudit:
+    if not _audits:
+        raise ConfigError(
+            "no graph of this process is followed. Run it under `graphkit record --audit`, "
+            "set GRAPHKIT_AUDIT, or call graphkit.follow_graphs() before the first capture."
+        )
+    return _audits[0]
+
+
+def _followed_by_checks(function: Any) -> Any:
+    """Return a function after which the pointers of every graph are checked at its next replay."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        finally:
+            for audit in _audits:
+                call_safely(audit.check_next_replays)
+
+    return call
+
+
+def _shared_folder() -> Path:
+    """Return the folder of this process and its children, and create it for the first one."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder is None:
+        temporary = tempfile.TemporaryDirectory("-graphkit-audit", ignore_cleanup_errors=True)
+        atexit.register(_clean_up, temporary, os.getpid())
+        folder = os.environ[FOLDER_VARIABLE] = temporary.name
+    return Path(folder)
+
+
+def _clean_up(temporary: tempfile.TemporaryDirectory[str], pid: int) -> None:
+    if pid == os.getpid():  # not in a forked child
+        temporary.cleanup()
