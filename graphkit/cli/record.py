@@ -6,15 +6,16 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphkit.cli.exits import UsageError
+from graphkit.cli.exits import FAILED, UsageError
 from graphkit.cli.options import HelpFormatter, exists
-from graphkit.cli.output import check_writable, print_message, write_output
+from graphkit.cli.output import check_writable, print_message, print_result, write_output
 from graphkit.records import count_of
+from graphkit.records.audit import SEVERITIES
 
 if TYPE_CHECKING:
     from graphkit.recording import RecordedProgram
 
-_USAGE = "graphkit record [-h] [--out F] (SCRIPT | -m MODULE) [ARGS ...]"
+_USAGE = "graphkit record [-h] [--out F] [--audit] (SCRIPT | -m MODULE) [ARGS ...]"
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,6 +40,27 @@ Examples:
     )
     _add_out(parser)
     parser.add_argument(
+        "--audit", action="store_true",
+        help="audit the graphs instead of recording them; default of --out: graphkit-audit.json",
+    )  # fmt: skip
+    parser.add_argument(
+        "--every", type=int, default=0, metavar="N",
+        help="with --audit: repeat every N-th replay of a graph with poisoned memory; default: "
+        "the first alone",
+    )  # fmt: skip
+    parser.add_argument(
+        "--find-fault", action="store_true",
+        help="with --audit: wait for each replay; if one fails, run the program again and name "
+        "the node",
+    )  # fmt: skip
+    parser.add_argument(
+        "--json", action="store_true", help="with --audit: print the report as JSON, not as text"
+    )
+    parser.add_argument(
+        "--fail-on", choices=SEVERITIES,
+        help="with --audit: exit with 1 if a finding is at least this severe",
+    )  # fmt: skip
+    parser.add_argument(
         "-m", dest="module", nargs=argparse.REMAINDER,
         help="a module to run, as python -m runs it, and its arguments",
     )  # fmt: skip
@@ -62,12 +84,40 @@ def run(arguments: argparse.Namespace) -> int:
 
     is_module = arguments.module is not None
     program, out = _split([*(arguments.module or ()), *arguments.script])
-    out = out or arguments.out or Path("graphkit-record.json")
+    name = "graphkit-audit.json" if arguments.audit else "graphkit-record.json"
+    out = out or arguments.out or Path(name)
     _check_program(program, is_module=is_module)
     check_writable(out)
+    if arguments.audit:
+        return _audit(["-m", *program] if is_module else program, out, arguments)
     recorded = record_program(["-m", *program] if is_module else program)
     _report(recorded, out)
     return recorded.exit_code
+
+
+def _audit(program: list[str], out: Path, arguments: argparse.Namespace) -> int:
+    """Audit the program. The text goes to stderr, because stdout is the program's."""
+    from graphkit.recording import AuditOptions, audit_program
+
+    options = AuditOptions(
+        report=out.absolute(), every=max(arguments.every, 0), find_fault=arguments.find_fault
+    )
+    audited = audit_program(program, options)
+    report = audited.report
+    if report is None:
+        print_message("nothing audited: the program captured no graph")
+        return audited.exit_code
+    if arguments.json:
+        print_result(report.to_json())
+    else:
+        for finding in report.findings:
+            print_message(f"{finding.severity}: {finding.kind}: {finding.mode}: {finding.text}")
+            print_message(f"  {finding.source}  {finding.advice}".rstrip())
+        checks = count_of(len(report.checks), "check")
+        print_message(f"{checks}, {count_of(len(report.findings), 'finding')}: wrote {out}")
+    worst = SEVERITIES.index(arguments.fail_on) if arguments.fail_on else -1
+    is_bad = any(SEVERITIES.index(finding.severity) <= worst for finding in report.findings)
+    return FAILED if is_bad and not audited.exit_code else audited.exit_code
 
 
 def _split(arguments: list[str]) -> tuple[list[str], Path | None]:

@@ -169,7 +169,7 @@ def check_references(followed: FollowedGraph, blocks: Blocks | None, check: Chec
             what = "was freed since the capture" if block else "is no longer mapped"
             text = f"points to memory without a tensor that {what}."
             _report(check, reference, "freed memory", text, _FREED_ADVICE)
-    check.text = f"{count_of(checked, 'address', 'addresses')} outside of the graph's pool"
+    check.text = f"{count_of(checked, 'address')} outside of the graph's pool"
 
 
 def _check_memory(reference: Reference, memory: StaticMemory, check: Check) -> None:
