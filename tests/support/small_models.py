@@ -6,6 +6,9 @@ Sizes that most configurations share are in ``COMMON``; a configuration takes th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
@@ -79,12 +82,12 @@ DIFFERENT_KINDS = (
 """Ten types that differ in what their layers compute."""
 
 
-def small_config(kind: str) -> PreTrainedConfig:
-    """Return the configuration of a small model of a type."""
+def small_config(kind: str, sizes: Mapping[str, object] = MappingProxyType({})) -> PreTrainedConfig:
+    """Return the configuration of a small model of a type, with ``sizes`` instead of ``COMMON``."""
     base = AutoConfig.for_model(kind).get_text_config(decoder=True)
     settings = {
         name: value
-        for name, value in COMMON.items()
+        for name, value in ({**COMMON, **sizes}).items()
         if hasattr(base, name)
         and not _is_computed(base, name)
         and (name == "pad_token_id" or getattr(base, name) is not None)
@@ -105,8 +108,15 @@ def _is_computed(config: PreTrainedConfig, name: str) -> bool:
 def small_model(kind: str, seed: int = 0) -> PreTrainedModel:
     """Create a small model of a type, in float32, with weights that make varied text."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(small_config(kind), dtype=torch.float32)
+    return random_model(kind, {}, std=0.15, dtype=torch.float32)
+
+
+def random_model(
+    kind: str, sizes: Mapping[str, object], *, std: float, dtype: torch.dtype
+) -> PreTrainedModel:
+    """Create a model of a type with random weights; ``sizes`` replace those of ``COMMON``."""
+    model = AutoModelForCausalLM.from_config(small_config(kind, sizes), dtype=dtype)
     for weight in model.parameters():
         if weight.dim() > 1:
-            torch.nn.init.normal_(weight, std=0.15)
+            torch.nn.init.normal_(weight, std=std)
     return model.eval().requires_grad_(False)
