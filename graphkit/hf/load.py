@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.graphs import resolve_device
 from graphkit.hf.attention import IMPLEMENTATION
-from graphkit.hf.layout import ModelLayout, learn_layout
+from graphkit.hf.draft_model import DraftModel, StandaloneDraft
+from graphkit.hf.layout import ModelLayout, learn_layout, output_head
 from graphkit.hf.model import TransformersModel
 from graphkit.hf.recurrent import convert_mixers
 
@@ -25,6 +26,8 @@ _EXPERTS = "batched_mm"
 def load(
     folder_or_model: str | Path | PreTrainedModel,
     *,
+    draft: str | Path | PreTrainedModel | None = None,
+    algorithm: str | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "auto",
     check: bool = True,
@@ -39,6 +42,10 @@ def load(
     Args:
         folder_or_model: A folder with ``config.json`` and weights, or a model of transformers. A
             model object is changed in place: it then runs through graphkit alone.
+        draft: A draft model for it, a folder or a model of the same vocabulary (STANDALONE). A
+            model object is changed in place, too.
+        algorithm: The algorithm of engines and targets: that of the draft model, ``"NGRAM"`` or
+            ``"NONE"``. ``None`` selects the first of these.
         dtype: Data type of the weights; ``None`` keeps that of the folder or the model.
         device: ``auto``, ``cpu`` or ``cuda``; a model object is moved there.
         check: Whether the logits of the result are compared with those of the model, as
@@ -48,21 +55,39 @@ def load(
     Raises:
         CheckpointError: The folder cannot be loaded.
         ConfigError: The model keeps state that graphkit has no pool for, or a layer does not
-            attend through the registry, or the result computes other logits.
+            attend through the registry, or the result computes other logits, or the draft model
+            does not fit the model or the algorithm.
         TargetError: The logits of the model depend on later tokens.
 
     Examples:
         >>> model = gk.hf.load("models/Qwen3-0.6B")  # doctest: +SKIP
         >>> engine = model.engine(algorithm="NGRAM", num_steps=3)  # doctest: +SKIP
     """
-    where = resolve_device(device)
+    options: dict[str, Any] = {
+        "dtype": dtype, "device": resolve_device(device), "check": check,
+        "trust_remote_code": trust_remote_code,
+    }  # fmt: skip
+    loaded = _loaded(folder_or_model, **options)
+    drafting = None if draft is None else _draft_model(draft, loaded, options)
+    parts = (loaded.model, loaded.original, loaded.layout, loaded.folder)
+    return TransformersModel(*parts, drafting, algorithm)
+
+
+def _loaded(
+    folder_or_model: str | Path | PreTrainedModel,
+    *,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    check: bool,
+    trust_remote_code: bool,
+) -> TransformersModel:
     folder = None
     if isinstance(folder_or_model, PreTrainedModel):
         model = folder_or_model if dtype is None else nn.Module.to(folder_or_model, dtype)
     else:
         folder = str(folder_or_model)
         model = _from_folder(Path(folder), dtype, trust_remote_code)
-    nn.Module.to(model, where)
+    nn.Module.to(model, device)
     nn.Module.eval(model).requires_grad_(False)
     original = _shared_copy(model)
     layout = prepare_model(model)
@@ -88,6 +113,21 @@ def prepare_model(model: PreTrainedModel) -> ModelLayout:
     layout = learn_layout(model)
     convert_mixers(model, layout)
     return layout
+
+
+def _draft_model(
+    draft: str | Path | PreTrainedModel, target: TransformersModel, options: dict[str, Any]
+) -> DraftModel:
+    loaded = _loaded(draft, **options)
+    sizes = [output_head(each.model).weight.shape[0] for each in (loaded, target)]  # type: ignore[index]
+    if sizes[0] != sizes[1]:
+        raise ConfigError(
+            f"the draft model {type(loaded.model).__name__} has a vocabulary of {sizes[0]} tokens, "
+            f"but {type(target.model).__name__} has {sizes[1]}. Use a draft model with the "
+            "vocabulary of the target.",
+            field="draft",
+        )
+    return StandaloneDraft(loaded.model, loaded.layout)
 
 
 def _from_folder(

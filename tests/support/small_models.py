@@ -66,8 +66,8 @@ KINDS: dict[str, dict[str, object]] = {
 """Settings by model type. All of them generate through graphkit what transformers generates."""
 
 
-def small_config(kind: str) -> PreTrainedConfig:
-    """Return the configuration of a small model of a type."""
+def small_config(kind: str, **changes: object) -> PreTrainedConfig:
+    """Return the configuration of a small model of a type; ``changes`` replace its settings."""
     base = AutoConfig.for_model(kind).get_text_config(decoder=True)
     settings = {
         name: value
@@ -81,7 +81,7 @@ def small_config(kind: str) -> PreTrainedConfig:
         occurring = list(dict.fromkeys(layer_types))
         settings["layer_types"] = (occurring * 2)[: max(2, len(occurring))]
         settings["num_hidden_layers"] = len(settings["layer_types"])
-    return type(base)(**settings | KINDS.get(kind, {}))
+    return type(base)(**settings | KINDS.get(kind, {}) | changes)
 
 
 def _is_computed(config: PreTrainedConfig, name: str) -> bool:
@@ -89,10 +89,13 @@ def _is_computed(config: PreTrainedConfig, name: str) -> bool:
     return isinstance(getattr(type(config), attribute, None), property)
 
 
-def small_model(kind: str, seed: int = 0) -> PreTrainedModel:
-    """Create a small model of a type, in float32, with weights that make varied text."""
+def small_model(kind: str, seed: int = 0, **changes: object) -> PreTrainedModel:
+    """Create a small model of a type, in float32, with weights that make varied text.
+
+    ``changes`` are settings of its configuration.
+    """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(small_config(kind), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(small_config(kind, **changes), dtype=torch.float32)
     for weight in model.parameters():
         if weight.dim() > 1:
             torch.nn.init.normal_(weight, std=0.15)
