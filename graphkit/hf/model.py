@@ -17,6 +17,7 @@ from graphkit.hf.draft_model import DraftModel
 from graphkit.hf.forward import TransformersForward
 from graphkit.hf.layout import ModelLayout, output_head
 from graphkit.hf.pools import LayerGroupAttention, recurrent_states
+from graphkit.hf.tokenizer import load_tokenizer
 from graphkit.kv import ReqToTokenPool
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode, SpecConfig
@@ -61,21 +62,44 @@ class TransformersModel:
         """The tokenizer of the folder.
 
         Raises:
-            ConfigError: The model came without a folder, or the folder has no tokenizer.
+            ConfigError: The model came without a folder.
+            CheckpointError: The folder has no tokenizer, or it cannot be loaded.
         """
-        from transformers import AutoTokenizer
-
         if self.folder is None:
             raise ConfigError(
                 "the model was passed as an object, which has no tokenizer. Load the folder.",
                 field="tokenizer",
             )
-        return AutoTokenizer.from_pretrained(self.folder)
+        return load_tokenizer(self.folder)
 
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
         return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The data type of the weights."""
+        return self.model.dtype
+
+    @property
+    def head(self) -> nn.Linear:
+        """The module that computes the logits."""
+        head = output_head(self.model)
+        assert isinstance(head, nn.Linear), "transformers has no other heads"
+        return head
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the tokens of a batch choose the weights that a forward reads."""
+        return bool(self.model._can_set_experts_implementation())
+
+    @property
+    def longest_context(self) -> int | None:
+        """Most tokens of a request that the model supports; ``None`` without a limit."""
+        config = self.model.config.get_text_config(decoder=True)
+        longest: int | None = getattr(config, "max_position_embeddings", None)
+        return longest
 
     def spec(
         self,
