@@ -123,27 +123,6 @@ def load_tokenizer(models: OpenModels) -> Tokenizer:
     return tokenizer
 
 
-def context_length(chosen: int | None, longest: int | None, default: int) -> int:
-    """Return the most tokens of a request, drafts included.
-
-    Args:
-        chosen: The value of --max-context-len, if any.
-        longest: The longest context of the model; ``None`` for any.
-        default: The length without --max-context-len, as far as the model has it.
-
-    Raises:
-        UsageError: ``chosen`` is out of range.
-    """
-    if chosen is None:
-        return default if longest is None else min(longest, default)
-    if longest is not None and chosen > longest:
-        raise UsageError(
-            f"--max-context-len is {chosen}, but the target has contexts of 1 to {longest} tokens. "
-            "Choose one of these."
-        )
-    return chosen
-
-
 def refuse_options(arguments: argparse.Namespace, names: Sequence[str], why: str) -> None:
     """Refuse options of a --checkpoint without one.
 

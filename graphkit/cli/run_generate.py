@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from graphkit.cli.exits import UsageError
 from graphkit.cli.generate_texts import OnText, TextDisplay, TextStream, prompt_end
-from graphkit.cli.models import OpenModels, context_length, load_tokenizer, open_models
+from graphkit.cli.models import OpenModels, load_tokenizer, open_models
 from graphkit.cli.output import progress_on_stderr
 from graphkit.distributed import RankGroup
 from graphkit.engine import Request, SamplingParams, SpeculativeEngine
@@ -82,13 +82,23 @@ def _engine(
     """Return an engine for so many prompts."""
     return models.engine(
         max_batch_size=min(num_prompts, _LARGEST_BATCH),
-        max_context_len=context_length(
-            arguments.max_context_len, models.longest_context, _LARGEST_DEFAULT_CONTEXT
-        ),
+        max_context_len=_context_length(arguments.max_context_len, models.longest_context),
         generation=arguments.generation,
         steps_per_launch=arguments.steps_per_launch,
         seed=arguments.seed,
     )
+
+
+def _context_length(chosen: int | None, longest: int | None) -> int:
+    """Return the most tokens of a request, drafts included; ``longest`` is that of the target."""
+    if chosen is None:
+        return min(longest or _LARGEST_DEFAULT_CONTEXT, _LARGEST_DEFAULT_CONTEXT)
+    if longest is not None and chosen > longest:
+        raise UsageError(
+            f"--max-context-len is {chosen}, but the target has contexts of 1 to {longest} tokens. "
+            "Choose one of these."
+        )
+    return chosen
 
 
 def _check_length(prompt_ids: Sequence[int], limit: int) -> None:

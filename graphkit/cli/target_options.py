@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkit.cli.exits import UsageError
-from graphkit.cli.models import context_length, load_folder, refuse_options, use_one_thread
+from graphkit.cli.models import load_folder, refuse_options, use_one_thread
 from graphkit.cli.options import (
     SPECULATION,
     add_checkpoint_options,
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from graphkit.targets import CaptureTarget
 
 _REFERENCE = "graphkit.reference:reference_target"
-_LARGEST_BATCH, _CONTEXT = 8, 256
-"""Requests and tokens per request that a target of a folder has room for by default."""
+_LARGEST_BATCH = 8
+"""Requests that a target of a folder has room for by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def add_target_options(
     )  # fmt: skip
     add_device_option(parser)
     add_checkpoint_options(parser, instead_of="a TARGET")
-    add_context_option(parser, f"the context of the model, at most {_CONTEXT}")
+    add_context_option(parser, "the context of the model, at most 256")
 
 
 def select_target(arguments: argparse.Namespace, group: RankGroup | None = None) -> TargetSelection:
@@ -187,10 +187,9 @@ def _folder_target(
         from graphkit.reference import reference_target
 
         return reference_target(str(device), checkpoint=arguments.checkpoint, group=group)
-    model = load_folder(arguments, device)
-    return model.target(
+    return load_folder(arguments, device).target(
         max_batch_size=max(arguments.batch_sizes or [_LARGEST_BATCH]),
-        max_context_len=context_length(arguments.max_context_len, model.longest_context, _CONTEXT),
+        max_context_len=arguments.max_context_len,
         **speculation_settings(arguments),
     )
 

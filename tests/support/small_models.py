@@ -64,6 +64,19 @@ KINDS: dict[str, dict[str, object]] = {
     "starcoder2": {}, "vaultgemma": {}, "youtu": LATENT,
 }  # fmt: skip
 """Settings by model type. All of them generate through graphkit what transformers generates."""
+DIFFERENT_KINDS = (
+    "llama",  # rotation, grouped queries
+    "opt",  # learned positions
+    "gemma2",  # windows and softcaps
+    "gpt_oss",  # sinks and experts
+    "qwen3_moe",  # experts
+    "deepseek_v3",  # value heads of another width than key heads
+    "qwen3_next",  # gated delta rule beside attention
+    "falcon_h1",  # Mamba 2 and attention in each layer
+    "mamba",  # no attention
+    "stablelm",  # attention receives no keyword arguments of the model
+)
+"""Ten types that differ in what their layers compute."""
 
 
 def small_config(kind: str, **changes: object) -> PreTrainedConfig:
