@@ -21,7 +21,7 @@ from graphkit.reference.draft_checkpoint import (
     load_mtp_head,
     save_draft_head,
 )
-from graphkit.reference.eagle import EagleHead
+from graphkit.reference.eagle import EagleHead, HeadTarget
 from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.engine import engine_of, reference_engine, spec_of
 from graphkit.reference.engine_models import ALGORITHMS, EngineModels, load_models
@@ -60,6 +60,7 @@ __all__ = [
     "EagleHead",
     "EngineModels",
     "FolderTokenizer",
+    "HeadTarget",
     "LlamaConfig",
     "LlamaModel",
     "MTPForward",
