@@ -106,6 +106,12 @@ def output_head(model: PreTrainedModel) -> nn.Module:
     return head
 
 
+def head_shape(model: PreTrainedModel) -> tuple[int, int]:
+    """Return rows and columns of the head: vocabulary and hidden size."""
+    vocab_size, hidden_size = output_head(model).get_parameter("weight").shape
+    return vocab_size, hidden_size
+
+
 def decoder_layers(model: PreTrainedModel, layout: ModelLayout) -> tuple[nn.Module, ...]:
     """Return the layers of the decoder: the list of modules that contains those of the layout.
 

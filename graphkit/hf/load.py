@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
@@ -14,11 +15,24 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.graphs import resolve_device
 from graphkit.hf.attention import IMPLEMENTATION
-from graphkit.hf.draft_model import DraftModel, StandaloneDraft
-from graphkit.hf.layout import ModelLayout, learn_layout, output_head
+from graphkit.hf.draft_model import DraftModel, HeadDraft, SharedModules, StandaloneDraft
+from graphkit.hf.layout import ModelLayout, head_shape, learn_layout
 from graphkit.hf.model import TransformersModel
 from graphkit.hf.recurrent import convert_mixers
+from graphkit.reference import (
+    Eagle3Head,
+    EagleHead,
+    head_algorithm,
+    load_eagle3_head,
+    load_eagle_head,
+)
+from graphkit.reference.eagle import check_fit
 
+_HEADS: dict[str, Callable[..., EagleHead | Eagle3Head]] = {
+    "EAGLE": load_eagle_head,
+    "EAGLE3": load_eagle3_head,
+}
+"""Loaders of draft heads by algorithm."""
 _EXPERTS = "batched_mm"
 """Products of all experts with static shapes; the other forms wait for the router on the host."""
 
@@ -26,7 +40,7 @@ _EXPERTS = "batched_mm"
 def load(
     folder_or_model: str | Path | PreTrainedModel,
     *,
-    draft: str | Path | PreTrainedModel | None = None,
+    draft: str | Path | PreTrainedModel | nn.Module | None = None,
     algorithm: str | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "auto",
@@ -42,8 +56,9 @@ def load(
     Args:
         folder_or_model: A folder with ``config.json`` and weights, or a model of transformers. A
             model object is changed in place: it then runs through graphkit alone.
-        draft: A draft model for it, a folder or a model of the same vocabulary (STANDALONE). A
-            model object is changed in place, too.
+        draft: A draft model for it, or its folder: an EAGLE or EAGLE-3 head in a layout that
+            ``reference.load_eagle_head`` or ``load_eagle3_head`` reads, or a causal language model
+            of the same vocabulary (STANDALONE). A model object is changed in place, too.
         algorithm: The algorithm of engines and targets: that of the draft model, ``"NGRAM"`` or
             ``"NONE"``. ``None`` selects the first of these.
         dtype: Data type of the weights; ``None`` keeps that of the folder or the model.
@@ -116,15 +131,30 @@ def prepare_model(model: PreTrainedModel) -> ModelLayout:
 
 
 def _draft_model(
-    draft: str | Path | PreTrainedModel, target: TransformersModel, options: dict[str, Any]
+    draft: str | Path | PreTrainedModel | nn.Module,
+    target: TransformersModel,
+    options: dict[str, Any],
 ) -> DraftModel:
-    loaded = _loaded(draft, **options)
-    sizes = [output_head(each.model).weight.shape[0] for each in (loaded, target)]  # type: ignore[index]
-    if sizes[0] != sizes[1]:
+    if isinstance(draft, EagleHead | Eagle3Head):
+        check_fit(draft.config, SharedModules(target.model, target.layout))
+        return HeadDraft(draft)
+    if isinstance(draft, str | Path):
+        load_head = _HEADS.get(head_algorithm(draft))
+        if load_head is not None:
+            return HeadDraft(load_head(draft, SharedModules(target.model, target.layout)))
+    elif not isinstance(draft, PreTrainedModel):
         raise ConfigError(
-            f"the draft model {type(loaded.model).__name__} has a vocabulary of {sizes[0]} tokens, "
-            f"but {type(target.model).__name__} has {sizes[1]}. Use a draft model with the "
-            "vocabulary of the target.",
+            f"draft is {draft!r}, expected a folder, a causal language model of transformers, an "
+            "EagleHead or an Eagle3Head.",
+            field="draft",
+        )
+    loaded = _loaded(draft, **options)
+    vocab_size, expected_size = (head_shape(each.model)[0] for each in (loaded, target))
+    if vocab_size != expected_size:
+        raise ConfigError(
+            f"the draft model {type(loaded.model).__name__} has a vocabulary of {vocab_size} "
+            f"tokens, but {type(target.model).__name__} has {expected_size}. Use a draft model "
+            "with the vocabulary of the target.",
             field="draft",
         )
     return StandaloneDraft(loaded.model, loaded.layout)

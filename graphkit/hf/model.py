@@ -16,7 +16,7 @@ from graphkit.engine import Drafter, EngineModel, NgramDrafter, SpeculativeEngin
 from graphkit.errors import ConfigError
 from graphkit.hf.draft_model import DraftModel
 from graphkit.hf.forward import TransformersForward
-from graphkit.hf.layout import ModelLayout, output_head
+from graphkit.hf.layout import ModelLayout, head_shape
 from graphkit.hf.pools import LayerGroupAttention, recurrent_states
 from graphkit.hf.tokenizer import load_tokenizer
 from graphkit.kv import ReqToTokenPool
@@ -246,12 +246,6 @@ class TransformersModel:
         return self.target(**options).runner(mode, device=self.device, batch_sizes=batch_sizes)
 
     @property
-    def _head_shape(self) -> tuple[int, int]:
-        """Rows and columns of the head: vocabulary and hidden size."""
-        vocab_size, hidden_size = output_head(self.model).weight.shape  # type: ignore[misc]
-        return int(vocab_size), int(hidden_size)
-
-    @property
     def _algorithms(self) -> tuple[str, ...]:
         return (*(() if self.draft is None else (self.draft.algorithm,)), *WITHOUT_DRAFT)
 
@@ -291,7 +285,7 @@ class TransformersModel:
         return requested
 
     def _sizes(self, max_batch_size: int, max_context_len: int, spec: SpecConfig) -> BufferSizes:
-        vocab_size, hidden_size = self._head_shape
+        vocab_size, hidden_size = head_shape(self.model)
         draft = self._draft_of(spec)
         aux_layers = () if draft is None else draft.aux_layers
         token_map = None if draft is None else draft.token_map

@@ -18,7 +18,7 @@ from graphkit.reference.draft_checkpoint import (
     load_mtp_head,
     save_draft_head,
 )
-from graphkit.reference.eagle import EagleHead
+from graphkit.reference.eagle import EagleHead, HeadTarget
 from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.engine import engine_of, reference_engine, spec_of
 from graphkit.reference.engine_models import ALGORITHMS, EngineModels, load_models
@@ -54,6 +54,7 @@ __all__ = [
     "EagleForward",
     "EagleHead",
     "EngineModels",
+    "HeadTarget",
     "LlamaConfig",
     "LlamaModel",
     "MTPForward",
