@@ -106,6 +106,31 @@ def output_head(model: PreTrainedModel) -> nn.Module:
     return head
 
 
+def head_shape(model: PreTrainedModel) -> tuple[int, int]:
+    """Return rows and columns of the head: vocabulary and hidden size."""
+    vocab_size, hidden_size = output_head(model).get_parameter("weight").shape
+    return vocab_size, hidden_size
+
+
+def decoder_layers(model: PreTrainedModel, layout: ModelLayout) -> tuple[nn.Module, ...]:
+    """Return the layers of the decoder: the list of modules that contains those of the layout.
+
+    Raises:
+        ConfigError: No list of modules contains all of them.
+    """
+    names = [layer.name for layer in layout.attention]
+    names += [layer.name for layer in layout.recurrent]
+    for path, module in model.named_modules():
+        prefix = f"{path}."
+        if isinstance(module, nn.ModuleList) and all(name.startswith(prefix) for name in names):
+            return tuple(module)
+    raise ConfigError(
+        f"{type(model).__name__} has no list of layers with all of {', '.join(names)}, whose "
+        "hidden states the draft model could read.",
+        field="draft",
+    )
+
+
 @dataclass
 class _Probe:
     model: PreTrainedModel

@@ -47,7 +47,7 @@ class LayerGroupAttention(PooledAttention):
         kind: type[PagedAttention] | None = None,
     ) -> None:
         device = requests.device
-        chosen = kind or (TritonAttention if device.type == "cuda" else SdpaAttention)
+        chosen = kind or attention_kind(device)
         tokens = requests.size * -(-requests.max_context_len // page_size) * page_size
         shapes = dict.fromkeys((layer.heads, _pool_size(layer)) for layer in layers) or [(1, 1)]
         members = {
@@ -101,6 +101,11 @@ class LayerGroupAttention(PooledAttention):
             window=call.window, softcap=call.softcap, sinks_N=call.sinks,
         )  # fmt: skip
         return attended[None, ..., : call.value.shape[-1]].contiguous()
+
+
+def attention_kind(device: torch.device) -> type[PagedAttention]:
+    """Return the backend for a device: Triton on CUDA, and torch elsewhere."""
+    return TritonAttention if device.type == "cuda" else SdpaAttention
 
 
 def recurrent_states(

@@ -82,8 +82,13 @@ DIFFERENT_KINDS = (
 """Ten types that differ in what their layers compute."""
 
 
-def small_config(kind: str, sizes: Mapping[str, object] = MappingProxyType({})) -> PreTrainedConfig:
-    """Return the configuration of a small model of a type, with ``sizes`` instead of ``COMMON``."""
+def small_config(
+    kind: str, sizes: Mapping[str, object] = MappingProxyType({}), **changes: object
+) -> PreTrainedConfig:
+    """Return the configuration of a small model of a type.
+
+    Those of ``sizes`` that the type has replace ``COMMON``; ``changes`` replace any setting.
+    """
     base = AutoConfig.for_model(kind).get_text_config(decoder=True)
     settings = {
         name: value
@@ -97,7 +102,7 @@ def small_config(kind: str, sizes: Mapping[str, object] = MappingProxyType({})) 
         occurring = list(dict.fromkeys(layer_types))
         settings["layer_types"] = (occurring * 2)[: max(2, len(occurring))]
         settings["num_hidden_layers"] = len(settings["layer_types"])
-    return type(base)(**settings | KINDS.get(kind, {}))
+    return type(base)(**settings | KINDS.get(kind, {}) | changes)
 
 
 def _is_computed(config: PreTrainedConfig, name: str) -> bool:
@@ -105,17 +110,20 @@ def _is_computed(config: PreTrainedConfig, name: str) -> bool:
     return isinstance(getattr(type(config), attribute, None), property)
 
 
-def small_model(kind: str, seed: int = 0) -> PreTrainedModel:
-    """Create a small model of a type, in float32, with weights that make varied text."""
+def small_model(kind: str, seed: int = 0, **changes: object) -> PreTrainedModel:
+    """Create a small model of a type, in float32, with weights that make varied text.
+
+    ``changes`` are settings of its configuration.
+    """
     torch.manual_seed(seed)
-    return random_model(kind, {}, std=0.15, dtype=torch.float32)
+    return random_model(kind, {}, std=0.15, dtype=torch.float32, **changes)
 
 
 def random_model(
-    kind: str, sizes: Mapping[str, object], *, std: float, dtype: torch.dtype
+    kind: str, sizes: Mapping[str, object], *, std: float, dtype: torch.dtype, **changes: object
 ) -> PreTrainedModel:
-    """Create a model of a type with random weights; ``sizes`` replace those of ``COMMON``."""
-    model = AutoModelForCausalLM.from_config(small_config(kind, sizes), dtype=dtype)
+    """Create a model of a type with normal weights; see ``small_config``."""
+    model = AutoModelForCausalLM.from_config(small_config(kind, sizes, **changes), dtype=dtype)
     for weight in model.parameters():
         if weight.dim() > 1:
             torch.nn.init.normal_(weight, std=std)
