@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from graphkit.buffers import TargetVerifyInputs
 from graphkit.hf.attention import AttentionCall, attending
+from graphkit.hf.fusion.residual import DeferredSums
 from graphkit.hf.layout import ModelLayout, output_head
 from graphkit.hf.pools import LayerGroupAttention
 from graphkit.hf.recurrent import NodeScan, scanning
@@ -38,7 +39,7 @@ class TransformersForward:
         self._layer_numbers = {
             modules[layer.name]: number for number, layer in enumerate(layout.attention)
         }
-        self._head = output_head(model)
+        self._head, self._norm_sizes = output_head(model), layout.norm_sizes
 
     def __call__(self, inputs: TargetVerifyInputs) -> ForwardOutput:
         """Return logits [T, V], and the hidden states that the head receives, [T, H]."""
@@ -52,7 +53,9 @@ class TransformersForward:
         with ExitStack() as stack:
             hook = self._head.register_forward_pre_hook(lambda _, args: hidden.append(args[0]))
             stack.callback(hook.remove)
-            stack.enter_context(attending(attend))
+            stack.enter_context(attending(attend, inputs.positions))
+            if self._norm_sizes:
+                stack.enter_context(DeferredSums(self._norm_sizes))
             if self._states is not None:
                 scan = NodeScan(self._states, self._states.slots(inputs))
                 stack.enter_context(scanning(scan))
