@@ -97,10 +97,17 @@ class TransformersModel:
 
     @property
     def longest_context(self) -> int | None:
-        """Most tokens of a request that the model supports; ``None`` without a limit."""
+        """Most tokens of a request that are supported; ``None`` without a limit.
+
+        Layers that attend within chunks of the context (Llama 4) attend to everything before a
+        token in the first chunk. graphkit supports that chunk, without its last position, from
+        which on such models also scale their queries by the length of their cache.
+        """
         config = self.model.config.get_text_config(decoder=True)
-        longest: int | None = getattr(config, "max_position_embeddings", None)
-        return longest
+        limits = [getattr(config, "max_position_embeddings", None)]
+        if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
+            limits.append(config.attention_chunk_size - 1)
+        return min((limit for limit in limits if limit), default=None)
 
     def spec(
         self,
@@ -279,7 +286,8 @@ class TransformersModel:
         require_int(type(self.model).__name__, "max_context_len", requested)
         if requested > positions:
             raise ConfigError(
-                f"max_context_len is {requested}, but the model has {positions} positions.",
+                f"max_context_len is {requested}, but the model has {positions} positions that "
+                "graphkit supports.",
                 field="max_context_len",
             )
         return requested

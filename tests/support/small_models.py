@@ -47,7 +47,14 @@ KINDS: dict[str, dict[str, object]] = {
     "deepseek_v3": LATENT | {"first_k_dense_replace": 1}, "ernie4_5": {},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2}, "exaone4": {},
     "falcon_h1": MAMBA2 | {"mamba_d_ssm": 128}, "flex_olmo": {}, "gemma": {}, "gemma2": {},
-    "gemma3_text": {}, "glm": {}, "glm4": {}, "glm4_moe": {}, "gpt2": {}, "gpt_bigcode": {},
+    "gemma3_text": {},
+    "gemma3n_text": {  # the last two layers read the keys and values of the first two
+        "num_kv_shared_layers": 2, "num_hidden_layers": 4, "intermediate_size": [96] * 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "activation_sparsity_pattern": [0.0] * 4, "vocab_size_per_layer_input": VOCAB,
+        "hidden_size_per_layer_input": 8, "laurel_rank": 4, "pad_token_id": 0,
+    },
+    "glm": {}, "glm4": {}, "glm4_moe": {}, "gpt2": {}, "gpt_bigcode": {},
     "gpt_neox": {}, "gpt_oss": ROPE, "granite": {}, "granitemoe": {},
     "granitemoehybrid": MAMBA2 | {
         "layer_types": ["mamba", "attention"], "shared_intermediate_size": 32,
@@ -58,13 +65,26 @@ KINDS: dict[str, dict[str, object]] = {
         "expert_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 4,
     },
     "lfm2": {}, "llama": {},
+    "llama4_text": {  # one chunk, which is all that graphkit supports
+        "attention_chunk_size": 128, "intermediate_size_mlp": 96, "interleave_moe_layer_step": 1,
+        "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0],
+    },
     "mamba": {"state_size": 8, "time_step_rank": 4}, "minimax_m2": {}, "mistral": {},
     "mixtral": {}, "nanochat": {},
+    "nemotron_h": {  # prompts have a least time step in transformers, single tokens have none
+        "ssm_state_size": 8, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 1,
+        "chunk_size": 8, "time_step_min": 1e-9,
+    },
     "olmo": {}, "olmo2": {}, "olmo3": {}, "olmo_hybrid": DELTA, "olmoe": {}, "opt": {},
     "persimmon": {}, "phi": {}, "phi3": ROPE, "phimoe": {}, "qwen2": {}, "qwen2_moe": {},
     "qwen3": {}, "qwen3_moe": {}, "qwen3_next": DELTA, "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": DELTA, "seed_oss": {}, "smollm3": {}, "solar_open": {}, "stablelm": {},
     "starcoder2": {}, "vaultgemma": {}, "youtu": LATENT,
+    "zamba2": {
+        "mamba_d_state": 8, "n_mamba_heads": 8, "mamba_ngroups": 1, "mamba_expand": 2,
+        "chunk_size": 8, "time_step_min": 1e-9, "use_mem_rope": True, "num_mem_blocks": 1,
+        "layers_block_type": ["mamba", "hybrid"], "adapter_rank": 4,
+    },
 }  # fmt: skip
 """Settings by model type. All of them generate through graphkit what transformers generates."""
 DIFFERENT_KINDS = (

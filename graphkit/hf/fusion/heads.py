@@ -121,6 +121,8 @@ def _candidates(
         return
     if attention.key.shape[-1] != size or attention.value.shape[-1] != size or attention.others:
         return
+    if any(isinstance(value, dict | list) for value in (*call.args, *call.kwargs.values())):
+        return  # the module may write into it, such as keys that other layers read (Gemma 3n)
     of_heads = [
         norms[inner.module]
         for inner in call.calls
