@@ -22,13 +22,13 @@ Small rows show the epsilon of a norm, large ones a clamp.
 
 
 def random_rows(like: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return normal numbers of the shape, dtype and device of a tensor [..., T, H].
+    """Return normal numbers of the shape, dtype and device of a tensor [..., H].
 
     Rows have different magnitudes.
     """
     generator = torch.Generator().manual_seed(seed)
-    rows = like.shape[-2] if like.dim() > 1 else 1
-    sizes = torch.logspace(*_MAGNITUDES, rows)[:, None]
+    rows = like.shape[:-1]
+    sizes = torch.logspace(*_MAGNITUDES, rows.numel()).view(*rows, 1)
     return (torch.randn(like.shape, generator=generator) * sizes).to(like.device, like.dtype)
 
 
