@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -201,7 +202,6 @@ def _hf() -> ModuleType:
         UsageError: The package transformers is missing.
     """
     try:
-        from graphkit import hf
+        return import_module("graphkit.hf")
     except ImportError as error:
-        raise UsageError(f"--checkpoint: {error}") from error
-    return hf
+        raise UsageError(f"--checkpoint cannot be loaded: {error}") from error

@@ -16,7 +16,7 @@ from graphkit.engine import Drafter, EngineModel, NgramDrafter, SpeculativeEngin
 from graphkit.errors import ConfigError
 from graphkit.hf.draft_model import DraftModel
 from graphkit.hf.forward import TransformersForward
-from graphkit.hf.layout import ModelLayout, head_shape
+from graphkit.hf.layout import ModelLayout, head_shape, output_head
 from graphkit.hf.pools import LayerGroupAttention, recurrent_states
 from graphkit.hf.tokenizer import load_tokenizer
 from graphkit.kv import ReqToTokenPool
