@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from graphkit.buffers import Inputs
 from graphkit.hf.attention import AttentionCall, attending
+from graphkit.hf.fusion.residual import DeferredSums
 from graphkit.hf.layout import ModelLayout, decoder_layers, output_head
 from graphkit.hf.pools import LayerGroupAttention
 from graphkit.hf.recurrent import NodeScan, scanning
@@ -46,6 +47,7 @@ class TransformersForward:
         }
         self._head, self._aux_layers = output_head(model), tuple(aux_layers)
         self._layers = decoder_layers(model, layout) if aux_layers else ()
+        self._norm_sizes = layout.norm_sizes
 
     def __call__(self, inputs: Inputs) -> ForwardOutput:
         """Return logits, [T, V], and hidden states.
@@ -65,7 +67,9 @@ class TransformersForward:
             hook = self._head.register_forward_pre_hook(lambda _, args: hidden.append(args[0]))
             stack.callback(hook.remove)
             self._record(aux, stack)
-            stack.enter_context(attending(attend))
+            stack.enter_context(attending(attend, inputs.positions))
+            if self._norm_sizes:
+                stack.enter_context(DeferredSums(self._norm_sizes))
             if self._states is not None:
                 scan = NodeScan(self._states, self._states.slots(inputs))
                 stack.enter_context(scanning(scan))

@@ -16,6 +16,7 @@ from graphkit.errors import CheckpointError, ConfigError
 from graphkit.graphs import resolve_device
 from graphkit.hf.attention import IMPLEMENTATION
 from graphkit.hf.draft_model import DraftModel, HeadDraft, SharedModules, StandaloneDraft
+from graphkit.hf.fusion import fuse_modules
 from graphkit.hf.layout import ModelLayout, head_shape, learn_layout
 from graphkit.hf.model import TransformersModel
 from graphkit.hf.recurrent import convert_mixers
@@ -44,6 +45,7 @@ def load(
     algorithm: str | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "auto",
+    fuse: bool = True,
     check: bool = True,
     trust_remote_code: bool = False,
 ) -> TransformersModel:
@@ -63,6 +65,9 @@ def load(
             ``"NONE"``. ``None`` selects the first of these.
         dtype: Data type of the weights; ``None`` keeps that of the folder or the model.
         device: ``auto``, ``cpu`` or ``cuda``; a model object is moved there.
+        fuse: Whether linear layers of one input become one product, and norms, gated networks and
+            the rotation of heads run through graphkit's ops, where both compute the same on random
+            inputs, up to rounding. ``layout.replaced`` of the result names these modules.
         check: Whether the logits of the result are compared with those of the model, as
             ``testing.check_wrapper`` does.
         trust_remote_code: As in transformers.
@@ -79,7 +84,7 @@ def load(
         >>> engine = model.engine(algorithm="NGRAM", num_steps=3)  # doctest: +SKIP
     """
     options: dict[str, Any] = {
-        "dtype": dtype, "device": resolve_device(device), "check": check,
+        "dtype": dtype, "device": resolve_device(device), "fuse": fuse, "check": check,
         "trust_remote_code": trust_remote_code,
     }  # fmt: skip
     loaded = _loaded(folder_or_model, **options)
@@ -93,6 +98,7 @@ def _loaded(
     *,
     dtype: torch.dtype | None,
     device: torch.device,
+    fuse: bool,
     check: bool,
     trust_remote_code: bool,
 ) -> TransformersModel:
@@ -105,15 +111,19 @@ def _loaded(
     nn.Module.to(model, device)
     nn.Module.eval(model).requires_grad_(False)
     original = _shared_copy(model)
-    layout = prepare_model(model)
+    layout = prepare_model(model, fuse=fuse)
     loaded = TransformersModel(model, original, layout, folder)
     if check:
         _check(loaded)
     return loaded
 
 
-def prepare_model(model: PreTrainedModel) -> ModelLayout:
+def prepare_model(model: PreTrainedModel, *, fuse: bool = True) -> ModelLayout:
     """Let a model run over graphkit's pools, in place, and return its layers with state.
+
+    Args:
+        model: The model.
+        fuse: See ``load``.
 
     Raises:
         ConfigError: See ``load``.
@@ -126,6 +136,8 @@ def prepare_model(model: PreTrainedModel) -> ModelLayout:
     with suppress(ValueError):  # the model has no experts, or one form of them
         model.set_experts_implementation(_EXPERTS)
     layout = learn_layout(model)
+    if fuse:
+        layout = fuse_modules(model, layout)
     convert_mixers(model, layout)
     return layout
 
