@@ -36,7 +36,7 @@ def attend(
 def target(device: str = "cpu") -> gk.CaptureTarget:
     """Create the target; commands call this factory."""
     torch.manual_seed(0)
-    loaded = gk.hf.load(MistralForCausalLM(CONFIG), device=device, check=False)
+    loaded = gk.hf.load(MistralForCausalLM(CONFIG), device=device, check=False, fuse=False)
     AttentionInterface.register("without_window", attend)
     loaded.model.config._attn_implementation = "without_window"
     return loaded.target(max_context_len=64)
