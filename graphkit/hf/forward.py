@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,13 +11,28 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from graphkit.buffers import Inputs
-from graphkit.hf.attention import AttentionCall, attending
+from graphkit.hf.attention import Attend, attending
 from graphkit.hf.layout import ModelLayout, decoder_layers, output_head
 from graphkit.hf.pools import LayerGroupAttention
 from graphkit.hf.recurrent import NodeScan, scanning
 from graphkit.kv import RecurrentStatePool
 from graphkit.reference import AuxStates
 from graphkit.runners import ForwardOutput
+
+
+def attention_of_batch(
+    attention: LayerGroupAttention, numbers: Mapping[nn.Module, int], inputs: Inputs
+) -> Attend:
+    """Return what attends in the layers of a model during a batch.
+
+    Args:
+        attention: Attention over the pools of the layers.
+        numbers: Index of each attention module.
+        inputs: The batch.
+    """
+    metadata, slots = inputs.attention, inputs.out_cache_loc
+    assert metadata is not None, "a runner sets it"
+    return lambda call: attention.attend(numbers[call.module], call, slots, metadata)
 
 
 class TransformersForward:
@@ -45,7 +60,7 @@ class TransformersForward:
             modules[layer.name]: number for number, layer in enumerate(layout.attention)
         }
         self._head, self._aux_layers = output_head(model), tuple(aux_layers)
-        self._layers = decoder_layers(model, layout) if aux_layers else ()
+        self._layers = list(decoder_layers(model, layout)) if aux_layers else []
 
     def __call__(self, inputs: Inputs) -> ForwardOutput:
         """Return logits, [T, V], and hidden states.
@@ -56,15 +71,11 @@ class TransformersForward:
         hidden: list[torch.Tensor] = []
         aux = AuxStates(self._aux_layers)
 
-        def attend(call: AttentionCall) -> torch.Tensor:
-            number, metadata = self._layer_numbers[call.module], inputs.attention
-            assert metadata is not None, "a runner sets it"
-            return self._attention.attend(number, call, inputs.out_cache_loc, metadata)
-
         with ExitStack() as stack:
             hook = self._head.register_forward_pre_hook(lambda _, args: hidden.append(args[0]))
             stack.callback(hook.remove)
             self._record(aux, stack)
+            attend = attention_of_batch(self._attention, self._layer_numbers, inputs)
             stack.enter_context(attending(attend))
             if self._states is not None:
                 scan = NodeScan(self._states, self._states.slots(inputs))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,17 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.graphs import resolve_device
-from graphkit.hf.attention import IMPLEMENTATION
-from graphkit.hf.draft_model import DraftModel, HeadDraft, SharedModules, StandaloneDraft
-from graphkit.hf.layout import ModelLayout, head_shape, learn_layout
+from graphkit.hf.draft_model import (
+    DraftModel,
+    HeadDraft,
+    MtpDraft,
+    SharedModules,
+    StandaloneDraft,
+)
+from graphkit.hf.layout import head_shape
 from graphkit.hf.model import TransformersModel
-from graphkit.hf.recurrent import convert_mixers
+from graphkit.hf.mtp import load_mtp
+from graphkit.hf.prepare import prepare_model
 from graphkit.reference import (
     Eagle3Head,
     EagleHead,
@@ -33,8 +38,6 @@ _HEADS: dict[str, Callable[..., EagleHead | Eagle3Head]] = {
     "EAGLE3": load_eagle3_head,
 }
 """Loaders of draft heads by algorithm."""
-_EXPERTS = "batched_mm"
-"""Products of all experts with static shapes; the other forms wait for the router on the host."""
 
 
 def load(
@@ -58,7 +61,9 @@ def load(
             model object is changed in place: it then runs through graphkit alone.
         draft: A draft model for it, or its folder: an EAGLE or EAGLE-3 head in a layout that
             ``reference.load_eagle_head`` or ``load_eagle3_head`` reads, or a causal language model
-            of the same vocabulary (STANDALONE). A model object is changed in place, too.
+            of the same vocabulary (STANDALONE). A model object is changed in place, too. ``"mtp"``
+            selects the MTP layers in the folder of the model: one drafts all steps (EAGLE), several
+            draft one step each (MULTI_LAYER_EAGLE).
         algorithm: The algorithm of engines and targets: that of the draft model, ``"NGRAM"`` or
             ``"NONE"``. ``None`` selects the first of these.
         dtype: Data type of the weights; ``None`` keeps that of the folder or the model.
@@ -83,7 +88,7 @@ def load(
         "trust_remote_code": trust_remote_code,
     }  # fmt: skip
     loaded = _loaded(folder_or_model, **options)
-    drafting = None if draft is None else _draft_model(draft, loaded, options)
+    drafting = None if draft is None else _draft_model(draft, loaded, algorithm, options)
     parts = (loaded.model, loaded.original, loaded.layout, loaded.folder)
     return TransformersModel(*parts, drafting, algorithm)
 
@@ -112,29 +117,14 @@ def _loaded(
     return loaded
 
 
-def prepare_model(model: PreTrainedModel) -> ModelLayout:
-    """Let a model run over graphkit's pools, in place, and return its layers with state.
-
-    Raises:
-        ConfigError: See ``load``.
-    """
-    for config in (
-        model.config,
-        *(getattr(model.config, name) for name in model.config.sub_configs),
-    ):
-        config._attn_implementation = IMPLEMENTATION
-    with suppress(ValueError):  # the model has no experts, or one form of them
-        model.set_experts_implementation(_EXPERTS)
-    layout = learn_layout(model)
-    convert_mixers(model, layout)
-    return layout
-
-
 def _draft_model(
     draft: str | Path | PreTrainedModel | nn.Module,
     target: TransformersModel,
+    algorithm: str | None,
     options: dict[str, Any],
 ) -> DraftModel:
+    if draft == "mtp":
+        return MtpDraft(load_mtp(target.original, target.layout, target.folder), algorithm)
     if isinstance(draft, EagleHead | Eagle3Head):
         check_fit(draft.config, SharedModules(target.model, target.layout))
         return HeadDraft(draft)

@@ -10,6 +10,7 @@ from graphkit import hf
 from graphkit.errors import ConfigError
 from graphkit.hf.draft_model import SharedModules
 from graphkit.reference import Eagle3Head, EagleHead, LlamaConfig, save_draft_head
+from mtp_folders import save_with_mtp
 from small_models import small_model
 
 pytestmark = pytest.mark.slow
@@ -51,6 +52,13 @@ def with_head(kind, folder, create, **options):
     return hf.load(small_model(kind), draft=folder, device="cpu")
 
 
+def with_mtp(kind, folder, count=1):
+    """A target with MTP layers like its last layer in its folder."""
+    model = small_model(kind)
+    save_with_mtp(model, folder, model.config.num_hidden_layers - 1, count)
+    return hf.load(folder, draft="mtp", device="cpu")
+
+
 CASES = {
     "standalone": ("STANDALONE", lambda _: two_gemmas()),
     "eagle": ("EAGLE", lambda folder: with_head("gemma2", folder, EagleHead)),
@@ -61,6 +69,9 @@ CASES = {
             "qwen3_moe", folder, Eagle3Head, aux_layers=(0, 1, 2), draft_vocab_size=96
         ),
     ),
+    "mtp-behind": ("EAGLE", lambda folder: with_mtp("deepseek_v3", folder)),
+    "mtp-beside": ("EAGLE", lambda folder: with_mtp("qwen3_5_text", folder)),
+    "mtp-chain": ("MULTI_LAYER_EAGLE", lambda folder: with_mtp("deepseek_v3", folder, 3)),
 }
 
 
@@ -101,7 +112,8 @@ def test_a_seeded_text_is_that_of_plain_decoding(loaded, generation, topk):
 
 def test_every_mode_is_captured_and_audits_clean(loaded):
     target = loaded.target(max_batch_size=4, max_context_len=64, topk=2)
-    assert gk.ForwardMode.DRAFT in target.modes
+    drafting = loaded.draft.modes
+    assert {*target.modes} > {*drafting}
     report = gk.audit_target(target, batch_sizes=[4])
     assert [finding for finding in report.findings if finding.severity == "error"] == []
 
