@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import signature
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
@@ -175,7 +177,7 @@ class _Probe:
             each.register_forward_pre_hook(enter, with_kwargs=True) for each in self._modules()
         ]
         hooks += [each.register_forward_hook(leave, always_call=True) for each in self._modules()]
-        for name in _STATE_METHODS:
+        for name in filter(partial(hasattr, cache), _STATE_METHODS):
             setattr(cache, name, noting(getattr(cache, name)))
         try:
             yield
@@ -187,6 +189,12 @@ class _Probe:
         found = []
         for index, layer in enumerate(cache.layers):
             if isinstance(layer, LinearAttentionCacheLayerMixin):
+                if not hasattr(cache, "get_conv_state"):
+                    raise ConfigError(
+                        f"{type(self.model).__name__} has recurrent layers, which need "
+                        f"transformers 5.21 or newer; this is {transformers.__version__}.",
+                        field="folder_or_model",
+                    )
                 states = {
                     f"{kind}{number}": state[0]
                     for kind in ("conv", "recurrent")

@@ -170,7 +170,7 @@ def _shared_copy(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy that shares the weights and runs as transformers runs it."""
     memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     copy = deepcopy(model, memo)
-    copy.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
+    copy.set_attn_implementation("eager")
     return copy
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from graphkit.config import BufferSizes, require_type
+from graphkit.config import BufferSizes, require_int, require_type
 from graphkit.engine import Drafter, EngineModel, NgramDrafter, SpeculativeEngine
 from graphkit.errors import ConfigError
 from graphkit.hf.draft_model import DraftModel
@@ -117,7 +118,7 @@ class TransformersModel:
         topk: int = 1,
         num_draft_tokens: int | None = None,
         max_batch_size: int = 8,
-        max_context_len: int = 1024,
+        max_context_len: int | None = None,
         page_size: int = 1,
         **options: Any,
     ) -> SpeculativeEngine:
@@ -130,14 +131,16 @@ class TransformersModel:
             num_draft_tokens: See ``spec``.
             page_size: See ``spec``.
             max_batch_size: Most requests that run at the same time.
-            max_context_len: Most tokens of a request, drafts included.
+            max_context_len: Most tokens of a request, drafts included; ``None`` selects 1,024, or
+                the positions of the model if it has fewer.
             **options: Further arguments of ``SpeculativeEngine``.
 
         Raises:
-            ConfigError: A setting is out of range.
+            ConfigError: A setting is out of range, or the model has fewer positions.
         """
         spec = self.spec(algorithm, num_steps, topk, num_draft_tokens, page_size)
-        return self.engine_with(spec, max_batch_size, max_context_len, **options)
+        context = self._context_len(max_context_len, 1024)
+        return self.engine_with(spec, max_batch_size, context, **options)
 
     def engine_with(
         self, spec: SpecConfig, max_batch_size: int, max_context_len: int, **options: Any
@@ -154,20 +157,22 @@ class TransformersModel:
         )
 
     def target(
-        self, *, max_batch_size: int = 8, max_context_len: int = 256, **settings: Any
+        self, *, max_batch_size: int = 8, max_context_len: int | None = None, **settings: Any
     ) -> CaptureTarget:
         """Create a target for commands and audits, with pools of its own.
 
         Args:
             max_batch_size: Largest captured size.
-            max_context_len: Most tokens of a request, drafts included.
+            max_context_len: Most tokens of a request, drafts included; ``None`` selects 256, or the
+                positions of the model if it has fewer.
             **settings: Arguments of ``spec``.
 
         Raises:
-            ConfigError: A setting is out of range.
+            ConfigError: A setting is out of range, or the model has fewer positions.
         """
         spec = self.spec(**settings)
         page_size = spec.page_size
+        max_context_len = self._context_len(max_context_len, 256)
         requests = ReqToTokenPool(max_batch_size, max_context_len, self.device)
         columns = -(-max_context_len // page_size) * page_size
         slots = page_size + torch.arange(max_batch_size * columns, device=self.device)
@@ -219,6 +224,20 @@ class TransformersModel:
     @property
     def _algorithms(self) -> tuple[str, ...]:
         return (*(() if self.draft is None else (self.draft.algorithm,)), *WITHOUT_DRAFT)
+
+    def _context_len(self, requested: int | None, default: int) -> int:
+        """Return the context length of an engine or target, at most the positions of the model."""
+        config = self.model.config.get_text_config(decoder=True)
+        positions = getattr(config, "max_position_embeddings", None) or sys.maxsize
+        if requested is None:
+            return min(default, positions)
+        require_int(type(self.model).__name__, "max_context_len", requested)
+        if requested > positions:
+            raise ConfigError(
+                f"max_context_len is {requested}, but the model has {positions} positions.",
+                field="max_context_len",
+            )
+        return requested
 
     def _checked(self, algorithm: object) -> str:
         expected = "the name of an algorithm, or None"

@@ -130,3 +130,15 @@ def test_the_model_itself_runs_inside_a_forward_alone(kind):
     with pytest.raises(AttentionError, match="call the forward of its target, not the model"):
         loaded.model(input_ids=torch.zeros(1, 2, dtype=torch.long))
     assert loaded.original(input_ids=torch.zeros(1, 2, dtype=torch.long)).logits.isfinite().all()
+
+
+def test_a_context_has_at_most_the_positions_of_the_model():
+    loaded = hf.load(small_model("opt"), device="cpu", check=False)
+    assert loaded.target().sizes.max_context_len == 128
+    with loaded.engine() as engine:
+        assert engine.sizes.max_context_len == 128
+    for create in (loaded.target, loaded.engine):
+        with pytest.raises(ConfigError, match="is 129, but the model has 128 positions"):
+            create(max_context_len=129)
+        with pytest.raises(ConfigError, match="must be an int >= 1, got 'long'"):
+            create(max_context_len="long")
