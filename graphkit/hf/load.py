@@ -155,14 +155,31 @@ def _from_folder(
 ) -> PreTrainedModel:
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json. Pass a folder of transformers.")
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype or "auto", **options
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype or "auto",
+            trust_remote_code=trust_remote_code,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except Exception as error:  # transformers and what it calls raise errors of many classes
+        line = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(f"{folder} cannot be loaded by transformers: {line}") from error
+    model: PreTrainedModel
+    model, found = loaded
+    for name, stored, expected in sorted(found["mismatched_keys"]):
+        raise CheckpointError(
+            f"{folder}: {name} has shape {list(stored)}, but config.json requires "
+            f"{list(expected)}. Correct config.json."
+        )
+    if missing := sorted(found["missing_keys"]):
+        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+        raise CheckpointError(
+            f"{folder} has no {missing[0]}{others}, which config.json requires. Download all "
+            "weights, or correct config.json."
+        )
     return model
 
 

@@ -16,8 +16,9 @@ from graphkit.engine import Drafter, EngineModel, NgramDrafter, SpeculativeEngin
 from graphkit.errors import ConfigError
 from graphkit.hf.draft_model import DraftModel
 from graphkit.hf.forward import TransformersForward
-from graphkit.hf.layout import ModelLayout, head_shape
+from graphkit.hf.layout import ModelLayout, head_shape, output_head
 from graphkit.hf.pools import LayerGroupAttention, recurrent_states
+from graphkit.hf.tokenizer import load_tokenizer
 from graphkit.kv import ReqToTokenPool
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode, SpecConfig
@@ -62,21 +63,44 @@ class TransformersModel:
         """The tokenizer of the folder.
 
         Raises:
-            ConfigError: The model came without a folder, or the folder has no tokenizer.
+            ConfigError: The model came without a folder.
+            CheckpointError: The folder has no tokenizer, or it cannot be loaded.
         """
-        from transformers import AutoTokenizer
-
         if self.folder is None:
             raise ConfigError(
                 "the model was passed as an object, which has no tokenizer. Load the folder.",
                 field="tokenizer",
             )
-        return AutoTokenizer.from_pretrained(self.folder)
+        return load_tokenizer(self.folder)
 
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
         return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The data type of the weights."""
+        return self.model.dtype
+
+    @property
+    def head(self) -> nn.Linear:
+        """The module that computes the logits."""
+        head = output_head(self.model)
+        assert isinstance(head, nn.Linear), "transformers has no other heads"
+        return head
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the tokens of a batch choose the weights that a forward reads."""
+        return bool(self.model._can_set_experts_implementation())
+
+    @property
+    def longest_context(self) -> int | None:
+        """Most tokens of a request that the model supports; ``None`` without a limit."""
+        config = self.model.config.get_text_config(decoder=True)
+        longest: int | None = getattr(config, "max_position_embeddings", None)
+        return longest
 
     def spec(
         self,
@@ -225,20 +249,6 @@ class TransformersModel:
     def _algorithms(self) -> tuple[str, ...]:
         return (*(() if self.draft is None else (self.draft.algorithm,)), *WITHOUT_DRAFT)
 
-    def _context_len(self, requested: int | None, default: int) -> int:
-        """Return the context length of an engine or target, at most the positions of the model."""
-        config = self.model.config.get_text_config(decoder=True)
-        positions = getattr(config, "max_position_embeddings", None) or sys.maxsize
-        if requested is None:
-            return min(default, positions)
-        require_int(type(self.model).__name__, "max_context_len", requested)
-        if requested > positions:
-            raise ConfigError(
-                f"max_context_len is {requested}, but the model has {positions} positions.",
-                field="max_context_len",
-            )
-        return requested
-
     def _checked(self, algorithm: object) -> str:
         expected = "the name of an algorithm, or None"
         require_type("gk.hf.load", "algorithm", algorithm, str, expected)
@@ -260,6 +270,19 @@ class TransformersModel:
         if draft is not None:
             return draft.drafter(draft.engine_model(requests, spec))
         return NgramDrafter() if spec.num_steps else None
+
+    def _context_len(self, requested: int | None, default: int) -> int:
+        """Return the context length of an engine or target, at most the positions of the model."""
+        positions = self.longest_context or sys.maxsize
+        if requested is None:
+            return min(default, positions)
+        require_int(type(self.model).__name__, "max_context_len", requested)
+        if requested > positions:
+            raise ConfigError(
+                f"max_context_len is {requested}, but the model has {positions} positions.",
+                field="max_context_len",
+            )
+        return requested
 
     def _sizes(self, max_batch_size: int, max_context_len: int, spec: SpecConfig) -> BufferSizes:
         vocab_size, hidden_size = head_shape(self.model)

@@ -87,10 +87,7 @@ def small_config(
 ) -> PreTrainedConfig:
     """Return the configuration of a small model of a type.
 
-    Args:
-        kind: The type.
-        sizes: Used instead of those of ``COMMON``.
-        **changes: Replace settings of the type.
+    Those of ``sizes`` that the type has replace ``COMMON``; ``changes`` replace any setting.
     """
     base = AutoConfig.for_model(kind).get_text_config(decoder=True)
     settings = {
@@ -125,9 +122,8 @@ def small_model(kind: str, seed: int = 0, **changes: object) -> PreTrainedModel:
 def random_model(
     kind: str, sizes: Mapping[str, object], *, std: float, dtype: torch.dtype, **changes: object
 ) -> PreTrainedModel:
-    """Create a model of a type with random weights; other arguments are ``small_config``'s."""
-    config = small_config(kind, sizes, **changes)
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    """Create a model of a type with normal weights; see ``small_config``."""
+    model = AutoModelForCausalLM.from_config(small_config(kind, sizes, **changes), dtype=dtype)
     for weight in model.parameters():
         if weight.dim() > 1:
             torch.nn.init.normal_(weight, std=std)
