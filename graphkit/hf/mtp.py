@@ -51,7 +51,7 @@ _PER_LAYER = ("layer_types", "mlp_layer_types")
 
 
 class MtpLayer(nn.Module):
-    """One MTP layer, with the weights of the target's layer until they are replaced.
+    """One MTP layer. Fill the tensors of ``places``, then call ``prepare``.
 
     Args:
         target: The model that it drafts for, as transformers runs it.
@@ -59,11 +59,10 @@ class MtpLayer(nn.Module):
         template: Index of the one whose class and settings this layer has.
 
     Attributes:
-        attention: Its attention; it keeps nothing else.
-
-    Raises:
-        ConfigError: The template keeps other state than keys and values of one attention.
+        layout: Its layers with state, one attention, set by ``prepare``.
     """
+
+    layout: ModelLayout
 
     def __init__(self, target: PreTrainedModel, layers: nn.ModuleList, template: int) -> None:
         super().__init__()
@@ -85,18 +84,24 @@ class MtpLayer(nn.Module):
         for module in self.block.modules():
             if hasattr(module, "layer_idx"):
                 setattr(module, "layer_idx", 0)  # noqa: B010 - an attribute of some modules
-        layout = prepare_model(self.decoder)
-        if layout.recurrent or len(layout.attention) != 1:
-            raise ConfigError(
-                f"the MTP layers are like layer {template} of {type(target).__name__}, which has "
-                "recurrent states or no attention. Drafters keep keys and values alone.",
-                field="draft",
-            )
-        (self.attention,) = layout.attention
         self.enorm, self.hnorm = deepcopy(self.norm), deepcopy(self.norm)
         size = head_shape(target)[1]
         self.eh_proj = nn.Linear(2 * size, size, bias=False, dtype=target.dtype)
         self.to(target.device)
+
+    def prepare(self) -> None:
+        """Let the layer run over graphkit's pools.
+
+        Raises:
+            ConfigError: The layer keeps other state than keys and values of one attention.
+        """
+        self.layout = prepare_model(self.decoder)
+        if self.layout.recurrent or len(self.layout.attention) != 1:
+            raise ConfigError(
+                f"an MTP layer is a {type(self.block).__name__} with recurrent states or without "
+                "attention. Drafters keep keys and values alone.",
+                field="draft",
+            )
 
     @property
     def norm(self) -> nn.Module:
@@ -104,8 +109,13 @@ class MtpLayer(nn.Module):
         return self.decoder.get_submodule("norm")
 
     @property
+    def attention(self) -> AttentionLayer:
+        """The attention."""
+        return self.layout.attention[0]
+
+    @property
     def attention_module(self) -> nn.Module:
-        """The module of ``attention``."""
+        """The module of the attention."""
         return self.decoder.get_submodule(self.attention.name)
 
     def places(self, names: Collection[str]) -> dict[str, torch.Tensor]:
@@ -244,6 +254,7 @@ def _loaded(
             f"the MTP layers in the folder do not fit {type(target).__name__}: {error}"
         ) from error
     stored.copy({names[name]: place for name, place in places.items()})
+    layer.prepare()
     return layer.eval().requires_grad_(False)
 
 

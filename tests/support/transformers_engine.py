@@ -126,6 +126,6 @@ def _random_head(model: Any) -> EagleHead:
         head_dim=16, max_position_embeddings=CONTEXT,
     )  # fmt: skip
     parts = {"embedding": model.get_input_embeddings(), "lm_head": model.lm_head}
-    target = SimpleNamespace(config=model.config, logits=model.lm_head, **parts)
+    target = SimpleNamespace(config=model.config, logits=model.lm_head.forward, **parts)
     torch.manual_seed(1)
     return EagleHead(config, target).eval().requires_grad_(False)
