@@ -156,12 +156,10 @@ class MtpDraft(DraftModel):
 
     def __init__(self, head: MtpHead, algorithm: str | None = None) -> None:
         self.module = self._head = head
-        default = "EAGLE" if len(head.chain) == 1 else _CHAIN
-        self.algorithm = (algorithm or default).upper()
-        if self.algorithm == _CHAIN:
-            self.modes = (ForwardMode.MULTI_LAYER_EAGLE,)
-        else:
-            self.algorithm = "EAGLE"
+        name = (_CHAIN if len(head.chain) > 1 else "EAGLE") if algorithm is None else algorithm
+        self.algorithm = "EAGLE"
+        if name.upper() == _CHAIN:
+            self.algorithm, self.modes = _CHAIN, (ForwardMode.MULTI_LAYER_EAGLE,)
 
     def engine_model(self, requests: ReqToTokenPool, spec: SpecConfig) -> EngineModel:
         """See ``DraftModel.engine_model``.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,31 +12,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.graphs import resolve_device
-from graphkit.hf.draft_model import (
-    DraftModel,
-    HeadDraft,
-    MtpDraft,
-    SharedModules,
-    StandaloneDraft,
-)
-from graphkit.hf.layout import head_shape
-from graphkit.hf.model import TransformersModel
-from graphkit.hf.mtp import load_mtp
+from graphkit.hf.draft_model import DraftModel
+from graphkit.hf.load_draft import ALGORITHMS_BY_KIND, draft_kind, load_draft, standalone_draft
+from graphkit.hf.model import WITHOUT_DRAFT, TransformersModel, check_algorithm
 from graphkit.hf.prepare import prepare_model
-from graphkit.reference import (
-    Eagle3Head,
-    EagleHead,
-    head_algorithm,
-    load_eagle3_head,
-    load_eagle_head,
-)
-from graphkit.reference.eagle import check_fit
-
-_HEADS: dict[str, Callable[..., EagleHead | Eagle3Head]] = {
-    "EAGLE": load_eagle_head,
-    "EAGLE3": load_eagle3_head,
-}
-"""Loaders of draft heads by algorithm."""
 
 
 def load(
@@ -83,18 +61,25 @@ def load(
         >>> model = gk.hf.load("models/Qwen3-0.6B")  # doctest: +SKIP
         >>> engine = model.engine(algorithm="NGRAM", num_steps=3)  # doctest: +SKIP
     """
+    kind = None if draft is None else draft_kind(draft, folder_or_model)
+    if algorithm is not None:
+        check_algorithm(algorithm, (*ALGORITHMS_BY_KIND.get(kind, ()), *WITHOUT_DRAFT))
     options: dict[str, Any] = {
         "dtype": dtype, "device": resolve_device(device), "check": check,
         "trust_remote_code": trust_remote_code,
     }  # fmt: skip
     loaded = _loaded(folder_or_model, **options)
-    drafting = None if draft is None else _draft_model(draft, loaded, algorithm, options)
+    drafting: DraftModel | None = None
+    if kind == "STANDALONE":
+        drafting = standalone_draft(_loaded(draft, **options), loaded)
+    elif kind is not None:
+        drafting = load_draft(kind, draft, loaded, algorithm)
     parts = (loaded.model, loaded.original, loaded.layout, loaded.folder)
     return TransformersModel(*parts, drafting, algorithm)
 
 
 def _loaded(
-    folder_or_model: str | Path | PreTrainedModel,
+    folder_or_model: Any,
     *,
     dtype: torch.dtype | None,
     device: torch.device,
@@ -115,39 +100,6 @@ def _loaded(
     if check:
         _check(loaded)
     return loaded
-
-
-def _draft_model(
-    draft: str | Path | PreTrainedModel | nn.Module,
-    target: TransformersModel,
-    algorithm: str | None,
-    options: dict[str, Any],
-) -> DraftModel:
-    if draft == "mtp":
-        return MtpDraft(load_mtp(target.original, target.layout, target.folder), algorithm)
-    if isinstance(draft, EagleHead | Eagle3Head):
-        check_fit(draft.config, SharedModules(target.model, target.layout))
-        return HeadDraft(draft)
-    if isinstance(draft, str | Path):
-        load_head = _HEADS.get(head_algorithm(draft))
-        if load_head is not None:
-            return HeadDraft(load_head(draft, SharedModules(target.model, target.layout)))
-    elif not isinstance(draft, PreTrainedModel):
-        raise ConfigError(
-            f"draft is {draft!r}, expected a folder, a causal language model of transformers, an "
-            "EagleHead or an Eagle3Head.",
-            field="draft",
-        )
-    loaded = _loaded(draft, **options)
-    vocab_size, expected_size = (head_shape(each.model)[0] for each in (loaded, target))
-    if vocab_size != expected_size:
-        raise ConfigError(
-            f"the draft model {type(loaded.model).__name__} has a vocabulary of {vocab_size} "
-            f"tokens, but {type(target.model).__name__} has {expected_size}. Use a draft model "
-            "with the vocabulary of the target.",
-            field="draft",
-        )
-    return StandaloneDraft(loaded.model, loaded.layout)
 
 
 def _from_folder(

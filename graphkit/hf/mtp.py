@@ -206,7 +206,7 @@ class MtpForward:
         return ForwardOutput(next_token_logits=logits, hidden_states=hidden if is_chain else rows)
 
 
-def load_mtp(target: PreTrainedModel, layout: ModelLayout, folder: str | None) -> MtpHead:
+def load_mtp(target: PreTrainedModel, layout: ModelLayout, folder: str) -> MtpHead:
     """Load the MTP layers in the folder of a model.
 
     Args:
@@ -215,16 +215,10 @@ def load_mtp(target: PreTrainedModel, layout: ModelLayout, folder: str | None) -
         folder: Its folder.
 
     Raises:
-        ConfigError: There is no folder, or the layers keep other state than keys and values.
+        ConfigError: The layers keep other state than keys and values.
         CheckpointError: The folder has no MTP layers, or their tensors are not those of a layer of
             the target.
     """
-    if folder is None:
-        raise ConfigError(
-            "draft='mtp' reads MTP layers from the folder of the model, but the model was passed "
-            "as an object. Load the folder.",
-            field="draft",
-        )
     stored, layers = StoredWeights(Path(folder)), decoder_layers(target, layout)
     found = _stored_layers(stored.forms, len(layers))
     if not found:
