@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from graphkit.buffers import Inputs
 from graphkit.hf.attention import Attend, attending
+from graphkit.hf.fusion.residual import DeferredSums
 from graphkit.hf.layout import ModelLayout, decoder_layers, output_head
 from graphkit.hf.pools import LayerGroupAttention
 from graphkit.hf.recurrent import NodeScan, scanning
@@ -61,6 +62,7 @@ class TransformersForward:
         }
         self._head, self._aux_layers = output_head(model), tuple(aux_layers)
         self._layers = list(decoder_layers(model, layout)) if aux_layers else []
+        self._norm_sizes = layout.norm_sizes
 
     def __call__(self, inputs: Inputs) -> ForwardOutput:
         """Return logits, [T, V], and hidden states.
@@ -76,7 +78,9 @@ class TransformersForward:
             stack.callback(hook.remove)
             self._record(aux, stack)
             attend = attention_of_batch(self._attention, self._layer_numbers, inputs)
-            stack.enter_context(attending(attend))
+            stack.enter_context(attending(attend, inputs.positions))
+            if self._norm_sizes:
+                stack.enter_context(DeferredSums(self._norm_sizes))
             if self._states is not None:
                 scan = NodeScan(self._states, self._states.slots(inputs))
                 stack.enter_context(scanning(scan))
@@ -87,7 +91,7 @@ class TransformersForward:
             )
         return ForwardOutput(
             next_token_logits=out.logits[0],
-            hidden_states=aux.joined() if self._aux_layers else hidden[0][0],
+            hidden_states=(aux.joined() if self._aux_layers else hidden[0])[0],
         )
 
     def _record(self, aux: AuxStates, stack: ExitStack) -> None:
@@ -95,11 +99,11 @@ class TransformersForward:
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             stream = args[0] if args else kwargs["hidden_states"]
-            aux.record(self._layers.index(module), stream[0])
+            aux.record(self._layers.index(module), stream)
 
         def after(_module: nn.Module, _args: Any, output: Any) -> None:
             stream = output if isinstance(output, torch.Tensor) else output[0]
-            aux.record(len(self._layers), stream[0])
+            aux.record(len(self._layers), stream)
 
         for number in set(self._aux_layers):
             is_end = number == len(self._layers)

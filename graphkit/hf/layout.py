@@ -67,10 +67,19 @@ class RecurrentLayer:
 
 @dataclass(frozen=True, slots=True)
 class ModelLayout:
-    """State of a model, in the order in which its forward reaches it."""
+    """State of a model, in the order in which its forward reaches it, and what is replaced in it.
+
+    Attributes:
+        attention: The attention modules.
+        recurrent: The modules with recurrent states.
+        replaced: What computes in the place of a module, by the module's name.
+        norm_sizes: Row sizes of the norms that may compute the sum that they read.
+    """
 
     attention: tuple[AttentionLayer, ...]
     recurrent: tuple[RecurrentLayer, ...]
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    norm_sizes: frozenset[int] = frozenset()
 
 
 def learn_layout(model: PreTrainedModel) -> ModelLayout:
@@ -87,7 +96,7 @@ def learn_layout(model: PreTrainedModel) -> ModelLayout:
     positions = torch.arange(2, device=model.device)[None]
     parameters = signature(model.forward).parameters
     name = "past_key_values" if "past_key_values" in parameters else "cache_params"
-    with torch.no_grad(), probe.watching(cache), attending(probe.attend):
+    with torch.no_grad(), probe.watching(cache), attending(probe.attend, positions[0]):
         model(input_ids=ids, position_ids=positions, use_cache=True, **{name: cache})
     cached = sum(1 for layer in cache.layers if getattr(layer, "keys", None) is not None)
     if cached > len(probe.attention):

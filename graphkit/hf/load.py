@@ -25,6 +25,7 @@ def load(
     algorithm: str | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "auto",
+    fuse: bool = True,
     check: bool = True,
     trust_remote_code: bool = False,
 ) -> TransformersModel:
@@ -46,6 +47,9 @@ def load(
             ``"NONE"``. ``None`` selects the first of these.
         dtype: Data type of the weights; ``None`` keeps that of the folder or the model.
         device: ``auto``, ``cpu`` or ``cuda``; a model object is moved there.
+        fuse: Whether linear layers of one input become one product, and norms, gated networks and
+            the rotation of heads run through graphkit's ops, where both compute the same on random
+            inputs, up to rounding. ``layout.replaced`` of the result names these modules.
         check: Whether the logits of the result are compared with those of the model, as
             ``testing.check_wrapper`` does.
         trust_remote_code: As in transformers.
@@ -65,7 +69,7 @@ def load(
     if algorithm is not None:
         check_algorithm(algorithm, (*ALGORITHMS_BY_KIND.get(kind, ()), *WITHOUT_DRAFT))
     options: dict[str, Any] = {
-        "dtype": dtype, "device": resolve_device(device), "check": check,
+        "dtype": dtype, "device": resolve_device(device), "fuse": fuse, "check": check,
         "trust_remote_code": trust_remote_code,
     }  # fmt: skip
     loaded = _loaded(folder_or_model, **options)
@@ -83,6 +87,7 @@ def _loaded(
     *,
     dtype: torch.dtype | None,
     device: torch.device,
+    fuse: bool,
     check: bool,
     trust_remote_code: bool,
 ) -> TransformersModel:
@@ -95,7 +100,7 @@ def _loaded(
     nn.Module.to(model, device)
     nn.Module.eval(model).requires_grad_(False)
     original = _shared_copy(model)
-    layout = prepare_model(model)
+    layout = prepare_model(model, fuse=fuse)
     loaded = TransformersModel(model, original, layout, folder)
     if check:
         _check(loaded)

@@ -95,7 +95,7 @@ class MtpLayer(nn.Module):
         Raises:
             ConfigError: The layer keeps other state than keys and values of one attention.
         """
-        self.layout = prepare_model(self.decoder)
+        self.layout = prepare_model(self.decoder, fuse=False)
         if self.layout.recurrent or len(self.layout.attention) != 1:
             raise ConfigError(
                 f"an MTP layer is a {type(self.block).__name__} with recurrent states or without "
@@ -195,7 +195,8 @@ class MtpForward:
 
     def __call__(self, inputs: Any) -> ForwardOutput:
         """Return logits and hidden states of the rows that the mode needs."""
-        with attending(attention_of_batch(self._attention, self._numbers, inputs)):
+        attend = attention_of_batch(self._attention, self._numbers, inputs)
+        with attending(attend, inputs.positions):
             hidden = self._head(
                 self._layer, inputs.input_ids, inputs.hidden_states, inputs.positions
             )

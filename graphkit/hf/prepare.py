@@ -7,6 +7,7 @@ from contextlib import suppress
 from transformers import PreTrainedModel
 
 from graphkit.hf.attention import IMPLEMENTATION
+from graphkit.hf.fusion import fuse_modules
 from graphkit.hf.layout import ModelLayout, learn_layout
 from graphkit.hf.recurrent import convert_mixers
 
@@ -14,8 +15,12 @@ _EXPERTS = "batched_mm"
 """Products of all experts with static shapes; the other forms wait for the router on the host."""
 
 
-def prepare_model(model: PreTrainedModel) -> ModelLayout:
+def prepare_model(model: PreTrainedModel, *, fuse: bool = True) -> ModelLayout:
     """Let a model run over graphkit's pools, in place, and return its layers with state.
+
+    Args:
+        model: The model.
+        fuse: See ``load``.
 
     Raises:
         ConfigError: See ``load``.
@@ -28,5 +33,7 @@ def prepare_model(model: PreTrainedModel) -> ModelLayout:
     with suppress(ValueError):  # the model has no experts, or one form of them
         model.set_experts_implementation(_EXPERTS)
     layout = learn_layout(model)
+    if fuse:
+        layout = fuse_modules(model, layout)
     convert_mixers(model, layout)
     return layout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def test_a_dropped_scaling_is_found_at_load(monkeypatch):
     forward = hf.forward.LayerGroupAttention.attend
 
     def unscaled(self, layer, call, *others):
-        call = type(call)(**{name: getattr(call, name) for name in call.__slots__} | {"scaling": 1})
+        call = replace(call, query=call.query / call.scaling)
         return forward(self, layer, call, *others)
 
     monkeypatch.setattr(hf.forward.LayerGroupAttention, "attend", unscaled)

@@ -27,7 +27,7 @@ def causal(call):
 
 
 def drafted(head, layer, ids, hidden):
-    with attending(causal):
+    with attending(causal, torch.arange(len(ids))):
         hidden = head(layer, ids, hidden, torch.arange(len(ids)))
     return hidden, head.logits(hidden)
 
@@ -80,7 +80,7 @@ def test_a_layer_computes_what_its_parts_compute(kind, tmp_path):
     embedded = loaded.original.get_input_embeddings()(ids)
     merged = torch.cat([normed(embedded, enorm), normed(hidden, hnorm)], -1) @ projection.T
     rotation = layer.decoder.rotary_emb(merged[None], torch.arange(9)[None])
-    with attending(causal):
+    with attending(causal, torch.arange(9)):
         out = layer.block(
             merged[None], position_embeddings=rotation, position_ids=torch.arange(9)[None]
         )

@@ -111,7 +111,7 @@ def mtp_run(head: MtpHead) -> Run:
         return out.transpose(1, 2).flatten(0, 1)[None]
 
     def run(ids: Tensor, features: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        with attending(attend):
+        with attending(attend, positions.flatten()):
             hidden = head(0, ids.flatten(), features.flatten(0, 1), positions.flatten())
         return hidden.unflatten(0, ids.shape), head.logits(hidden).unflatten(0, ids.shape)
 
