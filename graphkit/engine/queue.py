@@ -182,7 +182,8 @@ class RequestQueue:
         report = self._admission.prefill(chunks)
         if report is None:
             return
-        complete = [request for request, each in self.prefilling.items() if not each.left]
+        owners = {each: request for request, each in self.prefilling.items()}
+        complete = [owners[each] for each, _ in chunks if not each.left]
         for request in complete:
             del self.prefilling[request]
         self.running = [*self.running, *complete]

@@ -107,26 +107,26 @@ class Admission:
     def chunks(self, prefills: Iterable[Prefill]) -> list[tuple[Prefill, int]]:
         """Return which prompts the next forward continues, and by how many tokens each.
 
-        Prompts are continued in order, up to ``chunked_prefill_size`` tokens in all. The first
-        prompt that is longer than that gets half of them while shorter ones wait, and what they
-        leave. So a long prompt neither holds up the short ones behind it nor waits for all of them.
+        There are up to ``chunked_prefill_size`` tokens in all. Half of them belong to the prompt
+        that was admitted first, the others to the shortest ones; what one side leaves, the other
+        takes. So a long prompt neither holds up the short ones behind it nor waits for all of them.
 
         Args:
             prefills: Prompts that are not complete, in order of admission.
         """
-        ordered, budget = list(prefills), self._chunk_size
+        first, *others = prefills
+        budget = self._chunk_size
         if not self._packs:
-            return [(each, min(each.left, budget)) for each in ordered[:1]]
-        long = next((each for each in ordered if each.left > budget), None)
-        room = budget if long is None else budget // 2
-        chosen: dict[Prefill, int] = {}
-        for each in ordered:
-            if each.left <= budget and room:
-                chosen[each] = min(each.left, room)
-                room -= chosen[each]
-        if long is not None:
-            chosen[long] = budget - sum(chosen.values())
-        return [(each, chosen[each]) for each in ordered if each in chosen]
+            return [(first, min(first.left, budget))]
+        counts = {first: min(first.left, budget - budget // 2)}
+        room = budget - counts[first]
+        for each in sorted(others, key=lambda prefill: prefill.left):
+            if not room:
+                break
+            counts[each] = min(each.left, room)
+            room -= counts[each]
+        counts[first] += min(first.left - counts[first], room)
+        return [(each, counts[each]) for each in (first, *others) if each in counts]
 
     def prefill(self, chunks: Sequence[tuple[Prefill, int]]) -> torch.Tensor | None:
         """Prefill chunks of prompts in one forward of the target. Does not wait.
