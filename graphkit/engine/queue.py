@@ -148,46 +148,31 @@ class RequestQueue:
             begin: Called with the requests whose prompts are complete, and the reports of their
                 first new tokens.
         """
-        chunks = self._admission.chunks(self.prefilling.values())
+        for complete, report in self._prefilled(self._admission.chunks(self.prefilling.values())):
+            begin(complete, report)
+
+    def _prefilled(
+        self, chunks: Sequence[tuple[Prefill, int]]
+    ) -> list[tuple[Sequence[Request], torch.Tensor]]:
+        """Prefill chunks; return the requests that are complete and their reports."""
+        owners = {each: request for request, each in self.prefilling.items()}
         try:
-            self._prefill(chunks, begin)
+            report = self._admission.prefill(chunks)
         except Exception as error:
             if not self._fails_alone:
                 raise
-            if len(chunks) > 1:
-                logger.warning("Prefilling requests one by one after %r.", error)
-            for chunk in chunks:
-                self._prefill_alone(chunk, error if len(chunks) == 1 else None, begin)
-
-    def _prefill_alone(
-        self,
-        chunk: tuple[Prefill, int],
-        error: Exception | None,
-        begin: Callable[[Sequence[Request], torch.Tensor], None],
-    ) -> None:
-        """Prefill a chunk again, alone, unless its ``error`` is known."""
-        if error is None:
-            try:
-                self._prefill([chunk], begin)
-            except Exception as own_error:
-                error = own_error
-        if error is not None:
-            next(r for r, each in self.prefilling.items() if each is chunk[0]).fail(error)
-
-    def _prefill(
-        self,
-        chunks: Sequence[tuple[Prefill, int]],
-        begin: Callable[[Sequence[Request], torch.Tensor], None],
-    ) -> None:
-        report = self._admission.prefill(chunks)
+            if len(chunks) == 1:
+                owners[chunks[0][0]].fail(error)
+                return []
+            logger.warning("Prefilling %d requests one by one after %r.", len(chunks), error)
+            return [each for chunk in chunks for each in self._prefilled([chunk])]
         if report is None:
-            return
-        owners = {each: request for request, each in self.prefilling.items()}
+            return []
         complete = [owners[each] for each, _ in chunks if not each.left]
         for request in complete:
             del self.prefilling[request]
         self.running = [*self.running, *complete]
-        begin(complete, report)
+        return [(complete, report)]
 
     def preempt(self) -> None:
         """Free row and slots of the request that was admitted last, and let it wait again.
@@ -231,8 +216,8 @@ class RequestQueue:
         requests = list(dict.fromkeys((*self._admitted, *self._waiting)))
         for request in requests:
             request.resume()
-        self._admitted = dict.fromkeys(each for each in requests if each.is_finished)
         self._waiting = OrderedDict.fromkeys(each for each in requests if not each.is_finished)
+        self._admitted = dict.fromkeys(each for each in requests if each.is_finished)
         self.running, self.prefilling = [], {}
         self._memory.free_all()
         finished, self._admitted = list(self._admitted), {}
