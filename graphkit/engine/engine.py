@@ -380,9 +380,10 @@ class SpeculativeEngine:
         if self._errors:
             errors, self._errors = self._errors, []
             raise errors[0]
+        ended = list(self._ended)
         new_tokens = self._take_new_tokens()
         if self._broadcast is not None:
-            self._broadcast.check(new_tokens)
+            self._broadcast.check(new_tokens, ended)
         return new_tokens
 
     def worker_loop(self) -> None:

@@ -6,6 +6,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, takewhile
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -61,6 +62,8 @@ class RequestQueue:
         self.running: list[Request] = []
         self.prefilling: dict[Request, Prefill] = {}
         self.num_preemptions = 0
+        self._matchers: WeakValueDictionary[int, Request] = WeakValueDictionary()
+        """Requests with a matcher, which they keep alive, by its id."""
         self._is_short = False
         """Whether a request was preempted and none has ended since."""
 
@@ -125,6 +128,9 @@ class RequestQueue:
     def put(self, requests: Sequence[Request]) -> None:
         """Append requests to the queue."""
         self._waiting.update(dict.fromkeys(requests))
+        for request in requests:
+            if request.matcher is not None:
+                self._matchers[id(request.matcher)] = request
 
     def admit(self) -> None:
         """Give rows and slots to waiting requests, in order, while there is room."""
@@ -236,7 +242,8 @@ class RequestQueue:
         return list(waiting)
 
     def _check_matcher(self, matcher: TokenMatcher) -> None:
-        if any(request.matcher is matcher for request in (*self._waiting, *self._admitted)):
+        owner = self._matchers.get(id(matcher))
+        if owner is not None and not owner.is_finished:
             raise InputError(
                 "the matcher belongs to another request, which has not finished. Create one for "
                 "each request.",

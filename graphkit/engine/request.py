@@ -34,7 +34,7 @@ NewTokens = list[tuple["Request", list[int]]]
 """New tokens of each request, in order."""
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
+@dataclass(eq=False, slots=True, kw_only=True, weakref_slot=True)
 class Request:
     """A request and its output so far.
 

@@ -298,9 +298,9 @@ def _in_order(rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 def _by_node(rows: torch.Tensor, slots: StateSlots) -> torch.Tensor:
     """Return rows, [T, ...], as [B, N, ...], zeros where a place has no row."""
     if slots.packed is None:
-        return rows.unflatten(0, slots.after.shape)
+        return rows.reshape(*slots.after.shape, *rows.shape[1:])
     places = rows.new_zeros(slots.after.numel(), *rows.shape[1:])
-    return places.index_copy_(0, slots.packed, rows).unflatten(0, slots.after.shape)
+    return places.index_copy_(0, slots.packed, rows).view(*slots.after.shape, *rows.shape[1:])
 
 
 def _where(chosen: torch.Tensor, new: States, old: States) -> States:
