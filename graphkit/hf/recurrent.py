@@ -152,22 +152,26 @@ class PooledMixer:
             return states, out[:, 0]
 
         pool, slots = scan.pool, scan.slots
-        nodes = slots.after.shape[1]
-        most = nodes - pool.width if slots.order is None else 0
-        if most < 2 or self._takes_chunks is False:
+        rows = hidden_states[0].unflatten(0, (len(slots.after), -1)) if _is_even(slots) else None
+        most = 0 if rows is None else rows.shape[1] - pool.width
+        if rows is None or most < 2 or self._takes_chunks is False:
             return pool.scan(self._number, slots, update, hidden_states[0])[None]
-        rows = hidden_states[0].unflatten(0, slots.after.shape)
         states: Mapping[str, torch.Tensor] = pool.load(self._number, slots.before[:, 0])
         if self._takes_chunks is None:
             self._takes_chunks = _same_in_chunks(run, states, rows[:, :most])
             return self(hidden_states, **others)
         states, out = run(states, rows[:, :most])
         outputs = [out]
-        for node in range(most, nodes):
-            states, out = run(states, rows[:, node : node + 1])
+        for node in range(-pool.width, 0):
+            states, out = run(states, rows[:, node].unsqueeze(1))
             pool.store(self._number, slots.after[:, node], states)
             outputs.append(out)
         return torch.cat(outputs, 1).flatten(0, 1)[None]
+
+
+def _is_even(slots: StateSlots) -> bool:
+    """Return whether a batch has chains of one length, as far as the host knows."""
+    return slots.order is None and (slots.packed is None or len(slots.after) == 1)
 
 
 _CHUNK_DIFFERENCE = 0.05
