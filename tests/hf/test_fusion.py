@@ -15,6 +15,7 @@ from transformers.models.llama import modeling_llama
 import graphkit as gk
 from graphkit import hf
 from graphkit.attention import TritonAttention
+from graphkit.audit.live_tensors import _storages
 from graphkit.errors import TargetError
 from graphkit.hf.fusion.residual import DeferredSums, PendingSum, normalised
 from graphkit.reference import reference_target
@@ -201,6 +202,12 @@ class TestPendingSum:
             for found in (one + 1, one + other[:, :1], one[0] + other[0], torch.add(one, 2)):
                 assert type(found) is torch.Tensor
             assert type(one.transpose(1, 2) + other.transpose(1, 2)) is torch.Tensor
+
+    def test_audits_pass_over_sums_without_memory(self):
+        rows = self.sum()
+        with torch._C.DisableTorchFunctionSubclass():
+            assert list(_storages([rows, self.terms[0]])) == list(_storages([self.terms[0]]))
+        assert rows._total is None
 
     def test_a_term_that_is_written_later_is_refused(self):
         one, other = (term.clone() for term in self.terms)
