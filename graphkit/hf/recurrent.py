@@ -147,11 +147,16 @@ class PooledMixer:
             out = self._forward(rows, **others | {self._layer.cache_argument: cache})
             return cache.states, out
 
+        pool, slots = scan.pool, scan.slots
+
         def update(states: Mapping[str, torch.Tensor], row: torch.Tensor) -> Any:
+            if (
+                slots.is_row is not None
+            ):  # the pool keeps states of ended prompts; a mixer may write
+                states = {name: state.clone() for name, state in states.items()}
             states, out = run(states, row[:, None])
             return states, out[:, 0]
 
-        pool, slots = scan.pool, scan.slots
         rows = hidden_states[0].unflatten(0, (len(slots.after), -1)) if _is_even(slots) else None
         most = 0 if rows is None else rows.shape[1] - pool.width
         if rows is None or most < 2 or self._takes_chunks is False:
