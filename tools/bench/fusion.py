@@ -58,14 +58,16 @@ def model_of_transformers(shape: str, device: torch.device) -> LlamaForCausalLM:
 def targets(shape: str, device: torch.device) -> Mapping[str, CaptureTarget]:
     """Return a target of each forward."""
     largest = max(BATCH_SIZES)
-    fast = random_models(shape, "NONE", device=device).target
+    models = random_models(shape, "NONE", device=device).target
+    fast = model_target(models, name=FAST, max_batch_size=largest)
+    context = fast.sizes.max_context_len  # attention splits longer contexts
 
     def loaded(*, fuse: bool) -> CaptureTarget:
         model = gk.hf.load(model_of_transformers(shape, device), device=device.type, fuse=fuse)
-        return model.target(max_batch_size=largest)
+        return model.target(max_batch_size=largest, max_context_len=context)
 
     return {
-        FAST: model_target(fast, name=FAST, max_batch_size=largest),
+        FAST: fast,
         "gk.hf": loaded(fuse=True),
         "gk.hf, fuse=False": loaded(fuse=False),
     }
