@@ -213,11 +213,11 @@ def _settings(kind: str, values: Mapping[str, Any], rope: Mapping[str, Any]) -> 
     longest = values["max_position_embeddings"]
     head_dim = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
     window = values.get("sliding_window") if kind == "mistral" else None
-    scaling = {name: rope.get(name) for name in ("factor", "low_freq_factor", "high_freq_factor")}
+    factors = "factor", "low_freq_factor", "high_freq_factor"
+    scaling: dict[str, Any] = {name: rope.get(name) for name in factors}
     return {
         **{name: values.get(name) for name in _SAME_NAME},
-        "head_dim": values.get("head_dim")
-        or values["hidden_size"] // values["num_attention_heads"],
+        "head_dim": head_dim,
         "rope_theta": rope["rope_theta"],
         "rope_scaling": None
         if rope["rope_type"] == "default"
