@@ -250,21 +250,21 @@ class Admission:
         rows, last_rows = batch.req_pool_indices, batch.last_rows
         begun = rows[to_device(new, device)] if new else None
         output = step.verifier.prefill(batch.target_inputs(), begun)
-        ended, report = set(complete), None
+        first = None
         if complete:
             index = to_device(complete, device)
             rows, last_rows = rows[index], last_rows[index]
             logits = output.next_token_logits[last_rows]
             first = step.verifier.first_tokens(rows, logits, is_greedy=is_greedy, bitmask=bitmask)
             batch.next_ids.index_copy_(0, last_rows, first)
+        ended = set(complete)
         are_last = [place in ended for place in range(len(batch.lengths))]
         step.drafter.prefill_batch(
             replace(batch, hidden_states=output.hidden_states, are_last=are_last)
         )
-        if complete:
-            one = torch.ones_like(rows, dtype=torch.int32)
-            report = step.state.advance(rows, first, one, 1)
-        return report
+        if first is None:
+            return None
+        return step.state.advance(rows, first, torch.ones_like(rows, dtype=torch.int32), 1)
 
     def _bitmask(self, complete: Sequence[Prefill]) -> torch.Tensor | None:
         """Return the tokens that may follow complete prompts; ``None`` if all may."""
