@@ -19,7 +19,7 @@ from torch import nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, GraphkitError
 from graphkit.hf.attention import AttentionCall, attending
 
 _STATE_METHODS = (
@@ -97,7 +97,7 @@ def learn_layout(model: PreTrainedModel) -> ModelLayout:
     parameters = signature(model.forward).parameters
     name = "past_key_values" if "past_key_values" in parameters else "cache_params"
     with torch.no_grad(), probe.watching(cache), attending(probe.attend, positions[0]):
-        model(input_ids=ids, position_ids=positions, use_cache=True, **{name: cache})
+        _run_alone(model, {"input_ids": ids, "position_ids": positions, name: cache})
     cached = sum(1 for layer in cache.layers if getattr(layer, "keys", None) is not None)
     if cached > len(probe.attention):
         raise ConfigError(
@@ -107,6 +107,25 @@ def learn_layout(model: PreTrainedModel) -> ModelLayout:
             field="folder_or_model",
         )
     return ModelLayout(tuple(probe.attention), probe.recurrent_layers(cache))
+
+
+def _run_alone(model: PreTrainedModel, inputs: dict[str, Any]) -> None:
+    """Run a model that was not changed but for its attention.
+
+    Raises:
+        ConfigError: It fails.
+    """
+    try:
+        model(use_cache=True, **inputs)
+    except GraphkitError:
+        raise
+    except Exception as error:  # the code of a model may raise anything
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ConfigError(
+            f"{type(model).__name__} fails for two tokens: {type(error).__name__}: {reason}. Check "
+            "its configuration.",
+            field="folder_or_model",
+        ) from error
 
 
 def output_head(model: PreTrainedModel) -> nn.Module:

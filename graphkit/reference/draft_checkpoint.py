@@ -11,8 +11,8 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from graphkit.config import is_int
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.reference import hf_config as hf
 from graphkit.reference.checkpoint_folder import (
     StoredWeights,
     default_folder,
@@ -26,6 +26,7 @@ from graphkit.reference.eagle3_layout import (
     aux_layers,
     canonical_name,
     eagle3_entries,
+    flag,
     is_eagle3,
     layer_config,
 )
@@ -142,7 +143,12 @@ def load_eagle3_head(
         )
     config = LlamaConfig.from_dict(layer_config(data))
     names = {canonical_name(name) for name in stored.forms}
-    vocab_size = hf.integer(data, "draft_vocab_size", config.vocab_size)
+    vocab_size = data.get("draft_vocab_size")
+    vocab_size = config.vocab_size if vocab_size is None else vocab_size
+    if not is_int(vocab_size) or vocab_size < 1:
+        raise CheckpointError(
+            f"config.json: draft_vocab_size must be an int >= 1, got {vocab_size!r}. Correct it."
+        )
     is_mapped = vocab_size != config.vocab_size or "d2t" in names
     build = partial(
         Eagle3Head,
@@ -152,7 +158,7 @@ def load_eagle3_head(
         fc_bias=_FC_BIAS in names,
         has_embedding=_EMBEDDING in names,
         has_head=is_mapped or _HEAD in names,
-        norm_before_residual=hf.flag(data, "norm_before_residual"),
+        norm_before_residual=flag(data, "norm_before_residual"),
     )
     # t2d marks the tokens of the draft vocabulary, which d2t lists too.
     ignored = frozenset({"t2d"})

@@ -126,8 +126,9 @@ def load_models(
 
     Args:
         algorithm: One of ``ALGORITHMS``.
-        checkpoint: Folder of a different target, as for ``reference_engine``.
-        draft: Folder of an EAGLE or EAGLE-3 head, as for ``reference_engine``.
+        checkpoint: Folder of a different target in Llama layout, for NONE and NGRAM, and for EAGLE
+            and EAGLE3 with ``draft``.
+        draft: Folder of an EAGLE or EAGLE-3 head that was trained for the target.
         device: Device of the weights.
         dtype: Data type of the weights.
         group: Ranks that split the target and its draft head; see ``load_checkpoint``. The model of
@@ -137,7 +138,7 @@ def load_models(
         ConfigError: ``checkpoint`` and ``draft`` do not fit the algorithm.
         CheckpointError: A folder cannot be loaded, or the head does not match the target.
     """
-    check_folders(algorithm, checkpoint, draft)
+    _check_folders(algorithm, checkpoint, draft)
     folder = checkpoint or default_checkpoint()
     target = load_checkpoint(folder, device=device, dtype=dtype, group=group)
     if algorithm == "EAGLE":
@@ -170,7 +171,7 @@ def check_algorithm(algorithm: str) -> str:
     return name
 
 
-def check_folders(algorithm: str, checkpoint: str | Path | None, draft: str | Path | None) -> None:
+def _check_folders(algorithm: str, checkpoint: str | Path | None, draft: str | Path | None) -> None:
     """Check that an algorithm can run with the folders of a target and of a draft head.
 
     Raises:

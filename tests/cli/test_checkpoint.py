@@ -7,10 +7,19 @@ from importlib import import_module
 
 import pytest
 
-from checkpoint_folders import write_checkpoint, write_eagle_head
-from graphkit.records import AuditReport, BenchReport, CaptureRecord
+from graphkit.records import AuditReport, BenchReport, CaptureRecord, GenerateRecord
 
 pytest.importorskip("graphkit.hf")
+
+from checkpoint_folders import (
+    byte_level_tokenizer,
+    write_checkpoint,
+    write_eagle_head,
+    write_tokenizer,
+)
+from mtp_folders import save_with_mtp
+from small_models import small_model
+
 pytestmark = pytest.mark.slow
 
 KINDS = {"qwen3": "self_attn", "qwen3_moe": "mlp.experts", "qwen3_next": "linear_attn"}
@@ -105,6 +114,21 @@ def test_a_draft_head_adds_its_modes(run, folders, here):
     assert (ended.code, ended.messages) == (0, [])
     modes = [mode.mode for mode in CaptureRecord.from_json(ended.out).modes]
     assert {"TARGET_VERIFY", "DECODE", "DRAFT", "DRAFT_EXTEND", "STEP"} <= set(modes)
+
+
+def test_mtp_layers_in_the_folder_draft(run, here):
+    """The text is that of plain decoding."""
+    save_with_mtp(small_model("deepseek_v3", vocab_size=320), here / "target", 1)
+    write_tokenizer(here / "target", byte_level_tokenizer())
+    generate = ("generate", "--checkpoint", "target", "--prompt", "The drafts", "--json")
+    texts = {}
+    for options in (("--draft", "mtp"), ("--algorithm", "none")):
+        ended = run(*generate, *options, "--max-new-tokens", 12)
+        assert (ended.code, ended.messages) == (0, [])
+        record = GenerateRecord.from_json(ended.out)
+        texts[record.algorithm] = record.completions[0].token_ids
+    assert list(texts) == ["EAGLE", "NONE"]
+    assert texts["EAGLE"] == texts["NONE"]
 
 
 @pytest.mark.parametrize("command", ["capture", "inspect", "audit"])

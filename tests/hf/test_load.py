@@ -143,3 +143,16 @@ def test_a_context_has_at_most_the_positions_of_the_model():
             create(max_context_len=129)
         with pytest.raises(ConfigError, match="must be an int >= 1, got 'long'"):
             create(max_context_len="long")
+
+
+def test_a_model_whose_own_forward_fails_is_refused(monkeypatch):
+    model = small_model("llama")
+
+    def fails(*_, **__):
+        raise RuntimeError("sizes 32\nand 8 differ")
+
+    monkeypatch.setattr(model.model.layers[0].mlp, "forward", fails)
+    with pytest.raises(
+        ConfigError, match=r"two tokens: RuntimeError: sizes 32 and 8 differ\. Check"
+    ):
+        hf.load(model, device="cpu")
