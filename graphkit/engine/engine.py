@@ -87,8 +87,9 @@ class SpeculativeEngine:
             see ``SpecStepRunner``; it needs a drafter and a backend that do not need the host
             between steps and, on CUDA, cuda-bindings. ``None`` selects v3 where it can run, else
             v2; see ``plan``.
-        steps_per_launch: Most steps of one launch of v3.
-        chunked_prefill_size: Most prompt tokens per forward.
+        steps_per_launch: Most steps of one launch of v3. In all generations, KV slots are reserved
+            for so many steps at a time, or for fewer if the pool is short.
+        chunked_prefill_size: Most prompt tokens per forward, of all requests together.
         bos_token_id: Replaces an empty prompt; with ``None``, an empty prompt is an error.
         seed: Any int. Gives a different seed to each request that has none.
         structured_output: Whether requests may have a matcher. Verify then takes a token bitmask,
@@ -328,7 +329,12 @@ class SpeculativeEngine:
 
     @torch.no_grad()
     def step(self) -> NewTokens:
-        """Admit waiting requests, run one step for all running ones, and remove finished ones.
+        """Admit waiting requests, prefill, run one step for all running ones, remove finished ones.
+
+        At most one forward prefills prompts, with up to ``chunked_prefill_size`` tokens of all
+        admitted requests together, so that running requests wait for one chunk at most. If the KV
+        pool runs out, the requests that were admitted last are preempted: they wait again, before
+        all others, and their text does not change.
 
         v1 drafts and verifies, waits for the accepted tokens, then catches up on them. It returns
         the tokens of this step.
@@ -338,7 +344,7 @@ class SpeculativeEngine:
 
         v3 launches a loop if none runs, and the next one if no request waits. It returns the tokens
         of all completed steps, at least one. A waiting request ends the loops as soon as it has
-        room, and joins when they have ended.
+        room, and joins when they have ended. While prompts are prefilled, steps are replays.
 
         A batch with a matcher waits for its drafts, and for all earlier tokens, before it verifies.
 

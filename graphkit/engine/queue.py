@@ -16,7 +16,6 @@ from graphkit.engine.token_matcher import TokenMatcher, check_matcher, root_bitm
 from graphkit.errors import InputError
 from graphkit.step import Admission, SamplingParams
 from graphkit.step.admission import Prefill
-from graphkit.step.request_state import NewRequest
 
 logger = logging.getLogger(__name__)
 
@@ -259,7 +258,9 @@ class RequestQueue:
         assert has_room, "the caller has checked it"
         matcher, left = request.matcher, request.max_tokens - request.num_tokens
         return Prefill(
-            NewRequest(request.row, request.num_tokens, request.sampling, left),
+            request.row,
+            request.sampling,
+            left,
             (*request.prompt_ids, *request.output_ids),
             None if matcher is None else root_bitmask(matcher, self._admission.vocab_size),
         )

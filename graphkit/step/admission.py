@@ -18,7 +18,6 @@ from graphkit.errors import InputError
 from graphkit.graphs import Backend
 from graphkit.ops.logits import bitmask_words
 from graphkit.step.device_step import DeviceStep
-from graphkit.step.request_state import NewRequest
 from graphkit.step.sampling_params import SamplingParams
 from graphkit.step.step_tensors import PrefillBatch, copied_to, to_device
 
@@ -28,22 +27,21 @@ class Prefill:
     """A prompt on its way into the KV pool.
 
     Attributes:
-        request: Its row and parameters.
+        row: The request row.
+        sampling: Parameters of the request.
+        max_new_tokens: Most tokens to generate, the context limit included.
         token_ids: The prompt, or prompt and output of a request that runs again.
         bitmask: Tokens that may be the first new one, [1, ceil(V / 32)] int32 on the CPU; ``None``
             allows all.
         done: Tokens that have been prefilled.
     """
 
-    request: NewRequest
+    row: int
+    sampling: SamplingParams
+    max_new_tokens: int
     token_ids: Sequence[int]
     bitmask: torch.Tensor | None = None
     done: int = 0
-
-    @property
-    def row(self) -> int:
-        """The request row."""
-        return self.request.row
 
     @property
     def left(self) -> int:
@@ -144,7 +142,12 @@ class Admission:
         """
         complete = [each for each, count in chunks if count == each.left]
         if complete:
-            self._step.state.assign([each.request for each in complete])
+            self._step.state.assign(
+                [each.row for each in complete],
+                [len(each.token_ids) for each in complete],
+                [each.sampling for each in complete],
+                [each.max_new_tokens for each in complete],
+            )
         rows, starts = [each.row for each, _ in chunks], [each.done for each, _ in chunks]
         batch = self._packed(rows, starts, [each.tokens(count) for each, count in chunks])
         is_new = [place for place, start in enumerate(starts) if start == 0]
@@ -153,7 +156,7 @@ class Admission:
             batch,
             is_new,
             ended,
-            is_greedy=not any(each.request.sampling.temperature for each in complete),
+            is_greedy=not any(each.sampling.temperature for each in complete),
             bitmask=self._bitmask(complete),
         )
         for each, count in chunks:
