@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from graphkit.benchmarks.clocks import device_ms, synchronise
-from graphkit.reference import Eagle3Head, EagleHead, EngineModels, MTPHead
+from graphkit.reference import DFlashHead, Eagle3Head, EagleHead, EngineModels, MTPHead
 
 _COPIED_BYTES = 2**29
 """Ten times the L2 cache of an H100 or H200."""
@@ -22,7 +22,8 @@ class WeightBytes:
 
     Attributes:
         verify: Read by the target, once.
-        drafts: Read by all draft steps together; each reads its layer and its head.
+        drafts: Read by all draft steps together; each reads its layer and its head. A block of
+            DFLASH is one forward.
     """
 
     verify: int
@@ -40,6 +41,8 @@ class WeightBytes:
             return cls(verify, 0)
         if isinstance(draft, MTPHead):
             return cls(verify, sum(_bytes_read(layer) + head for layer in draft.layers[:num_steps]))
+        if isinstance(draft, DFlashHead):
+            return cls(verify, _bytes_read(draft) + head)
         if isinstance(draft, Eagle3Head):  # merges the target's features once
             once = _bytes_read(draft.fc)
             return cls(verify, num_steps * (_bytes_read(draft) - once) + once)

@@ -72,11 +72,11 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     models.add_argument(
         "--shape", metavar="NAME",
         help="model with random weights, in bfloat16: llama-8b, qwen3-8b or tiny; the algorithm is "
-        "EAGLE or EAGLE3, with a random head, NGRAM or NONE",
+        "EAGLE, EAGLE3 or DFLASH, with a random head, NGRAM or NONE",
     )  # fmt: skip
     parser.add_argument(
         "--draft", type=Path, metavar="FOLDER",
-        help="folder of an EAGLE or EAGLE-3 head that was trained for the --checkpoint",
+        help="folder of an EAGLE, EAGLE-3 or DFLASH head that was trained for the --checkpoint",
     )  # fmt: skip
 
 

@@ -63,7 +63,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--draft", type=Path, metavar="FOLDER",
-        help="folder of an EAGLE or EAGLE-3 head that was trained for the target",
+        help="folder of an EAGLE, EAGLE-3 or DFLASH head that was trained for the target",
     )  # fmt: skip
     parser.add_argument(
         "--max-context-len", type=int, metavar="N",

@@ -42,8 +42,8 @@ def add_speculation_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--algorithm", metavar="A",
         help="speculative algorithm, in any case: NONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, "
-        "STANDALONE or NGRAM; default: EAGLE, or that of the --draft folder, or NGRAM for a "
-        "--checkpoint without one",
+        "STANDALONE, NGRAM or DFLASH; default: EAGLE, or that of the --draft folder, or NGRAM for "
+        "a --checkpoint without one",
     )  # fmt: skip
     parser.add_argument(
         "--topk", type=int, default=1, metavar="K",

@@ -11,11 +11,14 @@ from graphkit.reference.checkpoint import (
     save_checkpoint,
 )
 from graphkit.reference.config import LlamaConfig, RopeScaling
+from graphkit.reference.dflash import DFlashHead
 from graphkit.reference.draft_checkpoint import (
+    default_dflash_checkpoint,
     default_eagle3_checkpoint,
     default_eagle_checkpoint,
     default_mtp_checkpoint,
     head_algorithm,
+    load_dflash_head,
     load_eagle3_head,
     load_eagle_head,
     load_mtp_head,
@@ -32,6 +35,7 @@ from graphkit.reference.mtp import MTPHead
 from graphkit.reference.pools import PoolFactory
 from graphkit.reference.rope import RotaryEmbedding
 from graphkit.reference.runner_forwards import (
+    DFlashForward,
     EagleForward,
     MTPForward,
     StandaloneForward,
@@ -39,6 +43,7 @@ from graphkit.reference.runner_forwards import (
 )
 from graphkit.reference.shapes import SHAPES, random_models
 from graphkit.reference.target import (
+    dflash_target,
     eagle3_target,
     model_target,
     reference_target,
@@ -54,6 +59,8 @@ __all__ = [
     "Attend",
     "AuxStates",
     "ByteTokenizer",
+    "DFlashForward",
+    "DFlashHead",
     "DecoderLayer",
     "Eagle3Head",
     "EagleForward",
@@ -77,10 +84,12 @@ __all__ = [
     "checkpoint_dtype",
     "decode",
     "default_checkpoint",
+    "default_dflash_checkpoint",
     "default_eagle3_checkpoint",
     "default_eagle_checkpoint",
     "default_mtp_checkpoint",
     "default_standalone_checkpoint",
+    "dflash_target",
     "eagle3_target",
     "encode",
     "engine_of",
@@ -88,6 +97,7 @@ __all__ = [
     "head_algorithm",
     "initialise",
     "load_checkpoint",
+    "load_dflash_head",
     "load_eagle3_head",
     "load_eagle_head",
     "load_models",

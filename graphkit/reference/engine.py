@@ -63,8 +63,8 @@ def reference_engine(
             batch that it runs in, where two logits nearly tie. float32 makes such ties rare.
         attention: Attention backend; ``None`` selects Triton on CUDA and torch elsewhere.
         checkpoint: Folder of a different target. Supported for NONE and NGRAM, which need no
-            trained draft model, and for EAGLE and EAGLE3 with ``draft``.
-        draft: Folder of an EAGLE or EAGLE-3 head that was trained for the target, for that
+            trained draft model, and for EAGLE, EAGLE3 and DFLASH with ``draft``.
+        draft: Folder of an EAGLE, EAGLE-3 or DFLASH head that was trained for the target, for that
             algorithm only.
         group: As for ``SpeculativeEngine``; its ranks split the target.
 
