@@ -104,7 +104,7 @@ def accept_rates(
                 counted[step] = counted.get(step, 0) + has_prefix.sum()
                 if not draft.reads_text:
                     is_true = has_prefix & best.eq(draft.at_roots(text, step))
-    return [round((hits[step] / counted[step]).item(), 4) for step in hits]
+    return [round((hits[step] / counted[step].clamp(min=1)).item(), 4) for step in hits]
 
 
 def best_tokens(draft: Draft) -> Tensor:
