@@ -25,7 +25,8 @@ class EngineStats:
         replays: Graph replays by forward mode; blocks of a DFLASH draft model are those of
             ``draft TARGET_VERIFY``.
         fallbacks: Eager runs by forward mode, named as in ``replays``, and reason.
-        running, waiting: Requests that run, and that wait for room.
+        running, waiting: Requests that are admitted, and that wait for room.
+        preemptions: Times that a request had to give its KV slots to earlier ones.
         kv_usage: KV slots that requests hold, as a part of all, 0 to 1.
     """
 
@@ -35,6 +36,7 @@ class EngineStats:
     fallbacks: Mapping[str, Mapping[str, int]]
     running: int
     waiting: int
+    preemptions: int
     kv_usage: float
 
     @property
@@ -68,7 +70,7 @@ class Tally:
         total = Tally()
         total._new_tokens = self._new_tokens
         total._accepted_lengths.update(self._accepted_lengths)
-        for request in queue.requests:
+        for request in queue.started:
             total.add(request)
         by_mode = [(runner.label, runner.stats) for runner in runners]
         return EngineStats(
@@ -76,7 +78,8 @@ class Tally:
             accepted_lengths=dict(sorted(total._accepted_lengths.items())),
             replays={mode: stats.replays for mode, stats in by_mode},
             fallbacks={mode: stats.fallbacks for mode, stats in by_mode if stats.fallbacks},
-            running=len(queue.running),
+            running=len(list(queue.admitted)),
             waiting=queue.num_waiting,
+            preemptions=queue.num_preemptions,
             kv_usage=memory.held_slots / memory.total_slots,
         )

@@ -1,12 +1,13 @@
 """Counts of runners and engines as Prometheus metrics.
 
-Names and meanings follow those of vLLM and SGLang. Change the prefix to ``graphkit:`` to use a
-dashboard made for either: https://docs.vllm.ai/en/stable/usage/metrics/ and
+Names and meanings of an engine's metrics are those of vLLM, of which SGLang shares some:
+https://docs.vllm.ai/en/stable/usage/metrics/ and
 https://docs.sglang.io/references/production_metrics.html
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,8 @@ _Labels = tuple[str, ...]
 _Sample = tuple[_Labels, float]
 """Values of the labels of one sample, and its value."""
 
-_PREFIX = "graphkit:"
+_PREFIX = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
+"""A name of Prometheus up to its colon: https://prometheus.io/docs/concepts/data_model/"""
 
 
 class PrometheusCollector:
@@ -50,17 +52,28 @@ class PrometheusCollector:
     - ``spec_decode_num_drafts_total``: verify steps, once per request;
       ``spec_decode_num_draft_tokens_total`` and ``spec_decode_num_accepted_tokens_total``: drafts
       that they verified and accepted;
+    - ``spec_decode_num_accepted_tokens_per_pos_total`` by ``position``: verify steps that accepted
+      the draft at this position, from 0;
     - ``spec_accept_length``: histogram of tokens per verify step, the bonus token included.
 
     Args:
         source: A runner, or an engine.
+        prefix: What precedes the colon in each name: ``vllm`` serves dashboards and the benchmark
+            client of vLLM.
         **labels: Labels of all metrics, such as ``model_name``.
 
     Raises:
-        ConfigError: ``source`` is neither, or ``prometheus_client`` is not installed.
+        ConfigError: ``source`` is neither, the prefix is no name, or ``prometheus_client`` is not
+            installed.
     """
 
-    def __init__(self, source: Runner[Any, Any] | SpeculativeEngine, **labels: str) -> None:
+    def __init__(
+        self,
+        source: Runner[Any, Any] | SpeculativeEngine,
+        *,
+        prefix: str = "graphkit",
+        **labels: str,
+    ) -> None:
         require_type(
             "PrometheusCollector", "source", source, (Runner, SpeculativeEngine),
             "a Runner or a SpeculativeEngine",
@@ -72,7 +85,14 @@ class PrometheusCollector:
                 "PrometheusCollector needs prometheus_client: install graphkit-cuda[metrics].",
                 field="source",
             ) from error
+        require_type("PrometheusCollector", "prefix", prefix, str, "a name such as 'vllm'")
+        if not _PREFIX.fullmatch(prefix):
+            raise ConfigError(
+                f"PrometheusCollector.prefix must be letters, digits and _, got {prefix!r}.",
+                field="prefix",
+            )
         self._source, self._core, self._labels = source, core, labels
+        self._prefix = f"{prefix}:"
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics, each with its present value."""
@@ -152,6 +172,18 @@ class PrometheusCollector:
         }
         for name, (text, value) in counters.items():
             yield self._counter(name, text, (), [((), value)])
+        yield self._counter(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Verify steps that accepted the draft at a position, from 0.",
+            ("position",),
+            (
+                (
+                    (str(position),),
+                    sum(n for length, n in stats.accepted_lengths.items() if length > position + 1),
+                )
+                for position in range(engine.max_path - 1)
+            ),
+        )
         yield self._histogram(
             "spec_accept_length",
             "Tokens per verify step and request, the bonus token included.",
@@ -168,7 +200,7 @@ class PrometheusCollector:
     def _filled(
         self, family_type: Any, name: str, text: str, labels: _Labels, values: Iterable[_Sample]
     ) -> Metric:
-        family: Metric = family_type(_PREFIX + name, text, labels=[*self._labels, *labels])
+        family: Metric = family_type(self._prefix + name, text, labels=[*self._labels, *labels])
         for label_values, value in values:
             family.add_metric([*self._labels.values(), *label_values], value)  # type: ignore[attr-defined]
         return family
@@ -182,7 +214,7 @@ class PrometheusCollector:
     ) -> Metric:
         """Return a histogram; ``values`` has label values, counts by value, and upper bounds."""
         names = [*self._labels, *labels]
-        family = self._core.HistogramMetricFamily(_PREFIX + name, text, labels=names)
+        family = self._core.HistogramMetricFamily(self._prefix + name, text, labels=names)
         for label_values, counts, bounds in values:
             buckets = [
                 (f"{bound}.0", sum(count for value, count in counts.items() if value <= bound))

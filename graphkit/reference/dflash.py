@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from graphkit.config import require_int
 from graphkit.errors import ConfigError
 from graphkit.reference.config import LlamaConfig
-from graphkit.reference.eagle import check_fit
+from graphkit.reference.eagle import HeadTarget, check_fit
 from graphkit.reference.layers import Attend, Attention, DecoderLayer, RMSNorm
-from graphkit.reference.model import LlamaModel, run_layers
+from graphkit.reference.model import run_layers
 from graphkit.reference.rope import RotaryEmbedding
 
 
@@ -66,7 +66,7 @@ class DFlashHead(nn.Module):
     def __init__(
         self,
         config: LlamaConfig,
-        target: LlamaModel,
+        target: HeadTarget,
         *,
         target_layer_ids: Sequence[int],
         block_size: int,
@@ -85,7 +85,7 @@ class DFlashHead(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary_emb = RotaryEmbedding(config)
         # Bound methods, because assigning a module would register it as a submodule.
-        self._embed, self._target_logits = target.model.embed_tokens.forward, target.logits
+        self._embed, self._target_logits = target.embedding.forward, target.logits
 
     @property
     def aux_layers(self) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ from graphkit.reference.dflash_layout import (
 )
 from graphkit.reference.dflash_layout import canonical_name as dflash_name
 from graphkit.reference.dflash_layout import layer_config as dflash_layers
-from graphkit.reference.eagle import EagleHead
+from graphkit.reference.eagle import EagleHead, HeadTarget
 from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.eagle3_layout import (
     aux_layers,
@@ -38,7 +38,6 @@ from graphkit.reference.eagle3_layout import (
     is_eagle3,
     layer_config,
 )
-from graphkit.reference.model import LlamaModel
 from graphkit.reference.mtp import MTPHead
 from graphkit.reference.sharded_layers import part_of, split_head
 from graphkit.reference.tensor_parallel import group_of
@@ -46,7 +45,7 @@ from graphkit.reference.weight_layout import store_by_columns
 
 Head = TypeVar("Head", bound=nn.Module)
 
-_FC_BIAS, _EMBEDDING = "fc.bias", "embed_tokens.weight"
+_FC_BIAS, _EMBEDDING, _HEAD = "fc.bias", "embed_tokens.weight", "lm_head.weight"
 _ARCHITECTURES = {
     EagleHead: "LlamaForCausalLMEagle",
     Eagle3Head: "LlamaForCausalLMEagle3",
@@ -76,7 +75,9 @@ def default_mtp_checkpoint() -> Path:
 
 
 def head_algorithm(folder: str | Path) -> str:
-    """Return DFLASH, EAGLE or EAGLE3, by the settings and the tensors in a folder.
+    """Return DFLASH, EAGLE3, EAGLE or STANDALONE, by the settings and the tensors of a folder.
+
+    A head has ``fc``, which merges embedding and feature. A folder without it has a whole model.
 
     Raises:
         CheckpointError: A file is missing or damaged.
@@ -84,12 +85,15 @@ def head_algorithm(folder: str | Path) -> str:
     folder = Path(folder)
     if is_dflash(read_config(folder)):
         return "DFLASH"
-    return "EAGLE3" if is_eagle3(StoredWeights(folder).forms) else "EAGLE"
+    names = {canonical_name(name) for name in StoredWeights(folder).forms}
+    if "fc.weight" not in names:
+        return "STANDALONE"
+    return "EAGLE3" if is_eagle3(names) else "EAGLE"
 
 
 def load_eagle_head(
     folder: str | Path,
-    target: LlamaModel,
+    target: HeadTarget,
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -99,8 +103,8 @@ def load_eagle_head(
     Args:
         folder: ``config.json`` of one Llama, Mistral, Qwen2 or Qwen3 layer beside
             ``model.safetensors`` or ``pytorch_model.bin``.
-        target: The model that the head was trained for. The head uses its output head, and its
-            embedding unless the folder contains one. Ranks that split it split the head too.
+        target: The model that the head was trained for. The head uses its output head and its
+            embedding unless the folder contains them. Ranks that split it split the head too.
         device: Device of the weights; ``None`` selects the target's.
         dtype: Data type of the weights; ``None`` selects the target's.
 
@@ -123,13 +127,14 @@ def load_eagle_head(
         target=target,
         fc_bias=_FC_BIAS in stored.forms,
         has_embedding=_EMBEDDING in stored.forms,
+        has_head=_HEAD in stored.forms,
     )
     return _load(build, LlamaConfig.from_dict(data), stored, target, device, dtype)
 
 
 def load_eagle3_head(
     folder: str | Path,
-    target: LlamaModel,
+    target: HeadTarget,
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -162,6 +167,7 @@ def load_eagle3_head(
         draft_vocab_size=vocab_size if is_mapped else None,
         fc_bias=_FC_BIAS in names,
         has_embedding=_EMBEDDING in names,
+        has_head=is_mapped or _HEAD in names,
         norm_before_residual=hf.flag(data, "norm_before_residual"),
     )
     # t2d marks the tokens of the draft vocabulary, which d2t lists too.
@@ -173,7 +179,7 @@ def load_eagle3_head(
 
 def load_dflash_head(
     folder: str | Path,
-    target: LlamaModel,
+    target: HeadTarget,
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -200,7 +206,7 @@ def load_dflash_head(
 
 def load_mtp_head(
     folder: str | Path,
-    target: LlamaModel,
+    target: HeadTarget,
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -255,13 +261,13 @@ def _load(
     build: Callable[[LlamaConfig], Head],
     config: LlamaConfig,
     stored: StoredWeights,
-    target: LlamaModel,
+    target: HeadTarget,
     device: torch.device | str | None,
     dtype: torch.dtype | None,
     ignored: frozenset[str] = frozenset(),
     rename: Callable[[str], str] = lambda name: name,
 ) -> Head:
-    target_weight, group = target.lm_head.weight, group_of(target)
+    target_weight, group = target.lm_head.get_parameter("weight"), group_of(target)
     with _on_meta_device():
         whole, head = build(config), split_head(build, config, group)
     head.to(dtype or target_weight.dtype)

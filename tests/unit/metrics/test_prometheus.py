@@ -94,6 +94,31 @@ def test_an_engine_has_the_counts_of_its_stats(engine):
     assert sum(replays.values()) == sum(stats.replays.values()) > 0
 
 
+def test_the_prefix_gives_the_names_of_vllm():
+    """The counters that ``vllm bench serve`` reads before and after a run."""
+    label, prefix = ("model_name", "table"), "vllm:spec_decode_num"
+    with wide_engine("v3") as engine:
+        engine.capture()
+        engine.generate([[1, 2, 3]], gk.SamplingParams(max_new_tokens=64))
+        found, stats = samples(engine, prefix="vllm", model_name="table"), engine.stats
+    assert all(name.startswith("vllm:") for name, *_ in found)
+    accepted = [
+        found[f"{prefix}_accepted_tokens_per_pos_total", label, ("position", str(position))]
+        for position in range(7)
+    ]
+    assert sum(accepted) == found[f"{prefix}_accepted_tokens_total", label] > 0
+    assert accepted[0] == found[f"{prefix}_drafts_total", label] - stats.accepted_lengths.get(1, 0)
+    assert accepted == sorted(accepted, reverse=True)
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert (f"vllm:{name}", label) in found
+
+
+@pytest.mark.parametrize("prefix", ["", "vllm:", "1", None])
+def test_a_prefix_is_a_name(engine, prefix):
+    with pytest.raises(ConfigError, match=r"PrometheusCollector\.prefix"):
+        PrometheusCollector(engine, prefix=prefix)
+
+
 def test_a_runner_has_its_replays_pads_and_fallbacks(runner):
     for live in (1, 2, 3, 3):
         runner.run(batch_of(live))
