@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         AcceptedCounts,
         Axis,
         Capacity,
+        DraftContextInputs,
         DraftExtendInputs,
         DraftInputs,
         InputBuffers,
@@ -122,6 +123,7 @@ if TYPE_CHECKING:
         RUNNERS,
         Decision,
         DecodeRunner,
+        DraftContextOutput,
         DraftExtendOutput,
         DraftExtendRunner,
         DraftExtendV2Runner,
@@ -153,6 +155,7 @@ if TYPE_CHECKING:
     )
     from graphkit.step import (
         DeviceStep,
+        DFlashDrafter,
         Drafter,
         DraftTree,
         EagleDrafter,
@@ -204,6 +207,7 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "AcceptedCounts",
     "Axis",
     "Capacity",
+    "DraftContextInputs",
     "DraftExtendInputs",
     "DraftInputs",
     "InputBuffers",
@@ -216,6 +220,7 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "TargetVerifyInputs",
     "declare",
     # Outputs of each mode.
+    "DraftContextOutput",
     "DraftExtendOutput",
     "DraftOutput",
     "ForwardOutput",
@@ -304,6 +309,7 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "audit_target",
     "capture_target",
     # The whole step, captured and looped on the device; drafting algorithms.
+    "DFlashDrafter",
     "DeviceStep",
     "DraftTree",
     "Drafter",

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from graphkit.benchmarks.clocks import device_ms, synchronise
-from graphkit.reference import Eagle3Head, EagleHead, EngineModels, MTPHead
+from graphkit.reference import DFlashHead, Eagle3Head, EagleHead, EngineModels, MTPHead
 
 if TYPE_CHECKING:
     from graphkit.hf import TransformersModel
@@ -26,7 +26,8 @@ class WeightBytes:
 
     Attributes:
         verify: Read by the target, once.
-        drafts: Read by all draft steps together; each reads its layer and its head.
+        drafts: Read by all draft steps together; each reads its layer and its head. A block of
+            DFLASH is one forward.
     """
 
     verify: int
@@ -50,6 +51,8 @@ class WeightBytes:
             return cls(verify, 0)
         if isinstance(draft, MTPHead):
             return cls(verify, sum(_bytes_read(layer) + head for layer in draft.layers[:num_steps]))
+        if isinstance(draft, DFlashHead):
+            return cls(verify, _bytes_read(draft) + head)
         if isinstance(draft, Eagle3Head):  # merges the target's features once
             once = _bytes_read(draft.fc)
             return cls(verify, num_steps * (_bytes_read(draft) - once) + once)

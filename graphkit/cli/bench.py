@@ -81,7 +81,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     models.add_argument(
         "--shape", metavar="NAME",
         help="model with random weights, in bfloat16: llama-8b, qwen3-8b or tiny; the algorithm is "
-        "EAGLE or EAGLE3, with a random head, NGRAM or NONE",
+        "EAGLE, EAGLE3 or DFLASH, with a random head, NGRAM or NONE",
     )  # fmt: skip
     add_checkpoint_options(parser, instead_of="the reference model", among=models)
 

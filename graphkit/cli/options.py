@@ -70,8 +70,8 @@ def add_checkpoint_options(
     parser.add_argument(
         "--algorithm", type=str.upper, metavar="A",
         help="speculative algorithm, in any case: NONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, "
-        "STANDALONE or NGRAM; default: EAGLE for the reference model; for a --checkpoint that of "
-        "its --draft, else NGRAM",
+        "STANDALONE, NGRAM or DFLASH; default: EAGLE for the reference model; for a --checkpoint "
+        "that of its --draft, else NGRAM",
     )  # fmt: skip
     parser.add_argument(
         "--topk", type=int, metavar="K", help="branches per draft step; default: 1, a chain"

@@ -11,6 +11,7 @@ from graphkit.engine.request_memory import RequestMemory
 from graphkit.engine.stats import EngineStats
 from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.step import (
+    DFlashDrafter,
     Drafter,
     DraftTree,
     EagleDrafter,
@@ -27,6 +28,7 @@ from graphkit.step import (
 )
 
 __all__ = [
+    "DFlashDrafter",
     "DraftTree",
     "Drafter",
     "EagleDrafter",

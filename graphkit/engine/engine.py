@@ -236,7 +236,7 @@ class SpeculativeEngine:
         if warms_up:
             self._admission.warm_up(self.runners[0].capturing_backend())
         for runner in planned:
-            progress(f"capturing {runner.mode.name}")
+            progress(f"capturing {runner.label}")
             runner.capture()
         if warms_up and self.device.type == "cuda":
             self._schedule.warm_up(self.runners[0].capturing_backend())

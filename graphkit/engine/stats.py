@@ -22,8 +22,9 @@ class EngineStats:
         accepted_lengths: Verify steps by the number of tokens that they accepted, the bonus token
             included, shortest first. A step counts once per request that took part. Counts tokens
             behind the end of a request too.
-        replays: Graph replays by forward mode.
-        fallbacks: Eager runs by forward mode and reason.
+        replays: Graph replays by forward mode; blocks of a DFLASH draft model are those of
+            ``draft TARGET_VERIFY``.
+        fallbacks: Eager runs by forward mode, named as in ``replays``, and reason.
         running, waiting: Requests that are admitted, and that wait for room.
         preemptions: Times that a request had to give its KV slots to earlier ones.
         kv_usage: KV slots that requests hold, as a part of all, 0 to 1.
@@ -71,7 +72,7 @@ class Tally:
         total._accepted_lengths.update(self._accepted_lengths)
         for request in queue.started:
             total.add(request)
-        by_mode = [(runner.mode.name, runner.stats) for runner in runners]
+        by_mode = [(runner.label, runner.stats) for runner in runners]
         return EngineStats(
             new_tokens=total._new_tokens,
             accepted_lengths=dict(sorted(total._accepted_lengths.items())),

@@ -10,14 +10,27 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from graphkit.engine import Drafter, EagleDrafter, EngineModel, MultiLayerDrafter
+from graphkit.engine import (
+    DFlashDrafter,
+    Drafter,
+    EagleDrafter,
+    EngineModel,
+    MultiLayerDrafter,
+)
 from graphkit.errors import ConfigError
 from graphkit.hf.forward import TransformersForward
 from graphkit.hf.layout import ModelLayout, decoder_layers, head_shape, output_head
 from graphkit.hf.mtp import MtpForward, MtpHead
 from graphkit.hf.pools import LayerGroupAttention, attention_kind
 from graphkit.kv import ReqToTokenPool
-from graphkit.reference import Eagle3Head, EagleForward, EagleHead, PoolFactory
+from graphkit.reference import (
+    DFlashForward,
+    DFlashHead,
+    Eagle3Head,
+    EagleForward,
+    EagleHead,
+    PoolFactory,
+)
 from graphkit.runners import ForwardOutput
 from graphkit.spec import ForwardMode, SpecConfig
 
@@ -107,6 +120,32 @@ class HeadDraft(DraftModel):
         attention = PoolFactory(requests, kind, spec.page_size, dtype).attention(head.config)
         forward = EagleForward(head, attention)
         return EngineModel(forward, attention, draft_token_map=self.token_map)
+
+
+class DFlashDraft(DraftModel):
+    """A DFLASH head. Its blocks run in engines and in STEP alone.
+
+    Args:
+        head: The head, on the device and in the dtype of its target.
+    """
+
+    algorithm = "DFLASH"
+    modes = ()  # TARGET_VERIFY of a target's modes is that of the target itself
+
+    def __init__(self, head: DFlashHead) -> None:
+        self.module = self._head = head
+        self.aux_layers = head.aux_layers
+
+    def engine_model(self, requests: ReqToTokenPool, spec: SpecConfig) -> EngineModel:
+        """See ``DraftModel.engine_model``."""
+        kind, dtype = attention_kind(requests.device), self._head.encoder.fc.weight.dtype
+        attention = PoolFactory(requests, kind, spec.page_size, dtype).attention(self._head.config)
+        return EngineModel(DFlashForward(self._head, attention), attention)
+
+    def drafter(self, model: EngineModel) -> Drafter:
+        """See ``DraftModel.drafter``."""
+        head = self._head
+        return DFlashDrafter(model, block_size=head.block_size, mask_token_id=head.mask_token_id)
 
 
 class StandaloneDraft(DraftModel):

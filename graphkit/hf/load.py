@@ -45,11 +45,11 @@ def load(
     Args:
         folder_or_model: A folder with ``config.json`` and weights, or a model of transformers. A
             model object is changed in place: it then runs through graphkit alone.
-        draft: A draft model for it, or its folder: an EAGLE or EAGLE-3 head in a layout that
-            ``reference.load_eagle_head`` or ``load_eagle3_head`` reads, or a causal language model
-            of the same vocabulary (STANDALONE). A model object is changed in place, too. ``"mtp"``
-            selects the MTP layers in the folder of the model: one drafts all steps (EAGLE), several
-            draft one step each (MULTI_LAYER_EAGLE).
+        draft: A draft model for it, or its folder: an EAGLE, EAGLE-3 or DFLASH head in a layout
+            that ``reference.load_eagle_head``, ``load_eagle3_head`` or ``load_dflash_head`` reads,
+            or a causal language model of the same vocabulary (STANDALONE). A model object is
+            changed in place, too. ``"mtp"`` selects the MTP layers in the folder of the model: one
+            drafts all steps (EAGLE), several draft one step each (MULTI_LAYER_EAGLE).
         algorithm: The algorithm of engines and targets: that of the draft model, ``"NGRAM"`` or
             ``"NONE"``. ``None`` selects the first of these.
         dtype: Data type of the weights; ``None`` keeps that of the folder or the model.

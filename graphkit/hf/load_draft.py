@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from graphkit.errors import ConfigError
 from graphkit.hf.draft_model import (
+    DFlashDraft,
     DraftModel,
     HeadDraft,
     MtpDraft,
@@ -19,9 +20,11 @@ from graphkit.hf.draft_model import (
 from graphkit.hf.model import TransformersModel
 from graphkit.hf.mtp import load_mtp
 from graphkit.reference import (
+    DFlashHead,
     Eagle3Head,
     EagleHead,
     head_algorithm,
+    load_dflash_head,
     load_eagle3_head,
     load_eagle_head,
 )
@@ -30,13 +33,15 @@ from graphkit.reference.eagle import check_fit
 ALGORITHMS_BY_KIND: Mapping[str | None, tuple[str, ...]] = {
     "EAGLE": ("EAGLE",),
     "EAGLE3": ("EAGLE3",),
+    "DFLASH": ("DFLASH",),
     "MTP": ("EAGLE", "MULTI_LAYER_EAGLE"),
     "STANDALONE": ("STANDALONE",),
 }
 """Algorithms that each kind of draft model can draft for."""
-_HEADS: Mapping[str, Callable[..., EagleHead | Eagle3Head]] = {
+_HEADS: Mapping[str, Callable[..., EagleHead | Eagle3Head | DFlashHead]] = {
     "EAGLE": load_eagle_head,
     "EAGLE3": load_eagle3_head,
+    "DFLASH": load_dflash_head,
 }
 
 
@@ -59,14 +64,19 @@ def draft_kind(draft: object, target: object) -> str:
             "as an object. Load the folder.",
             field="draft",
         )
-    kinds = {PreTrainedModel: "STANDALONE", EagleHead: "EAGLE", Eagle3Head: "EAGLE3"}
+    kinds = {
+        PreTrainedModel: "STANDALONE",
+        EagleHead: "EAGLE",
+        Eagle3Head: "EAGLE3",
+        DFlashHead: "DFLASH",
+    }
     kind = next((kind for each, kind in kinds.items() if isinstance(draft, each)), "")
     if isinstance(draft, str | Path):
         kind = head_algorithm(draft)
     if kind not in ALGORITHMS_BY_KIND:
         raise ConfigError(
-            f"draft is {draft!r}, expected a folder with an EAGLE or EAGLE-3 head or a causal "
-            "language model, 'mtp', or such a head or model.",
+            f"draft is {draft!r}, expected a folder with an EAGLE, EAGLE-3 or DFLASH head or a "
+            "causal language model, 'mtp', or such a head or model.",
             field="draft",
         )
     return kind
@@ -92,9 +102,9 @@ def load_draft(
         return MtpDraft(load_mtp(target.original, target.layout, target.folder), algorithm)
     shared = SharedModules(target.model, target.layout)
     if isinstance(draft, str | Path):
-        return HeadDraft(_HEADS[kind](draft, shared))
+        draft = _HEADS[kind](draft, shared)
     check_fit(draft.config, shared)
-    return HeadDraft(draft)
+    return DFlashDraft(draft) if isinstance(draft, DFlashHead) else HeadDraft(draft)
 
 
 def standalone_draft(draft: TransformersModel, target: TransformersModel) -> StandaloneDraft:

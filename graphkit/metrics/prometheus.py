@@ -103,7 +103,7 @@ class PrometheusCollector:
             yield from self._runner_metrics([self._source])
 
     def _runner_metrics(self, runners: Iterable[Runner[Any, Any]]) -> Iterator[Metric]:
-        known = [(runner.mode.name, runner, runner.stats) for runner in runners]
+        known = [(runner.label, runner, runner.stats) for runner in runners]
         yield self._counter(
             "graph_replays",
             "Graph replays by captured batch size.",

@@ -8,11 +8,14 @@ from graphkit.reference.checkpoint import (
     save_checkpoint,
 )
 from graphkit.reference.config import LlamaConfig, RopeScaling
+from graphkit.reference.dflash import DFlashHead
 from graphkit.reference.draft_checkpoint import (
+    default_dflash_checkpoint,
     default_eagle3_checkpoint,
     default_eagle_checkpoint,
     default_mtp_checkpoint,
     head_algorithm,
+    load_dflash_head,
     load_eagle3_head,
     load_eagle_head,
     load_mtp_head,
@@ -28,6 +31,7 @@ from graphkit.reference.mtp import MTPHead
 from graphkit.reference.pools import PoolFactory
 from graphkit.reference.rope import RotaryEmbedding
 from graphkit.reference.runner_forwards import (
+    DFlashForward,
     EagleForward,
     MTPForward,
     StandaloneForward,
@@ -35,6 +39,7 @@ from graphkit.reference.runner_forwards import (
 )
 from graphkit.reference.shapes import SHAPES, random_models
 from graphkit.reference.target import (
+    dflash_target,
     eagle3_target,
     model_target,
     reference_target,
@@ -49,6 +54,8 @@ __all__ = [
     "Attend",
     "AuxStates",
     "ByteTokenizer",
+    "DFlashForward",
+    "DFlashHead",
     "DecoderLayer",
     "Eagle3Head",
     "EagleForward",
@@ -71,10 +78,12 @@ __all__ = [
     "checkpoint_dtype",
     "decode",
     "default_checkpoint",
+    "default_dflash_checkpoint",
     "default_eagle3_checkpoint",
     "default_eagle_checkpoint",
     "default_mtp_checkpoint",
     "default_standalone_checkpoint",
+    "dflash_target",
     "eagle3_target",
     "encode",
     "engine_of",
@@ -82,6 +91,7 @@ __all__ = [
     "head_algorithm",
     "initialise",
     "load_checkpoint",
+    "load_dflash_head",
     "load_eagle3_head",
     "load_eagle_head",
     "load_models",

@@ -20,6 +20,15 @@ from graphkit.reference.checkpoint_folder import (
     write_folder,
 )
 from graphkit.reference.config import LlamaConfig
+from graphkit.reference.dflash import DFlashHead
+from graphkit.reference.dflash_layout import (
+    ARCHITECTURE,
+    dflash_entries,
+    draft_settings,
+    is_dflash,
+)
+from graphkit.reference.dflash_layout import canonical_name as dflash_name
+from graphkit.reference.dflash_layout import layer_config as dflash_layers
 from graphkit.reference.eagle import EagleHead, HeadTarget
 from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.eagle3_layout import (
@@ -42,6 +51,7 @@ _ARCHITECTURES = {
     EagleHead: "LlamaForCausalLMEagle",
     Eagle3Head: "LlamaForCausalLMEagle3",
     MTPHead: "LlamaForCausalLMNextN",
+    DFlashHead: ARCHITECTURE,
 }
 
 
@@ -55,13 +65,18 @@ def default_eagle3_checkpoint() -> Path:
     return default_folder("eagle3")
 
 
+def default_dflash_checkpoint() -> Path:
+    """Return the folder of the DFLASH head trained for the reference model."""
+    return default_folder("dflash")
+
+
 def default_mtp_checkpoint() -> Path:
     """Return the folder of the MTP layers trained for the reference model."""
     return default_folder("mtp")
 
 
 def head_algorithm(folder: str | Path) -> str:
-    """Return EAGLE3, EAGLE or STANDALONE, by the names of the tensors in a folder.
+    """Return DFLASH, EAGLE3, EAGLE or STANDALONE, by the settings and the tensors of a folder.
 
     A head has ``fc``, which merges embedding and feature. A folder without it has a whole model.
 
@@ -69,7 +84,8 @@ def head_algorithm(folder: str | Path) -> str:
         CheckpointError: A file is missing or damaged.
     """
     folder = Path(folder)
-    read_config(folder)  # the error of a folder that does not exist
+    if is_dflash(read_config(folder)):
+        return "DFLASH"
     names = {canonical_name(name) for name in StoredWeights(folder).forms}
     if "fc.weight" not in names:
         return "STANDALONE"
@@ -167,6 +183,33 @@ def load_eagle3_head(
     )
 
 
+def load_dflash_head(
+    folder: str | Path,
+    target: HeadTarget,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> DFlashHead:
+    """Build the DFLASH head of a local folder; arguments as for ``load_eagle_head``.
+
+    The folder has the layout of transformers or that of the authors; see ``dflash_layout``.
+
+    Raises:
+        CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
+            head does not match the target.
+    """
+    folder = Path(folder)
+    data = read_config(folder)
+    if not is_dflash(data):
+        raise CheckpointError(
+            f"{str(folder)!r} contains no DFLASH head: its config.json has no block_size. Use the "
+            "algorithm EAGLE or EAGLE3 for another head."
+        )
+    config = LlamaConfig.from_dict(dflash_layers(data, target.config.vocab_size))
+    build = partial(DFlashHead, target=target, **draft_settings(data))
+    return _load(build, config, StoredWeights(folder), target, device, dtype, rename=dflash_name)
+
+
 def load_mtp_head(
     folder: str | Path,
     target: HeadTarget,
@@ -195,7 +238,9 @@ def load_mtp_head(
     return _load(build, config, StoredWeights(folder), target, device, dtype)
 
 
-def save_draft_head(head: EagleHead | Eagle3Head | MTPHead, folder: str | Path) -> None:
+def save_draft_head(
+    head: EagleHead | Eagle3Head | MTPHead | DFlashHead, folder: str | Path
+) -> None:
     """Write a head in its current dtype, without the weights that it shares with its target.
 
     Creates the folder; overwrites ``config.json`` and ``model.safetensors`` in it.
@@ -203,6 +248,8 @@ def save_draft_head(head: EagleHead | Eagle3Head | MTPHead, folder: str | Path) 
     config = head.config.to_dict() | {"architectures": [_ARCHITECTURES[type(head)]]}
     if isinstance(head, Eagle3Head):
         config |= eagle3_entries(head)
+    if isinstance(head, DFlashHead):
+        config |= dflash_entries(head)
     write_folder(Path(folder), config, head.state_dict())
 
 

@@ -1,8 +1,8 @@
 """One speculative step: draft, verify, accept, catch up; captured whole, and looped on the device.
 
-A step reads and writes ``request_state``. A drafter (``eagle``, ``multi_layer``, ``ngram``)
-proposes tokens, the ``verifier`` runs the target over them and accepts, and ``device_step`` joins
-both. ``admission`` prefills the prompt of a request before its first step.
+A step reads and writes ``request_state``. A drafter (``eagle``, ``multi_layer``, ``dflash``,
+``ngram``) proposes tokens, the ``verifier`` runs the target over them and accepts, and
+``device_step`` joins both. ``admission`` prefills the prompt of a request before its first step.
 """
 
 from graphkit.ops.loop_layout import LoopEnd, RequestEnd
@@ -10,6 +10,7 @@ from graphkit.step.acceptance import finalize_accepted_tree_path
 from graphkit.step.admission import Admission
 from graphkit.step.context import EngineContext, EngineModel, StepOptions
 from graphkit.step.device_step import DeviceStep, SpecStepInputs, SpecStepOutput, StepResult
+from graphkit.step.dflash import DFlashDrafter
 from graphkit.step.drafter import Drafter, NullDrafter
 from graphkit.step.eagle import EagleDrafter
 from graphkit.step.multi_layer import MultiLayerDrafter
@@ -23,6 +24,7 @@ from graphkit.step.step_tensors import DraftTree, PrefillBatch, PrefillChunk, Ve
 
 __all__ = [
     "Admission",
+    "DFlashDrafter",
     "DeviceStep",
     "DraftTree",
     "Drafter",

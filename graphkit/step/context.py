@@ -32,7 +32,8 @@ class EngineModel:
     Attributes:
         forward: A callable from the inputs of a mode to a ``ForwardOutput``. A target's forward
             receives ``TargetVerifyInputs``; a draft model's receives ``DraftInputs`` and
-            ``DraftExtendInputs``. For ``MultiLayerDrafter``, a sequence of one per layer.
+            ``DraftExtendInputs``; see ``DFlashDrafter`` for its own. For ``MultiLayerDrafter``, a
+            sequence of one per layer.
         attention: The backend that the forward attends with, over a KV pool that belongs to this
             model. All models of an engine share one table of KV slots, its ``req_to_token_pool``.
         recurrent_state: States of the target's linear-attention or Mamba layers, which its forward

@@ -146,7 +146,7 @@ class DeviceStep:
         named = {**self.request_tensors(), **self._recurrent_tensors()}
         for runner in self.runners:
             held = runner.memory_names()["state"]
-            named |= {f"{runner.mode.name} {name}": tensor for name, tensor in held.items()}
+            named |= {f"{runner.label} {name}": tensor for name, tensor in held.items()}
         by_memory = {(t.data_ptr(), t.shape): name for name, t in reversed(named.items())}
         return {name: named[name] for name in reversed(by_memory.values())}
 

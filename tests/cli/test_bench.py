@@ -166,7 +166,7 @@ def test_too_little_memory_is_an_error_with_advice(run, monkeypatch):
         (2, ("--draft", "head"), "--draft applies to a --checkpoint"),
         (2, ("--shape", "tiny", "--draft", "head"), "--draft applies to a --checkpoint"),
         (2, ("--shape", "tiny", "--algorithm", "STANDALONE"), "STANDALONE has no draft model"),
-        (2, ("--algorithm", "dflash"), ", ".join(ALGORITHMS)),
+        (2, ("--algorithm", "medusa"), ", ".join(ALGORITHMS)),
         (2, ("--topk", "0"), "SpecConfig.topk must be an int >= 1, got 0"),
         (2, ("--num-draft-tokens", "7"), "SpecConfig.num_draft_tokens is 7"),
         (2, ("--context", "1025"), "the target has contexts of at most 1024 tokens"),

@@ -20,7 +20,7 @@ from graphkit.reference import default_checkpoint
             "SpecConfig.num_steps must be an int",
         ),
         (2, ("--algorithm", "multi_layer_eagle", "--num-steps", "9"), "num_steps is 9"),
-        (2, ("--algorithm", "dflash"), "NONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, STANDALONE"),
+        (2, ("--algorithm", "medusa"), "NONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, STANDALONE"),
         (2, ("--steps-per-launch", "0"), "SpeculativeEngine.steps_per_launch must be an int >= 1"),
         (2, ("--max-new-tokens", "0"), "SamplingParams.max_new_tokens must be an int >= 1, got 0"),
         (2, ("--temperature", "nan"), "SamplingParams.temperature must be a finite number"),
