@@ -15,7 +15,7 @@ from graphkit.spec.signatures import signature_mismatch
 from graphkit.step.context import EngineContext
 from graphkit.step.step_tensors import ChainTree, DraftTree, PrefillChunk, Verified
 
-_METHODS = ("prepare", "prefill", "draft", "extend", "extend_accepted")
+_METHODS = ("prepare", "at_length", "prefill", "draft", "extend", "extend_accepted")
 
 
 class Drafter(ABC):
@@ -53,6 +53,26 @@ class Drafter(ABC):
         Raises:
             ConfigError: The context's settings do not suit this drafter.
         """
+
+    def at_length(self, context: EngineContext) -> Drafter:  # noqa: ARG002
+        """Return a prepared drafter of another draft length, which shares the state of requests.
+
+        Called after ``prepare`` for each further length of ``SpecConfig.lengths``. Requests change
+        from one to the other between steps: ``draft`` of either continues what ``extend`` of the
+        other has left. ``prefill`` is called on the first drafter alone, which has the longest
+        length. By default, drafters have one length.
+
+        Args:
+            context: The engine's, with the settings of the length as its ``spec``.
+
+        Raises:
+            ConfigError: The drafter has one length, or the settings do not suit it.
+        """
+        raise ConfigError(
+            f"SpecConfig.num_steps has several draft lengths, but {type(self).__name__} has one. "
+            "Define at_length, or set num_steps to an int.",
+            field="num_steps",
+        )
 
     @property
     @abstractmethod
