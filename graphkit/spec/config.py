@@ -99,9 +99,7 @@ class SpecConfig:
             return (self,)
         pairs = zip(self.num_steps, self.num_draft_tokens, strict=True)
         return tuple(
-            replace(
-                self, num_steps=steps, num_draft_tokens=width, topk=self.topk if steps else 1
-            )
+            replace(self, num_steps=steps, num_draft_tokens=width, topk=self.topk if steps else 1)
             for steps, width in pairs
         )
 

@@ -178,6 +178,15 @@ def prepare_drafter(drafter: object, context: EngineContext) -> Drafter:
         if mismatch := signature_mismatch(drafter, name, Drafter):
             raise ConfigError(mismatch, field="drafter")
     drafter.prepare(context)
+    return check_prepared(drafter)
+
+
+def check_prepared(drafter: Drafter) -> Drafter:
+    """Check what ``prepare`` or ``at_length`` of a drafter has set, and return it.
+
+    Raises:
+        ConfigError: ``runners`` is not a tuple of runners, or a number is out of range.
+    """
     owner = type(drafter).__name__
     runners: object = drafter.runners
     if not isinstance(runners, Sequence) or not all(isinstance(r, Runner) for r in runners):
