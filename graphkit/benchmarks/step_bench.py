@@ -112,7 +112,7 @@ class StepBench:
 
     @property
     def _weights(self) -> WeightBytes:
-        return WeightBytes.of(self.models, self.spec.num_steps)
+        return WeightBytes.of(self.models, self.spec.longest.num_steps)
 
     @property
     def _round(self) -> int:
@@ -196,10 +196,15 @@ class StepBench:
         return {
             "algorithm": self.models.algorithm,
             "topk": self.spec.topk,
-            "num_steps": self.spec.num_steps,
-            "num_draft_tokens": self.spec.num_draft_tokens,
+            "num_steps": _listed(self.spec.num_steps),
+            "num_draft_tokens": _listed(self.spec.num_draft_tokens),
             "dtype": str(self.models.dtype).removeprefix("torch."),
             "context": self.context,
             "steps per round": self._round,
             "rounds": self.rounds,
         }
+
+
+def _listed(value: object) -> int | str:
+    """Return a setting, or those of several draft lengths as text."""
+    return value if isinstance(value, int) else ", ".join(map(str, value))  # type: ignore[call-overload]

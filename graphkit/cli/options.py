@@ -50,13 +50,30 @@ def add_speculation_options(parser: argparse.ArgumentParser) -> None:
         help="branches per draft step; default: 1, a chain",
     )  # fmt: skip
     parser.add_argument(
-        "--num-steps", type=int, default=3, metavar="S", help="draft steps; default: 3"
-    )
+        "--num-steps", type=_num_steps, default=3, metavar="S",
+        help="draft steps; several ascending numbers, such as 0,1,3,5, let each step choose; "
+        "default: 3",
+    )  # fmt: skip
     parser.add_argument(
         "--num-draft-tokens", type=int, metavar="W",
         help="tokens per request in one verify, the root included; default: S + 1 for topk 1, else "
         "2 * (S + 1)",
     )  # fmt: skip
+
+
+def _num_steps(text: str) -> int | tuple[int, ...]:
+    """Return one number of draft steps, or several.
+
+    Raises:
+        ArgumentTypeError: The text is neither.
+    """
+    try:
+        steps = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of draft steps, such as 3, and no list, such as 0,1,3,5"
+        ) from error
+    return steps if len(steps) > 1 else steps[0]
 
 
 def chosen_algorithm(arguments: argparse.Namespace) -> str:

@@ -171,7 +171,7 @@ class CudaBackend:
         """Return the least time of a replay of several runs, between events on the stream."""
         with torch.cuda.device(self.device):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            times = []
+            times: list[float] = []
             for _ in range(_RUNS):
                 begin.record()
                 for _ in range(_REPLAYS):

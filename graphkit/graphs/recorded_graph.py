@@ -33,8 +33,8 @@ class RecordedGraph:
 
     Attributes:
         ops: The operations in order; empty after ``close``.
-        work: A cost for comparisons: 1 per result of an operation, and 1 for every 2,048 of its
-            elements, so that small batches cost by operations and large ones by rows.
+        work: A cost for comparisons: 1 per operation, and 1 for every 2,048 elements of its
+            results, so that small batches cost by operations and large ones by rows.
         timestamps: While a list, each replay appends the time before each operation and after the
             last one, in nanoseconds; normally ``None``.
     """
@@ -51,7 +51,7 @@ class RecordedGraph:
         self.output = output
         self.ops = tuple(ops)
         self.num_nodes = len(ops)
-        self.work = sum(1 + result.numel() / _ELEMENTS for op in ops for result in op.results)
+        self.work = len(ops) + sum(r.numel() for op in ops for r in op.results) / _ELEMENTS
         allocated = self._storages()
         self.pool_bytes = sum(storage.nbytes() for storage in allocated.values())
         self.origins: tuple[NodeOrigin, ...] = tuple(attribution.origins) if attribution else ()

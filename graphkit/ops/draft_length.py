@@ -16,13 +16,16 @@ from graphkit.ops.loop_layout import Report
 from graphkit.ops.registration import register_op
 
 DECAY = 0.99
-"""Factor on the counts of a position per step with observations of it: a window of 100 steps."""
+"""Factor on all counts in a step that drafts: they are a window of about 100 steps."""
 IDLE_DECAY = 0.998
-"""The same per step without: after 350 steps, half of the counts are forgotten."""
-PRIOR, PRIOR_WEIGHT = 0.75, 4.0
-"""Acceptance of a position that was never drafted, and how many observations that counts for.
+"""The same in a plain step: after 350 of them, half of the counts are forgotten.
 
-High, so that lengths are tried: a length that loses costs about ``PRIOR_WEIGHT`` tries.
+Slower, because a draft that plain steps are interrupted for costs a part of a step.
+"""
+PRIOR, PRIOR_WEIGHT = 0.75, 4.0
+"""Acceptance of the first position before any draft, and how many observations a prior counts for.
+
+High, so that drafts are tried: if they lose, a few times ``PRIOR_WEIGHT`` tries show it.
 """
 
 
@@ -42,12 +45,13 @@ def choose_body(
     """Count what a step accepted, and choose the body of the next one.
 
     Each position of a draft has two running counts: requests whose draft reached it, and requests
-    that accepted it. A step multiplies them by ``DECAY`` if it observed the position, else by
-    ``IDLE_DECAY``, and adds its own. The acceptance of a position is ``(accepted + PRIOR_WEIGHT *
-    PRIOR) / (reached + PRIOR_WEIGHT)``, so that a position without observations returns to the
-    prior and is tried again. A length has as many expected tokens as 1 plus, for each of its
-    positions, the product of the acceptances up to it. The length with the most expected tokens
-    per time is chosen; of equal ones, the first.
+    that accepted it. A step multiplies them by ``DECAY`` if it drafts, else by ``IDLE_DECAY``, and
+    adds its own. The acceptance of a position is ``(accepted + PRIOR_WEIGHT *
+    prior) / (reached + PRIOR_WEIGHT)``. The prior is the acceptance of the position before, and
+    ``PRIOR`` for the first one, so that a position without observations returns to it and is tried
+    again. A length has as many expected tokens as 1 plus, for each of its positions, the product of
+    the acceptances up to it. The length with the most expected tokens per time is chosen; of equal
+    ones, the first.
 
     Plain steps (length 0) may leave tokens to the draft model, which ``behind`` counts. Then one
     further body, the last of its size, is a plain step after which no request is behind. It runs
@@ -70,13 +74,13 @@ def choose_body(
     counts, steps = acceptance.tolist(), num_steps.tolist()
     tables = len(counts)
     if report is not None:
+        decay = DECAY if steps[length] else IDLE_DECAY
         accepted = [row[Report.ACCEPTED] - 1 for row in report.tolist() if row[Report.ROW]]
         for table, positions in enumerate(counts):
             ran = steps[length] if table == (length if tables > 1 else 0) else 0
             for position, pair in enumerate(positions):
                 reached = sum(drafts >= position for drafts in accepted) if position < ran else 0
                 kept = sum(drafts > position for drafts in accepted) if position < ran else 0
-                decay = DECAY if reached else IDLE_DECAY
                 pair[:] = decay * pair[0] + reached, decay * pair[1] + kept
         acceptance.copy_(torch.tensor(counts))
     running = [row for row in rows.tolist() if row]
@@ -84,8 +88,10 @@ def choose_body(
     rates = []
     for index, (count, time) in enumerate(zip(steps, times[size].tolist(), strict=True)):
         expected = path = 1.0
+        rate = PRIOR
         for reached, kept in counts[index if tables > 1 else 0][:count]:
-            path *= (kept + PRIOR * PRIOR_WEIGHT) / (reached + PRIOR_WEIGHT)
+            rate = (kept + PRIOR_WEIGHT * rate) / (reached + PRIOR_WEIGHT)
+            path *= rate
             expected += path
         rates.append(expected / time)
     chosen, bodies = rates.index(max(rates)), len(steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeGuard
 
 from graphkit.config import require_int, require_type
 from graphkit.errors import ConfigError
@@ -51,13 +51,26 @@ class SpecConfig:
     """
 
     algorithm: str | Algorithm
-    # An int or a tuple of ints. Runners and drafters get one of ``lengths``, which has an int.
-    num_steps: Any
+    num_steps: int
     topk: int
-    num_draft_tokens: Any
+    num_draft_tokens: int
     page_size: int = 1
     is_draft_worker: bool = False
     linear_attention: bool = False
+
+    if TYPE_CHECKING:
+        # Only settings with several draft lengths hold tuples, and what reads an int gets one of
+        # ``lengths``. So the two fields are ints, and only the constructor takes more.
+        def __init__(
+            self,
+            algorithm: str | Algorithm,
+            num_steps: int | Sequence[int],
+            topk: int,
+            num_draft_tokens: int | Sequence[int],
+            page_size: int = 1,
+            is_draft_worker: bool = False,
+            linear_attention: bool = False,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "algorithm", get_algorithm(self.algorithm))
@@ -71,7 +84,7 @@ class SpecConfig:
                     field=field,
                 )
         if is_sequence(self.num_steps):
-            self._check_lengths()
+            self._check_lengths(self.num_steps, self.num_draft_tokens)
             return
         require_int("SpecConfig", "num_draft_tokens", self.num_draft_tokens)
         require_int("SpecConfig", "num_steps", self.num_steps, least=0)
@@ -95,12 +108,12 @@ class SpecConfig:
 
         A plain step (``num_steps`` 0) is a chain of one node, whatever ``topk`` is.
         """
-        if not isinstance(self.num_steps, tuple):
+        steps, widths = self.num_steps, self.num_draft_tokens
+        if not (is_sequence(steps) and is_sequence(widths)):
             return (self,)
-        pairs = zip(self.num_steps, self.num_draft_tokens, strict=True)
         return tuple(
-            replace(self, num_steps=steps, num_draft_tokens=width, topk=self.topk if steps else 1)
-            for steps, width in pairs
+            replace(self, num_steps=count, num_draft_tokens=width, topk=self.topk if count else 1)
+            for count, width in zip(steps, widths, strict=True)
         )
 
     @property
@@ -111,7 +124,7 @@ class SpecConfig:
     @property
     def is_adaptive(self) -> bool:
         """Whether there are several draft lengths."""
-        return isinstance(self.num_steps, tuple)
+        return is_sequence(self.num_steps)
 
     def check_draft_steps(self) -> None:
         """Check that S steps of K branches create enough nodes for W, the root included.
@@ -179,36 +192,38 @@ class SpecConfig:
         require_int(f"{self.resolved!r}", "get_num_tokens_per_bs_for_target_verify()", width)
         return width
 
-    def _check_lengths(self) -> None:
+    def _check_lengths(self, num_steps: Sequence[int], num_draft_tokens: object) -> None:
         """Check several draft lengths, and store steps and nodes of each as tuples.
 
         Raises:
             ConfigError: They are not ascending ints, or one of them is invalid; see the class.
         """
-        steps, widths = tuple(self.num_steps), self.num_draft_tokens
+        steps, topk = tuple(num_steps), self.topk
         for count in steps:
             require_int("SpecConfig", "num_steps", count, least=0)
-        if not is_sequence(widths):
-            require_int("SpecConfig", "num_draft_tokens", widths)
-            drafted = (min(widths, _most_nodes(count, self.topk)) for count in steps[:-1])
-            widths = (*drafted, widths)
+        if is_sequence(num_draft_tokens):
+            widths = tuple(num_draft_tokens)
+        else:
+            require_int("SpecConfig", "num_draft_tokens", num_draft_tokens)
+            most: int = num_draft_tokens  # type: ignore[assignment]  # checked
+            widths = (*(min(most, _most_nodes(count, topk)) for count in steps[:-1]), most)
         if not steps or len(widths) != len(steps):
             raise ConfigError(
-                f"SpecConfig.num_steps is {self.num_steps!r} and num_draft_tokens is "
-                f"{self.num_draft_tokens!r}, expected at least one draft length, and a width for "
+                f"SpecConfig.num_steps is {num_steps!r} and num_draft_tokens is "
+                f"{num_draft_tokens!r}, expected at least one draft length, and a width for "
                 "each.",
                 field="num_steps",
             )
         object.__setattr__(self, "num_steps", steps)
-        object.__setattr__(self, "num_draft_tokens", tuple(widths))
+        object.__setattr__(self, "num_draft_tokens", widths)
         _ = self.lengths  # checks each
         if any(one > other for one, other in pairwise(steps)):
             _refuse_order("num_steps", steps)
         if any(one >= other for one, other in pairwise(widths)):
-            _refuse_order("num_draft_tokens", tuple(widths))
+            _refuse_order("num_draft_tokens", widths)
 
 
-def is_sequence(value: object) -> bool:
+def is_sequence(value: object) -> TypeGuard[Sequence[int]]:
     """Return whether a setting has several values, such as the draft lengths of a step."""
     return isinstance(value, Sequence) and not isinstance(value, str)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from struct import Struct
 
 import torch
@@ -161,7 +162,12 @@ class DeviceLoops:
         self._control = torch.zeros(len(Control), dtype=torch.int64, device=device)
         self._sizes = torch.tensor(self._table.sizes, dtype=torch.int32, device=device)
         self._ring = OutputRing(ring_entries, self._largest, longest_path, device)
-        self._reader = LoopReader(self._ring, self._poll, self._backend.check_device)
+        self._reader = LoopReader(
+            self._ring,
+            self._poll,
+            self._backend.check_device,
+            counts_lengths=lengths is not None,
+        )
         self._launch_sizes = replace(runner.sizes, max_batch_size=self._largest)
         self._prologue: StepRunner[LaunchInputs, LaunchOutput] | None = None
         self._loops: dict[bool, _Loop] = {}
@@ -178,6 +184,11 @@ class DeviceLoops:
     def live_sizes(self) -> Mapping[int, int]:
         """Steps that have been read, by the number of requests that took part."""
         return self._reader.live_sizes
+
+    @property
+    def steps_by_length(self) -> Mapping[int, int]:
+        """Steps that have been read, by index of the draft length, if there are several."""
+        return self._reader.lengths
 
     def capture(self, steps: Mapping[bool, Sequence[LoopStep]]) -> None:
         """Capture a loop over some steps, by whether they are greedy. The device must be idle.
@@ -204,7 +215,8 @@ class DeviceLoops:
             for is_greedy, of_lengths in steps.items():
                 self._loops[is_greedy] = self._capture_loop(of_lengths, prologue)
             if self._lengths is not None:
-                self._lengths.set_times(self._body_times())
+                self._measured = self._body_times()
+                self._lengths.set_times(list(self._measured.values()))
         except BaseException:
             self.close()
             raise
@@ -218,15 +230,7 @@ class DeviceLoops:
             LoopRecord(
                 kind="greedy" if is_greedy else "sampled",
                 prologue_nodes=loop.graph.num_nodes - sum(body.num_nodes for body in loop.bodies),
-                bodies=tuple(
-                    LoopBody(
-                        batch_size=self._table.sizes[
-                            index * len(self._table.sizes) // len(loop.bodies)
-                        ],
-                        num_nodes=body.num_nodes,
-                    )
-                    for index, body in enumerate(loop.bodies)
-                ),
+                bodies=tuple(self._body_records(loop)),
             )
             for is_greedy, loop in self._loops.items()
         )
@@ -351,20 +355,39 @@ class DeviceLoops:
         own = end_signals(self._control, self._ring.words, self._ring.entries)
         return self._group.collectives.all_reduce(own)
 
+    def _body_records(self, loop: _Loop) -> Iterator[LoopBody]:
+        if self._lengths is None:
+            for size, body in zip(self._table, loop.bodies, strict=True):
+                yield LoopBody(batch_size=size, num_nodes=body.num_nodes)
+            return
+        keys = product(self._table, enumerate(self._lengths.drafts))
+        for (size, (index, drafts)), body in zip(keys, loop.bodies, strict=True):
+            yield LoopBody(
+                batch_size=size,
+                num_nodes=body.num_nodes,
+                drafts=drafts,
+                catches_up=index == self._lengths.count,
+                replay_us=self._measured[size][index],
+            )
+
     def _choose_body(self, report: torch.Tensor | None = None, length: int = 0) -> None:
         """Count the step that ran, if any, and choose among the bodies of the next size."""
         if self._lengths is not None:
             self._lengths.choose(self._rows, self._control[Control.BODY :][:1], report, length)
 
-    def _body_times(self) -> list[list[float]]:
-        """Return the mean time of greedy and sampled steps by size and body."""
+    def _body_times(self) -> dict[int, list[float]]:
+        """Return the mean time of greedy and sampled steps, by size, of each body."""
         loops = [loop.bodies for loop in self._loops.values()]
         times = [
             sum(map(self._backend.measure, bodies)) / len(loops)
             for bodies in zip(*loops, strict=True)
         ]
         per_size = len(times) // len(self._table.sizes)
-        return [times[first : first + per_size] for first in range(0, len(times), per_size)]
+        firsts = range(0, len(times), per_size)
+        return {
+            size: times[first : first + per_size]
+            for size, first in zip(self._table, firsts, strict=True)
+        }
 
     def _begin(self, inputs: LaunchInputs) -> LaunchOutput:
         begin_loop(

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 
 from graphkit.attention.cache import kv_pools
 from graphkit.buffers import Axis, Rows, StepInputs, declare
@@ -252,9 +251,7 @@ class DeviceStep:
         )
         with scope("accept"):
             counts = verified.counts.num_accepted_tokens
-            report = state.advance(rows, verified.predict, counts, body.max_path)
-            if body.max_path < self.max_path:  # all reports have the columns of the longest
-                report = pad(report, (0, self.max_path - body.max_path), value=-1)
+            report = state.advance(rows, verified.predict, counts, self.max_path)
         return StepResult(verified, report, body)
 
     def run(

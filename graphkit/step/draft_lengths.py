@@ -25,6 +25,7 @@ class DraftLengths:
 
     Attributes:
         count: Number of lengths.
+        drafts: Drafts per request of each body, see ``DeviceStep.bodies``.
         acceptance: [tables, positions, 2] float32, running counts of each position of a draft. All
             chains share a table. The trees of each length have their own, since their widths
             differ.
@@ -41,7 +42,7 @@ class DraftLengths:
         self._behind = behind
         self._depth = 1 if step.stored is None else step.stored.depth
         paths = [body.max_path for body in step.lengths]
-        self.count = len(paths)
+        self.count, self.drafts = len(paths), [body.drafts for body in step.bodies]
         tables = 1 if step.context.spec.topk == 1 else len(paths)
         self._sizes = torch.tensor(batch_sizes, dtype=torch.int32, device=device)
         self._num_steps = torch.tensor([p - 1 for p in paths], dtype=torch.int32, device=device)

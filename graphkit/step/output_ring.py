@@ -85,6 +85,12 @@ class StepBlock:
         sizes: list[int] = self.words[_BATCH_SIZE :: self.offsets.step].tolist()
         return sizes
 
+    @property
+    def lengths(self) -> list[int]:
+        """Index of the draft length of each step."""
+        lengths: list[int] = self.words[_LENGTH :: self.offsets.step].tolist()
+        return lengths
+
     def count_live_sizes(self, counts: Counter[int]) -> None:
         """Count the steps by the number of requests that took part.
 

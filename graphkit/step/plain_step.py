@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from graphkit.buffers import AcceptedCounts
+from graphkit.ops.stored_tokens import store_tokens
 from graphkit.step.context import EngineContext
 from graphkit.step.drafter import Drafter
 from graphkit.step.step_tensors import ChainTree, DraftTree, PrefillChunk, Verified
@@ -44,15 +45,14 @@ class StoredTokens:
 
     def append(self, verified: Verified) -> None:
         """Store the token of each request of a plain step. Enqueues only."""
-        rows = verified.req_pool_indices
-        column = self.count[rows].clamp(max=self.depth - 1).long()
-        self._predict[rows, column] = _roots(verified, verified.predict)
-        if verified.hidden_states is not None:
-            hidden = _roots(verified, verified.hidden_states)
-            if self._hidden_states is None:  # the first run is eager, before any capture
-                self._hidden_states = self._zeros(hidden.dtype, *hidden.shape[1:])
-            self._hidden_states[rows, column] = hidden
-        self.count[rows] = torch.where(rows > 0, column + 1, 0).int()  # pads store nothing
+        hidden = verified.hidden_states
+        if hidden is not None and self._hidden_states is None:
+            # The first run is eager, before any capture.
+            self._hidden_states = self._zeros(hidden.dtype, *hidden.shape[1:])
+        store_tokens(
+            verified.req_pool_indices, verified.predict, self._predict, self.count, self.depth,
+            hidden, self._hidden_states,
+        )  # fmt: skip
 
     def take(self, verified: Verified) -> Verified:
         """Return all stored tokens of the requests, the step's own included, as one step's result.
@@ -157,8 +157,3 @@ class CatchUpDrafter(PlainDrafter):
             for count, is_live in zip(tokens, num_accepted_tokens, strict=True)
         ]
         self._drafter.extend_accepted(taken, counts)
-
-
-def _roots(verified: Verified, rows: torch.Tensor) -> torch.Tensor:
-    """Return the first of each request's rows, [B, ...]."""
-    return rows.view(len(verified.req_pool_indices), -1, *rows.shape[1:])[:, 0]

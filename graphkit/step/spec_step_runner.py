@@ -379,6 +379,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             padded_rows=stats.padded_rows + pads,
             replays_by_size=dict(sorted(by_size.items())),
             live_sizes=dict(sorted(live_sizes.items())),
+            drafted_lengths=self._drafted_lengths(stats.replays),
         )
 
     def close(self) -> None:
@@ -397,6 +398,16 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
                 self.group.end_collectives()
                 with suppress(RuntimeError):  # of loops that were running
                     self._loops.close()
+
+    def _drafted_lengths(self, single_steps: int) -> dict[int, int]:
+        """Return the steps by drafts per request; replays of single steps have the longest."""
+        if self._lengths is None:
+            return {}
+        drafts, counts = self._lengths.drafts, Counter[int]()
+        counts[drafts[self._lengths.count - 1]] += single_steps
+        for length, steps in self._loops.steps_by_length.items():
+            counts[drafts[length]] += steps
+        return dict(sorted(counts.items()))
 
     def _shared_settings(self) -> dict[str, str]:
         inner = [f"{runner.mode.name} {runner.sizes}" for runner in self.device_step.runners]

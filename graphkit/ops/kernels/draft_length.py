@@ -17,7 +17,7 @@ _ROW = tl.constexpr(int(Report.ROW))
 _ACCEPTED = tl.constexpr(int(Report.ACCEPTED))
 _DECAY = tl.constexpr(DECAY)
 _IDLE_DECAY = tl.constexpr(IDLE_DECAY)
-_PRIOR = tl.constexpr(PRIOR * PRIOR_WEIGHT)
+_PRIOR = tl.constexpr(PRIOR)
 _PRIOR_WEIGHT = tl.constexpr(PRIOR_WEIGHT)
 
 
@@ -31,19 +31,19 @@ def _count_report(
     row = tl.load(report + each * columns + _ROW, mask=each < reported, other=0)
     drafts = tl.load(report + each * columns + _ACCEPTED, mask=each < reported, other=0) - 1
     drafts = tl.where(row > 0, drafts, -1)
-    is_drafted = position < tl.load(num_steps + length)
+    steps = tl.load(num_steps + length)
+    is_drafted = position < steps
+    decay = tl.where(steps > 0, _DECAY, _IDLE_DECAY)
     reached = tl.sum((drafts[:, None] >= position[None, :]).to(tl.float32), 0)
     kept = tl.sum((drafts[:, None] > position[None, :]).to(tl.float32), 0)
     own = tl.where(tables > 1, length, 0)
     for table in range(tables):
         counts = is_drafted & (table == own)
-        new = tl.where(counts, reached, 0.0)
-        decay = tl.where(new > 0, _DECAY, _IDLE_DECAY)
         place = acceptance + (table * positions + position) * 2
         inside = position < positions
         before = tl.load(place, mask=inside, other=0.0)
         kept_before = tl.load(place + 1, mask=inside, other=0.0)
-        tl.store(place, decay * before + new, mask=inside)
+        tl.store(place, decay * before + tl.where(counts, reached, 0.0), mask=inside)
         tl.store(place + 1, decay * kept_before + tl.where(counts, kept, 0.0), mask=inside)
 
 
@@ -75,9 +75,13 @@ def choose_body_kernel(
         table = tl.where(tables > 1, index, 0)
         expected = 1.0
         path = 1.0
+        acceptance_rate = _PRIOR
         for position in range(tl.load(num_steps + index)):
             place = acceptance + (table * positions + position) * 2
-            path *= (tl.load(place + 1) + _PRIOR) / (tl.load(place) + _PRIOR_WEIGHT)
+            acceptance_rate = (tl.load(place + 1) + _PRIOR_WEIGHT * acceptance_rate) / (
+                tl.load(place) + _PRIOR_WEIGHT
+            )
+            path *= acceptance_rate
             expected += path
         rate = expected / tl.load(times + size * lengths + index)
         chosen = tl.where(rate > best_rate, index, chosen)

@@ -16,6 +16,7 @@ from graphkit.ops.draft_length import choose_body
 from graphkit.ops.kernels import device_loop
 from graphkit.ops.registration import OPS
 from graphkit.ops.step_state import finish_step
+from graphkit.ops.stored_tokens import store_tokens
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreted.py instead"
 
@@ -54,6 +55,16 @@ def test_draft_lengths():
         launcher(choose_body)(*case.values())
         torch.testing.assert_close(case["acceptance"], torch.tensor(counts))
         assert body in (None, case["body"].item()), seed
+
+
+def test_stored_tokens():
+    for seed in range(6):
+        args, want = (LENGTHS["stored_case"](seed) for _ in range(2))
+        OPS["store_tokens"].reference(*want)
+        launcher(store_tokens)(*args)
+        for got, expected in zip(args, want, strict=True):
+            is_tensor = torch.is_tensor(got)
+            assert torch.equal(got, expected) if is_tensor else got == expected
 
 
 @pytest.mark.skipif(

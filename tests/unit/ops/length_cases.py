@@ -71,7 +71,7 @@ def chosen_body(case):
             is_own = tables == 1 or table == case["length"]
             for position in range(len(counts[0])):
                 seen = [d for d in drafts if is_own and d >= position < steps[case["length"]]]
-                decay = DECAY if seen else IDLE_DECAY
+                decay = DECAY if steps[case["length"]] else IDLE_DECAY
                 reached, kept = counts[table][position]
                 new = sum(d > position for d in seen)
                 counts[table][position] = [decay * reached + len(seen), decay * kept + new]
@@ -81,8 +81,10 @@ def chosen_body(case):
     gains = []
     for index, count in enumerate(steps):
         table = counts[index if tables > 1 else 0]
-        rates = [(kept + PRIOR * PRIOR_WEIGHT) / (n + PRIOR_WEIGHT) for n, kept in table]
-        gains.append(expected_tokens(rates, count) / case["times"][size, index].item())
+        rates = [PRIOR]
+        for reached, kept in table:
+            rates.append((kept + PRIOR_WEIGHT * rates[-1]) / (reached + PRIOR_WEIGHT))
+        gains.append(expected_tokens(rates[1:], count) / case["times"][size, index].item())
     best = max(range(len(steps)), key=gains.__getitem__)
     if sum(gain > 0.9999 * gains[best] for gain in gains) > 1:
         return counts, None
@@ -92,3 +94,20 @@ def chosen_body(case):
     if (steps[best] and most) or (not steps[best] and most + 1 >= case["depth"]):
         best = len(steps)
     return counts, size * (len(steps) + 1) + best
+
+
+def stored_case(seed):
+    """Return random arguments of ``store_tokens``; those it writes are new."""
+    random, generator = Random(seed), torch.Generator().manual_seed(seed)
+    requests, width, hidden = random.randint(0, 5), random.randint(1, 3), random.choice([3, 1500])
+    rows = [row if random.random() < 0.8 else 0 for row in random.sample(range(1, 9), requests)]
+    has_states = random.random() < 0.7
+    return [
+        torch.tensor(rows, dtype=torch.int64),
+        torch.randint(100, (requests * width,), generator=generator),
+        torch.zeros(9, 4, dtype=torch.int64),
+        torch.tensor([0, *(random.randint(0, 3) for _ in range(8))], dtype=torch.int32),
+        3,
+        torch.randn(requests * width, hidden, generator=generator) if has_states else None,
+        torch.zeros(9, 4, hidden) if has_states else None,
+    ]

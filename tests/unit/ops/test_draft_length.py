@@ -10,10 +10,11 @@ import torch
 
 from graphkit.errors import InputError
 from graphkit.ops.draft_length import DECAY, IDLE_DECAY, PRIOR, choose_body
+from graphkit.ops.stored_tokens import store_tokens
 
-length_case, chosen_body = map(
+length_case, chosen_body, stored_case = map(
     runpy.run_path(str(Path(__file__).with_name("length_cases.py"))).get,
-    ("length_case", "chosen_body"),
+    ("length_case", "chosen_body", "stored_case"),
 )
 
 
@@ -77,13 +78,15 @@ def test_accepted_drafts_lead_to_long_drafts():
     assert body == 2
 
 
-def test_counts_decay_slowly_where_nothing_is_drafted():
+def test_counts_decay_and_slowly_in_plain_steps():
     choose = chooser(steps=[0, 1, 3], times=[1, 1, 1])
     counts = choose.state["acceptance"]
     counts[:] = 10.0
     choose(2, length=1)
-    expected = torch.tensor([[10 * DECAY + 1] * 2, [10 * IDLE_DECAY] * 2, [10 * IDLE_DECAY] * 2])
+    expected = torch.tensor([[10 * DECAY + 1] * 2, [10 * DECAY] * 2, [10 * DECAY] * 2])
     torch.testing.assert_close(counts[0], expected)
+    choose(1, length=0)
+    torch.testing.assert_close(counts[0], IDLE_DECAY * expected)
     for _ in range(10_000):
         choose(1, length=0)
     torch.testing.assert_close(counts[0], torch.zeros(3, 2), atol=1e-3, rtol=0)
@@ -118,7 +121,26 @@ def test_refusals(name, value, message):
     assert caught.value.field == name
 
 
-def test_tracers_see_the_op():
-    arguments = list(length_case(3).values())
-    overload = torch.ops.graphkit.choose_body.default
+def test_tokens_are_stored_behind_those_of_their_row():
+    rows, tokens = torch.tensor([2, 0, 1]), torch.tensor([5, 6, 7, 8, 9, 10])
+    stored, count = torch.zeros(3, 4).long(), torch.tensor([0, 1, 2]).int()
+    states = torch.arange(6.0)[:, None]
+    stored_states = torch.zeros(3, 4, 1)
+    for _ in range(2):
+        store_tokens(rows, tokens, stored, count, 3, states, stored_states)
+    assert count.tolist() == [0, 3, 3], "pads store nothing, and a full row stays full"
+    assert stored.tolist() == [[0] * 4, [0, 9, 9, 0], [0, 0, 5, 0]]
+    assert stored_states[1].flatten().tolist() == [0, 4, 4, 0]
+    with pytest.raises(InputError, match="both of hidden_states and stored_states"):
+        store_tokens(rows, tokens, stored, count, 3, states)
+    with pytest.raises(InputError, match="the same number of tokens for each of 3"):
+        store_tokens(rows, tokens[:4], stored, count, 3)
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments"),
+    [("choose_body", list(length_case(3).values())), ("store_tokens", stored_case(1))],
+)
+def test_tracers_see_the_ops(op, arguments):
+    overload = getattr(torch.ops.graphkit, op).default
     torch.library.opcheck(overload, arguments, test_utils=("test_schema", "test_faketensor"))
