@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 from graphkit.cli.exits import DONE
 from graphkit.cli.options import (
     HelpFormatter,
+    add_checkpoint_options,
     add_device_option,
-    add_speculation_options,
     parse_count,
 )
 from graphkit.cli.output import check_writable, print_result, write_output
@@ -53,7 +53,6 @@ Examples:
         formatter_class=HelpFormatter,
     )
     _add_models(parser)
-    add_speculation_options(parser)
     _add_measurements(parser)
     add_device_option(parser)
     add_tp_option(parser)
@@ -65,19 +64,11 @@ Examples:
 def _add_models(parser: argparse.ArgumentParser) -> None:
     models = parser.add_mutually_exclusive_group()
     models.add_argument(
-        "--checkpoint", type=Path, metavar="FOLDER",
-        help="Llama, Mistral, Qwen2 or Qwen3 folder of the target, as for graphkit generate; "
-        "default: the reference model, in float32",
-    )  # fmt: skip
-    models.add_argument(
         "--shape", metavar="NAME",
         help="model with random weights, in bfloat16: llama-8b, qwen3-8b or tiny; the algorithm is "
         "EAGLE or EAGLE3, with a random head, NGRAM or NONE",
     )  # fmt: skip
-    parser.add_argument(
-        "--draft", type=Path, metavar="FOLDER",
-        help="folder of an EAGLE or EAGLE-3 head that was trained for the --checkpoint",
-    )  # fmt: skip
+    add_checkpoint_options(parser, instead_of="the reference model", among=models)
 
 
 def _add_measurements(parser: argparse.ArgumentParser) -> None:

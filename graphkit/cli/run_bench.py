@@ -8,22 +8,21 @@ from pathlib import Path
 
 import torch
 
-from graphkit.benchmarks import Generation, StepBench, longest_path, make_variants
+from graphkit.benchmarks import (
+    Generation,
+    StepBench,
+    WeightBytes,
+    longest_path,
+    make_variants,
+)
 from graphkit.cli.exits import UsageError
-from graphkit.cli.options import chosen_algorithm, model_dtype, use_one_thread
+from graphkit.cli.models import OpenModels, load_tokenizer, open_models
 from graphkit.cli.output import print_message, progress_on_stderr
 from graphkit.distributed import OneShotCollectives, RankGroup
 from graphkit.errors import GraphkitError
 from graphkit.graphs import backend_for, resolve_device
 from graphkit.records import BenchReport
-from graphkit.reference import (
-    EngineModels,
-    load_models,
-    load_tokenizer,
-    random_models,
-    spec_of,
-)
-from graphkit.reference.engine_models import check_algorithm
+from graphkit.reference import EngineModels
 
 _STEPS = {"cuda": 64, "cpu": 16}
 _STEPS_PER_LAUNCH = {"cuda": (1, 4, 16, 64), "cpu": (1, 4, 16)}
@@ -42,10 +41,6 @@ def measure(arguments: argparse.Namespace, group: RankGroup | None = None) -> Be
         GraphkitError: A setting is refused, a folder cannot be loaded, a forward cannot be
             captured, or the device has too little memory.
     """
-    if arguments.draft is not None and arguments.checkpoint is None:
-        raise UsageError(
-            "--draft is given without the --checkpoint that it was trained for. Give both."
-        )
     device = resolve_device(arguments.device)
     try:
         bench, name, notes = _bench(arguments, device, group)
@@ -66,30 +61,31 @@ def _bench(
     arguments: argparse.Namespace, device: torch.device, group: RankGroup | None
 ) -> tuple[StepBench, str, dict[str, str]]:
     """Return what to measure, the name of the models, and notes for the report."""
-    algorithm = check_algorithm(chosen_algorithm(arguments))
-    spec = spec_of(algorithm, arguments.num_steps, arguments.topk, arguments.num_draft_tokens)
     generations, notes = _generations(arguments.generations, device, group)
-    if device.type == "cpu" and arguments.checkpoint is None:
-        use_one_thread()
-    models, name = _models(arguments, algorithm, device, group)
-    longest = models.target.config.max_position_embeddings
-    if arguments.context > longest:
+    models = open_models(arguments, group)
+    longest = models.longest_context
+    if longest is not None and arguments.context > longest:
         raise UsageError(
             f"--context is {arguments.context}, but the target has contexts of at most {longest} "
             "tokens. Choose a smaller number."
         )
     counts = _steps_per_launch(arguments.steps_per_launch, device, group)
     bench = StepBench(
-        models=models,
-        spec=spec,
+        engine=models.engine,
+        spec=models.spec,
+        algorithm=models.algorithm,
+        device=device,
+        dtype=models.models.dtype,
+        weights=_weights(models),
         variants=tuple(make_variants(generations, counts)),
-        text_ids=_text_ids(arguments.checkpoint, models),
+        text_ids=_text_ids(models),
         context=arguments.context,
         steps=arguments.steps or _STEPS[device.type],
         rounds=arguments.rounds,
-        accept_lengths=_accept_lengths(arguments, longest_path(models, spec)),
+        accept_lengths=_accept_lengths(arguments, longest_path(models.spec)),
     )
-    return bench, name, notes
+    folder = "the reference model" if models.folder is None else models.folder.resolve().name
+    return bench, arguments.shape or folder, notes
 
 
 def _generations(
@@ -119,36 +115,18 @@ def _steps_per_launch(
     return (1,) if refusal else chosen or _STEPS_PER_LAUNCH[device.type]
 
 
-def _models(
-    arguments: argparse.Namespace,
-    algorithm: str,
-    device: torch.device,
-    group: RankGroup | None,
-) -> tuple[EngineModels, str]:
-    """Return the models and their name."""
-    if arguments.shape is not None:
-        models = random_models(arguments.shape, algorithm, device=device, group=group)
-        return models, arguments.shape
-    folder = arguments.checkpoint
-    dtype = model_dtype(folder, device)
-    models = load_models(
-        algorithm,
-        checkpoint=folder,
-        draft=arguments.draft,
-        device=device,
-        dtype=dtype,
-        group=group,
-    )
-    return models, "the reference model" if folder is None else folder.resolve().name
+def _weights(models: OpenModels) -> WeightBytes | None:
+    """Return the weights that a step reads; ``None`` if its tokens choose the experts."""
+    loaded = models.models
+    if not isinstance(loaded, EngineModels) and loaded.has_experts:
+        return None
+    return WeightBytes.of(loaded, models.spec.longest.num_steps)
 
 
-def _text_ids(folder: Path | None, models: EngineModels) -> Sequence[int]:
-    """Return Python source in the tokens of a folder; other models take bytes."""
+def _text_ids(models: OpenModels) -> Sequence[int]:
+    """Return Python source in the tokens of the target."""
     source = Path(argparse.__file__).read_text(encoding="utf-8")
-    vocab_size = models.target.config.vocab_size
-    if folder is None:
-        return source.encode()
-    return load_tokenizer(folder, vocab_size).encode(source)
+    return load_tokenizer(models).encode(source)
 
 
 def _accept_lengths(arguments: argparse.Namespace, longest: int) -> Sequence[float]:

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphkit.cli.options import add_device_option, exists, is_folder, use_one_thread
+from graphkit.cli.exits import UsageError
+from graphkit.cli.models import load_folder, refuse_options, use_one_thread
+from graphkit.cli.options import (
+    SPECULATION,
+    add_checkpoint_options,
+    add_context_option,
+    add_device_option,
+    exists,
+    is_folder,
+    speculation_settings,
+)
 from graphkit.cli.output import print_message, progress_on_stderr
 from graphkit.errors import ConfigError, RecordError
 from graphkit.records import PlanRecord, count_of
@@ -16,11 +26,15 @@ from graphkit.spec import ForwardMode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
     from graphkit.distributed import RankGroup
     from graphkit.records import CaptureRecord
     from graphkit.targets import CaptureTarget
 
-REFERENCE = "graphkit.reference:reference_target"
+_REFERENCE = "graphkit.reference:reference_target"
+_LARGEST_BATCH = 8
+"""Requests that a target of a folder has room for by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +54,28 @@ class TargetSelection:
     device: str
 
 
-def add_target_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare TARGET."""
-    parser.add_argument(
-        "target", nargs="?", default=REFERENCE, metavar="TARGET",
-        help="package.module:attribute, importable from the working directory: a CaptureTarget, or "
-        "a function that returns one (called with device= if it has that parameter); default: the "
-        "reference model",
-    )  # fmt: skip
-
-
 def add_target_options(
-    parser: argparse.ArgumentParser, *, default_sizes: str = "those of TARGET"
+    parser: argparse.ArgumentParser,
+    *,
+    default_sizes: str = "those of TARGET",
+    metavar: str = "TARGET",
+    record: str = "",
 ) -> None:
-    """Declare --mode, --batch-sizes and --device.
+    """Declare TARGET or --checkpoint, --mode, --batch-sizes and --device.
 
     Args:
         parser: The parser of the command.
         default_sizes: What the command captures without --batch-sizes.
+        metavar: Name of the argument TARGET in the help.
+        record: Description of the file that the command takes instead of a TARGET, if it does.
     """
     modes = [mode.name for mode in ForwardMode if not mode.is_idle()]
+    parser.add_argument(
+        "target", nargs="?", metavar=metavar,
+        help=f"{record}package.module:attribute, importable from the working directory: a "
+        "CaptureTarget, or a function that returns one (called with device= if it has that "
+        "parameter); default: the reference model",
+    )  # fmt: skip
     parser.add_argument(
         "--mode", action="append", metavar="M",
         help=f"forward mode to capture, in any case: {', '.join(modes[:-1])} or {modes[-1]}; "
@@ -68,24 +84,24 @@ def add_target_options(
     parser.add_argument(
         "--batch-sizes", type=_parse_sizes, metavar="1,2,4",
         help="batch sizes to capture, in requests, or the file of a plan; the largest batch of "
-        "TARGET is always added; "
-        f"default: {default_sizes}",
+        f"TARGET is always added; default: {default_sizes}",
     )  # fmt: skip
     add_device_option(parser)
+    add_checkpoint_options(parser, instead_of="a TARGET")
+    add_context_option(parser, "the context of the model, at most 256")
 
 
-def select_target(
-    target: str, arguments: argparse.Namespace, group: RankGroup | None = None
-) -> TargetSelection:
-    """Import a TARGET and resolve the options of ``add_target_options``.
+def select_target(arguments: argparse.Namespace, group: RankGroup | None = None) -> TargetSelection:
+    """Import a TARGET, or load a folder, and resolve the options of ``add_target_options``.
 
     Args:
-        target: ``package.module:attribute``.
         arguments: The parsed options.
         group: Ranks that run the TARGET.
 
     Raises:
-        ConfigError: A mode is unknown.
+        UsageError: Options contradict each other.
+        CheckpointError: The folder cannot be loaded.
+        ConfigError: A mode is unknown, or a setting is out of range.
         DeviceError: The device is missing.
         TargetError: The TARGET cannot be imported or is not a CaptureTarget.
     """
@@ -93,10 +109,19 @@ def select_target(
     from graphkit.targets import locate
 
     modes = _parse_modes(arguments.mode)
-    device = str(resolve_device(arguments.device))
-    if device == "cpu" and target == REFERENCE:
-        use_one_thread()
-    return TargetSelection(locate(target, device, group), modes, arguments.batch_sizes, device)
+    device = resolve_device(arguments.device)
+    if arguments.checkpoint is not None:
+        target = _folder_target(arguments, device, group)
+    else:
+        names = ("draft", "dtype", "algorithm", *SPECULATION, "max_context_len")
+        refuse_options(
+            arguments, names, "applies to a --checkpoint: a TARGET has its own settings."
+        )
+        name = arguments.target or _REFERENCE
+        if device.type == "cpu" and name == _REFERENCE:
+            use_one_thread()
+        target = locate(name, str(device), group)
+    return TargetSelection(target, modes, arguments.batch_sizes, str(device))
 
 
 def announce(verb: str, selection: TargetSelection, batch_sizes: Sequence[int] | None) -> None:
@@ -149,6 +174,24 @@ def capture_selected(selection: TargetSelection, *, inspect: bool) -> CaptureRec
             inspect=inspect,
             progress=progress,
         )
+
+
+def _folder_target(
+    arguments: argparse.Namespace, device: torch.device, group: RankGroup | None
+) -> CaptureTarget:
+    if arguments.target is not None:
+        raise UsageError(
+            f"--checkpoint is given with the TARGET {arguments.target!r}. Give one of the two."
+        )
+    if group is not None:
+        from graphkit.reference import reference_target
+
+        return reference_target(str(device), checkpoint=arguments.checkpoint, group=group)
+    return load_folder(arguments, device).target(
+        max_batch_size=max(arguments.batch_sizes or [_LARGEST_BATCH]),
+        max_context_len=arguments.max_context_len,
+        **speculation_settings(arguments),
+    )
 
 
 def _parse_sizes(text: str) -> list[int]:

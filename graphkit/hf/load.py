@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
@@ -14,10 +15,25 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.graphs import resolve_device
 from graphkit.hf.attention import IMPLEMENTATION
-from graphkit.hf.layout import ModelLayout, learn_layout
+from graphkit.hf.draft_model import DraftModel, HeadDraft, SharedModules, StandaloneDraft
+from graphkit.hf.fusion import fuse_modules
+from graphkit.hf.layout import ModelLayout, head_shape, learn_layout
 from graphkit.hf.model import TransformersModel
 from graphkit.hf.recurrent import convert_mixers
+from graphkit.reference import (
+    Eagle3Head,
+    EagleHead,
+    head_algorithm,
+    load_eagle3_head,
+    load_eagle_head,
+)
+from graphkit.reference.eagle import check_fit
 
+_HEADS: dict[str, Callable[..., EagleHead | Eagle3Head]] = {
+    "EAGLE": load_eagle_head,
+    "EAGLE3": load_eagle3_head,
+}
+"""Loaders of draft heads by algorithm."""
 _EXPERTS = "batched_mm"
 """Products of all experts with static shapes; the other forms wait for the router on the host."""
 
@@ -25,8 +41,11 @@ _EXPERTS = "batched_mm"
 def load(
     folder_or_model: str | Path | PreTrainedModel,
     *,
+    draft: str | Path | PreTrainedModel | nn.Module | None = None,
+    algorithm: str | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "auto",
+    fuse: bool = True,
     check: bool = True,
     trust_remote_code: bool = False,
 ) -> TransformersModel:
@@ -39,8 +58,16 @@ def load(
     Args:
         folder_or_model: A folder with ``config.json`` and weights, or a model of transformers. A
             model object is changed in place: it then runs through graphkit alone.
+        draft: A draft model for it, or its folder: an EAGLE or EAGLE-3 head in a layout that
+            ``reference.load_eagle_head`` or ``load_eagle3_head`` reads, or a causal language model
+            of the same vocabulary (STANDALONE). A model object is changed in place, too.
+        algorithm: The algorithm of engines and targets: that of the draft model, ``"NGRAM"`` or
+            ``"NONE"``. ``None`` selects the first of these.
         dtype: Data type of the weights; ``None`` keeps that of the folder or the model.
         device: ``auto``, ``cpu`` or ``cuda``; a model object is moved there.
+        fuse: Whether linear layers of one input become one product, and norms, gated networks and
+            the rotation of heads run through graphkit's ops, where both compute the same on random
+            inputs, up to rounding. ``layout.replaced`` of the result names these modules.
         check: Whether the logits of the result are compared with those of the model, as
             ``testing.check_wrapper`` does.
         trust_remote_code: As in transformers.
@@ -48,32 +75,55 @@ def load(
     Raises:
         CheckpointError: The folder cannot be loaded.
         ConfigError: The model keeps state that graphkit has no pool for, or a layer does not
-            attend through the registry, or the result computes other logits.
+            attend through the registry, or the result computes other logits, or the draft model
+            does not fit the model or the algorithm.
         TargetError: The logits of the model depend on later tokens.
 
     Examples:
         >>> model = gk.hf.load("models/Qwen3-0.6B")  # doctest: +SKIP
         >>> engine = model.engine(algorithm="NGRAM", num_steps=3)  # doctest: +SKIP
     """
-    where = resolve_device(device)
+    options: dict[str, Any] = {
+        "dtype": dtype, "device": resolve_device(device), "fuse": fuse, "check": check,
+        "trust_remote_code": trust_remote_code,
+    }  # fmt: skip
+    loaded = _loaded(folder_or_model, **options)
+    drafting = None if draft is None else _draft_model(draft, loaded, options)
+    parts = (loaded.model, loaded.original, loaded.layout, loaded.folder)
+    return TransformersModel(*parts, drafting, algorithm)
+
+
+def _loaded(
+    folder_or_model: str | Path | PreTrainedModel,
+    *,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    fuse: bool,
+    check: bool,
+    trust_remote_code: bool,
+) -> TransformersModel:
     folder = None
     if isinstance(folder_or_model, PreTrainedModel):
         model = folder_or_model if dtype is None else nn.Module.to(folder_or_model, dtype)
     else:
         folder = str(folder_or_model)
         model = _from_folder(Path(folder), dtype, trust_remote_code)
-    nn.Module.to(model, where)
+    nn.Module.to(model, device)
     nn.Module.eval(model).requires_grad_(False)
     original = _shared_copy(model)
-    layout = prepare_model(model)
+    layout = prepare_model(model, fuse=fuse)
     loaded = TransformersModel(model, original, layout, folder)
     if check:
         _check(loaded)
     return loaded
 
 
-def prepare_model(model: PreTrainedModel) -> ModelLayout:
+def prepare_model(model: PreTrainedModel, *, fuse: bool = True) -> ModelLayout:
     """Let a model run over graphkit's pools, in place, and return its layers with state.
+
+    Args:
+        model: The model.
+        fuse: See ``load``.
 
     Raises:
         ConfigError: See ``load``.
@@ -86,8 +136,40 @@ def prepare_model(model: PreTrainedModel) -> ModelLayout:
     with suppress(ValueError):  # the model has no experts, or one form of them
         model.set_experts_implementation(_EXPERTS)
     layout = learn_layout(model)
+    if fuse:
+        layout = fuse_modules(model, layout)
     convert_mixers(model, layout)
     return layout
+
+
+def _draft_model(
+    draft: str | Path | PreTrainedModel | nn.Module,
+    target: TransformersModel,
+    options: dict[str, Any],
+) -> DraftModel:
+    if isinstance(draft, EagleHead | Eagle3Head):
+        check_fit(draft.config, SharedModules(target.model, target.layout))
+        return HeadDraft(draft)
+    if isinstance(draft, str | Path):
+        load_head = _HEADS.get(head_algorithm(draft))
+        if load_head is not None:
+            return HeadDraft(load_head(draft, SharedModules(target.model, target.layout)))
+    elif not isinstance(draft, PreTrainedModel):
+        raise ConfigError(
+            f"draft is {draft!r}, expected a folder, a causal language model of transformers, an "
+            "EagleHead or an Eagle3Head.",
+            field="draft",
+        )
+    loaded = _loaded(draft, **options)
+    vocab_size, expected_size = (head_shape(each.model)[0] for each in (loaded, target))
+    if vocab_size != expected_size:
+        raise ConfigError(
+            f"the draft model {type(loaded.model).__name__} has a vocabulary of {vocab_size} "
+            f"tokens, but {type(target.model).__name__} has {expected_size}. Use a draft model "
+            "with the vocabulary of the target.",
+            field="draft",
+        )
+    return StandaloneDraft(loaded.model, loaded.layout)
 
 
 def _from_folder(
@@ -95,14 +177,31 @@ def _from_folder(
 ) -> PreTrainedModel:
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json. Pass a folder of transformers.")
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype or "auto", **options
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype or "auto",
+            trust_remote_code=trust_remote_code,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except Exception as error:  # transformers and what it calls raise errors of many classes
+        line = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(f"{folder} cannot be loaded by transformers: {line}") from error
+    model: PreTrainedModel
+    model, found = loaded
+    for name, stored, expected in sorted(found["mismatched_keys"]):
+        raise CheckpointError(
+            f"{folder}: {name} has shape {list(stored)}, but config.json requires "
+            f"{list(expected)}. Correct config.json."
+        )
+    if missing := sorted(found["missing_keys"]):
+        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+        raise CheckpointError(
+            f"{folder} has no {missing[0]}{others}, which config.json requires. Download all "
+            "weights, or correct config.json."
+        )
     return model
 
 
@@ -110,7 +209,7 @@ def _shared_copy(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy that shares the weights and runs as transformers runs it."""
     memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     copy = deepcopy(model, memo)
-    copy.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
+    copy.set_attn_implementation("eager")
     return copy
 
 

@@ -1,7 +1,7 @@
 """Counts of runners and engines as Prometheus metrics.
 
-Names and meanings follow those of vLLM and SGLang. Pass ``prefix="vllm"`` or ``"sglang"`` for a
-dashboard or a client made for either: https://docs.vllm.ai/en/stable/usage/metrics/ and
+Names and meanings of an engine's metrics are those of vLLM, of which SGLang shares some:
+https://docs.vllm.ai/en/stable/usage/metrics/ and
 https://docs.sglang.io/references/production_metrics.html
 """
 
@@ -21,11 +21,13 @@ from graphkit.runners import Runner
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _Labels = tuple[str, ...]
 """Names of labels, or a sample's values of them in the same order."""
 _Sample = tuple[_Labels, float]
 """Values of the labels of one sample, and its value."""
+
+_PREFIX = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
+"""A name of Prometheus up to its colon: https://prometheus.io/docs/concepts/data_model/"""
 
 
 class PrometheusCollector:
@@ -50,19 +52,21 @@ class PrometheusCollector:
     - ``generation_tokens_total``;
     - ``spec_decode_num_drafts_total``: verify steps with drafts, once per request;
       ``spec_decode_num_draft_tokens_total`` and ``spec_decode_num_accepted_tokens_total``: drafts
-      that they verified and accepted; ``spec_decode_num_accepted_tokens_per_pos_total``: accepted
-      drafts by ``position`` in the draft, from 0;
+      that they verified and accepted;
+    - ``spec_decode_num_accepted_tokens_per_pos_total`` by ``position``: verify steps that accepted
+      the draft at this position, from 0;
     - ``spec_decode_num_steps_total``: verify steps by the number of their ``drafts``, with several
       draft lengths;
     - ``spec_accept_length``: histogram of tokens per verify step, the bonus token included.
 
     Args:
         source: A runner, or an engine.
-        prefix: What the names begin with, before a colon.
+        prefix: What precedes the colon in each name: ``vllm`` serves dashboards and the benchmark
+            client of vLLM.
         **labels: Labels of all metrics, such as ``model_name``.
 
     Raises:
-        ConfigError: ``source`` is neither, ``prefix`` is no name, or ``prometheus_client`` is not
+        ConfigError: ``source`` is neither, the prefix is no name, or ``prometheus_client`` is not
             installed.
     """
 
@@ -84,13 +88,10 @@ class PrometheusCollector:
                 "PrometheusCollector needs prometheus_client: install graphkit-cuda[metrics].",
                 field="source",
             ) from error
-        require_type(
-            "PrometheusCollector", "prefix", prefix, str, "a name of letters, digits and _"
-        )
-        if not _NAME.fullmatch(prefix):
+        require_type("PrometheusCollector", "prefix", prefix, str, "a name such as 'vllm'")
+        if not _PREFIX.fullmatch(prefix):
             raise ConfigError(
-                f"PrometheusCollector.prefix is {prefix!r}, expected a name of letters, digits "
-                "and _, such as vllm.",
+                f"PrometheusCollector.prefix must be letters, digits and _, got {prefix!r}.",
                 field="prefix",
             )
         self._source, self._core, self._labels = source, core, labels
@@ -156,7 +157,7 @@ class PrometheusCollector:
         )
 
     def _engine_metrics(self, engine: SpeculativeEngine) -> Iterator[Metric]:
-        stats, most = engine.stats, engine.max_path - 1
+        stats = engine.stats
         drafted, accepted = stats.drafted_lengths, stats.accepted_lengths
         gauges = {
             "num_requests_running": ("Requests that run.", stats.running),
@@ -184,11 +185,14 @@ class PrometheusCollector:
             yield self._counter(name, text, (), [((), value)])
         yield self._counter(
             "spec_decode_num_accepted_tokens_per_pos",
-            "Drafts that were accepted, by position in the draft.",
+            "Verify steps that accepted the draft at a position, from 0.",
             ("position",),
             (
-                ((str(at),), sum(count for tokens, count in accepted.items() if tokens > at + 1))
-                for at in range(most)
+                (
+                    (str(position),),
+                    sum(n for length, n in accepted.items() if length > position + 1),
+                )
+                for position in range(engine.max_path - 1)
             ),
         )
         if engine.spec.is_adaptive:

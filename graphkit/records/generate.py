@@ -19,6 +19,7 @@ class Completion:
         finish_reason: Why generation ended.
         tokens: Number of generated tokens, a final stop token included.
         accept_length: Mean tokens per verify step, bonus included; 0 without verify steps.
+        token_ids: The generated tokens.
     """
 
     prompt: str
@@ -26,6 +27,7 @@ class Completion:
     finish_reason: str
     tokens: Count
     accept_length: Real
+    token_ids: tuple[Count, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,4 @@
-"""A small trained model in Llama layout, its draft models, and loaders for such checkpoints.
-
-Also the tokenizers of checkpoint folders, and the text of requests while it is generated.
-"""
+"""A small trained model in Llama layout, its draft models, and loaders for such checkpoints."""
 
 from graphkit.reference.checkpoint import (
     checkpoint_dtype,
@@ -21,11 +18,10 @@ from graphkit.reference.draft_checkpoint import (
     load_mtp_head,
     save_draft_head,
 )
-from graphkit.reference.eagle import EagleHead
+from graphkit.reference.eagle import EagleHead, HeadTarget
 from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.engine import engine_of, reference_engine, spec_of
 from graphkit.reference.engine_models import ALGORITHMS, EngineModels, load_models
-from graphkit.reference.folder_tokenizer import FolderTokenizer, load_tokenizer
 from graphkit.reference.layers import Attend, DecoderLayer, RMSNorm, initialise
 from graphkit.reference.model import AuxStates, LlamaModel, causal_attend, full_logits
 from graphkit.reference.mtp import MTPHead
@@ -45,7 +41,6 @@ from graphkit.reference.target import (
     tree_target,
 )
 from graphkit.reference.tensor_parallel import ShardedLlama, shard_model
-from graphkit.reference.text_stream import TextStream
 from graphkit.reference.tokenizer import ByteTokenizer, Tokenizer, decode, encode
 
 __all__ = [
@@ -59,7 +54,7 @@ __all__ = [
     "EagleForward",
     "EagleHead",
     "EngineModels",
-    "FolderTokenizer",
+    "HeadTarget",
     "LlamaConfig",
     "LlamaModel",
     "MTPForward",
@@ -70,7 +65,6 @@ __all__ = [
     "RotaryEmbedding",
     "ShardedLlama",
     "StandaloneForward",
-    "TextStream",
     "Tokenizer",
     "VerifyForward",
     "causal_attend",
@@ -92,7 +86,6 @@ __all__ = [
     "load_eagle_head",
     "load_models",
     "load_mtp_head",
-    "load_tokenizer",
     "model_target",
     "random_models",
     "reference_engine",

@@ -20,7 +20,7 @@ from graphkit.reference.checkpoint_folder import (
     write_folder,
 )
 from graphkit.reference.config import LlamaConfig
-from graphkit.reference.eagle import EagleHead
+from graphkit.reference.eagle import EagleHead, HeadTarget
 from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.eagle3_layout import (
     aux_layers,
@@ -29,7 +29,6 @@ from graphkit.reference.eagle3_layout import (
     is_eagle3,
     layer_config,
 )
-from graphkit.reference.model import LlamaModel
 from graphkit.reference.mtp import MTPHead
 from graphkit.reference.sharded_layers import part_of, split_head
 from graphkit.reference.tensor_parallel import group_of
@@ -37,7 +36,7 @@ from graphkit.reference.weight_layout import store_by_columns
 
 Head = TypeVar("Head", bound=nn.Module)
 
-_FC_BIAS, _EMBEDDING = "fc.bias", "embed_tokens.weight"
+_FC_BIAS, _EMBEDDING, _HEAD = "fc.bias", "embed_tokens.weight", "lm_head.weight"
 _ARCHITECTURES = {
     EagleHead: "LlamaForCausalLMEagle",
     Eagle3Head: "LlamaForCausalLMEagle3",
@@ -61,19 +60,24 @@ def default_mtp_checkpoint() -> Path:
 
 
 def head_algorithm(folder: str | Path) -> str:
-    """Return EAGLE or EAGLE3, by the names of the tensors in a folder.
+    """Return EAGLE3, EAGLE or STANDALONE, by the names of the tensors in a folder.
+
+    A head has ``fc``, which merges embedding and feature. A folder without it has a whole model.
 
     Raises:
         CheckpointError: A file is missing or damaged.
     """
     folder = Path(folder)
     read_config(folder)  # the error of a folder that does not exist
-    return "EAGLE3" if is_eagle3(StoredWeights(folder).forms) else "EAGLE"
+    names = {canonical_name(name) for name in StoredWeights(folder).forms}
+    if "fc.weight" not in names:
+        return "STANDALONE"
+    return "EAGLE3" if is_eagle3(names) else "EAGLE"
 
 
 def load_eagle_head(
     folder: str | Path,
-    target: LlamaModel,
+    target: HeadTarget,
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -83,8 +87,8 @@ def load_eagle_head(
     Args:
         folder: ``config.json`` of one Llama, Mistral, Qwen2 or Qwen3 layer beside
             ``model.safetensors`` or ``pytorch_model.bin``.
-        target: The model that the head was trained for. The head uses its output head, and its
-            embedding unless the folder contains one. Ranks that split it split the head too.
+        target: The model that the head was trained for. The head uses its output head and its
+            embedding unless the folder contains them. Ranks that split it split the head too.
         device: Device of the weights; ``None`` selects the target's.
         dtype: Data type of the weights; ``None`` selects the target's.
 
@@ -107,13 +111,14 @@ def load_eagle_head(
         target=target,
         fc_bias=_FC_BIAS in stored.forms,
         has_embedding=_EMBEDDING in stored.forms,
+        has_head=_HEAD in stored.forms,
     )
     return _load(build, LlamaConfig.from_dict(data), stored, target, device, dtype)
 
 
 def load_eagle3_head(
     folder: str | Path,
-    target: LlamaModel,
+    target: HeadTarget,
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -146,6 +151,7 @@ def load_eagle3_head(
         draft_vocab_size=vocab_size if is_mapped else None,
         fc_bias=_FC_BIAS in names,
         has_embedding=_EMBEDDING in names,
+        has_head=is_mapped or _HEAD in names,
         norm_before_residual=hf.flag(data, "norm_before_residual"),
     )
     # t2d marks the tokens of the draft vocabulary, which d2t lists too.
@@ -157,7 +163,7 @@ def load_eagle3_head(
 
 def load_mtp_head(
     folder: str | Path,
-    target: LlamaModel,
+    target: HeadTarget,
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -208,13 +214,13 @@ def _load(
     build: Callable[[LlamaConfig], Head],
     config: LlamaConfig,
     stored: StoredWeights,
-    target: LlamaModel,
+    target: HeadTarget,
     device: torch.device | str | None,
     dtype: torch.dtype | None,
     ignored: frozenset[str] = frozenset(),
     rename: Callable[[str], str] = lambda name: name,
 ) -> Head:
-    target_weight, group = target.lm_head.weight, group_of(target)
+    target_weight, group = target.lm_head.get_parameter("weight"), group_of(target)
     with _on_meta_device():
         whole, head = build(config), split_head(build, config, group)
     head.to(dtype or target_weight.dtype)

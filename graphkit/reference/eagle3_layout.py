@@ -71,7 +71,7 @@ def eagle3_entries(head: Eagle3Head) -> dict[str, object]:
     """Return the entries of ``config.json`` that a head has beside those of its layer."""
     return {
         _LAYER_IDS: list(head.aux_layers),
-        "draft_vocab_size": head.lm_head.out_features,
+        "draft_vocab_size": head.config.vocab_size if head.d2t is None else len(head.d2t),
         "norm_before_residual": head.midlayer.norm_before_residual,
     }
 

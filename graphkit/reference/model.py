@@ -127,6 +127,11 @@ class LlamaModel(nn.Module):
         hidden_TH: Tensor = self.model(input_embeds, positions_T, attend, aux)
         return hidden_TH
 
+    @property
+    def embedding(self) -> nn.Module:
+        """The embedding of token ids."""
+        return self.model.embed_tokens
+
     def logits(self, hidden_TH: Tensor) -> Tensor:
         """Apply the output head: [T, H] after the final norm to [T, V], in the model's dtype."""
         logits_TV: Tensor = self.lm_head(hidden_TH)

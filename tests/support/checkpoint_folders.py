@@ -86,10 +86,17 @@ def write_checkpoint(folder, family, tokenizer, **config):
             if token.startswith("<0x"):
                 model.lm_head.weight[row] = 0
     model.save_pretrained(folder, max_shard_size="20KB")
+    write_tokenizer(folder, tokenizer)
+    return model
+
+
+def write_tokenizer(folder, tokenizer):
+    """Write a tokenizer with a chat template."""
+    import transformers
+
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL)
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(folder)
-    return model
 
 
 def write_eagle_head(folder, checkpoint):

@@ -6,6 +6,9 @@ Sizes that most configurations share are in ``COMMON``; a configuration takes th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
@@ -64,14 +67,32 @@ KINDS: dict[str, dict[str, object]] = {
     "starcoder2": {}, "vaultgemma": {}, "youtu": LATENT,
 }  # fmt: skip
 """Settings by model type. All of them generate through graphkit what transformers generates."""
+DIFFERENT_KINDS = (
+    "llama",  # rotation, grouped queries
+    "opt",  # learned positions
+    "gemma2",  # windows and softcaps
+    "gpt_oss",  # sinks and experts
+    "qwen3_moe",  # experts
+    "deepseek_v3",  # value heads of another width than key heads
+    "qwen3_next",  # gated delta rule beside attention
+    "falcon_h1",  # Mamba 2 and attention in each layer
+    "mamba",  # no attention
+    "stablelm",  # attention receives no keyword arguments of the model
+)
+"""Ten types that differ in what their layers compute."""
 
 
-def small_config(kind: str) -> PreTrainedConfig:
-    """Return the configuration of a small model of a type."""
+def small_config(
+    kind: str, sizes: Mapping[str, object] = MappingProxyType({}), **changes: object
+) -> PreTrainedConfig:
+    """Return the configuration of a small model of a type.
+
+    Those of ``sizes`` that the type has replace ``COMMON``; ``changes`` replace any setting.
+    """
     base = AutoConfig.for_model(kind).get_text_config(decoder=True)
     settings = {
         name: value
-        for name, value in COMMON.items()
+        for name, value in ({**COMMON, **sizes}).items()
         if hasattr(base, name)
         and not _is_computed(base, name)
         and (name == "pad_token_id" or getattr(base, name) is not None)
@@ -81,7 +102,7 @@ def small_config(kind: str) -> PreTrainedConfig:
         occurring = list(dict.fromkeys(layer_types))
         settings["layer_types"] = (occurring * 2)[: max(2, len(occurring))]
         settings["num_hidden_layers"] = len(settings["layer_types"])
-    return type(base)(**settings | KINDS.get(kind, {}))
+    return type(base)(**settings | KINDS.get(kind, {}) | changes)
 
 
 def _is_computed(config: PreTrainedConfig, name: str) -> bool:
@@ -89,11 +110,21 @@ def _is_computed(config: PreTrainedConfig, name: str) -> bool:
     return isinstance(getattr(type(config), attribute, None), property)
 
 
-def small_model(kind: str, seed: int = 0) -> PreTrainedModel:
-    """Create a small model of a type, in float32, with weights that make varied text."""
+def small_model(kind: str, seed: int = 0, **changes: object) -> PreTrainedModel:
+    """Create a small model of a type, in float32, with weights that make varied text.
+
+    ``changes`` are settings of its configuration.
+    """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(small_config(kind), dtype=torch.float32)
+    return random_model(kind, {}, std=0.15, dtype=torch.float32, **changes)
+
+
+def random_model(
+    kind: str, sizes: Mapping[str, object], *, std: float, dtype: torch.dtype, **changes: object
+) -> PreTrainedModel:
+    """Create a model of a type with normal weights; see ``small_config``."""
+    model = AutoModelForCausalLM.from_config(small_config(kind, sizes, **changes), dtype=dtype)
     for weight in model.parameters():
         if weight.dim() > 1:
-            torch.nn.init.normal_(weight, std=0.15)
+            torch.nn.init.normal_(weight, std=std)
     return model.eval().requires_grad_(False)

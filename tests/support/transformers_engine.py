@@ -125,6 +125,7 @@ def _random_head(model: Any) -> EagleHead:
         intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
         head_dim=16, max_position_embeddings=CONTEXT,
     )  # fmt: skip
-    target = SimpleNamespace(config=model.config, model=model.model, logits=model.lm_head)
+    parts = {"embedding": model.get_input_embeddings(), "lm_head": model.lm_head}
+    target = SimpleNamespace(config=model.config, logits=model.lm_head, **parts)
     torch.manual_seed(1)
     return EagleHead(config, target).eval().requires_grad_(False)

@@ -94,6 +94,31 @@ def test_an_engine_has_the_counts_of_its_stats(engine):
     assert sum(replays.values()) == sum(stats.replays.values()) > 0
 
 
+def test_the_prefix_gives_the_names_of_vllm():
+    """The counters that ``vllm bench serve`` reads before and after a run."""
+    label, prefix = ("model_name", "table"), "vllm:spec_decode_num"
+    with wide_engine("v3") as engine:
+        engine.capture()
+        engine.generate([[1, 2, 3]], gk.SamplingParams(max_new_tokens=64))
+        found, stats = samples(engine, prefix="vllm", model_name="table"), engine.stats
+    assert all(name.startswith("vllm:") for name, *_ in found)
+    accepted = [
+        found[f"{prefix}_accepted_tokens_per_pos_total", label, ("position", str(position))]
+        for position in range(7)
+    ]
+    assert sum(accepted) == found[f"{prefix}_accepted_tokens_total", label] > 0
+    assert accepted[0] == found[f"{prefix}_drafts_total", label] - stats.accepted_lengths.get(1, 0)
+    assert accepted == sorted(accepted, reverse=True)
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert (f"vllm:{name}", label) in found
+
+
+@pytest.mark.parametrize("prefix", ["", "vllm:", "1", None])
+def test_a_prefix_is_a_name(engine, prefix):
+    with pytest.raises(ConfigError, match=r"PrometheusCollector\.prefix"):
+        PrometheusCollector(engine, prefix=prefix)
+
+
 def test_a_runner_has_its_replays_pads_and_fallbacks(runner):
     for live in (1, 2, 3, 3):
         runner.run(batch_of(live))
@@ -134,41 +159,6 @@ def test_buckets_hold_paths_longer_than_the_draft_steps(generation):
     assert found["graphkit:spec_decode_num_draft_tokens_total",] == 7 * stats.num_verifies
     mode = ("mode", "STEP" if generation == "v3" else "TARGET_VERIFY")
     assert found["graphkit:batch_size_count", mode] == stats.replays[mode[1]] > 0
-
-
-def test_names_that_clients_of_vllm_read():
-    """The difference of two scrapes is what a run did, as vLLM's bench client computes it."""
-    with engine_target().engine(batch_sizes=[1, 3], device="cpu", backend=None) as engine:
-        engine.capture()
-        before = samples(engine, prefix="vllm")
-        engine.generate([[1, 2, 3], [4], [5, 6]], gk.SamplingParams(max_new_tokens=30))
-        after, stats = samples(engine, prefix="vllm"), engine.stats
-
-    def difference(name, *labels):
-        return after[f"vllm:{name}", *labels] - before[f"vllm:{name}", *labels]
-
-    drafts = difference("spec_decode_num_drafts_total")
-    accepted = difference("spec_decode_num_accepted_tokens_total")
-    assert drafts == stats.num_verifies > 0
-    assert difference("spec_decode_num_draft_tokens_total") == 3 * drafts
-    assert accepted == pytest.approx(drafts * (stats.accept_length - 1))
-    by_position = [
-        difference("spec_decode_num_accepted_tokens_per_pos_total", ("position", str(at)))
-        for at in range(3)
-    ]
-    assert sum(by_position) == accepted > 0
-    assert by_position == sorted(by_position, reverse=True)
-    assert by_position[2] == stats.accepted_lengths[4]
-    for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
-        assert after[f"vllm:{gauge}",] == 0
-    assert not any(name.startswith("graphkit") for name, *_ in after)
-
-
-@pytest.mark.parametrize("prefix", ["", "vllm:", "1", None])
-def test_a_prefix_that_is_no_name_is_refused(engine, prefix):
-    with pytest.raises(ConfigError, match="a name of letters") as caught:
-        PrometheusCollector(engine, prefix=prefix)
-    assert caught.value.field == "prefix"
 
 
 @pytest.mark.parametrize("generation", ["v1", "v2", "v3"])

@@ -1,0 +1,207 @@
+"""Models of a folder, of a shape and of the package, as the options of a command select them."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graphkit.cli.exits import UsageError
+from graphkit.cli.options import speculation_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+
+    import torch
+
+    from graphkit.distributed import RankGroup
+    from graphkit.engine import SpeculativeEngine
+    from graphkit.hf import TransformersModel
+    from graphkit.reference import EngineModels, Tokenizer
+    from graphkit.spec import SpecConfig
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModels:
+    """Models of generate and bench, and the settings of their speculation.
+
+    Attributes:
+        models: The models.
+        folder: The folder of the target; ``None`` for a model whose tokens are bytes.
+        algorithm: Name of the algorithm.
+        spec: Settings of drafts.
+        vocab_size: Size of the vocabulary.
+        longest_context: Most tokens of a request; ``None`` without a limit.
+        engine: Creates an engine over the models, with the arguments of ``SpeculativeEngine``,
+            ``max_batch_size`` and ``max_context_len``.
+    """
+
+    models: TransformersModel | EngineModels
+    folder: Path | None
+    algorithm: str
+    spec: SpecConfig
+    vocab_size: int
+    longest_context: int | None
+    engine: Callable[..., SpeculativeEngine]
+
+
+def open_models(arguments: argparse.Namespace, group: RankGroup | None = None) -> OpenModels:
+    """Load the models of --checkpoint, --shape or the reference model.
+
+    Ranks split a folder that has the layout of Llama, which ``graphkit.reference`` reads.
+
+    Raises:
+        UsageError: Options contradict each other, or the package transformers is missing.
+        CheckpointError: A folder cannot be loaded.
+        ConfigError: A setting is out of range, or the models do not fit the algorithm.
+    """
+    from graphkit.graphs import resolve_device
+
+    device, folder = resolve_device(arguments.device), arguments.checkpoint
+    if folder is None:
+        refuse_options(arguments, ("draft", "dtype"), "applies to a --checkpoint. Give one.")
+        if device.type == "cpu":
+            use_one_thread()
+    elif group is None:
+        return _open_folder(arguments, device)
+    from graphkit.reference import engine_of, spec_of
+    from graphkit.reference.tokenizer import END_OF_TEXT
+
+    models = _reference_models(arguments, device, group)
+    spec = spec_of(models.algorithm, **speculation_settings(arguments))
+    config, bos = models.target.config, END_OF_TEXT if folder is None else None
+    return OpenModels(
+        models, folder, models.algorithm, spec, config.vocab_size, config.max_position_embeddings,
+        partial(engine_of, models, spec, bos_token_id=bos),
+    )  # fmt: skip
+
+
+def load_folder(arguments: argparse.Namespace, device: torch.device) -> TransformersModel:
+    """Load the folder of --checkpoint, and that of --draft, by ``graphkit.hf``.
+
+    Raises:
+        UsageError: The package transformers is missing.
+        CheckpointError: A folder cannot be loaded.
+        ConfigError: The model cannot be served, or the draft model does not fit it.
+    """
+    hf = _hf()
+    from transformers.utils import logging
+
+    if not arguments.verbose:
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    model: TransformersModel = hf.load(
+        arguments.checkpoint,
+        draft=arguments.draft,
+        algorithm=arguments.algorithm,
+        dtype=_dtype(arguments, device),
+        device=device,
+    )
+    return model
+
+
+def load_tokenizer(models: OpenModels) -> Tokenizer:
+    """Return the tokenizer of the target.
+
+    A folder of 256 tokens without a tokenizer has bytes as tokens, as the reference model.
+
+    Raises:
+        CheckpointError: The folder has no tokenizer, or it cannot be loaded.
+    """
+    from graphkit.reference import ByteTokenizer
+    from graphkit.reference.tokenizer import VOCAB_SIZE
+
+    folder = models.folder
+    if folder is None:
+        return ByteTokenizer()
+    if models.vocab_size == VOCAB_SIZE and not (folder / "tokenizer.json").exists():
+        return ByteTokenizer()
+    tokenizer: Tokenizer = _hf().FolderTokenizer(folder, models.vocab_size)
+    return tokenizer
+
+
+def refuse_options(arguments: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    """Refuse options of a --checkpoint without one.
+
+    Raises:
+        UsageError: One of them was given.
+    """
+    for name in names:
+        if getattr(arguments, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} {why}")
+
+
+def use_one_thread() -> None:
+    """Compute with one thread, for the small models that ship with graphkit.
+
+    Their operations are so short that waiting for a second thread costs more than it saves, many
+    times more on a busy machine.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _open_folder(arguments: argparse.Namespace, device: torch.device) -> OpenModels:
+    model, settings = load_folder(arguments, device), speculation_settings(arguments)
+    return OpenModels(
+        models=model,
+        folder=arguments.checkpoint,
+        algorithm=model.algorithm,
+        spec=model.spec(**settings),
+        vocab_size=model.model.config.get_text_config(decoder=True).vocab_size,
+        longest_context=model.longest_context,
+        engine=partial(model.engine, **settings),
+    )
+
+
+def _reference_models(
+    arguments: argparse.Namespace, device: torch.device, group: RankGroup | None
+) -> EngineModels:
+    from graphkit.reference import checkpoint_dtype, head_algorithm, load_models, random_models
+    from graphkit.reference.engine_models import check_algorithm
+
+    folder, draft = arguments.checkpoint, arguments.draft
+    if arguments.algorithm is not None:
+        algorithm = check_algorithm(arguments.algorithm)
+    elif draft is not None:
+        algorithm = head_algorithm(draft)
+    else:
+        algorithm = "EAGLE" if folder is None else "NGRAM"
+    if getattr(arguments, "shape", None) is not None:
+        return random_models(arguments.shape, algorithm, device=device, group=group)
+    return load_models(
+        algorithm,
+        checkpoint=folder,
+        draft=draft,
+        device=device,
+        dtype=_dtype(arguments, device) or checkpoint_dtype(folder),
+        group=group,
+    )
+
+
+def _dtype(arguments: argparse.Namespace, device: torch.device) -> torch.dtype | None:
+    """Return the data type of the weights; ``None`` for that of the folder."""
+    import torch
+
+    if arguments.dtype is not None:
+        chosen: torch.dtype = getattr(torch, arguments.dtype)
+        return chosen
+    is_own = device.type == "cuda" and arguments.checkpoint is not None
+    return None if is_own else torch.float32
+
+
+def _hf() -> ModuleType:
+    """Import ``graphkit.hf``.
+
+    Raises:
+        UsageError: The package transformers is missing.
+    """
+    try:
+        from graphkit import hf
+    except ImportError as error:
+        raise UsageError(f"--checkpoint: {error}") from error
+    return hf
