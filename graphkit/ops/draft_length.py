@@ -17,8 +17,8 @@ from graphkit.ops.registration import register_op
 
 DECAY = 0.99
 """Factor on all counts in a step that drafts: they are a window of about 100 steps."""
-IDLE_DECAY = 0.998
-"""The same in a plain step: after 350 of them, half of the counts are forgotten.
+IDLE_DECAY = 0.999
+"""The same in a plain step: after 700 of them, half of the counts are forgotten.
 
 Slower, because a draft that plain steps are interrupted for costs a part of a step.
 """
