@@ -197,6 +197,8 @@ class MultiLayerDraftExtendInputs(DraftExtendInputs):
         if select is None or select.ndim != 1:
             return  # the writer of the field checks its shape
         owner = np.arange(len(select))
+        if ragged:
+            return  # the rows are packed
         if not np.array_equal(select // width, owner):
             raise InputError(
                 f"select_index is {select.tolist()}, but request i has rows i * {width} to "

@@ -7,6 +7,10 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from graphkit.errors import RecordError
+from graphkit.records import PlanRecord
+from graphkit.spec import ForwardMode
+
 SPECULATION = ("topk", "num_steps", "num_draft_tokens", "page_size")
 """Options of drafts and pages, as arguments of engines name them."""
 
@@ -94,6 +98,43 @@ def add_context_option(parser: argparse.ArgumentParser, default: str) -> None:
     )  # fmt: skip
 
 
+def add_target_options(
+    parser: argparse.ArgumentParser,
+    *,
+    default_sizes: str = "those of TARGET",
+    metavar: str = "TARGET",
+    record: str = "",
+) -> None:
+    """Declare TARGET or --checkpoint, --mode, --batch-sizes and --device.
+
+    Args:
+        parser: The parser of the command.
+        default_sizes: What the command captures without --batch-sizes.
+        metavar: Name of the argument TARGET in the help.
+        record: Description of the file that the command takes instead of a TARGET, if it does.
+    """
+    modes = [mode.name for mode in ForwardMode if not mode.is_idle()]
+    parser.add_argument(
+        "target", nargs="?", metavar=metavar,
+        help=f"{record}package.module:attribute, importable from the working directory: a "
+        "CaptureTarget, or a function that returns one (called with device= if it has that "
+        "parameter); default: the reference model",
+    )  # fmt: skip
+    parser.add_argument(
+        "--mode", action="append", metavar="M",
+        help=f"forward mode to capture, in any case: {', '.join(modes[:-1])} or {modes[-1]}; "
+        "repeatable; default: every mode of TARGET",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch-sizes", type=_parse_sizes, metavar="1,2,4",
+        help="batch sizes to capture, in requests, or the file of a plan; the largest batch of "
+        f"TARGET is always added; default: {default_sizes}",
+    )  # fmt: skip
+    add_device_option(parser)
+    add_checkpoint_options(parser, instead_of="a TARGET")
+    add_context_option(parser, "the context of the model, at most 256")
+
+
 def _parse_steps(text: str) -> int | tuple[int, ...]:
     """Return one number of draft steps, or several."""
     try:
@@ -109,6 +150,21 @@ def speculation_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the settings of drafts and pages that the command line names."""
     found = {name: getattr(arguments, name) for name in SPECULATION}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _parse_sizes(text: str) -> list[int]:
+    try:
+        return [int(size) for size in text.split(",")]
+    except ValueError:
+        pass
+    if is_folder(Path(text)) or not exists(Path(text)):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of sizes such as 1,2,4, nor the file of a plan"
+        )
+    try:
+        return list(PlanRecord.load(text).chosen.batch_sizes)
+    except RecordError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _parse_draft(text: str) -> str | Path:

@@ -34,7 +34,7 @@ NewTokens = list[tuple["Request", list[int]]]
 """New tokens of each request, in order."""
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
+@dataclass(eq=False, slots=True, kw_only=True, weakref_slot=True)
 class Request:
     """A request and its output so far.
 
@@ -47,7 +47,9 @@ class Request:
         matcher: Constrains the output; ``None`` allows every token. It has accepted ``output_ids``.
         output_ids: Tokens generated so far, without the prompt.
         finish_reason: ``None`` until the request has finished.
-        row: Row in the request pool while the request runs, else 0.
+        row: Row in the request pool while the request is admitted, else 0.
+        num_admissions: Times that the request was admitted. Each after the first follows a
+            preemption, for want of KV slots, or an interrupted step.
         error: Exception that ended the request, with ``FinishReason.FAILED``; else ``None``.
         num_returned: Tokens of ``output_ids`` that ``step`` has returned.
         is_matching: Whether calls of the matcher are in progress. Its state is unknown if they were
@@ -65,6 +67,7 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     row: int = 0
+    num_admissions: int = 0
     error: Exception | None = None
     num_returned: int = 0
     is_matching: bool = False

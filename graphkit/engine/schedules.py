@@ -1,11 +1,13 @@
 """Schedules: when the host waits for the device in a step. See ``device_schedule`` for v3.
 
 v1 (host in the loop) waits for the accepted tokens of every step. The host knows which requests
-have finished before the draft model catches up, and KV slots are reserved one step at a time.
+have finished before the draft model catches up.
 
 v2 (overlapped) enqueues a step before it reads the tokens of the previous one, so host and device
 work at the same time. The host learns one step late that a request has finished; the tokens of the
-extra step are dropped, and KV slots are reserved when the request joins.
+extra step are dropped.
+
+KV slots are reserved for several steps at once, for fewer if the pool is short.
 
 A batch with a matcher makes the host wait between draft and verify, in both: masks depend on the
 drafts, and on the tokens of all earlier steps.
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -25,7 +27,7 @@ from typing import Any
 import torch
 
 from graphkit.engine.request import Request
-from graphkit.engine.request_memory import RequestMemory
+from graphkit.engine.request_memory import RequestMemory, StepSlots
 from graphkit.engine.token_matcher import fill_tree
 from graphkit.graphs import Backend
 from graphkit.ops.logits import bitmask_words
@@ -101,13 +103,27 @@ class Schedule(ABC):
 
     Args:
         device_step: The device's part of a step.
+        memory: Provides the KV slots.
+        step_slots: KV slots that steps need.
+        steps_at_once: Most steps for which slots are reserved at once.
     """
 
-    def __init__(self, device_step: DeviceStep) -> None:
+    def __init__(
+        self,
+        device_step: DeviceStep,
+        memory: RequestMemory,
+        step_slots: StepSlots,
+        steps_at_once: int,
+    ) -> None:
         self._device_step = device_step
-        self._lengths: HostLengths | None = None
+        self._memory, self._step_slots, self._steps_at_once = memory, step_slots, steps_at_once
+        self._batch: RunningBatch | None = None
+        """The batch that slots are reserved for."""
+        self._steps_left = 0
+        """Steps of this batch that have slots."""
+        self._chooser: HostLengths | None = None
         if device_step.context.spec.is_adaptive:
-            self._lengths = HostLengths(device_step, device_step.verifier.runner.table.sizes)
+            self._chooser = HostLengths(device_step, device_step.verifier.runner.table.sizes)
 
     @property
     def runners(self) -> tuple[Runner[Any, Any], ...]:
@@ -122,45 +138,76 @@ class Schedule(ABC):
     def interrupt(self) -> None:  # noqa: B027 - only loops run on without the host
         """Let requests join soon; ``can_admit`` becomes true. Does not wait."""
 
-    @abstractmethod
-    def begin(self, request: Request, report: torch.Tensor) -> None:
-        """Add a prefilled request; ``report`` is that of its first token."""
+    def make_room(self, batch: RunningBatch) -> bool:
+        """Reserve slots for the next steps of a batch; return whether one step has them."""
+        if batch is not self._batch:
+            self._batch, self._steps_left = batch, 0
+        if not self._steps_left:
+            self._steps_left = self._reserve(batch, self._steps_in_flight)
+        return self._steps_left > 0
+
+    def give_back(self, batch: RunningBatch) -> None:
+        """Free the slots that the next step does not need. No step is in flight."""
+        self._memory.shrink(self._lengths(batch, 1))
+        self._batch = None
+
+    @property
+    def _steps_in_flight(self) -> int:
+        """Steps and first tokens that the host has not seen."""
+        return 0
+
+    def _reserve(self, batch: RunningBatch, in_flight: int) -> int:
+        """Reserve slots for as many steps as possible, and return how many."""
+        steps = self._steps_at_once
+        while steps and not self._memory.reserve(self._lengths(batch, in_flight + steps)):
+            steps //= 2
+        return steps
+
+    def _lengths(self, batch: RunningBatch, steps: int) -> Iterator[tuple[int, int]]:
+        needed = self._step_slots.needed
+        return ((request.row, needed(request, steps)) for request in batch.requests)
 
     @abstractmethod
-    def advance(self, batch: RunningBatch, *, is_anyone_waiting: bool) -> None:
-        """Run at least one step for the running requests.
+    def begin(self, requests: Sequence[Request], report: torch.Tensor) -> None:
+        """Add prefilled requests; ``report`` has a row for the first token of each."""
+
+    @abstractmethod
+    def advance(self, batch: RunningBatch, *, is_anyone_waiting: bool, is_prefilling: bool) -> None:
+        """Run at least one step for the running requests, after ``make_room``.
 
         Args:
             batch: The running requests.
             is_anyone_waiting: Whether a request waits for another one to end.
+            is_prefilling: Whether a prompt is to be continued before the next step.
         """
 
     @abstractmethod
     def drain(self) -> None:
         """Wait for all tokens on their way to the host and deliver them."""
 
-    def reset(self) -> None:  # noqa: B027 - v1 keeps nothing between steps
+    def reset(self) -> None:
         """Discard all tokens on their way to the host, after an interrupted step."""
+        self._batch = None
 
     def _draft_and_verify(self, batch: RunningBatch) -> StepResult:
         fill = partial(self._fill_bitmask, batch.requests) if batch.is_constrained else None
         body = None
-        if self._lengths is not None:
-            body = self._lengths.next_body([request.row for request in batch.requests])
+        if self._chooser is not None:
+            body = self._chooser.next_body([request.row for request in batch.requests])
         return self._device_step.draft_and_verify(
             batch.rows, is_greedy=batch.is_greedy, fill_bitmask=fill, body=body
         )
 
-    def _forget_row(self, request: Request) -> None:
-        """Forget the request that had the row of a new one before."""
-        if self._lengths is not None:
-            self._lengths.begin(request.row)
+    def _forget_rows(self, requests: Sequence[Request]) -> None:
+        """Forget the requests that had the rows of new ones before."""
+        if self._chooser is not None:
+            self._chooser.begin([request.row for request in requests])
 
     def _deliver_one(self, pending: PendingReport) -> None:
         """Wait for a report and deliver it."""
         pending.deliver()
-        if self._lengths is not None and pending.body is not None:
-            self._lengths.observe(pending.report, pending.body)
+        if self._chooser is not None and pending.body is not None:
+            self._chooser.observe(pending.report, pending.body)
 
     def measure_lengths(self, backend: Backend) -> None:
         """Measure the graphs that a step of each draft length replays, at each captured size.
@@ -170,9 +217,9 @@ class Schedule(ABC):
         Args:
             backend: Backend of the captured graphs.
         """
-        if self._lengths is not None:
+        if self._chooser is not None:
             bodies, sizes = self._device_step.bodies, self._device_step.verifier.runner.table
-            self._lengths.set_times(
+            self._chooser.set_times(
                 [[self._graph_time(backend, size, body) for body in bodies] for size in sizes]
             )
 
@@ -230,33 +277,23 @@ class Schedule(ABC):
 
 
 class HostInLoop(Schedule):
-    """Generation v1: waits for each step's tokens; reserves KV slots for one step at a time.
+    """Generation v1: waits for each step's tokens; see ``Schedule`` for the arguments."""
 
-    Args:
-        device_step: The device's part of a step.
-        memory: Provides the slots.
-    """
-
-    def __init__(self, device_step: DeviceStep, memory: RequestMemory) -> None:
-        super().__init__(device_step)
-        self._memory = memory
-
-    def begin(self, request: Request, report: torch.Tensor) -> None:
-        """See ``Schedule.begin``. Waits for the token."""
-        self._forget_row(request)
-        PendingReport.send([request], report, None).deliver()
+    def begin(self, requests: Sequence[Request], report: torch.Tensor) -> None:
+        """See ``Schedule.begin``. Waits for the tokens."""
+        self._forget_rows(requests)
+        PendingReport.send(requests, report, None).deliver()
 
     def advance(
         self,
         batch: RunningBatch,
         *,
         is_anyone_waiting: bool,  # noqa: ARG002
+        is_prefilling: bool,  # noqa: ARG002
     ) -> None:
         """See ``Schedule.advance``. Waits for verify, before the draft model catches up."""
         requests = batch.requests
-        # The newest token of a request is its bonus token, which has no KV slot yet.
-        ahead = self._device_step.slots_ahead - 1
-        self._memory.reserve((r.row, r.num_tokens + ahead) for r in requests)
+        self._steps_left -= 1
         result = self._draft_and_verify(batch)
         pending = PendingReport.send(requests, result.report, result.body)
         self._deliver_one(pending)
@@ -266,9 +303,6 @@ class HostInLoop(Schedule):
             for request, count in zip(requests, accepted, strict=True)
         ]
         result.body.drafter.extend_accepted(result.verified, catch_up)
-        for request in requests:
-            if not request.is_finished:
-                self._memory.shrink(request.row, request.num_tokens - 1)
 
     def drain(self) -> None:
         """Do nothing: every step delivers its own tokens."""
@@ -281,26 +315,33 @@ class HostInLoop(Schedule):
 class Overlapped(Schedule):
     """Generation v2: enqueues a step before it reads the previous one's tokens.
 
-    Args:
-        device_step: The device's part of a step.
+    See ``Schedule`` for the arguments.
     """
 
-    def __init__(self, device_step: DeviceStep) -> None:
-        super().__init__(device_step)
+    def __init__(
+        self,
+        device_step: DeviceStep,
+        memory: RequestMemory,
+        step_slots: StepSlots,
+        steps_at_once: int,
+    ) -> None:
+        super().__init__(device_step, memory, step_slots, steps_at_once)
         self._pending: deque[PendingReport] = deque()
 
-    def begin(self, request: Request, report: torch.Tensor) -> None:
-        """See ``Schedule.begin``. Does not wait; the next step delivers the token."""
-        self._forget_row(request)
-        self._pending.append(PendingReport.send([request], report, None))
+    def begin(self, requests: Sequence[Request], report: torch.Tensor) -> None:
+        """See ``Schedule.begin``. Does not wait; the next step delivers the tokens."""
+        self._forget_rows(requests)
+        self._pending.append(PendingReport.send(requests, report, None))
 
     def advance(
         self,
         batch: RunningBatch,
         *,
         is_anyone_waiting: bool,  # noqa: ARG002
+        is_prefilling: bool,  # noqa: ARG002
     ) -> None:
         """See ``Schedule.advance``. Waits for earlier steps only, after enqueueing this one."""
+        self._steps_left -= 1
         self._enqueue(batch)
         self._deliver(len(self._pending) - 1)
 
@@ -310,7 +351,12 @@ class Overlapped(Schedule):
 
     def reset(self) -> None:
         """See ``Schedule.reset``."""
+        super().reset()
         self._pending.clear()
+
+    @property
+    def _steps_in_flight(self) -> int:
+        return len(self._pending)
 
     def _enqueue(self, batch: RunningBatch) -> None:
         """Enqueue a whole step without waiting for the device."""

@@ -26,7 +26,8 @@ class EngineStats:
             fewest first.
         replays: Graph replays by forward mode.
         fallbacks: Eager runs by forward mode and reason.
-        running, waiting: Requests that run, and that wait for room.
+        running, waiting: Requests that are admitted, and that wait for room.
+        preemptions: Times that a request had to give its KV slots to earlier ones.
         kv_usage: KV slots that requests hold, as a part of all, 0 to 1.
     """
 
@@ -37,6 +38,7 @@ class EngineStats:
     fallbacks: Mapping[str, Mapping[str, int]]
     running: int
     waiting: int
+    preemptions: int
     kv_usage: float
 
     @property
@@ -73,7 +75,7 @@ class Tally:
         total._new_tokens = self._new_tokens
         total._accepted_lengths.update(self._accepted_lengths)
         total._drafted_lengths.update(self._drafted_lengths)
-        for request in queue.requests:
+        for request in queue.started:
             total.add(request)
         replays: Counter[str] = Counter()
         fallbacks: dict[str, Counter[str]] = {}
@@ -88,7 +90,8 @@ class Tally:
             drafted_lengths=dict(sorted(total._drafted_lengths.items())),
             replays=replays,
             fallbacks=fallbacks,
-            running=len(queue.running),
+            running=len(list(queue.admitted)),
             waiting=queue.num_waiting,
+            preemptions=queue.num_preemptions,
             kv_usage=memory.held_slots / memory.total_slots,
         )

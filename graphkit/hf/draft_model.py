@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from graphkit.engine import Drafter, EagleDrafter, EngineModel
+from graphkit.engine import Drafter, EagleDrafter, EngineModel, MultiLayerDrafter
 from graphkit.errors import ConfigError
 from graphkit.hf.forward import TransformersForward
 from graphkit.hf.layout import ModelLayout, decoder_layers, head_shape, output_head
+from graphkit.hf.mtp import MtpForward, MtpHead
 from graphkit.hf.pools import LayerGroupAttention, attention_kind
 from graphkit.kv import ReqToTokenPool
 from graphkit.reference import Eagle3Head, EagleForward, EagleHead, PoolFactory
 from graphkit.runners import ForwardOutput
 from graphkit.spec import ForwardMode, SpecConfig
+
+_CHAIN = "MULTI_LAYER_EAGLE"
+"""EAGLE with one draft layer per step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class DraftModel(ABC):
 
     module: nn.Module
     algorithm: str
-    modes: ClassVar[tuple[ForwardMode, ...]] = (
+    modes: tuple[ForwardMode, ...] = (
         ForwardMode.DRAFT, ForwardMode.DRAFT_EXTEND, ForwardMode.DRAFT_EXTEND_V2,
     )  # fmt: skip
     aux_layers: tuple[int, ...] = ()
@@ -139,3 +143,48 @@ class StandaloneDraft(DraftModel):
             return ForwardOutput(next_token_logits=run(inputs).next_token_logits)
 
         return EngineModel(forward, attention)
+
+
+class MtpDraft(DraftModel):
+    """MTP layers: one that drafts every step, or a chain with one layer per step.
+
+    Args:
+        head: The layers.
+        algorithm: ``"EAGLE"`` drafts with the first layer, ``"MULTI_LAYER_EAGLE"`` with the chain;
+            ``None`` selects the chain if there are several layers.
+    """
+
+    def __init__(self, head: MtpHead, algorithm: str | None = None) -> None:
+        self.module = self._head = head
+        name = (_CHAIN if len(head.chain) > 1 else "EAGLE") if algorithm is None else algorithm
+        self.algorithm = "EAGLE"
+        if name.upper() == _CHAIN:
+            self.algorithm, self.modes = _CHAIN, (ForwardMode.MULTI_LAYER_EAGLE,)
+
+    def engine_model(self, requests: ReqToTokenPool, spec: SpecConfig) -> EngineModel:
+        """See ``DraftModel.engine_model``.
+
+        Raises:
+            ConfigError: The chain has fewer layers than ``spec`` has steps.
+        """
+        layers = len(self._head.chain)
+        is_chain = self.algorithm == _CHAIN
+        if is_chain and spec.num_steps > layers:
+            raise ConfigError(
+                f"num_steps is {spec.num_steps}, but the folder has {layers} MTP layers, one per "
+                f"step. Set num_steps to a value from 1 to {layers}, or algorithm to EAGLE, which "
+                "drafts with the first layer alone.",
+                field="num_steps",
+            )
+        attention = LayerGroupAttention(
+            requests, self._head.attention_layers, spec.page_size, self._head.dtype
+        )
+        forwards = [
+            MtpForward(self._head, layer, attention)
+            for layer in range(spec.num_steps if is_chain else 1)
+        ]
+        return EngineModel(forwards if is_chain else forwards[0], attention)
+
+    def drafter(self, model: EngineModel) -> Drafter:
+        """See ``DraftModel.drafter``."""
+        return MultiLayerDrafter(model) if self.algorithm == _CHAIN else EagleDrafter(model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from graphkit.buffers import Inputs
-from graphkit.hf.attention import AttentionCall, attending
+from graphkit.hf.attention import Attend, attending
 from graphkit.hf.fusion.residual import DeferredSums
 from graphkit.hf.layout import ModelLayout, decoder_layers, output_head
 from graphkit.hf.pools import LayerGroupAttention
@@ -19,6 +19,21 @@ from graphkit.hf.recurrent import NodeScan, scanning
 from graphkit.kv import RecurrentStatePool
 from graphkit.reference import AuxStates
 from graphkit.runners import ForwardOutput
+
+
+def attention_of_batch(
+    attention: LayerGroupAttention, numbers: Mapping[nn.Module, int], inputs: Inputs
+) -> Attend:
+    """Return what attends in the layers of a model during a batch.
+
+    Args:
+        attention: Attention over the pools of the layers.
+        numbers: Index of each attention module.
+        inputs: The batch.
+    """
+    metadata, slots = inputs.attention, inputs.out_cache_loc
+    assert metadata is not None, "a runner sets it"
+    return lambda call: attention.attend(numbers[call.module], call, slots, metadata)
 
 
 class TransformersForward:
@@ -46,7 +61,7 @@ class TransformersForward:
             modules[layer.name]: number for number, layer in enumerate(layout.attention)
         }
         self._head, self._aux_layers = output_head(model), tuple(aux_layers)
-        self._layers = decoder_layers(model, layout) if aux_layers else ()
+        self._layers = list(decoder_layers(model, layout)) if aux_layers else []
         self._norm_sizes = layout.norm_sizes
 
     def __call__(self, inputs: Inputs) -> ForwardOutput:
@@ -58,15 +73,11 @@ class TransformersForward:
         hidden: list[torch.Tensor] = []
         aux = AuxStates(self._aux_layers)
 
-        def attend(call: AttentionCall) -> torch.Tensor:
-            number, metadata = self._layer_numbers[call.module], inputs.attention
-            assert metadata is not None, "a runner sets it"
-            return self._attention.attend(number, call, inputs.out_cache_loc, metadata)
-
         with ExitStack() as stack:
             hook = self._head.register_forward_pre_hook(lambda _, args: hidden.append(args[0]))
             stack.callback(hook.remove)
             self._record(aux, stack)
+            attend = attention_of_batch(self._attention, self._layer_numbers, inputs)
             stack.enter_context(attending(attend, inputs.positions))
             if self._norm_sizes:
                 stack.enter_context(DeferredSums(self._norm_sizes))
@@ -80,7 +91,7 @@ class TransformersForward:
             )
         return ForwardOutput(
             next_token_logits=out.logits[0],
-            hidden_states=aux.joined() if self._aux_layers else hidden[0][0],
+            hidden_states=(aux.joined() if self._aux_layers else hidden[0])[0],
         )
 
     def _record(self, aux: AuxStates, stack: ExitStack) -> None:
@@ -88,11 +99,11 @@ class TransformersForward:
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             stream = args[0] if args else kwargs["hidden_states"]
-            aux.record(self._layers.index(module), stream[0])
+            aux.record(self._layers.index(module), stream)
 
         def after(_module: nn.Module, _args: Any, output: Any) -> None:
             stream = output if isinstance(output, torch.Tensor) else output[0]
-            aux.record(len(self._layers), stream[0])
+            aux.record(len(self._layers), stream)
 
         for number in set(self._aux_layers):
             is_end = number == len(self._layers)

@@ -121,7 +121,7 @@ def head_shape(model: PreTrainedModel) -> tuple[int, int]:
     return vocab_size, hidden_size
 
 
-def decoder_layers(model: PreTrainedModel, layout: ModelLayout) -> tuple[nn.Module, ...]:
+def decoder_layers(model: PreTrainedModel, layout: ModelLayout) -> nn.ModuleList:
     """Return the layers of the decoder: the list of modules that contains those of the layout.
 
     Raises:
@@ -132,7 +132,7 @@ def decoder_layers(model: PreTrainedModel, layout: ModelLayout) -> tuple[nn.Modu
     for path, module in model.named_modules():
         prefix = f"{path}."
         if isinstance(module, nn.ModuleList) and all(name.startswith(prefix) for name in names):
-            return tuple(module)
+            return module
     raise ConfigError(
         f"{type(model).__name__} has no list of layers with all of {', '.join(names)}, whose "
         "hidden states the draft model could read.",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -14,28 +12,17 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.graphs import resolve_device
-from graphkit.hf.attention import IMPLEMENTATION
-from graphkit.hf.draft_model import DraftModel, HeadDraft, SharedModules, StandaloneDraft
-from graphkit.hf.fusion import fuse_modules
-from graphkit.hf.layout import ModelLayout, head_shape, learn_layout
-from graphkit.hf.model import TransformersModel
-from graphkit.hf.recurrent import convert_mixers
-from graphkit.reference import (
-    Eagle3Head,
-    EagleHead,
-    head_algorithm,
-    load_eagle3_head,
-    load_eagle_head,
-)
-from graphkit.reference.eagle import check_fit
+from graphkit.hf.draft_model import DraftModel
+from graphkit.hf.load_draft import ALGORITHMS_BY_KIND, draft_kind, load_draft, standalone_draft
+from graphkit.hf.model import WITHOUT_DRAFT, TransformersModel, check_algorithm
+from graphkit.hf.prepare import prepare_model
 
-_HEADS: dict[str, Callable[..., EagleHead | Eagle3Head]] = {
-    "EAGLE": load_eagle_head,
-    "EAGLE3": load_eagle3_head,
-}
-"""Loaders of draft heads by algorithm."""
-_EXPERTS = "batched_mm"
-"""Products of all experts with static shapes; the other forms wait for the router on the host."""
+_QUANTISED_TOLERANCE = 2.0**15
+"""Tolerance of a quantised model that computes in float32: 1/32 of the largest logit.
+
+Activations that are rounded to eight bits differ by a whole step where the last bits before
+differ.
+"""
 
 
 def load(
@@ -60,7 +47,9 @@ def load(
             model object is changed in place: it then runs through graphkit alone.
         draft: A draft model for it, or its folder: an EAGLE or EAGLE-3 head in a layout that
             ``reference.load_eagle_head`` or ``load_eagle3_head`` reads, or a causal language model
-            of the same vocabulary (STANDALONE). A model object is changed in place, too.
+            of the same vocabulary (STANDALONE). A model object is changed in place, too. ``"mtp"``
+            selects the MTP layers in the folder of the model: one drafts all steps (EAGLE), several
+            draft one step each (MULTI_LAYER_EAGLE).
         algorithm: The algorithm of engines and targets: that of the draft model, ``"NGRAM"`` or
             ``"NONE"``. ``None`` selects the first of these.
         dtype: Data type of the weights; ``None`` keeps that of the folder or the model.
@@ -83,18 +72,25 @@ def load(
         >>> model = gk.hf.load("models/Qwen3-0.6B")  # doctest: +SKIP
         >>> engine = model.engine(algorithm="NGRAM", num_steps=3)  # doctest: +SKIP
     """
+    kind = None if draft is None else draft_kind(draft, folder_or_model)
+    if algorithm is not None:
+        check_algorithm(algorithm, (*ALGORITHMS_BY_KIND.get(kind, ()), *WITHOUT_DRAFT))
     options: dict[str, Any] = {
         "dtype": dtype, "device": resolve_device(device), "fuse": fuse, "check": check,
         "trust_remote_code": trust_remote_code,
     }  # fmt: skip
     loaded = _loaded(folder_or_model, **options)
-    drafting = None if draft is None else _draft_model(draft, loaded, options)
+    drafting: DraftModel | None = None
+    if kind == "STANDALONE":
+        drafting = standalone_draft(_loaded(draft, **options), loaded)
+    elif kind is not None:
+        drafting = load_draft(kind, draft, loaded, algorithm)
     parts = (loaded.model, loaded.original, loaded.layout, loaded.folder)
     return TransformersModel(*parts, drafting, algorithm)
 
 
 def _loaded(
-    folder_or_model: str | Path | PreTrainedModel,
+    folder_or_model: Any,
     *,
     dtype: torch.dtype | None,
     device: torch.device,
@@ -116,60 +112,6 @@ def _loaded(
     if check:
         _check(loaded)
     return loaded
-
-
-def prepare_model(model: PreTrainedModel, *, fuse: bool = True) -> ModelLayout:
-    """Let a model run over graphkit's pools, in place, and return its layers with state.
-
-    Args:
-        model: The model.
-        fuse: See ``load``.
-
-    Raises:
-        ConfigError: See ``load``.
-    """
-    for config in (
-        model.config,
-        *(getattr(model.config, name) for name in model.config.sub_configs),
-    ):
-        config._attn_implementation = IMPLEMENTATION
-    with suppress(ValueError):  # the model has no experts, or one form of them
-        model.set_experts_implementation(_EXPERTS)
-    layout = learn_layout(model)
-    if fuse:
-        layout = fuse_modules(model, layout)
-    convert_mixers(model, layout)
-    return layout
-
-
-def _draft_model(
-    draft: str | Path | PreTrainedModel | nn.Module,
-    target: TransformersModel,
-    options: dict[str, Any],
-) -> DraftModel:
-    if isinstance(draft, EagleHead | Eagle3Head):
-        check_fit(draft.config, SharedModules(target.model, target.layout))
-        return HeadDraft(draft)
-    if isinstance(draft, str | Path):
-        load_head = _HEADS.get(head_algorithm(draft))
-        if load_head is not None:
-            return HeadDraft(load_head(draft, SharedModules(target.model, target.layout)))
-    elif not isinstance(draft, PreTrainedModel):
-        raise ConfigError(
-            f"draft is {draft!r}, expected a folder, a causal language model of transformers, an "
-            "EagleHead or an Eagle3Head.",
-            field="draft",
-        )
-    loaded = _loaded(draft, **options)
-    vocab_size, expected_size = (head_shape(each.model)[0] for each in (loaded, target))
-    if vocab_size != expected_size:
-        raise ConfigError(
-            f"the draft model {type(loaded.model).__name__} has a vocabulary of {vocab_size} "
-            f"tokens, but {type(target.model).__name__} has {expected_size}. Use a draft model "
-            "with the vocabulary of the target.",
-            field="draft",
-        )
-    return StandaloneDraft(loaded.model, loaded.layout)
 
 
 def _from_folder(
@@ -216,8 +158,14 @@ def _shared_copy(model: PreTrainedModel) -> PreTrainedModel:
 def _check(loaded: TransformersModel) -> None:
     from graphkit.testing import check_wrapper
 
+    is_quantised = getattr(loaded.model, "hf_quantizer", None) is not None
+    is_wide = loaded.model.dtype.itemsize > 2
     try:
-        check_wrapper(loaded.target(max_batch_size=2), device=loaded.device.type)
+        check_wrapper(
+            loaded.target(max_batch_size=2),
+            device=loaded.device.type,
+            tolerance=_QUANTISED_TOLERANCE if is_quantised and is_wide else 1.0,
+        )
     except AssertionError as error:
         raise ConfigError(
             f"{type(loaded.model).__name__} computes other logits through graphkit: {error}",

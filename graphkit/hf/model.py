@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -31,6 +31,24 @@ _SPEC_NAMES = {"MULTI_LAYER_EAGLE": "EAGLE"}
 """Name in ``SpecConfig`` of the algorithms that are a kind of another one."""
 
 
+def check_algorithm(algorithm: object, allowed: Collection[str]) -> str:
+    """Return the name of an algorithm in capitals.
+
+    Raises:
+        ConfigError: It is none of ``allowed``.
+    """
+    expected = "the name of an algorithm, or None"
+    require_type("gk.hf.load", "algorithm", algorithm, str, expected)
+    name = str(algorithm).upper()
+    if name not in allowed:
+        raise ConfigError(
+            f"{name} needs a draft model of its kind. Load one, or use one of "
+            f"{', '.join(allowed)}.",
+            field="algorithm",
+        )
+    return name
+
+
 class TransformersModel:
     """A model that ``load`` has prepared. Its engines, targets and runners have pools of their own.
 
@@ -56,7 +74,9 @@ class TransformersModel:
         self.model, self.original, self.layout, self.folder = model, original, layout, folder
         self.draft = draft
         default = self._algorithms[0]
-        self.algorithm = default if algorithm is None else self._checked(algorithm)
+        self.algorithm = (
+            default if algorithm is None else check_algorithm(algorithm, self._algorithms)
+        )
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -97,10 +117,15 @@ class TransformersModel:
 
     @property
     def longest_context(self) -> int | None:
-        """Most tokens of a request that the model supports; ``None`` without a limit."""
-        config = self.model.config.get_text_config(decoder=True)
-        longest: int | None = getattr(config, "max_position_embeddings", None)
-        return longest
+        """Most tokens of a request that the models support; ``None`` without a limit."""
+        models = (self.model, None if self.draft is None else self.draft.module)
+        configs = (
+            each.config.get_text_config(decoder=True)
+            for each in models
+            if isinstance(each, PreTrainedModel)
+        )
+        limits = [getattr(config, "max_position_embeddings", None) for config in configs]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def spec(
         self,
@@ -124,7 +149,7 @@ class TransformersModel:
         Raises:
             ConfigError: A setting is out of range, or the algorithm needs another draft model.
         """
-        name = self.algorithm if algorithm is None else self._checked(algorithm)
+        name = self.algorithm if algorithm is None else check_algorithm(algorithm, self._algorithms)
         return default_spec(
             _SPEC_NAMES.get(name, name),
             num_steps,
@@ -248,18 +273,6 @@ class TransformersModel:
     @property
     def _algorithms(self) -> tuple[str, ...]:
         return (*(() if self.draft is None else (self.draft.algorithm,)), *WITHOUT_DRAFT)
-
-    def _checked(self, algorithm: object) -> str:
-        expected = "the name of an algorithm, or None"
-        require_type("gk.hf.load", "algorithm", algorithm, str, expected)
-        name = str(algorithm).upper()
-        if name not in self._algorithms:
-            raise ConfigError(
-                f"{name} needs a draft model of its kind. Load one, or use one of "
-                f"{', '.join(self._algorithms)}.",
-                field="algorithm",
-            )
-        return name
 
     def _draft_of(self, spec: SpecConfig) -> DraftModel | None:
         """Return the draft model if an algorithm drafts with it."""

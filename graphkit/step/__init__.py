@@ -25,7 +25,7 @@ from graphkit.step.request_state import RequestState
 from graphkit.step.sampling_params import SamplingParams
 from graphkit.step.spec_step_runner import SpecStepRunner
 from graphkit.step.step_stream import LoopReader, StepStream
-from graphkit.step.step_tensors import DraftTree, PrefillChunk, Verified
+from graphkit.step.step_tensors import DraftTree, PrefillBatch, PrefillChunk, Verified
 
 __all__ = [
     "Admission",
@@ -40,6 +40,7 @@ __all__ = [
     "MultiLayerDrafter",
     "NgramDrafter",
     "NullDrafter",
+    "PrefillBatch",
     "PrefillChunk",
     "RequestEnd",
     "RequestReport",

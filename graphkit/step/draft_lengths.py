@@ -100,7 +100,7 @@ class HostLengths(DraftLengths):
         """Count the report of a step, [B, 4 + longest path] int32 on the CPU."""
         self.choose(self._no_rows, self._body, report, body.length)
 
-    def begin(self, req_pool_index: int) -> None:
-        """Forget the request that had a row before."""
+    def begin(self, req_pool_indices: Sequence[int]) -> None:
+        """Forget the requests that had some rows before."""
         if self._behind is not None:
-            self._behind[req_pool_index] = 0
+            self._behind[list(req_pool_indices)] = 0

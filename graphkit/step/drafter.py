@@ -13,15 +13,24 @@ from graphkit.errors import ConfigError, OutputError
 from graphkit.runners import Runner
 from graphkit.spec.signatures import signature_mismatch
 from graphkit.step.context import EngineContext
-from graphkit.step.step_tensors import ChainTree, DraftTree, PrefillChunk, Verified
+from graphkit.step.step_tensors import (
+    ChainTree,
+    DraftTree,
+    PrefillBatch,
+    PrefillChunk,
+    Verified,
+)
 
-_METHODS = ("prepare", "at_length", "prefill", "draft", "extend", "extend_accepted")
+_METHODS = (
+    "prepare", "at_length", "prefill", "prefill_batch", "draft", "extend", "extend_accepted",
+)  # fmt: skip
 
 
 class Drafter(ABC):
     """Proposes the tokens that the target verifies. Subclass it to add a drafting algorithm.
 
-    The engine calls ``prepare`` once, ``prefill`` for each chunk of a prompt, and in every step
+    The engine calls ``prepare`` once, ``prefill_batch`` for the chunks of prompts, which calls
+    ``prefill`` for each of them unless it is overridden, and in every step
     ``draft`` and then ``extend`` (v2 and v3) or ``extend_accepted`` (v1).
 
     ``prepare`` and ``extend_accepted`` may wait for the device. ``prefill``, ``draft`` and
@@ -87,12 +96,21 @@ class Drafter(ABC):
         """KV slots behind the committed tokens that ``draft`` writes. Read after ``prepare``."""
         return 0
 
-    @abstractmethod
-    def prefill(self, chunk: PrefillChunk) -> None:
-        """Process a chunk of one request's prompt. Must not wait for the device.
+    def prefill(self, chunk: PrefillChunk) -> None:  # noqa: B027 - not all drafters read prompts
+        """Process a chunk of one request's prompt; by default, do nothing. Must not wait.
 
-        After the chunk with ``is_last`` set, ``draft`` is called for the request.
+        After the chunk with ``is_last`` set, ``draft`` is called for the request. A prompt may
+        begin again from its first chunk, also on another row.
         """
+
+    def prefill_batch(self, batch: PrefillBatch) -> None:
+        """Process the chunks of several requests. Must not wait for the device.
+
+        Calls ``prefill`` for each chunk. Override it to run one forward for all. After an
+        exception, each chunk is passed again in a batch of its own.
+        """
+        for chunk in batch.chunks():
+            self.prefill(chunk)
 
     @abstractmethod
     def draft(
@@ -144,7 +162,7 @@ class NullDrafter(Drafter):
         """One: the bonus token."""
         return 1
 
-    def prefill(self, chunk: PrefillChunk) -> None:
+    def prefill_batch(self, batch: PrefillBatch) -> None:
         """Do nothing."""
 
     def draft(
@@ -174,6 +192,7 @@ def prepare_drafter(drafter: object, context: EngineContext) -> Drafter:
         raise ConfigError(
             f"drafter is {drafter!r}, expected an instance of Drafter or None.", field="drafter"
         )
+    _check_prefill(type(drafter))
     for name in _METHODS:
         if mismatch := signature_mismatch(drafter, name, Drafter):
             raise ConfigError(mismatch, field="drafter")
@@ -221,6 +240,24 @@ def check_draft_width(owner: str, context: EngineContext) -> None:
         f"{width}{remedy}.",
         field="num_draft_tokens",
     )
+
+
+def _check_prefill(kind: type[Drafter]) -> None:
+    """Refuse an override of ``prefill`` that is never called.
+
+    Raises:
+        ConfigError: A base class overrides ``prefill_batch``.
+    """
+    for base in kind.__mro__:
+        if "prefill_batch" in vars(base):
+            break
+        if "prefill" in vars(base) and kind.prefill_batch is not Drafter.prefill_batch:
+            raise ConfigError(
+                f"{base.__name__}.prefill is never called, because a base class overrides "
+                "prefill_batch, which receives the chunks of several requests. Override "
+                "prefill_batch.",
+                field="drafter",
+            )
 
 
 def require_hidden_states(owner: str, hidden_states: torch.Tensor | None) -> torch.Tensor:

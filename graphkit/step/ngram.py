@@ -13,7 +13,7 @@ import torch
 from graphkit.ops.ngram import append_tokens, ngram_drafts
 from graphkit.step.context import EngineContext
 from graphkit.step.drafter import Drafter
-from graphkit.step.step_tensors import ChainTree, DraftTree, PrefillChunk, Verified
+from graphkit.step.step_tensors import ChainTree, DraftTree, PrefillBatch, Verified
 
 
 class NgramDrafter(Drafter):
@@ -43,10 +43,9 @@ class NgramDrafter(Drafter):
         """Length of the longest chain, plus the bonus token."""
         return self._tree.max_depth + 1
 
-    def prefill(self, chunk: PrefillChunk) -> None:
-        """See ``Drafter.prefill``."""
-        columns = chunk.start + torch.arange(len(chunk.input_ids), device=self._text.device)
-        self._text[chunk.req_pool_indices, columns] = chunk.input_ids
+    def prefill_batch(self, batch: PrefillBatch) -> None:
+        """See ``Drafter.prefill_batch``."""
+        self._text[batch.row_indices, batch.positions] = batch.input_ids
 
     def draft(
         self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, bonus_tokens: torch.Tensor

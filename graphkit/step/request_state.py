@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,6 +15,23 @@ from graphkit.step.step_tensors import to_device
 
 _INT = {int}
 """Types of the elements of the usual list, which needs no numpy."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """What the state keeps of a request.
+
+    Attributes:
+        row: The request row.
+        length: Tokens of the prompt.
+        sampling: Its parameters; ``seed`` must be set if the temperature is not 0.
+        max_new_tokens: Most tokens to generate, the context limit included.
+    """
+
+    row: int
+    length: int
+    sampling: SamplingParams
+    max_new_tokens: int
 
 
 class RequestState:
@@ -103,35 +121,35 @@ class RequestState:
             raise _error("until", until, f"rows of the batch: {sorted(distinct)}")
         return rows
 
-    def assign(self, row: int, length: int, sampling: SamplingParams, max_new_tokens: int) -> None:
-        """Set the state of a request whose prompt is being prefilled; enqueues only.
-
-        Args:
-            row: The request row.
-            length: Tokens of the prompt.
-            sampling: Its parameters; ``seed`` must be set if the temperature is not 0.
-            max_new_tokens: Most tokens to generate, the context limit included.
-        """
-        assert sampling.seed is not None or not sampling.temperature, "a sampled request has a seed"
-        (self._sampled.add if sampling.temperature else self._sampled.discard)(row)
-        stops = sorted(sampling.stop_token_ids)
-        stops += [-1] * (MAX_STOP_IDS - len(stops))
-        # One copy holds all numbers: the bits of float32 as int32, and these in int64.
-        floats = [sampling.temperature, sampling.top_p, sampling.min_p]
-        bits = np.array(floats, np.float32).view(np.int32).tolist()
-        numbers = [length - 1, max_new_tokens, sampling.top_k, sampling.seed or 0, *bits, *stops]
-        values = to_device(numbers, self._device)
-        as_floats = values[4:7].int().view(torch.float32)
-        self.seq_lens[row] = values[0]
-        self.remaining[row] = values[1]
-        self.top_ks[row] = values[2]
-        self.seeds[row] = values[3]
-        self.temperatures[row] = as_floats[0]
-        self.top_ps[row] = as_floats[1]
-        self.min_ps[row] = as_floats[2]
-        self.stop_ids[row] = values[7:]
+    def assign(self, requests: Sequence[NewRequest]) -> None:
+        """Set the state of requests whose prompts are being prefilled; enqueues only."""
+        numbers = []
+        for request in requests:
+            sampling = request.sampling
+            is_sampled = bool(sampling.temperature)
+            assert sampling.seed is not None or not is_sampled, "a sampled request has a seed"
+            (self._sampled.add if is_sampled else self._sampled.discard)(request.row)
+            stops = sorted(sampling.stop_token_ids)
+            stops += [-1] * (MAX_STOP_IDS - len(stops))
+            # One copy holds all numbers: the bits of float32 as int32, and these in int64.
+            floats = [sampling.temperature, sampling.top_p, sampling.min_p]
+            bits = np.array(floats, np.float32).view(np.int32).tolist()
+            numbers.append([
+                request.row, request.length - 1, request.max_new_tokens, sampling.top_k,
+                sampling.seed or 0, *bits, *stops,
+            ])  # fmt: skip
+        values = to_device(numbers, self._device).t()
+        rows, as_floats = values[0], values[5:8].int().view(torch.float32)
+        self.seq_lens[rows] = values[1].int()
+        self.remaining[rows] = values[2].int()
+        self.top_ks[rows] = values[3].int()
+        self.seeds[rows] = values[4]
+        self.temperatures[rows] = as_floats[0]
+        self.top_ps[rows] = as_floats[1]
+        self.min_ps[rows] = as_floats[2]
+        self.stop_ids[rows] = values[8:].t()
         if self.behind is not None:
-            self.behind[row] = 0
+            self.behind[rows] = 0
 
     def is_greedy(self, rows: Iterable[int]) -> bool:
         """Return whether the requests of all rows have temperature 0; known to the host."""

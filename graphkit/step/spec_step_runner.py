@@ -22,7 +22,7 @@ from graphkit.records import CaptureRecord, ReplayStats, SizeRecord
 from graphkit.runners import StepRunner
 from graphkit.runners.dispatch import Reason
 from graphkit.spec import SpecConfig
-from graphkit.step.admission import Admission
+from graphkit.step.admission import Admission, Prefill
 from graphkit.step.context import EngineContext, EngineModel, StepOptions
 from graphkit.step.device_loops import DeviceLoops
 from graphkit.step.device_step import (
@@ -34,7 +34,7 @@ from graphkit.step.device_step import (
 )
 from graphkit.step.draft_lengths import DraftLengths
 from graphkit.step.drafter import Drafter
-from graphkit.step.request_state import RequestState
+from graphkit.step.request_state import NewRequest, RequestState
 from graphkit.step.sampling_params import SamplingParams
 from graphkit.step.slot_checks import SlotChecks
 from graphkit.step.step_stream import StepStream
@@ -429,7 +429,10 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         self._slot_checks.enqueue_row(row, len(prompt) + limit + self.slots_ahead)
         if self.device.type == "cpu":
             self._slot_checks.report()
-        return self._admission.prefill(row, prompt, sampling, limit)
+        prefill, report = Prefill(NewRequest(row, len(prompt), sampling, limit), prompt), None
+        while report is None:
+            report = self._admission.prefill(self._admission.chunks([prefill]))
+        return report
 
     def _checked_replay(
         self, batch: SpecStepInputs, padded_batch_size: int | None, clone: bool

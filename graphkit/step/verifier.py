@@ -86,43 +86,26 @@ class Verifier:
             shape = num_tokens, bitmask_words(context.sizes.vocab_size)
             self._all_allowed = torch.full(shape, -1, dtype=torch.int32, device=context.device)
 
-    def prefill(
-        self,
-        req_pool_indices: torch.Tensor,
-        start: int,
-        input_ids: torch.Tensor,
-        out_cache_loc: torch.Tensor,
-    ) -> ForwardOutput:
-        """Run the target eagerly over a chunk of one request's prompt.
+    def prefill(self, inputs: TargetVerifyInputs, new_rows: torch.Tensor | None) -> ForwardOutput:
+        """Run the target eagerly over packed chunks of prompts.
 
         Args:
-            req_pool_indices: The request row, [1] int64.
-            start: Position of the chunk's first token.
-            input_ids: The chunk's tokens, [C] int64.
-            out_cache_loc: Their KV slots, [C] int64.
+            inputs: The chunks, with ``lengths`` and ``width``.
+            new_rows: Request rows of prompts that begin, [N] int64; ``None`` if none does.
         """
-        length, device = len(input_ids), input_ids.device
         states = self.recurrent_state
-        if states is not None and start == 0:
-            states.reset(req_pool_indices)
-        output = self.runner.fall_back(
-            TargetVerifyInputs(
-                req_pool_indices=req_pool_indices,
-                seq_lens=torch.full_like(req_pool_indices, start, dtype=torch.int32),
-                input_ids=input_ids,
-                positions=start + torch.arange(length, device=device),
-                out_cache_loc=out_cache_loc,
-            ),
-            without=("custom_mask", "token_bitmask"),
-        )
+        if states is not None and new_rows is not None:
+            states.reset(new_rows)
+        output = self.runner.fall_back(inputs, without=("custom_mask", "token_bitmask"))
         if states is not None:
-            # All tokens of a prompt are accepted. The pool has the states after the last W tokens
-            # of the chunk, W = states.width, and commits the last of these.
-            last = min(length, states.width) - 1
-            states.commit(req_pool_indices, torch.full_like(req_pool_indices, last))
+            # All tokens of a prompt are accepted. The pool has the states after the last W places
+            # of the chunks, W = states.width; the last place has the state after the last token.
+            assert inputs.width is not None, "a prefill has a width"
+            rows = inputs.req_pool_indices
+            states.commit(rows, torch.full_like(rows, min(inputs.width, states.width) - 1))
         return output
 
-    def first_token(
+    def first_tokens(
         self,
         req_pool_indices: torch.Tensor,
         logits: torch.Tensor,
@@ -130,16 +113,16 @@ class Verifier:
         is_greedy: bool,
         bitmask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the token after a prompt, [1] int64.
+        """Return the token after each prompt, [B] int64.
 
         A sample is keyed by the position of the last prompt token, as if that were the root of a
         tree.
 
         Args:
-            req_pool_indices: The request row, [1] int64.
-            logits: The last logits of the prompt, [1, V]; changed in place.
-            is_greedy: Whether the temperature is 0.
-            bitmask: Allowed tokens, [1, ceil(V / 32)] int32; ``None`` allows all.
+            req_pool_indices: The request rows, [B] int64.
+            logits: The last logits of each prompt, [B, V]; changed in place.
+            is_greedy: Whether every temperature is 0.
+            bitmask: Allowed tokens, [B, ceil(V / 32)] int32; ``None`` allows all.
         """
         if bitmask is not None:
             apply_token_bitmask(logits, bitmask)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from graphkit.cli import run_bench
+from graphkit.benchmarks import StepBench
 from graphkit.records import BenchReport
 from graphkit.reference import ALGORITHMS, SHAPES
 
@@ -35,7 +35,7 @@ def no_bench(monkeypatch):
         found.append((bench, name, sizes, notes))
         return BenchReport(name=name, environment=_environment(), settings=notes, measures=())
 
-    monkeypatch.setattr(run_bench.StepBench, "report", report)
+    monkeypatch.setattr(StepBench, "report", report)
     return found
 
 
@@ -152,7 +152,7 @@ def test_too_little_memory_is_an_error_with_advice(run, monkeypatch):
     def report(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has")
 
-    monkeypatch.setattr(run_bench.StepBench, "report", report)
+    monkeypatch.setattr(StepBench, "report", report)
     ended = run("bench", *TINY)
     assert (ended.code, ended.out) == (1, "")
     assert ended.error.startswith("error: the device has too little memory: CUDA out of memory.")

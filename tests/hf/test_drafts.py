@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import graphkit as gk
 from graphkit import hf
-from graphkit.errors import ConfigError
+from graphkit.errors import CheckpointError, ConfigError
 from graphkit.hf.draft_model import SharedModules
 from graphkit.reference import Eagle3Head, EagleHead, LlamaConfig, save_draft_head
+from mtp_folders import save_with_mtp
 from small_models import small_model
 
 pytestmark = pytest.mark.slow
@@ -51,6 +54,13 @@ def with_head(kind, folder, create, **options):
     return hf.load(small_model(kind), draft=folder, device="cpu")
 
 
+def with_mtp(kind, folder, count=1):
+    """A target with MTP layers like its last layer in its folder."""
+    model = small_model(kind)
+    save_with_mtp(model, folder, model.config.num_hidden_layers - 1, count)
+    return hf.load(folder, draft="mtp", device="cpu")
+
+
 CASES = {
     "standalone": ("STANDALONE", lambda _: two_gemmas()),
     "eagle": ("EAGLE", lambda folder: with_head("gemma2", folder, EagleHead)),
@@ -61,6 +71,9 @@ CASES = {
             "qwen3_moe", folder, Eagle3Head, aux_layers=(0, 1, 2), draft_vocab_size=96
         ),
     ),
+    "mtp-behind": ("EAGLE", lambda folder: with_mtp("deepseek_v3", folder)),
+    "mtp-beside": ("EAGLE", lambda folder: with_mtp("qwen3_5_text", folder)),
+    "mtp-chain": ("MULTI_LAYER_EAGLE", lambda folder: with_mtp("deepseek_v3", folder, 3)),
 }
 
 
@@ -101,9 +114,74 @@ def test_a_seeded_text_is_that_of_plain_decoding(loaded, generation, topk):
 
 def test_every_mode_is_captured_and_audits_clean(loaded):
     target = loaded.target(max_batch_size=4, max_context_len=64, topk=2)
-    assert gk.ForwardMode.DRAFT in target.modes
+    drafting = loaded.draft.modes
+    assert {*target.modes} > {*drafting}
     report = gk.audit_target(target, batch_sizes=[4])
     assert [finding for finding in report.findings if finding.severity == "error"] == []
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt2"])
+def test_a_head_reads_the_streams_of_its_target(kind, tmp_path):
+    loaded = with_head(kind, tmp_path, Eagle3Head, aux_layers=(1, 0, 2), draft_vocab_size=96)
+    verify = gk.ForwardMode.TARGET_VERIFY
+    target = loaded.target(max_batch_size=2, max_context_len=64)
+    slots = target.attention[verify].req_to_token_pool.req_to_token[1, :4]
+    ids = torch.tensor([5, 17, 3, 17])
+    batch = gk.TargetVerifyInputs(
+        req_pool_indices=torch.tensor([1]), seq_lens=torch.tensor([0], dtype=torch.int32),
+        input_ids=ids, positions=torch.arange(4), out_cache_loc=slots.long(),
+    )  # fmt: skip
+    found = target.runner(verify, device="cpu").fall_back(batch).hidden_states
+    last = []
+    layers = getattr(loaded.original.base_model, "layers", None) or loaded.original.base_model.h
+    layers[-1].register_forward_hook(lambda _, args, output: last.append(output))
+    states = loaded.original(ids[None], output_hidden_states=True).hidden_states
+    streams = (states[1], states[0], last[0] if torch.is_tensor(last[0]) else last[0][0])
+    torch.testing.assert_close(found, torch.cat(streams, -1)[0])
+
+
+def test_a_head_of_another_target_is_refused_in_a_line(tmp_path):
+    with_head("llama", tmp_path / "head", EagleHead)
+    for changes in ({"hidden_size": 32}, {"vocab_size": 96}):
+        (name,) = changes
+        with pytest.raises(CheckpointError, match=f"draft head has {name}") as caught:
+            hf.load(small_model("llama", **changes), draft=tmp_path / "head", device="cpu")
+        assert "\n" not in str(caught.value)
+
+
+def test_a_head_for_deeper_targets_is_refused(tmp_path):
+    with_head("llama", tmp_path, Eagle3Head, aux_layers=(0, 1, 2), draft_vocab_size=96)
+    shallow = small_model("llama", num_hidden_layers=1)
+    with pytest.raises(CheckpointError, match="inputs of target layers 0, 1, 2, but the target"):
+        hf.load(shallow, draft=tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (None, b"", "does not exist"),
+        ("config.json", b"{}", "contains none of model.safetensors"),
+        ("model.safetensors", b"damaged", "contains no config.json"),
+    ],
+)
+def test_a_bad_folder_is_one_line(tmp_path, name, content, message):
+    folder = tmp_path / "draft"
+    if name is not None:
+        folder.mkdir()
+        (folder / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        hf.load(small_model("llama"), draft=folder, device="cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_heads_may_be_passed_as_modules():
+    model = small_model("llama")
+    parts = {"embedding": model.get_input_embeddings(), "lm_head": model.lm_head}
+    target = SimpleNamespace(config=model.config, logits=model.lm_head.forward, **parts)
+    head = EagleHead(head_config(model), target).requires_grad_(False)
+    assert hf.load(model, draft=head, device="cpu").draft.module is head
+    with pytest.raises(ConfigError, match="expected a folder with an EAGLE"):
+        hf.load(small_model("llama"), draft=torch.nn.Linear(2, 2), device="cpu")
 
 
 def test_a_draft_model_with_another_vocabulary_is_refused():
@@ -117,6 +195,15 @@ def test_a_recurrent_draft_model_is_refused():
 
 
 def test_an_algorithm_of_another_kind_is_refused():
-    draft = small_model("llama", 1)
-    with pytest.raises(ConfigError, match="Load one, or use one of STANDALONE, NGRAM, NONE"):
-        hf.load(small_model("llama"), draft=draft, algorithm="EAGLE", device="cpu")
+    draft, message = small_model("llama", 1), "EAGLE needs a draft model of its kind. Load one"
+    with pytest.raises(ConfigError, match=f"{message}, or use one of STANDALONE, NGRAM, NONE"):
+        hf.load("no folder", draft=draft, algorithm="eagle", device="cpu")
+    with pytest.raises(ConfigError, match=f"{message}, or use one of NGRAM, NONE"):
+        hf.load("no folder", algorithm="EAGLE", device="cpu")
+
+
+def test_a_draft_model_bounds_the_context():
+    draft = small_model("opt", max_position_embeddings=48)
+    loaded = hf.load(small_model("llama"), draft=draft, device="cpu", check=False)
+    assert loaded.longest_context == 48
+    assert loaded.engine().sizes.max_context_len == 48
