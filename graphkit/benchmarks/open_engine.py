@@ -31,7 +31,7 @@ def open_engine(
         warm_up_steps: As for ``MeasuredEngine``.
         most_steps: Steps for which the context has room, warm-up included.
     """
-    ahead = spec.num_draft_tokens + spec.topk * spec.num_steps
+    ahead = spec.longest.num_draft_tokens + spec.topk * spec.longest.num_steps
     # Prefill gives a token, v2 runs a step more than it reports, and no request may end.
     new_tokens = (most_steps + 3) * longest_path(spec)
     with engine(
@@ -46,7 +46,9 @@ def open_engine(
 
 def longest_path(spec: SpecConfig) -> int:
     """Return the most tokens that a step can accept, bonus included."""
-    return spec.num_draft_tokens if spec.resolved.name == "NGRAM" else spec.num_steps + 1
+    longest = spec.longest
+    is_ngram = spec.resolved.name == "NGRAM"
+    return longest.num_draft_tokens if is_ngram else longest.num_steps + 1
 
 
 def pieces(ids: Sequence[int], count: int, length: int) -> list[list[int]]:

@@ -203,10 +203,15 @@ class StepBench:
         return {
             "algorithm": self.algorithm,
             "topk": self.spec.topk,
-            "num_steps": self.spec.num_steps,
-            "num_draft_tokens": self.spec.num_draft_tokens,
+            "num_steps": _listed(self.spec.num_steps),
+            "num_draft_tokens": _listed(self.spec.num_draft_tokens),
             "dtype": str(self.dtype).removeprefix("torch."),
             "context": self.context,
             "steps per round": self._round,
             "rounds": self.rounds,
         }
+
+
+def _listed(value: object) -> int | str:
+    """Return a setting, or those of several draft lengths as text."""
+    return value if isinstance(value, int) else ", ".join(map(str, value))  # type: ignore[call-overload]

@@ -239,7 +239,7 @@ def _weights(models: OpenModels) -> WeightBytes | None:
     loaded = models.models
     if not isinstance(loaded, EngineModels) and loaded.has_experts:
         return None
-    return WeightBytes.of(loaded, models.spec.num_steps)
+    return WeightBytes.of(loaded, models.spec.longest.num_steps)
 
 
 def _text_ids(models: OpenModels) -> Sequence[int]:

@@ -76,7 +76,11 @@ def add_checkpoint_options(
     parser.add_argument(
         "--topk", type=int, metavar="K", help="branches per draft step; default: 1, a chain"
     )
-    parser.add_argument("--num-steps", type=int, metavar="S", help="draft steps; default: 3")
+    parser.add_argument(
+        "--num-steps", type=_parse_steps, metavar="S",
+        help="draft steps; several ascending numbers, such as 0,1,3,5, let each step choose; "
+        "default: 3",
+    )  # fmt: skip
     parser.add_argument(
         "--num-draft-tokens", type=int, metavar="W",
         help="tokens per request in one verify, the root included; default: S + 1 for topk 1, else "
@@ -129,6 +133,17 @@ def add_target_options(
     add_device_option(parser)
     add_checkpoint_options(parser, instead_of="a TARGET")
     add_context_option(parser, "the context of the model, at most 256")
+
+
+def _parse_steps(text: str) -> int | tuple[int, ...]:
+    """Return one number of draft steps, or several."""
+    try:
+        steps = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of draft steps, such as 3, and no list, such as 0,1,3,5"
+        ) from error
+    return steps if len(steps) > 1 else steps[0]
 
 
 def speculation_settings(arguments: argparse.Namespace) -> dict[str, Any]:

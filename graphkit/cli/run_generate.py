@@ -164,7 +164,7 @@ def _record(
     seconds: float,
     capture_seconds: float | None,
 ) -> GenerateRecord:
-    stats, spec = engine.stats, engine.spec
+    stats, spec = engine.stats, engine.spec.longest
     return GenerateRecord(
         text=completions[0].text,
         completions=completions,
@@ -189,4 +189,5 @@ def _record(
         replays=stats.replays,
         fallbacks=stats.fallbacks,
         accepted_lengths=stats.accepted_lengths,
+        drafted_lengths=stats.drafted_lengths,
     )

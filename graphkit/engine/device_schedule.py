@@ -44,6 +44,8 @@ class OnDevice(Overlapped):
         """Most steps of the last launch."""
         self._is_interrupted = False
         self._by_row: dict[int, Request] = {}
+        *_, self._longest = lengths = runner.device_step.lengths
+        self._drafts = [body.drafts for body in lengths]
 
     @property
     def runners(self) -> tuple[SpecStepRunner]:
@@ -107,7 +109,7 @@ class OnDevice(Overlapped):
         is_cpu = self._runner.device.type == "cpu"
         output = self._runner.replay(SpecStepInputs(req_pool_indices=batch.rows), clone=is_cpu)
         assert output.report is not None, "a running batch has rows"
-        self._pending.append(PendingReport.send(batch.requests, output.report, is_verify=True))
+        self._pending.append(PendingReport.send(batch.requests, output.report, self._longest))
 
     def _draft_and_verify(self, batch: RunningBatch) -> StepResult:
         return self._runner.draft_and_verify(batch.rows, is_greedy=batch.is_greedy)
@@ -124,7 +126,8 @@ class OnDevice(Overlapped):
         stream = self._streams[0]
         steps = stream.available() if self._runner.group is None else stream
         for step in steps:
+            drafts = self._drafts[step.length if len(self._drafts) > 1 else 0]
             for row in step.rows:
-                self._by_row[row[Report.ROW]].receive(row, is_verify=True)
+                self._by_row[row[Report.ROW]].receive(row, drafts)
         if stream.end is not None:
             self._streams.popleft()

@@ -240,6 +240,8 @@ class SpeculativeEngine:
             runner.capture()
         if warms_up and self.device.type == "cuda":
             self._schedule.warm_up(self.runners[0].capturing_backend())
+        if warms_up:
+            self._schedule.measure_lengths(self.runners[0].capturing_backend())
 
     def submit(
         self,

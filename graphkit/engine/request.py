@@ -57,6 +57,7 @@ class Request:
         accepted_lengths: Verify steps that generated tokens for the request, by the number of
             tokens that they accepted, the bonus token included. Counts tokens behind the end of the
             request too.
+        drafted_lengths: The same steps by the number of drafts that they verified.
     """
 
     prompt_ids: tuple[int, ...]
@@ -71,6 +72,7 @@ class Request:
     num_returned: int = 0
     is_matching: bool = False
     accepted_lengths: Counter[int] = field(default_factory=Counter)
+    drafted_lengths: Counter[int] = field(default_factory=Counter)
 
     @property
     def num_tokens(self) -> int:
@@ -107,7 +109,7 @@ class Request:
         """Mean accepted tokens per verify step, bonus included; 0 before the first step."""
         return self.num_accepted_tokens / self.num_verifies if self.num_verifies else 0.0
 
-    def receive(self, row: Sequence[int], *, is_verify: bool) -> None:
+    def receive(self, row: Sequence[int], drafts: int | None) -> None:
         """Append the new tokens of a report's row up to the one that finishes the request.
 
         Does nothing if the request has finished: a step that was launched before its end was known
@@ -115,12 +117,13 @@ class Request:
 
         Args:
             row: See ``graphkit.ops.loop_layout.Report``.
-            is_verify: Whether a verify step produced the report, rather than a prefill.
+            drafts: Drafts that the step verified; ``None`` for the report of a prefill.
         """
         if self.finish_reason is not None:
             return
-        if is_verify:
+        if drafts is not None:
             self.accepted_lengths[row[Report.ACCEPTED]] += 1
+            self.drafted_lengths[drafts] += 1
         tokens = row[Report.TOKENS : Report.TOKENS + row[Report.NEW]]
         if self.matcher is None:
             self._append(tokens)

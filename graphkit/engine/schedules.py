@@ -33,8 +33,9 @@ from graphkit.graphs import Backend
 from graphkit.ops.logits import bitmask_words
 from graphkit.ops.loop_layout import Report
 from graphkit.runners import Runner
-from graphkit.step import DeviceStep, StepResult, Verified
+from graphkit.step import DeviceStep, StepBody, StepResult
 from graphkit.step.acceptance import Links
+from graphkit.step.draft_lengths import HostLengths
 from graphkit.step.step_tensors import to_device
 
 
@@ -68,32 +69,33 @@ class PendingReport:
     Attributes:
         requests: The requests of the step, in batch order.
         report: [B, 4 + longest path] int32 on the host; valid once ``copied`` has completed.
-        is_verify: Whether a verify step produced it, rather than a prefill.
         copied: Recorded behind the copy; ``None`` on the CPU, where copies complete at once.
+        body: What the step ran; ``None`` for a prefill.
     """
 
     requests: tuple[Request, ...]
     report: torch.Tensor
-    is_verify: bool
     copied: torch.cuda.Event | None
+    body: StepBody | None
 
     @classmethod
     def send(
-        cls, requests: Sequence[Request], report: torch.Tensor, *, is_verify: bool
+        cls, requests: Sequence[Request], report: torch.Tensor, body: StepBody | None
     ) -> PendingReport:
         """Start the copy to the host on the current stream."""
         copied = torch.cuda.Event() if report.is_cuda else None
         on_host = report.to("cpu", non_blocking=True)
         if copied is not None:
             copied.record(torch.cuda.current_stream(report.device))
-        return cls(tuple(requests), on_host, is_verify, copied)
+        return cls(tuple(requests), on_host, copied, body)
 
     def deliver(self) -> None:
         """Wait for the copy, then append the tokens to every request that has not finished."""
         if self.copied is not None:
             self.copied.synchronize()
+        drafts = None if self.body is None else self.body.drafts
         for request, row in zip(self.requests, self.report.tolist(), strict=True):
-            request.receive(row, is_verify=self.is_verify)
+            request.receive(row, drafts)
 
 
 class Schedule(ABC):
@@ -119,6 +121,9 @@ class Schedule(ABC):
         """The batch that slots are reserved for."""
         self._steps_left = 0
         """Steps of this batch that have slots."""
+        self._chooser: HostLengths | None = None
+        if device_step.context.spec.is_adaptive:
+            self._chooser = HostLengths(device_step, device_step.verifier.runner.table.sizes)
 
     @property
     def runners(self) -> tuple[Runner[Any, Any], ...]:
@@ -186,8 +191,52 @@ class Schedule(ABC):
 
     def _draft_and_verify(self, batch: RunningBatch) -> StepResult:
         fill = partial(self._fill_bitmask, batch.requests) if batch.is_constrained else None
+        body = None
+        if self._chooser is not None:
+            body = self._chooser.next_body([request.row for request in batch.requests])
         return self._device_step.draft_and_verify(
-            batch.rows, is_greedy=batch.is_greedy, fill_bitmask=fill
+            batch.rows, is_greedy=batch.is_greedy, fill_bitmask=fill, body=body
+        )
+
+    def _forget_rows(self, requests: Sequence[Request]) -> None:
+        """Forget the requests that had the rows of new ones before."""
+        if self._chooser is not None:
+            self._chooser.begin([request.row for request in requests])
+
+    def _deliver_one(self, pending: PendingReport) -> None:
+        """Wait for a report and deliver it."""
+        pending.deliver()
+        if self._chooser is not None and pending.body is not None:
+            self._chooser.observe(pending.report, pending.body)
+
+    def measure_lengths(self, backend: Backend) -> None:
+        """Measure the graphs that a step of each draft length replays, at each captured size.
+
+        Does nothing with one length. Waits for the device. Does not count in the statistics.
+
+        Args:
+            backend: Backend of the captured graphs.
+        """
+        if self._chooser is not None:
+            bodies, sizes = self._device_step.bodies, self._device_step.verifier.runner.table
+            self._chooser.set_times(
+                [[self._graph_time(backend, size, body) for body in bodies] for size in sizes]
+            )
+
+    def _graph_time(self, backend: Backend, size: int, body: StepBody) -> float:
+        """Return the time of all graphs that a step of pads replays."""
+        with ExitStack() as stack:
+            for runner in self.runners:
+                stack.enter_context(runner.without_stats())
+            run = partial(self._run_pads, size, is_greedy=True, body=body)
+            self._device_step.warm_up(backend, [run])
+            counts = [runner.stats.replays for runner in self.runners]
+            run()
+            replays = [runner.stats.replays for runner in self.runners]
+        return sum(
+            (after - before) * backend.measure(runner.graphs[size])
+            for before, after, runner in zip(counts, replays, self.runners, strict=True)
+            if after > before
         )
 
     def _fill_bitmask(
@@ -199,7 +248,7 @@ class Schedule(ABC):
         return tree_bitmask(requests, tokens, links, vocab_size)
 
     @abstractmethod
-    def _catch_up(self, verified: Verified) -> None:
+    def _catch_up(self, result: StepResult) -> None:
         """Let the drafter catch up on all accepted tokens of a step."""
 
     def warm_up(self, backend: Backend) -> None:
@@ -211,17 +260,20 @@ class Schedule(ABC):
             CaptureError: The step raised an exception.
         """
         sizes = {1, min(2, self._device_step.context.sizes.max_batch_size)}
-        steps = product(sorted(sizes), (True, False))
+        steps = product(sorted(sizes), (True, False), self._device_step.bodies)
         with ExitStack() as stack:
             for runner in self.runners:
                 stack.enter_context(runner.without_stats())
-            runs = [partial(self._run_pads, size, is_greedy=kind) for size, kind in steps]
+            runs = [
+                partial(self._run_pads, size, is_greedy=kind, body=body)
+                for size, kind, body in steps
+            ]
             self._device_step.warm_up(backend, runs)
 
-    def _run_pads(self, batch_size: int, *, is_greedy: bool) -> None:
+    def _run_pads(self, batch_size: int, *, is_greedy: bool, body: StepBody) -> None:
         device = self._device_step.context.device
         pads = torch.zeros(batch_size, dtype=torch.int64, device=device)
-        self._catch_up(self._device_step.draft_and_verify(pads, is_greedy=is_greedy).verified)
+        self._catch_up(self._device_step.draft_and_verify(pads, is_greedy=is_greedy, body=body))
 
 
 class HostInLoop(Schedule):
@@ -229,7 +281,8 @@ class HostInLoop(Schedule):
 
     def begin(self, requests: Sequence[Request], report: torch.Tensor) -> None:
         """See ``Schedule.begin``. Waits for the tokens."""
-        PendingReport.send(requests, report, is_verify=False).deliver()
+        self._forget_rows(requests)
+        PendingReport.send(requests, report, None).deliver()
 
     def advance(
         self,
@@ -242,21 +295,21 @@ class HostInLoop(Schedule):
         requests = batch.requests
         self._steps_left -= 1
         result = self._draft_and_verify(batch)
-        pending = PendingReport.send(requests, result.report, is_verify=True)
-        pending.deliver()
+        pending = PendingReport.send(requests, result.report, result.body)
+        self._deliver_one(pending)
         accepted = pending.report[:, Report.ACCEPTED].tolist()
         catch_up = [
             0 if request.is_finished else count
             for request, count in zip(requests, accepted, strict=True)
         ]
-        self._device_step.drafter.extend_accepted(result.verified, catch_up)
+        result.body.drafter.extend_accepted(result.verified, catch_up)
 
     def drain(self) -> None:
         """Do nothing: every step delivers its own tokens."""
 
-    def _catch_up(self, verified: Verified) -> None:
-        counts = verified.counts.num_accepted_tokens.tolist()
-        self._device_step.drafter.extend_accepted(verified, counts)
+    def _catch_up(self, result: StepResult) -> None:
+        counts = result.verified.counts.num_accepted_tokens.tolist()
+        result.body.drafter.extend_accepted(result.verified, counts)
 
 
 class Overlapped(Schedule):
@@ -277,7 +330,8 @@ class Overlapped(Schedule):
 
     def begin(self, requests: Sequence[Request], report: torch.Tensor) -> None:
         """See ``Schedule.begin``. Does not wait; the next step delivers the tokens."""
-        self._pending.append(PendingReport.send(requests, report, is_verify=False))
+        self._forget_rows(requests)
+        self._pending.append(PendingReport.send(requests, report, None))
 
     def advance(
         self,
@@ -307,15 +361,15 @@ class Overlapped(Schedule):
     def _enqueue(self, batch: RunningBatch) -> None:
         """Enqueue a whole step without waiting for the device."""
         result = self._draft_and_verify(batch)
-        self._pending.append(PendingReport.send(batch.requests, result.report, is_verify=True))
-        self._catch_up(result.verified)
+        self._pending.append(PendingReport.send(batch.requests, result.report, result.body))
+        self._catch_up(result)
 
-    def _catch_up(self, verified: Verified) -> None:
-        self._device_step.drafter.extend(verified)
+    def _catch_up(self, result: StepResult) -> None:
+        result.body.drafter.extend(result.verified)
 
     def _deliver(self, count: int) -> None:
         for _ in range(count):
-            self._pending.popleft().deliver()
+            self._deliver_one(self._pending.popleft())
 
 
 def tree_bitmask(

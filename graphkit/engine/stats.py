@@ -22,6 +22,8 @@ class EngineStats:
         accepted_lengths: Verify steps by the number of tokens that they accepted, the bonus token
             included, shortest first. A step counts once per request that took part. Counts tokens
             behind the end of a request too.
+        drafted_lengths: The same steps by the number of drafts that they verified for the request,
+            fewest first.
         replays: Graph replays by forward mode; blocks of a DFLASH draft model are those of
             ``draft TARGET_VERIFY``.
         fallbacks: Eager runs by forward mode, named as in ``replays``, and reason.
@@ -32,6 +34,7 @@ class EngineStats:
 
     new_tokens: int
     accepted_lengths: Mapping[int, int]
+    drafted_lengths: Mapping[int, int]
     replays: Mapping[str, int]
     fallbacks: Mapping[str, Mapping[str, int]]
     running: int
@@ -57,11 +60,13 @@ class Tally:
     def __init__(self) -> None:
         self._new_tokens = 0
         self._accepted_lengths: Counter[int] = Counter()
+        self._drafted_lengths: Counter[int] = Counter()
 
     def add(self, request: Request) -> None:
         """Add a finished request."""
         self._new_tokens += len(request.output_ids)
         self._accepted_lengths.update(request.accepted_lengths)
+        self._drafted_lengths.update(request.drafted_lengths)
 
     def stats(
         self, queue: RequestQueue, memory: RequestMemory, runners: Iterable[Runner[Any, Any]]
@@ -70,14 +75,22 @@ class Tally:
         total = Tally()
         total._new_tokens = self._new_tokens
         total._accepted_lengths.update(self._accepted_lengths)
+        total._drafted_lengths.update(self._drafted_lengths)
         for request in queue.started:
             total.add(request)
-        by_mode = [(runner.label, runner.stats) for runner in runners]
+        replays: Counter[str] = Counter()
+        fallbacks: dict[str, Counter[str]] = {}
+        for runner in runners:  # of several draft lengths, each has runners of the same modes
+            stats = runner.stats
+            replays[runner.label] += stats.replays
+            if stats.fallbacks:
+                fallbacks.setdefault(runner.label, Counter()).update(stats.fallbacks)
         return EngineStats(
             new_tokens=total._new_tokens,
             accepted_lengths=dict(sorted(total._accepted_lengths.items())),
-            replays={mode: stats.replays for mode, stats in by_mode},
-            fallbacks={mode: stats.fallbacks for mode, stats in by_mode if stats.fallbacks},
+            drafted_lengths=dict(sorted(total._drafted_lengths.items())),
+            replays=replays,
+            fallbacks=fallbacks,
             running=len(list(queue.admitted)),
             waiting=queue.num_waiting,
             preemptions=queue.num_preemptions,

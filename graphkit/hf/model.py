@@ -136,7 +136,7 @@ class TransformersModel:
     def spec(
         self,
         algorithm: str | None = None,
-        num_steps: int = 3,
+        num_steps: int | Sequence[int] = 3,
         topk: int = 1,
         num_draft_tokens: int | None = None,
         page_size: int = 1,
@@ -146,7 +146,7 @@ class TransformersModel:
         Args:
             algorithm: An algorithm of the draft model, ``"NGRAM"`` or ``"NONE"``; ``None`` selects
                 that of ``load``.
-            num_steps: Draft steps.
+            num_steps: Draft steps, or several ascending numbers of them; see ``SpecConfig``.
             topk: Branches per draft step: 1 drafts chains, more drafts trees.
             num_draft_tokens: Nodes per request in verify, the bonus token included; ``None``
                 selects ``num_steps + 1`` for a chain and twice that for a tree.
@@ -169,7 +169,7 @@ class TransformersModel:
         self,
         *,
         algorithm: str | None = None,
-        num_steps: int = 3,
+        num_steps: int | Sequence[int] = 3,
         topk: int = 1,
         num_draft_tokens: int | None = None,
         max_batch_size: int = 8,

@@ -49,6 +49,7 @@ class GenerateRecord(Record):
         replays: Graph replays by forward mode.
         fallbacks: Eager runs by forward mode and reason.
         accepted_lengths: Verify steps by the number of tokens that they accepted, bonus included.
+        drafted_lengths: Verify steps by the number of drafts that they verified.
     """
 
     KIND: ClassVar[str] = "generate"
@@ -71,6 +72,7 @@ class GenerateRecord(Record):
     replays: Mapping[str, Count]
     fallbacks: Mapping[str, Mapping[str, Count]]
     accepted_lengths: Mapping[Count, Count] = field(default_factory=dict)
+    drafted_lengths: Mapping[Count, Count] = field(default_factory=dict)
     top_k: Integer = 0
     top_p: Real = 1.0
     min_p: Real = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Unpack
 
 import torch
@@ -29,7 +30,7 @@ def reference_engine(
     algorithm: str = "EAGLE",
     *,
     topk: int = 1,
-    num_steps: int = 3,
+    num_steps: int | Sequence[int] = 3,
     num_draft_tokens: int | None = None,
     max_batch_size: int = 8,
     max_context_len: int = 1024,
@@ -48,7 +49,7 @@ def reference_engine(
     Args:
         algorithm: One of ``ALGORITHMS``.
         topk: Branches per draft step: 1 drafts chains, more drafts trees.
-        num_steps: Draft steps.
+        num_steps: Draft steps, or several ascending numbers of them; see ``SpecConfig``.
         num_draft_tokens: Nodes verified per request, the bonus token included; ``None`` selects
             ``num_steps + 1`` for a chain and twice that for a tree.
         max_batch_size: Most requests that run at the same time.
@@ -104,7 +105,7 @@ def engine_of(
     forward = VerifyForward(target, attention_of_target, models.aux_layers)
     return SpeculativeEngine(
         EngineModel(forward, attention_of_target),
-        models.drafter(pools, spec.num_steps),
+        models.drafter(pools, spec.longest.num_steps),
         spec=spec,
         sizes=models.sizes(max_batch_size, max_context_len, spec.page_size),
         device=device,
@@ -115,7 +116,7 @@ def engine_of(
 
 def spec_of(
     algorithm: str,
-    num_steps: int = 3,
+    num_steps: int | Sequence[int] = 3,
     topk: int = 1,
     num_draft_tokens: int | None = None,
     page_size: int = 1,

@@ -9,7 +9,13 @@ from graphkit.ops.loop_layout import LoopEnd, RequestEnd
 from graphkit.step.acceptance import finalize_accepted_tree_path
 from graphkit.step.admission import Admission
 from graphkit.step.context import EngineContext, EngineModel, StepOptions
-from graphkit.step.device_step import DeviceStep, SpecStepInputs, SpecStepOutput, StepResult
+from graphkit.step.device_step import (
+    DeviceStep,
+    SpecStepInputs,
+    SpecStepOutput,
+    StepBody,
+    StepResult,
+)
 from graphkit.step.dflash import DFlashDrafter
 from graphkit.step.drafter import Drafter, NullDrafter
 from graphkit.step.eagle import EagleDrafter
@@ -46,6 +52,7 @@ __all__ = [
     "SpecStepOutput",
     "SpecStepRunner",
     "StepBlock",
+    "StepBody",
     "StepOptions",
     "StepReport",
     "StepResult",

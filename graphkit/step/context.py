@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any
 
@@ -260,6 +260,10 @@ class EngineContext:
     def generation(self) -> str:
         """``"v1"`` (host in the loop), ``"v2"`` (overlapped) or ``"v3"`` (on the device)."""
         return self.options.generation
+
+    def at_length(self, spec: SpecConfig) -> EngineContext:
+        """Return the context of one draft length, which shares everything but ``spec``."""
+        return self if spec is self.spec else replace(self, spec=spec)
 
     def check(self, model: EngineModel) -> None:
         """Check that a draft model's pools match the target's.

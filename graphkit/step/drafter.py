@@ -21,7 +21,9 @@ from graphkit.step.step_tensors import (
     Verified,
 )
 
-_METHODS = ("prepare", "prefill", "prefill_batch", "draft", "extend", "extend_accepted")
+_METHODS = (
+    "prepare", "at_length", "prefill", "prefill_batch", "draft", "extend", "extend_accepted",
+)  # fmt: skip
 
 
 class Drafter(ABC):
@@ -60,6 +62,26 @@ class Drafter(ABC):
         Raises:
             ConfigError: The context's settings do not suit this drafter.
         """
+
+    def at_length(self, context: EngineContext) -> Drafter:  # noqa: ARG002
+        """Return a prepared drafter of another draft length, which shares the state of requests.
+
+        Called after ``prepare`` for each further length of ``SpecConfig.lengths``. Requests change
+        from one to the other between steps: ``draft`` of either continues what ``extend`` of the
+        other has left. ``prefill`` is called on the first drafter alone, which has the longest
+        length. By default, drafters have one length.
+
+        Args:
+            context: The engine's, with the settings of the length as its ``spec``.
+
+        Raises:
+            ConfigError: The drafter has one length, or the settings do not suit it.
+        """
+        raise ConfigError(
+            f"SpecConfig.num_steps has several draft lengths, but {type(self).__name__} has one. "
+            "Define at_length, or set num_steps to an int.",
+            field="num_steps",
+        )
 
     @property
     @abstractmethod
@@ -175,6 +197,15 @@ def prepare_drafter(drafter: object, context: EngineContext) -> Drafter:
         if mismatch := signature_mismatch(drafter, name, Drafter):
             raise ConfigError(mismatch, field="drafter")
     drafter.prepare(context)
+    return check_prepared(drafter)
+
+
+def check_prepared(drafter: Drafter) -> Drafter:
+    """Check what ``prepare`` or ``at_length`` of a drafter has set, and return it.
+
+    Raises:
+        ConfigError: ``runners`` is not a tuple of runners, or a number is out of range.
+    """
     owner = type(drafter).__name__
     runners: object = drafter.runners
     if not isinstance(runners, Sequence) or not all(isinstance(r, Runner) for r in runners):

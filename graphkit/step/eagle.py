@@ -8,6 +8,7 @@ p + 2 (arXiv 2401.15077, section 3.1).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 
 import torch
@@ -76,6 +77,12 @@ class EagleDrafter(Drafter):
         )
         # A chain takes the most probable token: its probability decides nothing.
         self._certain = torch.ones(context.sizes.max_batch_size, 1, device=context.device)
+
+    def at_length(self, context: EngineContext) -> EagleDrafter:
+        """See ``Drafter.at_length``. The model's KV pool and the future map are shared."""
+        other = copy(self)
+        other.prepare(context)
+        return other
 
     @property
     def max_path(self) -> int:

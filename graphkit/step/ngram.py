@@ -6,6 +6,7 @@ The text of every request is kept on the device, so that a lookup does not wait 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 
@@ -29,6 +30,13 @@ class NgramDrafter(Drafter):
         self._tree = ChainTree(
             self._topk, self._width, context.sizes.max_batch_size, context.device
         )
+
+    def at_length(self, context: EngineContext) -> NgramDrafter:
+        """See ``Drafter.at_length``. The text of the requests is shared."""
+        other = copy(self)
+        other.prepare(context)
+        other._text = self._text
+        return other
 
     @property
     def max_path(self) -> int:

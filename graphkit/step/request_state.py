@@ -39,6 +39,8 @@ class RequestState:
         top_ps: [rows + 1] float32; 1 keeps every token.
         min_ps: [rows + 1] float32; 0 keeps every token.
         seeds: [rows + 1] int64, keys of the random numbers.
+        behind: [rows + 1] int32, tokens that the drafter has yet to process; ``None`` if it
+            processes the tokens of every step. See ``StoredTokens``.
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
@@ -52,6 +54,7 @@ class RequestState:
         self.top_ps = torch.ones(size, dtype=torch.float32, device=device)
         self.min_ps = torch.zeros(size, dtype=torch.float32, device=device)
         self.seeds = torch.zeros(size, dtype=torch.int64, device=device)
+        self.behind: torch.Tensor | None = None
         self._device = device
         self._sampled: set[int] = set()
 
@@ -59,6 +62,10 @@ class RequestState:
         """Return every tensor by name."""
         members = vars(self).items()
         return {name: value for name, value in members if isinstance(value, torch.Tensor)}
+
+    def count_behind(self) -> None:
+        """Create ``behind``. Called before the first request."""
+        self.behind = torch.zeros_like(self.remaining)
 
     def valid_rows(
         self,
@@ -135,6 +142,8 @@ class RequestState:
         self.top_ps[index] = as_floats[1]
         self.min_ps[index] = as_floats[2]
         self.stop_ids[index] = values[8:].t()
+        if self.behind is not None:
+            self.behind[index] = 0
 
     def is_greedy(self, rows: Iterable[int]) -> bool:
         """Return whether the requests of all rows have temperature 0; known to the host."""

@@ -45,6 +45,7 @@ class Verifier:
         max_path: Most tokens that one step can accept, bonus included.
 
     Attributes:
+        context: As passed.
         runner: Runs the target's forward.
         recurrent_state: States of the target's linear-attention or Mamba layers, or ``None``.
 
@@ -59,7 +60,7 @@ class Verifier:
         state: RequestState,
         max_path: int,
     ) -> None:
-        self._context, self._state, self._max_path = context, state, max_path
+        self.context, self._state, self._max_path = context, state, max_path
         self._kv_pools, self.recurrent_state = model.kv_pools, model.recurrent_state
         self._is_tree = context.spec.topk > 1
         is_none = context.spec.resolved.is_none()
@@ -149,14 +150,14 @@ class Verifier:
             is_greedy: Whether every temperature is 0.
             fill_bitmask: Returns the token bitmask of the trees; ``None`` allows every token.
         """
-        rows, width = req_pool_indices, self._context.verify_width
+        rows, width = req_pool_indices, self.context.verify_width
         mask = tree.tree_mask.contiguous() if self._is_tree else None  # may be an expanded view
         with scope("build"):
             # Drafters may return ids outside the vocabulary, which the host cannot see on a device.
             # The op replaces them by valid ids, accepted only if they equal the target's tokens.
             tokens, positions, slots = verify_rows(
-                rows, self._context.req_to_token, seq_lens, bonus, tree.draft_tokens, mask,
-                width, self._context.sizes.vocab_size,
+                rows, self.context.req_to_token, seq_lens, bonus, tree.draft_tokens, mask,
+                width, self.context.sizes.vocab_size,
             )  # fmt: skip
         candidates = tokens.view(-1, width)
         links = tree.retrieve_next_token, tree.retrieve_next_sibling
@@ -207,7 +208,7 @@ class Verifier:
 
     def _optional_fields(self) -> tuple[str, ...] | None:
         """Return the optional fields of verify; ``None`` selects those that the spec implies."""
-        if not self._context.options.structured_output:
+        if not self.context.options.structured_output:
             return None
         return ("custom_mask", "token_bitmask") if self._is_tree else ("token_bitmask",)
 

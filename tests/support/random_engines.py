@@ -300,6 +300,33 @@ def random_params(draw, vocab_size, most):
     return SamplingParams(**params)
 
 
+def draft_lengths(seed, kind, steps, topk, width):
+    """Return draft steps, topk and nodes; of some runs several ascending draft lengths.
+
+    Other numbers of the run do not depend on these draws.
+    """
+    draw = random.Random(f"lengths {seed}")
+    if kind not in ("EAGLE", "STANDALONE", "NGRAM") or draw.random() < 0.6:
+        return steps, topk, width
+    lengths, widths = [], [0]
+    for count in sorted(draw.sample(range(steps), draw.randint(1, steps))):
+        nodes = min(1 + topk + (count - 1) * topk**2 if count else 1, width - 1)
+        if nodes > widths[-1]:
+            lengths.append(count)
+            widths.append(nodes)
+    return (*lengths, steps), topk, (*widths[1:], width)
+
+
+def mix_lengths(engine, draw):
+    """Let the next step, or launch, run another draft length than the one before."""
+    if engine.spec.is_adaptive:
+        schedule = engine._schedule
+        is_looping = engine.generation == "v3"
+        times = (schedule._runner._lengths if is_looping else schedule._chooser).times
+        times.fill_(1.0)
+        times[:, draw.randrange(times.shape[1])] = 0.01
+
+
 def one_run(seed: int, counts: Counter[str]) -> None:
     """Run a random engine; raises an AssertionError for a wrong text, a leak or a hang."""
     draw = random.Random(seed)
@@ -336,7 +363,7 @@ def one_run(seed: int, counts: Counter[str]) -> None:
         model,
         drafter,
         spec=SpecConfig(
-            algorithm, steps, topk, width, page_size=page_size,
+            algorithm, *draft_lengths(seed, kind, steps, topk, width), page_size=page_size,
             linear_attention=model.recurrent_state is not None,
         ),
         sizes=BufferSizes(
@@ -356,6 +383,9 @@ def one_run(seed: int, counts: Counter[str]) -> None:
         if draw.random() < 0.6:
             engine.capture()
         _serve(engine, target, forward, texts, draw, counts, most)
+        counts["several draft lengths"] += engine.spec.is_adaptive
+        for drafts, number in engine.stats.drafted_lengths.items():
+            counts["plain steps among drafts"] += number * (engine.spec.is_adaptive and not drafts)
         counts["small pools"] += is_small
         counts["preemptions"] += engine.stats.preemptions
         assert not engine.has_work
@@ -373,8 +403,9 @@ def _serve(engine, target, forward, texts, draw, counts, most):
         text, certain = plain_text(target.logits_after, prompt, params, params.max_new_tokens)
         texts.append([*prompt, *text])
         waiting.append((prompt, params, text, certain))
-    expected, faults = {}, draw.choice([0, 0, 1, 1, 2, 3])
+    expected, faults, lengths = {}, draw.choice([0, 0, 1, 1, 2, 3]), random.Random(len(texts))
     for _ in range(900):
+        mix_lengths(engine, lengths)
         for _ in range(min(len(waiting), draw.randint(0, 2))):
             prompt, params, *known = waiting.pop()
             expected[engine.submit(prompt, params)] = known

@@ -19,10 +19,10 @@ from graphkit.errors import ConfigError
 from graphkit.metrics import PrometheusCollector
 
 
-def samples(source, **labels):
+def samples(source, **options):
     """Return the value of each sample by name and labels, as a scrape reads it."""
     registry = CollectorRegistry()
-    registry.register(PrometheusCollector(source, **labels))
+    registry.register(PrometheusCollector(source, **options))
     text = generate_latest(registry).decode()
     list(open_metric_families(generate_open_metrics(registry).decode()))  # both formats are valid
     return {
@@ -159,6 +159,25 @@ def test_buckets_hold_paths_longer_than_the_draft_steps(generation):
     assert found["graphkit:spec_decode_num_draft_tokens_total",] == 7 * stats.num_verifies
     mode = ("mode", "STEP" if generation == "v3" else "TARGET_VERIFY")
     assert found["graphkit:batch_size_count", mode] == stats.replays[mode[1]] > 0
+
+
+@pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
+def test_counts_by_draft_length(generation):
+    spec = gk.SpecConfig("NGRAM", (0, 1, 3), 1, 4)
+    target = engine_target(generation=generation, spec=spec)
+    with target.engine(batch_sizes=[1, 3], device="cpu", backend=None) as engine:
+        engine.capture()
+        engine.generate([[1, 2, 3], [4], [5, 6]], gk.SamplingParams(max_new_tokens=60))
+        found, stats = samples(engine), engine.stats
+    by_drafts = {
+        int(dict(labels)["drafts"]): value
+        for (name, *labels), value in found.items()
+        if name == "graphkit:spec_decode_num_steps_total"
+    }
+    assert by_drafts == stats.drafted_lengths
+    assert sum(by_drafts.values()) == stats.num_verifies
+    drafted = found["graphkit:spec_decode_num_draft_tokens_total",]
+    assert drafted == sum(drafts * steps for drafts, steps in by_drafts.items())
 
 
 class Eight(gk.CustomSpecAlgorithm):
