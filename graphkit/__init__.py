@@ -160,6 +160,7 @@ if TYPE_CHECKING:
         EngineModel,
         LoopEnd,
         MultiLayerDrafter,
+        NewRequest,
         NgramDrafter,
         NullDrafter,
         PrefillBatch,
@@ -171,10 +172,12 @@ if TYPE_CHECKING:
         SpecStepInputs,
         SpecStepOutput,
         SpecStepRunner,
+        StepBody,
         StepReport,
         StepResult,
         StepStream,
         Verified,
+        Verifier,
     )
     from graphkit.targets import CaptureTarget
     from graphkit.verify import capture_target
@@ -313,6 +316,7 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "LoopEnd",
     "LoopGraph",
     "MultiLayerDrafter",
+    "NewRequest",
     "NgramDrafter",
     "NullDrafter",
     "PrefillBatch",
@@ -324,10 +328,12 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "SpecStepInputs",
     "SpecStepOutput",
     "SpecStepRunner",
+    "StepBody",
     "StepReport",
     "StepResult",
     "StepStream",
     "Verified",
+    "Verifier",
     # Engine.
     "EngineStats",
     "FinishReason",
