@@ -163,6 +163,7 @@ if TYPE_CHECKING:
         EngineModel,
         LoopEnd,
         MultiLayerDrafter,
+        NewRequest,
         NgramDrafter,
         NullDrafter,
         PrefillBatch,
@@ -174,10 +175,12 @@ if TYPE_CHECKING:
         SpecStepInputs,
         SpecStepOutput,
         SpecStepRunner,
+        StepBody,
         StepReport,
         StepResult,
         StepStream,
         Verified,
+        Verifier,
     )
     from graphkit.targets import CaptureTarget
     from graphkit.verify import capture_target
@@ -319,6 +322,7 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "LoopEnd",
     "LoopGraph",
     "MultiLayerDrafter",
+    "NewRequest",
     "NgramDrafter",
     "NullDrafter",
     "PrefillBatch",
@@ -330,10 +334,12 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "SpecStepInputs",
     "SpecStepOutput",
     "SpecStepRunner",
+    "StepBody",
     "StepReport",
     "StepResult",
     "StepStream",
     "Verified",
+    "Verifier",
     # Engine.
     "EngineStats",
     "FinishReason",

@@ -22,11 +22,12 @@ from graphkit.step.eagle import EagleDrafter
 from graphkit.step.multi_layer import MultiLayerDrafter
 from graphkit.step.ngram import NgramDrafter
 from graphkit.step.output_ring import RequestReport, StepBlock, StepReport
-from graphkit.step.request_state import RequestState
+from graphkit.step.request_state import NewRequest, RequestState
 from graphkit.step.sampling_params import SamplingParams
 from graphkit.step.spec_step_runner import SpecStepRunner
 from graphkit.step.step_stream import LoopReader, StepStream
 from graphkit.step.step_tensors import DraftTree, PrefillBatch, PrefillChunk, Verified
+from graphkit.step.verifier import Verifier
 
 __all__ = [
     "Admission",
@@ -40,6 +41,7 @@ __all__ = [
     "LoopEnd",
     "LoopReader",
     "MultiLayerDrafter",
+    "NewRequest",
     "NgramDrafter",
     "NullDrafter",
     "PrefillBatch",
@@ -58,5 +60,6 @@ __all__ = [
     "StepResult",
     "StepStream",
     "Verified",
+    "Verifier",
     "finalize_accepted_tree_path",
 ]
