@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from graphkit.errors import CheckpointError
-from graphkit.reference import hf_config as hf
 from graphkit.reference.dflash import DFlashHead
 
 MODEL_TYPE, ARCHITECTURE = "muse_glimmer_assistant", "MuseGlimmerAssistantModel"
@@ -65,21 +64,26 @@ def draft_settings(data: Mapping[str, object]) -> dict[str, Any]:
             f"config.json: {_NESTED} must be an object, got {nested!r}. Correct config.json."
         )
     found = {**data, **nested}
-    layers, token = found.get("target_layer_ids"), found.get("mask_token_id")
+    layers = found.get("target_layer_ids")
     if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
         raise CheckpointError(
             f"config.json: target_layer_ids must be a list of ints, got {layers!r}. Correct "
             "config.json."
         )
-    if type(token) is not int:
-        raise CheckpointError(
-            f"config.json: mask_token_id must be an int, got {token!r}. Correct config.json."
-        )
     return {
         "target_layer_ids": layers,
-        "block_size": hf.integer(found, "block_size"),
-        "mask_token_id": token,
+        "block_size": _integer(found, "block_size"),
+        "mask_token_id": _integer(found, "mask_token_id"),
     }
+
+
+def _integer(data: Mapping[str, object], name: str) -> int:
+    value = data.get(name)
+    if type(value) is not int:
+        raise CheckpointError(
+            f"config.json: {name} must be an int, got {value!r}. Correct config.json."
+        )
+    return value
 
 
 def dflash_entries(head: DFlashHead) -> dict[str, object]:
