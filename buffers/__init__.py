@@ -6,6 +6,7 @@ memory) -> the refresh op -> the arena in ``input_buffers`` -> ``view`` (the for
 
 from graphkit.buffers.accepted import AcceptedCounts
 from graphkit.buffers.draft_inputs import (
+    DraftContextInputs,
     DraftExtendInputs,
     DraftInputs,
     MultiLayerDraftExtendInputs,
@@ -26,6 +27,7 @@ __all__ = [
     "Axis",
     "BatchWriter",
     "Capacity",
+    "DraftContextInputs",
     "DraftExtendInputs",
     "DraftInputs",
     "Field",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from graphkit.buffers.accepted import check_counts, host_rows
 from graphkit.buffers.fields import MODEL_DTYPE, Axis, Pad, Rows, declare
-from graphkit.buffers.inputs import Inputs
+from graphkit.buffers.inputs import Inputs, StepInputs
 from graphkit.errors import InputError
 
 
@@ -197,6 +197,8 @@ class MultiLayerDraftExtendInputs(DraftExtendInputs):
         if select is None or select.ndim != 1:
             return  # the writer of the field checks its shape
         owner = np.arange(len(select))
+        if ragged:
+            return  # the rows are packed
         if not np.array_equal(select // width, owner):
             raise InputError(
                 f"select_index is {select.tolist()}, but request i has rows i * {width} to "
@@ -213,6 +215,37 @@ class MultiLayerDraftExtendInputs(DraftExtendInputs):
                 f"end in rows {last.tolist()}. Pass these rows.",
                 field="select_index",
             )
+
+
+@dataclass(kw_only=True, eq=False)
+class DraftContextInputs(StepInputs):
+    """Tokens whose hidden states become keys and values of a DFLASH draft model.
+
+    After a verify these are all W rows of every request; those behind the accepted ones are
+    overwritten by later steps before a row sees them. In a prefill they are the tokens of a prompt.
+
+    Shapes:
+        req_pool_indices: [B] int64. positions, out_cache_loc: [T] int64.
+        hidden_states: [T, D] in the model's dtype, D = ``spec_hidden_size``.
+    """
+
+    req_pool_indices: Rows = declare(
+        Axis.REQUEST,
+        torch.int64,
+        "row of the request in the request pool; row 0 is the dummy",
+        optional_read=True,
+    )
+    positions: Rows = declare(Axis.TOKEN, torch.int64, "position of each token in its request")
+    out_cache_loc: Rows = declare(
+        Axis.TOKEN, torch.int64, "KV slot that each token writes; slot 0 is the dummy"
+    )
+    hidden_states: Rows = declare(
+        Axis.TOKEN,
+        MODEL_DTYPE,
+        "the target's hidden state of each token",
+        row=("D",),
+        by_address=True,
+    )
 
 
 def _plainly_agree(batch: Any, tokens: int, width: int, ragged: bool) -> bool:

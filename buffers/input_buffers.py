@@ -163,7 +163,9 @@ class InputBuffers:
         """Whether the fields of a batch can contradict each other."""
         return self.inputs.check.__func__ is not StepInputs.check.__func__  # type: ignore[attr-defined]
 
-    def check(self, batch: Any, tokens: int, width: int | None = None) -> None:
+    def check(
+        self, batch: Any, tokens: int, width: int | None = None, *, is_packed: bool = False
+    ) -> None:
         """Refuse a batch whose fields contradict each other; see ``StepInputs.check``.
 
         Args:
@@ -171,6 +173,7 @@ class InputBuffers:
             tokens: Number of rows.
             width: Largest number of rows of a request; the captured one by default. A prefill has
                 another one, and no front tokens.
+            is_packed: Whether the rows are those of a prefill, packed.
         """
         capacity = self.capacity
         front: int | None = capacity.front_tokens
@@ -178,7 +181,7 @@ class InputBuffers:
             width = capacity.tokens_per_request
         elif front:
             front = None
-        self.inputs.check(batch, tokens, width, capacity.ragged, front)
+        self.inputs.check(batch, tokens, width, capacity.ragged or is_packed, front)
 
     def prepare(self, batch_size: int) -> None:
         """Upload the tables that ``refresh`` reads for a size. Call it before a capture."""

@@ -31,6 +31,8 @@ class StepInputs:
     Attributes:
         attention: Metadata from the attention backend. Set for the forward.
         width: Largest number of rows of a request. Set where requests have different numbers.
+        lengths: Rows of each request, int32 [B] on the device. Set in a prefill, whose rows are
+            packed: those of a request follow those of the one before it.
     """
 
     counted_by: ClassVar[tuple[str, ...]] = ()
@@ -40,6 +42,7 @@ class StepInputs:
 
     attention: AttentionMetadata | None = None
     width: int | None = None
+    lengths: torch.Tensor | None = None
 
     @property
     def batch_size(self) -> int:

@@ -132,7 +132,8 @@ def _other_than(more: int) -> Callable[[torch.Tensor, torch.Tensor], Bad]:
 def _other_row(front_tokens: int) -> Callable[..., Bad]:
     """Find requests that do not select the row of their last accepted token.
 
-    A pad request has request row 0, and selects row 0.
+    A pad request has request row 0, and selects row 0. In a prefill rows are packed and all are
+    accepted.
     """
 
     def find(
@@ -140,6 +141,7 @@ def _other_row(front_tokens: int) -> Callable[..., Bad]:
     ) -> Bad:
         width = len(ids) // max(len(select), 1)
         starts = torch.arange(len(select), device=select.device) * width
+        starts = torch.where(tokens.sum() == len(ids), tokens.cumsum(0) - tokens, starts)
         return (select != starts + front_tokens + tokens - 1) & (request_rows != 0), select
 
     return find

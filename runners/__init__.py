@@ -17,6 +17,7 @@ from graphkit.runners.multi_layer import MultiLayerEagleRunner
 from graphkit.runners.observe import ObservedReplay
 from graphkit.runners.output_fields import OutputCheck, OutputRow, declare_output
 from graphkit.runners.outputs import (
+    DraftContextOutput,
     DraftExtendOutput,
     DraftOutput,
     ForwardOutput,
@@ -38,6 +39,7 @@ __all__ = [
     "RUNNERS",
     "Decision",
     "DecodeRunner",
+    "DraftContextOutput",
     "DraftExtendOutput",
     "DraftExtendRunner",
     "DraftExtendV2Runner",

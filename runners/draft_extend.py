@@ -6,6 +6,10 @@ request at a uniform stride, so it does not wait for the lengths.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from graphkit.buffers import DraftExtendInputs
 from graphkit.ops.logits import top_candidates
 from graphkit.runners.outputs import DraftExtendOutput, LastRowOutput
@@ -19,16 +23,7 @@ class DraftExtendStep(Step[LastRowOutput]):
 
     def whole(self, inputs: DraftExtendInputs) -> LastRowOutput:
         """Run the forward and select the last rows."""
-        self.attend(inputs)
-        requests, tokens = inputs.batch_size, inputs.num_tokens
-        logits, hidden_states = self.draft_rows(
-            self.forward(inputs), {"token": tokens, "request": requests}
-        )
-        last = inputs.last_rows()
-        if logits.shape[0] == tokens:
-            logits = logits.index_select(0, last)
-        if hidden_states is not None and hidden_states.shape[0] == tokens:
-            hidden_states = hidden_states.index_select(0, last)
+        logits, hidden_states = _last_rows(self, inputs)
         topk_p, topk_index = top_candidates(logits, self.spec.topk, token_map=self.draft_token_map)
         return LastRowOutput(
             next_token_logits=logits,
@@ -42,10 +37,30 @@ class DraftExtendV2Step(Step[DraftExtendOutput]):
     """Runs the forward. The worker selects the rows and computes their top-k."""
 
     def whole(self, inputs: DraftExtendInputs) -> DraftExtendOutput:
-        """Run the forward."""
+        """Run the forward. Of a prefill, the output has the last row of each request."""
+        if inputs.lengths is not None:
+            logits, hidden_states = _last_rows(self, inputs)
+            return DraftExtendOutput(next_token_logits=logits, hidden_states=hidden_states)
         self.attend(inputs)
         logits, hidden_states = self.draft_rows(self.forward(inputs), {"token": inputs.num_tokens})
         return DraftExtendOutput(next_token_logits=logits, hidden_states=hidden_states)
+
+
+def _last_rows(
+    step: Step[Any], inputs: DraftExtendInputs
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Run the forward over packed rows; return logits and hidden states of each last row."""
+    step.attend(inputs)
+    requests, tokens = inputs.batch_size, inputs.num_tokens
+    logits, hidden_states = step.draft_rows(
+        step.forward(inputs), {"token": tokens, "request": requests}
+    )
+    last = inputs.last_rows()
+    if logits.shape[0] == tokens:
+        logits = logits.index_select(0, last)
+    if hidden_states is not None and hidden_states.shape[0] == tokens:
+        hidden_states = hidden_states.index_select(0, last)
+    return logits, hidden_states
 
 
 class _DraftExtend(Runner[DraftExtendInputs, DraftExtendOutput]):
@@ -77,10 +92,11 @@ class DraftExtendRunner(_DraftExtend):
 class DraftExtendV2Runner(_DraftExtend):
     """Runs v2: W rows per request at a uniform stride, with logits and hidden states of all rows.
 
-    ``forward`` returns a ``ForwardOutput`` or ``DraftExtendOutput`` with one row per token. If the
-    attention backend does not support the mode, ``capture`` captures nothing, and every batch falls
-    back with that reason counted. The worker that chooses tokens maps them by ``draft_token_map``.
-    See ``Runner`` for the arguments.
+    ``forward`` returns a ``ForwardOutput`` or ``DraftExtendOutput`` with one row per token. Of a
+    prefill, whose rows are packed, it may return one row per request as in v1. If the attention
+    backend does not support the mode, ``capture`` captures nothing, and every batch falls back with
+    that reason counted. The worker that chooses tokens maps them by ``draft_token_map``. See
+    ``Runner`` for the arguments.
     """
 
     mode = ForwardMode.DRAFT_EXTEND_V2

@@ -51,6 +51,11 @@ class ModeDeclaration:
     num_front_tokens: int = 0
     """Rows before the drafts of each request that run again."""
 
+    @property
+    def label(self) -> str:
+        """The mode's name, which differs from that of every other runner of a step."""
+        return self.mode.name
+
     @classmethod
     def width(cls, spec: SpecConfig) -> int:
         """Return the rows per request."""

@@ -81,10 +81,14 @@ class _Chain:
         inputs = self._inputs
         self._step.attend(inputs)
         self._made = []
-        width, tokens = inputs.tokens_per_request, inputs.num_tokens
-        self._starts = torch.arange(0, tokens, width, device=inputs.input_ids.device)
-        # The index of a pad request is 0, the row of a live one. Keep it inside its own rows.
-        self._select = inputs.select_index.clamp(self._starts, self._starts + (width - 1))
+        width, tokens, lengths = inputs.tokens_per_request, inputs.num_tokens, inputs.lengths
+        if lengths is None:
+            self._starts = torch.arange(0, tokens, width, device=inputs.input_ids.device)
+            # The index of a pad request is 0, the row of a live one. Keep it inside its own rows.
+            self._select = inputs.select_index.clamp(self._starts, self._starts + (width - 1))
+        else:
+            self._starts = lengths.cumsum(0) - lengths
+            self._select = inputs.select_index
         self._window = replace(inputs, select_index=self._select)
 
     def _selected(self, logits: torch.Tensor, hidden_states: torch.Tensor | None) -> LastRowOutput:

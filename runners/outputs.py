@@ -143,6 +143,17 @@ class DraftOutput(Output):
 
 
 @dataclass(kw_only=True, eq=False)
+class DraftContextOutput(Output):
+    """Output of a DFLASH draft model for ``DraftContextInputs``, whose keys and values it stores.
+
+    Shapes:
+        hidden_states: [T, H], what keys and values are projected from.
+    """
+
+    hidden_states: torch.Tensor = declare_output(Axis.TOKEN, row=("H",))
+
+
+@dataclass(kw_only=True, eq=False)
 class DraftExtendOutput(Output):
     """Output of a draft model that catches up on accepted tokens.
 

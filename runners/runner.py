@@ -453,7 +453,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         Allocates memory, and synchronises if the forward does.
 
         Args:
-            batch: As for ``replay``.
+            batch: As for ``replay``. With ``lengths`` and ``width``, the rows are packed: chunks of
+                prompts of different lengths. ``attention`` must support DRAFT_EXTEND then.
             without: Optional fields that this batch omits, such as the mask of a tree in a prefill.
 
         Raises:

@@ -73,6 +73,12 @@ def check_types(
     if not hasattr(runner, "mode"):
         raise ConfigError(f"{name} declares no mode. Use a subclass such as TargetVerifyRunner.")
     require_type(name, "spec", spec, SpecConfig, "a graphkit.SpecConfig")
+    if isinstance(spec, SpecConfig) and spec.is_adaptive:
+        raise ConfigError(
+            f"{name} runs one draft length, but SpecConfig.num_steps is {spec.num_steps}. Pass one "
+            "of SpecConfig.lengths, or use SpecStepRunner or SpeculativeEngine.",
+            field="num_steps",
+        )
     require_type(name, "sizes", sizes, BufferSizes, "a graphkit.BufferSizes")
     backends = (AttentionBackend, NoneType)
     require_type(name, "attention", attention, backends, "a graphkit.AttentionBackend or None")

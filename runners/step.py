@@ -11,7 +11,8 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from graphkit.attention import AttentionBackend
-from graphkit.buffers import InputBuffers, fields_of, resolve, validate_field
+from graphkit.attention.metadata import APPENDING
+from graphkit.buffers import DraftExtendInputs, InputBuffers, fields_of, resolve, validate_field
 from graphkit.config import BufferSizes
 from graphkit.errors import OutputError
 from graphkit.graphs import Stage, is_capturing, scope
@@ -162,18 +163,40 @@ class Step(Generic[OutputT]):
         """Whether the attention backend plans each batch on the host."""
         return hasattr(self._attention, "before_replay")
 
+    @property
+    def packs_rows(self) -> bool:
+        """Whether attention knows packed rows, so that a prefill may have several requests."""
+        return self._attention is None or self._attention.supports(ForwardMode.DRAFT_EXTEND)
+
     def attend(self, inputs: Any, attention_inputs: Any = None) -> None:
         """Set the attention metadata of a batch.
+
+        Attention knows one mode of packed rows, DRAFT_EXTEND: a prefill runs as that.
 
         Args:
             inputs: Receives the metadata.
             attention_inputs: Inputs to compute it from, if they differ from ``inputs``.
         """
-        if self._attention is not None:
-            with scope(Stage.METADATA):
-                inputs.attention = self._attention.metadata(
-                    self._attention_mode, attention_inputs or inputs
-                )
+        if self._attention is None:
+            return
+        mode = self._attention_mode
+        if inputs.lengths is not None and self.packs_rows:
+            mode, attention_inputs = ForwardMode.DRAFT_EXTEND, self._packed_rows(inputs)
+        with scope(Stage.METADATA):
+            inputs.attention = self._attention.metadata(mode, attention_inputs or inputs)
+
+    def _packed_rows(self, inputs: Any) -> DraftExtendInputs:
+        """Return what attention reads of a prefill."""
+        appended = inputs.lengths if self._attention_mode in APPENDING else 0
+        return DraftExtendInputs(
+            req_pool_indices=inputs.req_pool_indices,
+            seq_lens=inputs.seq_lens + appended,
+            num_accepted_tokens=inputs.lengths,
+            input_ids=inputs.input_ids,
+            positions=inputs.positions,
+            out_cache_loc=inputs.out_cache_loc,
+            width=inputs.width,
+        )
 
     @contextmanager
     def wrapped(self, wrapper: Callable[[Any], Any]) -> Iterator[None]:
@@ -211,12 +234,14 @@ class Step(Generic[OutputT]):
         """Return the live rows as inputs on the device, every field checked."""
         buffers, capacity = self.buffers, self.buffers.capacity
         requests, tokens = batch.batch_size, buffers.count_tokens(batch)
+        lengths = getattr(batch, "lengths", None)
+        is_packed = lengths is not None
         buffers.check_bound(batch)
         width = max(tokens // requests, 1)
         if buffers.inputs.width_is_fixed:
             width = capacity.tokens_per_request
-        if not capacity.ragged:  # a number of rows that is not a multiple is refused by its shape
-            tokens = requests * width
+        if not (capacity.ragged or is_packed):
+            tokens = requests * width  # a number that is not a multiple is refused by its shape
         letters = {**capacity.letters, "W": width}
         live = replace(capacity, requests=requests, letters=letters)
         values = {}
@@ -235,8 +260,12 @@ class Step(Generic[OutputT]):
             if may_copy and isinstance(passed, torch.Tensor) and _same_memory(value, passed):
                 value = value.clone()  # a forward that writes into it must not change the caller's
             rows[layout.name] = value
-        most = self._largest_width(batch, requests, tokens) if capacity.ragged else width
-        buffers.check(batch, tokens, width=most)
+        most = width
+        if is_packed:
+            most = batch.width
+        elif capacity.ragged:
+            most = self._largest_width(batch, requests, tokens)
+        buffers.check(batch, tokens, width=most, is_packed=is_packed)
         if buffers.value_checks is not None:
             # Part of a larger step that is being captured: its runner reports the violations.
             if is_capturing():
@@ -244,8 +273,8 @@ class Step(Generic[OutputT]):
             else:
                 buffers.value_checks.check_now(rows)
         inputs = buffers.inputs(**rows)
-        if capacity.ragged:
-            inputs.width = most
+        if capacity.ragged or is_packed:
+            inputs.width, inputs.lengths = most, lengths
         return inputs
 
 

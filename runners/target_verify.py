@@ -5,7 +5,10 @@ DECODE is the same with one token per request.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from graphkit.buffers import TargetVerifyInputs
 from graphkit.errors import ConfigError
@@ -13,6 +16,7 @@ from graphkit.graphs import scope
 from graphkit.ops import apply_token_bitmask
 from graphkit.runners.outputs import ForwardOutput
 from graphkit.runners.runner import Runner
+from graphkit.runners.sample_rows import SampleRows
 from graphkit.runners.step import Step
 from graphkit.spec import ForwardMode, SpecConfig
 
@@ -31,6 +35,9 @@ class MaskedStep(Step[ForwardOutput]):
 
 class TargetVerifyRunner(Runner[TargetVerifyInputs, ForwardOutput]):
     """Verifies a chain (topk 1) or a tree (topk > 1, with ``custom_mask``) per request.
+
+    In a draft worker of DFLASH, the draft model fills a block per request. Its rows see later ones
+    with ``custom_mask`` among the ``optional_fields`` or the ``bound_fields``.
 
     The algorithm's ``get_num_tokens_per_bs_for_target_verify`` gives the rows per request. With
     ``token_bitmask`` among the ``optional_fields``, a batch says what tokens may follow each row,
@@ -53,6 +60,20 @@ class TargetVerifyRunner(Runner[TargetVerifyInputs, ForwardOutput]):
                 "target's worker.",
                 field="is_draft_worker",
             )
+
+    @property
+    def label(self) -> str:
+        """The mode's name, preceded by ``draft`` in a draft worker."""
+        return f"draft {self.mode.name}" if self.spec.is_draft_worker else self.mode.name
+
+    @classmethod
+    def sample_fields(cls, spec: SpecConfig, rows: SampleRows) -> dict[str, Any]:
+        """See ``Runner.sample_fields``. All rows of a block see each other."""
+        if not (spec.is_draft_worker and spec.resolved.is_dflash()):
+            return super().sample_fields(spec, rows)
+        width = cls.width(spec)
+        mask = np.ones((len(rows.rows), width, width), dtype=np.bool_)
+        return super().sample_fields(spec, replace(rows, parents=None)) | {"custom_mask": mask}
 
     def implied_fields(self) -> tuple[str, ...]:
         """Return the mask of a tree."""

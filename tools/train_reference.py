@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from training.corpus import CONTEXT, all_windows, random_windows, read_corpus
-from training.loop import optimise
+from training.loop import PEAK_RATE, optimise
 from training.recipes import RECIPES, Recipe, Results
 
 from graphkit import reference
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     corpus = read_corpus(options.source, held_out=False).to(options.device)
     held_out = read_corpus(options.source, held_out=True).to(options.device)
-    windows = all_windows(held_out, options.batch)
+    windows = all_windows(held_out, options.batch, options.held_out_windows)
     names = list(RECIPES) if options.model == "all" else [options.model]
     for name in names:
         root = options.out if "target" in names else WEIGHTS
@@ -66,6 +66,7 @@ def train_model(
         "steps": steps,
         "tokens": steps * options.batch * CONTEXT,
         "corpus_bytes": len(corpus),
+        "held_out_windows": sum(map(len, held_out)),
         "device": torch.cuda.get_device_name(corpus.device) if corpus.is_cuda else "CPU",
         "torch": torch.__version__,
         "python": sys.version.split()[0],
@@ -95,8 +96,8 @@ def train(
         with torch.autocast(corpus.device.type, torch.bfloat16, enabled=corpus.is_cuda):
             return loss_of(model, target, next(windows))
 
-    steps = options.steps or recipe.steps
-    return optimise(list(model.parameters()), next_loss, steps, options.limit_seconds)
+    steps, limit = options.steps or recipe.steps, options.limit_seconds
+    return optimise(list(model.parameters()), next_loss, steps, limit, options.peak_rate)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -113,16 +114,19 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help="folder of Python files to train on",
     )
     add("--steps", type=int, help="training steps; each model has its own default")
+    add("--peak-rate", type=float, default=PEAK_RATE, help="largest learning rate (%(default)s)")
     add("--batch", type=int, default=64, help=f"windows of {CONTEXT} tokens per step")
+    add("--held-out-windows", type=int, help="most held-out windows to measure; default all")
     add("--device", type=torch.device, default=device, help="device (%(default)s)")
     add("--seed", type=int, default=0, help="random seed (%(default)s)")
     add("--limit-seconds", type=float, default=math.inf, help="time limit per model")
     add("--measure", action="store_true", help="measure the models in --out without training")
     add("--compile", action="store_true", help="use torch.compile")
     options = parser.parse_args(argv)
-    given = (options.steps, options.batch, options.limit_seconds)
+    given = (options.steps, options.batch, options.limit_seconds, options.held_out_windows)
     if any(value is not None and value <= 0 for value in given):
-        parser.error("--steps, --batch and --limit-seconds must be above 0")
+        names = "--steps, --batch, --limit-seconds and --held-out-windows"
+        parser.error(f"{names} must be above 0")
     return options
 
 

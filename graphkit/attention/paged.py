@@ -193,8 +193,8 @@ class PagedAttention(PooledAttention):
             AttentionError: There is no such layer, a tensor has the wrong shape, dtype or device,
                 or a number is out of range.
         """
+        self.store(layer, key_TMD, value_TME, out_cache_loc_T, window=window)
         cache = self._window_cache if window else self._cache
-        cache.store(layer, out_cache_loc_T, key_TMD, value_TME)
         return self._attend(
             OPS["paged_attention"].arguments(
                 query_TND,
@@ -212,6 +212,19 @@ class PagedAttention(PooledAttention):
                 sinks_N,
             )
         )
+
+    def store(
+        self,
+        layer: int,
+        key_TMD: torch.Tensor,
+        value_TME: torch.Tensor,
+        out_cache_loc_T: torch.Tensor,
+        *,
+        window: int = 0,
+    ) -> None:
+        """Store keys and values of rows that do not attend. Arguments as for ``attend``."""
+        cache = self._window_cache if window else self._cache
+        cache.store(layer, out_cache_loc_T, key_TMD, value_TME)
 
     @abstractmethod
     def _attend(self, args: Any) -> torch.Tensor:

@@ -153,11 +153,12 @@ def _storages(objects: Iterable[object]) -> Iterator[tuple[int, int]]:
             continue
         try:
             storage = value.untyped_storage()  # type: ignore[attr-defined]
-        except RuntimeError:  # a sparse tensor has no storage
+            if storage.device.type == "meta":  # torch warns about addresses of fake tensors
+                continue
+            begin = storage.data_ptr()
+        except RuntimeError:  # a sparse tensor has no storage, and that of a wrapper no memory
             continue
-        if storage.device.type == "meta":  # torch warns about addresses of fake tensors
-            continue
-        if begin := storage.data_ptr():
+        if begin:
             yield begin, begin + storage.nbytes()
 
 

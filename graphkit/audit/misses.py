@@ -181,7 +181,7 @@ def _step_modes(spec: SpecConfig) -> Iterator[tuple[ForwardMode, ...]]:
         return
     if not spec.is_draft_worker or algorithm.supports_target_verify_for_draft():
         yield (ForwardMode.TARGET_VERIFY,)
-    if spec.num_steps and (algorithm.is_eagle() or algorithm.is_standalone()):
+    if spec.longest.num_steps and (algorithm.is_eagle() or algorithm.is_standalone()):
         chain = (ForwardMode.MULTI_LAYER_EAGLE,) if algorithm.is_eagle() else ()
         yield (ForwardMode.DRAFT, *chain)
         yield (ForwardMode.DRAFT_EXTEND_V2, *chain)

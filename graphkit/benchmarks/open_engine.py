@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from graphkit.benchmarks.measured_engine import MeasuredEngine
 from graphkit.benchmarks.variants import Variant
-from graphkit.reference import EngineModels, engine_of
+from graphkit.engine import SpeculativeEngine
 from graphkit.spec import SpecConfig
 
 
 @contextmanager
 def open_engine(
-    models: EngineModels,
+    engine: Callable[..., SpeculativeEngine],
     spec: SpecConfig,
     variant: Variant,
     prompts: Sequence[Sequence[int]],
@@ -24,31 +24,31 @@ def open_engine(
     """Open an engine for a block, with KV pools of its own.
 
     Args:
-        models: The models.
-        spec: Drafting and verification settings for them.
+        engine: Creates the engine, as for ``StepBench``.
+        spec: Settings of its drafts.
         variant: How the engine runs its steps.
         prompts: Token ids of each request, all of the same length.
         warm_up_steps: As for ``MeasuredEngine``.
         most_steps: Steps for which the context has room, warm-up included.
     """
-    ahead = spec.num_draft_tokens + spec.topk * spec.num_steps
+    ahead = spec.longest.num_draft_tokens + spec.topk * spec.longest.num_steps
     # Prefill gives a token, v2 runs a step more than it reports, and no request may end.
-    new_tokens = (most_steps + 3) * longest_path(models, spec)
-    with engine_of(
-        models,
-        spec,
+    new_tokens = (most_steps + 3) * longest_path(spec)
+    with engine(
         max_batch_size=len(prompts),
         batch_sizes=[len(prompts)],
         max_context_len=len(prompts[0]) + new_tokens + ahead,
         generation=variant.generation,
         steps_per_launch=variant.steps_per_launch,
-    ) as engine:
-        yield MeasuredEngine(engine, variant, prompts, warm_up_steps)
+    ) as opened:
+        yield MeasuredEngine(opened, variant, prompts, warm_up_steps)
 
 
-def longest_path(models: EngineModels, spec: SpecConfig) -> int:
+def longest_path(spec: SpecConfig) -> int:
     """Return the most tokens that a step can accept, bonus included."""
-    return spec.num_draft_tokens if models.algorithm == "NGRAM" else spec.num_steps + 1
+    longest = spec.longest
+    is_ngram = spec.resolved.name == "NGRAM"
+    return longest.num_draft_tokens if is_ngram else longest.num_steps + 1
 
 
 def pieces(ids: Sequence[int], count: int, length: int) -> list[list[int]]:

@@ -23,10 +23,10 @@ from graphkit.benchmarks.step_measures import (
 )
 from graphkit.benchmarks.variants import Variant
 from graphkit.benchmarks.weight_bytes import WeightBytes, copy_bandwidth
+from graphkit.engine import SpeculativeEngine
 from graphkit.graphs import environment
 from graphkit.graphs.streams import restore_fast_replays
 from graphkit.records import BenchReport, Measure
-from graphkit.reference import EngineModels
 from graphkit.spec import SpecConfig
 
 _COUNTED_STEPS, _COUNTED_ROUNDS = 8, 5
@@ -43,8 +43,13 @@ class StepBench:
     pools of its own.
 
     Attributes:
-        models: The models, on the device to measure.
-        spec: Drafting and verification settings for them.
+        engine: Creates an engine over the models, with the arguments of ``SpeculativeEngine``,
+            ``max_batch_size`` and ``max_context_len``.
+        spec: Settings of drafts of these engines.
+        algorithm: Name of the algorithm in the report.
+        device: Device of the models.
+        dtype: Data type of the weights.
+        weights: Weights that a step reads; ``None`` leaves the bound of a step out.
         variants: Ways to run the steps, at least one.
         text_ids: Token ids whose pieces are the prompts.
         context: Tokens of each prompt.
@@ -54,8 +59,12 @@ class StepBench:
         accept_lengths: Tokens per step and request for which to give the tokens per second.
     """
 
-    models: EngineModels
+    engine: Callable[..., SpeculativeEngine]
     spec: SpecConfig
+    algorithm: str
+    device: torch.device
+    dtype: torch.dtype
+    weights: WeightBytes | None
     variants: Sequence[Variant]
     text_ids: Sequence[int]
     context: int
@@ -93,7 +102,7 @@ class StepBench:
                 for size in batch_sizes
                 for variant in self.variants
             ]
-        measures = list(weight_measures(self._weights))
+        measures = [] if self.weights is None else list(weight_measures(self.weights))
         for done, part in enumerate(parts):
             measures += part(partial(progress, done, len(parts)))
             if self._is_cuda:
@@ -101,18 +110,14 @@ class StepBench:
                 gc.collect()
         return BenchReport(
             name=name,
-            environment=environment(self.models.device),
+            environment=environment(self.device),
             settings={**self._settings(), **notes},
             measures=tuple(measures),
         )
 
     @property
     def _is_cuda(self) -> bool:
-        return self.models.device.type == "cuda"
-
-    @property
-    def _weights(self) -> WeightBytes:
-        return WeightBytes.of(self.models, self.spec.num_steps)
+        return self.device.type == "cuda"
 
     @property
     def _round(self) -> int:
@@ -142,7 +147,7 @@ class StepBench:
                 opened = self._open(size, variant, self._most_steps)
                 engines[variant] = stack.enter_context(opened)
             # Replays of a process have two speeds: measure all engines at the same one.
-            restore_fast_replays(self.models.device)
+            restore_fast_replays(self.device)
             for number in range(1, self.rounds + 1):
                 for variant, engine in engines.items():
                     progress(f"{setting}, round {number} of {self.rounds}: {variant.name}")
@@ -168,8 +173,10 @@ class StepBench:
             if not self._is_cuda:
                 return
             bare_ms = median(bare.ms(self._round) for _ in range(self.rounds))
-        bandwidth = copy_bandwidth(self.models.device)
-        yield from bound_measures(size, bare_ms, self._weights, bandwidth)
+        yield cell(setting_name(size), "", "bare step", bare_ms, "ms")
+        if self.weights is not None:
+            bandwidth = copy_bandwidth(self.device)
+            yield from bound_measures(size, bare_ms, self.weights, bandwidth)
         for name, steps in seen.items():
             yield cell(setting_name(size), name, "GPU busy", bare_ms / steps.ms_per_step)
 
@@ -188,18 +195,23 @@ class StepBench:
     ) -> AbstractContextManager[MeasuredEngine]:
         prompts = pieces(self.text_ids, size, self.context)
         return open_engine(
-            self.models, self.spec, variant, prompts,
+            self.engine, self.spec, variant, prompts,
             warm_up_steps=self._warm_up, most_steps=most_steps,
         )  # fmt: skip
 
     def _settings(self) -> dict[str, int | str]:
         return {
-            "algorithm": self.models.algorithm,
+            "algorithm": self.algorithm,
             "topk": self.spec.topk,
-            "num_steps": self.spec.num_steps,
-            "num_draft_tokens": self.spec.num_draft_tokens,
-            "dtype": str(self.models.dtype).removeprefix("torch."),
+            "num_steps": _listed(self.spec.num_steps),
+            "num_draft_tokens": _listed(self.spec.num_draft_tokens),
+            "dtype": str(self.dtype).removeprefix("torch."),
             "context": self.context,
             "steps per round": self._round,
             "rounds": self.rounds,
         }
+
+
+def _listed(value: object) -> int | str:
+    """Return a setting, or those of several draft lengths as text."""
+    return value if isinstance(value, int) else ", ".join(map(str, value))  # type: ignore[call-overload]

@@ -51,7 +51,7 @@ def node_measures(batch_size: int, nodes: Mapping[str, int]) -> Iterator[Measure
 def bound_measures(
     batch_size: int, bare_ms: float, weights: WeightBytes, bandwidth: float
 ) -> Iterator[Measure]:
-    """Yield the time of the bare step, and the time of reading its weights.
+    """Yield the time of reading the weights of a step, and that of the bare step over it.
 
     Args:
         batch_size: Requests of the step.
@@ -60,7 +60,6 @@ def bound_measures(
         bandwidth: Bytes per second of a copy.
     """
     setting, bound_ms = setting_name(batch_size), weights.total / bandwidth * 1e3
-    yield cell(setting, "", "bare step", bare_ms, "ms")
     yield cell(setting, "", "copy bandwidth", bandwidth / 1e9, "GB/s")
     yield cell(setting, "", "weights at the copy bandwidth", bound_ms, "ms")
     yield cell(setting, "", "bare step over that", bare_ms / bound_ms, "x")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from graphkit.benchmarks.clocks import device_ms, synchronise
-from graphkit.reference import Eagle3Head, EagleHead, EngineModels, MTPHead
+from graphkit.reference import DFlashHead, Eagle3Head, EagleHead, EngineModels, MTPHead
+
+if TYPE_CHECKING:
+    from graphkit.hf import TransformersModel
 
 _COPIED_BYTES = 2**29
 """Ten times the L2 cache of an H100 or H200."""
@@ -22,24 +26,33 @@ class WeightBytes:
 
     Attributes:
         verify: Read by the target, once.
-        drafts: Read by all draft steps together; each reads its layer and its head.
+        drafts: Read by all draft steps together; each reads its layer and its head. A block of
+            DFLASH is one forward.
     """
 
     verify: int
     drafts: int
 
     @classmethod
-    def of(cls, models: EngineModels, num_steps: int) -> WeightBytes:
+    def of(cls, models: EngineModels | TransformersModel, num_steps: int) -> WeightBytes:
         """Return the bytes of a step with so many draft steps.
 
         An embedding reads a row per token, which is left out unless it is also the output head.
         """
-        draft, head = models.draft, models.target.lm_head.weight.nbytes
-        verify = _bytes_read(models.target)
+        target: nn.Module
+        draft: nn.Module | None
+        if isinstance(models, EngineModels):
+            target, head, draft = models.target, models.target.lm_head.weight.nbytes, models.draft
+        else:
+            target, head = models.model, models.head.weight.nbytes
+            draft = None if models.draft is None else models.draft.module
+        verify = _bytes_read(target)
         if draft is None:
             return cls(verify, 0)
         if isinstance(draft, MTPHead):
             return cls(verify, sum(_bytes_read(layer) + head for layer in draft.layers[:num_steps]))
+        if isinstance(draft, DFlashHead):
+            return cls(verify, _bytes_read(draft) + head)
         if isinstance(draft, Eagle3Head):  # merges the target's features once
             once = _bytes_read(draft.fc)
             return cls(verify, num_steps * (_bytes_read(draft) - once) + once)

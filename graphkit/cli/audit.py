@@ -7,16 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkit.cli.exits import DONE, FAILED, UsageError
-from graphkit.cli.options import HelpFormatter
+from graphkit.cli.models import TargetSelection, announce, select_target
+from graphkit.cli.options import HelpFormatter, add_target_options
 from graphkit.cli.output import check_writable, print_result, progress_on_stderr, write_output
 from graphkit.cli.ranks import add_tp_option, merge_rank_reports, rank_path, run_on_ranks
-from graphkit.cli.target_options import (
-    TargetSelection,
-    add_target_argument,
-    add_target_options,
-    announce,
-    select_target,
-)
 from graphkit.records import AuditReport, LockRecord, count_of
 
 if TYPE_CHECKING:
@@ -44,7 +38,6 @@ Examples:
 """,
         formatter_class=HelpFormatter,
     )
-    add_target_argument(parser)
     add_target_options(parser, default_sizes="its smallest size, a middle one and the largest")
     add_tp_option(parser)
     parser.add_argument(
@@ -81,13 +74,13 @@ def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
         _refuse_audit_options(arguments)
         path = rank_path(arguments.lock, group)
         check_writable(path)
-        return _write_lock(path, select_target(arguments.target, arguments, group))
+        return _write_lock(path, select_target(arguments, group))
     out = None if group is not None and group.rank else arguments.out
     if out is not None:
         check_writable(out)
     path = arguments.check
     lock = None if path is None else LockRecord.load(rank_path(path, group))
-    selection = select_target(arguments.target, arguments, group)
+    selection = select_target(arguments, group)
     report = _audit(selection, arguments.only, lock, arguments.tolerance)
     if group is not None:
         report = merge_rank_reports(report, group)

@@ -7,15 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkit.cli.exits import DONE, FAILED
-from graphkit.cli.options import HelpFormatter
+from graphkit.cli.models import capture_selected, select_target
+from graphkit.cli.options import HelpFormatter, add_target_options
 from graphkit.cli.output import check_writable, print_result, write_output
 from graphkit.cli.ranks import add_tp_option, check_same_order, rank_path, run_on_ranks
-from graphkit.cli.target_options import (
-    add_target_argument,
-    add_target_options,
-    capture_selected,
-    select_target,
-)
 
 if TYPE_CHECKING:
     from graphkit.distributed import RankGroup
@@ -42,7 +37,6 @@ Examples:
 """,
         formatter_class=HelpFormatter,
     )
-    add_target_argument(parser)
     add_target_options(parser)
     add_tp_option(parser)
     parser.add_argument(
@@ -65,7 +59,7 @@ def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
     out = None if arguments.out is None else rank_path(arguments.out, group)
     if out is not None:
         check_writable(out)
-    selection = select_target(arguments.target, arguments, group)
+    selection = select_target(arguments, group)
     inspect = out is not None or arguments.json or group is not None
     record = capture_selected(selection, inspect=inspect)
     print_result(record.to_json() if arguments.json else capture_view(record))

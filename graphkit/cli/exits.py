@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from graphkit.errors import ConfigError, DeviceError, GraphkitError, TargetError
+from graphkit.errors import CheckpointError, ConfigError, DeviceError, GraphkitError, TargetError
 
 DONE, FAILED, USAGE, NO_DEVICE = 0, 1, 2, 3
 INTERRUPTED, TERMINATED = 130, 143
@@ -35,7 +35,8 @@ def exit_code(error: Exception) -> int:
     """Return the exit code of a command that ends with this error."""
     if isinstance(error, DeviceError):
         return NO_DEVICE
-    return USAGE if isinstance(error, (UsageError, TargetError, ConfigError)) else FAILED
+    wrong_use = UsageError, TargetError, ConfigError, CheckpointError
+    return USAGE if isinstance(error, wrong_use) else FAILED
 
 
 class Terminated(KeyboardInterrupt):

@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkit.cli.exits import DONE
-from graphkit.cli.options import HelpFormatter, add_device_option, add_speculation_options
+from graphkit.cli.options import (
+    HelpFormatter,
+    add_checkpoint_options,
+    add_context_option,
+    add_device_option,
+)
 from graphkit.cli.output import is_terminal, without_warnings
 from graphkit.cli.ranks import add_tp_option, run_on_ranks
 
@@ -24,10 +29,10 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     parser = commands.add_parser(
         "generate",
         help="continue prompts with the reference models, or those of local folders",
-        description="Continue prompts with speculative decoding, by the model of a local Llama, "
-        "Mistral, Qwen2 or Qwen3 folder with its tokenizer, or by a small model of Python source "
-        "that ships with graphkit and its draft models. The text goes to stdout, the measurements "
-        "to stderr.",
+        description="Continue prompts with speculative decoding, by any causal language model that "
+        "transformers loads from a local folder, with its tokenizer, or by a small model of Python "
+        "source that ships with graphkit and its draft models. The text goes to stdout, the "
+        "measurements to stderr.",
         epilog="""
 tokens/s counts the time from the prompts to the last token: prefill included, loading and capture
 left out.
@@ -42,9 +47,9 @@ Examples:
 """,
         formatter_class=HelpFormatter,
     )
-    _add_models(parser)
     _add_input(parser)
-    add_speculation_options(parser)
+    add_checkpoint_options(parser, instead_of="the reference model")
+    add_context_option(parser, "the context of the target, at most 4096")
     _add_generation(parser)
     _add_sampling(parser)
     add_device_option(parser)
@@ -52,27 +57,6 @@ Examples:
     parser.add_argument("--eager", action="store_true", help="run without graphs")
     parser.add_argument("--json", action="store_true", help="print the record instead of the text")
     parser.set_defaults(run=run)
-
-
-def _add_models(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--checkpoint", type=Path, metavar="FOLDER",
-        help="Llama, Mistral, Qwen2 or Qwen3 folder of the target, with config.json, safetensors "
-        "and tokenizer.json; runs in its own data type on CUDA, in float32 on the CPU; default: "
-        "the reference model, in float32",
-    )  # fmt: skip
-    parser.add_argument(
-        "--draft", type=Path, metavar="FOLDER",
-        help="folder of an EAGLE or EAGLE-3 head that was trained for the target",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-context-len", type=int, metavar="N",
-        help="most tokens of a prompt and its output, drafts included; the KV pools have room for "
-        "it; default: the context of the target, at most 4096",
-    )  # fmt: skip
-    parser.add_argument(
-        "--page-size", type=int, default=1, metavar="N", help="KV slots per page; default: 1"
-    )
 
 
 def _add_input(parser: argparse.ArgumentParser) -> None:

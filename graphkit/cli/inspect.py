@@ -8,14 +8,9 @@ import sys
 from pathlib import Path
 
 from graphkit.cli.exits import DONE, FAILED, UsageError, signals_as_exit
-from graphkit.cli.options import HelpFormatter, exists, is_folder
+from graphkit.cli.models import capture_selected, select_target
+from graphkit.cli.options import HelpFormatter, add_target_options, exists, is_folder
 from graphkit.cli.output import is_terminal, print_message, print_result
-from graphkit.cli.target_options import (
-    REFERENCE,
-    add_target_options,
-    capture_selected,
-    select_target,
-)
 from graphkit.records import RecordWithGraphs, count_of, load_record, require_graphs
 
 
@@ -44,12 +39,9 @@ Examples:
 """,
         formatter_class=HelpFormatter,
     )
-    parser.add_argument(
-        "source", nargs="?", default=REFERENCE, metavar="RECORD|TARGET",
-        help="a file written by capture --out or record, or a package.module:attribute as for "
-        "capture; default: the reference model",
-    )  # fmt: skip
-    add_target_options(parser)
+    add_target_options(
+        parser, metavar="RECORD|TARGET", record="a file written by capture --out or record, or "
+    )
     parser.add_argument(
         "--batch-size", type=int, metavar="N", help="show only graphs of N requests"
     )
@@ -67,22 +59,11 @@ Examples:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    source: str = arguments.source
-    path = Path(source)
-    if path.suffix == ".py" and exists(path):
-        raise UsageError(
-            f"cannot inspect {source!r}: it is a Python file. Name a TARGET in it, such as "
-            f"{_module_name(path)}:target, as Python imports it from the working directory."
-        )
-    if path.suffix == ".json" or (exists(path) and not is_folder(path)):
-        return _show(_load(path, arguments), arguments)
-    if ":" not in source:
-        found = "is a folder" if is_folder(path) else "is not a file"
-        raise UsageError(
-            f"cannot inspect {source!r}: it {found}. Name the file of a saved record, or a TARGET "
-            "as package.module:attribute."
-        )
-    record = capture_selected(select_target(source, arguments), inspect=True)
+    if arguments.target is not None and arguments.checkpoint is None:
+        path = _saved_record(arguments.target)
+        if path is not None:
+            return _show(_load(path, arguments), arguments)
+    record = capture_selected(select_target(arguments), inspect=True)
     code = _show(record, arguments)
     wrong = {(found.mode, found.batch_size, found.padded_batch_size) for found in record.mismatches}
     if wrong:
@@ -93,6 +74,33 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return FAILED
     return code
+
+
+def _saved_record(source: str) -> Path | None:
+    """Return the file of a saved record that an argument names, or ``None`` for a TARGET.
+
+    Raises:
+        UsageError: It names neither.
+    """
+    path = Path(source)
+    if path.suffix == ".py" and exists(path):
+        raise UsageError(
+            f"cannot inspect {source!r}: it is a Python file. Name a TARGET in it, such as "
+            f"{_module_name(path)}:target, as Python imports it from the working directory."
+        )
+    if path.suffix == ".json" or (exists(path) and not is_folder(path)):
+        return path
+    if is_folder(path):
+        raise UsageError(
+            f"cannot inspect {source!r}: it is a folder. Load a model with --checkpoint {source}, "
+            "or name the file of a saved record."
+        )
+    if ":" not in source:
+        raise UsageError(
+            f"cannot inspect {source!r}: it is not a file. Name the file of a saved record, or a "
+            "TARGET as package.module:attribute."
+        )
+    return None
 
 
 def _load(path: Path, arguments: argparse.Namespace) -> RecordWithGraphs:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+from graphkit.errors import RecordError
+from graphkit.records import PlanRecord
+from graphkit.spec import ForwardMode
+
+SPECULATION = ("topk", "num_steps", "num_draft_tokens", "page_size")
+"""Options of drafts and pages, as arguments of engines name them."""
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -37,69 +41,134 @@ def add_device_option(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def add_speculation_options(parser: argparse.ArgumentParser) -> None:
-    """Declare --algorithm, --topk, --num-steps and --num-draft-tokens."""
+def add_checkpoint_options(
+    parser: argparse.ArgumentParser,
+    *,
+    instead_of: str,
+    among: argparse._ActionsContainer | None = None,
+) -> None:
+    """Declare --checkpoint, and the options that say how its folder is loaded and speculates.
+
+    Args:
+        parser: The parser of the command.
+        instead_of: What the command runs without --checkpoint.
+        among: Group of alternatives that --checkpoint is one of, if any.
+    """
+    (among or parser).add_argument(
+        "--checkpoint", type=Path, metavar="DIR",
+        help="folder of a causal language model that transformers loads, instead of "
+        f"{instead_of}; needs graphkit-cuda[models]",
+    )  # fmt: skip
     parser.add_argument(
-        "--algorithm", metavar="A",
+        "--draft", type=_parse_draft, metavar="DIR|mtp",
+        help="folder of a draft model for the --checkpoint, or mtp for the MTP layers in it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"),
+        help="data type of the --checkpoint; default: its own on CUDA, float32 on the CPU",
+    )  # fmt: skip
+    parser.add_argument(
+        "--algorithm", type=str.upper, metavar="A",
         help="speculative algorithm, in any case: NONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, "
-        "STANDALONE or NGRAM; default: EAGLE, or that of the --draft folder, or NGRAM for a "
-        "--checkpoint without one",
+        "STANDALONE, NGRAM or DFLASH; default: EAGLE for the reference model; for a --checkpoint "
+        "that of its --draft, else NGRAM",
     )  # fmt: skip
     parser.add_argument(
-        "--topk", type=int, default=1, metavar="K",
-        help="branches per draft step; default: 1, a chain",
-    )  # fmt: skip
-    parser.add_argument(
-        "--num-steps", type=int, default=3, metavar="S", help="draft steps; default: 3"
+        "--topk", type=int, metavar="K", help="branches per draft step; default: 1, a chain"
     )
+    parser.add_argument(
+        "--num-steps", type=_parse_steps, metavar="S",
+        help="draft steps; several ascending numbers, such as 0,1,3,5, let each step choose; "
+        "default: 3",
+    )  # fmt: skip
     parser.add_argument(
         "--num-draft-tokens", type=int, metavar="W",
         help="tokens per request in one verify, the root included; default: S + 1 for topk 1, else "
         "2 * (S + 1)",
     )  # fmt: skip
+    parser.add_argument("--page-size", type=int, metavar="N", help="KV slots per page; default: 1")
 
 
-def chosen_algorithm(arguments: argparse.Namespace) -> str:
-    """Return the algorithm in capitals; the default needs no more models than there are.
+def add_context_option(parser: argparse.ArgumentParser, default: str) -> None:
+    """Declare --max-context-len."""
+    parser.add_argument(
+        "--max-context-len", type=parse_count, metavar="N",
+        help="most tokens of a prompt and its output, drafts included; the KV pools have room for "
+        f"it; default: {default}",
+    )  # fmt: skip
 
-    Raises:
-        CheckpointError: It is that of a draft folder which cannot be read.
+
+def add_target_options(
+    parser: argparse.ArgumentParser,
+    *,
+    default_sizes: str = "those of TARGET",
+    metavar: str = "TARGET",
+    record: str = "",
+) -> None:
+    """Declare TARGET or --checkpoint, --mode, --batch-sizes and --device.
+
+    Args:
+        parser: The parser of the command.
+        default_sizes: What the command captures without --batch-sizes.
+        metavar: Name of the argument TARGET in the help.
+        record: Description of the file that the command takes instead of a TARGET, if it does.
     """
-    if arguments.algorithm is not None:
-        return str(arguments.algorithm).upper()
-    if arguments.draft is not None:
-        from graphkit.reference import head_algorithm
-
-        return head_algorithm(arguments.draft)
-    return "EAGLE" if arguments.checkpoint is None else "NGRAM"
-
-
-def model_dtype(folder: Path | None, device: torch.device) -> torch.dtype:
-    """Return the data type to run a folder in: its own on CUDA, float32 on the CPU.
-
-    The reference model, ``None``, runs in float32.
-
-    Raises:
-        CheckpointError: A file is missing or damaged.
-    """
-    import torch
-
-    from graphkit.reference import checkpoint_dtype
-
-    if device.type == "cuda" and folder is not None:
-        return checkpoint_dtype(folder)
-    return torch.float32
+    modes = [mode.name for mode in ForwardMode if not mode.is_idle()]
+    parser.add_argument(
+        "target", nargs="?", metavar=metavar,
+        help=f"{record}package.module:attribute, importable from the working directory: a "
+        "CaptureTarget, or a function that returns one (called with device= if it has that "
+        "parameter); default: the reference model",
+    )  # fmt: skip
+    parser.add_argument(
+        "--mode", action="append", metavar="M",
+        help=f"forward mode to capture, in any case: {', '.join(modes[:-1])} or {modes[-1]}; "
+        "repeatable; default: every mode of TARGET",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch-sizes", type=_parse_sizes, metavar="1,2,4",
+        help="batch sizes to capture, in requests, or the file of a plan; the largest batch of "
+        f"TARGET is always added; default: {default_sizes}",
+    )  # fmt: skip
+    add_device_option(parser)
+    add_checkpoint_options(parser, instead_of="a TARGET")
+    add_context_option(parser, "the context of the model, at most 256")
 
 
-def use_one_thread() -> None:
-    """Compute with one thread, for the small models that ship with graphkit.
+def _parse_steps(text: str) -> int | tuple[int, ...]:
+    """Return one number of draft steps, or several."""
+    try:
+        steps = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of draft steps, such as 3, and no list, such as 0,1,3,5"
+        ) from error
+    return steps if len(steps) > 1 else steps[0]
 
-    Their operations are so short that waiting for a second thread costs more than it saves, many
-    times more on a busy machine.
-    """
-    import torch
 
-    torch.set_num_threads(1)
+def speculation_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of drafts and pages that the command line names."""
+    found = {name: getattr(arguments, name) for name in SPECULATION}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _parse_sizes(text: str) -> list[int]:
+    try:
+        return [int(size) for size in text.split(",")]
+    except ValueError:
+        pass
+    if is_folder(Path(text)) or not exists(Path(text)):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of sizes such as 1,2,4, nor the file of a plan"
+        )
+    try:
+        return list(PlanRecord.load(text).chosen.batch_sizes)
+    except RecordError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _parse_draft(text: str) -> str | Path:
+    return text if text == "mtp" else Path(text)
 
 
 def parse_count(text: str) -> int:

@@ -7,21 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 
 from graphkit.cli.exits import UsageError
-from graphkit.cli.generate_texts import OnText, TextDisplay, prompt_end
-from graphkit.cli.options import chosen_algorithm, model_dtype, use_one_thread
+from graphkit.cli.generate_texts import OnText, TextDisplay, TextStream, prompt_end
+from graphkit.cli.models import OpenModels, load_tokenizer, open_models
 from graphkit.cli.output import progress_on_stderr
 from graphkit.distributed import RankGroup
 from graphkit.engine import Request, SamplingParams, SpeculativeEngine
-from graphkit.graphs import environment, resolve_device
+from graphkit.graphs import environment
 from graphkit.records import Completion, GenerateRecord
-from graphkit.reference import (
-    LlamaConfig,
-    TextStream,
-    default_checkpoint,
-    load_tokenizer,
-    reference_engine,
-)
-from graphkit.reference.checkpoint_folder import read_config
 
 _LARGEST_BATCH = 32
 """Further prompts wait in the queue."""
@@ -48,9 +40,8 @@ def complete(
         GraphkitError: A folder cannot be loaded, the engine refuses its settings, or a forward
             cannot be captured.
     """
-    folder = arguments.checkpoint or default_checkpoint()
-    config = LlamaConfig.from_dict(read_config(folder))
-    tokenizer = load_tokenizer(folder, config.vocab_size)
+    models = open_models(arguments, group)
+    tokenizer = load_tokenizer(models)
     encode = tokenizer.encode_chat if arguments.chat else tokenizer.encode
     prompt_ids = [encode(prompt) for prompt in prompts]
     sampling = SamplingParams(
@@ -62,7 +53,7 @@ def complete(
         stop_token_ids=tokenizer.stop_ids,
     )
     streams = [TextStream(tokenizer, ids, arguments.stop) for ids in prompt_ids]
-    with _engine(arguments, config, len(prompts), group) as engine:
+    with _engine(arguments, models, len(prompts)) as engine:
         for ids in prompt_ids:
             _check_length(ids, engine.context_limit)
         requests = [engine.submit(ids, sampling) for ids in prompt_ids]
@@ -74,57 +65,40 @@ def complete(
         with display(heads, max_new_tokens) as on_text:
             seconds = _run_to_end(engine, by_request, tokenizer.stop_ids, on_text)
         completions = tuple(map(_completion, shown, requests, streams))
-        return _record(arguments, engine, completions, seconds, capture_seconds)
+        return _record(arguments, models.algorithm, engine, completions, seconds, capture_seconds)
 
 
 def follow(arguments: argparse.Namespace, group: RankGroup, num_prompts: int) -> None:
     """Run the engine of ``complete`` on another rank than 0."""
-    config = LlamaConfig.from_dict(read_config(arguments.checkpoint or default_checkpoint()))
-    with _engine(arguments, config, num_prompts, group) as engine:
+    with _engine(arguments, open_models(arguments, group), num_prompts) as engine:
         if not arguments.eager:
             engine.capture()
         engine.worker_loop()
 
 
 def _engine(
-    arguments: argparse.Namespace,
-    config: LlamaConfig,
-    num_prompts: int,
-    group: RankGroup | None,
+    arguments: argparse.Namespace, models: OpenModels, num_prompts: int
 ) -> SpeculativeEngine:
     """Return an engine for so many prompts."""
-    device, folder = resolve_device(arguments.device), arguments.checkpoint
-    if device.type == "cpu" and folder is None:
-        use_one_thread()
-    return reference_engine(
-        chosen_algorithm(arguments),
-        topk=arguments.topk,
-        num_steps=arguments.num_steps,
-        num_draft_tokens=arguments.num_draft_tokens,
+    return models.engine(
         max_batch_size=min(num_prompts, _LARGEST_BATCH),
-        max_context_len=_context_len(arguments, config.max_position_embeddings),
-        page_size=arguments.page_size,
-        device=device,
-        dtype=model_dtype(folder, device),
+        max_context_len=_context_length(arguments.max_context_len, models.longest_context),
         generation=arguments.generation,
         steps_per_launch=arguments.steps_per_launch,
-        checkpoint=folder,
-        draft=arguments.draft,
         seed=arguments.seed,
-        group=group,
     )
 
 
-def _context_len(arguments: argparse.Namespace, longest: int) -> int:
+def _context_length(chosen: int | None, longest: int | None) -> int:
     """Return the most tokens of a request, drafts included; ``longest`` is that of the target."""
-    if arguments.max_context_len is None:
-        return min(longest, _LARGEST_DEFAULT_CONTEXT)
-    if not 1 <= arguments.max_context_len <= longest:
+    if chosen is None:
+        return min(longest or _LARGEST_DEFAULT_CONTEXT, _LARGEST_DEFAULT_CONTEXT)
+    if longest is not None and chosen > longest:
         raise UsageError(
-            f"--max-context-len is {arguments.max_context_len}, but the target has contexts of 1 "
-            f"to {longest} tokens. Choose one of these."
+            f"--max-context-len is {chosen}, but the target has contexts of 1 to {longest} tokens. "
+            "Choose one of these."
         )
-    return int(arguments.max_context_len)
+    return chosen
 
 
 def _check_length(prompt_ids: Sequence[int], limit: int) -> None:
@@ -178,23 +152,25 @@ def _completion(prompt: str, request: Request, stream: TextStream) -> Completion
         finish_reason="stop string" if stream.is_stopped else reason,
         tokens=len(request.output_ids),
         accept_length=request.accept_length,
+        token_ids=tuple(request.output_ids),
     )
 
 
 def _record(
     arguments: argparse.Namespace,
+    algorithm: str,
     engine: SpeculativeEngine,
     completions: tuple[Completion, ...],
     seconds: float,
     capture_seconds: float | None,
 ) -> GenerateRecord:
-    stats, spec = engine.stats, engine.spec
+    stats, spec = engine.stats, engine.spec.longest
     return GenerateRecord(
         text=completions[0].text,
         completions=completions,
         environment=environment(engine.device),
         backend=engine.runners[0].backend.name,
-        algorithm=chosen_algorithm(arguments),
+        algorithm=algorithm,
         topk=spec.topk,
         num_steps=spec.num_steps,
         num_draft_tokens=spec.num_draft_tokens,
@@ -213,4 +189,5 @@ def _record(
         replays=stats.replays,
         fallbacks=stats.fallbacks,
         accepted_lengths=stats.accepted_lengths,
+        drafted_lengths=stats.drafted_lengths,
     )

@@ -101,6 +101,11 @@ class BarrierBackend:
             lambda: self._barrier.run(lambda: self._backend.loop(*graphs, **tensors))
         )
 
+    def measure(self, graph: Any) -> float:
+        """Measure on all ranks at once, and return the result of rank 0 on all of them."""
+        own = self._reporting(lambda: self._barrier.run(lambda: self._backend.measure(graph)))
+        return self._barrier.of_rank_0(own)
+
     def diagnose(self, function: Callable[[], Any]) -> None:
         """Do nothing: one rank alone cannot run the collectives of a function again."""
 

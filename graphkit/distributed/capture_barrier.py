@@ -78,6 +78,15 @@ class CaptureBarrier:
         texts = self._exchange(json.dumps(is_needed)).values()
         return any([is_needed, *(json.loads(text) for text in texts)])
 
+    def of_rank_0(self, value: float) -> float:
+        """Wait for all ranks, and return the number that rank 0 passes.
+
+        Raises:
+            RankFailure: A rank has failed, or did not arrive within the time limit.
+        """
+        texts = self._exchange(json.dumps(value))
+        return float(json.loads(texts[0])) if 0 in texts else value
+
     def run(self, function: Callable[[], ResultT]) -> ResultT:
         """Run a function on all ranks at once, and return when all have enqueued its work.
 

@@ -11,6 +11,7 @@ from graphkit.engine.request_memory import RequestMemory
 from graphkit.engine.stats import EngineStats
 from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.step import (
+    DFlashDrafter,
     Drafter,
     DraftTree,
     EagleDrafter,
@@ -19,6 +20,7 @@ from graphkit.step import (
     MultiLayerDrafter,
     NgramDrafter,
     NullDrafter,
+    PrefillBatch,
     PrefillChunk,
     SamplingParams,
     Verified,
@@ -26,6 +28,7 @@ from graphkit.step import (
 )
 
 __all__ = [
+    "DFlashDrafter",
     "DraftTree",
     "Drafter",
     "EagleDrafter",
@@ -38,6 +41,7 @@ __all__ = [
     "NewTokens",
     "NgramDrafter",
     "NullDrafter",
+    "PrefillBatch",
     "PrefillChunk",
     "Request",
     "RequestMemory",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from operator import itemgetter
 from typing import Any
 
 from graphkit.distributed import Channel, RankGroup
@@ -43,6 +44,8 @@ class CallBroadcast:
         self._calls: list[list[Any]] = []
         self._requests: dict[int, Request] = {}
         self._numbers: dict[Request, int] = {}
+        self._aborted: list[Request] = []
+        """Requests that were aborted since the last check. Waiting ones end without a step."""
         self._submitted = self._steps = 0
         self._sums: list[tuple[str, int]] = []
         """Checksums that ranks compare next, by name of the step or the request."""
@@ -59,6 +62,7 @@ class CallBroadcast:
     def aborted(self, request: Request) -> None:
         """Send the abort of a submitted request with the next step."""
         self._calls.append(["abort", self._numbers[request]])
+        self._aborted.append(request)
 
     def step(self) -> None:
         """Send the calls since the last step, and let all ranks run a step.
@@ -108,11 +112,12 @@ class CallBroadcast:
         finally:
             self._follows = False
 
-    def check(self, new_tokens: NewTokens) -> None:
+    def check(self, new_tokens: NewTokens, ended: Iterable[Request]) -> None:
         """Compare tokens between ranks if requests have finished, and every few steps.
 
         Args:
             new_tokens: Tokens of the step that has been run.
+            ended: Requests that ended since the last call, unless they were aborted.
 
         Raises:
             RankError: A rank has failed, or generated other tokens than rank 0.
@@ -121,9 +126,10 @@ class CallBroadcast:
         numbered = [(self._numbers[request], tokens) for request, tokens in new_tokens]
         self._sums.append((f"step {self._steps}", zlib.crc32(repr(numbered).encode())))
         self._steps += 1
-        finished = [request for request in self._numbers if request.is_finished]
-        for request in finished:
-            number = self._numbers.pop(request)
+        aborted, self._aborted = self._aborted, []
+        finished = {request: self._numbers[request] for request in (*ended, *aborted)}
+        for request, number in sorted(finished.items(), key=itemgetter(1)):
+            del self._numbers[request]
             del self._requests[number]
             output = repr((request.output_ids, request.finish_reason))
             self._sums.append((f"request {number}", zlib.crc32(output.encode())))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from graphkit.engine.request import Request
+from graphkit.engine.request_memory import RequestMemory, StepSlots
 from graphkit.engine.schedules import Overlapped, PendingReport, RunningBatch
 from graphkit.ops.loop_layout import Report
 from graphkit.step import SpecStepInputs, SpecStepRunner, StepResult, StepStream
@@ -20,17 +21,31 @@ class OnDevice(Overlapped):
     If the runner has no loops, as on ranks that use NCCL, each step is one launch. Ranks read whole
     loops, so that all have seen the same steps when they launch the next one.
 
+    A launch has as many steps as there are KV slots for, and the next one is enqueued only if it
+    has slots, too. While prompts are prefilled, each step is one replay.
+
     Args:
         runner: Runs the steps.
+        memory, step_slots: As for ``Schedule``.
         steps_per_launch: Most steps of a launch.
     """
 
-    def __init__(self, runner: SpecStepRunner, steps_per_launch: int) -> None:
-        super().__init__(runner.device_step)
-        self._runner, self._steps_per_launch = runner, steps_per_launch
+    def __init__(
+        self,
+        runner: SpecStepRunner,
+        memory: RequestMemory,
+        step_slots: StepSlots,
+        steps_per_launch: int,
+    ) -> None:
+        super().__init__(runner.device_step, memory, step_slots, steps_per_launch)
+        self._runner = runner
         self._streams: deque[StepStream] = deque()
+        self._launched_steps = 0
+        """Most steps of the last launch."""
         self._is_interrupted = False
         self._by_row: dict[int, Request] = {}
+        *_, self._longest = lengths = runner.device_step.lengths
+        self._drafts = [body.drafts for body in lengths]
 
     @property
     def runners(self) -> tuple[SpecStepRunner]:
@@ -48,18 +63,25 @@ class OnDevice(Overlapped):
             self._streams[-1].stop()
             self._is_interrupted = True
 
-    def advance(self, batch: RunningBatch, *, is_anyone_waiting: bool) -> None:
+    def make_room(self, batch: RunningBatch) -> bool:
+        """See ``Schedule.make_room``. Loops that run have their slots."""
+        return bool(self._streams) or super().make_room(batch)
+
+    def advance(self, batch: RunningBatch, *, is_anyone_waiting: bool, is_prefilling: bool) -> None:
         """Launch loops if too few run, and deliver what has arrived, at least one step."""
-        if not self._runner.can_launch:
-            super().advance(batch, is_anyone_waiting=is_anyone_waiting)
+        if not self._runner.can_launch or (is_prefilling and not self._streams):
+            super().advance(batch, is_anyone_waiting=is_anyone_waiting, is_prefilling=is_prefilling)
             return
         if not self._streams:
             self._is_interrupted = False
             self._by_row = {request.row: request for request in batch.requests}
-            self._launch_loop(batch, is_anyone_waiting=is_anyone_waiting)
+            steps, self._steps_left = self._steps_left, 0
+            self._launch_loop(batch, steps, is_anyone_waiting=is_anyone_waiting)
             self._deliver(len(self._pending))  # first tokens and eager steps precede the loop's
         if len(self._streams) == 1 and not (is_anyone_waiting or self._is_interrupted):
-            self._launch_loop(batch, is_anyone_waiting=False)
+            steps = self._reserve(batch, self._launched_steps)
+            if steps:
+                self._launch_loop(batch, steps, is_anyone_waiting=False)
         self._read()
 
     def drain(self) -> None:
@@ -87,15 +109,16 @@ class OnDevice(Overlapped):
         is_cpu = self._runner.device.type == "cpu"
         output = self._runner.replay(SpecStepInputs(req_pool_indices=batch.rows), clone=is_cpu)
         assert output.report is not None, "a running batch has rows"
-        self._pending.append(PendingReport.send(batch.requests, output.report, is_verify=True))
+        self._pending.append(PendingReport.send(batch.requests, output.report, self._longest))
 
     def _draft_and_verify(self, batch: RunningBatch) -> StepResult:
         return self._runner.draft_and_verify(batch.rows, is_greedy=batch.is_greedy)
 
-    def _launch_loop(self, batch: RunningBatch, *, is_anyone_waiting: bool) -> None:
+    def _launch_loop(self, batch: RunningBatch, steps: int, *, is_anyone_waiting: bool) -> None:
         rows = [request.row for request in batch.requests]
         until = rows if is_anyone_waiting else ()  # its memory is free as soon as one ends
-        stream = self._runner.launch(rows, max_steps=self._steps_per_launch, until=until)
+        stream = self._runner.launch(rows, max_steps=steps, until=until)
+        self._launched_steps = steps
         self._streams.append(stream)
 
     def _read(self) -> None:
@@ -103,7 +126,8 @@ class OnDevice(Overlapped):
         stream = self._streams[0]
         steps = stream.available() if self._runner.group is None else stream
         for step in steps:
+            drafts = self._drafts[step.length if len(self._drafts) > 1 else 0]
             for row in step.rows:
-                self._by_row[row[Report.ROW]].receive(row, is_verify=True)
+                self._by_row[row[Report.ROW]].receive(row, drafts)
         if stream.end is not None:
             self._streams.popleft()

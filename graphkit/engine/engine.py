@@ -16,7 +16,7 @@ from graphkit.engine.call_broadcast import CallBroadcast
 from graphkit.engine.device_schedule import OnDevice
 from graphkit.engine.queue import RequestQueue
 from graphkit.engine.request import FinishReason, NewTokens, Request
-from graphkit.engine.request_memory import RequestMemory
+from graphkit.engine.request_memory import RequestMemory, StepSlots
 from graphkit.engine.schedules import HostInLoop, Overlapped, RunningBatch, Schedule
 from graphkit.engine.stats import EngineStats, Tally
 from graphkit.engine.token_matcher import TokenMatcher
@@ -87,8 +87,9 @@ class SpeculativeEngine:
             see ``SpecStepRunner``; it needs a drafter and a backend that do not need the host
             between steps and, on CUDA, cuda-bindings. ``None`` selects v3 where it can run, else
             v2; see ``plan``.
-        steps_per_launch: Most steps of one launch of v3.
-        chunked_prefill_size: Most prompt tokens per forward.
+        steps_per_launch: Most steps of one launch of v3. In all generations, KV slots are reserved
+            for so many steps at a time, or for fewer if the pool is short.
+        chunked_prefill_size: Most prompt tokens per forward, of all requests together.
         bos_token_id: Replaces an empty prompt; with ``None``, an empty prompt is an error.
         seed: Any int. Gives a different seed to each request that has none.
         structured_output: Whether requests may have a matcher. Verify then takes a token bitmask,
@@ -167,23 +168,23 @@ class SpeculativeEngine:
         self.plan = _plan(spec, generation, device_step.host_reason or loop_refusal)
         self.generation = self.plan.generation
         self.max_path = device_step.max_path
+        slots = StepSlots(device_step.max_path, device_step.slots_ahead)
         # v2 enqueues one more step after the one that finishes a request.
-        slots_ahead = device_step.max_path + device_step.slots_ahead
-        self.context_limit = _context_limit(sizes, slots_ahead)
+        self.context_limit = _context_limit(sizes, slots.max_path + slots.ahead)
         kv_pool = attention.kv_pool
         self.memory = RequestMemory(rows, kv_pool.size, kv_pool.page_size)
         self._admission = Admission(
             device_step, self.context_limit, seed=seed, bos_token_id=bos_token_id
         )
         self.group, self._broadcast = group, None if group is None else CallBroadcast(group)
-        self._schedule = self._create_schedule(device_step, steps_per_launch)
+        self._schedule = self._create_schedule(device_step, slots, steps_per_launch)
         self.runners = self._schedule.runners
         self._queue = RequestQueue(
             self._admission,
             self.memory,
-            slots_ahead=slots_ahead,
+            slots,
             max_running=sizes.max_batch_size,
-            reserve_all=self.generation != "v1",
+            spare_steps=steps_per_launch,
             fails_alone=group is None,
         )
         self._batch: RunningBatch | None = None
@@ -198,16 +199,19 @@ class SpeculativeEngine:
         self.memory.open()
         weakref.finalize(self, _free, self._schedule, self.memory).atexit = False
 
-    def _create_schedule(self, device_step: DeviceStep, steps_per_launch: int) -> Schedule:
+    def _create_schedule(
+        self, device_step: DeviceStep, slots: StepSlots, steps_per_launch: int
+    ) -> Schedule:
         """Create the schedule of the generation."""
+        reserving = self.memory, slots, steps_per_launch
         if self.generation == "v3":
-            return OnDevice(SpecStepRunner.from_step(device_step), steps_per_launch)
+            return OnDevice(SpecStepRunner.from_step(device_step), *reserving)
         if self.group is not None:
             for runner in device_step.runners:
                 runner.join(self.group)
         if self.generation == "v1":
-            return HostInLoop(device_step, self.memory)
-        return Overlapped(device_step)
+            return HostInLoop(device_step, *reserving)
+        return Overlapped(device_step, *reserving)
 
     def capture(self, progress: Callable[[str], None] = lambda _message: None) -> None:
         """Capture the graphs of all runners that have not been captured yet.
@@ -232,10 +236,12 @@ class SpeculativeEngine:
         if warms_up:
             self._admission.warm_up(self.runners[0].capturing_backend())
         for runner in planned:
-            progress(f"capturing {runner.mode.name}")
+            progress(f"capturing {runner.label}")
             runner.capture()
         if warms_up and self.device.type == "cuda":
             self._schedule.warm_up(self.runners[0].capturing_backend())
+        if warms_up:
+            self._schedule.measure_lengths(self.runners[0].capturing_backend())
 
     def submit(
         self,
@@ -299,9 +305,11 @@ class SpeculativeEngine:
             )
         if request.is_finished:
             return
-        if request in self._queue.running:
+        if request in self._queue:
             self._schedule.interrupt()
-        elif not self._queue.drop(request):
+        elif self._queue.drop(request):
+            self._end([request])
+        else:
             raise InputError(
                 "abort got a request that neither waits nor runs in this engine. Pass a Request "
                 "that submit of this engine returned.",
@@ -323,7 +331,12 @@ class SpeculativeEngine:
 
     @torch.no_grad()
     def step(self) -> NewTokens:
-        """Admit waiting requests, run one step for all running ones, and remove finished ones.
+        """Admit waiting requests, prefill, run one step for all running ones, remove finished ones.
+
+        At most one forward prefills prompts, with up to ``chunked_prefill_size`` tokens of all
+        admitted requests together, so that running requests wait for one chunk at most. If the KV
+        pool runs out, the requests that were admitted last are preempted: they wait again, before
+        all others, and their text does not change.
 
         v1 drafts and verifies, waits for the accepted tokens, then catches up on them. It returns
         the tokens of this step.
@@ -333,7 +346,7 @@ class SpeculativeEngine:
 
         v3 launches a loop if none runs, and the next one if no request waits. It returns the tokens
         of all completed steps, at least one. A waiting request ends the loops as soon as it has
-        room, and joins when they have ended.
+        room, and joins when they have ended. While prompts are prefilled, steps are replays.
 
         A batch with a matcher waits for its drafts, and for all earlier tokens, before it verifies.
 
@@ -354,14 +367,19 @@ class SpeculativeEngine:
             self._restart()
         self._is_interrupted = True
         self._remove_finished()  # requests that were aborted
-        if self._queue.can_admit:
+        if self._queue.prefilling or self._queue.can_admit:
             self._schedule.interrupt()
         if self._schedule.can_admit:
-            self._queue.admit(self._schedule.begin)
+            self._queue.admit()
+            if self._queue.prefilling:
+                self._queue.prefill(self._schedule.begin)
             self._remove_finished()
+            self._make_room()
         if self._queue.running:
             self._schedule.advance(
-                self._running_batch(), is_anyone_waiting=self._queue.num_waiting > 0
+                self._running_batch(),
+                is_anyone_waiting=self._queue.num_waiting > 0,
+                is_prefilling=bool(self._queue.prefilling),
             )
             self._remove_finished()
         if not self._queue.running:
@@ -370,9 +388,10 @@ class SpeculativeEngine:
         if self._errors:
             errors, self._errors = self._errors, []
             raise errors[0]
+        ended = list(self._ended)
         new_tokens = self._take_new_tokens()
         if self._broadcast is not None:
-            self._broadcast.check(new_tokens)
+            self._broadcast.check(new_tokens, ended)
         return new_tokens
 
     def worker_loop(self) -> None:
@@ -473,8 +492,20 @@ class SpeculativeEngine:
                 "the engine is closed: it takes no requests and no capture. Create a new engine."
             )
 
+    def _make_room(self) -> None:
+        """Reserve KV slots for the next step, and preempt requests if the pool has too few."""
+        if not self._queue.running or self._schedule.make_room(self._running_batch()):
+            return
+        self._schedule.drain()  # after that, the host knows what each request needs
+        self._remove_finished()
+        if self._queue.running:
+            self._schedule.give_back(self._running_batch())
+        while self._queue.running and not self._schedule.make_room(self._running_batch()):
+            self._queue.preempt()
+            self._batch = None
+
     def _remove_finished(self) -> None:
-        finished = [request for request in self._queue.running if request.is_finished]
+        finished = [request for request in self._queue.admitted if request.is_finished]
         self._end(finished)
         self._queue.remove(finished)
 
@@ -496,7 +527,7 @@ class SpeculativeEngine:
 
     def _take_new_tokens(self) -> NewTokens:
         """Return the tokens that no call has returned yet."""
-        requests = (*self._ended, *self._queue.running)
+        requests = (*self._ended, *self._queue.started)
         new_tokens = [
             (request, request.output_ids[request.num_returned :])
             for request in requests

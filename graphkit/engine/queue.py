@@ -1,63 +1,93 @@
-"""Queue of waiting requests and the batch of running ones."""
+"""Queue of waiting requests, the prefills of admitted ones, and the batch of running ones."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, takewhile
+from weakref import WeakValueDictionary
 
 import torch
 
 from graphkit.engine.request import Request
-from graphkit.engine.request_memory import RequestMemory
+from graphkit.engine.request_memory import RequestMemory, StepSlots
 from graphkit.engine.token_matcher import TokenMatcher, check_matcher, root_bitmask
 from graphkit.errors import InputError
 from graphkit.step import Admission, SamplingParams
+from graphkit.step.admission import Prefill
+
+logger = logging.getLogger(__name__)
 
 
 class RequestQueue:
-    """Admits requests in order of submission, each as soon as it can be promised all its KV slots.
+    """Admits requests in order of submission, and prefills those that it has admitted.
+
+    A request is admitted if the pool can hold its longest possible text beside those of all others.
+    Otherwise it is admitted if there is room for its tokens so far and for a few steps of all
+    requests: most requests end before their limit. If the pool runs out nevertheless, the latest
+    admitted requests are preempted. They wait again, before all others, and prompt and output are
+    prefilled again.
 
     Args:
-        admission: Checks requests, and prefills the prompt of an admitted one.
+        admission: Checks requests, and prefills the prompts of admitted ones.
         memory: Provides rows and slots.
-        slots_ahead: KV slots that steps may write behind a request's tokens.
-        max_running: Most requests that run at the same time.
-        reserve_all: Whether a request's slots are all reserved when it is admitted.
+        step_slots: KV slots that steps need.
+        max_running: Most requests that are admitted at the same time.
+        spare_steps: Steps of all requests that must have room before another one is admitted.
         fails_alone: Whether an exception in a prefill ends that request alone, not the step.
 
     Attributes:
-        running: The running requests, in the order of admission.
+        running: The requests that take part in steps, in the order in which they joined.
+        prefilling: Admitted requests whose prompts are not complete, in the order of admission.
+        num_preemptions: Requests that were preempted, each time counted.
     """
 
     def __init__(
         self,
         admission: Admission,
         memory: RequestMemory,
+        step_slots: StepSlots,
         *,
-        slots_ahead: int,
         max_running: int,
-        reserve_all: bool,
+        spare_steps: int,
         fails_alone: bool,
     ) -> None:
-        self._admission, self._memory = admission, memory
-        self._slots_ahead, self._max_running = slots_ahead, max_running
-        self._reserve_all, self._fails_alone = reserve_all, fails_alone
-        self._waiting: deque[Request] = deque()
+        self._admission, self._memory, self._step_slots = admission, memory, step_slots
+        self._max_running, self._fails_alone = max_running, fails_alone
+        self._spare = memory.whole_pages(spare_steps * step_slots.max_path)
+        self._waiting: OrderedDict[Request, None] = OrderedDict()
+        self._admitted: dict[Request, None] = {}
         self.running: list[Request] = []
+        self.prefilling: dict[Request, Prefill] = {}
+        self.num_preemptions = 0
+        self._matchers: WeakValueDictionary[int, Request] = WeakValueDictionary()
+        """Requests with a matcher, which they keep alive, by its id."""
+        self._is_short = False
+        """Whether a request was preempted and none has ended since."""
 
     def __bool__(self) -> bool:
-        return bool(self._waiting or self.running)
+        return bool(self._waiting or self._admitted)
+
+    def __contains__(self, request: Request) -> bool:
+        """Return whether a request has been admitted."""
+        return request in self._admitted
 
     @property
     def can_admit(self) -> bool:
         """Whether a request is waiting that has room now."""
-        return bool(self._waiting) and self._has_room_for(self._waiting[0])
+        return bool(self._waiting) and self._has_room_for(next(iter(self._waiting)))
 
     @property
-    def requests(self) -> Iterator[Request]:
-        """All requests, the running ones first."""
-        return chain(self.running, self._waiting)
+    def admitted(self) -> Iterable[Request]:
+        """Requests that hold a row, in the order of admission."""
+        return self._admitted.keys()
+
+    @property
+    def started(self) -> Iterator[Request]:
+        """Requests that may have output: the admitted ones, and those that wait again."""
+        again = takewhile(lambda request: request.num_admissions > 0, self._waiting)
+        return chain(self._admitted, again)
 
     @property
     def num_waiting(self) -> int:
@@ -85,7 +115,7 @@ class RequestQueue:
             context_limit=self._admission.context_limit,
             matcher=matcher,
         )
-        slots = self._memory.whole_pages(self._max_slots(request))
+        slots = self._memory.whole_pages(self._step_slots.most(request))
         if slots > self._memory.total_slots:
             raise InputError(
                 f"a request of up to {request.max_tokens} tokens needs {slots} KV slots, but the "
@@ -96,70 +126,123 @@ class RequestQueue:
 
     def put(self, requests: Sequence[Request]) -> None:
         """Append requests to the queue."""
-        self._waiting += requests
+        self._waiting.update(dict.fromkeys(requests))
+        for request in requests:
+            if request.matcher is not None:
+                self._matchers[id(request.matcher)] = request
 
-    def admit(self, begin: Callable[[Request, torch.Tensor], None]) -> None:
-        """Prefill waiting requests in order while there is room.
-
-        Args:
-            begin: Called with each admitted request and the report of its first new token.
-        """
+    def admit(self) -> None:
+        """Give rows and slots to waiting requests, in order, while there is room."""
         while self.can_admit:
-            request = self._waiting[0]
-            self.running.append(request)  # first, so that it is always in one of both
-            self._waiting.popleft()
+            request = next(iter(self._waiting))
+            self._admitted[request] = None  # first, so that it is always in one of both
+            del self._waiting[request]
             try:
-                report = self._start(request)
+                self.prefilling[request] = self._start(request)
             except Exception as error:
                 if not self._fails_alone:
                     raise
                 request.fail(error)
-            else:
-                begin(request, report)
+
+    def prefill(self, begin: Callable[[Sequence[Request], torch.Tensor], None]) -> None:
+        """Prefill the next chunks of the admitted requests, in one forward.
+
+        If the forward raises an exception, each request is prefilled alone, and fails alone.
+
+        Args:
+            begin: Called with the requests whose prompts are complete, and the reports of their
+                first new tokens.
+        """
+        for complete, report in self._prefilled(self._admission.chunks(self.prefilling.values())):
+            begin(complete, report)
+
+    def _prefilled(
+        self, chunks: Sequence[tuple[Prefill, int]]
+    ) -> list[tuple[Sequence[Request], torch.Tensor]]:
+        """Prefill chunks; return the requests that are complete and their reports."""
+        owners = {each: request for request, each in self.prefilling.items()}
+        try:
+            report = self._admission.prefill(chunks)
+        except Exception as error:
+            if not self._fails_alone:
+                raise
+            if len(chunks) == 1:
+                owners[chunks[0][0]].fail(error)
+                return []
+            logger.warning("Prefilling %d requests one by one after %r.", len(chunks), error)
+            return [each for chunk in chunks for each in self._prefilled([chunk])]
+        if report is None:
+            return []
+        complete = [owners[each] for each, _ in chunks if not each.left]
+        for request in complete:
+            del self.prefilling[request]
+        self.running = [*self.running, *complete]
+        return [(complete, report)]
+
+    def preempt(self) -> None:
+        """Free row and slots of the request that was admitted last, and let it wait again.
+
+        No step of the request is in flight, and all its tokens have been delivered.
+        """
+        request = next(reversed(self._admitted))
+        assert len(self._admitted) > 1, "submit refuses what the pool cannot hold alone"
+        self._waiting[request] = None
+        self._waiting.move_to_end(request, last=False)
+        self._leave([request])
+        self.num_preemptions, self._is_short = self.num_preemptions + 1, True
 
     def remove(self, requests: Sequence[Request]) -> None:
-        """Remove running requests and free their rows and slots.
+        """Remove admitted requests and free their rows and slots.
 
         A step that is still in flight may write to the freed slots. Streams are ordered, so it does
         so before the next owner writes there.
         """
+        if requests:
+            self._leave(requests)
+            self._is_short = False
+
+    def _leave(self, requests: Sequence[Request]) -> None:
         for request in requests:
             self._memory.free_row(request.row)
             request.row = 0
+            self.prefilling.pop(request, None)
+            del self._admitted[request]
         self.running = [request for request in self.running if request.row]
 
     def requeue(self) -> list[Request]:
-        """Put all running requests before the waiting ones, and free all rows and slots.
+        """Put all admitted requests before the waiting ones, and free all rows and slots.
 
-        The next ``admit`` prefills their prompts and outputs. May be called again after an
-        exception at any line of this object.
+        The next prefills are of their prompts and outputs. May be called again after an exception
+        at any line of this object.
 
         Returns:
             Those that have finished, which are dropped.
         """
-        requests = list(dict.fromkeys(self.requests))
+        requests = list(dict.fromkeys((*self._admitted, *self._waiting)))
         for request in requests:
             request.resume()
-        self._waiting = deque(request for request in requests if not request.is_finished)
-        self.running = [request for request in requests if request.is_finished]
+        self._waiting = OrderedDict.fromkeys(each for each in requests if not each.is_finished)
+        self._admitted = dict.fromkeys(each for each in requests if each.is_finished)
+        self.running, self.prefilling = [], {}
         self._memory.free_all()
-        finished, self.running = self.running, []
+        finished, self._admitted = list(self._admitted), {}
         return finished
 
     def drop(self, request: Request) -> bool:
         """Drop a request if it is waiting; return whether it was."""
         is_waiting = request in self._waiting
         if is_waiting:
-            self._waiting.remove(request)
+            del self._waiting[request]
         return is_waiting
 
     def clear(self) -> list[Request]:
         """Drop all waiting requests, and return them."""
-        waiting, self._waiting = self._waiting, deque()
+        waiting, self._waiting = self._waiting, OrderedDict()
         return list(waiting)
 
     def _check_matcher(self, matcher: TokenMatcher) -> None:
-        if any(request.matcher is matcher for request in (*self._waiting, *self.running)):
+        owner = self._matchers.get(id(matcher))
+        if owner is not None and not owner.is_finished:
             raise InputError(
                 "the matcher belongs to another request, which has not finished. Create one for "
                 "each request.",
@@ -167,25 +250,26 @@ class RequestQueue:
             )
         check_matcher(matcher, self._admission.vocab_size)
 
-    def _start(self, request: Request) -> torch.Tensor:
-        """Allocate memory, and prefill the prompt and the output so far."""
-        max_slots = self._max_slots(request)
-        request.row = self._memory.allocate_row(max_slots)
-        length = max_slots if self._reserve_all else request.num_tokens
-        matcher = request.matcher
-        self._memory.reserve([(request.row, length)])
-        return self._admission.prefill(
+    def _start(self, request: Request) -> Prefill:
+        """Allocate row and slots; return what is to be prefilled."""
+        request.num_admissions += 1
+        request.row = self._memory.allocate_row(self._step_slots.most(request))
+        has_room = self._memory.reserve([(request.row, self._step_slots.needed(request, 1))])
+        assert has_room, "the caller has checked it"
+        matcher, left = request.matcher, request.max_tokens - request.num_tokens
+        return Prefill(
             request.row,
-            (*request.prompt_ids, *request.output_ids),
             request.sampling,
-            request.max_tokens - request.num_tokens,
+            left,
+            (*request.prompt_ids, *request.output_ids),
             None if matcher is None else root_bitmask(matcher, self._admission.vocab_size),
         )
 
     def _has_room_for(self, request: Request) -> bool:
-        is_below_limit = len(self.running) < self._max_running
-        return is_below_limit and self._memory.has_room(self._max_slots(request))
-
-    def _max_slots(self, request: Request) -> int:
-        """Return the slots of the longest possible text and of what steps write ahead."""
-        return request.max_tokens + self._slots_ahead
+        if len(self._admitted) >= self._max_running or not self._memory.available_rows:
+            return False
+        if self._memory.can_promise(self._step_slots.most(request)):
+            return True
+        spare = self._spare * len(self._admitted)
+        needed = self._memory.whole_pages(self._step_slots.needed(request, 1))
+        return not self._is_short and needed + spare <= self._memory.available_slots

@@ -34,7 +34,7 @@ NewTokens = list[tuple["Request", list[int]]]
 """New tokens of each request, in order."""
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
+@dataclass(eq=False, slots=True, kw_only=True, weakref_slot=True)
 class Request:
     """A request and its output so far.
 
@@ -47,7 +47,9 @@ class Request:
         matcher: Constrains the output; ``None`` allows every token. It has accepted ``output_ids``.
         output_ids: Tokens generated so far, without the prompt.
         finish_reason: ``None`` until the request has finished.
-        row: Row in the request pool while the request runs, else 0.
+        row: Row in the request pool while the request is admitted, else 0.
+        num_admissions: Times that the request was admitted. Each after the first follows a
+            preemption, for want of KV slots, or an interrupted step.
         error: Exception that ended the request, with ``FinishReason.FAILED``; else ``None``.
         num_returned: Tokens of ``output_ids`` that ``step`` has returned.
         is_matching: Whether calls of the matcher are in progress. Its state is unknown if they were
@@ -55,6 +57,7 @@ class Request:
         accepted_lengths: Verify steps that generated tokens for the request, by the number of
             tokens that they accepted, the bonus token included. Counts tokens behind the end of the
             request too.
+        drafted_lengths: The same steps by the number of drafts that they verified.
     """
 
     prompt_ids: tuple[int, ...]
@@ -64,10 +67,12 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     row: int = 0
+    num_admissions: int = 0
     error: Exception | None = None
     num_returned: int = 0
     is_matching: bool = False
     accepted_lengths: Counter[int] = field(default_factory=Counter)
+    drafted_lengths: Counter[int] = field(default_factory=Counter)
 
     @property
     def num_tokens(self) -> int:
@@ -104,7 +109,7 @@ class Request:
         """Mean accepted tokens per verify step, bonus included; 0 before the first step."""
         return self.num_accepted_tokens / self.num_verifies if self.num_verifies else 0.0
 
-    def receive(self, row: Sequence[int], *, is_verify: bool) -> None:
+    def receive(self, row: Sequence[int], drafts: int | None) -> None:
         """Append the new tokens of a report's row up to the one that finishes the request.
 
         Does nothing if the request has finished: a step that was launched before its end was known
@@ -112,12 +117,13 @@ class Request:
 
         Args:
             row: See ``graphkit.ops.loop_layout.Report``.
-            is_verify: Whether a verify step produced the report, rather than a prefill.
+            drafts: Drafts that the step verified; ``None`` for the report of a prefill.
         """
         if self.finish_reason is not None:
             return
-        if is_verify:
+        if drafts is not None:
             self.accepted_lengths[row[Report.ACCEPTED]] += 1
+            self.drafted_lengths[drafts] += 1
         tokens = row[Report.TOKENS : Report.TOKENS + row[Report.NEW]]
         if self.matcher is None:
             self._append(tokens)

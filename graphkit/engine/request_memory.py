@@ -7,16 +7,45 @@ pools of target and draft model alike. Slots are allocated and freed in whole pa
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
+from graphkit.engine.request import Request
 from graphkit.kv import RequestPool, TokenSlotAllocator
 from graphkit.step.step_tensors import to_device
 
 
-class RequestMemory:
-    """Allocates a row and KV slots to each running request.
+@dataclass(frozen=True, slots=True)
+class StepSlots:
+    """KV slots that the steps of a request need.
 
-    ``allocate_row`` promises a request all the slots that it can ever use, so that ``reserve``
-    cannot run out of slots in the middle of a request.
+    Attributes:
+        max_path: Most tokens that one step accepts.
+        ahead: Slots that one step writes behind the committed tokens.
+    """
+
+    max_path: int
+    ahead: int
+
+    def needed(self, request: Request, steps: int) -> int:
+        """Return the slots that a request needs for steps whose tokens the host does not know.
+
+        Args:
+            request: The request, with the tokens that the host knows.
+            steps: Steps in flight and to come; a first token on its way counts as one.
+        """
+        return min(request.num_tokens + steps * self.max_path, request.max_tokens) + self.ahead
+
+    def most(self, request: Request) -> int:
+        """Return the slots of the longest possible text and of what steps write ahead."""
+        return request.max_tokens + self.max_path + self.ahead
+
+
+class RequestMemory:
+    """Allocates a row and KV slots to each admitted request.
+
+    ``allocate_row`` promises a request all slots that it can ever use as long as the pool has so
+    many. Further requests may be admitted, without a promise; then ``reserve`` may find too few
+    slots.
 
     Life: ``open`` takes all free rows of the pool -> requests -> ``close`` returns them.
 
@@ -64,53 +93,74 @@ class RequestMemory:
         """Round a number of tokens up to slots of whole pages."""
         return -(-num_tokens // self.page_size) * self.page_size
 
-    def has_room(self, max_tokens: int) -> bool:
-        """Return whether a request of at most ``max_tokens`` can be promised its slots now."""
-        promised = self._total_promised + self.whole_pages(max_tokens)
-        return self.available_rows > 0 and promised <= self.total_slots
+    @property
+    def available_slots(self) -> int:
+        """Slots that no request holds."""
+        return self._allocator.available
+
+    def can_promise(self, max_tokens: int) -> bool:
+        """Return whether the pool can hold ``max_tokens`` beside the most of all other requests."""
+        return self._total_promised + self.whole_pages(max_tokens) <= self.total_slots
 
     def allocate_row(self, max_tokens: int) -> int:
-        """Allocate a row to a request of at most ``max_tokens``; requires ``has_room``."""
+        """Allocate a row to a request of at most ``max_tokens``; requires a free one."""
         row = self._free_rows.pop()
         self._slots[row], self._promised[row] = [], self.whole_pages(max_tokens)
         self._total_promised += self._promised[row]
         return row
 
-    def reserve(self, lengths: Iterable[tuple[int, int]]) -> None:
+    def reserve(self, lengths: Iterable[tuple[int, int]]) -> bool:
         """Allocate slots so that each row has them for its first ``length`` tokens.
 
         Slots of a page that extends behind the last column of the table are held without a column.
 
         Args:
             lengths: Pairs of row and length.
+
+        Returns:
+            Whether there were enough slots; if not, none were allocated.
         """
+        missing = [(self._slots[row], row, self.whole_pages(length)) for row, length in lengths]
+        missing = [each for each in missing if each[2] > len(each[0])]
+        total = sum([end - len(held) for held, _, end in missing])
+        if total > self._allocator.available:
+            return False
+        if not total:
+            return True
+        new = self._allocator.alloc(total).tolist()
         rows: list[int] = []
         columns: list[int] = []
         slots: list[int] = []
-        for row, length in lengths:
-            held = self._slots[row]
-            missing = self.whole_pages(length) - len(held)
-            if missing > 0:
-                new = range(len(held), min(len(held) + missing, self.pool.max_context_len))
-                held += self._allocator.alloc(missing).tolist()
-                rows += [row] * len(new)
-                columns += new
-                slots += held[new.start : new.stop]
-        if slots:
-            index = to_device([rows, columns, slots], self.pool.device)
-            table = self.pool.req_to_token
-            table[index[0], index[1]] = index[2].to(table.dtype)
+        begin, most = 0, self.pool.max_context_len
+        for held, row, end in missing:
+            first, count = len(held), end - len(held)
+            held += new[begin : begin + count]
+            begin += count
+            last = min(end, most)
+            rows += [row] * (last - first)
+            columns += range(first, last)
+            slots += held[first:last]
+        index = to_device([rows, columns, slots], self.pool.device)
+        table = self.pool.req_to_token
+        table[index[0], index[1]] = index[2].to(table.dtype)
+        return True
 
-    def shrink(self, row: int, length: int) -> None:
-        """Free the pages behind the first ``length`` tokens of a row."""
-        held = self._slots[row]
-        keep = self.whole_pages(length)
-        self._allocator.free(held[keep:])
-        del held[keep:]
+    def shrink(self, lengths: Iterable[tuple[int, int]]) -> None:
+        """Free the pages behind the first ``length`` tokens of rows.
+
+        Args:
+            lengths: Pairs of row and length.
+        """
+        freed: list[int] = []
+        for row, length in lengths:
+            held, keep = self._slots[row], self.whole_pages(length)
+            freed += held[keep:]
+            del held[keep:]
+        self._allocator.free(freed)
 
     def free_row(self, row: int) -> None:
         """Free a row and all its slots."""
-        self.shrink(row, 0)
+        self.shrink([(row, 0)])
         self._total_promised -= self._promised.pop(row)
         del self._slots[row]
         self._free_rows.append(row)

@@ -1,11 +1,13 @@
 """Schedules: when the host waits for the device in a step. See ``device_schedule`` for v3.
 
 v1 (host in the loop) waits for the accepted tokens of every step. The host knows which requests
-have finished before the draft model catches up, and KV slots are reserved one step at a time.
+have finished before the draft model catches up.
 
 v2 (overlapped) enqueues a step before it reads the tokens of the previous one, so host and device
 work at the same time. The host learns one step late that a request has finished; the tokens of the
-extra step are dropped, and KV slots are reserved when the request joins.
+extra step are dropped.
+
+KV slots are reserved for several steps at once, for fewer if the pool is short.
 
 A batch with a matcher makes the host wait between draft and verify, in both: masks depend on the
 drafts, and on the tokens of all earlier steps.
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -25,14 +27,15 @@ from typing import Any
 import torch
 
 from graphkit.engine.request import Request
-from graphkit.engine.request_memory import RequestMemory
+from graphkit.engine.request_memory import RequestMemory, StepSlots
 from graphkit.engine.token_matcher import fill_tree
 from graphkit.graphs import Backend
 from graphkit.ops.logits import bitmask_words
 from graphkit.ops.loop_layout import Report
 from graphkit.runners import Runner
-from graphkit.step import DeviceStep, StepResult, Verified
+from graphkit.step import DeviceStep, StepBody, StepResult
 from graphkit.step.acceptance import Links
+from graphkit.step.draft_lengths import HostLengths
 from graphkit.step.step_tensors import to_device
 
 
@@ -66,32 +69,33 @@ class PendingReport:
     Attributes:
         requests: The requests of the step, in batch order.
         report: [B, 4 + longest path] int32 on the host; valid once ``copied`` has completed.
-        is_verify: Whether a verify step produced it, rather than a prefill.
         copied: Recorded behind the copy; ``None`` on the CPU, where copies complete at once.
+        body: What the step ran; ``None`` for a prefill.
     """
 
     requests: tuple[Request, ...]
     report: torch.Tensor
-    is_verify: bool
     copied: torch.cuda.Event | None
+    body: StepBody | None
 
     @classmethod
     def send(
-        cls, requests: Sequence[Request], report: torch.Tensor, *, is_verify: bool
+        cls, requests: Sequence[Request], report: torch.Tensor, body: StepBody | None
     ) -> PendingReport:
         """Start the copy to the host on the current stream."""
         copied = torch.cuda.Event() if report.is_cuda else None
         on_host = report.to("cpu", non_blocking=True)
         if copied is not None:
             copied.record(torch.cuda.current_stream(report.device))
-        return cls(tuple(requests), on_host, is_verify, copied)
+        return cls(tuple(requests), on_host, copied, body)
 
     def deliver(self) -> None:
         """Wait for the copy, then append the tokens to every request that has not finished."""
         if self.copied is not None:
             self.copied.synchronize()
+        drafts = None if self.body is None else self.body.drafts
         for request, row in zip(self.requests, self.report.tolist(), strict=True):
-            request.receive(row, is_verify=self.is_verify)
+            request.receive(row, drafts)
 
 
 class Schedule(ABC):
@@ -99,10 +103,27 @@ class Schedule(ABC):
 
     Args:
         device_step: The device's part of a step.
+        memory: Provides the KV slots.
+        step_slots: KV slots that steps need.
+        steps_at_once: Most steps for which slots are reserved at once.
     """
 
-    def __init__(self, device_step: DeviceStep) -> None:
+    def __init__(
+        self,
+        device_step: DeviceStep,
+        memory: RequestMemory,
+        step_slots: StepSlots,
+        steps_at_once: int,
+    ) -> None:
         self._device_step = device_step
+        self._memory, self._step_slots, self._steps_at_once = memory, step_slots, steps_at_once
+        self._batch: RunningBatch | None = None
+        """The batch that slots are reserved for."""
+        self._steps_left = 0
+        """Steps of this batch that have slots."""
+        self._chooser: HostLengths | None = None
+        if device_step.context.spec.is_adaptive:
+            self._chooser = HostLengths(device_step, device_step.verifier.runner.table.sizes)
 
     @property
     def runners(self) -> tuple[Runner[Any, Any], ...]:
@@ -117,30 +138,105 @@ class Schedule(ABC):
     def interrupt(self) -> None:  # noqa: B027 - only loops run on without the host
         """Let requests join soon; ``can_admit`` becomes true. Does not wait."""
 
-    @abstractmethod
-    def begin(self, request: Request, report: torch.Tensor) -> None:
-        """Add a prefilled request; ``report`` is that of its first token."""
+    def make_room(self, batch: RunningBatch) -> bool:
+        """Reserve slots for the next steps of a batch; return whether one step has them."""
+        if batch is not self._batch:
+            self._batch, self._steps_left = batch, 0
+        if not self._steps_left:
+            self._steps_left = self._reserve(batch, self._steps_in_flight)
+        return self._steps_left > 0
+
+    def give_back(self, batch: RunningBatch) -> None:
+        """Free the slots that the next step does not need. No step is in flight."""
+        self._memory.shrink(self._lengths(batch, 1))
+        self._batch = None
+
+    @property
+    def _steps_in_flight(self) -> int:
+        """Steps and first tokens that the host has not seen."""
+        return 0
+
+    def _reserve(self, batch: RunningBatch, in_flight: int) -> int:
+        """Reserve slots for as many steps as possible, and return how many."""
+        steps = self._steps_at_once
+        while steps and not self._memory.reserve(self._lengths(batch, in_flight + steps)):
+            steps //= 2
+        return steps
+
+    def _lengths(self, batch: RunningBatch, steps: int) -> Iterator[tuple[int, int]]:
+        needed = self._step_slots.needed
+        return ((request.row, needed(request, steps)) for request in batch.requests)
 
     @abstractmethod
-    def advance(self, batch: RunningBatch, *, is_anyone_waiting: bool) -> None:
-        """Run at least one step for the running requests.
+    def begin(self, requests: Sequence[Request], report: torch.Tensor) -> None:
+        """Add prefilled requests; ``report`` has a row for the first token of each."""
+
+    @abstractmethod
+    def advance(self, batch: RunningBatch, *, is_anyone_waiting: bool, is_prefilling: bool) -> None:
+        """Run at least one step for the running requests, after ``make_room``.
 
         Args:
             batch: The running requests.
             is_anyone_waiting: Whether a request waits for another one to end.
+            is_prefilling: Whether a prompt is to be continued before the next step.
         """
 
     @abstractmethod
     def drain(self) -> None:
         """Wait for all tokens on their way to the host and deliver them."""
 
-    def reset(self) -> None:  # noqa: B027 - v1 keeps nothing between steps
+    def reset(self) -> None:
         """Discard all tokens on their way to the host, after an interrupted step."""
+        self._batch = None
 
     def _draft_and_verify(self, batch: RunningBatch) -> StepResult:
         fill = partial(self._fill_bitmask, batch.requests) if batch.is_constrained else None
+        body = None
+        if self._chooser is not None:
+            body = self._chooser.next_body([request.row for request in batch.requests])
         return self._device_step.draft_and_verify(
-            batch.rows, is_greedy=batch.is_greedy, fill_bitmask=fill
+            batch.rows, is_greedy=batch.is_greedy, fill_bitmask=fill, body=body
+        )
+
+    def _forget_rows(self, requests: Sequence[Request]) -> None:
+        """Forget the requests that had the rows of new ones before."""
+        if self._chooser is not None:
+            self._chooser.begin([request.row for request in requests])
+
+    def _deliver_one(self, pending: PendingReport) -> None:
+        """Wait for a report and deliver it."""
+        pending.deliver()
+        if self._chooser is not None and pending.body is not None:
+            self._chooser.observe(pending.report, pending.body)
+
+    def measure_lengths(self, backend: Backend) -> None:
+        """Measure the graphs that a step of each draft length replays, at each captured size.
+
+        Does nothing with one length. Waits for the device. Does not count in the statistics.
+
+        Args:
+            backend: Backend of the captured graphs.
+        """
+        if self._chooser is not None:
+            bodies, sizes = self._device_step.bodies, self._device_step.verifier.runner.table
+            self._chooser.set_times(
+                [[self._graph_time(backend, size, body) for body in bodies] for size in sizes]
+            )
+
+    def _graph_time(self, backend: Backend, size: int, body: StepBody) -> float:
+        """Return the time of all graphs that a step of pads replays."""
+        with ExitStack() as stack:
+            for runner in self.runners:
+                stack.enter_context(runner.without_stats())
+            run = partial(self._run_pads, size, is_greedy=True, body=body)
+            self._device_step.warm_up(backend, [run])
+            counts = [runner.stats.replays for runner in self.runners]
+            run()
+            replays = [runner.stats.replays for runner in self.runners]
+        return sum(
+            (after - before) * backend.measure(runner.graphs[size])
+            for before, after, runner in zip(counts, replays, self.runners, strict=True)
+            if after > before
         )
 
     def _fill_bitmask(
@@ -152,7 +248,7 @@ class Schedule(ABC):
         return tree_bitmask(requests, tokens, links, vocab_size)
 
     @abstractmethod
-    def _catch_up(self, verified: Verified) -> None:
+    def _catch_up(self, result: StepResult) -> None:
         """Let the drafter catch up on all accepted tokens of a step."""
 
     def warm_up(self, backend: Backend) -> None:
@@ -164,89 +260,88 @@ class Schedule(ABC):
             CaptureError: The step raised an exception.
         """
         sizes = {1, min(2, self._device_step.context.sizes.max_batch_size)}
-        steps = product(sorted(sizes), (True, False))
+        steps = product(sorted(sizes), (True, False), self._device_step.bodies)
         with ExitStack() as stack:
             for runner in self.runners:
                 stack.enter_context(runner.without_stats())
-            runs = [partial(self._run_pads, size, is_greedy=kind) for size, kind in steps]
+            runs = [
+                partial(self._run_pads, size, is_greedy=kind, body=body)
+                for size, kind, body in steps
+            ]
             self._device_step.warm_up(backend, runs)
 
-    def _run_pads(self, batch_size: int, *, is_greedy: bool) -> None:
+    def _run_pads(self, batch_size: int, *, is_greedy: bool, body: StepBody) -> None:
         device = self._device_step.context.device
         pads = torch.zeros(batch_size, dtype=torch.int64, device=device)
-        self._catch_up(self._device_step.draft_and_verify(pads, is_greedy=is_greedy).verified)
+        self._catch_up(self._device_step.draft_and_verify(pads, is_greedy=is_greedy, body=body))
 
 
 class HostInLoop(Schedule):
-    """Generation v1: waits for each step's tokens; reserves KV slots for one step at a time.
+    """Generation v1: waits for each step's tokens; see ``Schedule`` for the arguments."""
 
-    Args:
-        device_step: The device's part of a step.
-        memory: Provides the slots.
-    """
-
-    def __init__(self, device_step: DeviceStep, memory: RequestMemory) -> None:
-        super().__init__(device_step)
-        self._memory = memory
-
-    def begin(self, request: Request, report: torch.Tensor) -> None:
-        """See ``Schedule.begin``. Waits for the token."""
-        PendingReport.send([request], report, is_verify=False).deliver()
+    def begin(self, requests: Sequence[Request], report: torch.Tensor) -> None:
+        """See ``Schedule.begin``. Waits for the tokens."""
+        self._forget_rows(requests)
+        PendingReport.send(requests, report, None).deliver()
 
     def advance(
         self,
         batch: RunningBatch,
         *,
         is_anyone_waiting: bool,  # noqa: ARG002
+        is_prefilling: bool,  # noqa: ARG002
     ) -> None:
         """See ``Schedule.advance``. Waits for verify, before the draft model catches up."""
         requests = batch.requests
-        # The newest token of a request is its bonus token, which has no KV slot yet.
-        ahead = self._device_step.slots_ahead - 1
-        self._memory.reserve((r.row, r.num_tokens + ahead) for r in requests)
+        self._steps_left -= 1
         result = self._draft_and_verify(batch)
-        pending = PendingReport.send(requests, result.report, is_verify=True)
-        pending.deliver()
+        pending = PendingReport.send(requests, result.report, result.body)
+        self._deliver_one(pending)
         accepted = pending.report[:, Report.ACCEPTED].tolist()
         catch_up = [
             0 if request.is_finished else count
             for request, count in zip(requests, accepted, strict=True)
         ]
-        self._device_step.drafter.extend_accepted(result.verified, catch_up)
-        for request in requests:
-            if not request.is_finished:
-                self._memory.shrink(request.row, request.num_tokens - 1)
+        result.body.drafter.extend_accepted(result.verified, catch_up)
 
     def drain(self) -> None:
         """Do nothing: every step delivers its own tokens."""
 
-    def _catch_up(self, verified: Verified) -> None:
-        counts = verified.counts.num_accepted_tokens.tolist()
-        self._device_step.drafter.extend_accepted(verified, counts)
+    def _catch_up(self, result: StepResult) -> None:
+        counts = result.verified.counts.num_accepted_tokens.tolist()
+        result.body.drafter.extend_accepted(result.verified, counts)
 
 
 class Overlapped(Schedule):
     """Generation v2: enqueues a step before it reads the previous one's tokens.
 
-    Args:
-        device_step: The device's part of a step.
+    See ``Schedule`` for the arguments.
     """
 
-    def __init__(self, device_step: DeviceStep) -> None:
-        super().__init__(device_step)
+    def __init__(
+        self,
+        device_step: DeviceStep,
+        memory: RequestMemory,
+        step_slots: StepSlots,
+        steps_at_once: int,
+    ) -> None:
+        super().__init__(device_step, memory, step_slots, steps_at_once)
         self._pending: deque[PendingReport] = deque()
 
-    def begin(self, request: Request, report: torch.Tensor) -> None:
-        """See ``Schedule.begin``. Does not wait; the next step delivers the token."""
-        self._pending.append(PendingReport.send([request], report, is_verify=False))
+    def begin(self, requests: Sequence[Request], report: torch.Tensor) -> None:
+        """See ``Schedule.begin``. Does not wait; the next step delivers the tokens."""
+        self._forget_rows(requests)
+        self._pending.append(PendingReport.send(requests, report, None))
 
     def advance(
         self,
         batch: RunningBatch,
         *,
         is_anyone_waiting: bool,  # noqa: ARG002
+        is_prefilling: bool,  # noqa: ARG002
     ) -> None:
         """See ``Schedule.advance``. Waits for earlier steps only, after enqueueing this one."""
+        self._steps_left -= 1
         self._enqueue(batch)
         self._deliver(len(self._pending) - 1)
 
@@ -256,20 +351,25 @@ class Overlapped(Schedule):
 
     def reset(self) -> None:
         """See ``Schedule.reset``."""
+        super().reset()
         self._pending.clear()
+
+    @property
+    def _steps_in_flight(self) -> int:
+        return len(self._pending)
 
     def _enqueue(self, batch: RunningBatch) -> None:
         """Enqueue a whole step without waiting for the device."""
         result = self._draft_and_verify(batch)
-        self._pending.append(PendingReport.send(batch.requests, result.report, is_verify=True))
-        self._catch_up(result.verified)
+        self._pending.append(PendingReport.send(batch.requests, result.report, result.body))
+        self._catch_up(result)
 
-    def _catch_up(self, verified: Verified) -> None:
-        self._device_step.drafter.extend(verified)
+    def _catch_up(self, result: StepResult) -> None:
+        result.body.drafter.extend(result.verified)
 
     def _deliver(self, count: int) -> None:
         for _ in range(count):
-            self._pending.popleft().deliver()
+            self._deliver_one(self._pending.popleft())
 
 
 def tree_bitmask(

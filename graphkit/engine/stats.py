@@ -22,18 +22,24 @@ class EngineStats:
         accepted_lengths: Verify steps by the number of tokens that they accepted, the bonus token
             included, shortest first. A step counts once per request that took part. Counts tokens
             behind the end of a request too.
-        replays: Graph replays by forward mode.
-        fallbacks: Eager runs by forward mode and reason.
-        running, waiting: Requests that run, and that wait for room.
+        drafted_lengths: The same steps by the number of drafts that they verified for the request,
+            fewest first.
+        replays: Graph replays by forward mode; blocks of a DFLASH draft model are those of
+            ``draft TARGET_VERIFY``.
+        fallbacks: Eager runs by forward mode, named as in ``replays``, and reason.
+        running, waiting: Requests that are admitted, and that wait for room.
+        preemptions: Times that a request had to give its KV slots to earlier ones.
         kv_usage: KV slots that requests hold, as a part of all, 0 to 1.
     """
 
     new_tokens: int
     accepted_lengths: Mapping[int, int]
+    drafted_lengths: Mapping[int, int]
     replays: Mapping[str, int]
     fallbacks: Mapping[str, Mapping[str, int]]
     running: int
     waiting: int
+    preemptions: int
     kv_usage: float
 
     @property
@@ -54,11 +60,13 @@ class Tally:
     def __init__(self) -> None:
         self._new_tokens = 0
         self._accepted_lengths: Counter[int] = Counter()
+        self._drafted_lengths: Counter[int] = Counter()
 
     def add(self, request: Request) -> None:
         """Add a finished request."""
         self._new_tokens += len(request.output_ids)
         self._accepted_lengths.update(request.accepted_lengths)
+        self._drafted_lengths.update(request.drafted_lengths)
 
     def stats(
         self, queue: RequestQueue, memory: RequestMemory, runners: Iterable[Runner[Any, Any]]
@@ -67,15 +75,24 @@ class Tally:
         total = Tally()
         total._new_tokens = self._new_tokens
         total._accepted_lengths.update(self._accepted_lengths)
-        for request in queue.requests:
+        total._drafted_lengths.update(self._drafted_lengths)
+        for request in queue.started:
             total.add(request)
-        by_mode = [(runner.mode.name, runner.stats) for runner in runners]
+        replays: Counter[str] = Counter()
+        fallbacks: dict[str, Counter[str]] = {}
+        for runner in runners:  # of several draft lengths, each has runners of the same modes
+            stats = runner.stats
+            replays[runner.label] += stats.replays
+            if stats.fallbacks:
+                fallbacks.setdefault(runner.label, Counter()).update(stats.fallbacks)
         return EngineStats(
             new_tokens=total._new_tokens,
             accepted_lengths=dict(sorted(total._accepted_lengths.items())),
-            replays={mode: stats.replays for mode, stats in by_mode},
-            fallbacks={mode: stats.fallbacks for mode, stats in by_mode if stats.fallbacks},
-            running=len(queue.running),
+            drafted_lengths=dict(sorted(total._drafted_lengths.items())),
+            replays=replays,
+            fallbacks=fallbacks,
+            running=len(list(queue.admitted)),
             waiting=queue.num_waiting,
+            preemptions=queue.num_preemptions,
             kv_usage=memory.held_slots / memory.total_slots,
         )

@@ -161,6 +161,13 @@ class Backend(Protocol):
         """
         ...
 
+    def measure(self, graph: Any) -> float:
+        """Return the cost of a replay of a graph of this backend: microseconds on CUDA.
+
+        The recorder returns counted work, which is the same in every run. Waits for the device.
+        """
+        ...
+
     def diagnose(self, function: Callable[[], Any]) -> CaptureFailure | None:
         """Run a function whose capture failed again without a graph, to find the operation.
 

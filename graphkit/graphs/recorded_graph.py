@@ -17,6 +17,8 @@ from graphkit.graphs.output_pool import OutputPool
 from graphkit.graphs.pool_memory import Allocation, PoolBlock
 from graphkit.graphs.recorded_op import RecordedOp, replay_context
 
+_ELEMENTS = 2048
+
 
 class RecordedGraph:
     """Recorded operations. Implements ``CapturedGraph``.
@@ -31,6 +33,8 @@ class RecordedGraph:
 
     Attributes:
         ops: The operations in order; empty after ``close``.
+        work: A cost for comparisons: 1 per operation, and 1 for every 2,048 elements of its
+            results, so that small batches cost by operations and large ones by rows.
         timestamps: While a list, each replay appends the time before each operation and after the
             last one, in nanoseconds; normally ``None``.
     """
@@ -47,6 +51,7 @@ class RecordedGraph:
         self.output = output
         self.ops = tuple(ops)
         self.num_nodes = len(ops)
+        self.work = len(ops) + sum(r.numel() for op in ops for r in op.results) / _ELEMENTS
         allocated = self._storages()
         self.pool_bytes = sum(storage.nbytes() for storage in allocated.values())
         self.origins: tuple[NodeOrigin, ...] = tuple(attribution.origins) if attribution else ()

@@ -145,6 +145,10 @@ class RecorderBackend:
         """See ``Backend.loop``. The host reads the conditions."""
         return RecordedLoop(self._queue, prologue, bodies, again, body)
 
+    def measure(self, graph: RecordedGraph) -> float:
+        """Return the graph's counted work; see ``RecordedGraph.work``. Runs nothing."""
+        return graph.work
+
     def diagnose(self, function: Callable[[], Any]) -> None:
         """Do nothing: ``capture`` names the operation itself."""
 

@@ -13,5 +13,6 @@ except ImportError as error:
 
 from graphkit.hf.load import load
 from graphkit.hf.model import TransformersModel
+from graphkit.hf.tokenizer import FolderTokenizer
 
-__all__ = ["TransformersModel", "load"]
+__all__ = ["FolderTokenizer", "TransformersModel", "load"]

@@ -62,19 +62,46 @@ class Attend(Protocol):
         """Return the attended values, [1, T, N, E]."""
 
 
-_ATTEND: ContextVar[Attend | None] = ContextVar("graphkit_hf_attend", default=None)
+@dataclass(frozen=True, slots=True, eq=False)
+class RunningForward:
+    """What the layers of a model use of the forward that runs.
+
+    Attributes:
+        attend: Attends in one layer.
+        positions: Position of each row in its request, [T] int32 or int64.
+    """
+
+    attend: Attend
+    positions: torch.Tensor
+
+
+_RUNNING: ContextVar[RunningForward | None] = ContextVar("graphkit_hf_forward", default=None)
 # A context variable and not an argument of the model, because some classes do not pass
 # arguments on to their attention (Nemotron and StableLM in transformers 5.23).
 
 
 @contextmanager
-def attending(attend: Attend) -> Iterator[None]:
-    """Let the models that use this attention attend through ``attend``."""
-    token = _ATTEND.set(attend)
+def attending(attend: Attend, positions: torch.Tensor) -> Iterator[None]:
+    """Let the models that use this attention attend through ``attend``, at positions [T]."""
+    token = _RUNNING.set(RunningForward(attend, positions))
     try:
         yield
     finally:
-        _ATTEND.reset(token)
+        _RUNNING.reset(token)
+
+
+def running_forward() -> RunningForward:
+    """Return the forward that runs.
+
+    Raises:
+        AttentionError: The model runs outside of a forward of graphkit.
+    """
+    running = _RUNNING.get()
+    if running is None:
+        raise AttentionError(
+            "this model attends through graphkit.hf: call the forward of its target, not the model."
+        )
+    return running
 
 
 def attention(
@@ -95,11 +122,7 @@ def attention(
     Raises:
         AttentionError: The model runs outside of a forward of graphkit.
     """
-    attend = _ATTEND.get()
-    if attend is None:
-        raise AttentionError(
-            "this model attends through graphkit.hf: call the forward of its target, not the model."
-        )
+    attend = running_forward().attend
     unknown = {name: each for name, each in others.items() if name not in WITHOUT_EFFECT}
     unknown |= {"attention_mask": attention_mask, "dropout": dropout}
     call = AttentionCall(

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
-from graphkit.buffers import TargetVerifyInputs
-from graphkit.hf.attention import AttentionCall, attending
-from graphkit.hf.layout import ModelLayout, output_head
+from graphkit.buffers import Inputs
+from graphkit.hf.attention import Attend, attending
+from graphkit.hf.fusion.residual import DeferredSums
+from graphkit.hf.layout import ModelLayout, decoder_layers, output_head
 from graphkit.hf.pools import LayerGroupAttention
 from graphkit.hf.recurrent import NodeScan, scanning
 from graphkit.kv import RecurrentStatePool
+from graphkit.reference import AuxStates
 from graphkit.runners import ForwardOutput
+
+
+def attention_of_batch(
+    attention: LayerGroupAttention, numbers: Mapping[nn.Module, int], inputs: Inputs
+) -> Attend:
+    """Return what attends in the layers of a model during a batch.
+
+    Args:
+        attention: Attention over the pools of the layers.
+        numbers: Index of each attention module.
+        inputs: The batch.
+    """
+    metadata, slots = inputs.attention, inputs.out_cache_loc
+    assert metadata is not None, "a runner sets it"
+    return lambda call: attention.attend(numbers[call.module], call, slots, metadata)
 
 
 class TransformersForward:
@@ -24,6 +44,7 @@ class TransformersForward:
         layout: Its layers with state.
         attention: Attention over KV pools of these layers.
         states: States of the recurrent layers; ``None`` without such layers.
+        aux_layers: Layers whose inputs an EAGLE-3 head reads; see ``AuxStates``.
     """
 
     def __init__(
@@ -32,27 +53,34 @@ class TransformersForward:
         layout: ModelLayout,
         attention: LayerGroupAttention,
         states: RecurrentStatePool | None = None,
+        aux_layers: Sequence[int] = (),
     ) -> None:
         self.model, self._attention, self._states = model, attention, states
         modules = dict(model.named_modules())
         self._layer_numbers = {
             modules[layer.name]: number for number, layer in enumerate(layout.attention)
         }
-        self._head = output_head(model)
+        self._head, self._aux_layers = output_head(model), tuple(aux_layers)
+        self._layers = list(decoder_layers(model, layout)) if aux_layers else []
+        self._norm_sizes = layout.norm_sizes
 
-    def __call__(self, inputs: TargetVerifyInputs) -> ForwardOutput:
-        """Return logits [T, V], and the hidden states that the head receives, [T, H]."""
+    def __call__(self, inputs: Inputs) -> ForwardOutput:
+        """Return logits, [T, V], and hidden states.
+
+        Hidden states are the rows that the head receives, [T, H], or the inputs of ``aux_layers``
+        side by side, [T, layers x H].
+        """
         hidden: list[torch.Tensor] = []
-
-        def attend(call: AttentionCall) -> torch.Tensor:
-            number, metadata = self._layer_numbers[call.module], inputs.attention
-            assert metadata is not None, "a runner sets it"
-            return self._attention.attend(number, call, inputs.out_cache_loc, metadata)
+        aux = AuxStates(self._aux_layers)
 
         with ExitStack() as stack:
             hook = self._head.register_forward_pre_hook(lambda _, args: hidden.append(args[0]))
             stack.callback(hook.remove)
-            stack.enter_context(attending(attend))
+            self._record(aux, stack)
+            attend = attention_of_batch(self._attention, self._layer_numbers, inputs)
+            stack.enter_context(attending(attend, inputs.positions))
+            if self._norm_sizes:
+                stack.enter_context(DeferredSums(self._norm_sizes))
             if self._states is not None:
                 scan = NodeScan(self._states, self._states.slots(inputs))
                 stack.enter_context(scanning(scan))
@@ -61,4 +89,28 @@ class TransformersForward:
                 position_ids=inputs.positions[None],
                 use_cache=False,
             )
-        return ForwardOutput(next_token_logits=out.logits[0], hidden_states=hidden[0][0])
+        return ForwardOutput(
+            next_token_logits=out.logits[0],
+            hidden_states=(aux.joined() if self._aux_layers else hidden[0])[0],
+        )
+
+    def _record(self, aux: AuxStates, stack: ExitStack) -> None:
+        """Record the inputs of layers, and the output of the last one, until the stack closes."""
+
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            stream = args[0] if args else kwargs["hidden_states"]
+            aux.record(self._layers.index(module), stream)
+
+        def after(_module: nn.Module, _args: Any, output: Any) -> None:
+            stream = output if isinstance(output, torch.Tensor) else output[0]
+            aux.record(len(self._layers), stream)
+
+        for number in set(self._aux_layers):
+            is_end = number == len(self._layers)
+            layer = self._layers[number - is_end]
+            hook = (
+                layer.register_forward_hook(after)
+                if is_end
+                else layer.register_forward_pre_hook(before, with_kwargs=True)
+            )
+            stack.callback(hook.remove)

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import signature
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, GraphkitError
 from graphkit.hf.attention import AttentionCall, attending
 
 _STATE_METHODS = (
@@ -65,10 +67,19 @@ class RecurrentLayer:
 
 @dataclass(frozen=True, slots=True)
 class ModelLayout:
-    """State of a model, in the order in which its forward reaches it."""
+    """State of a model, in the order in which its forward reaches it, and what is replaced in it.
+
+    Attributes:
+        attention: The attention modules.
+        recurrent: The modules with recurrent states.
+        replaced: What computes in the place of a module, by the module's name.
+        norm_sizes: Row sizes of the norms that may compute the sum that they read.
+    """
 
     attention: tuple[AttentionLayer, ...]
     recurrent: tuple[RecurrentLayer, ...]
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    norm_sizes: frozenset[int] = frozenset()
 
 
 def learn_layout(model: PreTrainedModel) -> ModelLayout:
@@ -85,8 +96,8 @@ def learn_layout(model: PreTrainedModel) -> ModelLayout:
     positions = torch.arange(2, device=model.device)[None]
     parameters = signature(model.forward).parameters
     name = "past_key_values" if "past_key_values" in parameters else "cache_params"
-    with torch.no_grad(), probe.watching(cache), attending(probe.attend):
-        model(input_ids=ids, position_ids=positions, use_cache=True, **{name: cache})
+    with torch.no_grad(), probe.watching(cache), attending(probe.attend, positions[0]):
+        _run_alone(model, {"input_ids": ids, "position_ids": positions, name: cache})
     cached = sum(1 for layer in cache.layers if getattr(layer, "keys", None) is not None)
     if cached > len(probe.attention):
         raise ConfigError(
@@ -98,10 +109,54 @@ def learn_layout(model: PreTrainedModel) -> ModelLayout:
     return ModelLayout(tuple(probe.attention), probe.recurrent_layers(cache))
 
 
+def _run_alone(model: PreTrainedModel, inputs: dict[str, Any]) -> None:
+    """Run a model that was not changed but for its attention.
+
+    Raises:
+        ConfigError: It fails.
+    """
+    try:
+        model(use_cache=True, **inputs)
+    except GraphkitError:
+        raise
+    except Exception as error:  # the code of a model may raise anything
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ConfigError(
+            f"{type(model).__name__} fails for two tokens: {type(error).__name__}: {reason}. Check "
+            "its configuration.",
+            field="folder_or_model",
+        ) from error
+
+
 def output_head(model: PreTrainedModel) -> nn.Module:
     """Return the module that computes the logits."""
     head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     return head
+
+
+def head_shape(model: PreTrainedModel) -> tuple[int, int]:
+    """Return rows and columns of the head: vocabulary and hidden size."""
+    vocab_size, hidden_size = output_head(model).get_parameter("weight").shape
+    return vocab_size, hidden_size
+
+
+def decoder_layers(model: PreTrainedModel, layout: ModelLayout) -> nn.ModuleList:
+    """Return the layers of the decoder: the list of modules that contains those of the layout.
+
+    Raises:
+        ConfigError: No list of modules contains all of them.
+    """
+    names = [layer.name for layer in layout.attention]
+    names += [layer.name for layer in layout.recurrent]
+    for path, module in model.named_modules():
+        prefix = f"{path}."
+        if isinstance(module, nn.ModuleList) and all(name.startswith(prefix) for name in names):
+            return module
+    raise ConfigError(
+        f"{type(model).__name__} has no list of layers with all of {', '.join(names)}, whose "
+        "hidden states the draft model could read.",
+        field="draft",
+    )
 
 
 @dataclass
@@ -150,7 +205,7 @@ class _Probe:
             each.register_forward_pre_hook(enter, with_kwargs=True) for each in self._modules()
         ]
         hooks += [each.register_forward_hook(leave, always_call=True) for each in self._modules()]
-        for name in _STATE_METHODS:
+        for name in filter(partial(hasattr, cache), _STATE_METHODS):
             setattr(cache, name, noting(getattr(cache, name)))
         try:
             yield
@@ -162,6 +217,12 @@ class _Probe:
         found = []
         for index, layer in enumerate(cache.layers):
             if isinstance(layer, LinearAttentionCacheLayerMixin):
+                if not hasattr(cache, "get_conv_state"):
+                    raise ConfigError(
+                        f"{type(self.model).__name__} has recurrent layers, which need "
+                        f"transformers 5.21 or newer; this is {transformers.__version__}.",
+                        field="folder_or_model",
+                    )
                 states = {
                     f"{kind}{number}": state[0]
                     for kind in ("conv", "recurrent")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,20 +12,27 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.graphs import resolve_device
-from graphkit.hf.attention import IMPLEMENTATION
-from graphkit.hf.layout import ModelLayout, learn_layout
-from graphkit.hf.model import TransformersModel
-from graphkit.hf.recurrent import convert_mixers
+from graphkit.hf.draft_model import DraftModel
+from graphkit.hf.load_draft import ALGORITHMS_BY_KIND, draft_kind, load_draft, standalone_draft
+from graphkit.hf.model import WITHOUT_DRAFT, TransformersModel, check_algorithm
+from graphkit.hf.prepare import prepare_model
 
-_EXPERTS = "batched_mm"
-"""Products of all experts with static shapes; the other forms wait for the router on the host."""
+_QUANTISED_TOLERANCE = 2.0**15
+"""Tolerance of a quantised model that computes in float32: 1/32 of the largest logit.
+
+Activations that are rounded to eight bits differ by a whole step where the last bits before
+differ.
+"""
 
 
 def load(
     folder_or_model: str | Path | PreTrainedModel,
     *,
+    draft: str | Path | PreTrainedModel | nn.Module | None = None,
+    algorithm: str | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "auto",
+    fuse: bool = True,
     check: bool = True,
     trust_remote_code: bool = False,
 ) -> TransformersModel:
@@ -39,8 +45,18 @@ def load(
     Args:
         folder_or_model: A folder with ``config.json`` and weights, or a model of transformers. A
             model object is changed in place: it then runs through graphkit alone.
+        draft: A draft model for it, or its folder: an EAGLE, EAGLE-3 or DFLASH head in a layout
+            that ``reference.load_eagle_head``, ``load_eagle3_head`` or ``load_dflash_head`` reads,
+            or a causal language model of the same vocabulary (STANDALONE). A model object is
+            changed in place, too. ``"mtp"`` selects the MTP layers in the folder of the model: one
+            drafts all steps (EAGLE), several draft one step each (MULTI_LAYER_EAGLE).
+        algorithm: The algorithm of engines and targets: that of the draft model, ``"NGRAM"`` or
+            ``"NONE"``. ``None`` selects the first of these.
         dtype: Data type of the weights; ``None`` keeps that of the folder or the model.
         device: ``auto``, ``cpu`` or ``cuda``; a model object is moved there.
+        fuse: Whether linear layers of one input become one product, and norms, gated networks and
+            the rotation of heads run through graphkit's ops, where both compute the same on random
+            inputs, up to rounding. ``layout.replaced`` of the result names these modules.
         check: Whether the logits of the result are compared with those of the model, as
             ``testing.check_wrapper`` does.
         trust_remote_code: As in transformers.
@@ -48,46 +64,54 @@ def load(
     Raises:
         CheckpointError: The folder cannot be loaded.
         ConfigError: The model keeps state that graphkit has no pool for, or a layer does not
-            attend through the registry, or the result computes other logits.
+            attend through the registry, or the result computes other logits, or the draft model
+            does not fit the model or the algorithm.
         TargetError: The logits of the model depend on later tokens.
 
     Examples:
         >>> model = gk.hf.load("models/Qwen3-0.6B")  # doctest: +SKIP
         >>> engine = model.engine(algorithm="NGRAM", num_steps=3)  # doctest: +SKIP
     """
-    where = resolve_device(device)
+    kind = None if draft is None else draft_kind(draft, folder_or_model)
+    if algorithm is not None:
+        check_algorithm(algorithm, (*ALGORITHMS_BY_KIND.get(kind, ()), *WITHOUT_DRAFT))
+    options: dict[str, Any] = {
+        "dtype": dtype, "device": resolve_device(device), "fuse": fuse, "check": check,
+        "trust_remote_code": trust_remote_code,
+    }  # fmt: skip
+    loaded = _loaded(folder_or_model, **options)
+    drafting: DraftModel | None = None
+    if kind == "STANDALONE":
+        drafting = standalone_draft(_loaded(draft, **options), loaded)
+    elif kind is not None:
+        drafting = load_draft(kind, draft, loaded, algorithm)
+    parts = (loaded.model, loaded.original, loaded.layout, loaded.folder)
+    return TransformersModel(*parts, drafting, algorithm)
+
+
+def _loaded(
+    folder_or_model: Any,
+    *,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    fuse: bool,
+    check: bool,
+    trust_remote_code: bool,
+) -> TransformersModel:
     folder = None
     if isinstance(folder_or_model, PreTrainedModel):
         model = folder_or_model if dtype is None else nn.Module.to(folder_or_model, dtype)
     else:
         folder = str(folder_or_model)
         model = _from_folder(Path(folder), dtype, trust_remote_code)
-    nn.Module.to(model, where)
+    nn.Module.to(model, device)
     nn.Module.eval(model).requires_grad_(False)
     original = _shared_copy(model)
-    layout = prepare_model(model)
+    layout = prepare_model(model, fuse=fuse)
     loaded = TransformersModel(model, original, layout, folder)
     if check:
         _check(loaded)
     return loaded
-
-
-def prepare_model(model: PreTrainedModel) -> ModelLayout:
-    """Let a model run over graphkit's pools, in place, and return its layers with state.
-
-    Raises:
-        ConfigError: See ``load``.
-    """
-    for config in (
-        model.config,
-        *(getattr(model.config, name) for name in model.config.sub_configs),
-    ):
-        config._attn_implementation = IMPLEMENTATION
-    with suppress(ValueError):  # the model has no experts, or one form of them
-        model.set_experts_implementation(_EXPERTS)
-    layout = learn_layout(model)
-    convert_mixers(model, layout)
-    return layout
 
 
 def _from_folder(
@@ -95,14 +119,31 @@ def _from_folder(
 ) -> PreTrainedModel:
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json. Pass a folder of transformers.")
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype or "auto", **options
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype or "auto",
+            trust_remote_code=trust_remote_code,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except Exception as error:  # transformers and what it calls raise errors of many classes
+        line = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(f"{folder} cannot be loaded by transformers: {line}") from error
+    model: PreTrainedModel
+    model, found = loaded
+    for name, stored, expected in sorted(found["mismatched_keys"]):
+        raise CheckpointError(
+            f"{folder}: {name} has shape {list(stored)}, but config.json requires "
+            f"{list(expected)}. Correct config.json."
+        )
+    if missing := sorted(found["missing_keys"]):
+        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+        raise CheckpointError(
+            f"{folder} has no {missing[0]}{others}, which config.json requires. Download all "
+            "weights, or correct config.json."
+        )
     return model
 
 
@@ -110,15 +151,21 @@ def _shared_copy(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy that shares the weights and runs as transformers runs it."""
     memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     copy = deepcopy(model, memo)
-    copy.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
+    copy.set_attn_implementation("eager")
     return copy
 
 
 def _check(loaded: TransformersModel) -> None:
     from graphkit.testing import check_wrapper
 
+    is_quantised = getattr(loaded.model, "hf_quantizer", None) is not None
+    is_wide = loaded.model.dtype.itemsize > 2
     try:
-        check_wrapper(loaded.target(max_batch_size=2), device=loaded.device.type)
+        check_wrapper(
+            loaded.target(max_batch_size=2),
+            device=loaded.device.type,
+            tolerance=_QUANTISED_TOLERANCE if is_quantised and is_wide else 1.0,
+        )
     except AssertionError as error:
         raise ConfigError(
             f"{type(loaded.model).__name__} computes other logits through graphkit: {error}",

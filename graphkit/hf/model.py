@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Sequence
 from functools import cached_property, partial
-from types import NoneType
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from graphkit.config import BufferSizes, require_type
-from graphkit.engine import EngineModel, NgramDrafter, SpeculativeEngine
+from graphkit.config import BufferSizes, require_int, require_type
+from graphkit.engine import Drafter, EngineModel, NgramDrafter, SpeculativeEngine
 from graphkit.errors import ConfigError
+from graphkit.hf.draft_model import DraftModel
 from graphkit.hf.forward import TransformersForward
-from graphkit.hf.layout import ModelLayout, output_head
+from graphkit.hf.layout import ModelLayout, head_shape, output_head
 from graphkit.hf.pools import LayerGroupAttention, recurrent_states
+from graphkit.hf.tokenizer import load_tokenizer
 from graphkit.kv import ReqToTokenPool
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.spec.config import default_spec
 from graphkit.targets import CaptureTarget
 
-ALGORITHMS = ("NONE", "NGRAM")
-"""Algorithms that need no draft model."""
+WITHOUT_DRAFT = ("NGRAM", "NONE")
+"""Algorithms that need no draft model; the first one is the default."""
+_SPEC_NAMES = {"MULTI_LAYER_EAGLE": "EAGLE"}
+"""Name in ``SpecConfig`` of the algorithms that are a kind of another one."""
+
+
+def check_algorithm(algorithm: object, allowed: Collection[str]) -> str:
+    """Return the name of an algorithm in capitals.
+
+    Raises:
+        ConfigError: It is none of ``allowed``.
+    """
+    expected = "the name of an algorithm, or None"
+    require_type("gk.hf.load", "algorithm", algorithm, str, expected)
+    name = str(algorithm).upper()
+    if name not in allowed:
+        raise ConfigError(
+            f"{name} needs a draft model of its kind. Load one, or use one of "
+            f"{', '.join(allowed)}.",
+            field="algorithm",
+        )
+    return name
 
 
 class TransformersModel:
@@ -34,6 +57,9 @@ class TransformersModel:
             ``original`` for the model itself.
         original: The model as transformers runs it, with the same weights.
         layout: Its layers that keep state.
+        folder: Its folder; ``None`` if it came as an object.
+        draft: Its draft model, if any.
+        algorithm: The algorithm of its engines and targets, unless they name another.
     """
 
     def __init__(
@@ -42,34 +68,75 @@ class TransformersModel:
         original: PreTrainedModel,
         layout: ModelLayout,
         folder: str | None = None,
+        draft: DraftModel | None = None,
+        algorithm: str | None = None,
     ) -> None:
-        self.model, self.original, self.layout, self._folder = model, original, layout, folder
+        self.model, self.original, self.layout, self.folder = model, original, layout, folder
+        self.draft = draft
+        default = self._algorithms[0]
+        self.algorithm = (
+            default if algorithm is None else check_algorithm(algorithm, self._algorithms)
+        )
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer of the folder.
 
         Raises:
-            ConfigError: The model came without a folder, or the folder has no tokenizer.
+            ConfigError: The model came without a folder.
+            CheckpointError: The folder has no tokenizer, or it cannot be loaded.
         """
-        from transformers import AutoTokenizer
-
-        if self._folder is None:
+        if self.folder is None:
             raise ConfigError(
                 "the model was passed as an object, which has no tokenizer. Load the folder.",
                 field="tokenizer",
             )
-        return AutoTokenizer.from_pretrained(self._folder)
+        return load_tokenizer(self.folder)
 
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
         return self.model.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The data type of the weights."""
+        return self.model.dtype
+
+    @property
+    def head(self) -> nn.Linear:
+        """The module that computes the logits."""
+        head = output_head(self.model)
+        assert isinstance(head, nn.Linear), "transformers has no other heads"
+        return head
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the tokens of a batch choose the weights that a forward reads."""
+        return bool(self.model._can_set_experts_implementation())
+
+    @property
+    def longest_context(self) -> int | None:
+        """Most tokens of a request that are supported; ``None`` without a limit.
+
+        Layers that attend within chunks of the context (Llama 4) attend to everything before a
+        token in the first chunk. graphkit supports that chunk, without its last position, from
+        which on such models also scale their queries by the length of their cache.
+        """
+        models = (self.model, None if self.draft is None else self.draft.module)
+        limits: list[int | None] = []
+        for model in models:
+            if isinstance(model, PreTrainedModel):
+                config = model.config.get_text_config(decoder=True)
+                limits.append(getattr(config, "max_position_embeddings", None))
+                if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
+                    limits.append(config.attention_chunk_size - 1)
+        return min((limit for limit in limits if limit is not None), default=None)
+
     def spec(
         self,
         algorithm: str | None = None,
-        num_steps: int = 3,
+        num_steps: int | Sequence[int] = 3,
         topk: int = 1,
         num_draft_tokens: int | None = None,
         page_size: int = 1,
@@ -77,26 +144,20 @@ class TransformersModel:
         """Return the settings of an algorithm.
 
         Args:
-            algorithm: ``"NONE"`` or ``"NGRAM"``; ``None`` selects NGRAM.
-            num_steps: Draft steps.
+            algorithm: An algorithm of the draft model, ``"NGRAM"`` or ``"NONE"``; ``None`` selects
+                that of ``load``.
+            num_steps: Draft steps, or several ascending numbers of them; see ``SpecConfig``.
             topk: Branches per draft step: 1 drafts chains, more drafts trees.
             num_draft_tokens: Nodes per request in verify, the bonus token included; ``None``
                 selects ``num_steps + 1`` for a chain and twice that for a tree.
             page_size: Slots per KV page.
 
         Raises:
-            ConfigError: A setting is out of range, or the algorithm needs a draft model.
+            ConfigError: A setting is out of range, or the algorithm needs another draft model.
         """
-        expected = "the name of an algorithm, or None"
-        require_type("spec", "algorithm", algorithm, (str, NoneType), expected)
-        name = (algorithm or "NGRAM").upper()
-        if name not in ALGORITHMS:
-            raise ConfigError(
-                f"{name} needs a draft model. Use one of {', '.join(ALGORITHMS)}.",
-                field="algorithm",
-            )
+        name = self.algorithm if algorithm is None else check_algorithm(algorithm, self._algorithms)
         return default_spec(
-            name,
+            _SPEC_NAMES.get(name, name),
             num_steps,
             topk,
             num_draft_tokens,
@@ -108,11 +169,11 @@ class TransformersModel:
         self,
         *,
         algorithm: str | None = None,
-        num_steps: int = 3,
+        num_steps: int | Sequence[int] = 3,
         topk: int = 1,
         num_draft_tokens: int | None = None,
         max_batch_size: int = 8,
-        max_context_len: int = 1024,
+        max_context_len: int | None = None,
         page_size: int = 1,
         **options: Any,
     ) -> SpeculativeEngine:
@@ -125,14 +186,16 @@ class TransformersModel:
             num_draft_tokens: See ``spec``.
             page_size: See ``spec``.
             max_batch_size: Most requests that run at the same time.
-            max_context_len: Most tokens of a request, drafts included.
+            max_context_len: Most tokens of a request, drafts included; ``None`` selects 1,024, or
+                the positions of the model if it has fewer.
             **options: Further arguments of ``SpeculativeEngine``.
 
         Raises:
-            ConfigError: A setting is out of range.
+            ConfigError: A setting is out of range, or the model has fewer positions.
         """
         spec = self.spec(algorithm, num_steps, topk, num_draft_tokens, page_size)
-        return self.engine_with(spec, max_batch_size, max_context_len, **options)
+        context = self._context_len(max_context_len, 1024)
+        return self.engine_with(spec, max_batch_size, context, **options)
 
     def engine_with(
         self, spec: SpecConfig, max_batch_size: int, max_context_len: int, **options: Any
@@ -141,46 +204,61 @@ class TransformersModel:
         requests = ReqToTokenPool(max_batch_size, max_context_len, self.device)
         return SpeculativeEngine(
             self._engine_model(requests, spec),
-            NgramDrafter() if spec.num_steps else None,
+            self._drafter(requests, spec),
             spec=spec,
-            sizes=self._sizes(max_batch_size, max_context_len, spec.page_size),
+            sizes=self._sizes(max_batch_size, max_context_len, spec),
             device=self.device,
             **options,
         )
 
     def target(
-        self, *, max_batch_size: int = 8, max_context_len: int = 256, **settings: Any
+        self, *, max_batch_size: int = 8, max_context_len: int | None = None, **settings: Any
     ) -> CaptureTarget:
         """Create a target for commands and audits, with pools of its own.
 
         Args:
             max_batch_size: Largest captured size.
-            max_context_len: Most tokens of a request, drafts included.
+            max_context_len: Most tokens of a request, drafts included; ``None`` selects 256, or the
+                positions of the model if it has fewer.
             **settings: Arguments of ``spec``.
 
         Raises:
-            ConfigError: A setting is out of range.
+            ConfigError: A setting is out of range, or the model has fewer positions.
         """
         spec = self.spec(**settings)
         page_size = spec.page_size
+        max_context_len = self._context_len(max_context_len, 256)
         requests = ReqToTokenPool(max_batch_size, max_context_len, self.device)
         columns = -(-max_context_len // page_size) * page_size
         slots = page_size + torch.arange(max_batch_size * columns, device=self.device)
         requests.req_to_token[1:] = slots.view(max_batch_size, columns)[:, :max_context_len]
-        model = self._engine_model(requests, spec)
+        model, draft = self._engine_model(requests, spec), self._draft_of(spec)
         states = model.recurrent_state
         modes = (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE)
+        forwards = dict.fromkeys(modes, model.forward)
+        attention: Any = model.attention
+        weights: nn.Module = self.model
+        state = {
+            **model.attention.kv_pool.tensors(),
+            **({} if states is None else states.tensors()),
+        }
+        if draft is not None:
+            drafting = draft.engine_model(requests, spec)
+            forwards |= dict.fromkeys(draft.modes, drafting.forward)
+            attention = dict.fromkeys(modes, attention)
+            attention |= dict.fromkeys(draft.modes, drafting.attention)
+            weights = nn.ModuleDict({"target": self.model, "draft": draft.module})
+            tensors = drafting.attention.kv_pool.tensors()
+            state |= {f"draft.{name}": tensor for name, tensor in tensors.items()}
         return CaptureTarget(
             name=type(self.model).__name__,
             spec=spec,
-            sizes=self._sizes(max_batch_size, max_context_len, page_size),
-            forwards=dict.fromkeys(modes, model.forward),
-            weights=self.model,
-            mutable_state={
-                **model.attention.kv_pool.tensors(),
-                **({} if states is None else states.tensors()),
-            },
-            attention=model.attention,
+            sizes=self._sizes(max_batch_size, max_context_len, spec),
+            forwards=forwards,
+            weights=weights,
+            mutable_state=state,
+            attention=attention,
+            draft_token_map=None if draft is None else draft.token_map,
             engine=partial(_engine_of_target, self, spec, max_batch_size, max_context_len),
             model=self.original,
             recurrent_state=states,
@@ -199,16 +277,43 @@ class TransformersModel:
         return self.target(**options).runner(mode, device=self.device, batch_sizes=batch_sizes)
 
     @property
-    def _head_shape(self) -> tuple[int, int]:
-        """Rows and columns of the head: vocabulary and hidden size."""
-        vocab_size, hidden_size = output_head(self.model).weight.shape  # type: ignore[misc]
-        return int(vocab_size), int(hidden_size)
+    def _algorithms(self) -> tuple[str, ...]:
+        return (*(() if self.draft is None else (self.draft.algorithm,)), *WITHOUT_DRAFT)
 
-    def _sizes(self, max_batch_size: int, max_context_len: int, page_size: int) -> BufferSizes:
-        vocab_size, hidden_size = self._head_shape
+    def _draft_of(self, spec: SpecConfig) -> DraftModel | None:
+        """Return the draft model if an algorithm drafts with it."""
+        return None if str(spec.resolved.name) in WITHOUT_DRAFT else self.draft
+
+    def _drafter(self, requests: ReqToTokenPool, spec: SpecConfig) -> Drafter | None:
+        draft = self._draft_of(spec)
+        if draft is not None:
+            return draft.drafter(draft.engine_model(requests, spec))
+        return NgramDrafter() if spec.num_steps else None
+
+    def _context_len(self, requested: int | None, default: int) -> int:
+        """Return the context length of an engine or target, at most the positions of the model."""
+        positions = self.longest_context or sys.maxsize
+        if requested is None:
+            return min(default, positions)
+        require_int(type(self.model).__name__, "max_context_len", requested)
+        if requested > positions:
+            raise ConfigError(
+                f"max_context_len is {requested}, but the model has {positions} positions that "
+                "graphkit supports.",
+                field="max_context_len",
+            )
+        return requested
+
+    def _sizes(self, max_batch_size: int, max_context_len: int, spec: SpecConfig) -> BufferSizes:
+        vocab_size, hidden_size = head_shape(self.model)
+        draft = self._draft_of(spec)
+        aux_layers = () if draft is None else draft.aux_layers
+        token_map = None if draft is None else draft.token_map
         return BufferSizes(
             max_batch_size, max_context_len, hidden_size, vocab_size, self.model.dtype,
-            page_size=page_size,
+            page_size=spec.page_size,
+            spec_hidden_size=len(aux_layers) * hidden_size or None,
+            draft_vocab_size=None if token_map is None else len(token_map),
         )  # fmt: skip
 
     def _engine_model(self, requests: ReqToTokenPool, spec: SpecConfig) -> EngineModel:
@@ -217,7 +322,9 @@ class TransformersModel:
         )
         width = spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
         states = recurrent_states(self.layout, requests.size, width, self.device)
-        forward = TransformersForward(self.model, self.layout, attention, states)
+        draft = self._draft_of(spec)
+        aux_layers = () if draft is None else draft.aux_layers
+        forward = TransformersForward(self.model, self.layout, attention, states, aux_layers)
         return EngineModel(forward, attention, states)
 
 

@@ -28,7 +28,7 @@ from graphkit.spec import ForwardMode
 
 
 class LayerGroupAttention(PooledAttention):
-    """Attention of all layers of a model, each over the pool of its group.
+    """Attention of all layers of a model, each over the pool of its group, with its own scaling.
 
     Args:
         requests: Slots of each request.
@@ -47,7 +47,7 @@ class LayerGroupAttention(PooledAttention):
         kind: type[PagedAttention] | None = None,
     ) -> None:
         device = requests.device
-        chosen = kind or (TritonAttention if device.type == "cuda" else SdpaAttention)
+        chosen = kind or attention_kind(device)
         tokens = requests.size * -(-requests.max_context_len // page_size) * page_size
         shapes = dict.fromkeys((layer.heads, _pool_size(layer)) for layer in layers) or [(1, 1)]
         members = {
@@ -62,12 +62,14 @@ class LayerGroupAttention(PooledAttention):
         ]
         self.req_to_token_pool = requests
         self.kv_pool = LayerGroupKVPool(pools)
-        self._groups = [chosen(requests, pool, scale=1.0) for pool in pools]
-        self._place = {
-            layer: (group, index)
-            for group, indices in enumerate(members.values())
-            for index, layer in enumerate(indices)
-        }
+        self._place: dict[int, tuple[PagedAttention, int]] = {}
+        for pool, indices in zip(pools, members.values(), strict=True):
+            scales = dict.fromkeys(layers[layer].scaling for layer in indices)
+            groups = {scale: chosen(requests, pool, scale=scale) for scale in scales}
+            for index, layer in enumerate(indices):
+                self._place[layer] = groups[layers[layer].scaling], index
+        self._groups = list(dict.fromkeys(group for group, _ in self._place.values()))
+        self._groups = self._groups or [chosen(requests, pools[0], scale=1.0)]
 
     def supports(self, mode: ForwardMode) -> bool:
         """Return whether attention knows the mode; see ``AttentionBackend.supports``."""
@@ -90,17 +92,20 @@ class LayerGroupAttention(PooledAttention):
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
         """Store keys and values of a layer's rows, and return the attended values, [1, T, N, E]."""
-        number, index = self._place[layer]
-        group = self._groups[number]
+        group, index = self._place[layer]
         size = group.kv_pool.head_dim  # type: ignore[union-attr]
-        # Scores are computed with a factor of 1; the queries carry that of the layer.
-        parts = (call.query * call.scaling, call.key, call.value)
+        parts = (call.query, call.key, call.value)
         query, key, value = (padded_to(part[0].transpose(0, 1), size) for part in parts)
         attended = group.attend(
             index, query, key, value, out_cache_loc, metadata,
             window=call.window, softcap=call.softcap, sinks_N=call.sinks,
         )  # fmt: skip
         return attended[None, ..., : call.value.shape[-1]].contiguous()
+
+
+def attention_kind(device: torch.device) -> type[PagedAttention]:
+    """Return the backend for a device: Triton on CUDA, and torch elsewhere."""
+    return TritonAttention if device.type == "cuda" else SdpaAttention
 
 
 def recurrent_states(

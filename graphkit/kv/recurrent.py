@@ -26,6 +26,8 @@ class RecurrentInputs(Protocol):
     """Fields of a mode's inputs that ``RecurrentStatePool.slots`` reads."""
 
     req_pool_indices: torch.Tensor
+    lengths: torch.Tensor | None
+    width: int | None
 
     @property
     def batch_size(self) -> int:
@@ -47,11 +49,18 @@ class StateSlots:
             there it is the committed state's and must not be written.
         order: [B, N] int64, an order of each request's nodes in which every node follows its
             parent; ``None`` for chains, whose nodes are in that order.
+        packed: Set in a prefill, where requests have different numbers of rows: the place of each
+            row in [B, N], int64 [T]. N is the largest number. Places behind the last row of a
+            request have no row; a state does not change there, so that the last place has the
+            state after the last row.
+        is_row: [B, N] bool, whether a place has a row; set with ``packed``.
     """
 
     before: torch.Tensor
     after: torch.Tensor
     order: torch.Tensor | None = None
+    packed: torch.Tensor | None = None
+    is_row: torch.Tensor | None = None
 
 
 class RecurrentStatePool(UsedPool):
@@ -153,7 +162,8 @@ class RecurrentStatePool(UsedPool):
 
         ``inputs.custom_mask``, bool [B, N, N], gives the parents of a tree; without it each node
         follows the one before. A chain may have more than W nodes, as in a prefill: then only the
-        states after its last W nodes have slots.
+        states after its last W nodes have slots. The rows of a prefill are packed, see
+        ``StateSlots.packed``.
 
         Raises:
             AttentionError: Requests have different numbers of rows, or a tree has more than W
@@ -161,6 +171,8 @@ class RecurrentStatePool(UsedPool):
         """
         mask: torch.Tensor | None = getattr(inputs, "custom_mask", None)
         requests, rows = inputs.batch_size, inputs.num_tokens
+        if inputs.lengths is not None:
+            return self._packed_slots(inputs, inputs.lengths)
         nodes = rows // requests if requests else 0
         if nodes * requests != rows or (mask is not None and nodes > self.width):
             limit = "" if mask is None else f" of at most {self.width} nodes, the pool's width"
@@ -170,13 +182,30 @@ class RecurrentStatePool(UsedPool):
             )
         committed = inputs.req_pool_indices[:, None] * (self.width + 1)
         if mask is None:
-            node = torch.arange(nodes, device=committed.device) - max(0, nodes - self.width)
-            before, after = node.clamp(min=0), (node + 1).clamp(min=0)
-            return StateSlots(committed + before, committed + after)
+            return StateSlots(*self._chain(committed, nodes))
         node = self._node[:nodes]
         parents, depths = parents_and_depths(mask[:, :, :nodes])
         order = depths.argsort(dim=1, stable=True)
         return StateSlots(committed + 1 + parents, committed + 1 + node, order)
+
+    def _chain(self, committed: torch.Tensor, nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the slots before and after the nodes of chains, from those committed, [B, 1]."""
+        node = torch.arange(nodes, device=committed.device) - max(0, nodes - self.width)
+        return committed + node.clamp(min=0), committed + (node + 1).clamp(min=0)
+
+    def _packed_slots(self, inputs: RecurrentInputs, lengths: torch.Tensor) -> StateSlots:
+        """Return the slots of the packed rows of a prefill."""
+        nodes, rows, device = inputs.width or 1, inputs.num_tokens, lengths.device
+        ends = lengths.cumsum(0)
+        row = torch.arange(rows, device=device)
+        owner = torch.searchsorted(ends, row, right=True)
+        before, after = self._chain(inputs.req_pool_indices[:, None] * (self.width + 1), nodes)
+        return StateSlots(
+            before,
+            after,
+            packed=owner * nodes + row - (ends - lengths)[owner],
+            is_row=torch.arange(nodes, device=device) < lengths[:, None],
+        )
 
     def load(self, layer: int, slots: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return a copy of the states in ``slots``, int64 [B], by kind, each ``[B, *shape]``."""
@@ -201,7 +230,8 @@ class RecurrentStatePool(UsedPool):
         states after the last W nodes are stored for ``commit``.
 
         A layer with a kernel for whole chunks may replace ``scan``: it loads ``slots.before`` and
-        stores ``slots.after`` of the last W nodes itself; it runs trees in ``slots.order``.
+        stores ``slots.after`` of the last W nodes itself; it runs trees in ``slots.order``, and
+        packed rows as ``slots.packed`` says.
 
         Args:
             layer: The recurrent layer, counted from 0.
@@ -214,7 +244,7 @@ class RecurrentStatePool(UsedPool):
         """
         nodes = slots.after.shape[1]
         before, after, order = slots.before, slots.after, slots.order
-        by_node = [tensor.unflatten(0, after.shape) for tensor in rows]
+        by_node = [_by_node(tensor, slots) for tensor in rows]
         if order is not None:
             before, after = before.gather(1, order), after.gather(1, order)
             by_node = [_in_order(tensor, order) for tensor in by_node]
@@ -223,14 +253,16 @@ class RecurrentStatePool(UsedPool):
         for node in range(nodes):
             if node == 0 or order is not None:
                 states = self.load(layer, before[:, node])
-            states, output = update(states, *(tensor[:, node] for tensor in by_node))
+            new, output = update(states, *(tensor[:, node] for tensor in by_node))
+            states = new if slots.is_row is None else _where(slots.is_row[:, node], new, states)
             if node >= nodes - self.width:
                 self.store(layer, after[:, node], states)
             outputs.append(output)
         stacked = torch.stack(outputs, 1)
         if order is not None:
             stacked = _in_order(stacked, order.argsort(1))
-        return stacked.flatten(0, 1)
+        flat = stacked.flatten(0, 1)
+        return flat if slots.packed is None else flat[slots.packed]
 
     def reset(self, req_pool_indices: torch.Tensor) -> None:
         """Set the committed states of rows, int64 [B], to the initial state, zeros."""
@@ -261,6 +293,22 @@ class RecurrentStatePool(UsedPool):
 def _in_order(rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """Return rows, [B, N, ...], each request's in the order of indices [B, N]."""
     return rows[torch.arange(len(order), device=order.device)[:, None], order]
+
+
+def _by_node(rows: torch.Tensor, slots: StateSlots) -> torch.Tensor:
+    """Return rows, [T, ...], as [B, N, ...], zeros where a place has no row."""
+    if slots.packed is None:
+        return rows.reshape(*slots.after.shape, *rows.shape[1:])
+    places = rows.new_zeros(slots.after.numel(), *rows.shape[1:])
+    return places.index_copy_(0, slots.packed, rows).view(*slots.after.shape, *rows.shape[1:])
+
+
+def _where(chosen: torch.Tensor, new: States, old: States) -> States:
+    """Return the new states of the chosen requests, bool [B], and the old ones of the others."""
+    return {
+        kind: torch.where(chosen.view(-1, *[1] * (new[kind].dim() - 1)), new[kind], each)
+        for kind, each in old.items()
+    }
 
 
 def _check_shapes(shapes: Mapping[str, Sequence[int]]) -> None:

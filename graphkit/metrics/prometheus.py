@@ -1,20 +1,22 @@
 """Counts of runners and engines as Prometheus metrics.
 
-Names and meanings follow those of vLLM and SGLang. Change the prefix to ``graphkit:`` to use a
-dashboard made for either: https://docs.vllm.ai/en/stable/usage/metrics/ and
+Names and meanings of an engine's metrics are those of vLLM, of which SGLang shares some:
+https://docs.vllm.ai/en/stable/usage/metrics/ and
 https://docs.sglang.io/references/production_metrics.html
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphkit.config import require_type
 from graphkit.engine import SpeculativeEngine
 from graphkit.errors import ConfigError
+from graphkit.records import ReplayStats
 from graphkit.runners import Runner
-from graphkit.spec import ForwardMode
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -24,7 +26,8 @@ _Labels = tuple[str, ...]
 _Sample = tuple[_Labels, float]
 """Values of the labels of one sample, and its value."""
 
-_PREFIX = "graphkit:"
+_PREFIX = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
+"""A name of Prometheus up to its colon: https://prometheus.io/docs/concepts/data_model/"""
 
 
 class PrometheusCollector:
@@ -47,20 +50,33 @@ class PrometheusCollector:
     - ``num_requests_running``, ``num_requests_waiting``, and ``kv_cache_usage_perc``: slots of the
       KV pools that requests hold, 0 to 1;
     - ``generation_tokens_total``;
-    - ``spec_decode_num_drafts_total``: verify steps, once per request;
+    - ``spec_decode_num_drafts_total``: verify steps with drafts, once per request;
       ``spec_decode_num_draft_tokens_total`` and ``spec_decode_num_accepted_tokens_total``: drafts
       that they verified and accepted;
+    - ``spec_decode_num_accepted_tokens_per_pos_total`` by ``position``: verify steps that accepted
+      the draft at this position, from 0;
+    - ``spec_decode_num_steps_total``: verify steps by the number of their ``drafts``, with several
+      draft lengths;
     - ``spec_accept_length``: histogram of tokens per verify step, the bonus token included.
 
     Args:
         source: A runner, or an engine.
+        prefix: What precedes the colon in each name: ``vllm`` serves dashboards and the benchmark
+            client of vLLM.
         **labels: Labels of all metrics, such as ``model_name``.
 
     Raises:
-        ConfigError: ``source`` is neither, or ``prometheus_client`` is not installed.
+        ConfigError: ``source`` is neither, the prefix is no name, or ``prometheus_client`` is not
+            installed.
     """
 
-    def __init__(self, source: Runner[Any, Any] | SpeculativeEngine, **labels: str) -> None:
+    def __init__(
+        self,
+        source: Runner[Any, Any] | SpeculativeEngine,
+        *,
+        prefix: str = "graphkit",
+        **labels: str,
+    ) -> None:
         require_type(
             "PrometheusCollector", "source", source, (Runner, SpeculativeEngine),
             "a Runner or a SpeculativeEngine",
@@ -72,7 +88,14 @@ class PrometheusCollector:
                 "PrometheusCollector needs prometheus_client: install graphkit-cuda[metrics].",
                 field="source",
             ) from error
+        require_type("PrometheusCollector", "prefix", prefix, str, "a name such as 'vllm'")
+        if not _PREFIX.fullmatch(prefix):
+            raise ConfigError(
+                f"PrometheusCollector.prefix must be letters, digits and _, got {prefix!r}.",
+                field="prefix",
+            )
         self._source, self._core, self._labels = source, core, labels
+        self._prefix = f"{prefix}:"
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics, each with its present value."""
@@ -83,7 +106,13 @@ class PrometheusCollector:
             yield from self._runner_metrics([self._source])
 
     def _runner_metrics(self, runners: Iterable[Runner[Any, Any]]) -> Iterator[Metric]:
-        known = [(runner.mode.name, runner, runner.stats) for runner in runners]
+        # With several draft lengths, several runners have the same mode.
+        by_mode: dict[str, list[Runner[Any, Any]]] = {}
+        for runner in runners:
+            by_mode.setdefault(runner.label, []).append(runner)
+        known = [
+            (mode, same, _sum([each.stats for each in same])) for mode, same in by_mode.items()
+        ]
         yield self._counter(
             "graph_replays",
             "Graph replays by captured batch size.",
@@ -115,22 +144,21 @@ class PrometheusCollector:
             "Memory of the captured graphs.",
             ("mode",),
             (
-                ((mode,), sum(graph.pool_bytes for graph in runner.graphs.values()))
-                for mode, runner, _ in known
-                if runner.status == "captured"
+                ((mode,), sum(graph.pool_bytes for each in same for graph in each.graphs.values()))
+                for mode, same, _ in known
+                if all(each.status == "captured" for each in same)
             ),
         )
         yield self._histogram(
             "batch_size",
             "Live requests per replay.",
             ("mode",),
-            (((mode,), stats.live_sizes, runner.table) for mode, runner, stats in known),
+            (((mode,), stats.live_sizes, same[0].table) for mode, same, stats in known),
         )
 
     def _engine_metrics(self, engine: SpeculativeEngine) -> Iterator[Metric]:
-        width = engine.spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
-        stats, drafts = engine.stats, width - 1
-        accepted_tokens = sum(length * n for length, n in stats.accepted_lengths.items())
+        stats = engine.stats
+        drafted, accepted = stats.drafted_lengths, stats.accepted_lengths
         gauges = {
             "num_requests_running": ("Requests that run.", stats.running),
             "num_requests_waiting": ("Requests that wait for memory.", stats.waiting),
@@ -140,18 +168,40 @@ class PrometheusCollector:
             yield self._gauge(name, text, (), [((), value)])
         counters = {
             "generation_tokens": ("Tokens generated.", stats.new_tokens),
-            "spec_decode_num_drafts": ("Verify steps, once per request.", stats.num_verifies),
+            "spec_decode_num_drafts": (
+                "Verify steps with drafts, once per request.",
+                sum(count for drafts, count in drafted.items() if drafts),
+            ),
             "spec_decode_num_draft_tokens": (
                 "Drafts that were verified.",
-                stats.num_verifies * drafts,
+                sum(drafts * count for drafts, count in drafted.items()),
             ),
             "spec_decode_num_accepted_tokens": (
                 "Drafts that were accepted.",
-                accepted_tokens - stats.num_verifies,  # one bonus token per verify
+                sum((tokens - 1) * count for tokens, count in accepted.items()),  # without bonus
             ),
         }
         for name, (text, value) in counters.items():
             yield self._counter(name, text, (), [((), value)])
+        yield self._counter(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Verify steps that accepted the draft at a position, from 0.",
+            ("position",),
+            (
+                (
+                    (str(position),),
+                    sum(n for length, n in accepted.items() if length > position + 1),
+                )
+                for position in range(engine.max_path - 1)
+            ),
+        )
+        if engine.spec.is_adaptive:
+            yield self._counter(
+                "spec_decode_num_steps",
+                "Verify steps by the number of their drafts, once per request.",
+                ("drafts",),
+                (((str(drafts),), count) for drafts, count in drafted.items()),
+            )
         yield self._histogram(
             "spec_accept_length",
             "Tokens per verify step and request, the bonus token included.",
@@ -168,7 +218,7 @@ class PrometheusCollector:
     def _filled(
         self, family_type: Any, name: str, text: str, labels: _Labels, values: Iterable[_Sample]
     ) -> Metric:
-        family: Metric = family_type(_PREFIX + name, text, labels=[*self._labels, *labels])
+        family: Metric = family_type(self._prefix + name, text, labels=[*self._labels, *labels])
         for label_values, value in values:
             family.add_metric([*self._labels.values(), *label_values], value)  # type: ignore[attr-defined]
         return family
@@ -182,7 +232,7 @@ class PrometheusCollector:
     ) -> Metric:
         """Return a histogram; ``values`` has label values, counts by value, and upper bounds."""
         names = [*self._labels, *labels]
-        family = self._core.HistogramMetricFamily(_PREFIX + name, text, labels=names)
+        family = self._core.HistogramMetricFamily(self._prefix + name, text, labels=names)
         for label_values, counts, bounds in values:
             buckets = [
                 (f"{bound}.0", sum(count for value, count in counts.items() if value <= bound))
@@ -194,3 +244,20 @@ class PrometheusCollector:
                 sum(value * count for value, count in counts.items()),
             )
         return family
+
+
+def _sum(stats: Sequence[ReplayStats]) -> ReplayStats:
+    """Return the counts of several runners together."""
+    if len(stats) == 1:
+        return stats[0]
+
+    def added(name: str) -> Counter[Any]:
+        return sum((Counter(getattr(each, name)) for each in stats), Counter())
+
+    return ReplayStats(
+        replays=sum(each.replays for each in stats),
+        padded_rows=sum(each.padded_rows for each in stats),
+        fallbacks=added("fallbacks"),
+        replays_by_size=added("replays_by_size"),
+        live_sizes=added("live_sizes"),
+    )

@@ -83,7 +83,7 @@ def rotated_heads(
     qkv: Annotated[torch.Tensor, "[T, 2 * (N + 2 * M) * F] floating-point"],
     positions: Annotated[torch.Tensor, "[T] int32 or int64"],
     inverse_frequencies: Annotated[torch.Tensor, "[F >= 1] float32"],
-    query_heads: Annotated[int, "N >= 1"],
+    query_heads: Annotated[int, "N >= 0"],
     key_heads: Annotated[int, "M >= 1"],
     query_weight: Annotated[torch.Tensor | None, "[2 * F] floating-point"] = None,
     key_weight: Annotated[torch.Tensor | None, "[2 * F] floating-point"] = None,
@@ -99,7 +99,7 @@ def rotated_heads(
         qkv: Queries, then keys, then values of each row.
         positions: Position of each row in its request.
         inverse_frequencies: Angle per position of each pair, F = D / 2.
-        query_heads: Query heads (N).
+        query_heads: Query heads (N); 0 for rows that have keys and values only.
         key_heads: Key and value heads (M).
         query_weight: Weight of the queries' norm.
         key_weight: Weight of the keys' norm.

@@ -128,6 +128,7 @@ def advance_loop(
     ring: torch.Tensor,
     entries: Annotated[int, "entries >= 1"],
     signals: Annotated[torch.Tensor | None, "[4] float32, contiguous"] = None,
+    length: int = 0,
 ) -> None:
     """Publish a step's report, remove ended requests, and decide whether another step runs.
 
@@ -144,6 +145,7 @@ def advance_loop(
             if the other tensors are on CUDA.
         entries: Entries of the ring.
         signals: Sum of the ``end_signals`` of all ranks; ``None`` selects the signals of this rank.
+        length: Index of the draft length of the step.
     """
     size, written = len(report), int(control[Control.WRITTEN])
     entry = ring[RING_WORDS:].view(entries, -1)[written % entries]
@@ -176,6 +178,7 @@ def advance_loop(
     entry[EntryWord.BATCH_SIZE] = size
     entry[EntryWord.LOOP_END] = end
     entry[EntryWord.LAUNCH] = launch
+    entry[EntryWord.LENGTH] = length
     entry[EntryWord.SEQUENCE] = written + 1
 
 

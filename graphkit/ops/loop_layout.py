@@ -7,7 +7,7 @@ overflow, as int32 would after days of short steps. The host writes the words
 of ``RingWord``; the device writes the entries::
 
     [ stop, read, 14 unused | entry 0 | entry 1 | ... ]
-    entry = [ EntryWord, 12 unused | one report row per request of the largest size ]
+    entry = [ EntryWord, 11 unused | one report row per request of the largest size ]
 
 The entry of step n, counted from 0 over all launches, is ``n % entries``. Its ``SEQUENCE`` is n + 1
 and is written last.
@@ -66,6 +66,8 @@ class EntryWord(IntEnum):
     """A ``LoopEnd``."""
     LAUNCH = 3
     """Number of the launch, from 1."""
+    LENGTH = 4
+    """Index of the draft length of the step."""
 
 
 class LoopEnd(IntEnum):
@@ -101,7 +103,7 @@ class Control(IntEnum):
     AGAIN = 0
     """1 if another step runs."""
     BODY = 1
-    """Index of the captured size of the next step."""
+    """Index of the captured size of the next step; with several draft lengths, of its body."""
     STEPS_LEFT = 2
     WRITTEN = 3
     """Entries written, over all launches."""

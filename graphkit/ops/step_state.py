@@ -52,13 +52,13 @@ def begin_step(
 
 
 def _check_width(args: Any) -> None:
-    """Check that each request has at least the tokens of the longest path."""
+    """Check that each request has the same number of tokens, at least one."""
     requests = len(args.req_pool_indices)
     width, rest = divmod(len(args.predict), max(requests, 1))
-    if rest or (requests and width < args.longest_path):
+    if rest or (requests and not width):
         raise InputError(
             f"finish_step: predict is {describe(args.predict)}, expected [B * W] for {requests} "
-            f"requests of W >= {args.longest_path} tokens.",
+            "requests of W >= 1 tokens.",
             field="predict",
         )
 
@@ -94,7 +94,7 @@ def finish_step(
         seq_lens: Committed tokens by request row; accepted tokens are added.
         bonus_tokens: Last token of each path, by request row.
         remaining: Tokens that may still be new, by request row; new tokens are subtracted.
-        longest_path: Most tokens of a path (P), at most W.
+        longest_path: Most tokens of a path (P). Columns behind the W tokens of a request are -1.
 
     Returns:
         The report, [B, 4 + P] int32, see ``graphkit.ops.loop_layout``. Tokens behind the new ones
@@ -105,6 +105,7 @@ def finish_step(
         return seq_lens.new_empty((requests, Report.TOKENS + longest_path))
     rows, accepted = req_pool_indices, num_accepted_tokens.long()
     tokens = predict.view(requests, -1)[:, :longest_path].long()
+    tokens = torch.nn.functional.pad(tokens, (0, longest_path - tokens.shape[1]), value=-1)
     column = torch.arange(longest_path, device=rows.device)
     lengths, left = seq_lens[rows], remaining[rows].long()
     most = torch.minimum(accepted, left)

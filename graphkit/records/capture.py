@@ -25,6 +25,7 @@ class ReplayStats:
         live_sizes: Replays by number of live requests, without steps of device loops.
         agreements: Steps that several ranks agreed to run, if they agree.
         idle: Agreed steps in which this rank had no request and ran pads.
+        drafted_lengths: Steps by drafts per request; empty with one draft length.
     """
 
     replays: Count
@@ -34,6 +35,7 @@ class ReplayStats:
     live_sizes: Mapping[Count, Count] = field(default_factory=dict)
     agreements: Count = 0
     idle: Count = 0
+    drafted_lengths: Mapping[Count, Count] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +95,22 @@ class BufferRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopBody:
-    """The step of one size inside a device loop.
+    """The step of one size, and of one of several draft lengths, inside a device loop.
 
     Attributes:
         batch_size: Captured size.
         num_nodes: Number of graph nodes; of operations on the recorder.
+        drafts: Drafts per request; ``None`` with one draft length.
+        catches_up: Whether the draft model catches up on plain steps.
+        replay_us: Time of a replay, by which draft lengths are chosen; ``None`` with one draft
+            length. Counted work on the recorder.
     """
 
     batch_size: Count
     num_nodes: Count
+    drafts: Count | None = None
+    catches_up: bool = False
+    replay_us: Duration | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

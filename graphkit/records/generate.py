@@ -19,6 +19,7 @@ class Completion:
         finish_reason: Why generation ended.
         tokens: Number of generated tokens, a final stop token included.
         accept_length: Mean tokens per verify step, bonus included; 0 without verify steps.
+        token_ids: The generated tokens.
     """
 
     prompt: str
@@ -26,6 +27,7 @@ class Completion:
     finish_reason: str
     tokens: Count
     accept_length: Real
+    token_ids: tuple[Count, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,7 @@ class GenerateRecord(Record):
         replays: Graph replays by forward mode.
         fallbacks: Eager runs by forward mode and reason.
         accepted_lengths: Verify steps by the number of tokens that they accepted, bonus included.
+        drafted_lengths: Verify steps by the number of drafts that they verified.
     """
 
     KIND: ClassVar[str] = "generate"
@@ -69,6 +72,7 @@ class GenerateRecord(Record):
     replays: Mapping[str, Count]
     fallbacks: Mapping[str, Mapping[str, Count]]
     accepted_lengths: Mapping[Count, Count] = field(default_factory=dict)
+    drafted_lengths: Mapping[Count, Count] = field(default_factory=dict)
     top_k: Integer = 0
     top_p: Real = 1.0
     min_p: Real = 0.0

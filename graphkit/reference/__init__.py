@@ -1,7 +1,4 @@
-"""A small trained model in Llama layout, its draft models, and loaders for such checkpoints.
-
-Also the tokenizers of checkpoint folders, and the text of requests while it is generated.
-"""
+"""A small trained model in Llama layout, its draft models, and loaders for such checkpoints."""
 
 from graphkit.reference.checkpoint import (
     checkpoint_dtype,
@@ -11,27 +8,30 @@ from graphkit.reference.checkpoint import (
     save_checkpoint,
 )
 from graphkit.reference.config import LlamaConfig, RopeScaling
+from graphkit.reference.dflash import DFlashHead
 from graphkit.reference.draft_checkpoint import (
+    default_dflash_checkpoint,
     default_eagle3_checkpoint,
     default_eagle_checkpoint,
     default_mtp_checkpoint,
     head_algorithm,
+    load_dflash_head,
     load_eagle3_head,
     load_eagle_head,
     load_mtp_head,
     save_draft_head,
 )
-from graphkit.reference.eagle import EagleHead
+from graphkit.reference.eagle import EagleHead, HeadTarget
 from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.engine import engine_of, reference_engine, spec_of
 from graphkit.reference.engine_models import ALGORITHMS, EngineModels, load_models
-from graphkit.reference.folder_tokenizer import FolderTokenizer, load_tokenizer
 from graphkit.reference.layers import Attend, DecoderLayer, RMSNorm, initialise
 from graphkit.reference.model import AuxStates, LlamaModel, causal_attend, full_logits
 from graphkit.reference.mtp import MTPHead
 from graphkit.reference.pools import PoolFactory
 from graphkit.reference.rope import RotaryEmbedding
 from graphkit.reference.runner_forwards import (
+    DFlashForward,
     EagleForward,
     MTPForward,
     StandaloneForward,
@@ -39,13 +39,13 @@ from graphkit.reference.runner_forwards import (
 )
 from graphkit.reference.shapes import SHAPES, random_models
 from graphkit.reference.target import (
+    dflash_target,
     eagle3_target,
     model_target,
     reference_target,
     tree_target,
 )
 from graphkit.reference.tensor_parallel import ShardedLlama, shard_model
-from graphkit.reference.text_stream import TextStream
 from graphkit.reference.tokenizer import ByteTokenizer, Tokenizer, decode, encode
 
 __all__ = [
@@ -54,12 +54,14 @@ __all__ = [
     "Attend",
     "AuxStates",
     "ByteTokenizer",
+    "DFlashForward",
+    "DFlashHead",
     "DecoderLayer",
     "Eagle3Head",
     "EagleForward",
     "EagleHead",
     "EngineModels",
-    "FolderTokenizer",
+    "HeadTarget",
     "LlamaConfig",
     "LlamaModel",
     "MTPForward",
@@ -70,17 +72,18 @@ __all__ = [
     "RotaryEmbedding",
     "ShardedLlama",
     "StandaloneForward",
-    "TextStream",
     "Tokenizer",
     "VerifyForward",
     "causal_attend",
     "checkpoint_dtype",
     "decode",
     "default_checkpoint",
+    "default_dflash_checkpoint",
     "default_eagle3_checkpoint",
     "default_eagle_checkpoint",
     "default_mtp_checkpoint",
     "default_standalone_checkpoint",
+    "dflash_target",
     "eagle3_target",
     "encode",
     "engine_of",
@@ -88,11 +91,11 @@ __all__ = [
     "head_algorithm",
     "initialise",
     "load_checkpoint",
+    "load_dflash_head",
     "load_eagle3_head",
     "load_eagle_head",
     "load_models",
     "load_mtp_head",
-    "load_tokenizer",
     "model_target",
     "random_models",
     "reference_engine",

@@ -100,6 +100,12 @@ class StoredWeights:
         module.to_empty(device=device)
         state = module.state_dict()
         targets = {name: state[rename(name)] for name in self.forms if rename(name) in state}
+        self.copy(targets, part_of)
+
+    def copy(
+        self, targets: Mapping[str, Tensor], part_of: PartOf = lambda _name, _shape: ()
+    ) -> None:
+        """Copy stored tensors into ``targets``, by stored name; see ``copy_tensors``."""
         for file in self._files:
             copy_tensors(file, targets, part_of)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
-from graphkit.config import require_int
+from graphkit.config import require_int, require_type
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.reference import hf_config as hf
 
 _SIZES = (
     "vocab_size",
@@ -21,6 +21,21 @@ _SIZES = (
 )
 _ORIGINAL = "original_max_position_embeddings"
 _SAME_NAME = (*_SIZES, "rms_norm_eps", "rope_theta", "tie_word_embeddings")
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+_SUPPORTED: dict[str, tuple[object, ...]] = {
+    "hidden_act": ("silu",),
+    "mlp_bias": (False,),
+    "partial_rotary_factor": (1.0,),
+    "quantization_config": (),
+    "rope_type": ("default", "llama3"),
+    "use_sliding_window": (False,),
+}
+"""Values of options that the reference models do not implement otherwise; ``None`` is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +123,11 @@ class LlamaConfig:
                     "model type has. Set sliding_window to None, or the others to False.",
                     field="sliding_window",
                 )
+        for field in ("rms_norm_eps", "rope_theta"):
+            expected = "a number > 0"
+            require_type("LlamaConfig", field, getattr(self, field), (int, float), expected)
+            if not getattr(self, field) > 0:
+                raise ConfigError(f"LlamaConfig.{field} must be {expected}.", field=field)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ConfigError(
                 f"LlamaConfig.num_key_value_heads is {self.num_key_value_heads}, but it must "
@@ -132,39 +152,29 @@ class LlamaConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> LlamaConfig:
-        """Create a configuration from a ``config.json`` of transformers 4 or 5.
+        """Create a configuration from a ``config.json``.
+
+        That of ``to_dict`` names all values. transformers supplies what others leave out.
 
         Raises:
-            CheckpointError: A key is missing, malformed or unsupported.
+            CheckpointError: A value is missing, malformed or unsupported.
         """
-        model_type = hf.check_supported(data)
-        heads = hf.integer(data, "num_attention_heads")
-        hidden_size = hf.integer(data, "hidden_size")
-        # Qwen3 alone has a fixed default, see transformers' Qwen3Config.
-        head_dim = 128 if model_type == "qwen3" else max(1, hidden_size // heads)
-        output_bias = model_type in ("llama", "qwen3") and hf.flag(data, "attention_bias")
-        rope = hf.rope_parameters(data)
-        max_positions = hf.integer(data, "max_position_embeddings", 2048)
+        kind = data.get("model_type")
+        if not isinstance(kind, str) or kind not in _ARCHITECTURES:
+            raise _unsupported("model_type", kind, tuple(_ARCHITECTURES))
+        names = {*_SIZES, "rms_norm_eps", "tie_word_embeddings"}
+        names -= set() if kind == "qwen3" else {"head_dim"}  # of others, the hidden size has it
+        is_whole = all(data.get(name) is not None for name in names)
+        is_whole &= kind != "mistral" or "sliding_window" in data
+        values = data if is_whole else _with_defaults(data)
+        rope = _rope(values)
+        for key, allowed in _SUPPORTED.items():
+            value = rope.get(key, data.get(key, values.get(key)))
+            if value is not None and value not in allowed:
+                raise _unsupported(key, value, allowed)
         try:
-            return cls(
-                vocab_size=hf.integer(data, "vocab_size"),
-                hidden_size=hidden_size,
-                intermediate_size=hf.integer(data, "intermediate_size"),
-                num_hidden_layers=hf.integer(data, "num_hidden_layers"),
-                num_attention_heads=heads,
-                num_key_value_heads=hf.integer(data, "num_key_value_heads", heads),
-                head_dim=hf.integer(data, "head_dim", head_dim),
-                max_position_embeddings=max_positions,
-                rms_norm_eps=hf.number(data, "rms_norm_eps", 1e-6),
-                rope_theta=hf.number(rope, "rope_theta", 10000.0),
-                rope_scaling=_rope_scaling(rope, max_positions),
-                tie_word_embeddings=hf.flag(data, "tie_word_embeddings"),
-                attention_bias=output_bias or model_type == "qwen2",
-                output_bias=output_bias,
-                qk_norm=model_type == "qwen3",
-                sliding_window=hf.sliding_window(data, model_type, max_positions),
-            )
-        except ConfigError as error:
+            return cls(**_settings(kind, values, rope))
+        except (ConfigError, TypeError, ZeroDivisionError) as error:
             raise CheckpointError(
                 f"config.json is inconsistent: {error} Correct config.json."
             ) from error
@@ -185,7 +195,7 @@ class LlamaConfig:
         """
         data: dict[str, object] = {name: getattr(self, name) for name in _SAME_NAME}
         kind = self.model_type
-        data |= {"model_type": kind, "architectures": [hf.ARCHITECTURES[kind]]}
+        data |= {"model_type": kind, "architectures": [_ARCHITECTURES[kind]]}
         # The defaults of transformers, 1 and 2, are ordinary tokens of the byte vocabulary.
         data |= {"hidden_act": "silu", "bos_token_id": None, "eos_token_id": None}
         if kind == "mistral":
@@ -197,12 +207,56 @@ class LlamaConfig:
         return data
 
 
-def _rope_scaling(rope: Mapping[str, object], max_positions: int) -> RopeScaling | None:
-    if rope["rope_type"] == "default":
-        return None
-    return RopeScaling(
-        factor=hf.number(rope, "factor"),
-        low_freq_factor=hf.number(rope, "low_freq_factor"),
-        high_freq_factor=hf.number(rope, "high_freq_factor"),
-        original_max_position_embeddings=hf.integer(rope, _ORIGINAL, max_positions),
+def _settings(kind: str, values: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of ``LlamaConfig`` for a complete ``config.json``."""
+    output_bias = kind in ("llama", "qwen3") and bool(values.get("attention_bias"))
+    longest = values["max_position_embeddings"]
+    head_dim = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
+    window = values.get("sliding_window") if kind == "mistral" else None
+    factors = "factor", "low_freq_factor", "high_freq_factor"
+    scaling: dict[str, Any] = {name: rope.get(name) for name in factors}
+    return {
+        **{name: values.get(name) for name in _SAME_NAME},
+        "head_dim": head_dim,
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": None
+        if rope["rope_type"] == "default"
+        else RopeScaling(**scaling, original_max_position_embeddings=rope.get(_ORIGINAL, longest)),
+        "attention_bias": output_bias or kind == "qwen2",
+        "output_bias": output_bias,
+        "qk_norm": kind == "qwen3",
+        # A window of the longest context is none.
+        "sliding_window": None if isinstance(window, int) and window >= longest else window,
+    }
+
+
+def _rope(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotary settings of transformers 4 or 5 under the names of version 5."""
+    rope = {"rope_theta": values.get("rope_theta", 10000.0)}
+    for key in ("rope_scaling", "rope_parameters"):
+        found = values.get(key) or {}
+        if not isinstance(found, Mapping):
+            raise CheckpointError(
+                f"config.json: {key} must be an object, got {found!r}. Correct config.json."
+            )
+        rope |= found
+    return {"rope_type": rope.get("type", "default")} | rope
+
+
+def _with_defaults(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a ``config.json`` with the values that its type has by default in transformers."""
+    try:
+        from transformers import AutoConfig
+
+        return {**AutoConfig.for_model(**data).to_dict()}
+    except Exception as error:  # transformers raises errors of many classes
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise CheckpointError(f"config.json cannot be read by transformers: {reason}") from error
+
+
+def _unsupported(key: str, value: object, allowed: tuple[object, ...]) -> CheckpointError:
+    names = " or ".join(str(one) for one in allowed) or "none"
+    return CheckpointError(
+        f"config.json has {key} {value!r}, but only {names} is supported. Use a dense llama, "
+        "mistral, qwen2 or qwen3 checkpoint, or load the folder by graphkit.hf."
     )

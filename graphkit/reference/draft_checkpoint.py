@@ -11,8 +11,8 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from graphkit.config import is_int
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.reference import hf_config as hf
 from graphkit.reference.checkpoint_folder import (
     StoredWeights,
     default_folder,
@@ -20,16 +20,25 @@ from graphkit.reference.checkpoint_folder import (
     write_folder,
 )
 from graphkit.reference.config import LlamaConfig
-from graphkit.reference.eagle import EagleHead
+from graphkit.reference.dflash import DFlashHead
+from graphkit.reference.dflash_layout import (
+    ARCHITECTURE,
+    dflash_entries,
+    draft_settings,
+    is_dflash,
+)
+from graphkit.reference.dflash_layout import canonical_name as dflash_name
+from graphkit.reference.dflash_layout import layer_config as dflash_layers
+from graphkit.reference.eagle import EagleHead, HeadTarget
 from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.eagle3_layout import (
     aux_layers,
     canonical_name,
     eagle3_entries,
+    flag,
     is_eagle3,
     layer_config,
 )
-from graphkit.reference.model import LlamaModel
 from graphkit.reference.mtp import MTPHead
 from graphkit.reference.sharded_layers import part_of, split_head
 from graphkit.reference.tensor_parallel import group_of
@@ -37,11 +46,12 @@ from graphkit.reference.weight_layout import store_by_columns
 
 Head = TypeVar("Head", bound=nn.Module)
 
-_FC_BIAS, _EMBEDDING = "fc.bias", "embed_tokens.weight"
+_FC_BIAS, _EMBEDDING, _HEAD = "fc.bias", "embed_tokens.weight", "lm_head.weight"
 _ARCHITECTURES = {
     EagleHead: "LlamaForCausalLMEagle",
     Eagle3Head: "LlamaForCausalLMEagle3",
     MTPHead: "LlamaForCausalLMNextN",
+    DFlashHead: ARCHITECTURE,
 }
 
 
@@ -55,25 +65,36 @@ def default_eagle3_checkpoint() -> Path:
     return default_folder("eagle3")
 
 
+def default_dflash_checkpoint() -> Path:
+    """Return the folder of the DFLASH head trained for the reference model."""
+    return default_folder("dflash")
+
+
 def default_mtp_checkpoint() -> Path:
     """Return the folder of the MTP layers trained for the reference model."""
     return default_folder("mtp")
 
 
 def head_algorithm(folder: str | Path) -> str:
-    """Return EAGLE or EAGLE3, by the names of the tensors in a folder.
+    """Return DFLASH, EAGLE3, EAGLE or STANDALONE, by the settings and the tensors of a folder.
+
+    A head has ``fc``, which merges embedding and feature. A folder without it has a whole model.
 
     Raises:
         CheckpointError: A file is missing or damaged.
     """
     folder = Path(folder)
-    read_config(folder)  # the error of a folder that does not exist
-    return "EAGLE3" if is_eagle3(StoredWeights(folder).forms) else "EAGLE"
+    if is_dflash(read_config(folder)):
+        return "DFLASH"
+    names = {canonical_name(name) for name in StoredWeights(folder).forms}
+    if "fc.weight" not in names:
+        return "STANDALONE"
+    return "EAGLE3" if is_eagle3(names) else "EAGLE"
 
 
 def load_eagle_head(
     folder: str | Path,
-    target: LlamaModel,
+    target: HeadTarget,
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -83,8 +104,8 @@ def load_eagle_head(
     Args:
         folder: ``config.json`` of one Llama, Mistral, Qwen2 or Qwen3 layer beside
             ``model.safetensors`` or ``pytorch_model.bin``.
-        target: The model that the head was trained for. The head uses its output head, and its
-            embedding unless the folder contains one. Ranks that split it split the head too.
+        target: The model that the head was trained for. The head uses its output head and its
+            embedding unless the folder contains them. Ranks that split it split the head too.
         device: Device of the weights; ``None`` selects the target's.
         dtype: Data type of the weights; ``None`` selects the target's.
 
@@ -107,13 +128,14 @@ def load_eagle_head(
         target=target,
         fc_bias=_FC_BIAS in stored.forms,
         has_embedding=_EMBEDDING in stored.forms,
+        has_head=_HEAD in stored.forms,
     )
     return _load(build, LlamaConfig.from_dict(data), stored, target, device, dtype)
 
 
 def load_eagle3_head(
     folder: str | Path,
-    target: LlamaModel,
+    target: HeadTarget,
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -137,7 +159,12 @@ def load_eagle3_head(
         )
     config = LlamaConfig.from_dict(layer_config(data))
     names = {canonical_name(name) for name in stored.forms}
-    vocab_size = hf.integer(data, "draft_vocab_size", config.vocab_size)
+    vocab_size = data.get("draft_vocab_size")
+    vocab_size = config.vocab_size if vocab_size is None else vocab_size
+    if not is_int(vocab_size) or vocab_size < 1:
+        raise CheckpointError(
+            f"config.json: draft_vocab_size must be an int >= 1, got {vocab_size!r}. Correct it."
+        )
     is_mapped = vocab_size != config.vocab_size or "d2t" in names
     build = partial(
         Eagle3Head,
@@ -146,7 +173,8 @@ def load_eagle3_head(
         draft_vocab_size=vocab_size if is_mapped else None,
         fc_bias=_FC_BIAS in names,
         has_embedding=_EMBEDDING in names,
-        norm_before_residual=hf.flag(data, "norm_before_residual"),
+        has_head=is_mapped or _HEAD in names,
+        norm_before_residual=flag(data, "norm_before_residual"),
     )
     # t2d marks the tokens of the draft vocabulary, which d2t lists too.
     ignored = frozenset({"t2d"})
@@ -155,9 +183,36 @@ def load_eagle3_head(
     )
 
 
+def load_dflash_head(
+    folder: str | Path,
+    target: HeadTarget,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> DFlashHead:
+    """Build the DFLASH head of a local folder; arguments as for ``load_eagle_head``.
+
+    The folder has the layout of transformers or that of the authors; see ``dflash_layout``.
+
+    Raises:
+        CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
+            head does not match the target.
+    """
+    folder = Path(folder)
+    data = read_config(folder)
+    if not is_dflash(data):
+        raise CheckpointError(
+            f"{str(folder)!r} contains no DFLASH head: its config.json has no block_size. Use the "
+            "algorithm EAGLE or EAGLE3 for another head."
+        )
+    config = LlamaConfig.from_dict(dflash_layers(data, target.config.vocab_size))
+    build = partial(DFlashHead, target=target, **draft_settings(data))
+    return _load(build, config, StoredWeights(folder), target, device, dtype, rename=dflash_name)
+
+
 def load_mtp_head(
     folder: str | Path,
-    target: LlamaModel,
+    target: HeadTarget,
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -183,7 +238,9 @@ def load_mtp_head(
     return _load(build, config, StoredWeights(folder), target, device, dtype)
 
 
-def save_draft_head(head: EagleHead | Eagle3Head | MTPHead, folder: str | Path) -> None:
+def save_draft_head(
+    head: EagleHead | Eagle3Head | MTPHead | DFlashHead, folder: str | Path
+) -> None:
     """Write a head in its current dtype, without the weights that it shares with its target.
 
     Creates the folder; overwrites ``config.json`` and ``model.safetensors`` in it.
@@ -191,6 +248,8 @@ def save_draft_head(head: EagleHead | Eagle3Head | MTPHead, folder: str | Path) 
     config = head.config.to_dict() | {"architectures": [_ARCHITECTURES[type(head)]]}
     if isinstance(head, Eagle3Head):
         config |= eagle3_entries(head)
+    if isinstance(head, DFlashHead):
+        config |= dflash_entries(head)
     write_folder(Path(folder), config, head.state_dict())
 
 
@@ -208,13 +267,13 @@ def _load(
     build: Callable[[LlamaConfig], Head],
     config: LlamaConfig,
     stored: StoredWeights,
-    target: LlamaModel,
+    target: HeadTarget,
     device: torch.device | str | None,
     dtype: torch.dtype | None,
     ignored: frozenset[str] = frozenset(),
     rename: Callable[[str], str] = lambda name: name,
 ) -> Head:
-    target_weight, group = target.lm_head.weight, group_of(target)
+    target_weight, group = target.lm_head.get_parameter("weight"), group_of(target)
     with _on_meta_device():
         whole, head = build(config), split_head(build, config, group)
     head.to(dtype or target_weight.dtype)

@@ -6,14 +6,50 @@ Tensor suffixes: T tokens, H hidden, V vocabulary.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 
 from graphkit.errors import ConfigError
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.layers import Attend, DecoderLayer
-from graphkit.reference.model import LlamaModel
 from graphkit.reference.rope import RotaryEmbedding
+
+
+class TargetSizes(Protocol):
+    """Sizes of a target that a draft head must have, or refers to."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Size of the vocabulary."""
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Decoder layers."""
+
+
+class HeadTarget(Protocol):
+    """What a draft head uses of its target. ``LlamaModel`` has it."""
+
+    @property
+    def config(self) -> TargetSizes:
+        """Sizes."""
+
+    @property
+    def embedding(self) -> nn.Module:
+        """Maps token ids to rows [T, H]."""
+
+    @property
+    def lm_head(self) -> nn.Module:
+        """Has a ``weight`` in the dtype and on the device of the target."""
+
+    def logits(self, hidden_TH: Tensor) -> Tensor:
+        """Apply the output head: [T, H] to [T, V]."""
 
 
 class EagleHead(nn.Module):
@@ -24,16 +60,17 @@ class EagleHead(nn.Module):
     Further draft steps feed the head's own hidden states back as features. Layer 0 has no input
     norm and there is no final one (arXiv 2401.15077, section 3.1).
 
-    The head uses the target's output head, and its embedding unless ``has_embedding``. These belong
-    to the target: they are not in this module's ``state_dict`` or ``parameters`` and do not move
-    with it. ``forward`` and ``logits`` never synchronise and have static shapes, so that they can
-    be captured.
+    The head uses the target's output head unless ``has_head``, and its embedding unless
+    ``has_embedding``. These belong to the target: they are not in this module's ``state_dict`` or
+    ``parameters`` and do not move with it. ``forward`` and ``logits`` never synchronise and have
+    static shapes, so that they can be captured.
 
     Args:
         config: Sizes and options of the layer.
         target: The model that the head drafts for.
         fc_bias: Whether ``fc`` has a bias.
         has_embedding: Whether the head has its own embedding.
+        has_head: Whether it has its own output head.
 
     Raises:
         ConfigError: The config has several layers, or does not match the target.
@@ -42,10 +79,11 @@ class EagleHead(nn.Module):
     def __init__(
         self,
         config: LlamaConfig,
-        target: LlamaModel,
+        target: HeadTarget,
         *,
         fc_bias: bool = False,
         has_embedding: bool = False,
+        has_head: bool = False,
     ) -> None:
         super().__init__()
         check_fit(config, target)
@@ -56,9 +94,11 @@ class EagleHead(nn.Module):
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=fc_bias)
         self.layers = nn.ModuleList([DecoderLayer(config, 0, has_input_norm=False)])
         self.rotary_emb = RotaryEmbedding(config)
+        if has_head:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         # Bound methods, because assigning a module would register it as a submodule.
-        embedding = self.embed_tokens if has_embedding else target.model.embed_tokens
-        self._embed, self._target_logits = embedding.forward, target.logits
+        self._embed = (self.embed_tokens if has_embedding else target.embedding).forward
+        self._target_logits = None if has_head else target.logits
 
     def forward(
         self, input_ids_T: Tensor, hidden_TH: Tensor, positions_T: Tensor, attend: Attend
@@ -82,11 +122,14 @@ class EagleHead(nn.Module):
         return fed_TH + hidden_TH
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
-        """Apply the target's output head: [T, H] to [T, V]."""
-        return self._target_logits(hidden_TH)
+        """Apply the output head: [T, H] to [T, V]."""
+        if self._target_logits is not None:
+            return self._target_logits(hidden_TH)
+        logits_TV: Tensor = self.lm_head(hidden_TH)
+        return logits_TV
 
 
-def check_fit(config: LlamaConfig, target: LlamaModel) -> None:
+def check_fit(config: LlamaConfig, target: HeadTarget) -> None:
     """Check that a draft head has the hidden size and vocabulary of its target.
 
     Raises:

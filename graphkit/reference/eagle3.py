@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from graphkit.errors import ConfigError
 from graphkit.reference.config import LlamaConfig
-from graphkit.reference.eagle import check_fit, check_one_layer
+from graphkit.reference.eagle import HeadTarget, check_fit, check_one_layer
 from graphkit.reference.layers import MLP, Attend, Attention, RMSNorm
-from graphkit.reference.model import LlamaModel
 from graphkit.reference.rope import RotaryEmbedding, Rotation
 
 
@@ -56,8 +55,8 @@ class Eagle3Head(nn.Module):
 
     Tokens are shifted as in ``EagleHead``. Rows of committed tokens read three residual streams of
     the target, side by side, which ``fc`` projects to H; draft steps read the head's own results.
-    The head uses the target's embedding unless ``has_embedding``. Nothing synchronises; shapes are
-    static.
+    The head uses the target's embedding unless ``has_embedding``, and its output head unless
+    ``has_head``. Nothing synchronises; shapes are static.
 
     Args:
         config: Sizes and options of the layer.
@@ -69,6 +68,7 @@ class Eagle3Head(nn.Module):
             selects the target's vocabulary, without ``d2t``.
         fc_bias: Whether ``fc`` has a bias.
         has_embedding: Whether the head has its own embedding.
+        has_head: Whether it has its own output head, which a reduced vocabulary needs.
         norm_before_residual: See ``Eagle3Layer``.
 
     Raises:
@@ -81,12 +81,13 @@ class Eagle3Head(nn.Module):
     def __init__(
         self,
         config: LlamaConfig,
-        target: LlamaModel,
+        target: HeadTarget,
         *,
         aux_layers: Sequence[int] | None = None,
         draft_vocab_size: int | None = None,
         fc_bias: bool = False,
         has_embedding: bool = False,
+        has_head: bool = True,
         norm_before_residual: bool = False,
     ) -> None:
         super().__init__()
@@ -100,13 +101,14 @@ class Eagle3Head(nn.Module):
         self.fc = nn.Linear(3 * size, size, bias=fc_bias)
         self.midlayer = Eagle3Layer(config, norm_before_residual=norm_before_residual)
         self.norm = RMSNorm(size, config.rms_norm_eps)
-        self.lm_head = nn.Linear(size, vocab_size, bias=False)
+        if has_head:
+            self.lm_head = nn.Linear(size, vocab_size, bias=False)
         has_map = draft_vocab_size is not None
         self.register_buffer("d2t", torch.zeros(vocab_size, dtype=torch.int64) if has_map else None)
         self.rotary_emb = RotaryEmbedding(config)
-        # A bound method, because assigning a module would register it as a submodule.
-        embedding = self.embed_tokens if has_embedding else target.model.embed_tokens
-        self._embed = embedding.forward
+        # Bound methods, because assigning a module would register it as a submodule.
+        self._embed = (self.embed_tokens if has_embedding else target.embedding).forward
+        self._target_logits = None if has_head else target.logits
 
     def forward(
         self, input_ids_T: Tensor, hidden_TF: Tensor, positions_T: Tensor, attend: Attend
@@ -132,7 +134,10 @@ class Eagle3Head(nn.Module):
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
         """Apply the final norm and the output head: [T, H] to [T, V]."""
-        logits_TV: Tensor = self.lm_head(self.norm(hidden_TH))
+        normed_TH = self.norm(hidden_TH)
+        if self._target_logits is not None:
+            return self._target_logits(normed_TH)
+        logits_TV: Tensor = self.lm_head(normed_TH)
         return logits_TV
 
     def token_map(self) -> Tensor | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from graphkit.errors import CheckpointError
-from graphkit.reference import hf_config as hf
 from graphkit.reference.eagle3 import Eagle3Head
 
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -35,7 +34,7 @@ def layer_config(data: Mapping[str, object]) -> Mapping[str, object]:
     Raises:
         CheckpointError: It is not an object, or the head has norms that are not supported.
     """
-    if found := [key for key in _UNSUPPORTED if hf.flag(data, key)]:
+    if found := [key for key in _UNSUPPORTED if flag(data, key)]:
         raise CheckpointError(
             f"config.json sets {found[0]}, which is not supported. Use a head without it."
         )
@@ -71,9 +70,23 @@ def eagle3_entries(head: Eagle3Head) -> dict[str, object]:
     """Return the entries of ``config.json`` that a head has beside those of its layer."""
     return {
         _LAYER_IDS: list(head.aux_layers),
-        "draft_vocab_size": head.lm_head.out_features,
+        "draft_vocab_size": head.config.vocab_size if head.d2t is None else len(head.d2t),
         "norm_before_residual": head.midlayer.norm_before_residual,
     }
+
+
+def flag(data: Mapping[str, object], key: str) -> bool:
+    """Return a boolean; absent or ``None`` is False.
+
+    Raises:
+        CheckpointError: The value is not a boolean.
+    """
+    value = data.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise CheckpointError(
+            f"config.json: {key} must be true or false, got {value!r}. Correct config.json."
+        )
+    return bool(value)
 
 
 def _object(data: Mapping[str, object], key: str) -> Mapping[str, object]:

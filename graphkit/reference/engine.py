@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Unpack
 
 import torch
@@ -15,7 +15,6 @@ from graphkit.kv import ReqToTokenPool
 from graphkit.reference.engine_models import (
     EngineModels,
     check_algorithm,
-    check_folders,
     load_models,
 )
 from graphkit.reference.pools import PoolFactory
@@ -31,7 +30,7 @@ def reference_engine(
     algorithm: str = "EAGLE",
     *,
     topk: int = 1,
-    num_steps: int = 3,
+    num_steps: int | Sequence[int] = 3,
     num_draft_tokens: int | None = None,
     max_batch_size: int = 8,
     max_context_len: int = 1024,
@@ -39,20 +38,18 @@ def reference_engine(
     device: torch.device | str = "auto",
     dtype: torch.dtype = torch.float32,
     attention: type[PagedAttention] | None = None,
-    checkpoint: str | Path | None = None,
-    draft: str | Path | None = None,
     group: RankGroup | None = None,
     **options: Unpack[EngineOptions],
 ) -> SpeculativeEngine:
-    """Create an engine over the models that ship with graphkit, or of folders.
+    """Create an engine over the models that ship with graphkit; ``hf.load`` takes folders.
 
     Nothing is captured yet. Arguments not listed are those of ``SpeculativeEngine``. By default,
-    the shipped target has its end-of-text token as ``bos_token_id``.
+    the target's end-of-text token is the ``bos_token_id``.
 
     Args:
         algorithm: One of ``ALGORITHMS``.
         topk: Branches per draft step: 1 drafts chains, more drafts trees.
-        num_steps: Draft steps.
+        num_steps: Draft steps, or several ascending numbers of them; see ``SpecConfig``.
         num_draft_tokens: Nodes verified per request, the bonus token included; ``None`` selects
             ``num_steps + 1`` for a chain and twice that for a tree.
         max_batch_size: Most requests that run at the same time.
@@ -62,30 +59,15 @@ def reference_engine(
         dtype: Data type of weights and KV. In bfloat16, the output of a request can depend on the
             batch that it runs in, where two logits nearly tie. float32 makes such ties rare.
         attention: Attention backend; ``None`` selects Triton on CUDA and torch elsewhere.
-        checkpoint: Folder of a different target. Supported for NONE and NGRAM, which need no
-            trained draft model, and for EAGLE and EAGLE3 with ``draft``.
-        draft: Folder of an EAGLE or EAGLE-3 head that was trained for the target, for that
-            algorithm only.
         group: As for ``SpeculativeEngine``; its ranks split the target.
 
     Raises:
-        ConfigError: A setting is out of range, or ``checkpoint`` and ``draft`` do not fit the
-            algorithm.
-        CheckpointError: A folder cannot be loaded, or the head does not match the target.
+        ConfigError: A setting is out of range.
     """
     name = check_algorithm(algorithm)
-    check_folders(name, checkpoint, draft)
     spec = spec_of(name, num_steps, topk, num_draft_tokens, page_size)
-    models = load_models(
-        name,
-        checkpoint=checkpoint,
-        draft=draft,
-        device=resolve_device(device),
-        dtype=dtype,
-        group=group,
-    )
-    if checkpoint is None:
-        options.setdefault("bos_token_id", END_OF_TEXT)
+    models = load_models(name, device=resolve_device(device), dtype=dtype, group=group)
+    options.setdefault("bos_token_id", END_OF_TEXT)
     return engine_of(
         models,
         spec,
@@ -123,7 +105,7 @@ def engine_of(
     forward = VerifyForward(target, attention_of_target, models.aux_layers)
     return SpeculativeEngine(
         EngineModel(forward, attention_of_target),
-        models.drafter(pools, spec.num_steps),
+        models.drafter(pools, spec.longest.num_steps),
         spec=spec,
         sizes=models.sizes(max_batch_size, max_context_len, spec.page_size),
         device=device,
@@ -134,7 +116,7 @@ def engine_of(
 
 def spec_of(
     algorithm: str,
-    num_steps: int = 3,
+    num_steps: int | Sequence[int] = 3,
     topk: int = 1,
     num_draft_tokens: int | None = None,
     page_size: int = 1,

@@ -9,17 +9,27 @@ import torch
 
 from graphkit.config import BufferSizes
 from graphkit.distributed import RankGroup
-from graphkit.engine import Drafter, EagleDrafter, EngineModel, MultiLayerDrafter, NgramDrafter
+from graphkit.engine import (
+    DFlashDrafter,
+    Drafter,
+    EagleDrafter,
+    EngineModel,
+    MultiLayerDrafter,
+    NgramDrafter,
+)
 from graphkit.errors import ConfigError
 from graphkit.reference.checkpoint import (
     default_checkpoint,
     default_standalone_checkpoint,
     load_checkpoint,
 )
+from graphkit.reference.dflash import DFlashHead
 from graphkit.reference.draft_checkpoint import (
+    default_dflash_checkpoint,
     default_eagle3_checkpoint,
     default_eagle_checkpoint,
     default_mtp_checkpoint,
+    load_dflash_head,
     load_eagle3_head,
     load_eagle_head,
     load_mtp_head,
@@ -29,12 +39,17 @@ from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.model import LlamaModel
 from graphkit.reference.mtp import MTPHead
 from graphkit.reference.pools import PoolFactory
-from graphkit.reference.runner_forwards import EagleForward, MTPForward, StandaloneForward
+from graphkit.reference.runner_forwards import (
+    DFlashForward,
+    EagleForward,
+    MTPForward,
+    StandaloneForward,
+)
 from graphkit.reference.tensor_parallel import group_of
 
-ALGORITHMS = ("NONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM")
+ALGORITHMS = ("NONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM", "DFLASH")
 """Algorithms of ``reference_engine``. MULTI_LAYER_EAGLE is EAGLE with a chain of draft layers."""
-_HEAD_ALGORITHMS = ("EAGLE", "EAGLE3")
+_HEAD_ALGORITHMS = ("EAGLE", "EAGLE3", "DFLASH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +64,7 @@ class EngineModels:
 
     algorithm: str
     target: LlamaModel
-    draft: EagleHead | Eagle3Head | MTPHead | LlamaModel | None = None
+    draft: EagleHead | Eagle3Head | MTPHead | DFlashHead | LlamaModel | None = None
 
     @property
     def device(self) -> torch.device:
@@ -68,8 +83,8 @@ class EngineModels:
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
-        """The target layers that an EAGLE-3 head reads; empty without one."""
-        return self.draft.aux_layers if isinstance(self.draft, Eagle3Head) else ()
+        """The target layers whose inputs an EAGLE-3 or DFLASH head reads; empty without one."""
+        return self.draft.aux_layers if isinstance(self.draft, Eagle3Head | DFlashHead) else ()
 
     @property
     def draft_token_map(self) -> torch.Tensor | None:
@@ -110,6 +125,12 @@ class EngineModels:
         if isinstance(draft, EagleHead | Eagle3Head):
             token_map, forward = self.draft_token_map, EagleForward(draft, attention)
             return EagleDrafter(EngineModel(forward, attention, draft_token_map=token_map))
+        if isinstance(draft, DFlashHead):
+            return DFlashDrafter(
+                EngineModel(DFlashForward(draft, attention), attention),
+                block_size=draft.block_size,
+                mask_token_id=draft.mask_token_id,
+            )
         return EagleDrafter(EngineModel(StandaloneForward(draft, attention), attention))
 
 
@@ -126,8 +147,9 @@ def load_models(
 
     Args:
         algorithm: One of ``ALGORITHMS``.
-        checkpoint: Folder of a different target, as for ``reference_engine``.
-        draft: Folder of an EAGLE or EAGLE-3 head, as for ``reference_engine``.
+        checkpoint: Folder of a different target in Llama layout, for NONE and NGRAM, and for EAGLE,
+            EAGLE3 and DFLASH with ``draft``.
+        draft: Folder of an EAGLE, EAGLE-3 or DFLASH head that was trained for the target.
         device: Device of the weights.
         dtype: Data type of the weights.
         group: Ranks that split the target and its draft head; see ``load_checkpoint``. The model of
@@ -137,7 +159,7 @@ def load_models(
         ConfigError: ``checkpoint`` and ``draft`` do not fit the algorithm.
         CheckpointError: A folder cannot be loaded, or the head does not match the target.
     """
-    check_folders(algorithm, checkpoint, draft)
+    _check_folders(algorithm, checkpoint, draft)
     folder = checkpoint or default_checkpoint()
     target = load_checkpoint(folder, device=device, dtype=dtype, group=group)
     if algorithm == "EAGLE":
@@ -146,6 +168,9 @@ def load_models(
     if algorithm == "EAGLE3":
         eagle3 = load_eagle3_head(draft or default_eagle3_checkpoint(), target)
         return EngineModels(algorithm, target, eagle3)
+    if algorithm == "DFLASH":
+        block = load_dflash_head(draft or default_dflash_checkpoint(), target)
+        return EngineModels(algorithm, target, block)
     if algorithm == "MULTI_LAYER_EAGLE":
         return EngineModels(algorithm, target, load_mtp_head(default_mtp_checkpoint(), target))
     if algorithm == "STANDALONE":
@@ -170,7 +195,7 @@ def check_algorithm(algorithm: str) -> str:
     return name
 
 
-def check_folders(algorithm: str, checkpoint: str | Path | None, draft: str | Path | None) -> None:
+def _check_folders(algorithm: str, checkpoint: str | Path | None, draft: str | Path | None) -> None:
     """Check that an algorithm can run with the folders of a target and of a draft head.
 
     Raises:
@@ -178,14 +203,15 @@ def check_folders(algorithm: str, checkpoint: str | Path | None, draft: str | Pa
     """
     if draft is not None and algorithm not in _HEAD_ALGORITHMS:
         raise ConfigError(
-            f"{algorithm} takes no draft head, but got {str(draft)!r}. Use EAGLE or "
-            "EAGLE3, or omit the draft head.",
+            f"{algorithm} takes no draft head, but got {str(draft)!r}. Use EAGLE, "
+            "EAGLE3 or DFLASH, or omit the draft head.",
             field="draft",
         )
     if checkpoint is not None and draft is None and algorithm not in ("NONE", "NGRAM"):
         raise ConfigError(
             f"{algorithm} needs a draft model trained for its target, and graphkit has none for "
-            f"{str(checkpoint)!r}. Use NONE or NGRAM, or EAGLE or EAGLE3 with a draft head for it.",
+            f"{str(checkpoint)!r}. Use NONE or NGRAM, or EAGLE, EAGLE3 or DFLASH with a draft head "
+            "for it.",
             field="checkpoint",
         )
 

@@ -12,6 +12,7 @@ from typing import Protocol, overload
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from graphkit.ops.decoder import add_rms_norm, rms_norm, rotated_heads, silu_and_mul
 from graphkit.reference.config import LlamaConfig
@@ -98,6 +99,20 @@ class Attention(MergesProjections):
         attended_TND = attend(self.layer, query_TND, key_TMD, value_TMD)
         out_TH: Tensor = self.o_proj(attended_TND.flatten(1))
         return out_TH
+
+    def keys_and_values(self, hidden_TH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """Return the keys, rotated, and the values of rows, [T, M, D] each, without queries."""
+        (positions_T, frequencies), (_, key_heads) = rotation, self.heads
+        _, *parts = self.qkv_proj.parts.values()
+        weight = self.qkv_proj.weight
+        bias: Tensor | None = self.qkv_proj.bias
+        kv = linear(hidden_TH, weight[-sum(parts) :], None if bias is None else bias[-sum(parts) :])
+        _, key_TMD, value_TMD = rotated_heads(
+            kv, positions_T, frequencies, 0, key_heads, None,
+            self.k_norm.weight if self.has_qk_norm else None,
+            self.eps,
+        )  # fmt: skip
+        return key_TMD, value_TMD
 
 
 class MLP(MergesProjections):

@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from graphkit.errors import InputError
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.layers import Attend, DecoderLayer, RMSNorm
-from graphkit.reference.rope import RotaryEmbedding
+from graphkit.reference.rope import RotaryEmbedding, Rotation
 
 
 class AuxStates:
@@ -57,16 +57,29 @@ class LlamaDecoder(nn.Module):
         self, hidden_TH: Tensor, positions_T: Tensor, attend: Attend, aux: AuxStates | None = None
     ) -> Tensor:
         """Run all layers and the final norm over embedded tokens, [T, H] to [T, H]."""
-        aux, rotation = aux or AuxStates(()), self.rotary_emb(positions_T)
-        norms = [layer.get_submodule("input_layernorm") for layer in self.layers]
-        norms.append(self.norm)
-        normed_TH: Tensor = norms[0](hidden_TH)
-        for number, layer in enumerate(self.layers):
-            aux.record(number, hidden_TH)
-            fed_TH, hidden_TH = layer(normed_TH, hidden_TH, rotation, attend)
-            normed_TH, hidden_TH = norms[number + 1](fed_TH, hidden_TH)
-        aux.record(len(self.layers), hidden_TH)
-        return normed_TH
+        rotation = self.rotary_emb(positions_T)
+        return run_layers(self.layers, self.norm, hidden_TH, rotation, attend, aux)
+
+
+def run_layers(
+    layers: nn.ModuleList,
+    final_norm: RMSNorm,
+    hidden_TH: Tensor,
+    rotation: Rotation,
+    attend: Attend,
+    aux: AuxStates | None = None,
+) -> Tensor:
+    """Run decoder layers and the norm behind them over rows, [T, H] to [T, H]."""
+    aux = aux or AuxStates(())
+    norms = [layer.get_submodule("input_layernorm") for layer in layers]
+    norms.append(final_norm)
+    normed_TH: Tensor = norms[0](hidden_TH)
+    for number, layer in enumerate(layers):
+        aux.record(number, hidden_TH)
+        fed_TH, hidden_TH = layer(normed_TH, hidden_TH, rotation, attend)
+        normed_TH, hidden_TH = norms[number + 1](fed_TH, hidden_TH)
+    aux.record(len(layers), hidden_TH)
+    return normed_TH
 
 
 class LlamaModel(nn.Module):
@@ -126,6 +139,11 @@ class LlamaModel(nn.Module):
             input_embeds = self.model.embed_tokens(input_ids_T)
         hidden_TH: Tensor = self.model(input_embeds, positions_T, attend, aux)
         return hidden_TH
+
+    @property
+    def embedding(self) -> nn.Module:
+        """The embedding of token ids."""
+        return self.model.embed_tokens
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
         """Apply the output head: [T, H] after the final norm to [T, V], in the model's dtype."""

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from graphkit.reference.config import LlamaConfig
-from graphkit.reference.eagle import check_fit
+from graphkit.reference.eagle import HeadTarget, check_fit
 from graphkit.reference.layers import Attend, DecoderLayer, RMSNorm
-from graphkit.reference.model import LlamaModel
 from graphkit.reference.rope import RotaryEmbedding
 
 
@@ -52,14 +51,14 @@ class MTPHead(nn.Module):
         ConfigError: The config does not match the target.
     """
 
-    def __init__(self, config: LlamaConfig, target: LlamaModel) -> None:
+    def __init__(self, config: LlamaConfig, target: HeadTarget) -> None:
         super().__init__()
         check_fit(config, target)
         self.config = config
         self.layers = nn.ModuleList(MTPLayer(config, i) for i in range(config.num_hidden_layers))
         self.rotary_emb = RotaryEmbedding(config)
         # Bound methods, because assigning a module would register it as a submodule.
-        self._embed, self._target_logits = target.model.embed_tokens.forward, target.logits
+        self._embed, self._target_logits = target.embedding.forward, target.logits
 
     def forward(
         self, i: int, input_ids_T: Tensor, hidden_TH: Tensor, positions_T: Tensor, attend: Attend

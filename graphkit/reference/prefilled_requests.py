@@ -20,6 +20,7 @@ from graphkit.attention import PagedAttention
 from graphkit.errors import ConfigError
 from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.ops.logits import top_candidates
+from graphkit.reference.dflash import DFlashHead
 from graphkit.reference.eagle import EagleHead
 from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.layers import Attend
@@ -107,6 +108,15 @@ class PrefilledRequests:
             token_map=head.token_map() if isinstance(head, Eagle3Head) else None,
         )
         self.topk_p, self.topk_index = topk_p.cpu().numpy(), topk_index.cpu().numpy()
+
+    @torch.no_grad()
+    def prefill_dflash(self, head: DFlashHead, attention: PagedAttention) -> None:
+        """Store the keys and values of all prefixes that the head's blocks attend to."""
+        features = self.features.flatten(0, 1)[self._prefix]
+        context = head.encoder(features)
+        heads = head.context_heads(context, self._positions[self._prefix])
+        for layer, (key, value) in enumerate(heads):
+            attention.store(layer, key, value, self._prefix_slots)
 
     @torch.no_grad()
     def prefill_mtp(self, head: MTPHead, attention: PagedAttention) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import overload
 
 import torch
 
 from graphkit.attention import PagedAttention
 from graphkit.buffers import (
+    DraftContextInputs,
     DraftExtendInputs,
     DraftInputs,
     Inputs,
@@ -15,12 +17,13 @@ from graphkit.buffers import (
     TargetVerifyInputs,
 )
 from graphkit.reference.config import LlamaConfig
+from graphkit.reference.dflash import DFlashHead
 from graphkit.reference.eagle import EagleHead
 from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.layers import Attend
 from graphkit.reference.model import AuxStates, LlamaModel
 from graphkit.reference.mtp import MTPHead
-from graphkit.runners import ForwardOutput
+from graphkit.runners import DraftContextOutput, ForwardOutput
 
 
 class VerifyForward:
@@ -74,6 +77,43 @@ class EagleForward:
         )
         hidden = _last_rows(inputs, hidden)
         return ForwardOutput(next_token_logits=self._head.logits(hidden), hidden_states=hidden)
+
+
+class DFlashForward:
+    """A DFLASH head: blocks in TARGET_VERIFY, and the context that they attend to.
+
+    Args:
+        head: The head.
+        attention: The backend whose KV pool has the keys and values of context and blocks.
+    """
+
+    def __init__(self, head: DFlashHead, attention: PagedAttention) -> None:
+        self._head, self._attention = head, attention
+
+    @overload
+    def __call__(self, inputs: TargetVerifyInputs) -> ForwardOutput: ...
+
+    @overload
+    def __call__(self, inputs: DraftContextInputs) -> DraftContextOutput: ...
+
+    def __call__(
+        self, inputs: TargetVerifyInputs | DraftContextInputs
+    ) -> ForwardOutput | DraftContextOutput:
+        """Return logits of every row of a block, or store the keys and values of a context."""
+        if isinstance(inputs, DraftContextInputs):
+            return self._store_context(inputs)
+        hidden = self._head(
+            inputs.input_ids,
+            inputs.positions,
+            _attend(self._attention, inputs, self._head.config),
+        )
+        return ForwardOutput(next_token_logits=self._head.logits(hidden))
+
+    def _store_context(self, inputs: DraftContextInputs) -> DraftContextOutput:
+        context = self._head.encoder(inputs.hidden_states)
+        for layer, (key, value) in enumerate(self._head.context_heads(context, inputs.positions)):
+            self._attention.store(layer, key, value, inputs.out_cache_loc)
+        return DraftContextOutput(hidden_states=context)
 
 
 class MTPForward:

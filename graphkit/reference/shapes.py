@@ -12,6 +12,7 @@ from torch import nn
 from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError
 from graphkit.reference.config import LlamaConfig, RopeScaling
+from graphkit.reference.dflash import DFlashHead
 from graphkit.reference.eagle import EagleHead
 from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.engine_models import EngineModels, check_algorithm
@@ -67,6 +68,8 @@ SHAPES: Mapping[str, LlamaConfig] = {
 _STD = 0.02
 _DRAFT_VOCAB_SIZE = 32_000
 """Of published EAGLE-3 heads; for small vocabularies, a quarter of the target's."""
+_DFLASH_LAYERS, _BLOCK_SIZE = 5, 16
+"""Usual sizes of DFLASH heads: layers, as many as they read of the target, and rows of a block."""
 
 
 def random_models(
@@ -88,7 +91,7 @@ def random_models(
 
     Args:
         shape: One of ``SHAPES``.
-        algorithm: EAGLE, EAGLE3, NGRAM or NONE.
+        algorithm: EAGLE, EAGLE3, DFLASH, NGRAM or NONE.
         device: Device of the weights.
         dtype: Data type of the weights.
         seed: Seed of the weights.
@@ -119,7 +122,7 @@ def random_models(
 
 def _draft_model(
     algorithm: str, target: LlamaModel, config: LlamaConfig
-) -> EagleHead | Eagle3Head | None:
+) -> EagleHead | Eagle3Head | DFlashHead | None:
     """Return the draft model of an algorithm for a target, on the meta device.
 
     Args:
@@ -142,8 +145,22 @@ def _draft_model(
             draft_vocab_size=min(_DRAFT_VOCAB_SIZE, config.vocab_size // 4),
         )
         return split_head(build_eagle3, replace(config, num_hidden_layers=1, qk_norm=False), group)
+    if algorithm == "DFLASH":
+        last = config.num_hidden_layers - 2
+        count = min(_DFLASH_LAYERS, last + 1)
+        build_dflash = partial(
+            DFlashHead,
+            target=target,
+            target_layer_ids=[i * last // max(count - 1, 1) for i in range(count)],
+            block_size=_BLOCK_SIZE,
+            mask_token_id=config.vocab_size - 1,
+        )
+        return split_head(
+            build_dflash, replace(config, num_hidden_layers=count, qk_norm=True), group
+        )
     raise ConfigError(
-        f"{algorithm} has no draft model with random weights. Use EAGLE, EAGLE3, NGRAM or NONE.",
+        f"{algorithm} has no draft model with random weights. Use EAGLE, EAGLE3, DFLASH, NGRAM or "
+        "NONE.",
         field="algorithm",
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from graphkit.errors import ConfigError
 from graphkit.graphs import Backend, named_tensors
 from graphkit.kv import ReqToTokenPool
 from graphkit.reference.checkpoint import default_checkpoint, load_checkpoint
+from graphkit.reference.dflash import DFlashHead
 from graphkit.reference.draft_checkpoint import (
     default_eagle_checkpoint,
     default_mtp_checkpoint,
@@ -32,12 +33,18 @@ from graphkit.reference.model import LlamaModel
 from graphkit.reference.mtp import MTPHead
 from graphkit.reference.pools import PoolFactory
 from graphkit.reference.prefilled_requests import CONTEXT, PrefilledRequests
-from graphkit.reference.runner_forwards import EagleForward, MTPForward, VerifyForward
+from graphkit.reference.runner_forwards import (
+    DFlashForward,
+    EagleForward,
+    MTPForward,
+    VerifyForward,
+)
 from graphkit.reference.sample_batches import SampleBatches
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.targets import CaptureTarget
 
 _STEPS = 3
+_ALGORITHMS = {Eagle3Head: "EAGLE3", DFlashHead: "DFLASH"}
 
 
 def reference_target(
@@ -105,9 +112,22 @@ def eagle3_target(
     )
 
 
+def dflash_target(device: str = "cpu", *, max_batch_size: int | None = None) -> CaptureTarget:
+    """Create a target of the DFLASH head of the reference model; see ``reference_target``.
+
+    TARGET_VERIFY is that of the draft worker, which runs the blocks of the head. STEP is the whole
+    step of an engine, with the target's verify and the context of the head.
+    """
+    dtype = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
+    models = load_models("DFLASH", device=device, dtype=dtype)
+    assert isinstance(models.draft, DFlashHead), "the draft model of DFLASH"
+    name = "DFLASH head of the reference model"
+    return model_target(models.target, models.draft, name=name, max_batch_size=max_batch_size)
+
+
 def model_target(
     model: LlamaModel,
-    eagle: EagleHead | Eagle3Head | None = None,
+    head: EagleHead | Eagle3Head | DFlashHead | None = None,
     mtp: MTPHead | None = None,
     *,
     name: str,
@@ -119,22 +139,23 @@ def model_target(
 
     Args:
         model: Runs TARGET_VERIFY and DECODE.
-        eagle: Runs DRAFT, DRAFT_EXTEND, DRAFT_EXTEND_V2 and, in an engine with ``model``, STEP;
-            ``None`` omits these modes.
+        head: Runs DRAFT, DRAFT_EXTEND, DRAFT_EXTEND_V2 and, in an engine with ``model``, STEP;
+            ``None`` omits these modes. A DFLASH head runs STEP and TARGET_VERIFY, and the target
+            is that of its draft worker.
         mtp: Runs MULTI_LAYER_EAGLE; needs at least 3 layers, and hidden states of one target layer,
-            so that it goes with no EAGLE-3 head. ``None`` omits the mode.
+            so that it goes with no EAGLE-3 or DFLASH head. ``None`` omits the mode.
         name: Name of the target in records and reports.
         topk: As for ``reference_target``.
         max_batch_size: As for ``reference_target``.
         attention: As for ``reference_target``.
 
     Raises:
-        ConfigError: ``topk`` is out of range, or ``mtp`` comes with an EAGLE-3 head.
+        ConfigError: ``topk`` is out of range, or ``mtp`` comes with such a head.
     """
-    models = EngineModels("EAGLE3" if isinstance(eagle, Eagle3Head) else "EAGLE", model, eagle)
+    models = EngineModels(_ALGORITHMS.get(type(head), "EAGLE"), model, head)
     if models.aux_layers and mtp is not None:
         raise ConfigError(
-            "mtp reads the hidden states of one target layer, but the EAGLE-3 head those of three. "
+            "mtp reads the hidden states of one target layer, but the other head those of several. "
             "Create a target for each of them.",
             field="mtp",
         )
@@ -142,7 +163,11 @@ def model_target(
     is_cuda = weight.device.type == "cuda"
     count = max_batch_size or (64 if is_cuda else 8)
     kind = attention or (TritonAttention if is_cuda else SdpaAttention)
-    spec = spec_of(models.algorithm, _STEPS, topk)
+    step = spec = spec_of(models.algorithm, _STEPS, topk)
+    optional_fields = None
+    if isinstance(head, DFlashHead):
+        optional_fields = {ForwardMode.TARGET_VERIFY: ("custom_mask",)}
+        spec = replace(spec, is_draft_worker=True, num_draft_tokens=head.block_size)
     pools = PoolFactory(ReqToTokenPool(count, CONTEXT, weight.device), kind, 1, weight.dtype)
     requests = PrefilledRequests(count, spec, pools.requests)
     entries = list(_prefilled_models(models, mtp, pools, requests))
@@ -158,8 +183,9 @@ def model_target(
         ),
         attention={mode: entry.attention for entry in entries for mode in entry.modes},
         batch_sizes=None if is_cuda or max_batch_size else (1, 2, 4, 8),
+        optional_fields=optional_fields,
         draft_token_map=models.draft_token_map,
-        engine=None if eagle is None else partial(_engine, models, spec, count, kind),
+        engine=None if head is None else partial(_engine, models, step, count, kind),
         group=models.group,
     )
 
@@ -202,16 +228,23 @@ def _prefilled_models(
     models: EngineModels, mtp: MTPHead | None, pools: PoolFactory, requests: PrefilledRequests
 ) -> Iterator[_ModelEntry]:
     """Yield the models after prefilling the requests with each of them."""
-    model, eagle, layers = models.target, models.draft, models.aux_layers
+    model, head, layers = models.target, models.draft, models.aux_layers
     attention = pools.attention(model.config)
     requests.prefill_target(model, attention, layers)
     modes: tuple[ForwardMode, ...] = (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE)
+    if isinstance(head, DFlashHead):  # runs TARGET_VERIFY itself
+        modes = ()
     yield _ModelEntry("target", model, attention, VerifyForward(model, attention, layers), modes)
-    if isinstance(eagle, EagleHead | Eagle3Head):
-        attention = pools.attention(eagle.config)
-        requests.prefill_eagle(eagle, attention)
+    if isinstance(head, DFlashHead):
+        attention = pools.attention(head.config)
+        requests.prefill_dflash(head, attention)
+        modes = (ForwardMode.TARGET_VERIFY,)
+        yield _ModelEntry("draft", head, attention, DFlashForward(head, attention), modes)
+    if isinstance(head, EagleHead | Eagle3Head):
+        attention = pools.attention(head.config)
+        requests.prefill_eagle(head, attention)
         modes = (ForwardMode.DRAFT, ForwardMode.DRAFT_EXTEND, ForwardMode.DRAFT_EXTEND_V2)
-        yield _ModelEntry("draft", eagle, attention, EagleForward(eagle, attention), modes)
+        yield _ModelEntry("draft", head, attention, EagleForward(head, attention), modes)
     if mtp is not None:
         attention = pools.attention(mtp.config)
         requests.prefill_mtp(mtp, attention)

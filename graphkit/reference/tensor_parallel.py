@@ -70,7 +70,7 @@ class ShardedLlama(LlamaModel):
         self.tie_weights()
 
 
-def group_of(model: LlamaModel) -> RankGroup | None:
+def group_of(model: object) -> RankGroup | None:
     """Return the ranks that split a model, if any."""
     return model.group if isinstance(model, ShardedLlama) else None
 

@@ -61,11 +61,7 @@ class _AlgorithmInterface:
 
 
 class SpecAlgorithm(_AlgorithmInterface, Enum):
-    """The algorithms that graphkit knows by name.
-
-    DFLASH has its name and its predicates only: graphkit has no drafter for its block-diffusion
-    model. Runners work for it with an engine's own drafter.
-    """
+    """The algorithms that graphkit knows by name."""
 
     NONE = "NONE"
     EAGLE = "EAGLE"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeGuard
 
 from graphkit.config import require_int, require_type
 from graphkit.errors import ConfigError
@@ -31,9 +33,13 @@ class SpecConfig:
 
     Attributes:
         algorithm: A name, in any case, or an algorithm; stored as the algorithm.
-        num_steps: Draft steps (S); 0 verifies the root alone.
+        num_steps: Draft steps (S); 0 verifies the root alone. A sequence of ints in ascending
+            order, stored as a tuple, captures steps of all these draft lengths; each step runs the
+            one with the most expected tokens per time. See ``graphkit.ops.draft_length``.
         topk: Branches kept per draft step (K); 1 drafts a chain.
-        num_draft_tokens: Tokens verified per request, the root included (W).
+        num_draft_tokens: Tokens verified per request, the root included (W). With several draft
+            lengths, one ascending int per length, or that of the longest: each other length then
+            verifies the nodes that it can draft, at most so many.
         page_size: Tokens per KV page.
         is_draft_worker: True if the runner belongs to the draft model.
         linear_attention: True if the target has mamba or linear-attention layers. Such a target
@@ -52,18 +58,36 @@ class SpecConfig:
     is_draft_worker: bool = False
     linear_attention: bool = False
 
+    if TYPE_CHECKING:
+        # Only settings with several draft lengths hold tuples, and what reads an int gets one of
+        # ``lengths``. So the two fields are ints, and only the constructor takes more.
+        def __init__(
+            self,
+            algorithm: str | Algorithm,
+            num_steps: int | Sequence[int],
+            topk: int,
+            num_draft_tokens: int | Sequence[int],
+            page_size: int = 1,
+            is_draft_worker: bool = False,
+            linear_attention: bool = False,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "algorithm", get_algorithm(self.algorithm))
         check_methods(self.resolved)
-        for field in ("topk", "num_draft_tokens", "page_size"):
+        for field in ("topk", "page_size"):
             require_int("SpecConfig", field, getattr(self, field))
-        require_int("SpecConfig", "num_steps", self.num_steps, least=0)
         for field in ("is_draft_worker", "linear_attention"):
             if not isinstance(getattr(self, field), bool):
                 raise ConfigError(
                     f"SpecConfig.{field} must be True or False, got {getattr(self, field)!r}.",
                     field=field,
                 )
+        if is_sequence(self.num_steps):
+            self._check_lengths(self.num_steps, self.num_draft_tokens)
+            return
+        require_int("SpecConfig", "num_draft_tokens", self.num_draft_tokens)
+        require_int("SpecConfig", "num_steps", self.num_steps, least=0)
         if self.resolved.is_eagle() or self.resolved.is_standalone():
             if self.topk == 1 and self.num_draft_tokens != self.num_steps + 1:
                 raise ConfigError(
@@ -78,6 +102,30 @@ class SpecConfig:
         """The algorithm object that ``algorithm`` names."""
         return get_algorithm(self.algorithm)
 
+    @property
+    def lengths(self) -> tuple[SpecConfig, ...]:
+        """Settings of each draft length, the shortest first; of a single one, these settings.
+
+        A plain step (``num_steps`` 0) is a chain of one node, whatever ``topk`` is.
+        """
+        steps, widths = self.num_steps, self.num_draft_tokens
+        if not (is_sequence(steps) and is_sequence(widths)):
+            return (self,)
+        return tuple(
+            replace(self, num_steps=count, num_draft_tokens=width, topk=self.topk if count else 1)
+            for count, width in zip(steps, widths, strict=True)
+        )
+
+    @property
+    def longest(self) -> SpecConfig:
+        """Settings of the longest draft length, which has the widest buffers."""
+        return self.lengths[-1]
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether there are several draft lengths."""
+        return is_sequence(self.num_steps)
+
     def check_draft_steps(self) -> None:
         """Check that S steps of K branches create enough nodes for W, the root included.
 
@@ -85,7 +133,7 @@ class SpecConfig:
             ConfigError: They do not.
         """
         steps, topk, width = self.num_steps, self.topk, self.num_draft_tokens
-        most = 1 + topk + (steps - 1) * topk * topk if steps else 1
+        most = _most_nodes(steps, topk)
         if width > most:
             raise ConfigError(
                 f"SpecConfig.num_draft_tokens is {width}, but {steps} steps of topk {topk} give at "
@@ -120,6 +168,8 @@ class SpecConfig:
         require_type("tokens_per_request", "mode", mode, ForwardMode, "a graphkit.ForwardMode")
         if mode is ForwardMode.TARGET_VERIFY:
             return self._verify_width()
+        if self.is_adaptive:
+            return self.longest.tokens_per_request(mode)
         widths = {
             ForwardMode.DECODE: 1,
             ForwardMode.DRAFT: self.topk,
@@ -135,17 +185,64 @@ class SpecConfig:
         width: int = call_override(
             self.resolved,
             "get_num_tokens_per_bs_for_target_verify",
-            self.num_draft_tokens,
+            self.longest.num_draft_tokens,
             self.is_draft_worker,
             field="algorithm",
         )
         require_int(f"{self.resolved!r}", "get_num_tokens_per_bs_for_target_verify()", width)
         return width
 
+    def _check_lengths(self, num_steps: Sequence[int], num_draft_tokens: object) -> None:
+        """Check several draft lengths, and store steps and nodes of each as tuples.
+
+        Raises:
+            ConfigError: They are not ascending ints, or one of them is invalid; see the class.
+        """
+        steps, topk = tuple(num_steps), self.topk
+        for count in steps:
+            require_int("SpecConfig", "num_steps", count, least=0)
+        if is_sequence(num_draft_tokens):
+            widths = tuple(num_draft_tokens)
+        else:
+            require_int("SpecConfig", "num_draft_tokens", num_draft_tokens)
+            most: int = num_draft_tokens  # type: ignore[assignment]  # checked
+            widths = (*(min(most, _most_nodes(count, topk)) for count in steps[:-1]), most)
+        if not steps or len(widths) != len(steps):
+            raise ConfigError(
+                f"SpecConfig.num_steps is {num_steps!r} and num_draft_tokens is "
+                f"{num_draft_tokens!r}, expected at least one draft length, and a width for "
+                "each.",
+                field="num_steps",
+            )
+        object.__setattr__(self, "num_steps", steps)
+        object.__setattr__(self, "num_draft_tokens", widths)
+        _ = self.lengths  # checks each
+        if any(one > other for one, other in pairwise(steps)):
+            _refuse_order("num_steps", steps)
+        if any(one >= other for one, other in pairwise(widths)):
+            _refuse_order("num_draft_tokens", widths)
+
+
+def is_sequence(value: object) -> TypeGuard[Sequence[int]]:
+    """Return whether a setting has several values, such as the draft lengths of a step."""
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _most_nodes(steps: int, topk: int) -> int:
+    """Return the most nodes that S steps of K branches create, the root included."""
+    return 1 + topk + (steps - 1) * topk * topk if steps else 1
+
+
+def _refuse_order(field: str, values: tuple[int, ...]) -> NoReturn:
+    raise ConfigError(
+        f"SpecConfig.{field} is {values} for several draft lengths, expected ascending numbers.",
+        field=field,
+    )
+
 
 def default_spec(
     algorithm: str,
-    num_steps: int = 3,
+    num_steps: int | Sequence[int] = 3,
     topk: int = 1,
     num_draft_tokens: int | None = None,
     page_size: int = 1,
@@ -156,7 +253,7 @@ def default_spec(
 
     Args:
         algorithm: Name of the algorithm. NONE verifies the root alone, whatever the next three are.
-        num_steps: Draft steps.
+        num_steps: Draft steps, or several ascending numbers of them; see ``SpecConfig``.
         topk: Branches kept per draft step: 1 drafts chains, more drafts trees.
         num_draft_tokens: Tokens verified per request, the root included; ``None`` selects
             ``num_steps + 1`` for a chain and twice that for a tree.
@@ -169,8 +266,9 @@ def default_spec(
     if algorithm.upper() == "NONE":
         num_steps, topk, num_draft_tokens = 0, 1, 1
     if num_draft_tokens is None:
-        require_int("SpecConfig", "num_steps", num_steps, least=0)
-        num_draft_tokens = num_steps + 1 if topk == 1 else 2 * (num_steps + 1)
+        longest = max(num_steps, default=0) if isinstance(num_steps, Sequence) else num_steps
+        require_int("SpecConfig", "num_steps", longest, least=0)
+        num_draft_tokens = longest + 1 if topk == 1 else 2 * (longest + 1)
     return SpecConfig(
         algorithm, num_steps, topk, num_draft_tokens, page_size, linear_attention=linear_attention
     )

@@ -1,28 +1,37 @@
 """One speculative step: draft, verify, accept, catch up; captured whole, and looped on the device.
 
-A step reads and writes ``request_state``. A drafter (``eagle``, ``multi_layer``, ``ngram``)
-proposes tokens, the ``verifier`` runs the target over them and accepts, and ``device_step`` joins
-both. ``admission`` prefills the prompt of a request before its first step.
+A step reads and writes ``request_state``. A drafter (``eagle``, ``multi_layer``, ``dflash``,
+``ngram``) proposes tokens, the ``verifier`` runs the target over them and accepts, and
+``device_step`` joins both. ``admission`` prefills the prompt of a request before its first step.
 """
 
 from graphkit.ops.loop_layout import LoopEnd, RequestEnd
 from graphkit.step.acceptance import finalize_accepted_tree_path
 from graphkit.step.admission import Admission
 from graphkit.step.context import EngineContext, EngineModel, StepOptions
-from graphkit.step.device_step import DeviceStep, SpecStepInputs, SpecStepOutput, StepResult
+from graphkit.step.device_step import (
+    DeviceStep,
+    SpecStepInputs,
+    SpecStepOutput,
+    StepBody,
+    StepResult,
+)
+from graphkit.step.dflash import DFlashDrafter
 from graphkit.step.drafter import Drafter, NullDrafter
 from graphkit.step.eagle import EagleDrafter
 from graphkit.step.multi_layer import MultiLayerDrafter
 from graphkit.step.ngram import NgramDrafter
 from graphkit.step.output_ring import RequestReport, StepBlock, StepReport
-from graphkit.step.request_state import RequestState
+from graphkit.step.request_state import NewRequest, RequestState
 from graphkit.step.sampling_params import SamplingParams
 from graphkit.step.spec_step_runner import SpecStepRunner
 from graphkit.step.step_stream import LoopReader, StepStream
-from graphkit.step.step_tensors import DraftTree, PrefillChunk, Verified
+from graphkit.step.step_tensors import DraftTree, PrefillBatch, PrefillChunk, Verified
+from graphkit.step.verifier import Verifier
 
 __all__ = [
     "Admission",
+    "DFlashDrafter",
     "DeviceStep",
     "DraftTree",
     "Drafter",
@@ -32,8 +41,10 @@ __all__ = [
     "LoopEnd",
     "LoopReader",
     "MultiLayerDrafter",
+    "NewRequest",
     "NgramDrafter",
     "NullDrafter",
+    "PrefillBatch",
     "PrefillChunk",
     "RequestEnd",
     "RequestReport",
@@ -43,10 +54,12 @@ __all__ = [
     "SpecStepOutput",
     "SpecStepRunner",
     "StepBlock",
+    "StepBody",
     "StepOptions",
     "StepReport",
     "StepResult",
     "StepStream",
     "Verified",
+    "Verifier",
     "finalize_accepted_tree_path",
 ]

@@ -7,22 +7,57 @@ engine allocates rows and KV slots itself; ``SpecStepRunner.admit`` checks those
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, product
 
 import torch
 
 from graphkit.errors import InputError
 from graphkit.graphs import Backend
+from graphkit.ops.logits import bitmask_words
 from graphkit.step.device_step import DeviceStep
 from graphkit.step.sampling_params import SamplingParams
-from graphkit.step.step_tensors import PrefillChunk, copied_to, to_device
+from graphkit.step.step_tensors import PrefillBatch, copied_to, to_device
+
+
+@dataclass(eq=False, slots=True)
+class Prefill:
+    """A prompt on its way into the KV pool.
+
+    Attributes:
+        row: The request row.
+        sampling: Parameters of the request.
+        max_new_tokens: Most tokens to generate, the context limit included.
+        token_ids: The prompt, or prompt and output of a request that runs again.
+        bitmask: Tokens that may be the first new one, [1, ceil(V / 32)] int32 on the CPU; ``None``
+            allows all.
+        done: Tokens that have been prefilled.
+    """
+
+    row: int
+    sampling: SamplingParams
+    max_new_tokens: int
+    token_ids: Sequence[int]
+    bitmask: torch.Tensor | None = None
+    done: int = 0
+
+    @property
+    def left(self) -> int:
+        """Tokens that have not been prefilled."""
+        return len(self.token_ids) - self.done
+
+    def tokens(self, count: int) -> list[int]:
+        """Return the next tokens and the one behind them, which is 0 behind the prompt."""
+        tokens = list(self.token_ids[self.done : self.done + count + 1])
+        return tokens if len(tokens) > count else [*tokens, 0]
 
 
 class Admission:
-    """Checks requests, and prefills their prompts chunk by chunk with target and drafter.
+    """Checks requests, and prefills their prompts in packed chunks with target and drafter.
 
-    Chunks run eagerly: their length is not a captured width.
+    Chunks run eagerly: their lengths are not captured widths.
 
     Args:
         device_step: The step that continues the requests.
@@ -47,6 +82,7 @@ class Admission:
         self._step, self._chunk_size = device_step, context.options.chunked_prefill_size
         self.context_limit, self.vocab_size = context_limit, context.sizes.vocab_size
         self._seed, self._bos, self._checked = seed, bos_token_id, 0
+        self._packs = all(runner.step.packs_rows for runner in device_step.runners)
 
     def check(
         self, prompt_ids: Sequence[int], sampling: SamplingParams | None
@@ -66,56 +102,66 @@ class Admission:
         self._checked += 1
         return ids, params.with_seed(self._seed, self._checked)
 
-    def prefill(
-        self,
-        row: int,
-        prompt_ids: Sequence[int],
-        sampling: SamplingParams,
-        max_new_tokens: int,
-        bitmask: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Prefill a prompt, so that the request takes part in the next step. Does not wait.
+    def chunks(self, prefills: Iterable[Prefill]) -> list[tuple[Prefill, int]]:
+        """Return which prompts the next forward continues, and by how many tokens each.
+
+        There are up to ``chunked_prefill_size`` tokens in all. Half of them belong to the prompt
+        that was admitted first, the others to the shortest ones; what one side leaves, the other
+        takes. So a long prompt neither holds up the short ones behind it nor waits for all of them.
 
         Args:
-            row: Row of the request; its KV slots of the prompt are in ``req_to_token``.
-            prompt_ids: Token ids of the prompt, at least one.
-            sampling: Parameters of the request.
-            max_new_tokens: Most tokens to generate, the context limit included.
-            bitmask: Tokens that may be the first new one, [1, ceil(V / 32)] int32 on the CPU;
-                ``None`` allows all.
+            prefills: Prompts that are not complete, in order of admission.
+        """
+        first, *others = prefills
+        budget = self._chunk_size
+        if not self._packs:
+            return [(first, min(first.left, budget))]
+        counts = {first: min(first.left, budget - budget // 2)}
+        room = budget - counts[first]
+        for each in sorted(others, key=lambda prefill: prefill.left):
+            if not room:
+                break
+            counts[each] = min(each.left, room)
+            room -= counts[each]
+        counts[first] += min(first.left - counts[first], room)
+        return [(each, counts[each]) for each in (first, *others) if each in counts]
+
+    def prefill(self, chunks: Sequence[tuple[Prefill, int]]) -> torch.Tensor | None:
+        """Prefill chunks of prompts in one forward of the target. Does not wait.
+
+        Complete prompts take part in the next step. After an exception, the same chunks can be
+        prefilled again.
+
+        Args:
+            chunks: Prompts, and the tokens by which each is continued. Their KV slots are in
+                ``req_to_token``.
 
         Returns:
-            The report of the first new token, [1, 5] int32, on the device.
+            The reports of the first new tokens of the prompts that are complete, [complete, 5]
+            int32, on the device; ``None`` if none is complete.
         """
-        step, context = self._step, self._step.context
-        length, device = len(prompt_ids), context.device
-        rows = to_device([row], device)
-        step.state.assign(row, length, sampling, max_new_tokens)
-        # The last element receives the first new token.
-        ids = to_device([*prompt_ids, 0], device)
-        slots = context.req_to_token[row, :length].long()
-        allowed = None if bitmask is None else copied_to(device, bitmask)
-        for start in range(0, length, self._chunk_size):
-            end = min(start + self._chunk_size, length)
-            output = step.verifier.prefill(rows, start, ids[start:end], slots[start:end])
-            if end == length:
-                logits = output.next_token_logits[-1:]
-                ids[length:] = step.verifier.first_token(
-                    rows, logits, is_greedy=sampling.temperature == 0, bitmask=allowed
-                )
-            step.drafter.prefill(
-                PrefillChunk(
-                    req_pool_indices=rows,
-                    start=start,
-                    input_ids=ids[start:end],
-                    next_ids=ids[start + 1 : end + 1],
-                    out_cache_loc=slots[start:end],
-                    hidden_states=output.hidden_states,
-                    is_last=end == length,
-                )
+        complete = [each for each, count in chunks if count == each.left]
+        if complete:
+            self._step.state.assign(
+                [each.row for each in complete],
+                [len(each.token_ids) for each in complete],
+                [each.sampling for each in complete],
+                [each.max_new_tokens for each in complete],
             )
-        one = torch.ones_like(rows, dtype=torch.int32)
-        return step.state.advance(rows, ids[length:], one, 1)
+        rows, starts = [each.row for each, _ in chunks], [each.done for each, _ in chunks]
+        batch = self._packed(rows, starts, [each.tokens(count) for each, count in chunks])
+        is_new = [place for place, start in enumerate(starts) if start == 0]
+        ended = [place for place, (each, count) in enumerate(chunks) if count == each.left]
+        report = self._forward(
+            batch,
+            is_new,
+            ended,
+            is_greedy=not any(each.sampling.temperature for each in complete),
+            bitmask=self._bitmask(complete),
+        )
+        for each, count in chunks:
+            each.done += count
+        return report
 
     def warm_up(self, backend: Backend) -> None:
         """Prefill pads of row 0, so that all state exists and the kernels of prompts are compiled.
@@ -126,35 +172,110 @@ class Admission:
         Raises:
             CaptureError: A forward raised an exception.
         """
-        longest = min(self._chunk_size, self._step.context.sizes.max_context_len)
+        sizes = self._step.context.sizes
+        longest = min(self._chunk_size, sizes.max_context_len)
         lengths = {1, longest}
+        requests = {1}
         if backend.device.type == "cuda":  # Triton compiles anew for 1 and for multiples of 16
             lengths |= {min(15, longest), min(16, longest)}
-        chunks = [partial(self._run_pads, length) for length in sorted(lengths)]
-        self._step.warm_up(backend, chunks)
+            if self._packs:
+                requests |= {min(each, sizes.max_batch_size) for each in (2, 16)}
+        shapes = product(sorted(requests), sorted(lengths))
+        self._step.warm_up(backend, [partial(self._run_pads, *shape) for shape in shapes])
 
-    def _run_pads(self, length: int) -> None:
-        """Run all that ``prefill`` does for a chunk on row 0 and slot 0."""
-        step = self._step
-        pads = torch.zeros(length, dtype=torch.int64, device=step.context.device)
-        row = pads[:1]
-        output = step.verifier.prefill(row, 0, pads, pads)
-        logits = output.next_token_logits[-1:]
-        step.verifier.first_token(row, logits, is_greedy=True)
-        allowed = step.verifier.all_allowed(1)
-        first = step.verifier.first_token(row, logits, is_greedy=False, bitmask=allowed)
-        step.drafter.prefill(
-            PrefillChunk(
-                req_pool_indices=row,
-                start=0,
-                input_ids=pads,
-                next_ids=pads,
-                out_cache_loc=pads,
-                hidden_states=output.hidden_states,
-                is_last=True,
-            )
+    def _run_pads(self, requests: int, length: int) -> None:
+        """Run all that ``prefill`` does for prompts of the row of pads."""
+        pads = [0] * requests
+        batch = self._packed(pads, pads, [[0] * (length + 1)] * requests)
+        allowed = self._step.verifier.all_allowed(1)
+        bitmask = None if allowed is None else allowed.expand(requests, -1)
+        for is_greedy in (True, False):
+            self._forward(batch, [0], range(requests), is_greedy=is_greedy, bitmask=bitmask)
+
+    def _packed(
+        self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]]
+    ) -> PrefillBatch:
+        """Return chunks as one batch.
+
+        Args:
+            rows: Request row of each.
+            starts: Position of its first token.
+            tokens: Its tokens and the one behind them.
+        """
+        lengths = [len(each) - 1 for each in tokens]
+        total, count = sum(lengths), len(rows)
+        spans = zip(starts, lengths, strict=True)
+        parts = [
+            [row for row, length in zip(rows, lengths, strict=True) for _ in range(length)],
+            [position for start, length in spans for position in range(start, start + length)],
+            [token for each in tokens for token in each[:-1]],
+            [token for each in tokens for token in each[1:]],
+            rows,
+            lengths,
+        ]
+        context = self._step.context
+        numbers = to_device([*chain(*parts)], context.device)  # in one copy
+        row_indices, positions, input_ids, next_ids = numbers[: 4 * total].view(4, -1)
+        row, length = numbers[4 * total :].view(2, count)
+        return PrefillBatch(
+            req_pool_indices=row,
+            starts=starts,
+            lengths=lengths,
+            are_last=[],
+            device_lengths=length.int(),
+            row_indices=row_indices,
+            positions=positions,
+            input_ids=input_ids,
+            next_ids=next_ids,
+            out_cache_loc=context.req_to_token[row_indices, positions].long(),
+            hidden_states=None,
         )
-        step.state.advance(row, first, torch.ones_like(row, dtype=torch.int32), 1)
+
+    def _forward(
+        self,
+        batch: PrefillBatch,
+        new: Sequence[int],
+        complete: Sequence[int],
+        *,
+        is_greedy: bool,
+        bitmask: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """Run target and drafter over a batch; see ``prefill``.
+
+        Args:
+            batch: The chunks, without hidden states.
+            new: Which of the requests begin.
+            complete: Which of them have their whole prompt then.
+            is_greedy: Whether the temperature of all complete ones is 0.
+            bitmask: Tokens that may follow the complete ones; ``None`` allows all.
+        """
+        step, device = self._step, self._step.context.device
+        rows, last_rows = batch.req_pool_indices, batch.last_rows
+        begun = rows[to_device(new, device)] if new else None
+        output = step.verifier.prefill(batch.target_inputs(), begun)
+        first = None
+        if complete:
+            index = to_device(complete, device)
+            rows, last_rows = rows[index], last_rows[index]
+            logits = output.next_token_logits[last_rows]
+            first = step.verifier.first_tokens(rows, logits, is_greedy=is_greedy, bitmask=bitmask)
+            batch.next_ids.index_copy_(0, last_rows, first)
+        ended = set(complete)
+        are_last = [place in ended for place in range(len(batch.lengths))]
+        step.drafter.prefill_batch(
+            replace(batch, hidden_states=output.hidden_states, are_last=are_last)
+        )
+        if first is None:
+            return None
+        return step.state.advance(rows, first, torch.ones_like(rows, dtype=torch.int32), 1)
+
+    def _bitmask(self, complete: Sequence[Prefill]) -> torch.Tensor | None:
+        """Return the tokens that may follow complete prompts; ``None`` if all may."""
+        if not any(each.bitmask is not None for each in complete):
+            return None
+        every = torch.full((1, bitmask_words(self.vocab_size)), -1, dtype=torch.int32)
+        masks = [every if each.bitmask is None else each.bitmask for each in complete]
+        return copied_to(self._step.context.device, torch.cat(masks))
 
     def _valid_sampling(self, sampling: object) -> SamplingParams:
         if sampling is None:

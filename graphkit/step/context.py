@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any
 
@@ -32,7 +32,8 @@ class EngineModel:
     Attributes:
         forward: A callable from the inputs of a mode to a ``ForwardOutput``. A target's forward
             receives ``TargetVerifyInputs``; a draft model's receives ``DraftInputs`` and
-            ``DraftExtendInputs``. For ``MultiLayerDrafter``, a sequence of one per layer.
+            ``DraftExtendInputs``; see ``DFlashDrafter`` for its own. For ``MultiLayerDrafter``, a
+            sequence of one per layer.
         attention: The backend that the forward attends with, over a KV pool that belongs to this
             model. All models of an engine share one table of KV slots, its ``req_to_token_pool``.
         recurrent_state: States of the target's linear-attention or Mamba layers, which its forward
@@ -259,6 +260,10 @@ class EngineContext:
     def generation(self) -> str:
         """``"v1"`` (host in the loop), ``"v2"`` (overlapped) or ``"v3"`` (on the device)."""
         return self.options.generation
+
+    def at_length(self, spec: SpecConfig) -> EngineContext:
+        """Return the context of one draft length, which shares everything but ``spec``."""
+        return self if spec is self.spec else replace(self, spec=spec)
 
     def check(self, model: EngineModel) -> None:
         """Check that a draft model's pools match the target's.

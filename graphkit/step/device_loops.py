@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from struct import Struct
 
 import torch
@@ -21,8 +22,12 @@ from graphkit.runners.capture import SizeCapture, capture_error
 from graphkit.runners.step import Step, stage_tensors
 from graphkit.spec import ForwardMode
 from graphkit.step.device_step import SpecStepInputs, SpecStepOutput
+from graphkit.step.draft_lengths import DraftLengths
 from graphkit.step.output_ring import OutputRing
 from graphkit.step.step_stream import LoopReader, StepStream
+
+LoopStep = Callable[[SpecStepInputs], SpecStepOutput]
+"""A step that a body runs."""
 
 _CODES = {torch.int64: "q", torch.bool: "?"}
 """Format of each dtype in ``struct``."""
@@ -116,10 +121,10 @@ class _LoopBody(Step[SpecStepOutput]):
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """A loop, and its bodies by size."""
+    """A loop, and its bodies: all of the first size, then of the next."""
 
     graph: LoopGraph
-    bodies: Mapping[int, CapturedGraph]
+    bodies: Sequence[CapturedGraph]
 
 
 class DeviceLoops:
@@ -134,6 +139,7 @@ class DeviceLoops:
             of its buffers in place.
         longest_path: Most tokens of a path.
         ring_entries: Most steps that wait for the host to read them.
+        lengths: Chooses among the bodies of a size; ``None`` if there is one.
 
     Attributes:
         refusal: Reason why the backend cannot loop, or an empty string.
@@ -144,7 +150,9 @@ class DeviceLoops:
         runner: StepRunner[SpecStepInputs, SpecStepOutput],
         longest_path: int,
         ring_entries: int,
+        lengths: DraftLengths | None = None,
     ) -> None:
+        self._lengths = lengths
         self._buffers, self._group, self._spec = runner.buffers, runner.group, runner.spec
         self._table, self._largest = runner.table, runner.table.largest
         self._backend, device = runner.capturing_backend(), runner.device
@@ -154,7 +162,12 @@ class DeviceLoops:
         self._control = torch.zeros(len(Control), dtype=torch.int64, device=device)
         self._sizes = torch.tensor(self._table.sizes, dtype=torch.int32, device=device)
         self._ring = OutputRing(ring_entries, self._largest, longest_path, device)
-        self._reader = LoopReader(self._ring, self._poll, self._backend.check_device)
+        self._reader = LoopReader(
+            self._ring,
+            self._poll,
+            self._backend.check_device,
+            counts_lengths=lengths is not None,
+        )
         self._launch_sizes = replace(runner.sizes, max_batch_size=self._largest)
         self._prologue: StepRunner[LaunchInputs, LaunchOutput] | None = None
         self._loops: dict[bool, _Loop] = {}
@@ -172,8 +185,17 @@ class DeviceLoops:
         """Steps that have been read, by the number of requests that took part."""
         return self._reader.live_sizes
 
-    def capture(self, steps: Mapping[bool, Callable[[SpecStepInputs], SpecStepOutput]]) -> None:
-        """Capture the loop of each step, by whether it is greedy. The device must be idle.
+    @property
+    def steps_by_length(self) -> Mapping[int, int]:
+        """Steps that have been read, by index of the draft length, if there are several."""
+        return self._reader.lengths
+
+    def capture(self, steps: Mapping[bool, Sequence[LoopStep]]) -> None:
+        """Capture a loop over some steps, by whether they are greedy. The device must be idle.
+
+        Args:
+            steps: What a body runs; of several draft lengths, one for each of a size's bodies, see
+                ``DeviceStep.bodies``.
 
         Raises:
             CaptureError: A size cannot be captured. Nothing of the attempt remains.
@@ -190,8 +212,11 @@ class DeviceLoops:
         self._launcher = LoopLauncher(prologue.buffers)
         try:
             prologue.capture()
-            for is_greedy, step in steps.items():
-                self._loops[is_greedy] = self._capture_loop(step, prologue)
+            for is_greedy, of_lengths in steps.items():
+                self._loops[is_greedy] = self._capture_loop(of_lengths, prologue)
+            if self._lengths is not None:
+                self._measured = self._body_times()
+                self._lengths.set_times(list(self._measured.values()))
         except BaseException:
             self.close()
             raise
@@ -204,12 +229,8 @@ class DeviceLoops:
         return tuple(
             LoopRecord(
                 kind="greedy" if is_greedy else "sampled",
-                prologue_nodes=loop.graph.num_nodes
-                - sum(body.num_nodes for body in loop.bodies.values()),
-                bodies=tuple(
-                    LoopBody(batch_size=size, num_nodes=loop.bodies[size].num_nodes)
-                    for size in self._table
-                ),
+                prologue_nodes=loop.graph.num_nodes - sum(body.num_nodes for body in loop.bodies),
+                bodies=tuple(self._body_records(loop)),
             )
             for is_greedy, loop in self._loops.items()
         )
@@ -266,28 +287,51 @@ class DeviceLoops:
                 last_first.callback(self._prologue.close)
             last_first.callback(self._reader.end_all)  # ranks compare how many steps they ran
             for loop in loops.values():
-                for body in loop.bodies.values():
+                for body in loop.bodies:
                     last_first.callback(body.close)
                 last_first.callback(loop.graph.close)
 
     def _capture_loop(
-        self,
-        step: Callable[[SpecStepInputs], SpecStepOutput],
-        prologue: StepRunner[LaunchInputs, LaunchOutput],
+        self, steps: Sequence[LoopStep], prologue: StepRunner[LaunchInputs, LaunchOutput]
     ) -> _Loop:
+        self._rows.zero_()  # captures run on pads
+        with ExitStack() as failed:
+            captured = []
+            for index, step in enumerate(steps):
+                graphs = self._capture_bodies(step, index)
+                captured.append(graphs)
+                for graph in graphs.values():
+                    failed.callback(graph.close)
+            bodies = [graphs[size] for size in self._table for graphs in captured]
+            try:
+                graph = self._backend.loop(
+                    prologue.graphs[self._largest],
+                    bodies,
+                    self._condition(Control.AGAIN),
+                    self._condition(Control.BODY),
+                )
+            except CaptureFailure as error:
+                raise capture_error(ForwardMode.STEP, self._largest, error) from error
+            failed.pop_all()
+        return _Loop(graph, bodies)
+
+    def _capture_bodies(self, step: LoopStep, index: int) -> dict[int, CapturedGraph]:
+        """Capture one of a size's bodies at all sizes."""
+        length = 0 if self._lengths is None else index % self._lengths.count  # the last is plain
+
         def body(inputs: SpecStepInputs) -> SpecStepOutput:
             output = step(inputs)
             assert output.report is not None, "a body has rows"
             with scope("advance"):
                 advance_loop(
                     output.report, self._rows, self._watched, self._control, self._sizes,
-                    self._ring.words, self._ring.entries, self._signals_of_ranks(),
+                    self._ring.words, self._ring.entries, self._signals_of_ranks(), length,
                 )  # fmt: skip
+                self._choose_body(output.report, length)
             return output
 
-        self._rows.zero_()  # captures run on pads
         mode = ForwardMode.STEP
-        bodies, _ = SizeCapture(
+        graphs, _ = SizeCapture(
             _LoopBody(
                 body,
                 mode,
@@ -302,20 +346,7 @@ class DeviceLoops:
             self._backend,
             {},
         ).capture()
-        try:
-            graph = self._backend.loop(
-                prologue.graphs[self._largest],
-                [bodies[size] for size in self._table],
-                self._condition(Control.AGAIN),
-                self._condition(Control.BODY),
-            )
-        except BaseException as error:
-            for body_graph in bodies.values():
-                body_graph.close()
-            if isinstance(error, CaptureFailure):
-                raise capture_error(mode, self._largest, error) from error
-            raise
-        return _Loop(graph, bodies)
+        return graphs
 
     def _signals_of_ranks(self) -> torch.Tensor | None:
         """Return the sum of ``end_signals`` of all ranks; ``None`` for one rank."""
@@ -324,11 +355,46 @@ class DeviceLoops:
         own = end_signals(self._control, self._ring.words, self._ring.entries)
         return self._group.collectives.all_reduce(own)
 
+    def _body_records(self, loop: _Loop) -> Iterator[LoopBody]:
+        if self._lengths is None:
+            for size, body in zip(self._table, loop.bodies, strict=True):
+                yield LoopBody(batch_size=size, num_nodes=body.num_nodes)
+            return
+        keys = product(self._table, enumerate(self._lengths.drafts))
+        for (size, (index, drafts)), body in zip(keys, loop.bodies, strict=True):
+            yield LoopBody(
+                batch_size=size,
+                num_nodes=body.num_nodes,
+                drafts=drafts,
+                catches_up=index == self._lengths.count,
+                replay_us=self._measured[size][index],
+            )
+
+    def _choose_body(self, report: torch.Tensor | None = None, length: int = 0) -> None:
+        """Count the step that ran, if any, and choose among the bodies of the next size."""
+        if self._lengths is not None:
+            self._lengths.choose(self._rows, self._control[Control.BODY :][:1], report, length)
+
+    def _body_times(self) -> dict[int, list[float]]:
+        """Return the mean time of greedy and sampled steps, by size, of each body."""
+        loops = [loop.bodies for loop in self._loops.values()]
+        times = [
+            sum(map(self._backend.measure, bodies)) / len(loops)
+            for bodies in zip(*loops, strict=True)
+        ]
+        per_size = len(times) // len(self._table.sizes)
+        firsts = range(0, len(times), per_size)
+        return {
+            size: times[first : first + per_size]
+            for size, first in zip(self._table, firsts, strict=True)
+        }
+
     def _begin(self, inputs: LaunchInputs) -> LaunchOutput:
         begin_loop(
             inputs.req_pool_indices, inputs.is_watched, inputs.max_steps, inputs.launch,
             self._rows, self._watched, self._control, self._sizes,
         )  # fmt: skip
+        self._choose_body()
         return LaunchOutput(req_pool_indices=inputs.req_pool_indices)
 
     def _condition(self, word: Control) -> torch.Tensor:

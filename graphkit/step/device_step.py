@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,8 @@ from graphkit.graphs import Backend, CaptureFailure, scope
 from graphkit.runners import Output, Runner, declare_output
 from graphkit.runners.capture import capture_error
 from graphkit.step.context import EngineContext, EngineModel
-from graphkit.step.drafter import Drafter, NullDrafter, prepare_drafter
+from graphkit.step.drafter import Drafter, NullDrafter, check_prepared, prepare_drafter
+from graphkit.step.plain_step import CatchUpDrafter, PlainDrafter, StoredTokens
 from graphkit.step.step_tensors import Verified
 from graphkit.step.tree_checks import check_tree
 from graphkit.step.verifier import FillBitmask, Verifier
@@ -52,10 +53,39 @@ class StepResult:
         verified: Accepted paths, for the drafter to catch up on.
         report: [B, 4 + longest path] int32, new tokens and ends of the requests, for the host; see
             ``graphkit.ops.loop_layout.Report``.
+        body: What ran. Its drafter catches up.
     """
 
     verified: Verified
     report: torch.Tensor
+    body: StepBody
+
+
+@dataclass(frozen=True, slots=True)
+class StepBody:
+    """What a step of one draft length runs.
+
+    Attributes:
+        length: Index of the length.
+        drafter: Drafts, and catches up.
+        verifier: Verifies trees of the length.
+        max_path: Most tokens that the step can accept, bonus included.
+    """
+
+    length: int
+    drafter: Drafter
+    verifier: Verifier
+    max_path: int
+
+    @property
+    def drafts(self) -> int:
+        """Drafts that the step verifies for each request."""
+        return self.verifier.context.verify_width - 1
+
+    @property
+    def stores_tokens(self) -> bool:
+        """Whether the step leaves its tokens to a later catch-up."""
+        return type(self.drafter) is PlainDrafter
 
 
 class DeviceStep:
@@ -67,8 +97,13 @@ class DeviceStep:
         context: Settings and shared state.
 
     Attributes:
+        context: Settings and shared state.
         state: State of the requests.
-        runners: The runner of each mode, the target's first.
+        bodies: What a step runs, by draft length, shortest first. If one of several lengths is 0, a
+            plain step that catches up follows them; see ``plain_step``.
+        stored: Tokens of plain steps that the drafter has yet to process, or ``None``.
+        drafter, verifier: Those of the longest length, which also process prompts.
+        runners: The runner of each mode and length, the target's of the longest length first.
         pools: All pools with state of requests, by slot or by row.
         slots_ahead: KV slots that one step writes behind the committed tokens of a request.
         max_path: Most tokens that one step can accept, bonus included.
@@ -80,17 +115,49 @@ class DeviceStep:
     def __init__(
         self, target: EngineModel, drafter: Drafter | None, context: EngineContext
     ) -> None:
-        self.drafter = prepare_drafter(NullDrafter() if drafter is None else drafter, context)
-        self.context = context
-        self.max_path = min(self.drafter.max_path, context.verify_width)
-        self.state = context.state
-        self.verifier = verifier = Verifier(target, context, self.state, self.max_path)
-        self.runners: tuple[Runner[Any, Any], ...] = (verifier.runner, *self.drafter.runners)
+        self.context, self.state = context, context.state
+        contexts = [context.at_length(spec) for spec in context.spec.lengths]
+        longest = contexts[-1]
+        self.drafter = prepare_drafter(NullDrafter() if drafter is None else drafter, longest)
+        self.max_path = min(self.drafter.max_path, longest.verify_width)
+        self.stored: StoredTokens | None = None
+        if context.spec.is_adaptive and not contexts[0].spec.num_steps:
+            self.state.count_behind()
+            self.stored = StoredTokens(longest, self.max_path)
+        drafters = [*map(self._at_length, contexts[:-1]), self.drafter]
+        bodies = [
+            _body(length, target, each, drafters[length]) for length, each in enumerate(contexts)
+        ]
+        if self.stored is not None:
+            catch_up = CatchUpDrafter(self.stored, self.drafter)
+            catch_up.prepare(contexts[0])
+            bodies.append(replace(bodies[0], drafter=catch_up))
+        self.bodies = tuple(bodies)
+        self.verifier = self.lengths[-1].verifier
+        self.runners: tuple[Runner[Any, Any], ...] = tuple(
+            runner
+            for body in reversed(self.lengths)
+            for runner in (body.verifier.runner, *body.drafter.runners)
+        )
         drafts = (pool for r in self.drafter.runners for pool in kv_pools(r.attention))
         self.pools = (*target.pools, *drafts)
-        self.slots_ahead = max(context.verify_width, self.drafter.slots_needed)
+        needed = (body.drafter.slots_needed for body in self.bodies)
+        self.slots_ahead = max(longest.verify_width, *needed)
         checks = (runner.buffers.value_checks for runner in self.runners)
         self._value_checks = tuple(check for check in checks if check is not None)
+
+    def _at_length(self, context: EngineContext) -> Drafter:
+        """Return the drafter of a draft length, prepared."""
+        if context.spec.num_steps or self.stored is None:
+            return check_prepared(self.drafter.at_length(context))
+        drafter = PlainDrafter(self.stored)
+        drafter.prepare(context)
+        return drafter
+
+    @property
+    def lengths(self) -> tuple[StepBody, ...]:
+        """The bodies of the draft lengths, shortest first, without the one that catches up."""
+        return self.bodies if self.stored is None else self.bodies[:-1]
 
     @property
     def host_reason(self) -> str:
@@ -144,9 +211,11 @@ class DeviceStep:
         ``future map`` tensors exist from the first prefill on.
         """
         named = {**self.request_tensors(), **self._recurrent_tensors()}
+        if self.stored is not None:
+            named |= {f"stored {name}": each for name, each in self.stored.tensors().items()}
         for runner in self.runners:
             held = runner.memory_names()["state"]
-            named |= {f"{runner.mode.name} {name}": tensor for name, tensor in held.items()}
+            named |= {f"{runner.label} {name}": tensor for name, tensor in held.items()}
         by_memory = {(t.data_ptr(), t.shape): name for name, t in reversed(named.items())}
         return {name: named[name] for name in reversed(by_memory.values())}
 
@@ -156,6 +225,7 @@ class DeviceStep:
         *,
         is_greedy: bool,
         fill_bitmask: FillBitmask | None = None,
+        body: StepBody | None = None,
     ) -> StepResult:
         """Draft, verify, and commit the accepted tokens.
 
@@ -166,31 +236,34 @@ class DeviceStep:
             is_greedy: Whether every temperature is 0.
             fill_bitmask: Returns the token bitmask of the trees; called between draft and verify.
                 ``None`` allows every token.
+            body: One of ``bodies``; ``None`` selects the longest draft length.
 
         Raises:
             InputError: The drafter returned an invalid tree.
         """
-        state = self.state
+        state, body = self.state, self.lengths[-1] if body is None else body
         rows, seq_lens, bonus = state.running(req_pool_indices)
         with scope("draft"):
-            tree = self.drafter.draft(rows, seq_lens, bonus)
-        check_tree(self.drafter, tree, seq_lens, self.context)
-        verified = self.verifier.verify(
+            tree = body.drafter.draft(rows, seq_lens, bonus)
+        check_tree(body.drafter, tree, seq_lens, body.verifier.context)
+        verified = body.verifier.verify(
             rows, seq_lens, bonus, tree, is_greedy=is_greedy, fill_bitmask=fill_bitmask
         )
         with scope("accept"):
             counts = verified.counts.num_accepted_tokens
             report = state.advance(rows, verified.predict, counts, self.max_path)
-        return StepResult(verified, report)
+        return StepResult(verified, report, body)
 
-    def run(self, req_pool_indices: torch.Tensor, *, is_greedy: bool) -> torch.Tensor:
+    def run(
+        self, req_pool_indices: torch.Tensor, *, is_greedy: bool, body: StepBody | None = None
+    ) -> torch.Tensor:
         """Run a whole step, the catch-up of the drafter included, and return its report.
 
         Arguments and errors are those of ``draft_and_verify``. Every token is allowed.
         """
-        result = self.draft_and_verify(req_pool_indices, is_greedy=is_greedy)
+        result = self.draft_and_verify(req_pool_indices, is_greedy=is_greedy, body=body)
         with scope("extend"):
-            self.drafter.extend(result.verified)
+            result.body.drafter.extend(result.verified)
         return result.report
 
     def warm_up(self, backend: Backend, functions: Iterable[Callable[[], None]]) -> None:
@@ -209,3 +282,8 @@ class DeviceStep:
                     backend.warm_up(function)
         except CaptureFailure as failure:
             raise capture_error(self.verifier.runner.mode, 1, failure) from failure.__cause__
+
+
+def _body(length: int, target: EngineModel, context: EngineContext, drafter: Drafter) -> StepBody:
+    max_path = min(drafter.max_path, context.verify_width)
+    return StepBody(length, drafter, Verifier(target, context, context.state, max_path), max_path)

@@ -13,15 +13,24 @@ from graphkit.errors import ConfigError, OutputError
 from graphkit.runners import Runner
 from graphkit.spec.signatures import signature_mismatch
 from graphkit.step.context import EngineContext
-from graphkit.step.step_tensors import ChainTree, DraftTree, PrefillChunk, Verified
+from graphkit.step.step_tensors import (
+    ChainTree,
+    DraftTree,
+    PrefillBatch,
+    PrefillChunk,
+    Verified,
+)
 
-_METHODS = ("prepare", "prefill", "draft", "extend", "extend_accepted")
+_METHODS = (
+    "prepare", "at_length", "prefill", "prefill_batch", "draft", "extend", "extend_accepted",
+)  # fmt: skip
 
 
 class Drafter(ABC):
     """Proposes the tokens that the target verifies. Subclass it to add a drafting algorithm.
 
-    The engine calls ``prepare`` once, ``prefill`` for each chunk of a prompt, and in every step
+    The engine calls ``prepare`` once, ``prefill_batch`` for the chunks of prompts, which calls
+    ``prefill`` for each of them unless it is overridden, and in every step
     ``draft`` and then ``extend`` (v2 and v3) or ``extend_accepted`` (v1).
 
     ``prepare`` and ``extend_accepted`` may wait for the device. ``prefill``, ``draft`` and
@@ -54,6 +63,26 @@ class Drafter(ABC):
             ConfigError: The context's settings do not suit this drafter.
         """
 
+    def at_length(self, context: EngineContext) -> Drafter:  # noqa: ARG002
+        """Return a prepared drafter of another draft length, which shares the state of requests.
+
+        Called after ``prepare`` for each further length of ``SpecConfig.lengths``. Requests change
+        from one to the other between steps: ``draft`` of either continues what ``extend`` of the
+        other has left. ``prefill`` is called on the first drafter alone, which has the longest
+        length. By default, drafters have one length.
+
+        Args:
+            context: The engine's, with the settings of the length as its ``spec``.
+
+        Raises:
+            ConfigError: The drafter has one length, or the settings do not suit it.
+        """
+        raise ConfigError(
+            f"SpecConfig.num_steps has several draft lengths, but {type(self).__name__} has one. "
+            "Define at_length, or set num_steps to an int.",
+            field="num_steps",
+        )
+
     @property
     @abstractmethod
     def max_path(self) -> int:
@@ -67,12 +96,21 @@ class Drafter(ABC):
         """KV slots behind the committed tokens that ``draft`` writes. Read after ``prepare``."""
         return 0
 
-    @abstractmethod
-    def prefill(self, chunk: PrefillChunk) -> None:
-        """Process a chunk of one request's prompt. Must not wait for the device.
+    def prefill(self, chunk: PrefillChunk) -> None:  # noqa: B027 - not all drafters read prompts
+        """Process a chunk of one request's prompt; by default, do nothing. Must not wait.
 
-        After the chunk with ``is_last`` set, ``draft`` is called for the request.
+        After the chunk with ``is_last`` set, ``draft`` is called for the request. A prompt may
+        begin again from its first chunk, also on another row.
         """
+
+    def prefill_batch(self, batch: PrefillBatch) -> None:
+        """Process the chunks of several requests. Must not wait for the device.
+
+        Calls ``prefill`` for each chunk. Override it to run one forward for all. After an
+        exception, each chunk is passed again in a batch of its own.
+        """
+        for chunk in batch.chunks():
+            self.prefill(chunk)
 
     @abstractmethod
     def draft(
@@ -124,7 +162,7 @@ class NullDrafter(Drafter):
         """One: the bonus token."""
         return 1
 
-    def prefill(self, chunk: PrefillChunk) -> None:
+    def prefill_batch(self, batch: PrefillBatch) -> None:
         """Do nothing."""
 
     def draft(
@@ -154,10 +192,20 @@ def prepare_drafter(drafter: object, context: EngineContext) -> Drafter:
         raise ConfigError(
             f"drafter is {drafter!r}, expected an instance of Drafter or None.", field="drafter"
         )
+    _check_prefill(type(drafter))
     for name in _METHODS:
         if mismatch := signature_mismatch(drafter, name, Drafter):
             raise ConfigError(mismatch, field="drafter")
     drafter.prepare(context)
+    return check_prepared(drafter)
+
+
+def check_prepared(drafter: Drafter) -> Drafter:
+    """Check what ``prepare`` or ``at_length`` of a drafter has set, and return it.
+
+    Raises:
+        ConfigError: ``runners`` is not a tuple of runners, or a number is out of range.
+    """
     owner = type(drafter).__name__
     runners: object = drafter.runners
     if not isinstance(runners, Sequence) or not all(isinstance(r, Runner) for r in runners):
@@ -192,6 +240,24 @@ def check_draft_width(owner: str, context: EngineContext) -> None:
         f"{width}{remedy}.",
         field="num_draft_tokens",
     )
+
+
+def _check_prefill(kind: type[Drafter]) -> None:
+    """Refuse an override of ``prefill`` that is never called.
+
+    Raises:
+        ConfigError: A base class overrides ``prefill_batch``.
+    """
+    for base in kind.__mro__:
+        if "prefill_batch" in vars(base):
+            break
+        if "prefill" in vars(base) and kind.prefill_batch is not Drafter.prefill_batch:
+            raise ConfigError(
+                f"{base.__name__}.prefill is never called, because a base class overrides "
+                "prefill_batch, which receives the chunks of several requests. Override "
+                "prefill_batch.",
+                field="drafter",
+            )
 
 
 def require_hidden_states(owner: str, hidden_states: torch.Tensor | None) -> torch.Tensor:

@@ -8,6 +8,7 @@ p + 2 (arXiv 2401.15077, section 3.1).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 
 import torch
@@ -25,7 +26,7 @@ from graphkit.runners import (
 )
 from graphkit.step.context import EngineContext, EngineModel
 from graphkit.step.drafter import Drafter, check_draft_width, require_hidden_states
-from graphkit.step.step_tensors import ChainTree, DraftTree, PrefillChunk, Verified, to_device
+from graphkit.step.step_tensors import ChainTree, DraftTree, PrefillBatch, Verified, to_device
 
 
 class EagleDrafter(Drafter):
@@ -77,6 +78,12 @@ class EagleDrafter(Drafter):
         # A chain takes the most probable token: its probability decides nothing.
         self._certain = torch.ones(context.sizes.max_batch_size, 1, device=context.device)
 
+    def at_length(self, context: EngineContext) -> EagleDrafter:
+        """See ``Drafter.at_length``. The model's KV pool and the future map are shared."""
+        other = copy(self)
+        other.prepare(context)
+        return other
+
     @property
     def max_path(self) -> int:
         """See ``Drafter.max_path``."""
@@ -87,26 +94,18 @@ class EagleDrafter(Drafter):
         """One slot per branch and step, K * S."""
         return self._spec.topk * self._spec.num_steps
 
-    def prefill(self, chunk: PrefillChunk) -> None:
-        """See ``Drafter.prefill``."""
-        length = len(chunk.input_ids)
-        counts = AcceptedCounts.from_tokens(_full(chunk.req_pool_indices, length))
+    def prefill_batch(self, batch: PrefillBatch) -> None:
+        """See ``Drafter.prefill_batch``."""
         out = self._extend.fall_back(
             DraftExtendInputs(
-                req_pool_indices=chunk.req_pool_indices,
-                seq_lens=_full(chunk.req_pool_indices, chunk.start + length),
-                extend_seq_lens=counts.num_accepted_tokens,
-                input_ids=chunk.next_ids,
-                positions=chunk.start + torch.arange(length, device=self._context.device),
-                out_cache_loc=chunk.out_cache_loc,
-                hidden_states=self._hidden_input(chunk.hidden_states),
-                **counts.fields(),
+                input_ids=batch.next_ids,
+                hidden_states=self._hidden_input(batch.hidden_states),
+                **batch.extend_fields(),
             )
         )
-        if chunk.is_last:
-            self._store_candidates(
-                chunk.req_pool_indices, out, torch.full_like(chunk.req_pool_indices, length - 1)
-            )
+        # Candidates after a chunk that is not the last one are overwritten by the next chunk.
+        rows = batch.req_pool_indices
+        self._store_candidates(rows, out, torch.arange(len(rows), device=rows.device))
 
     def draft(
         self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, bonus_tokens: torch.Tensor
@@ -222,7 +221,3 @@ class EagleDrafter(Drafter):
         if self._uses_hidden and hidden_states is not None:
             stored["hidden_states"] = hidden_states
         self._context.future_map.stash(req_pool_indices, stored)
-
-
-def _full(req_pool_indices: torch.Tensor, value: int) -> torch.Tensor:
-    return torch.full_like(req_pool_indices, value, dtype=torch.int32)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
-from graphkit.buffers import AcceptedCounts, MultiLayerDraftExtendInputs
+from graphkit.buffers import MultiLayerDraftExtendInputs
 from graphkit.ops.step_rows import extend_rows
 from graphkit.runners import MultiLayerEagleRunner
 from graphkit.runners.tree_growth import TreeGrowth
 from graphkit.step.context import EngineContext, EngineModel
 from graphkit.step.drafter import Drafter, check_draft_width, require_hidden_states
-from graphkit.step.step_tensors import ChainTree, DraftTree, PrefillChunk, Verified, to_device
+from graphkit.step.step_tensors import ChainTree, DraftTree, PrefillBatch, Verified, to_device
 
 
 class MultiLayerDrafter(Drafter):
@@ -59,22 +59,15 @@ class MultiLayerDrafter(Drafter):
         """See ``Drafter.max_path``."""
         return min(self._spec.num_steps + 1, self._spec.num_draft_tokens)
 
-    def prefill(self, chunk: PrefillChunk) -> None:
-        """See ``Drafter.prefill``."""
-        rows, length = chunk.req_pool_indices, len(chunk.input_ids)
-        whole = torch.full_like(rows, length, dtype=torch.int32)
+    def prefill_batch(self, batch: PrefillBatch) -> None:
+        """See ``Drafter.prefill_batch``."""
         inputs = MultiLayerDraftExtendInputs(
-            req_pool_indices=rows,
-            seq_lens=whole + chunk.start,
-            extend_seq_lens=whole,
-            input_ids=chunk.next_ids,
-            positions=chunk.start + torch.arange(length, device=rows.device),
-            out_cache_loc=chunk.out_cache_loc,
-            hidden_states=require_hidden_states(type(self).__name__, chunk.hidden_states),
-            select_index=torch.full_like(rows, length - 1),
-            **AcceptedCounts.from_tokens(whole).fields(),
+            input_ids=batch.next_ids,
+            hidden_states=require_hidden_states(type(self).__name__, batch.hidden_states),
+            select_index=batch.last_rows,
+            **batch.extend_fields(),
         )
-        self._store_candidates(rows, self._layers.fall_back(inputs).tensors())
+        self._store_candidates(batch.req_pool_indices, self._layers.fall_back(inputs).tensors())
 
     def draft(
         self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, bonus_tokens: torch.Tensor

@@ -6,13 +6,14 @@ The text of every request is kept on the device, so that a lookup does not wait 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 
 from graphkit.ops.ngram import append_tokens, ngram_drafts
 from graphkit.step.context import EngineContext
 from graphkit.step.drafter import Drafter
-from graphkit.step.step_tensors import ChainTree, DraftTree, PrefillChunk, Verified
+from graphkit.step.step_tensors import ChainTree, DraftTree, PrefillBatch, Verified
 
 
 class NgramDrafter(Drafter):
@@ -30,15 +31,21 @@ class NgramDrafter(Drafter):
             self._topk, self._width, context.sizes.max_batch_size, context.device
         )
 
+    def at_length(self, context: EngineContext) -> NgramDrafter:
+        """See ``Drafter.at_length``. The text of the requests is shared."""
+        other = copy(self)
+        other.prepare(context)
+        other._text = self._text
+        return other
+
     @property
     def max_path(self) -> int:
         """Length of the longest chain, plus the bonus token."""
         return self._tree.max_depth + 1
 
-    def prefill(self, chunk: PrefillChunk) -> None:
-        """See ``Drafter.prefill``."""
-        columns = chunk.start + torch.arange(len(chunk.input_ids), device=self._text.device)
-        self._text[chunk.req_pool_indices, columns] = chunk.input_ids
+    def prefill_batch(self, batch: PrefillBatch) -> None:
+        """See ``Drafter.prefill_batch``."""
+        self._text[batch.row_indices, batch.positions] = batch.input_ids
 
     def draft(
         self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, bonus_tokens: torch.Tensor

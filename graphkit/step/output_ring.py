@@ -25,9 +25,9 @@ from graphkit.ops.loop_layout import (
 
 # Plain ints: indexing by an enum costs more than reading the word.
 _READ, _STOP = int(RingWord.READ), int(RingWord.STOP)
-_SEQUENCE, _BATCH_SIZE, _LOOP_END, _LAUNCH = (
+_SEQUENCE, _BATCH_SIZE, _LOOP_END, _LAUNCH, _LENGTH = (
     int(EntryWord.SEQUENCE), int(EntryWord.BATCH_SIZE), int(EntryWord.LOOP_END),
-    int(EntryWord.LAUNCH),
+    int(EntryWord.LAUNCH), int(EntryWord.LENGTH),
 )  # fmt: skip
 _LOOP_ENDS = tuple(LoopEnd)
 _IS_ORDERED = platform.machine().lower() in ("x86_64", "amd64")
@@ -85,6 +85,12 @@ class StepBlock:
         sizes: list[int] = self.words[_BATCH_SIZE :: self.offsets.step].tolist()
         return sizes
 
+    @property
+    def lengths(self) -> list[int]:
+        """Index of the draft length of each step."""
+        lengths: list[int] = self.words[_LENGTH :: self.offsets.step].tolist()
+        return lengths
+
     def count_live_sizes(self, counts: Counter[int]) -> None:
         """Count the steps by the number of requests that took part.
 
@@ -128,6 +134,11 @@ class StepReport:
     def batch_size(self) -> int:
         """Captured size at which the step ran."""
         return int(self._block.words[self._offset + _BATCH_SIZE])
+
+    @property
+    def length(self) -> int:
+        """Index of the draft length of the step, 0 if there is one."""
+        return int(self._block.words[self._offset + _LENGTH])
 
     @property
     def loop_end(self) -> LoopEnd:

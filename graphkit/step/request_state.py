@@ -39,6 +39,8 @@ class RequestState:
         top_ps: [rows + 1] float32; 1 keeps every token.
         min_ps: [rows + 1] float32; 0 keeps every token.
         seeds: [rows + 1] int64, keys of the random numbers.
+        behind: [rows + 1] int32, tokens that the drafter has yet to process; ``None`` if it
+            processes the tokens of every step. See ``StoredTokens``.
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
@@ -52,6 +54,7 @@ class RequestState:
         self.top_ps = torch.ones(size, dtype=torch.float32, device=device)
         self.min_ps = torch.zeros(size, dtype=torch.float32, device=device)
         self.seeds = torch.zeros(size, dtype=torch.int64, device=device)
+        self.behind: torch.Tensor | None = None
         self._device = device
         self._sampled: set[int] = set()
 
@@ -59,6 +62,10 @@ class RequestState:
         """Return every tensor by name."""
         members = vars(self).items()
         return {name: value for name, value in members if isinstance(value, torch.Tensor)}
+
+    def count_behind(self) -> None:
+        """Create ``behind``. Called before the first request."""
+        self.behind = torch.zeros_like(self.remaining)
 
     def valid_rows(
         self,
@@ -96,33 +103,47 @@ class RequestState:
             raise _error("until", until, f"rows of the batch: {sorted(distinct)}")
         return rows
 
-    def assign(self, row: int, length: int, sampling: SamplingParams, max_new_tokens: int) -> None:
-        """Set the state of a request whose prompt is being prefilled; enqueues only.
+    def assign(
+        self,
+        rows: Sequence[int],
+        lengths: Sequence[int],
+        samplings: Sequence[SamplingParams],
+        max_new_tokens: Sequence[int],
+    ) -> None:
+        """Set the state of requests whose prompts are being prefilled; enqueues only.
 
         Args:
-            row: The request row.
-            length: Tokens of the prompt.
-            sampling: Its parameters; ``seed`` must be set if the temperature is not 0.
-            max_new_tokens: Most tokens to generate, the context limit included.
+            rows: The request rows.
+            lengths: Tokens of each prompt.
+            samplings: Parameters of each request; ``seed`` must be set if the temperature is not 0.
+            max_new_tokens: Most tokens that each may generate, the context limit included.
         """
-        assert sampling.seed is not None or not sampling.temperature, "a sampled request has a seed"
-        (self._sampled.add if sampling.temperature else self._sampled.discard)(row)
-        stops = sorted(sampling.stop_token_ids)
-        stops += [-1] * (MAX_STOP_IDS - len(stops))
-        # One copy holds all numbers: the bits of float32 as int32, and these in int64.
-        floats = [sampling.temperature, sampling.top_p, sampling.min_p]
-        bits = np.array(floats, np.float32).view(np.int32).tolist()
-        numbers = [length - 1, max_new_tokens, sampling.top_k, sampling.seed or 0, *bits, *stops]
-        values = to_device(numbers, self._device)
-        as_floats = values[4:7].int().view(torch.float32)
-        self.seq_lens[row] = values[0]
-        self.remaining[row] = values[1]
-        self.top_ks[row] = values[2]
-        self.seeds[row] = values[3]
-        self.temperatures[row] = as_floats[0]
-        self.top_ps[row] = as_floats[1]
-        self.min_ps[row] = as_floats[2]
-        self.stop_ids[row] = values[7:]
+        numbers = []
+        requests = zip(rows, lengths, samplings, max_new_tokens, strict=True)
+        for row, length, sampling, limit in requests:
+            is_sampled = bool(sampling.temperature)
+            assert sampling.seed is not None or not is_sampled, "a sampled request has a seed"
+            (self._sampled.add if is_sampled else self._sampled.discard)(row)
+            stops = sorted(sampling.stop_token_ids)
+            stops += [-1] * (MAX_STOP_IDS - len(stops))
+            # One copy holds all numbers: the bits of float32 as int32, and these in int64.
+            floats = [sampling.temperature, sampling.top_p, sampling.min_p]
+            bits = np.array(floats, np.float32).view(np.int32).tolist()
+            numbers.append([
+                row, length - 1, limit, sampling.top_k, sampling.seed or 0, *bits, *stops
+            ])  # fmt: skip
+        values = to_device(numbers, self._device).t()
+        index, as_floats = values[0], values[5:8].int().view(torch.float32)
+        self.seq_lens[index] = values[1].int()
+        self.remaining[index] = values[2].int()
+        self.top_ks[index] = values[3].int()
+        self.seeds[index] = values[4]
+        self.temperatures[index] = as_floats[0]
+        self.top_ps[index] = as_floats[1]
+        self.min_ps[index] = as_floats[2]
+        self.stop_ids[index] = values[8:].t()
+        if self.behind is not None:
+            self.behind[index] = 0
 
     def is_greedy(self, rows: Iterable[int]) -> bool:
         """Return whether the requests of all rows have temperature 0; known to the host."""

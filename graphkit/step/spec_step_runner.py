@@ -22,10 +22,17 @@ from graphkit.records import CaptureRecord, ReplayStats, SizeRecord
 from graphkit.runners import StepRunner
 from graphkit.runners.dispatch import Reason
 from graphkit.spec import SpecConfig
-from graphkit.step.admission import Admission
+from graphkit.step.admission import Admission, Prefill
 from graphkit.step.context import EngineContext, EngineModel, StepOptions
 from graphkit.step.device_loops import DeviceLoops
-from graphkit.step.device_step import DeviceStep, SpecStepInputs, SpecStepOutput, StepResult
+from graphkit.step.device_step import (
+    DeviceStep,
+    SpecStepInputs,
+    SpecStepOutput,
+    StepBody,
+    StepResult,
+)
+from graphkit.step.draft_lengths import DraftLengths
 from graphkit.step.drafter import Drafter
 from graphkit.step.request_state import RequestState
 from graphkit.step.sampling_params import SamplingParams
@@ -133,7 +140,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             self._whole_step,
             inputs=SpecStepInputs,
             output=SpecStepOutput,
-            spec=context.spec,
+            spec=context.spec.longest,
             sizes=context.sizes,
             tokens_per_request=1,
             group=options.group,
@@ -147,7 +154,10 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             step.state, context.req_to_token, step.slots_ahead, context.sizes.page_size,
             context.kv_slots + context.sizes.page_size,
         )  # fmt: skip
-        self._loops = DeviceLoops(self, step.max_path, options.ring_entries)
+        self._lengths: DraftLengths | None = None
+        if context.spec.is_adaptive:
+            self._lengths = DraftLengths(step, self.table.sizes, step.state.behind, self.device)
+        self._loops = DeviceLoops(self, step.max_path, options.ring_entries, self._lengths)
         self.loop_refusal = self._loops.refusal
 
     @property
@@ -269,7 +279,13 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             logger.warning("%s runs no device loops: %s.", self.mode.name, self.loop_refusal)
         else:
             kinds = (True,) if self._is_greedy else (True, False)
-            self._loops.capture({kind: partial(self._run, is_greedy=kind) for kind in kinds})
+            bodies = self.device_step.bodies
+            self._loops.capture(
+                {
+                    kind: [partial(self._run, is_greedy=kind, body=body) for body in bodies]
+                    for kind in kinds
+                }
+            )
         try:
             record = super().capture(progress, attribution=attribution)
         except BaseException:
@@ -363,6 +379,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             padded_rows=stats.padded_rows + pads,
             replays_by_size=dict(sorted(by_size.items())),
             live_sizes=dict(sorted(live_sizes.items())),
+            drafted_lengths=self._drafted_lengths(stats.replays),
         )
 
     def close(self) -> None:
@@ -381,6 +398,16 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
                 self.group.end_collectives()
                 with suppress(RuntimeError):  # of loops that were running
                     self._loops.close()
+
+    def _drafted_lengths(self, single_steps: int) -> dict[int, int]:
+        """Return the steps by drafts per request; replays of single steps have the longest."""
+        if self._lengths is None:
+            return {}
+        drafts, counts = self._lengths.drafts, Counter[int]()
+        counts[drafts[self._lengths.count - 1]] += single_steps
+        for length, steps in self._loops.steps_by_length.items():
+            counts[drafts[length]] += steps
+        return dict(sorted(counts.items()))
 
     def _shared_settings(self) -> dict[str, str]:
         inner = [f"{runner.mode.name} {runner.sizes}" for runner in self.device_step.runners]
@@ -402,7 +429,10 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         self._slot_checks.enqueue_row(row, len(prompt) + limit + self.slots_ahead)
         if self.device.type == "cpu":
             self._slot_checks.report()
-        return self._admission.prefill(row, prompt, sampling, limit)
+        prefill, report = Prefill(row, sampling, limit, prompt), None
+        while report is None:
+            report = self._admission.prefill(self._admission.chunks([prefill]))
+        return report
 
     def _checked_replay(
         self, batch: SpecStepInputs, padded_batch_size: int | None, clone: bool
@@ -440,9 +470,11 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             raise
         self.device_step.report_checks()
 
-    def _run(self, inputs: SpecStepInputs, *, is_greedy: bool) -> SpecStepOutput:
+    def _run(
+        self, inputs: SpecStepInputs, *, is_greedy: bool, body: StepBody | None = None
+    ) -> SpecStepOutput:
         if self.device_step.context.is_checking:
             with scope("check slots"):
                 self._slot_checks.enqueue_step(inputs.req_pool_indices)
-        report = self.device_step.run(inputs.req_pool_indices, is_greedy=is_greedy)
+        report = self.device_step.run(inputs.req_pool_indices, is_greedy=is_greedy, body=body)
         return SpecStepOutput(report=report)

@@ -30,15 +30,23 @@ class LoopReader:
         ring: The ring.
         advance: Lets a loop advance that runs on the host.
         check_device: Raises the device's pending error.
+        counts_lengths: Whether the steps have several draft lengths.
 
     Attributes:
         steps_by_size: Steps that have been read from the ring, by captured size.
         live_sizes: The same by the number of requests that took part.
+        lengths: The same by index of the draft length, if there are several.
     """
 
     def __init__(
-        self, ring: OutputRing, advance: Callable[[], None], check_device: Callable[[], None]
+        self,
+        ring: OutputRing,
+        advance: Callable[[], None],
+        check_device: Callable[[], None],
+        *,
+        counts_lengths: bool = False,
     ) -> None:
+        self._counts_lengths, self.lengths = counts_lengths, Counter[int]()
         self.ring, self._advance, self._check_device = ring, advance, check_device
         self._in_flight: dict[int, tuple[int, ref[deque[StepBlock]]]] = {}
         """Most steps of each launch whose last step has not been read, and where they go."""
@@ -67,6 +75,8 @@ class LoopReader:
             for size in {*sizes}:
                 self.steps_by_size[size] += sizes.count(size)
             block.count_live_sizes(self.live_sizes)
+            if self._counts_lengths:
+                self.lengths.update(block.lengths)
 
     def end_all(self) -> None:
         """Collect all steps of launches that have all ended."""

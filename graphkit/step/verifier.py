@@ -45,6 +45,7 @@ class Verifier:
         max_path: Most tokens that one step can accept, bonus included.
 
     Attributes:
+        context: As passed.
         runner: Runs the target's forward.
         recurrent_state: States of the target's linear-attention or Mamba layers, or ``None``.
 
@@ -59,7 +60,7 @@ class Verifier:
         state: RequestState,
         max_path: int,
     ) -> None:
-        self._context, self._state, self._max_path = context, state, max_path
+        self.context, self._state, self._max_path = context, state, max_path
         self._kv_pools, self.recurrent_state = model.kv_pools, model.recurrent_state
         self._is_tree = context.spec.topk > 1
         is_none = context.spec.resolved.is_none()
@@ -85,43 +86,26 @@ class Verifier:
             shape = num_tokens, bitmask_words(context.sizes.vocab_size)
             self._all_allowed = torch.full(shape, -1, dtype=torch.int32, device=context.device)
 
-    def prefill(
-        self,
-        req_pool_indices: torch.Tensor,
-        start: int,
-        input_ids: torch.Tensor,
-        out_cache_loc: torch.Tensor,
-    ) -> ForwardOutput:
-        """Run the target eagerly over a chunk of one request's prompt.
+    def prefill(self, inputs: TargetVerifyInputs, new_rows: torch.Tensor | None) -> ForwardOutput:
+        """Run the target eagerly over packed chunks of prompts.
 
         Args:
-            req_pool_indices: The request row, [1] int64.
-            start: Position of the chunk's first token.
-            input_ids: The chunk's tokens, [C] int64.
-            out_cache_loc: Their KV slots, [C] int64.
+            inputs: The chunks, with ``lengths`` and ``width``.
+            new_rows: Request rows of prompts that begin, [N] int64; ``None`` if none does.
         """
-        length, device = len(input_ids), input_ids.device
         states = self.recurrent_state
-        if states is not None and start == 0:
-            states.reset(req_pool_indices)
-        output = self.runner.fall_back(
-            TargetVerifyInputs(
-                req_pool_indices=req_pool_indices,
-                seq_lens=torch.full_like(req_pool_indices, start, dtype=torch.int32),
-                input_ids=input_ids,
-                positions=start + torch.arange(length, device=device),
-                out_cache_loc=out_cache_loc,
-            ),
-            without=("custom_mask", "token_bitmask"),
-        )
+        if states is not None and new_rows is not None:
+            states.reset(new_rows)
+        output = self.runner.fall_back(inputs, without=("custom_mask", "token_bitmask"))
         if states is not None:
-            # All tokens of a prompt are accepted. The pool has the states after the last W tokens
-            # of the chunk, W = states.width, and commits the last of these.
-            last = min(length, states.width) - 1
-            states.commit(req_pool_indices, torch.full_like(req_pool_indices, last))
+            # All tokens of a prompt are accepted. The pool has the states after the last W places
+            # of the chunks, W = states.width; the last place has the state after the last token.
+            assert inputs.width is not None, "a prefill has a width"
+            rows = inputs.req_pool_indices
+            states.commit(rows, torch.full_like(rows, min(inputs.width, states.width) - 1))
         return output
 
-    def first_token(
+    def first_tokens(
         self,
         req_pool_indices: torch.Tensor,
         logits: torch.Tensor,
@@ -129,16 +113,16 @@ class Verifier:
         is_greedy: bool,
         bitmask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the token after a prompt, [1] int64.
+        """Return the token after each prompt, [B] int64.
 
         A sample is keyed by the position of the last prompt token, as if that were the root of a
         tree.
 
         Args:
-            req_pool_indices: The request row, [1] int64.
-            logits: The last logits of the prompt, [1, V]; changed in place.
-            is_greedy: Whether the temperature is 0.
-            bitmask: Allowed tokens, [1, ceil(V / 32)] int32; ``None`` allows all.
+            req_pool_indices: The request rows, [B] int64.
+            logits: The last logits of each prompt, [B, V]; changed in place.
+            is_greedy: Whether every temperature is 0.
+            bitmask: Allowed tokens, [B, ceil(V / 32)] int32; ``None`` allows all.
         """
         if bitmask is not None:
             apply_token_bitmask(logits, bitmask)
@@ -166,14 +150,14 @@ class Verifier:
             is_greedy: Whether every temperature is 0.
             fill_bitmask: Returns the token bitmask of the trees; ``None`` allows every token.
         """
-        rows, width = req_pool_indices, self._context.verify_width
+        rows, width = req_pool_indices, self.context.verify_width
         mask = tree.tree_mask.contiguous() if self._is_tree else None  # may be an expanded view
         with scope("build"):
             # Drafters may return ids outside the vocabulary, which the host cannot see on a device.
             # The op replaces them by valid ids, accepted only if they equal the target's tokens.
             tokens, positions, slots = verify_rows(
-                rows, self._context.req_to_token, seq_lens, bonus, tree.draft_tokens, mask,
-                width, self._context.sizes.vocab_size,
+                rows, self.context.req_to_token, seq_lens, bonus, tree.draft_tokens, mask,
+                width, self.context.sizes.vocab_size,
             )  # fmt: skip
         candidates = tokens.view(-1, width)
         links = tree.retrieve_next_token, tree.retrieve_next_sibling
@@ -224,7 +208,7 @@ class Verifier:
 
     def _optional_fields(self) -> tuple[str, ...] | None:
         """Return the optional fields of verify; ``None`` selects those that the spec implies."""
-        if not self._context.options.structured_output:
+        if not self.context.options.structured_output:
             return None
         return ("custom_mask", "token_bitmask") if self._is_tree else ("token_bitmask",)
 

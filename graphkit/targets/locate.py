@@ -45,8 +45,8 @@ def _import_target(text: str, arguments: Mapping[str, Any]) -> CaptureTarget:
     module_name, colon, attribute = text.partition(":")
     if os.path.isdir(text) and not colon:  # noqa: PTH112 - pathlib raises for a long name
         raise TargetError(
-            f"TARGET {text!r} is a folder. Name a target in a module that can be imported from the "
-            "working directory: package.module:attribute."
+            f"TARGET {text!r} is a folder. Load a model with --checkpoint, or name a target in a "
+            "module that can be imported from the working directory: package.module:attribute."
         )
     if not (module_name and colon and attribute):
         raise TargetError(f"TARGET {text!r} does not have the form package.module:attribute.")

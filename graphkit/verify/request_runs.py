@@ -167,10 +167,10 @@ def _kv_buffers(step: DeviceStep) -> dict[str, torch.Tensor]:
     pools: dict[int, tuple[str, Any]] = {}
     for runner in step.runners:
         for pool in kv_pools(runner.attention):
-            pools.setdefault(id(pool), (runner.mode.name, pool))
+            pools.setdefault(id(pool), (runner.label, pool))
     return {
-        f"KV {mode} {name}": buffer
-        for mode, pool in pools.values()
+        f"KV {label} {name}": buffer
+        for label, pool in pools.values()
         for name, buffer in pool.tensors().items()
     }
 

@@ -69,7 +69,7 @@ class WholeStep:
         memory, count = self._engine.memory, self._engine.sizes.max_batch_size
         ahead = self._engine.sizes.max_context_len - self._engine.context_limit
         tokens, rows = self._most_tokens + ahead, list[int]()
-        while len(rows) < count and memory.has_room(tokens):
+        while len(rows) < count and memory.available_rows and memory.can_promise(tokens):
             rows.append(memory.allocate_row(tokens))
         if len(rows) < count:
             raise TargetError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -30,7 +30,9 @@ def _facts(record: GenerateRecord) -> Iterator[tuple[str, str]]:
     yield "speed", f"{record.tokens_per_second:.1f} tokens/s"
     yield "accept length", f"{record.accept_length:.2f}" if record.accept_length else "-"
     if record.accepted_lengths:
-        yield "accepted", _accepted_lengths(record)
+        yield "accepted", _counts(record.accepted_lengths, "token")
+    if len(record.drafted_lengths) > 1:
+        yield "drafted", _counts(record.drafted_lengths, "draft")
     if record.capture_seconds is not None:
         yield "capture", f"{record.capture_seconds:.2f} s"
     yield "graphs", "\n".join(_replays(record)) or "none"
@@ -69,10 +71,9 @@ def _finish_reasons(record: GenerateRecord) -> str:
     return ", ".join(f"{reason} ({count})" for reason, count in reasons.items())
 
 
-def _accepted_lengths(record: GenerateRecord) -> str:
-    """Return how many verify steps accepted how many tokens."""
-    lengths = record.accepted_lengths.items()
-    return ", ".join(f"{count_of(length, 'token')}: {count}x" for length, count in lengths)
+def _counts(lengths: Mapping[int, int], noun: str) -> str:
+    """Return how many verify steps accepted or verified how many."""
+    return ", ".join(f"{count_of(length, noun)}: {count}x" for length, count in lengths.items())
 
 
 def _replays(record: GenerateRecord) -> Iterator[str]:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from graphkit.cli import run_bench
+from graphkit.benchmarks import StepBench
 from graphkit.records import BenchReport
 from graphkit.reference import ALGORITHMS, SHAPES
 
@@ -35,7 +35,7 @@ def no_bench(monkeypatch):
         found.append((bench, name, sizes, notes))
         return BenchReport(name=name, environment=_environment(), settings=notes, measures=())
 
-    monkeypatch.setattr(run_bench.StepBench, "report", report)
+    monkeypatch.setattr(StepBench, "report", report)
     return found
 
 
@@ -152,7 +152,7 @@ def test_too_little_memory_is_an_error_with_advice(run, monkeypatch):
     def report(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has")
 
-    monkeypatch.setattr(run_bench.StepBench, "report", report)
+    monkeypatch.setattr(StepBench, "report", report)
     ended = run("bench", *TINY)
     assert (ended.code, ended.out) == (1, "")
     assert ended.error.startswith("error: the device has too little memory: CUDA out of memory.")
@@ -163,16 +163,15 @@ def test_too_little_memory_is_an_error_with_advice(run, monkeypatch):
     ("code", "options", "text"),
     [
         (2, ("--shape", "llama-9b"), f"unknown shape 'llama-9b': shapes are {', '.join(SHAPES)}."),
-        (2, ("--draft", "head"), "--draft is given without the --checkpoint"),
-        (2, ("--shape", "tiny", "--draft", "head"), "--draft is given without the --checkpoint"),
+        (2, ("--draft", "head"), "--draft applies to a --checkpoint"),
+        (2, ("--shape", "tiny", "--draft", "head"), "--draft applies to a --checkpoint"),
         (2, ("--shape", "tiny", "--algorithm", "STANDALONE"), "STANDALONE has no draft model"),
-        (2, ("--algorithm", "dflash"), ", ".join(ALGORITHMS)),
+        (2, ("--algorithm", "medusa"), ", ".join(ALGORITHMS)),
         (2, ("--topk", "0"), "SpecConfig.topk must be an int >= 1, got 0"),
         (2, ("--num-draft-tokens", "7"), "SpecConfig.num_draft_tokens is 7"),
         (2, ("--context", "1025"), "the target has contexts of at most 1024 tokens"),
         (2, ("--accept-lengths", "5"), "--accept-lengths has 5, but a step accepts at most 4"),
-        (2, ("--checkpoint", "folder", "--algorithm", "EAGLE"), "EAGLE needs a draft model"),
-        (1, ("--checkpoint", "folder"), "the checkpoint folder 'folder' does not exist"),
+        (2, ("--checkpoint", "folder"), "folder has no config.json"),
         (2, ("--out", "missing/report.json"), "cannot write missing/report.json"),
         (3, ("--device", "cuda"), "no CUDA device for device='cuda'"),
     ],

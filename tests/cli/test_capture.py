@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from graphkit.cli.target_options import (
+from graphkit.cli.models import (
     TargetSelection,
     announce,
 )

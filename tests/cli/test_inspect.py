@@ -146,7 +146,7 @@ def test_an_option_that_does_not_apply_to_the_record_is_a_usage_error(run, saved
         (("nonsense",), "cannot inspect 'nonsense': it is not a file. Name the file of a saved"),
         (("bugs.py",), "it is a Python file. Name a TARGET in it, such as bugs:target, as Python"),
         (("folder/bugs.py",), "a Python file. Name a TARGET in it, such as folder.bugs:target, as"),
-        (("folder/",), "cannot inspect 'folder/': it is a folder. Name the file of a saved record"),
+        (("folder/",), "cannot inspect 'folder/': it is a folder. Load a model with --checkpoint"),
         (("{}:right", "--mode", "no"), "unknown mode 'no': modes are DECODE, TARGET_VERIFY"),
     ],
 )

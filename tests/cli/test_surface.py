@@ -19,30 +19,28 @@ from graphkit.runners import RUNNERS
 
 RECORD = Path(__file__).parents[1] / "data" / "h200-capture.json"
 GLOBAL = {"-h", "--help", "--version", "-v", "--verbose"}
+CHECKPOINT = {
+    "--checkpoint", "--draft", "--dtype", "--algorithm", "--topk", "--num-steps",
+    "--num-draft-tokens", "--page-size",
+}  # fmt: skip
+TARGET = CHECKPOINT | {"--mode", "--batch-sizes", "--device", "--max-context-len"}
 COMMANDS = {
-    "capture": {
-        "TARGET", "--mode", "--batch-sizes", "--device", "--tp", "--one-shot", "--out", "--json",
-    },
-    "inspect": {
-        "RECORD|TARGET", "--mode", "--batch-sizes", "--device", "--batch-size", "--by", "--plain",
-        "--json",
-    },
-    "audit": {
-        "TARGET", "--mode", "--batch-sizes", "--device", "--only", "--lock", "--check", "--out",
-        "--json", "--tolerance", "--tp", "--one-shot",
+    "capture": TARGET | {"TARGET", "--tp", "--one-shot", "--out", "--json"},
+    "inspect": TARGET | {"RECORD|TARGET", "--batch-size", "--by", "--plain", "--json"},
+    "audit": TARGET | {
+        "TARGET", "--only", "--lock", "--check", "--out", "--json", "--tolerance", "--tp",
+        "--one-shot",
     },
     "diff": {"A", "B", "--threshold", "--fail-above", "--json"},
     "export": {"RECORD", "--out", "--mode", "--batch-size"},
     "record": {"SCRIPT", "-m", "--out"},
-    "generate": {
-        "--checkpoint", "--draft", "--max-context-len", "--page-size", "--prompt", "--prompts",
-        "--chat", "--algorithm", "--topk", "--num-steps", "--num-draft-tokens", "--generation",
+    "generate": CHECKPOINT | {
+        "--max-context-len", "--prompt", "--prompts", "--chat", "--generation",
         "--steps-per-launch", "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--min-p",
         "--stop", "--seed", "--device", "--tp", "--one-shot", "--eager", "--json",
     },
-    "bench": {
-        "--checkpoint", "--shape", "--draft", "--algorithm", "--topk", "--num-steps",
-        "--num-draft-tokens", "--batch-sizes", "--generations", "--steps-per-launch", "--context",
+    "bench": CHECKPOINT | {
+        "--shape", "--batch-sizes", "--generations", "--steps-per-launch", "--context",
         "--steps", "--rounds", "--accept-lengths", "--device", "--tp", "--one-shot", "--out",
         "--json",
     },
@@ -132,9 +130,9 @@ def test_wrong_arguments_are_a_usage_error(run, arguments):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("capture", "models/"), "TARGET 'models/' is a folder. Name a target in a module"),
-        (("audit", "models/"), "TARGET 'models/' is a folder. Name a target in a module"),
-        (("inspect", "models/"), "cannot inspect 'models/': it is a folder. Name the file of a"),
+        (("capture", "models/"), "TARGET 'models/' is a folder. Load a model with --checkpoint"),
+        (("audit", "models/"), "TARGET 'models/' is a folder. Load a model with --checkpoint"),
+        (("inspect", "models/"), "'models/': it is a folder. Load a model with --checkpoint"),
         (("inspect", "models.json"), "it is a folder. Name the file of a saved record."),
         (("diff", "models", RECORD), "it is a folder. Name the file of a saved record."),
         (

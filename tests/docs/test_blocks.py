@@ -13,8 +13,8 @@ GPU_PAGES = [path for path in PAGES if any(map(needs_gpu, page_of(path).examples
 
 @pytest.fixture(autouse=True)
 def workplace(tmp_path, monkeypatch):
-    """Change to a folder that has the examples and the data of the repository."""
-    for name in ("tests", "tools"):
+    """Change to a folder that has the models, the examples and the data of the repository."""
+    for name in ("graphkit", "tests", "tools"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(ROOT)

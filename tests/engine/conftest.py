@@ -144,8 +144,8 @@ class Assembly:
         algorithm: str = "EAGLE",
         *,
         topk: int = 1,
-        num_steps: int = 3,
-        num_draft_tokens: int | None = None,
+        num_steps: int | tuple[int, ...] = 3,
+        num_draft_tokens: int | tuple[int, ...] | None = None,
         page_size: int = 1,
         max_batch_size: int = 8,
         max_context_len: int = CONTEXT,
@@ -178,6 +178,7 @@ class Assembly:
         self._tokens, self._page_size = kv_tokens or max_batch_size * room, page_size
         if algorithm == "NONE":
             num_steps, topk = 0, 1
+        longest = num_steps if isinstance(num_steps, int) else max(num_steps)
         self._token_map = None
         if algorithm == "EAGLE3":
             target = partial(target, num_layers=3)
@@ -186,13 +187,13 @@ class Assembly:
         return SpeculativeEngine(
             EngineModel(target(self.model, attention), attention),
             self._drafter(
-                "MULTI_LAYER_EAGLE" if layers else algorithm, topk, layers or num_steps, drafter
+                "MULTI_LAYER_EAGLE" if layers else algorithm, topk, layers or longest, drafter
             ),
             spec=SpecConfig(
                 {"MULTI_LAYER_EAGLE": "EAGLE", "EXACT": "STANDALONE"}.get(algorithm, algorithm),
                 num_steps,
                 topk,
-                num_draft_tokens or (num_steps + 1) * min(topk, 2),
+                num_draft_tokens or (longest + 1) * min(topk, 2),
                 page_size=page_size,
                 linear_attention=linear_attention,
             ),

@@ -5,20 +5,28 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytest.importorskip("transformers")
-
 import graphkit as gk
 from graphkit.errors import CaptureCause, CaptureError
-from transformers_engine import example
+
+transformers = pytest.importorskip("transformers")
+examples = pytest.importorskip("tools.examples.minimal_target")
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 on_devices = pytest.mark.parametrize("device", DEVICES)
-of_kinds = pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+KINDS = {
+    "mixtral": {"num_local_experts": 4},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+}
+of_kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 def capture(kind, dtype, experts, device):
-    target = example().wrapped(example().random_model(kind, dtype, experts), device)
-    return gk.capture_target(target, batch_sizes=[4], device=device)
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **examples.SIZES, **KINDS[kind])
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, dtype=dtype, experts_implementation=experts
+    )
+    return gk.capture_target(examples.target_of(model, device), batch_sizes=[4], device=device)
 
 
 @on_devices

@@ -25,8 +25,8 @@ def log(monkeypatch):
     happened = []
     send, book, extend = PendingReport.send.__func__, PendingReport.deliver, EagleDrafter.extend
 
-    def sending(cls, requests, report, *, is_verify):
-        results = send(cls, requests, report, is_verify=is_verify)
+    def sending(cls, requests, report, body):
+        results = send(cls, requests, report, body)
         happened.append(("sent", id(results)))
         kept.append(results)
         return results

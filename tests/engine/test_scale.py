@@ -49,7 +49,7 @@ class Work:
         return self._trace
 
 
-def work_of_steps(slots, generation, past_requests):
+def work_of_steps(slots, generation, past_requests, waiting=0):
     """Run requests in waves, so that rows and slots are freed and allocated again."""
     requests = ReqToTokenPool(ROWS, CONTEXT, "cpu")
     pool = gk.MHATokenToKVPool(slots, 1, torch.float32, 1, 1, 1, "cpu")
@@ -68,8 +68,13 @@ def work_of_steps(slots, generation, past_requests):
         engine.generate([[1, 2]] * ROWS, sampling)
         for _ in range(past_requests):
             engine.generate([[1]], gk.SamplingParams(max_new_tokens=1))
+        requests = [engine.submit(each, sampling) for each in ([3, 4, 5], [6], [7, 8], [9, 10])]
+        for _ in range(waiting):
+            engine.submit([1, 2], sampling)
         with Work() as work:
-            engine.generate([[3, 4, 5], [6], [7, 8], [9, 10]], sampling)
+            while not all(request.is_finished for request in requests[:ROWS]):
+                engine.step()
+            engine.abort(engine.submit([5]))
         return work
 
 
@@ -78,6 +83,13 @@ def test_a_step_does_no_more_work_with_more_slots_and_past_requests(generation):
     few, many = work_of_steps(SMALL, generation, 0), work_of_steps(LARGE, generation, 60)
     assert few.instructions > 1000
     assert many.instructions < 1.01 * few.instructions, "loops of v3 wait for different times"
+    assert many.memory < few.memory + NOISE
+
+
+@pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
+def test_a_step_does_no_more_work_with_more_waiting_requests(generation):
+    few, many = (work_of_steps(SMALL, generation, 0, waiting) for waiting in (10, 2000))
+    assert many.instructions < 1.01 * few.instructions
     assert many.memory < few.memory + NOISE
 
 

@@ -16,25 +16,27 @@ def test_chunks_of_several_lengths_run_on_pads(make_engine, generation):
     lengths = []
 
     class Noting(EagleDrafter):
-        def prefill(self, chunk):
-            assert chunk.req_pool_indices.tolist() == [0]
-            assert not chunk.out_cache_loc.any()
-            lengths.append(len(chunk.input_ids))
-            super().prefill(chunk)
+        def prefill_batch(self, batch):
+            assert not batch.req_pool_indices.any()
+            assert not batch.out_cache_loc.any()
+            lengths.append(tuple(batch.lengths))
+            super().prefill_batch(batch)
 
     engine = make_engine(drafter=Noting, generation=generation, chunked_prefill_size=40)
     engine.capture()
-    assert set(lengths) == ({1, 15, 16, 40} if engine.device.type == "cuda" else {1, 40})
+    is_cuda = engine.device.type == "cuda"
+    each, requests = ((1, 15, 16, 40), (1, 2, 8)) if is_cuda else ((1, 40), (1,))
+    assert set(lengths) == {(length,) * count for length in each for count in requests}
     assert engine.stats.fallbacks == {}
 
 
 @each_generation
 def test_an_error_in_a_prefill_ends_the_capture(make_engine, generation):
     class Failing(EagleDrafter):
-        def prefill(self, chunk):
-            if len(chunk.input_ids) == 1:
+        def prefill_batch(self, batch):
+            if batch.lengths == [1]:
                 raise ValueError("an odd number")
-            super().prefill(chunk)
+            super().prefill_batch(batch)
 
     engine = make_engine(drafter=Failing, generation=generation)
     with pytest.raises(CaptureError, match="an odd number"):

@@ -194,6 +194,8 @@ FIRST = {
     "undeclared_state": ("warning", "undeclared state"),
 }
 """Severity and kind of the first finding of all audits."""
+FIRST_IF_BARE = FIRST | {"dropped_positions": ("error", "rows depend on batch order")}
+"""The same for targets that declare no weights and state."""
 
 
 @pytest.mark.parametrize("name", FIRST)
@@ -210,7 +212,7 @@ def test_the_planted_error_comes_first_and_once(name, is_declared):
         findings = tuple(e for e in findings if is_planted or e.kind != "undeclared state")
     findings = tuple(each for each in findings if each.kind != "architecture constants")
     first, *others = findings
-    assert (first.severity, first.kind) == FIRST[name]
+    assert (first.severity, first.kind) == (FIRST if is_declared else FIRST_IF_BARE)[name]
     assert first.source or name == "stale_positions", "a field that no node reads has no line"
     assert set(first.batch_sizes) <= {2, 8}
     assert (first.severity, first.kind) not in [(each.severity, each.kind) for each in others]
@@ -238,8 +240,6 @@ def test_the_kit_gives_the_cause_the_same_name_and_line(name):
     [
         "broken.sound:target",
         "own_target:target",
-        "transformers_models:llama",
-        "transformers_models:qwen3_moe",
         "mamba:target",
     ],
 )

@@ -102,26 +102,6 @@ def test_the_readme_shows_the_commands():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "factory",
-    [
-        "llama", "qwen3", "mixtral", "qwen3_moe", "mistral", "gemma2", "gemma3", "gpt_oss",
-        "deepseek_v3", "deepseek_v32",
-    ],
-)  # fmt: skip
-def test_a_transformers_model_has_no_finding_but_its_constants(factory, monkeypatch):
-    """Use a model that this project did not write, in a wrapper of some thirty lines."""
-    from graphkit.audit import audit_target
-    from graphkit.testing import assert_target_equivalent
-
-    monkeypatch.chdir(ROOT)
-    path = ROOT / "tools" / "examples" / "transformers_models.py"
-    target = runpy.run_path(str(path))[factory]()
-    assert_target_equivalent(target, batch_sizes=[2, 8], device="cpu")
-    findings = audit_target(target, batch_sizes=[8], device="cpu").findings
-    assert [each.kind for each in findings] == ["architecture constants"]
-
-
 @pytest.mark.parametrize("factory", ["dense", "moe"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_model_that_declares_nothing_has_no_error_and_few_findings(factory, device):

@@ -131,6 +131,10 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
         ),
         "CudaBackend": (gk.CudaBackend, {"device": "cuda"}),
         "CustomSpecAlgorithm": (gk.CustomSpecAlgorithm, {"name": "custom"}),
+        "DFlashDrafter": (
+            gk.DFlashDrafter,
+            {"model": engine_model, "block_size": 4, "mask_token_id": 1},
+        ),
         "DSATokenToKVPool": (gk.DSATokenToKVPool, LATENT | {"index_head_dim": 128}),
         "EagleDrafter": (gk.EagleDrafter, {"model": engine_model}),
         "EngineModel": (

@@ -6,7 +6,7 @@ import pytest
 
 import graphkit as gk
 from graphkit.audit import audit_target
-from graphkit.reference import eagle3_target, reference_target
+from graphkit.reference import dflash_target, eagle3_target, reference_target
 from graphkit.views.module_tree import PHASES, node_phases
 
 pytestmark = pytest.mark.gpu
@@ -15,12 +15,17 @@ STEP = gk.ForwardMode.STEP
 
 @pytest.fixture(
     scope="module",
-    params=[(reference_target, 1), (reference_target, 2), (eagle3_target, 2)],
-    ids=["chain", "tree", "EAGLE-3 tree"],
+    params=[
+        (reference_target, {"topk": 1}),
+        (reference_target, {"topk": 2}),
+        (eagle3_target, {"topk": 2}),
+        (dflash_target, {}),
+    ],
+    ids=["chain", "tree", "EAGLE-3 tree", "DFLASH"],
 )
 def target(request):
-    make, topk = request.param
-    return make("cuda", topk=topk, max_batch_size=8)
+    make, options = request.param
+    return make("cuda", max_batch_size=8, **options)
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 import torch
 
 from checkpoint_folders import (
-    FAMILIES,
+    KINDS,
     byte_fallback_tokenizer,
     byte_level_tokenizer,
     continuation,
@@ -17,8 +19,8 @@ from checkpoint_folders import (
 )
 from graphkit.cli import main
 from graphkit.records import GenerateRecord
-from graphkit.reference import checkpoint_dtype, load_tokenizer
 
+hf = pytest.importorskip("graphkit.hf")
 pytestmark = pytest.mark.gpu
 PROMPT, COUNT = "The verifier reads é日", 24
 
@@ -38,15 +40,15 @@ def recorded(capsys):
     return command
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_text_is_that_of_transformers(recorded, tmp_path, family):
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_text_is_that_of_transformers(recorded, tmp_path, kind):
     """In float32, the data type of the folder."""
     target, head = tmp_path / "target", tmp_path / "head"
-    train = byte_fallback_tokenizer if family == "Mistral" else byte_level_tokenizer
-    model = write_checkpoint(target, family, train()).to("cuda")
+    train = byte_fallback_tokenizer if kind == "mistral" else byte_level_tokenizer
+    model = write_checkpoint(target, kind, train()).to("cuda")
     write_eagle_head(head, target)
     write_eagle3_head(tmp_path / "head3", target)
-    tokenizer = load_tokenizer(target, model.config.vocab_size)
+    tokenizer = hf.FolderTokenizer(target, model.config.vocab_size)
     prompt_ids = tokenizer.encode(PROMPT)
     text = continuation(tokenizer, prompt_ids, greedy_ids(model, prompt_ids, COUNT))
     eagle3 = ("--draft", tmp_path / "head3")
@@ -67,24 +69,18 @@ def test_greedy_text_is_that_of_transformers(recorded, tmp_path, family):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_folder_runs_in_its_data_type(recorded, tmp_path, dtype, monkeypatch):
-    model = write_checkpoint(tmp_path, "Llama", byte_level_tokenizer())
+    model = write_checkpoint(tmp_path, "llama")
     model.to(dtype).save_pretrained(tmp_path / "half")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "half" / name).write_bytes((tmp_path / name).read_bytes())
-    assert checkpoint_dtype(tmp_path / "half") is dtype
-    engines = []
-    monkeypatch.setattr("graphkit.cli.run_generate.reference_engine", _noting(engines, "dtype"))
+    loaded, load = [], hf.load
+
+    def noting(*arguments, **options):
+        loaded.append(load(*arguments, **options))
+        return loaded[-1]
+
+    monkeypatch.setattr(import_module("graphkit.hf"), "load", noting)
     record = recorded("--checkpoint", tmp_path / "half", "--prompt", PROMPT)
-    assert engines == [dtype]
+    assert [model.dtype for model in loaded] == [dtype]
     assert 0 < record.new_tokens <= COUNT
     assert record.fallbacks == {}
-
-
-def _noting(seen, name):
-    from graphkit.reference import reference_engine
-
-    def make(*arguments, **options):
-        seen.append(options[name])
-        return reference_engine(*arguments, **options)
-
-    return make

@@ -10,12 +10,15 @@ import pytest
 import torch
 
 from graphkit.ops.device_loop import advance_loop
+from graphkit.ops.draft_length import choose_body
 from graphkit.ops.loop_layout import ENTRY_WORDS, RING_WORDS, EntryWord, LoopEnd
 from graphkit.ops.step_state import finish_step
+from graphkit.ops.stored_tokens import store_tokens
 
 pytestmark = pytest.mark.gpu
 CASES = runpy.run_path(str(Path(__file__).parents[1] / "unit" / "ops" / "loop_cases.py"))
 finish_case, play = CASES["finish_case"], CASES["play"]
+LENGTHS = runpy.run_path(str(Path(__file__).parents[1] / "unit" / "ops" / "length_cases.py"))
 
 
 def on_device(args):
@@ -100,3 +103,41 @@ def test_the_host_sees_whole_entries_while_the_device_writes():
             seen.add(number)
     assert len(seen) > 2
     assert stored[:, EntryWord.SEQUENCE].max() == steps * (replays + 1)
+
+
+def test_draft_lengths():
+    for seed in range(300):
+        case = LENGTHS["length_case"](seed)
+        counts, body = LENGTHS["chosen_body"](case)
+        ours = dict(zip(case, on_device(case.values()), strict=True))
+        choose_body(**ours)
+        torch.testing.assert_close(ours["acceptance"].cpu(), torch.tensor(counts))
+        assert body in (None, ours["body"].item()), seed
+
+
+def test_a_graph_chooses_again_and_again():
+    """Counts that a replay writes are those that the next one reads."""
+    case = next(
+        case for seed in range(99) if (case := LENGTHS["length_case"](seed))["report"] is not None
+    )
+    ours = dict(zip(case, on_device(case.values()), strict=True))
+    choose_body(**dict(zip(case, on_device(case.values()), strict=True)))  # compiles
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        choose_body(**ours)
+    for _ in range(5):
+        graph.replay()
+        choose_body(**case)
+        torch.testing.assert_close(ours["acceptance"].cpu(), case["acceptance"])
+
+
+def test_stored_tokens():
+    for seed in range(30):
+        want = LENGTHS["stored_case"](seed)
+        ours = on_device(want)
+        store_tokens(*ours)
+        store_tokens(*want)
+        for got, expected in zip(ours, want, strict=True):
+            is_tensor = torch.is_tensor(got)
+            assert torch.equal(got.cpu(), expected) if is_tensor else got == expected

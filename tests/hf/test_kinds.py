@@ -9,29 +9,15 @@ import torch
 
 import graphkit as gk
 from graphkit import hf
-from small_models import KINDS, small_model
+from small_models import DIFFERENT_KINDS, KINDS, small_model
 
 pytestmark = pytest.mark.slow
 PROMPTS = [[5, 17, 3, 17, 3, 17, 9, 5, 17], [7, 8, 9], list(range(30, 42))]
 NEW_TOKENS = 14
-TEN = (
-    "llama",  # rotation, grouped queries
-    "opt",  # learned positions
-    "gemma2",  # windows and softcaps
-    "gpt_oss",  # sinks and experts
-    "qwen3_moe",  # experts
-    "deepseek_v3",  # value heads of another width than key heads
-    "qwen3_next",  # gated delta rule beside attention
-    "falcon_h1",  # Mamba 2 and attention in each layer
-    "mamba",  # no attention
-    "stablelm",  # attention receives no keyword arguments of the model
-)
-
-
 ALL = "GRAPHKIT_ALL_MODELS" in os.environ  # `make models`
 
 
-@pytest.fixture(scope="module", params=KINDS if ALL else TEN)
+@pytest.fixture(scope="module", params=KINDS if ALL else DIFFERENT_KINDS)
 def loaded(request):
     return hf.load(small_model(request.param), device="cpu")
 

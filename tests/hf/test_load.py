@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def test_a_dropped_scaling_is_found_at_load(monkeypatch):
     forward = hf.forward.LayerGroupAttention.attend
 
     def unscaled(self, layer, call, *others):
-        call = type(call)(**{name: getattr(call, name) for name in call.__slots__} | {"scaling": 1})
+        call = replace(call, query=call.query / call.scaling)
         return forward(self, layer, call, *others)
 
     monkeypatch.setattr(hf.forward.LayerGroupAttention, "attend", unscaled)
@@ -130,3 +131,28 @@ def test_the_model_itself_runs_inside_a_forward_alone(kind):
     with pytest.raises(AttentionError, match="call the forward of its target, not the model"):
         loaded.model(input_ids=torch.zeros(1, 2, dtype=torch.long))
     assert loaded.original(input_ids=torch.zeros(1, 2, dtype=torch.long)).logits.isfinite().all()
+
+
+def test_a_context_has_at_most_the_positions_of_the_model():
+    loaded = hf.load(small_model("opt"), device="cpu", check=False)
+    assert loaded.target().sizes.max_context_len == 128
+    with loaded.engine() as engine:
+        assert engine.sizes.max_context_len == 128
+    for create in (loaded.target, loaded.engine):
+        with pytest.raises(ConfigError, match="is 129, but the model has 128 positions"):
+            create(max_context_len=129)
+        with pytest.raises(ConfigError, match="must be an int >= 1, got 'long'"):
+            create(max_context_len="long")
+
+
+def test_a_model_whose_own_forward_fails_is_refused(monkeypatch):
+    model = small_model("llama")
+
+    def fails(*_, **__):
+        raise RuntimeError("sizes 32\nand 8 differ")
+
+    monkeypatch.setattr(model.model.layers[0].mlp, "forward", fails)
+    with pytest.raises(
+        ConfigError, match=r"two tokens: RuntimeError: sizes 32 and 8 differ\. Check"
+    ):
+        hf.load(model, device="cpu")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import tokenizers
 import torch
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+KINDS = ("qwen3", "mistral", "qwen3_moe", "qwen3_next")
+"""Model types: dense, with windows, with experts, and with recurrent layers."""
 TEXT = """\
 The verifier reads the drafts of every request and keeps the longest path that the target has too.
 Rejected drafts leave no trace: their slots are freed, and the next step starts behind the bonus.
@@ -63,62 +63,73 @@ def byte_fallback_tokenizer(vocab_size=320):
     return _starting_with_bos(tokenizer)
 
 
-def write_checkpoint(folder, family, tokenizer, **config):
-    """Write a random model of a family with a tokenizer; return the model, in float32.
+def write_checkpoint(folder, kind, tokenizer=None):
+    """Write a random model of a type with a tokenizer; return the model, in float32.
 
     It never generates the tokens of single bytes that ``byte_fallback_tokenizer`` has, because a
     run of them is hardly ever UTF-8.
     """
+    from small_models import small_model
+
+    tokenizer = tokenizer or byte_level_tokenizer()
+    size = tokenizer.get_vocab_size()
+    model = small_model(kind, vocab_size=size, tie_word_embeddings=False)
+    for token, row in tokenizer.get_vocab().items():
+        if token.startswith("<0x"):
+            model.lm_head.weight[row] = 0
+    model.save_pretrained(folder, max_shard_size="100KB")
+    write_tokenizer(folder, tokenizer)
+    return model
+
+
+def write_tokenizer(folder, tokenizer):
+    """Write a tokenizer with a chat template."""
     import transformers
 
-    sizes = {
-        "vocab_size": tokenizer.get_vocab_size(), "hidden_size": 32, "intermediate_size": 48,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-        "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": 2,
-    }  # fmt: skip
-    torch.manual_seed(FAMILIES.index(family))
-    built = getattr(transformers, f"{family}Config")(**sizes | config)
-    model = getattr(transformers, f"{family}ForCausalLM")(built).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
-        for token, row in tokenizer.get_vocab().items():
-            if token.startswith("<0x"):
-                model.lm_head.weight[row] = 0
-    model.save_pretrained(folder, max_shard_size="20KB")
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL)
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(folder)
-    return model
 
 
 def write_eagle_head(folder, checkpoint):
     """Write a random EAGLE head for the target in a checkpoint folder."""
-    from graphkit.reference import EagleHead, load_checkpoint, save_draft_head
+    from graphkit.reference import EagleHead, save_draft_head
 
-    target = load_checkpoint(checkpoint)
     torch.manual_seed(9)
-    head = EagleHead(replace(target.config, num_hidden_layers=1), target)
-    with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.normal_(0.0, 0.3)
+    head = EagleHead(*_parts_of_heads(checkpoint))
+    for parameter in head.parameters():
+        parameter.data.normal_(0.0, 0.3)
     save_draft_head(head, folder)
 
 
 def write_eagle3_head(folder, checkpoint, draft_vocab_size=96):
     """Write a random EAGLE-3 head for the target in a checkpoint folder."""
-    from graphkit.reference import Eagle3Head, load_checkpoint, save_draft_head
+    from graphkit.reference import Eagle3Head, save_draft_head
 
-    target = load_checkpoint(checkpoint)
     torch.manual_seed(9)
-    config = replace(target.config, num_hidden_layers=1, tie_word_embeddings=False)
+    config, target = _parts_of_heads(checkpoint)
     head = Eagle3Head(config, target, aux_layers=(0, 1, 2), draft_vocab_size=draft_vocab_size)
-    with torch.no_grad():
-        for name, parameter in head.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
-    tokens = torch.randperm(target.config.vocab_size)[:draft_vocab_size].sort().values
+    for name, parameter in head.named_parameters():
+        parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.3)
+    tokens = torch.randperm(config.vocab_size)[:draft_vocab_size].sort().values
     head.d2t.copy_(tokens - torch.arange(draft_vocab_size))
     save_draft_head(head, folder)
+
+
+def _parts_of_heads(checkpoint):
+    """Return the configuration of a head for the target in a folder, and what it shares."""
+    from graphkit import hf
+    from graphkit.hf.draft_model import SharedModules
+    from graphkit.reference import LlamaConfig
+
+    loaded = hf.load(checkpoint, device="cpu", check=False)
+    target = SharedModules(loaded.model, loaded.layout)
+    config = LlamaConfig(
+        vocab_size=target.config.vocab_size, hidden_size=target.config.hidden_size,
+        intermediate_size=96, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=16, max_position_embeddings=128,
+    )  # fmt: skip
+    return config, target
 
 
 def greedy_ids(model, prompt_ids, max_new_tokens):

@@ -43,11 +43,11 @@ class DecayingForward:
         return ids[len(prompt) :]
 
 
-def recurrent_engine(forward, drafter, topk, *, states=None, **options):
+def recurrent_engine(forward, drafter, topk, *, states=None, slots=REQUESTS * CONTEXT, **options):
     """An engine over a forward without KV; ``states`` replaces the forward's own."""
     width, device = STEPS + 1 if topk == 1 else 1 + 2 * STEPS, forward.states.device
     requests = ReqToTokenPool(REQUESTS, CONTEXT, device)
-    pool = MHATokenToKVPool(REQUESTS * CONTEXT, 1, torch.float32, 1, 1, 0, device)
+    pool = MHATokenToKVPool(slots, 1, torch.float32, 1, 1, 0, device)
     states = forward.states if states is None else states
     return SpeculativeEngine(
         EngineModel(forward, SdpaAttention(requests, pool), states),

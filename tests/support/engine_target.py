@@ -38,6 +38,7 @@ def engine_target(
     slots=ROWS * CONTEXT,
     sizes=SIZES,
     generation=None,
+    spec=SPEC,
     **facts,
 ):
     """Return a target whose only mode is the STEP of an engine of these parts."""
@@ -47,7 +48,7 @@ def engine_target(
         pool = gk.MHATokenToKVPool(slots, 1, torch.float32, 1, 1, 1, torch.device(device))
         attention = gk.SdpaAttention(requests, pool)
         model = gk.EngineModel(forward(pool, device), attention)
-        options |= {"spec": SPEC, "sizes": sizes, "generation": generation}
+        options |= {"spec": spec, "sizes": sizes, "generation": generation}
         return gk.SpeculativeEngine(model, drafter(), **options)
 
     settings = {"engine": engine, "forwards": {}, "batch_sizes": [1, ROWS], "spec": SPEC}

@@ -1,10 +1,12 @@
 """Random engines under random faults, against plain decoding that is written here.
 
 Each run draws a target (dense, with windows, recurrent), a drafter, a tree in any node order, page
-size, generation and batch sizes. Its requests have random prompts, lengths, filters, seeds and stop
-tokens, and join and are aborted at random. A KeyboardInterrupt is raised at a random line, or the
-forward raises an error. Every text is compared with that of the target's own logits, computed
-without a cache, filtered and sampled in float64 by code that shares nothing with graphkit.
+size, generation, batch sizes and the budget of prefills. Half of the pools are too small for all
+requests at once, so that requests are preempted. The requests have random prompts, lengths,
+filters, seeds and stop tokens, and join and are aborted at random. A KeyboardInterrupt is raised at
+a random line, or the forward raises an error. Every text is compared with that of the target's own
+logits, computed without a cache, filtered and sampled in float64 by code that shares nothing with
+graphkit.
 
     python tests/support/random_engines.py --runs 3000 --out tools/bench/results/random_engines.json
 """
@@ -52,7 +54,7 @@ from interruptions import raising_after
 
 _IMPERFECT = Path(__file__).parents[1] / "engine" / "imperfect_models.py"
 IMPERFECT = SimpleNamespace(**runpy.run_path(str(_IMPERFECT)))
-CONTEXT, REQUESTS = 64, 3
+CONTEXT, REQUESTS, PROMPT = 64, 3, 9
 CLOSE_LOGITS, CLOSE_SUMS = 1e-4, 2e-5
 """Distances below which rounding may decide between two tokens: such a text is cut off there."""
 HANG_S = 120.0
@@ -137,22 +139,21 @@ class DenseTarget:
     def logits_after(self, ids):
         return full_logits(self.model, torch.tensor([ids]))[0, -1].double().numpy()
 
-    def attention(self, requests, page_size, layers=1):
-        pool = MHATokenToKVPool(
-            REQUESTS * CONTEXT, page_size, torch.float32, 1, 16, layers, torch.device("cpu")
-        )
+    def attention(self, requests, page_size, slots, layers=1):
+        cpu = torch.device("cpu")
+        pool = MHATokenToKVPool(slots, page_size, torch.float32, 1, 16, layers, cpu)
         return SdpaAttention(requests, pool)
 
-    def engine_model(self, requests, page_size, width, draw):
-        attention = self.attention(requests, page_size)
+    def engine_model(self, requests, page_size, width, draw, slots):
+        attention = self.attention(requests, page_size, slots)
         return EngineModel(IMPERFECT.LabellingForward(self.model, attention), attention)
 
     def drafter(self, kind, requests, page_size, topk, steps):
         if kind == "LAYERS":
-            attention = self.attention(requests, page_size, steps)
+            attention = self.attention(requests, page_size, REQUESTS * CONTEXT, steps)
             erring = partial(IMPERFECT.ErringForward, self.model, attention, topk)
             return MultiLayerDrafter(EngineModel([erring(i) for i in range(steps)], attention))
-        attention = self.attention(requests, page_size)
+        attention = self.attention(requests, page_size, REQUESTS * CONTEXT)
         if kind == "STANDALONE":
             return EagleDrafter(EngineModel(StandaloneForward(self.model, attention), attention))
         erring = IMPERFECT.ErringForward(self.model, attention, topk)
@@ -179,10 +180,11 @@ class WindowTarget:
 
         return self.model.logits(torch.tensor(ids), rows, attend)[-1].double().numpy()
 
-    def engine_model(self, requests, page_size, width, draw):
+    def engine_model(self, requests, page_size, width, draw, slots):
         attention = window_models.window_attention(
-            "cpu", page_size=page_size, has_window_pool=draw.random() < 0.7, requests=requests
-        )
+            "cpu", page_size=page_size, has_window_pool=draw.random() < 0.7, requests=requests,
+            slots=slots,
+        )  # fmt: skip
         return window_models.window_target(self.model, attention)
 
 
@@ -198,9 +200,9 @@ class RecurrentTarget:
             total = 0.7 * total + forward.embedding[token]
         return (total @ forward.head).double().numpy()
 
-    def engine_model(self, requests, page_size, width, draw):
+    def engine_model(self, requests, page_size, width, draw, slots):
         forward = DecayingForward("cpu", width)
-        pool = MHATokenToKVPool(REQUESTS * CONTEXT, page_size, torch.float32, 1, 1, 0, "cpu")
+        pool = MHATokenToKVPool(slots, page_size, torch.float32, 1, 1, 0, "cpu")
         return EngineModel(forward, SdpaAttention(requests, pool), forward.states)
 
 
@@ -285,8 +287,8 @@ class Faulty:
 # Runs.
 
 
-def random_params(draw, vocab_size):
-    params = {"max_new_tokens": draw.randint(1, 14)}
+def random_params(draw, vocab_size, most):
+    params = {"max_new_tokens": draw.randint(1, most)}
     if draw.random() < 0.6:
         params |= {"temperature": draw.choice([0.4, 0.9, 1.6]), "seed": draw.randrange(2**63)}
         params |= draw.choice(
@@ -296,6 +298,33 @@ def random_params(draw, vocab_size):
     if draw.random() < 0.2:
         params["stop_token_ids"] = draw.sample(range(vocab_size), 5)
     return SamplingParams(**params)
+
+
+def draft_lengths(seed, kind, steps, topk, width):
+    """Return draft steps, topk and nodes; of some runs several ascending draft lengths.
+
+    Other numbers of the run do not depend on these draws.
+    """
+    draw = random.Random(f"lengths {seed}")
+    if kind not in ("EAGLE", "STANDALONE", "NGRAM") or draw.random() < 0.6:
+        return steps, topk, width
+    lengths, widths = [], [0]
+    for count in sorted(draw.sample(range(steps), draw.randint(1, steps))):
+        nodes = min(1 + topk + (count - 1) * topk**2 if count else 1, width - 1)
+        if nodes > widths[-1]:
+            lengths.append(count)
+            widths.append(nodes)
+    return (*lengths, steps), topk, (*widths[1:], width)
+
+
+def mix_lengths(engine, draw):
+    """Let the next step, or launch, run another draft length than the one before."""
+    if engine.spec.is_adaptive:
+        schedule = engine._schedule
+        is_looping = engine.generation == "v3"
+        times = (schedule._runner._lengths if is_looping else schedule._chooser).times
+        times.fill_(1.0)
+        times[:, draw.randrange(times.shape[1])] = 0.01
 
 
 def one_run(seed: int, counts: Counter[str]) -> None:
@@ -311,9 +340,16 @@ def one_run(seed: int, counts: Counter[str]) -> None:
         width = steps + 1 if topk == 1 else draw.randint(2, 1 + topk + (steps - 1) * topk**2)
         if kind == "LAYERS" and topk > 1:
             width = draw.randint(2, 1 + topk * steps)
+        if kind == "EAGLE" and draw.random() < 0.2:
+            steps, topk, width = 2, 16, draw.randint(2, 20)
     algorithm = {"TREE": "NGRAM", "LAYERS": "EAGLE"}.get(kind, kind)
     requests = ReqToTokenPool(REQUESTS, CONTEXT, "cpu")
-    model = target.engine_model(requests, page_size, width, draw)
+    is_small, most = draw.random() < 0.5, 14 if topk == 16 else 30
+    ahead = max(width, topk * steps if kind in ("EAGLE", "STANDALONE") else 0)
+    longest = PROMPT + most + ahead + min(width, steps + 1 if kind != "TREE" else width)
+    slots = longest + page_size + draw.randint(0, longest // 2)
+    slots = slots if is_small else REQUESTS * CONTEXT
+    model = target.engine_model(requests, page_size, width, draw, slots)
     forward = Faulty(model.forward)
     model = EngineModel(forward, model.attention, model.recurrent_state)
     texts: list[list[int]] = []
@@ -327,7 +363,7 @@ def one_run(seed: int, counts: Counter[str]) -> None:
         model,
         drafter,
         spec=SpecConfig(
-            algorithm, steps, topk, width, page_size=page_size,
+            algorithm, *draft_lengths(seed, kind, steps, topk, width), page_size=page_size,
             linear_attention=model.recurrent_state is not None,
         ),
         sizes=BufferSizes(
@@ -338,7 +374,7 @@ def one_run(seed: int, counts: Counter[str]) -> None:
         device="cpu",
         generation=generation,
         steps_per_launch=draw.randint(1, 6),
-        chunked_prefill_size=draw.choice([3, 64]),
+        chunked_prefill_size=draw.choice([1, 3, 7, 64]),
     )  # fmt: skip
     counts[f"{kind}, {generation}"] += 1
     counts["with windows"] += isinstance(target, WindowTarget)
@@ -346,24 +382,30 @@ def one_run(seed: int, counts: Counter[str]) -> None:
     with engine:
         if draw.random() < 0.6:
             engine.capture()
-        _serve(engine, target, forward, texts, draw, counts)
+        _serve(engine, target, forward, texts, draw, counts, most)
+        counts["several draft lengths"] += engine.spec.is_adaptive
+        for drafts, number in engine.stats.drafted_lengths.items():
+            counts["plain steps among drafts"] += number * (engine.spec.is_adaptive and not drafts)
+        counts["small pools"] += is_small
+        counts["preemptions"] += engine.stats.preemptions
         assert not engine.has_work
         memory = engine.memory
         assert memory.held_slots == 0, "KV slots leak"
         assert memory.available_rows == memory.pool.size, "rows leak"
 
 
-def _serve(engine, target, forward, texts, draw, counts):
+def _serve(engine, target, forward, texts, draw, counts, most):
     """Submit, step, abort and fail at random, and compare the texts."""
     waiting = []
     for _ in range(draw.randint(2, 6)):
-        prompt = [draw.randrange(target.vocab_size) for _ in range(draw.randint(1, 9))]
-        params = random_params(draw, target.vocab_size)
+        prompt = [draw.randrange(target.vocab_size) for _ in range(draw.randint(1, PROMPT))]
+        params = random_params(draw, target.vocab_size, most)
         text, certain = plain_text(target.logits_after, prompt, params, params.max_new_tokens)
         texts.append([*prompt, *text])
         waiting.append((prompt, params, text, certain))
-    expected, faults = {}, draw.choice([0, 0, 1, 1, 2, 3])
-    for _ in range(300):
+    expected, faults, lengths = {}, draw.choice([0, 0, 1, 1, 2, 3]), random.Random(len(texts))
+    for _ in range(900):
+        mix_lengths(engine, lengths)
         for _ in range(min(len(waiting), draw.randint(0, 2))):
             prompt, params, *known = waiting.pop()
             expected[engine.submit(prompt, params)] = known
@@ -377,10 +419,11 @@ def _serve(engine, target, forward, texts, draw, counts):
         else:
             engine.step()
     else:
-        raise AssertionError("the engine has work after 300 steps")
+        raise AssertionError("the engine has work after 900 steps")
     for request, (text, certain) in expected.items():
         counts[f"ended: {request.finish_reason.name}"] += 1
         counts["tokens"] += len(request.output_ids)
+        counts["sampled requests"] += request.sampling.temperature > 0
         if request.finish_reason in (FinishReason.ABORTED, FinishReason.FAILED):
             text = text[: len(request.output_ids)]
         counts["cut off at a near tie"] += certain < len(text)

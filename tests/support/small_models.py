@@ -6,6 +6,9 @@ Sizes that most configurations share are in ``COMMON``; a configuration takes th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
@@ -44,7 +47,14 @@ KINDS: dict[str, dict[str, object]] = {
     "deepseek_v3": LATENT | {"first_k_dense_replace": 1}, "ernie4_5": {},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2}, "exaone4": {},
     "falcon_h1": MAMBA2 | {"mamba_d_ssm": 128}, "flex_olmo": {}, "gemma": {}, "gemma2": {},
-    "gemma3_text": {}, "glm": {}, "glm4": {}, "glm4_moe": {}, "gpt2": {}, "gpt_bigcode": {},
+    "gemma3_text": {},
+    "gemma3n_text": {  # the last two layers read the keys and values of the first two
+        "num_kv_shared_layers": 2, "num_hidden_layers": 4, "intermediate_size": [96] * 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "activation_sparsity_pattern": [0.0] * 4, "vocab_size_per_layer_input": VOCAB,
+        "hidden_size_per_layer_input": 8, "laurel_rank": 4, "pad_token_id": 0,
+    },
+    "glm": {}, "glm4": {}, "glm4_moe": {}, "gpt2": {}, "gpt_bigcode": {},
     "gpt_neox": {}, "gpt_oss": ROPE, "granite": {}, "granitemoe": {},
     "granitemoehybrid": MAMBA2 | {
         "layer_types": ["mamba", "attention"], "shared_intermediate_size": 32,
@@ -55,23 +65,54 @@ KINDS: dict[str, dict[str, object]] = {
         "expert_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 4,
     },
     "lfm2": {}, "llama": {},
+    "llama4_text": {  # one chunk, which is all that graphkit supports
+        "attention_chunk_size": 128, "intermediate_size_mlp": 96, "interleave_moe_layer_step": 1,
+        "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0],
+    },
     "mamba": {"state_size": 8, "time_step_rank": 4}, "minimax_m2": {}, "mistral": {},
     "mixtral": {}, "nanochat": {},
+    "nemotron_h": {  # prompts have a least time step in transformers, single tokens have none
+        "ssm_state_size": 8, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 1,
+        "chunk_size": 8, "time_step_min": 1e-9,
+    },
     "olmo": {}, "olmo2": {}, "olmo3": {}, "olmo_hybrid": DELTA, "olmoe": {}, "opt": {},
     "persimmon": {}, "phi": {}, "phi3": ROPE, "phimoe": {}, "qwen2": {}, "qwen2_moe": {},
     "qwen3": {}, "qwen3_moe": {}, "qwen3_next": DELTA, "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": DELTA, "seed_oss": {}, "smollm3": {}, "solar_open": {}, "stablelm": {},
     "starcoder2": {}, "vaultgemma": {}, "youtu": LATENT,
+    "zamba2": {
+        "mamba_d_state": 8, "n_mamba_heads": 8, "mamba_ngroups": 1, "mamba_expand": 2,
+        "chunk_size": 8, "time_step_min": 1e-9, "use_mem_rope": True, "num_mem_blocks": 1,
+        "layers_block_type": ["mamba", "hybrid"], "adapter_rank": 4,
+    },
 }  # fmt: skip
 """Settings by model type. All of them generate through graphkit what transformers generates."""
+DIFFERENT_KINDS = (
+    "llama",  # rotation, grouped queries
+    "opt",  # learned positions
+    "gemma2",  # windows and softcaps
+    "gpt_oss",  # sinks and experts
+    "qwen3_moe",  # experts
+    "deepseek_v3",  # value heads of another width than key heads
+    "qwen3_next",  # gated delta rule beside attention
+    "falcon_h1",  # Mamba 2 and attention in each layer
+    "mamba",  # no attention
+    "stablelm",  # attention receives no keyword arguments of the model
+)
+"""Ten types that differ in what their layers compute."""
 
 
-def small_config(kind: str) -> PreTrainedConfig:
-    """Return the configuration of a small model of a type."""
+def small_config(
+    kind: str, sizes: Mapping[str, object] = MappingProxyType({}), **changes: object
+) -> PreTrainedConfig:
+    """Return the configuration of a small model of a type.
+
+    Those of ``sizes`` that the type has replace ``COMMON``; ``changes`` replace any setting.
+    """
     base = AutoConfig.for_model(kind).get_text_config(decoder=True)
     settings = {
         name: value
-        for name, value in COMMON.items()
+        for name, value in ({**COMMON, **sizes}).items()
         if hasattr(base, name)
         and not _is_computed(base, name)
         and (name == "pad_token_id" or getattr(base, name) is not None)
@@ -81,7 +122,7 @@ def small_config(kind: str) -> PreTrainedConfig:
         occurring = list(dict.fromkeys(layer_types))
         settings["layer_types"] = (occurring * 2)[: max(2, len(occurring))]
         settings["num_hidden_layers"] = len(settings["layer_types"])
-    return type(base)(**settings | KINDS.get(kind, {}))
+    return type(base)(**settings | KINDS.get(kind, {}) | changes)
 
 
 def _is_computed(config: PreTrainedConfig, name: str) -> bool:
@@ -89,11 +130,21 @@ def _is_computed(config: PreTrainedConfig, name: str) -> bool:
     return isinstance(getattr(type(config), attribute, None), property)
 
 
-def small_model(kind: str, seed: int = 0) -> PreTrainedModel:
-    """Create a small model of a type, in float32, with weights that make varied text."""
+def small_model(kind: str, seed: int = 0, **changes: object) -> PreTrainedModel:
+    """Create a small model of a type, in float32, with weights that make varied text.
+
+    ``changes`` are settings of its configuration.
+    """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(small_config(kind), dtype=torch.float32)
+    return random_model(kind, {}, std=0.15, dtype=torch.float32, **changes)
+
+
+def random_model(
+    kind: str, sizes: Mapping[str, object], *, std: float, dtype: torch.dtype, **changes: object
+) -> PreTrainedModel:
+    """Create a model of a type with normal weights; see ``small_config``."""
+    model = AutoModelForCausalLM.from_config(small_config(kind, sizes, **changes), dtype=dtype)
     for weight in model.parameters():
         if weight.dim() > 1:
-            torch.nn.init.normal_(weight, std=0.15)
+            torch.nn.init.normal_(weight, std=std)
     return model.eval().requires_grad_(False)

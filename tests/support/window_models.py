@@ -67,12 +67,14 @@ def window_attention(
     window_slots=None,
     window_page=None,
     requests=None,
+    slots=None,
 ):
     """A backend, its layers with a window in a pool of their own."""
     requests = requests or ReqToTokenPool(REQUESTS, CONTEXT, device)
+    slots = slots or REQUESTS * CONTEXT
     kind = TritonAttention if device == "cuda" else SdpaAttention
 
-    def pool(layers, slots=REQUESTS * CONTEXT, page=page_size):
+    def pool(layers, slots=slots, page=page_size):
         return MHATokenToKVPool(slots, page, torch.float32, HEADS, HEAD_DIM, layers, device)
 
     if not has_window_pool:
@@ -81,7 +83,7 @@ def window_attention(
         requests,
         pool(1),
         window_req_to_token_pool=requests if table is None else table,
-        window_kv_pool=pool(2, window_slots or REQUESTS * CONTEXT, window_page or page_size),
+        window_kv_pool=pool(2, window_slots or slots, window_page or page_size),
     )
 
 

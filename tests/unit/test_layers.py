@@ -41,6 +41,7 @@ SIDEWAYS = {
     ("cli", FACE),
     ("cli", "tui"),
     ("config", "errors"),
+    ("hf", "reference"),
     ("records", "errors"),
     ("testing", "audit"),
 }

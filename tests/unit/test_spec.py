@@ -301,3 +301,47 @@ def test_a_class_whose_call_fails_is_refused():
         with pytest.raises(ConfigError, match=rf"{cls.__name__}\('X'\) raised ") as caught:
             register_algorithm("X", cls)
         assert caught.value.field == "cls"
+
+
+def test_several_draft_lengths_have_settings_each():
+    spec = SpecConfig("EAGLE", [0, 1, 3], 1, 4, page_size=16)
+    assert spec.is_adaptive
+    assert (spec.num_steps, spec.num_draft_tokens) == ((0, 1, 3), (1, 2, 4))
+    assert spec.lengths == tuple(SpecConfig("EAGLE", n, 1, n + 1, page_size=16) for n in (0, 1, 3))
+    assert spec.longest is not spec
+    assert spec.tokens_per_request(ForwardMode.TARGET_VERIFY) == 4
+    assert SpecConfig(**{name: getattr(spec, name) for name in spec.__slots__}) == spec
+
+
+def test_trees_verify_what_they_can_draft_or_what_is_asked_for():
+    spec = SpecConfig("EAGLE", (0, 1, 3), 4, 16)
+    assert spec.num_draft_tokens == (1, 5, 16)
+    assert [each.topk for each in spec.lengths] == [1, 4, 4], "a plain step is a chain"
+    assert SpecConfig("EAGLE", (2, 2), 4, (4, 9)).lengths[0].num_draft_tokens == 4
+
+
+def test_a_single_length_is_itself():
+    spec = SpecConfig("EAGLE", 3, 1, 4)
+    assert spec.lengths == (spec,)
+    assert spec.longest is spec
+    assert not spec.is_adaptive
+
+
+@pytest.mark.parametrize(
+    ("steps", "topk", "widths", "field", "message"),
+    [
+        ((), 1, 4, "num_steps", "at least one draft length"),
+        ((1, 3), 1, (2, 3, 4), "num_steps", "a width for each"),
+        ((3, 1), 1, (4, 2), "num_steps", "expected ascending numbers"),
+        ((1, 1), 1, (2, 2), "num_draft_tokens", "expected ascending numbers"),
+        ((0, 3), 1, 5, "num_draft_tokens", "must be num_steps [+] 1 = 4"),
+        ((0, -1), 1, 4, "num_steps", "must be an int >= 0, got -1"),
+        ((1.0, 3), 1, 4, "num_steps", "must be an int >= 0, got 1.0"),
+        ((1, 3), 1, "4", "num_draft_tokens", "must be an int >= 1, got '4'"),
+        ("13", 1, 4, "num_steps", "must be an int >= 0, got '13'"),
+    ],
+)
+def test_refused_draft_lengths(steps, topk, widths, field, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        SpecConfig("EAGLE", steps, topk, widths)
+    assert caught.value.field == field

@@ -7,7 +7,7 @@ lost, repeated or taken from another request changes all later ones. There is no
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -46,15 +46,27 @@ class Table:
         return text
 
 
-class TableForward:
-    """The target's forward: three kernels."""
+def _nothing(inputs: gk.TargetVerifyInputs) -> None:
+    """Do nothing."""
 
-    def __init__(self, table: Table) -> None:
-        self._next = table.next_tokens
+
+class TableForward:
+    """The target's forward: three kernels.
+
+    Args:
+        table: The table.
+        before: Called with the inputs before each forward.
+    """
+
+    def __init__(
+        self, table: Table, before: Callable[[gk.TargetVerifyInputs], None] = _nothing
+    ) -> None:
+        self._next, self._before = table.next_tokens, before
         self._logits = _CERTAIN * torch.eye(VOCAB, device=table.next_tokens.device)
 
     def __call__(self, inputs: gk.TargetVerifyInputs) -> gk.ForwardOutput:
         """Return the logits of the token after each row."""
+        self._before(inputs)
         following = self._next[inputs.positions % PERIOD, inputs.input_ids]
         return gk.ForwardOutput(next_token_logits=self._logits[following])
 
@@ -106,9 +118,6 @@ class ErringDrafter(gk.Drafter):
         return STEPS + 1
 
     def prepare(self, context: gk.EngineContext) -> None:
-        """Do nothing."""
-
-    def prefill(self, chunk: gk.PrefillChunk) -> None:
         """Do nothing."""
 
     def draft(
@@ -165,7 +174,13 @@ def table_runner(
 
 
 def table_engine(
-    table: Table, topk: int, *, max_batch_size: int, **options: Any
+    table: Table,
+    topk: int,
+    *,
+    max_batch_size: int,
+    slots: int | None = None,
+    before: Callable[[gk.TargetVerifyInputs], None] = _nothing,
+    **options: Any,
 ) -> gk.SpeculativeEngine:
     """Create an engine of the table's step.
 
@@ -173,20 +188,28 @@ def table_engine(
         table: The target's.
         topk: 1 or 2.
         max_batch_size: Most requests that run at once.
+        slots: KV slots; ``None`` has room for every request.
+        before: As for ``TableForward``.
         **options: Further arguments of ``SpeculativeEngine``.
     """
-    model, settings = _step_of(table, ErringDrafter(table, topk), max_batch_size, max_batch_size)
+    drafter = ErringDrafter(table, topk)
+    model, settings = _step_of(table, drafter, max_batch_size, max_batch_size, slots, before)
     return gk.SpeculativeEngine(model, **settings, **options)
 
 
 def _step_of(
-    table: Table, drafter: ErringDrafter, rows: int, max_batch_size: int
+    table: Table,
+    drafter: ErringDrafter,
+    rows: int,
+    max_batch_size: int,
+    slots: int | None = None,
+    before: Callable[[gk.TargetVerifyInputs], None] = _nothing,
 ) -> tuple[gk.EngineModel, dict[str, Any]]:
     """Return the target over a pool with KV slots for ``rows`` requests, and what else it needs."""
     device = table.next_tokens.device
     requests = gk.ReqToTokenPool(rows, CONTEXT, device)
-    pool = gk.MHATokenToKVPool(rows * CONTEXT, 1, torch.float32, 1, 1, 0, device)
-    return gk.EngineModel(TableForward(table), gk.SdpaAttention(requests, pool)), {
+    pool = gk.MHATokenToKVPool(slots or rows * CONTEXT, 1, torch.float32, 1, 1, 0, device)
+    return gk.EngineModel(TableForward(table, before), gk.SdpaAttention(requests, pool)), {
         "drafter": drafter,
         "spec": gk.SpecConfig("NGRAM", STEPS, drafter.topk, drafter.width),
         "sizes": gk.BufferSizes(max_batch_size, CONTEXT, 1, VOCAB, torch.float32),

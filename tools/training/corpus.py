@@ -49,7 +49,12 @@ def random_windows(corpus: Tensor, batch_size: int, seed: int) -> Iterator[Tenso
         yield windows_at(corpus, starts.random_(0, len(corpus) - CONTEXT, generator=generator))
 
 
-def all_windows(corpus: Tensor, batch_size: int) -> tuple[Tensor, ...]:
-    """Return all non-overlapping windows in batches [B, CONTEXT + 1]; the last may be smaller."""
+def all_windows(corpus: Tensor, batch_size: int, most: int | None = None) -> tuple[Tensor, ...]:
+    """Return non-overlapping windows in batches [B, CONTEXT + 1]; the last may be smaller.
+
+    With ``most``, that many of them, evenly spread over the corpus.
+    """
     starts = torch.arange(0, len(corpus) - CONTEXT, CONTEXT, device=corpus.device)
+    if most is not None and most < len(starts):
+        starts = starts[torch.arange(most, device=corpus.device) * len(starts) // most]
     return windows_at(corpus, starts).split(batch_size)

@@ -68,12 +68,12 @@ def draft_loss(
     features, logits = target_features(target, ids, layers)
     losses = []
     for step, draft in enumerate(unroll(head, ids, features), 1):
-        roots = draft.logits.shape[1]
         known = logits if draft.tokens is None else logits[..., draft.tokens]
-        wanted = known[:, step:][:, :roots].float().softmax(-1)
-        losses.append(cross_entropy(draft.logits.float().flatten(0, 1), wanted.flatten(0, 1)))
+        wanted = draft.at_roots(known, step).float().softmax(-1)
+        loss = cross_entropy(draft.logits.float().flatten(0, 1), wanted.flatten(0, 1))
+        losses.append(draft.weight * loss)
         if draft.hidden is not None:
-            feature = features[:, step:][:, :roots]
+            feature = draft.at_roots(features, step)
             losses.append(FEATURE_WEIGHT * smooth_l1_loss(draft.hidden.float(), feature.float()))
     return torch.stack(losses).sum() / STEPS
 
@@ -85,20 +85,26 @@ def accept_rates(
     windows: tuple[Tensor, ...],
     layers: Sequence[int] = (),
 ) -> list[float]:
-    """Return how often each draft step's best token equals the target's, given the true prefix."""
-    rates = []
+    """Return how often each draft step's best token equals the target's, given the true prefix.
+
+    A step that does not read the text has the true prefix where the drafts before it equal it.
+    """
+    hits: dict[int, Tensor] = {}
+    counted: dict[int, Tensor] = {}
     with torch.no_grad():
         for part in windows:
-            ids = part[:, :-1]
+            ids, text = part[:, :-1], part[:, 1:]
             features, logits = target_features(target, ids, layers)
-            choice = logits.argmax(-1)
-            hits = [
-                best_tokens(draft).eq(choice[:, step:][:, : draft.logits.shape[1]])
-                for step, draft in enumerate(unroll(head, ids, features), 1)
-            ]
-            rates.append(torch.stack(hits).double().mean(2).sum(1))
-    total = torch.stack(rates).sum(0) / sum(map(len, windows))
-    return [round(rate, 4) for rate in total.tolist()]
+            choice, is_true = logits.argmax(-1), torch.ones((), dtype=torch.bool)
+            for step, draft in enumerate(unroll(head, ids, features), 1):
+                best = best_tokens(draft)
+                has_prefix = is_true.to(best.device).expand_as(best)
+                is_hit = best.eq(draft.at_roots(choice, step)) & has_prefix
+                hits[step] = hits.get(step, 0) + is_hit.sum()
+                counted[step] = counted.get(step, 0) + has_prefix.sum()
+                if not draft.reads_text:
+                    is_true = has_prefix & best.eq(draft.at_roots(text, step))
+    return [round((hits[step] / counted[step].clamp(min=1)).item(), 4) for step in hits]
 
 
 def best_tokens(draft: Draft) -> Tensor:

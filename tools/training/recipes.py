@@ -12,7 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from graphkit import reference
-from graphkit.reference import Eagle3Head, EagleHead, LlamaConfig, LlamaModel, MTPHead
+from graphkit.reference import (
+    DFlashHead,
+    Eagle3Head,
+    EagleHead,
+    LlamaConfig,
+    LlamaModel,
+    MTPHead,
+)
 from graphkit.reference.tokenizer import VOCAB_SIZE
 from training.losses import (
     Unroll,
@@ -22,7 +29,14 @@ from training.losses import (
     held_out_bits,
     next_token_loss,
 )
-from training.unroll import STEPS, eagle3_drafts, eagle_drafts, mtp_drafts, standalone_drafts
+from training.unroll import (
+    STEPS,
+    dflash_drafts,
+    eagle3_drafts,
+    eagle_drafts,
+    mtp_drafts,
+    standalone_drafts,
+)
 
 Model = TypeVar("Model", bound=nn.Module)
 Results = dict[str, object]
@@ -41,6 +55,9 @@ TARGET = LlamaConfig(
 EAGLE = replace(TARGET, num_hidden_layers=1)
 EAGLE3 = replace(EAGLE, tie_word_embeddings=False)
 MTP = replace(TARGET, num_hidden_layers=STEPS, intermediate_size=512)
+DFLASH = replace(TARGET, num_hidden_layers=2, tie_word_embeddings=False, qk_norm=True)
+MASK_TOKEN = 255
+"""A byte that no UTF-8 text contains."""
 STANDALONE = replace(
     TARGET, hidden_size=128, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4
 )
@@ -167,6 +184,64 @@ class Eagle3:
         return acceptance(eagle3_drafts, head, target, windows, self.layers)
 
 
+@dataclass(frozen=True)
+class DFlash:
+    """Recipe of a DFLASH head, whose layers and norm start as the last ones of the target.
+
+    The context starts as what the last layer of the target reads. Queries and keys have norms that
+    the target lacks: their weights start as the usual size of the target's queries and keys.
+    """
+
+    config: LlamaConfig
+    steps: int
+    target_layer_ids: tuple[int, ...]
+    block_size: int
+
+    def build(self, target: LlamaModel, corpus: Tensor) -> DFlashHead:
+        """Build and initialise the model."""
+        del corpus
+        head = DFlashHead(
+            self.config,
+            target,
+            target_layer_ids=self.target_layer_ids,
+            block_size=self.block_size,
+            mask_token_id=MASK_TOKEN,
+        )
+        sources = target.model.layers[-len(head.layers) :]
+        with torch.no_grad():
+            for layer, source in zip(head.layers, sources, strict=True):
+                attention, norm = layer.self_attn, source.input_layernorm.weight
+                layer.load_state_dict(source.state_dict(), strict=False)
+                query, key, _ = (attention.qkv_proj.weight * norm).split(
+                    list(attention.qkv_proj.parts.values())
+                )
+                attention.q_norm.weight.fill_(query.square().sum(1).mean().sqrt())
+                attention.k_norm.weight.fill_(key.square().sum(1).mean().sqrt())
+            nearest = head.encoder.fc.weight[:, -self.config.hidden_size :]
+            nearest.add_(torch.eye(self.config.hidden_size))
+            head.encoder.output_norm_enc.weight.copy_(sources[-1].input_layernorm.weight)
+            head.norm.weight.copy_(target.model.norm.weight)
+        return head
+
+    def loss(self, model: DFlashHead, target: LlamaModel, windows: Tensor) -> Tensor:
+        """Return the loss of the drafts of blocks."""
+        return draft_loss(dflash_drafts, model, target, windows, model.aux_layers)
+
+    def save(self, model: DFlashHead, folder: Path) -> None:
+        """Save the head to a folder, without the weights of its target."""
+        reference.save_draft_head(model, folder)
+
+    def measure(self, folder: Path, target: LlamaModel, windows: tuple[Tensor, ...]) -> Results:
+        """Measure the acceptance of as many drafts as other heads make, and of whole blocks."""
+        head = reference.load_dflash_head(folder, target)
+        rates = accept_rates(dflash_drafts, head, target, windows, head.aux_layers)
+        return {
+            "accept_rates": rates,
+            "accept_length": round(accept_length(rates[:STEPS]), 2),
+            "block_accept_length": round(accept_length(rates), 2),
+        }
+
+
 def initialised(model: Model, config: LlamaConfig) -> Model:
     """Initialise the weights of a model for training, and return it."""
     reference.initialise(model, config.num_hidden_layers)
@@ -190,6 +265,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         "target": WholeModel(TARGET, 1500),
         "eagle": DraftHead(EAGLE, 2000, EagleHead, reference.load_eagle_head, eagle_drafts),
         "eagle3": Eagle3(EAGLE3, 5000, layers=(1, 2, 4), draft_vocab_size=128),
+        "dflash": DFlash(DFLASH, 3000, target_layer_ids=(0, 1, 2), block_size=8),
         "mtp": DraftHead(MTP, 2000, MTPHead, reference.load_mtp_head, mtp_drafts),
         "standalone": WholeModel(STANDALONE, 3000),
     }

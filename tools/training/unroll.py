@@ -2,7 +2,8 @@
 
 EAGLE heads read their own hidden states this way, as in the training of EAGLE-3 (arXiv 2503.01840).
 Root r of a window is a position at which a draft starts. Draft step k = 1 .. S takes the token at
-r + k and predicts the next one, which the target predicts from its feature at r + k.
+r + k and predicts the next one, which the target predicts from its feature at r + k. Blocks of
+DFLASH have all their draft steps in one forward.
 
 Shape letters: B windows, L tokens of each, R = L - S roots, T = B x R rows, H hidden, V vocabulary,
 N query heads, M key and value heads, D head dim.
@@ -10,6 +11,7 @@ N query heads, M key and value heads, D head dim.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -18,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from graphkit.reference import (
+    DFlashHead,
     Eagle3Head,
     EagleHead,
     LlamaModel,
@@ -27,6 +30,8 @@ from graphkit.reference import (
 )
 
 STEPS = 3
+BLOCK_DECAY = 4.0
+"""Drafts of a block after which the loss counts 1 / e."""
 
 
 class Draft(NamedTuple):
@@ -36,11 +41,21 @@ class Draft(NamedTuple):
         logits: [B, R, V].
         hidden: Hidden states that must resemble the target's features, [B, R, H], if any.
         tokens: Target token of each column of a reduced vocabulary, [V], if it is one.
+        stride: Distance of the roots.
+        reads_text: Whether the step reads the true tokens of the steps before it.
+        weight: Factor of the loss.
     """
 
     logits: Tensor
     hidden: Tensor | None = None
     tokens: Tensor | None = None
+    stride: int = 1
+    reads_text: bool = True
+    weight: float = 1.0
+
+    def at_roots(self, rows: Tensor, step: int) -> Tensor:
+        """Return the row ``step`` behind each root: rows [B, L, ...] to [B, R, ...]."""
+        return rows[:, step :: self.stride][:, : self.logits.shape[1]]
 
 
 class UnrolledAttention:
@@ -128,6 +143,71 @@ def standalone_drafts(model: LlamaModel, ids: Tensor, features: Tensor) -> Itera
     logits = full_logits(model, ids[:, 1:])
     for step in range(STEPS):
         yield Draft(logits[:, step:][:, : ids.shape[1] - STEPS])
+
+
+class BlockAttention:
+    """An ``attend`` for blocks behind several roots of each window.
+
+    A block sees the context up to its root, and all of its own rows.
+
+    Args:
+        context: Keys and values of the context, [B x L, M, D] each, for each layer.
+        batch_size: Windows (B).
+        roots: Roots of each window, [R].
+        block_size: Rows of a block.
+    """
+
+    def __init__(
+        self,
+        context: list[tuple[Tensor, Tensor]],
+        batch_size: int,
+        roots: Tensor,
+        block_size: int,
+    ) -> None:
+        self._context, self._batch_size = context, batch_size
+        length = len(context[0][0]) // batch_size
+        sees_context = torch.arange(length, device=roots.device) <= roots[:, None]
+        own = torch.eye(len(roots), dtype=torch.bool, device=roots.device)
+        mask = torch.cat((sees_context, own.repeat_interleave(block_size, 1)), dim=1)
+        self._mask = mask.repeat_interleave(block_size, 0)
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attend in one layer: query [T, N, D], key and value [T, M, D] to [T, N, D]."""
+        both = zip(self._context[layer], (key, value), strict=True)
+        keys, values = (
+            torch.cat([per_window(rows, self._batch_size) for rows in pair], dim=1).transpose(1, 2)
+            for pair in both
+        )
+        queries = per_window(query, self._batch_size).transpose(1, 2)
+        out = scaled_dot_product_attention(
+            queries, keys, values, attn_mask=self._mask, enable_gqa=True
+        )
+        return out.transpose(1, 2).flatten(0, 1)
+
+
+def dflash_drafts(head: DFlashHead, ids: Tensor, features: Tensor) -> Iterator[Draft]:
+    """Yield the drafts of blocks, whose roots are one block apart.
+
+    All drafts of a block are made in one forward, so that they read only the token behind the root.
+    Later ones count less in the loss, because they are verified only if all before are accepted.
+
+    Shapes:
+        ids: [B, L] int64.
+        features: [B, L, n H], of the target layers that are the context.
+    """
+    (windows, length), size, device = ids.shape, head.block_size, ids.device
+    positions = torch.arange(length, device=device).repeat(windows)
+    context = head.context_heads(head.encoder(features.flatten(0, 1)), positions)
+    roots = torch.arange(0, length - size + 1, size, device=device)
+    block = torch.full((windows, len(roots), size), head.mask_token_id, device=device)
+    block[..., 0] = ids[:, 1::size][:, : len(roots)]
+    rows = (roots[:, None] + 1 + torch.arange(size, device=device)).flatten().repeat(windows)
+    attend = BlockAttention(context, windows, roots, size)
+    hidden = head(block.flatten(), rows, attend)
+    logits = head.logits(hidden).unflatten(0, block.shape)
+    for step in range(1, size):
+        weight = math.exp((1 - step) / BLOCK_DECAY)
+        yield Draft(logits[:, :, step], stride=size, reads_text=False, weight=weight)
 
 
 def chain(

@@ -37,6 +37,7 @@ _ENTRY_SEQUENCE = tl.constexpr(int(EntryWord.SEQUENCE))
 _ENTRY_BATCH_SIZE = tl.constexpr(int(EntryWord.BATCH_SIZE))
 _ENTRY_LOOP_END = tl.constexpr(int(EntryWord.LOOP_END))
 _ENTRY_LAUNCH = tl.constexpr(int(EntryWord.LAUNCH))
+_ENTRY_LENGTH = tl.constexpr(int(EntryWord.LENGTH))
 _ROW = tl.constexpr(int(Report.ROW))
 _END = tl.constexpr(int(Report.END))
 _BY_STEPS = tl.constexpr(int(LoopEnd.STEPS))
@@ -52,7 +53,7 @@ _CHUNK = tl.constexpr(1024)
 
 
 @triton.jit
-def _smallest_body(batch_sizes, live, bodies, BODIES: tl.constexpr):
+def smallest_body(batch_sizes, live, bodies, BODIES: tl.constexpr):
     """Return the index of the smallest size that holds ``live`` requests."""
     each = tl.arange(0, BODIES)
     size = tl.load(batch_sizes + each, mask=each < bodies, other=0)
@@ -89,7 +90,7 @@ def begin_loop_kernel(
     tl.store(loop_watched + each, watched, mask=inside)
     live = tl.sum((row > 0).to(tl.int32), 0)
     tl.store(control + _AGAIN, 1)
-    tl.store(control + _BODY, _smallest_body(batch_sizes, live, bodies, BODIES))
+    tl.store(control + _BODY, smallest_body(batch_sizes, live, bodies, BODIES))
     tl.store(control + _STEPS_LEFT, tl.load(max_steps))
     tl.store(control + _LAUNCH, tl.load(launch))
 
@@ -116,9 +117,11 @@ def end_signals_kernel(signals, control, ring, entries):
     tl.store(signals + word, (stopped | full).to(tl.float32))
 
 
-@triton.jit(do_not_specialize=["requests", "columns", "capacity", "entries", "bodies", "words"])
+@triton.jit(
+    do_not_specialize=["length", "requests", "columns", "capacity", "entries", "bodies", "words"]
+)
 def advance_loop_kernel(
-    report, loop_rows, loop_watched, control, batch_sizes, ring, signals,
+    report, loop_rows, loop_watched, control, batch_sizes, ring, signals, length,
     requests, columns, capacity, entries, entry_words, bodies, words,
     BLOCK: tl.constexpr, BODIES: tl.constexpr,
 ):  # fmt: skip
@@ -162,12 +165,13 @@ def advance_loop_kernel(
     end = tl.where(watched_ends > 0, _BY_REQUEST, end)
     end = tl.where(live == 0, _BY_IDLE, end)
     tl.store(control + _AGAIN, (end == 0).to(tl.int32))
-    tl.store(control + _BODY, _smallest_body(batch_sizes, live, bodies, BODIES))
+    tl.store(control + _BODY, smallest_body(batch_sizes, live, bodies, BODIES))
     tl.store(control + _STEPS_LEFT, steps_left)
     tl.store(control + _WRITTEN, written + 1)
     tl.store(entry + _ENTRY_BATCH_SIZE, requests)
     tl.store(entry + _ENTRY_LOOP_END, end)
     tl.store(entry + _ENTRY_LAUNCH, launch)
+    tl.store(entry + _ENTRY_LENGTH, length)
     tl.debug_barrier()  # every word of the entry precedes its sequence number
     _publish(entry + _ENTRY_SEQUENCE, written + 1)
 

@@ -16,6 +16,7 @@ from graphkit.targets import CaptureTarget
 from graphkit.verify.differences import first_difference, largest_difference, largest_ulps
 from graphkit.verify.rounding import Rounding
 from graphkit.verify.wrapper.batches import CHUNK, RowSource, WrapperBatch
+from graphkit.verify.wrapper.choices import Choices, joined_choices, taking_choices
 from graphkit.verify.wrapper.model_logits import ModelLogits
 from graphkit.verify.wrapper.module_rows import (
     ModuleDifference,
@@ -51,6 +52,7 @@ class BatchComparison:
     ) -> None:
         self._target, self._logits, self._rounding = target, logits, rounding
         self._windows, self._ulps = windows, rounding.most
+        self._wrapper_paths: dict[nn.Module, str] = {}
         self.record = WrapperRecord()
 
     def measure_rounding(self, request: TreeRequest) -> None:
@@ -60,9 +62,12 @@ class BatchComparison:
             TargetError: They differ by more than any rounding.
         """
         tokens = [*request.prompt, *request.tokens[request.paths()[0]]]
-        rows = slice(max(len(request.prompt) - CHUNK, 0), len(request.prompt))
+        length = len(request.prompt)
+        rows = slice(max(length - CHUNK, 0), length)
         longer = {_LOGITS: self._logits.of(tokens)[rows].clone()}
-        prompt = {_LOGITS: self._logits.of(request.prompt)[rows]}
+        choices = joined_choices([(self._logits.choices, range(length), range(length))], length)
+        with taking_choices(self._logits.paths, choices, length):
+            prompt = {_LOGITS: self._logits.of(request.prompt)[rows]}
         natural = largest_ulps(prompt, longer, self._rounding)
         if natural > self._rounding.most:
             raise TargetError(
@@ -75,28 +80,49 @@ class BatchComparison:
 
     def agrees(self, runner: Runner[Any, Any], batch: WrapperBatch) -> bool:
         """Run a batch and compare its rows; note the first row that differs."""
-        got = {_LOGITS: self._run(runner, batch)}
-        expected = {_LOGITS: torch.empty_like(got[_LOGITS])}
-        for source in batch.sources:
-            logits = self._logits.of(source.tokens)[source.positions]
-            expected[_LOGITS][list(source.rows)] = logits.to(expected[_LOGITS].dtype)
+        logits, choices = self._model_rows(batch)
+        got = {_LOGITS: self._run(runner, batch, choices)}
+        expected = {_LOGITS: logits.to(got[_LOGITS].dtype)}
         largest = max(self.record.largest_difference, largest_difference(expected, got))
         rows = self.record.rows + len(got[_LOGITS])
         wrong = first_difference(expected, got, lambda row, _: row, self._rounding, self._ulps)
         difference = None
         if wrong is not None:
             tokens = [int(output[_LOGITS][wrong.row].argmax()) for output in (expected, got)]
-            difference = self._difference(runner, batch, wrong, tokens)
+            difference = self._difference(runner, batch, choices, wrong, tokens)
         self.record = WrapperRecord(rows=rows, largest_difference=largest, difference=difference)
         return difference is None
 
-    def _run(self, runner: Runner[Any, Any], batch: WrapperBatch) -> torch.Tensor:
+    def _model_rows(self, batch: WrapperBatch) -> tuple[torch.Tensor, Choices]:
+        """Return the model's logits for the rows of a batch, [T, V], and its choices there."""
+        num_rows = batch.inputs.num_tokens
+        parts, logits = [], None
+        for source in batch.sources:
+            of_source = self._logits.of(source.tokens)
+            if logits is None:
+                logits = of_source.new_empty(num_rows, of_source.shape[1])
+            logits[list(source.rows)] = of_source[source.positions]
+            parts.append((self._logits.choices, source.rows, source.positions))
+        assert logits is not None, "a batch has rows"
+        return logits, joined_choices(parts, num_rows)
+
+    def _paths(self, runner: Runner[Any, Any], batch: WrapperBatch) -> dict[nn.Module, str]:
+        """Return the path of each module of the wrapper, as the model names it."""
+        if not self._wrapper_paths:
+            declared = [self._target.weights, *self._target.forwards.values()]
+            called = outer_modules(lambda: self._run(runner, batch, {}))
+            self._wrapper_paths = module_paths([*declared, *called], self._logits.paths)
+        return self._wrapper_paths
+
+    def _run(self, runner: Runner[Any, Any], batch: WrapperBatch, choices: Choices) -> torch.Tensor:
         """Return the wrapper's logits for a batch, [T, V]. Commit the states of a prompt."""
+        paths = self._paths(runner, batch) if choices else {}
         states, row = self._target.recurrent_state, torch.as_tensor(batch.inputs.req_pool_indices)
         if states is not None and batch.prompt_start == 0:
             states.reset(row.to(states.device))
         try:
-            output = runner.fall_back(batch.inputs, without=batch.without)
+            with taking_choices(paths, choices, batch.inputs.num_tokens):
+                output = runner.fall_back(batch.inputs, without=batch.without)
         except GraphkitError:
             raise
         except Exception as error:
@@ -115,13 +141,14 @@ class BatchComparison:
         self,
         runner: Runner[Any, Any],
         batch: WrapperBatch,
+        choices: Choices,
         wrong: Mismatch,
         tokens: Sequence[int],
     ) -> WrapperDifference:
         """Return the difference of a row, with the first module that differs."""
         source = next(source for source in batch.sources if wrong.row in source.rows)
         position = source.positions[list(source.rows).index(wrong.row)]
-        first, both_call = self._first_module(runner, batch, wrong.row, source, position)
+        first, both_call = self._first_module(runner, batch, choices, wrong.row, source, position)
         no_module = "No module that both call differs." if both_call else ""
         assert wrong.ulps is not None, "logits are floating-point numbers"
         return WrapperDifference(
@@ -145,28 +172,17 @@ class BatchComparison:
         self,
         runner: Runner[Any, Any],
         batch: WrapperBatch,
+        choices: Choices,
         row: int,
         source: RowSource,
         position: int,
     ) -> tuple[ModuleDifference | None, bool]:
         """Run both again; return the first module that differs, and whether both call any."""
-
-        def run() -> object:
-            return self._run(runner, batch)
-
-        def run_model() -> object:
-            return self._logits.run(source.tokens)
-
-        model, target = self._logits.model, self._target
-        own = module_paths(
-            [model] if isinstance(model, nn.Module) else outer_modules(run_model), {}
-        )
-        declared = [target.weights, *target.forwards.values()]
-        wrapper = module_paths([*declared, *outer_modules(run)], own)
+        wrapper = self._paths(runner, batch)
         with recorded_rows(wrapper, row, batch.inputs.num_tokens) as got:
-            run()
-        with recorded_rows(own, position, len(source.tokens)) as expected:
-            run_model()
+            self._run(runner, batch, choices)
+        with recorded_rows(self._logits.paths, position, len(source.tokens)) as expected:
+            self._logits.run(source.tokens)
         first = first_module_difference(expected, got, self._ulps, self._rounding.dtype)
         return first, bool(expected.keys() & got.keys())
 

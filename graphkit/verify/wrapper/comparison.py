@@ -44,8 +44,9 @@ def compare_wrapper(
     The forwards run eagerly, as for batches without a graph: on the rows of a prompt, on a tree of
     drafts behind it (a chain without ``custom_mask``), on the prompt of a second request, and on
     the drafts of both requests side by side. Each row must have the logits that the model computes
-    on the prompt and the path to that row, up to rounding. The comparison ends with the first batch
-    that differs. Restores declared state and random numbers.
+    on the prompt and the path to that row, up to rounding. Modules that choose, such as a router of
+    experts, take the choices of the model. The comparison ends with the first batch that differs.
+    Restores declared state and random numbers.
 
     Args:
         target: What to compare.

@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from graphkit.errors import TargetError
 from graphkit.graphs.capture_failure import describe_exception
 from graphkit.runners.sample_rows import Numbers
+from graphkit.verify.wrapper.choices import Choices, recorded_choices
+from graphkit.verify.wrapper.module_rows import module_paths, outer_modules
 
 
 class ModelLogits:
@@ -22,12 +25,16 @@ class ModelLogits:
 
     Attributes:
         model: As passed.
+        paths: Path of each module that it calls, known after the first sequence.
+        choices: Choices in the sequence whose logits are kept.
     """
 
     def __init__(
         self, model: Callable[[torch.Tensor], Any], device: torch.device, vocab_size: int
     ) -> None:
         self.model = model
+        self.paths: dict[nn.Module, str] = {}
+        self.choices: Choices = {}
         self._device, self._vocab_size = device, vocab_size
         self._last: tuple[list[int], torch.Tensor] | None = None
 
@@ -40,7 +47,15 @@ class ModelLogits:
         ids = list(map(int, tokens))
         if self._last is None or self._last[0] != ids:
             self._last = None  # first free the logits of the other sequence
-            self._last = ids, self.run(ids)
+            if not self.paths:
+                called = (
+                    [self.model]
+                    if isinstance(self.model, nn.Module)
+                    else outer_modules(lambda: self.run(ids))
+                )
+                self.paths = module_paths(called, {})
+            with recorded_choices(self.paths, len(ids)) as self.choices:
+                self._last = ids, self.run(ids)
         return self._last[1]
 
     def run(self, tokens: Sequence[int] | Numbers) -> torch.Tensor:

@@ -76,8 +76,9 @@ def recorded_rows(
 
     def record(path: str, what: str, value: Any, caller: str, source: str) -> None:
         for tensor in tree_leaves(value):
-            values = _row(tensor, row, num_rows)
-            if values is not None:
+            rows = rows_of_tensor(tensor, num_rows)
+            if rows is not None:
+                values = rows[row].detach().flatten().clone()
                 found[path, what, counts[path, what]] = RowValue(values, caller, source)
                 counts[path, what] += 1
 
@@ -174,15 +175,13 @@ def _counterpart(root: nn.Module, known: Collection[str]) -> nn.Module:
     return best
 
 
-def _row(tensor: object, row: int, num_rows: int) -> torch.Tensor | None:
-    """Return a row of [T, ...] or [1, T, ...] as a flat copy."""
+def rows_of_tensor(tensor: object, num_rows: int) -> torch.Tensor | None:
+    """Return [T, ...] or [1, T, ...] as a view of T rows, and ``None`` for anything else."""
     if not isinstance(tensor, torch.Tensor):
         return None
     if tensor.dim() > 1 and tensor.shape[:2] == (1, num_rows):
-        tensor = tensor[0]
-    elif not tensor.dim() or len(tensor) != num_rows:
-        return None
-    return tensor[row].detach().flatten().clone()
+        return tensor[0]
+    return tensor if tensor.dim() and len(tensor) == num_rows else None
 
 
 def _agree(expected: torch.Tensor, got: torch.Tensor, ulps: float, dtype: torch.dtype) -> bool:

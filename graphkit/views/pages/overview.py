@@ -7,6 +7,7 @@ from functools import partial
 
 from graphkit.records import (
     CaptureRecord,
+    LoopBody,
     LoopRecord,
     ModeRecord,
     SizeRecord,
@@ -84,6 +85,8 @@ def _remarks(mode: ModeRecord) -> Iterator[str]:
         yield "has no counts of replays"
         return
     yield f"computed {count_of(mode.stats.padded_rows, 'padded row')}"
+    for drafts, count in mode.stats.drafted_lengths.items():
+        yield f"ran {count_of(count, 'step')} of {count_of(drafts, 'draft')}"
     for reason, count in mode.stats.fallbacks.items():
         yield f"fell back {count_of(count, 'time')}: {reason}"
 
@@ -97,16 +100,22 @@ def _rows(mode: ModeRecord, record: CaptureRecord, groups: Sequence[GraphGroup])
 def _loop_row(loop: LoopRecord, key: str) -> Row:
     """Return the composition of a loop, as rows inside of rows."""
 
-    def row(name: str, nodes: int | None, children: Sequence[Row] = (), note: str = "") -> Row:
-        values = name, nodes, *(None for _ in range(6))
+    def row(
+        name: str,
+        nodes: int | None,
+        children: Sequence[Row] = (),
+        note: str = "",
+        time_us: float | None = None,
+    ) -> Row:
+        values = name, nodes, None, None, time_us, None, None, None
         return section(f"{key} {name}", values, children, note=note)
 
     size, has_switch = sum(body.num_nodes for body in loop.bodies), len(loop.bodies) > 1
     bodies = [
-        row(f"{f'{at}: ' * has_switch}body of size {body.batch_size}", body.num_nodes)
+        row(f"{f'{at}: ' * has_switch}{body_name(body)}", body.num_nodes, time_us=body.replay_us)
         for at, body in enumerate(loop.bodies)
     ]
-    inside = [row("SWITCH size", size, bodies)] if has_switch else bodies
+    inside = [row(_switch_name(loop), size, bodies)] if has_switch else bodies
     parts = row("prologue", loop.prologue_nodes), row("WHILE again", size, inside)
     compared = f"; {count_of(loop.steps_compared, 'step')} compared with single replays"
     return row(f"{loop.kind} loop", loop.prologue_nodes + size, parts, loop_text(loop) + compared)
@@ -152,12 +161,30 @@ def _links(
     return links
 
 
+def body_name(body: LoopBody) -> str:
+    """Return the name of a loop's body: its size and, of several, its draft length."""
+    name = f"body of size {body.batch_size}"
+    if body.drafts is None:
+        return name
+    drafts = "catch-up" if body.catches_up else count_of(body.drafts, "draft")
+    return f"{name}, {drafts}"
+
+
+def _switch_name(loop: LoopRecord) -> str:
+    is_adaptive = any(body.drafts is not None for body in loop.bodies)
+    return "SWITCH size and drafts" if is_adaptive else "SWITCH size"
+
+
 def loop_text(loop: LoopRecord) -> str:
     """Return the composition of a loop on one line."""
     bodies = "; ".join(
-        f"{index}: body of size {body.batch_size}, {count_of(body.num_nodes, 'node')}"
+        f"{index}: {body_name(body)}, {count_of(body.num_nodes, 'node')}"
         for index, body in enumerate(loop.bodies)
     )
-    inside = f"SWITCH size {{ {bodies} }}" if len(loop.bodies) > 1 else bodies.partition(": ")[2]
+    inside = (
+        f"{_switch_name(loop)} {{ {bodies} }}"
+        if len(loop.bodies) > 1
+        else bodies.partition(": ")[2]
+    )
     prologue = f"prologue, {count_of(loop.prologue_nodes, 'node')}"
     return f"{loop.kind} loop: {prologue}; WHILE again {{ {inside} }}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -15,16 +17,18 @@ from graphkit.benchmarks import (
     measured_engine,
     step_bench,
 )
-from graphkit.reference import load_models, random_models, spec_of
+from graphkit.reference import engine_of, load_models, random_models, spec_of
 
 VARIANTS = tuple(make_variants(("v1", "v2", "v3"), (1, 2)))
 TIMES = ["time per step", "p50", "p99", "accept length", "tokens"]
 
 
 def bench(algorithm="EAGLE", *, models=None, variants=VARIANTS, **options):
+    models = models or random_models("tiny", algorithm, device="cpu")
+    spec = spec_of(algorithm, num_steps=1)
     return StepBench(
-        models=models or random_models("tiny", algorithm, device="cpu"),
-        spec=spec_of(algorithm, num_steps=1),
+        engine=partial(engine_of, models, spec), spec=spec, algorithm=algorithm,
+        device=models.device, dtype=models.dtype, weights=WeightBytes.of(models, 1),
         variants=variants, text_ids=range(100), context=5, steps=2, rounds=2, **options,
     )  # fmt: skip
 
@@ -111,10 +115,17 @@ def test_what_cuda_adds(events):
         busy = row[""]["bare step"] / row[name]["time per step"]
         assert row[name]["GPU busy"] == busy
         assert row[name]["CUDA calls"] == 1.5
-    bound_ms = WeightBytes.of(measured.models, 1).total / 4e9 * 1e3
+    bound_ms = measured.weights.total / 4e9 * 1e3
     assert row[""]["copy bandwidth"] == 4.0
     assert row[""]["weights at the copy bandwidth"] == bound_ms
     assert row[""]["bare step over that"] == row[""]["bare step"] / bound_ms
+
+
+def test_a_bench_without_known_weights_has_no_bound(events):
+    measured = replace(bench(variants=VARIANTS[2:3]), weights=None)
+    values = values_of(measured.report("name", [1], {}))
+    assert "" not in values
+    assert list(values["batch 1"][""]) == ["nodes", "own nodes", "bare step"]
 
 
 def test_variants_take_turns_and_calls_are_counted_after_all_times(events):

@@ -19,10 +19,10 @@ from graphkit.errors import ConfigError
 from graphkit.metrics import PrometheusCollector
 
 
-def samples(source, **labels):
+def samples(source, **options):
     """Return the value of each sample by name and labels, as a scrape reads it."""
     registry = CollectorRegistry()
-    registry.register(PrometheusCollector(source, **labels))
+    registry.register(PrometheusCollector(source, **options))
     text = generate_latest(registry).decode()
     list(open_metric_families(generate_open_metrics(registry).decode()))  # both formats are valid
     return {
@@ -94,6 +94,31 @@ def test_an_engine_has_the_counts_of_its_stats(engine):
     assert sum(replays.values()) == sum(stats.replays.values()) > 0
 
 
+def test_the_prefix_gives_the_names_of_vllm():
+    """The counters that ``vllm bench serve`` reads before and after a run."""
+    label, prefix = ("model_name", "table"), "vllm:spec_decode_num"
+    with wide_engine("v3") as engine:
+        engine.capture()
+        engine.generate([[1, 2, 3]], gk.SamplingParams(max_new_tokens=64))
+        found, stats = samples(engine, prefix="vllm", model_name="table"), engine.stats
+    assert all(name.startswith("vllm:") for name, *_ in found)
+    accepted = [
+        found[f"{prefix}_accepted_tokens_per_pos_total", label, ("position", str(position))]
+        for position in range(7)
+    ]
+    assert sum(accepted) == found[f"{prefix}_accepted_tokens_total", label] > 0
+    assert accepted[0] == found[f"{prefix}_drafts_total", label] - stats.accepted_lengths.get(1, 0)
+    assert accepted == sorted(accepted, reverse=True)
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert (f"vllm:{name}", label) in found
+
+
+@pytest.mark.parametrize("prefix", ["", "vllm:", "1", None])
+def test_a_prefix_is_a_name(engine, prefix):
+    with pytest.raises(ConfigError, match=r"PrometheusCollector\.prefix"):
+        PrometheusCollector(engine, prefix=prefix)
+
+
 def test_a_runner_has_its_replays_pads_and_fallbacks(runner):
     for live in (1, 2, 3, 3):
         runner.run(batch_of(live))
@@ -134,6 +159,25 @@ def test_buckets_hold_paths_longer_than_the_draft_steps(generation):
     assert found["graphkit:spec_decode_num_draft_tokens_total",] == 7 * stats.num_verifies
     mode = ("mode", "STEP" if generation == "v3" else "TARGET_VERIFY")
     assert found["graphkit:batch_size_count", mode] == stats.replays[mode[1]] > 0
+
+
+@pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
+def test_counts_by_draft_length(generation):
+    spec = gk.SpecConfig("NGRAM", (0, 1, 3), 1, 4)
+    target = engine_target(generation=generation, spec=spec)
+    with target.engine(batch_sizes=[1, 3], device="cpu", backend=None) as engine:
+        engine.capture()
+        engine.generate([[1, 2, 3], [4], [5, 6]], gk.SamplingParams(max_new_tokens=60))
+        found, stats = samples(engine), engine.stats
+    by_drafts = {
+        int(dict(labels)["drafts"]): value
+        for (name, *labels), value in found.items()
+        if name == "graphkit:spec_decode_num_steps_total"
+    }
+    assert by_drafts == stats.drafted_lengths
+    assert sum(by_drafts.values()) == stats.num_verifies
+    drafted = found["graphkit:spec_decode_num_draft_tokens_total",]
+    assert drafted == sum(drafts * steps for drafts, steps in by_drafts.items())
 
 
 class Eight(gk.CustomSpecAlgorithm):

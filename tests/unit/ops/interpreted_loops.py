@@ -7,17 +7,21 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
 import triton
 import triton.language as tl
 
 from graphkit.ops.device_loop import advance_loop, begin_loop, end_signals
+from graphkit.ops.draft_length import choose_body
 from graphkit.ops.kernels import device_loop
 from graphkit.ops.registration import OPS
 from graphkit.ops.step_state import finish_step
+from graphkit.ops.stored_tokens import store_tokens
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreted.py instead"
 
 CASES = runpy.run_path(str(Path(__file__).with_name("loop_cases.py")))
+LENGTHS = runpy.run_path(str(Path(__file__).with_name("length_cases.py")))
 
 
 def launcher(op):
@@ -42,6 +46,25 @@ def test_ends_of_steps(requests, longest):
         want = CASES["finished"](*args)
         report = launcher(finish_step)(*args)
         assert (report.tolist(), *(each.tolist() for each in args[4:7])) == want
+
+
+def test_draft_lengths():
+    for seed in range(40):
+        case = LENGTHS["length_case"](seed)
+        counts, body = LENGTHS["chosen_body"](case)
+        launcher(choose_body)(*case.values())
+        torch.testing.assert_close(case["acceptance"], torch.tensor(counts))
+        assert body in (None, case["body"].item()), seed
+
+
+def test_stored_tokens():
+    for seed in range(6):
+        args, want = (LENGTHS["stored_case"](seed) for _ in range(2))
+        OPS["store_tokens"].reference(*want)
+        launcher(store_tokens)(*args)
+        for got, expected in zip(args, want, strict=True):
+            is_tensor = torch.is_tensor(got)
+            assert torch.equal(got, expected) if is_tensor else got == expected
 
 
 @pytest.mark.skipif(

@@ -119,7 +119,13 @@ def test_a_smaller_step_leaves_the_rest_of_its_entry(loop):
     loop.step(RUNS, RUNS, RUNS)
     for _ in range(3):
         loop.step(RUNS, ENDS, ENDS)
-    assert entry_of(loop, 3) == {"SEQUENCE": 4, "BATCH_SIZE": 1, "LOOP_END": 5, "LAUNCH": 1}
+    assert entry_of(loop, 3) == {
+        "SEQUENCE": 4,
+        "BATCH_SIZE": 1,
+        "LOOP_END": 5,
+        "LAUNCH": 1,
+        "LENGTH": 0,
+    }
     lines = loop.ring[RING_WORDS:].view(3, -1)[0][ENTRY_WORDS:].view(4, COLUMNS)
     assert lines[0].tolist() == RUNS
     assert lines[1].tolist() == [2, *RUNS[1:]]

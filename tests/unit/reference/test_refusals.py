@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ CONFIG = {
     "intermediate_size": 112,
     "num_hidden_layers": 1,
     "num_attention_heads": 4,
+    "num_key_value_heads": 4,
 }
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
@@ -50,22 +52,22 @@ def edit_tensors(folder, **changes):
         ({"mlp_bias": True}, "mlp_bias True, but only False is supported"),
         ({"use_sliding_window": True}, "use_sliding_window True"),
         ({"quantization_config": {"bits": 4}}, "quantization_config .*but only none is supported"),
-        ({"model_type": "mistral", "sliding_window": "x"}, "sliding_window must be an int >= 1"),
+        ({"model_type": "mistral", "sliding_window": "x"}, "Field 'sliding_window' expected int"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type 'linear'"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn', but only default or"),
-        ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_type 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "'rope_type'='dynamic'"),
         ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor 0.25"),
-        ({"rope_scaling": "llama3"}, "rope_scaling must be an object, got 'llama3'"),
-        ({"rope_scaling": {"rope_type": "llama3"}}, "factor must be a number > 0, got None"),
+        ({"rope_scaling": "llama3"}, "expected dict, got str"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "Missing required keys in `rope_parameters`"),
         ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}}, "RopeScaling needs factor > 0"),
-        ({"vocab_size": None}, "has no vocab_size"),
-        ({"num_attention_heads": 0}, "num_attention_heads must be an int >= 1, got 0"),
-        ({"num_hidden_layers": "2"}, "num_hidden_layers must be an int >= 1, got '2'"),
-        ({"rms_norm_eps": "tiny"}, "rms_norm_eps must be a number > 0, got 'tiny'"),
-        ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, got 'no'"),
+        ({"vocab_size": None}, "Field 'vocab_size' expected int, got NoneType"),
+        ({"num_attention_heads": 0}, "division or modulo by zero"),
+        ({"num_hidden_layers": "2"}, "Field 'num_hidden_layers' expected int, got str"),
+        ({"rms_norm_eps": "tiny"}, "Field 'rms_norm_eps' expected float, got str"),
+        ({"tie_word_embeddings": "no"}, "Field 'tie_word_embeddings' expected bool, got str"),
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3, but it must divide"),
-        ({"head_dim": 15}, "head_dim is 15, but rotary embedding needs an even"),
+        ({"head_dim": 15}, "RoPE requires an even rotary dimension"),
     ],
 )
 def test_config_values(change, match):
@@ -96,7 +98,7 @@ def test_qwen2_ignores_attention_bias():
 @pytest.mark.parametrize(
     ("change", "window"),
     [
-        ({}, None),  # 4096, longer than the context
+        ({"max_position_embeddings": 2048}, None),  # 4096, longer than the context
         ({"max_position_embeddings": 32768}, 4096),
         ({"max_position_embeddings": 32768, "sliding_window": 100}, 100),
         ({"max_position_embeddings": 32768, "sliding_window": None}, None),
@@ -106,13 +108,26 @@ def test_qwen2_ignores_attention_bias():
 def test_a_mistral_attends_within_its_window(change, window):
     config = LlamaConfig.from_dict(CONFIG | {"model_type": "mistral"} | change)
     assert config.sliding_window == window
-    assert config.max_position_embeddings == change.get("max_position_embeddings", 2048)
+    assert config.max_position_embeddings == change["max_position_embeddings"]
     assert LlamaConfig.from_dict(config.to_dict()) == config
 
 
 def test_mistral_has_no_bias():
-    config = LlamaConfig.from_dict(CONFIG | {"model_type": "mistral", "attention_bias": True})
-    assert config == LlamaConfig.from_dict(CONFIG)
+    changes = {"model_type": "mistral", "sliding_window": None, "max_position_embeddings": 64}
+    config = LlamaConfig.from_dict(CONFIG | changes | {"attention_bias": True})
+    assert config == LlamaConfig.from_dict(CONFIG | {"max_position_embeddings": 64})
+
+
+def test_a_config_that_names_all_values_needs_no_defaults(monkeypatch):
+    """So that the models of the package load without transformers."""
+    data = LlamaConfig.from_dict(CONFIG).to_dict()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert LlamaConfig.from_dict(data).to_dict() == data
+    for change in ({"rms_norm_eps": "tiny"}, {"rope_theta": 0}, {"head_dim": 15}):
+        with pytest.raises(CheckpointError, match=next(iter(change))):
+            LlamaConfig.from_dict(data | change)
+    with pytest.raises(CheckpointError, match="cannot be read by transformers"):
+        LlamaConfig.from_dict(CONFIG)
 
 
 def test_a_config_built_by_hand_is_checked():

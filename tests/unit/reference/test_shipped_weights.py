@@ -11,12 +11,14 @@ import torch
 
 from graphkit.reference import (
     default_checkpoint,
+    default_dflash_checkpoint,
     default_eagle3_checkpoint,
     default_eagle_checkpoint,
     default_mtp_checkpoint,
     default_standalone_checkpoint,
     encode,
     load_checkpoint,
+    load_dflash_head,
     load_eagle3_head,
     load_eagle_head,
     load_mtp_head,
@@ -27,6 +29,7 @@ FOLDERS = {
     "eagle": default_eagle_checkpoint(),
     "eagle3": default_eagle3_checkpoint(),
     "mtp": default_mtp_checkpoint(),
+    "dflash": default_dflash_checkpoint(),
     "standalone": default_standalone_checkpoint(),
 }
 
@@ -41,21 +44,27 @@ def test_no_other_files_ship():
 
 def test_all_weights_together_stay_below_their_limit():
     files = (path for folder in FOLDERS.values() for path in folder.iterdir())
-    assert sum(path.stat().st_size for path in files) <= 16 * 2**20
+    assert sum(path.stat().st_size for path in files) <= 18 * 2**20
 
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_weights_are_bfloat16_and_finite(name):
     assert json.loads((FOLDERS[name] / "config.json").read_text())["dtype"] == "bfloat16"
     target = load_checkpoint(default_checkpoint())
-    heads = {"eagle": load_eagle_head, "eagle3": load_eagle3_head, "mtp": load_mtp_head}
+    heads = {
+        "eagle": load_eagle_head,
+        "eagle3": load_eagle3_head,
+        "mtp": load_mtp_head,
+        "dflash": load_dflash_head,
+    }
     load = heads.get(name)
     model = load(FOLDERS[name], target) if load else load_checkpoint(FOLDERS[name])
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("eagle", 2.5), ("eagle3", 2.5), ("mtp", 2.5), ("standalone", 2.2)]
+    ("name", "least"),
+    [("eagle", 2.5), ("eagle3", 2.5), ("mtp", 2.5), ("standalone", 2.2), ("dflash", 1.4)],
 )
 def test_the_target_accepts_their_drafts(name, least, training):
     target = load_checkpoint(default_checkpoint())
@@ -65,6 +74,9 @@ def test_the_target_accepts_their_drafts(name, least, training):
         case "eagle3":
             unroll, head = training.unroll.eagle3_drafts, load_eagle3_head(FOLDERS[name], target)
             layers = head.aux_layers
+        case "dflash":
+            unroll, head = training.unroll.dflash_drafts, load_dflash_head(FOLDERS[name], target)
+            layers = head.aux_layers
         case "eagle":
             unroll, head = training.unroll.eagle_drafts, load_eagle_head(FOLDERS[name], target)
         case "mtp":
@@ -72,6 +84,6 @@ def test_the_target_accepts_their_drafts(name, least, training):
         case _:
             unroll, head = training.unroll.standalone_drafts, load_checkpoint(FOLDERS[name])
     rates = training.losses.accept_rates(unroll, head, target, (text,), layers)
-    assert training.losses.accept_length(rates) > least
+    assert training.losses.accept_length(rates[:3]) > least
     facts = json.loads((FOLDERS[name] / "training.json").read_text())
     assert facts["accept_length"] > least

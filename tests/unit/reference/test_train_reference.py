@@ -11,12 +11,13 @@ from graphkit.reference import (
     decode,
     default_checkpoint,
     load_checkpoint,
+    load_dflash_head,
     load_eagle3_head,
     load_eagle_head,
     load_mtp_head,
 )
 
-MODELS = ("target", "eagle", "eagle3", "mtp", "standalone")
+MODELS = ("target", "eagle", "eagle3", "dflash", "mtp", "standalone")
 
 
 @pytest.fixture
@@ -92,6 +93,7 @@ def test_the_target_alone(run, training, tmp_path, capsys):
     [
         ("eagle", load_eagle_head, 1_800_000),
         ("eagle3", load_eagle3_head, 2_200_000),
+        ("dflash", load_dflash_head, 3_600_000),
         ("mtp", load_mtp_head, 4_200_000),
         ("standalone", lambda folder, _: load_checkpoint(folder), 900_000),
     ],
@@ -100,8 +102,8 @@ def test_a_draft_model_for_the_shipped_target(name, load, size, run, training, t
     folder = run(tmp_path, "--model", name, "--steps", "2") / name
     assert [path.name for path in tmp_path.iterdir() if path.name in MODELS] == [name]
     results = results_of(folder)
-    assert len(results["accept_rates"]) == 3
-    expected = training.losses.accept_length(results["accept_rates"])
+    assert len(results["accept_rates"]) == (7 if name == "dflash" else 3)
+    expected = training.losses.accept_length(results["accept_rates"][:3])
     assert results["accept_length"] == pytest.approx(expected, abs=0.005)
     assert 1 <= results["accept_length"] <= 4
     assert "accept_rates [" in capsys.readouterr().out

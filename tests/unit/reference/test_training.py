@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from graphkit.reference import LlamaModel, full_logits, initialise
+from graphkit.reference import DFlashHead, LlamaModel, full_logits, initialise
 
 STEPS = 3
 
@@ -36,6 +37,19 @@ class Cache:
         out = scaled_dot_product_attention(
             *(x.transpose(0, 1)[None] for x in (query, keys, values)), mask, enable_gqa=True
         )
+        return out[0].transpose(0, 1)
+
+
+class Context:
+    """An ``attend`` for one block behind the keys and values of its context."""
+
+    def __init__(self, layers):
+        self.layers = layers
+
+    def __call__(self, layer, query, *block):
+        both = (torch.cat(rows) for rows in zip(self.layers[layer], block, strict=True))
+        query, key, value = (x.transpose(0, 1)[None] for x in (query, *both))
+        out = scaled_dot_product_attention(query, key, value, enable_gqa=True)
         return out[0].transpose(0, 1)
 
 
@@ -109,6 +123,46 @@ def test_eagle3_drafts_are_those_of_decoding_with_a_cache(training, eagle3, targ
                 hidden = eagle3(ids[window, 1:][rows], hidden, positions, cache)[-1:]
                 torch.testing.assert_close(draft.logits[window, root], eagle3.logits(hidden)[0])
                 assert torch.equal(draft.tokens, eagle3.token_map())
+
+
+def test_dflash_drafts_are_those_of_a_block_behind_its_context(training, target, ids):
+    """A block sees the context up to its root, and no other block."""
+    torch.manual_seed(9)
+    config = replace(target.config, qk_norm=True)
+    head = DFlashHead(config, target, target_layer_ids=(0,), block_size=4, mask_token_id=90)
+    for name, parameter in head.named_parameters():
+        parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.15)
+    features = torch.randn(2, 12, 64)
+    drafts = list(training.unroll.dflash_drafts(head, ids, features))
+    assert [draft.logits.shape[:2] for draft in drafts] == [(2, 3)] * 3
+    for window in range(2):
+        for block, root in enumerate((0, 4, 8)):
+            rows = torch.full((4,), 90)
+            rows[0] = ids[window, root + 1]
+            context = head.encoder(features[window, : root + 1])
+            cache = Context(head.context_heads(context, torch.arange(root + 1)))
+            logits = head.logits(head(rows, root + 1 + torch.arange(4), cache))
+            for step, draft in enumerate(drafts, 1):
+                torch.testing.assert_close(draft.logits[window, block], logits[step])
+
+
+def test_rates_of_a_block_count_drafts_behind_right_ones(training, monkeypatch):
+    """The target chooses the text. A block that begins wrong counts in the first step alone."""
+    windows = torch.randint(95, (2, 13), generator=torch.Generator().manual_seed(3))
+    choice = windows[:, 1:]
+    logits = torch.nn.functional.one_hot(choice, 96).float()
+    monkeypatch.setattr(training.losses, "target_features", lambda *_: (None, logits))
+
+    def unroll(_head, _ids, _features):
+        for step in (1, 2, 3):
+            best = choice[:, step::4].clone()
+            best[1] += step == 1
+            best[0, 0] += step == 3
+            drafted = torch.nn.functional.one_hot(best, 96).float()
+            yield training.unroll.Draft(drafted, stride=4, reads_text=False)
+
+    rates = training.losses.accept_rates(unroll, None, None, (windows,))
+    assert rates == [0.5, 1.0, 0.6667]
 
 
 def test_mtp_drafts_are_those_of_decoding_with_a_cache(training, mtp, target, ids, features):

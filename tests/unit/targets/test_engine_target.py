@@ -101,9 +101,9 @@ class Ageing(gk.NgramDrafter):
         rows = verified.req_pool_indices
         self.future_map.stash(rows, {"age": torch.full_like(rows, self.calls)})
 
-    def prefill(self, chunk):
-        super().prefill(chunk)
-        rows = chunk.req_pool_indices
+    def prefill_batch(self, batch):
+        super().prefill_batch(batch)
+        rows = batch.req_pool_indices
         self.future_map.stash(rows, {"age": torch.zeros_like(rows)})
 
 
@@ -148,10 +148,10 @@ def test_loops_of_a_step_that_is_not_repeatable_are_not_compared():
         def extend(self, verified):
             gk.NgramDrafter.extend(self, verified)
 
-        def prefill(self, chunk):
-            super().prefill(chunk)
+        def prefill_batch(self, batch):
+            super().prefill_batch(batch)
             self.calls += 1
-            rows = chunk.req_pool_indices
+            rows = batch.req_pool_indices
             self.future_map.stash(rows, {"age": torch.full_like(rows, self.calls)})
 
     record = gk.capture_target(engine_target(drafter=Drifting), device="cpu")

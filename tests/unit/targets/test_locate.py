@@ -135,8 +135,8 @@ def test_a_folder_is_refused_as_a_folder(module, tmp_path, text):
     module()
     (tmp_path / "models").mkdir()
     assert refused(text) == (
-        f"TARGET {text!r} is a folder. Name a target in a module that can be imported from the "
-        "working directory: package.module:attribute."
+        f"TARGET {text!r} is a folder. Load a model with --checkpoint, or name a target in a "
+        "module that can be imported from the working directory: package.module:attribute."
     )
 
 

@@ -42,14 +42,42 @@ class Embedding(nn.Module):
         return self.tokens(ids) + self.positions(positions)
 
 
-class Model(nn.Module):
-    """A causal model whose last layer has a window."""
+class Router(nn.Module):
+    """Chooses between two experts whose scores differ by rounding alone."""
 
     def __init__(self):
         super().__init__()
+        self.weight = nn.Parameter(torch.randn(HIDDEN))
+
+    def forward(self, hidden):
+        terms = (hidden * self.weight).unbind(-1)
+        scores = torch.stack([sum(terms), sum(reversed(terms))], -1)
+        values, chosen = scores.topk(1)
+        return scores, values, chosen
+
+
+class Experts(nn.Module):
+    """An attention layer with two experts behind it."""
+
+    def __init__(self, index):
+        super().__init__()
+        self.attention, self.router = Attention(index), Router()
+        self.experts = nn.Parameter(torch.randn(2, HIDDEN))
+
+    def forward(self, hidden, attend):
+        hidden = self.attention(hidden, attend)
+        _, _, chosen = self.router(hidden)
+        return hidden + self.experts[chosen[:, 0]]
+
+
+class Model(nn.Module):
+    """A causal model whose last layer has a window."""
+
+    def __init__(self, layer):
+        super().__init__()
         self.config = SimpleNamespace(sliding_window=WINDOW)
         self.embed, self.head = Embedding(), nn.Linear(HIDDEN, VOCAB)
-        self.layers = nn.ModuleList(map(Attention, range(LAYERS)))
+        self.layers = nn.ModuleList(map(layer, range(LAYERS)))
 
     def rows(self, ids, positions, attend):
         hidden = self.embed(ids, positions)
@@ -136,9 +164,9 @@ class WrongHead(Wrapper):
         return output
 
 
-def make_target(kind=Wrapper, topk=1, width=4, modes=(VERIFY,), **changes):
+def make_target(kind=Wrapper, topk=1, width=4, modes=(VERIFY,), layer=Attention, **changes):
     torch.manual_seed(0)
-    model = Model().requires_grad_(False)
+    model = Model(layer).requires_grad_(False)
     requests = ReqToTokenPool(REQUESTS, CONTEXT, "cpu")
     slots = 1 + torch.arange(REQUESTS * CONTEXT).view(REQUESTS, CONTEXT)
     requests.req_to_token[1:] = slots
@@ -215,6 +243,18 @@ def test_a_wrong_wrapper_is_located(kind, batch, position, module, advice):
     assert found.difference > 1e-3
 
 
+@pytest.mark.parametrize("declared", [True, False])
+def test_experts_that_rounding_chooses_are_those_of_the_model(declared):
+    target = make_target(topk=2, layer=Experts)
+    model = target.model if declared else lambda ids: target.model(ids)
+    assert compared(target, model).difference is None
+
+
+def test_a_wrong_wrapper_of_a_model_with_experts_is_located():
+    found = compared(make_target(NoMask, topk=2, layer=Experts)).difference
+    assert (found.batch, found.module) == ("the drafts of request 0", "layers.0.attention")
+
+
 def test_the_text_names_row_module_and_tokens():
     with pytest.raises(AssertionError) as failure:
         check_wrapper(make_target(NoWindow), device="cpu")
@@ -240,7 +280,7 @@ def test_the_text_names_row_module_and_tokens():
 def test_the_module_of_a_difference_in_its_own_output_is_named(declared):
     """The model is another object; the wrapper holds it as ``model``, its weights elsewhere."""
     target = make_target()
-    model = Model().requires_grad_(False)
+    model = Model(Attention).requires_grad_(False)
     model.load_state_dict(target.model.state_dict())
     with torch.no_grad():
         model.layers[1].qkv.bias += 1

@@ -5,30 +5,34 @@ graphkit audit tools.examples.broken.dropped_positions:target
 Error: without ``position_ids`` the model numbers the rows of each forward from 0.
 Effect: prompts that are prefilled at once are right, and every step after them is wrong. Every
 replay equals the wrapper without a graph, so that only a comparison with the model finds it.
+``hf.load`` makes the comparison unless it is turned off, as here.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 import graphkit as gk
-from tools.examples.transformers_models import NO_MASK, random_model, wrapped
+
+CONFIG = LlamaConfig(
+    vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+)  # fmt: skip
 
 
-def target(device: str = "cpu") -> gk.CaptureTarget:
+def target(device: str = "cpu", config: PreTrainedConfig = CONFIG) -> gk.CaptureTarget:
     """Create the target; commands call this factory."""
-    model = random_model("llama")
-    made = wrapped(model, device)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    loaded = gk.hf.load(model, device=device, check=False, fuse=False)
+    forward = loaded.model.forward
 
-    def forward(inputs: gk.TargetVerifyInputs) -> gk.ForwardOutput:
-        """Return the logits of the draft tokens."""
-        output = model(
-            input_ids=inputs.input_ids[None],
-            attention_mask=NO_MASK,
-            use_cache=False,
-            inputs=inputs,
-            backend=made.attention,
-        )
-        return gk.ForwardOutput(next_token_logits=output.logits[0])
+    def without_positions(*, position_ids: torch.Tensor, **others: Any) -> Any:
+        del position_ids
+        return forward(**others)
 
-    return replace(made, forwards={gk.ForwardMode.TARGET_VERIFY: forward})
+    loaded.model.forward = without_positions
+    return loaded.target(max_context_len=64)

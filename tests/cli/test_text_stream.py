@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint_folders import byte_fallback_tokenizer, byte_level_tokenizer, continuation
+from checkpoint_folders import (
+    byte_fallback_tokenizer,
+    byte_level_tokenizer,
+    continuation,
+    write_tokenizer,
+)
+from graphkit.cli.generate_texts import TextStream
 from graphkit.errors import ConfigError
-from graphkit.reference import ByteTokenizer, FolderTokenizer, TextStream
+from graphkit.reference import ByteTokenizer
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=12) | st.text("ab ▁é日🙂\n", max_size=12)
 TRAINED = {"byte-level": byte_level_tokenizer, "byte-fallback": byte_fallback_tokenizer}
@@ -16,10 +22,11 @@ TRAINED = {"byte-level": byte_level_tokenizer, "byte-fallback": byte_fallback_to
 
 @pytest.fixture(scope="module", params=TRAINED)
 def tokenizer(request, tmp_path_factory):
+    hf = pytest.importorskip("graphkit.hf")
     folder = tmp_path_factory.mktemp("tokenizer")
-    TRAINED[request.param]().save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text("{}")
-    return FolderTokenizer(folder, 320)
+    write_tokenizer(folder, TRAINED[request.param]())
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return hf.FolderTokenizer(folder, 320)
 
 
 @st.composite

@@ -1,0 +1,172 @@
+"""Linear layers of one input as one product, over weights that are held once."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from graphkit.hf.fusion.agreement import agree, random_rows
+from graphkit.hf.fusion.observation import ModuleCall
+
+_PAGEOUT = 21
+"""``MADV_PAGEOUT`` of ``<asm-generic/mman-common.h>``, which Python 3.11 does not name."""
+
+
+class MergedLinears:
+    """Linear layers whose weights are parts of one tensor.
+
+    The layer that runs first computes the product of all, and the others return their columns of
+    it. The parameters remain those of the layers, as views of the merged tensors.
+
+    Args:
+        layers: The layers, in the order of their columns.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self.layers = tuple(layers)
+        self.sizes = [len(layer.weight) for layer in layers]  # type: ignore[arg-type]
+        self._weight = _merged([layer.weight for layer in layers])
+        biases = [
+            bias for layer in layers for bias in [getattr(layer, "bias", None)] if bias is not None
+        ]
+        self._bias = _merged(biases) if biases else None
+        self._input: tuple[torch.Tensor, int] | None = None
+        self._columns: dict[int, torch.Tensor] = {}
+        for index, layer in enumerate(layers):
+            layer.forward = partial(self._columns_of_layer, index)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the columns of all layers side by side, [..., C]."""
+        first, *_ = [layer(rows) for layer in self.layers]  # as modules, so that hooks see them
+        shape = *first.shape[:-1], sum(self.sizes)
+        whole: torch.Tensor = first.as_strided(shape, first.stride(), first.storage_offset())
+        return whole
+
+    def _columns_of_layer(self, index: int, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name in nn.Linear
+        version = 0 if input.is_inference() else input._version
+        known = self._input is not None and self._input[0] is input and self._input[1] == version
+        if not known or index not in self._columns:
+            product = linear(input, self._weight, self._bias)
+            self._columns = dict(enumerate(product.split(self.sizes, -1)))
+            self._input = input, version
+        columns = self._columns.pop(index)
+        if not self._columns:
+            self._input = None
+        return columns
+
+
+def plain_linears(root: ModuleCall) -> set[nn.Module]:
+    """Return the called modules that compute ``linear(rows, weight, bias)``, and nothing else."""
+    calls = list(root.walk())
+    owners = Counter(
+        id(weight)
+        for _, module in root.module.named_modules()
+        for weight in module.parameters(recurse=False)
+    )
+    return {call.module for call in calls if _is_plain(call, owners)}
+
+
+def merge_linears(
+    root: ModuleCall, linears: set[nn.Module], positions: torch.Tensor
+) -> list[MergedLinears]:
+    """Merge layers that a module runs on the same tensor.
+
+    A group stays as it is if the module does not compute the same with merged layers, whose
+    outputs are not contiguous.
+
+    Args:
+        root: The observed forward.
+        linears: The layers that may be merged.
+        positions: Those of the observed forward, [T].
+    """
+    merged: list[MergedLinears] = []
+    done: set[nn.Module] = set()
+    for call in root.walk():
+        readers = defaultdict(list)
+        for inner in call.calls:
+            rows = inner.only_input()
+            if rows is not None and inner.module in linears - done:
+                readers[id(rows), _kind(inner.module)].append(inner.module)
+        for layers in readers.values():
+            if len(layers) > 1 and len(set(layers)) == len(layers):
+                done.update(layers)
+                with _strided_outputs(layers):
+                    same = call.repeats(positions)
+                if same:
+                    merged.append(MergedLinears(layers))
+    return merged
+
+
+def _is_plain(call: ModuleCall, owners: Counter[int]) -> bool:
+    module, rows = call.module, call.only_input()
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    if rows is None or not rows.is_floating_point() or rows.dim() < 2:
+        return False
+    if type(weight) is not nn.Parameter or weight.dim() != 2 or weight.dtype != rows.dtype:
+        return False
+    held = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    if held - {"weight", "bias"} or "forward" in vars(module) or owners[id(weight)] > 1:
+        return False
+    if weight.shape[1] != rows.shape[-1]:
+        return False
+    sample = random_rows(rows, seed=0)
+    return agree(linear(sample, weight, bias), module.forward(sample))
+
+
+def _kind(module: nn.Module) -> tuple[object, ...]:
+    """Return what merged layers have in common."""
+    weight: torch.Tensor = module.weight  # type: ignore[assignment]
+    return weight.dtype, weight.device, module.bias is None
+
+
+def _merged(parameters: Sequence[Any]) -> torch.Tensor:
+    """Return one tensor of parameters, which become views of it."""
+    merged = torch.cat([parameter.data for parameter in parameters])
+    sizes = [len(parameter) for parameter in parameters]
+    before = [(parameter.data_ptr(), parameter.nbytes) for parameter in parameters]
+    for parameter, rows in zip(parameters, merged.split(sizes), strict=True):
+        parameter.data = rows
+    if merged.device.type == "cpu":
+        for address, size in before:
+            _drop_file_pages(address, size)
+    return merged
+
+
+def _drop_file_pages(address: int, size: int) -> None:
+    """Let the system take back the pages of memory that maps a file.
+
+    ``safetensors`` maps weights, and the mapping lasts as long as any of its tensors. This is a
+    hint, ``MADV_PAGEOUT`` of Linux 5.4: pages that are read again are loaded again. Elsewhere it
+    does nothing.
+    """
+    if sys.platform == "linux":
+        page = mmap.PAGESIZE
+        begin, end = -(-address // page) * page, (address + size) // page * page
+        if begin < end:
+            system = ctypes.CDLL(None)
+            system.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _PAGEOUT)
+
+
+@contextmanager
+def _strided_outputs(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Let layers return parts of wider tensors, as merged layers do."""
+
+    def widened(forward: Any, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        columns = forward(input)
+        return torch.cat([columns, columns], -1)[..., : columns.shape[-1]]
+
+    with ExitStack() as stack:
+        for layer in layers:
+            layer.forward = partial(widened, layer.forward)
+            stack.callback(vars(layer).pop, "forward")
+        yield

@@ -1,0 +1,39 @@
+"""Let a model of transformers run over graphkit's pools."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from transformers import PreTrainedModel
+
+from graphkit.hf.attention import IMPLEMENTATION
+from graphkit.hf.fusion import fuse_modules
+from graphkit.hf.layout import ModelLayout, learn_layout
+from graphkit.hf.recurrent import convert_mixers
+
+_EXPERTS = "batched_mm"
+"""Products of all experts with static shapes; the other forms wait for the router on the host."""
+
+
+def prepare_model(model: PreTrainedModel, *, fuse: bool = True) -> ModelLayout:
+    """Let a model run over graphkit's pools, in place, and return its layers with state.
+
+    Args:
+        model: The model.
+        fuse: See ``load``.
+
+    Raises:
+        ConfigError: See ``load``.
+    """
+    for config in (
+        model.config,
+        *(getattr(model.config, name) for name in model.config.sub_configs),
+    ):
+        config._attn_implementation = IMPLEMENTATION
+    with suppress(ValueError):  # the model has no experts, or one form of them
+        model.set_experts_implementation(_EXPERTS)
+    layout = learn_layout(model)
+    if fuse:
+        layout = fuse_modules(model, layout)
+    convert_mixers(model, layout)
+    return layout

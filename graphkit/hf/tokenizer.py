@@ -1,0 +1,115 @@
+"""The tokenizer, the chat template and the stop tokens of a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers.utils import GENERATION_CONFIG_NAME
+
+from graphkit.config import is_int
+from graphkit.errors import CheckpointError, InputError
+
+
+def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a folder.
+
+    Raises:
+        CheckpointError: The folder has no tokenizer, or it cannot be loaded.
+    """
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True
+        )
+    except Exception as error:  # transformers and what it calls raise errors of many classes
+        raise CheckpointError(
+            f"the tokenizer of {folder} cannot be loaded by transformers: {_line(error)}"
+        ) from error
+    files = tokenizer.vocab_files_names.values()
+    # Without its files, transformers creates a tokenizer without tokens.
+    if files and not any((Path(folder) / name).exists() for name in files):
+        raise CheckpointError(
+            f"{folder} contains no tokenizer: none of {', '.join(files)}. Add the files of the "
+            "model."
+        )
+    return tokenizer
+
+
+class FolderTokenizer:
+    """Text as tokens of a folder, with the interface ``reference.Tokenizer``.
+
+    The stop tokens are ``eos_token_id`` of ``generation_config.json``, else of ``config.json``.
+
+    Args:
+        folder: A folder of transformers.
+        vocab_size: Size of the model's vocabulary; larger stop tokens are left out.
+
+    Raises:
+        CheckpointError: The folder has no tokenizer, or a file is damaged.
+    """
+
+    def __init__(self, folder: str | Path, vocab_size: int) -> None:
+        self._folder = folder
+        self._tokenizer = load_tokenizer(folder)
+        self.stop_ids = frozenset(each for each in _stop_ids(folder) if each < vocab_size)
+
+    def encode(self, text: str) -> list[int]:
+        """See ``Tokenizer.encode``."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"the text is not valid UTF-8 at position {error.start}, and this tokenizer has no "
+                "tokens for single bytes. Pass UTF-8.",
+                field="text",
+            ) from error
+        ids: list[int] = self._tokenizer(text).input_ids
+        return ids
+
+    def encode_chat(self, message: str) -> list[int]:
+        """See ``Tokenizer.encode_chat``."""
+        try:
+            ids: Any = self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": message}],
+                add_generation_prompt=True,
+                return_dict=False,
+            )
+        except Exception as error:  # a template may raise anything
+            raise CheckpointError(
+                f"{self._folder} cannot make a chat of a user message: {_line(error)}. Pass the "
+                "prompt as plain text."
+            ) from error
+        return list(ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See ``Tokenizer.decode``."""
+        text = self._tokenizer.decode(
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        assert isinstance(text, str), "one sequence was passed"
+        return text
+
+
+def _stop_ids(folder: str | Path) -> frozenset[int]:
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        ids = GenerationConfig.from_model_config(config).eos_token_id
+        if (Path(folder) / GENERATION_CONFIG_NAME).exists():
+            own = GenerationConfig.from_pretrained(folder, local_files_only=True)
+            ids = ids if own.eos_token_id is None else own.eos_token_id
+    except Exception as error:  # as above
+        raise CheckpointError(f"{folder} has damaged settings: {_line(error)}") from error
+    listed = ids if isinstance(ids, list) else [] if ids is None else [ids]
+    if not all(is_int(each) and each >= 0 for each in listed):
+        raise CheckpointError(
+            f"{folder}: eos_token_id must be a token id or a list of them, got {ids!r}. Correct "
+            f"{GENERATION_CONFIG_NAME} or config.json."
+        )
+    return frozenset(listed)
+
+
+def _line(error: Exception) -> str:
+    """Return the text of an error on one line, with its class."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(" :.")

@@ -1,0 +1,164 @@
+"""``--checkpoint`` of capture, inspect, audit and bench: folders of three kinds of models."""
+
+from __future__ import annotations
+
+import shutil
+from importlib import import_module
+
+import pytest
+
+from graphkit.records import AuditReport, BenchReport, CaptureRecord, GenerateRecord
+
+pytest.importorskip("graphkit.hf")
+
+from checkpoint_folders import (
+    byte_level_tokenizer,
+    write_checkpoint,
+    write_eagle_head,
+    write_tokenizer,
+)
+from mtp_folders import save_with_mtp
+from small_models import small_model
+
+pytestmark = pytest.mark.slow
+
+KINDS = {"qwen3": "self_attn", "qwen3_moe": "mlp.experts", "qwen3_next": "linear_attn"}
+"""A module of the first layer by kind: dense, with experts, and with recurrent layers."""
+ONE = ("--batch-sizes", 2)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Return ``folders(kind)``."""
+    made = {}
+
+    def make(kind):
+        if kind not in made:
+            made[kind] = tmp_path_factory.mktemp(kind)
+            write_checkpoint(made[kind], kind)
+        return made[kind]
+
+    return make
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_capture_compares_every_replay_and_the_model(run, folders, here, kind):
+    ended = run("capture", "--checkpoint", folders(kind), *ONE, "--out", "record.json")
+    assert (ended.code, ended.messages) == (0, ["wrote record.json"])
+    assert "rows compared with the model" in " ".join(ended.out.split())
+    record = CaptureRecord.load(here / "record.json")
+    assert [mode.mode for mode in record.modes] == ["TARGET_VERIFY", "DECODE", "STEP"]
+    assert [size.batch_size for size in record.modes[0].sizes] == [2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_modules_are_named_as_in_the_folder(run, folders, kind):
+    ended = run(
+        "inspect", "--checkpoint", folders(kind), *ONE, "--mode", "target_verify", "--json",
+        "--dtype", "bfloat16", "--topk", 2, "--num-draft-tokens", 6,
+    )  # fmt: skip
+    assert (ended.code, ended.messages) == (0, [])
+    record = CaptureRecord.from_json(ended.out)
+    (mode,) = record.modes
+    assert mode.tokens_per_request == 6
+    modules = {node.module for graph in record.graphs for node in graph.nodes}
+    assert f"model.layers.0.{KINDS[kind]}" in modules
+    assert "lm_head" in modules
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sound_model_has_no_error(run, folders, kind):
+    ended = run("audit", "--checkpoint", folders(kind), *ONE, "--json")
+    assert (ended.code, ended.messages) == (0, [])
+    report = AuditReport.from_json(ended.out)
+    assert {finding.severity for finding in report.findings} <= {"note"}
+
+
+def test_a_changed_model_has_an_error(run, folders, here, monkeypatch):
+    """The audit does not pass by looking at nothing: here every window of a model is dropped."""
+    from graphkit.hf.pools import LayerGroupAttention
+
+    write_checkpoint(here / "mistral", "mistral")
+    attend = LayerGroupAttention.attend
+
+    def without_window(self, layer, call, *others):
+        object.__setattr__(call, "window", 0)
+        return attend(self, layer, call, *others)
+
+    monkeypatch.setattr(import_module("graphkit.hf.load"), "_check", lambda _: None)
+    monkeypatch.setattr(LayerGroupAttention, "attend", without_window)
+    ended = run("audit", "--checkpoint", here / "mistral", *ONE, "--only", "wrapper")
+    assert ended.code == 1
+    assert "wrapper differs from model" in ended.out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_steps_of_a_folder_are_measured(run, folders, kind):
+    ended = run(
+        "bench", "--checkpoint", folders(kind), *ONE, "--steps", 1, "--rounds", 1, "--context", 4,
+        "--generations", "v2", "--json",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    report = BenchReport.from_json(ended.out)
+    assert report.name == f"steps of {folders(kind).name}"
+    assert (report.settings["algorithm"], report.settings["dtype"]) == ("NGRAM", "float32")
+    # Tokens choose the experts, so that the weights of a step are not known.
+    has_bound = any(measure.name == "weights read by verify" for measure in report.measures)
+    assert has_bound == (kind == "qwen3")
+
+
+def test_a_draft_head_adds_its_modes(run, folders, here):
+    folder = folders("qwen3_moe")
+    write_eagle_head(here / "head", folder)
+    ended = run("capture", "--checkpoint", folder, "--draft", "head", *ONE, "--json")
+    assert (ended.code, ended.messages) == (0, [])
+    modes = [mode.mode for mode in CaptureRecord.from_json(ended.out).modes]
+    assert {"TARGET_VERIFY", "DECODE", "DRAFT", "DRAFT_EXTEND", "STEP"} <= set(modes)
+
+
+def test_mtp_layers_in_the_folder_draft(run, here):
+    """The text is that of plain decoding."""
+    save_with_mtp(small_model("deepseek_v3", vocab_size=320), here / "target", 1)
+    write_tokenizer(here / "target", byte_level_tokenizer())
+    generate = ("generate", "--checkpoint", "target", "--prompt", "The drafts", "--json")
+    texts = {}
+    for options in (("--draft", "mtp"), ("--algorithm", "none")):
+        ended = run(*generate, *options, "--max-new-tokens", 12)
+        assert (ended.code, ended.messages) == (0, [])
+        record = GenerateRecord.from_json(ended.out)
+        texts[record.algorithm] = record.completions[0].token_ids
+    assert list(texts) == ["EAGLE", "NONE"]
+    assert texts["EAGLE"] == texts["NONE"]
+
+
+@pytest.mark.parametrize("command", ["capture", "inspect", "audit"])
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("a:b", "--checkpoint", "folder"), "--checkpoint is given with the TARGET 'a:b'"),
+        (("--topk", 2), "--topk applies to a --checkpoint: a TARGET has its own settings."),
+        (("a:b", "--max-context-len", 9), "--max-context-len applies to a --checkpoint"),
+        (("--checkpoint", "folder"), "folder has no config.json"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused_on_one_line(run, here, command, options, text):
+    ended = run(command, *options)
+    assert (ended.code, ended.out) == (2, "")
+    assert text in ended.error
+
+
+def test_a_setting_that_the_model_refuses_is_one_line(run, folders):
+    ended = run("capture", "--checkpoint", folders("qwen3"), "--max-context-len", 999)
+    assert (ended.code, ended.out) == (2, "")
+    assert "max_context_len is 999, but the model has 128 positions" in ended.error
+    ended = run("capture", "--checkpoint", folders("qwen3"), "--algorithm", "eagle")
+    assert (ended.code, ended.out) == (2, "")
+    assert "EAGLE needs a draft model" in ended.error
+
+
+def test_a_draft_that_does_not_fit_is_one_line(run, folders, here):
+    shutil.copytree(folders("qwen3"), here / "copy")
+    for draft, text in (("copy/none", "none"), ("mtp", "mtp")):
+        ended = run("capture", "--checkpoint", "copy", "--draft", draft)
+        assert (ended.code, ended.out) == (2, "")
+        assert text in ended.error

@@ -1,0 +1,137 @@
+"""Several draft lengths in one engine: the text of plain decoding, whatever runs when."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+
+from graphkit.engine import SamplingParams
+from graphkit.errors import ConfigError
+
+GENERATIONS = ["v1", "v2", "v3"]
+every_generation = pytest.mark.parametrize("generation", GENERATIONS)
+LENGTHS = [
+    pytest.param({"num_steps": (0, 1, 3, 5)}, id="chain"),
+    pytest.param({"num_steps": (1, 2, 4)}, id="never plain"),
+    pytest.param({"num_steps": (0, 2, 3), "topk": 2}, id="tree"),
+    pytest.param({"num_steps": (0, 2, 2), "topk": 2, "num_draft_tokens": (1, 3, 6)}, id="widths"),
+]
+any_lengths = pytest.mark.parametrize("lengths", LENGTHS)
+
+
+def choices_of(engine):
+    """Return what chooses the lengths of an engine's steps."""
+    schedule = engine._schedule
+    return schedule._runner._lengths if engine.generation == "v3" else schedule._chooser
+
+
+def run_with_random_times(engine, random):
+    """Let every step, or launch, run another length than the one before."""
+    times = choices_of(engine).times
+    while engine.has_work:
+        times.fill_(1.0)
+        times[:, random.randrange(times.shape[1])] = 0.01
+        engine.step()
+
+
+@every_generation
+@any_lengths
+def test_greedy_text_is_that_of_plain_decoding(make_engine, task, generation, lengths):
+    engine = make_engine(
+        **lengths, generation=generation, steps_per_launch=2, batch_sizes=[1, 4, 8]
+    )
+    engine.capture()
+    most = task.first(24)
+    requests = [
+        engine.submit(prompt, params)
+        for prompt, params in zip(most.prompts, most.sampling(), strict=True)
+    ]
+    run_with_random_times(engine, Random(3))
+    assert [request.output_ids for request in requests] == most.expected
+    drafted = engine.stats.drafted_lengths
+    assert len(drafted) == len(engine.spec.lengths), "all lengths ran"
+    assert sum(drafted.values()) == engine.stats.num_verifies
+
+
+@any_lengths
+def test_sampled_text_does_not_depend_on_the_lengths(make_engine, task, lengths):
+    texts = []
+    fixed = {"num_steps": 3, "topk": lengths.get("topk", 1)}
+    for options in (fixed, *({**lengths, "generation": each} for each in GENERATIONS)):
+        engine = make_engine(**options, steps_per_launch=3, batch_sizes=[2, 6], max_batch_size=6)
+        engine.capture()
+        requests = [
+            engine.submit(prompt, SamplingParams(max_new_tokens=11, temperature=0.9, seed=index))
+            for index, prompt in enumerate(task.prompts[:9])
+        ]
+        if options is fixed:
+            while engine.has_work:
+                engine.step()
+        else:
+            run_with_random_times(engine, Random(5))
+        texts.append([request.output_ids for request in requests])
+        engine.close()
+    assert texts[1:] == texts[:1] * len(GENERATIONS)
+
+
+@every_generation
+@pytest.mark.parametrize("algorithm", ["EAGLE3", "STANDALONE", "NGRAM"])
+def test_every_drafter_that_has_lengths(make_engine, task, algorithm, generation):
+    engine = make_engine(
+        algorithm, num_steps=(0, 1, 3), generation=generation, batch_sizes=[8], steps_per_launch=2
+    )
+    engine.capture()
+    short = task.first(10)
+    requests = [
+        engine.submit(prompt, params)
+        for prompt, params in zip(short.prompts, short.sampling(), strict=True)
+    ]
+    run_with_random_times(engine, Random(7))
+    assert [request.output_ids for request in requests] == short.expected
+
+
+@every_generation
+@pytest.mark.parametrize("plain_steps", [1, 3, 8])
+def test_a_draft_after_plain_steps_is_as_good_as_before(make_engine, task, generation, plain_steps):
+    """A draft model without errors loses no acceptance if its KV is complete."""
+    engine = make_engine(
+        "EXACT", num_steps=(0, 3), generation=generation, batch_sizes=[2], max_batch_size=2,
+        steps_per_launch=1,
+    )  # fmt: skip
+    engine.capture()
+    for prompt in task.prompts[:2]:
+        engine.submit(prompt, SamplingParams(max_new_tokens=52))
+    times, turn = choices_of(engine).times, 0
+    while engine.has_work:
+        is_plain = turn % (plain_steps + 2) < plain_steps
+        times[:, 0], times[:, 1] = (0.01, 1.0) if is_plain else (1.0, 0.01)
+        engine.step()
+        turn += 1
+    drafted, accepted = engine.stats.drafted_lengths, engine.stats.accepted_lengths
+    assert set(drafted) == {0, 3}
+    assert drafted[3] >= 10
+    # The model errs at the start alone, since it does not see the first token of a prompt.
+    assert drafted[3] - accepted[4] <= 6
+
+
+def test_before_the_capture_the_longest_runs(make_engine, task):
+    engine = make_engine(num_steps=(0, 1, 3))
+    engine.generate(task.prompts[:2], SamplingParams(max_new_tokens=4))
+    assert set(engine.stats.drafted_lengths) == {3}
+
+
+def test_a_drafter_of_one_length_is_refused(make_engine):
+    with pytest.raises(ConfigError, match="MultiLayerDrafter has one") as caught:
+        make_engine("MULTI_LAYER_EAGLE", num_steps=(1, 2))
+    assert caught.value.field == "num_steps"
+
+
+def test_times_are_those_of_the_graphs(make_engine):
+    engine = make_engine(num_steps=(0, 1, 3), batch_sizes=[1, 8])
+    engine.capture()
+    times = choices_of(engine).times
+    assert (times.diff(dim=1) > 0).all(), "longer drafts take longer"
+    assert (times[1] > times[0]).all(), "larger batches take longer"
+    assert torch.equal(times, choices_of(engine).times)

@@ -1,0 +1,160 @@
+"""Draft models of any target of transformers change nothing in its text, greedy or sampled."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import graphkit as gk
+from drafted_models import CASES, head_config, with_head
+from graphkit import hf
+from graphkit.errors import CheckpointError, ConfigError
+from graphkit.reference import Eagle3Head, EagleHead
+from small_models import small_model
+
+pytestmark = pytest.mark.slow
+PROMPTS = [[5, 17, 3, 17, 3, 17, 9, 5, 17], [7, 8, 9], list(range(30, 42))]
+NEW_TOKENS = 14
+SAMPLED = gk.SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.8, top_p=0.9, seed=3)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def loaded(request, tmp_path_factory):
+    return CASES[request.param](tmp_path_factory.mktemp("draft"))
+
+
+def texts(loaded, *sampling, **options):
+    """Return the tokens of each prompt, for each of some sampling parameters."""
+    with loaded.engine(max_batch_size=4, max_context_len=64, batch_sizes=[4], **options) as engine:
+        engine.capture()
+        found = [
+            [request.output_ids for request in engine.generate(PROMPTS, each)] for each in sampling
+        ]
+        assert all(not runner.stats.fallbacks for runner in engine.runners)
+        return found
+
+
+@pytest.fixture(scope="module")
+def expected(loaded):
+    """The greedy text of transformers, and the seeded text of plain decoding."""
+    greedy = [
+        loaded.original.generate(
+            torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, eos_token_id=None, pad_token_id=0,
+            do_sample=False,
+        )[0, len(prompt) :].tolist()
+        for prompt in PROMPTS
+    ]  # fmt: skip
+    return [greedy, *texts(loaded, SAMPLED, algorithm="NONE")]
+
+
+@pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+@pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
+def test_the_text_does_not_depend_on_the_draft_model(loaded, expected, generation, topk):
+    greedy = gk.SamplingParams(max_new_tokens=NEW_TOKENS)
+    assert texts(loaded, greedy, SAMPLED, generation=generation, topk=topk) == expected
+
+
+@pytest.mark.parametrize("loaded", ["standalone", "eagle3", "mtp-chain"], indirect=True)
+def test_every_mode_is_captured_and_audits_clean(loaded):
+    target = loaded.target(max_batch_size=4, max_context_len=64, topk=2)
+    drafting = loaded.draft.modes
+    assert {*target.modes} > {*drafting}
+    report = gk.audit_target(target, batch_sizes=[4])
+    assert [finding for finding in report.findings if finding.severity == "error"] == []
+
+
+def test_the_draft_model_selects_the_algorithm(loaded, request):
+    case = request.node.callspec.params["loaded"]
+    expected = {"standalone": "STANDALONE", "eagle3": "EAGLE3", "mtp-chain": "MULTI_LAYER_EAGLE"}
+    assert loaded.algorithm == expected.get(case, "EAGLE")
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt2"])
+def test_a_head_reads_the_streams_of_its_target(kind, tmp_path):
+    loaded = with_head(kind, tmp_path, Eagle3Head, aux_layers=(1, 0, 2), draft_vocab_size=96)
+    verify = gk.ForwardMode.TARGET_VERIFY
+    target = loaded.target(max_batch_size=2, max_context_len=64)
+    slots = target.attention[verify].req_to_token_pool.req_to_token[1, :4]
+    ids = torch.tensor([5, 17, 3, 17])
+    batch = gk.TargetVerifyInputs(
+        req_pool_indices=torch.tensor([1]), seq_lens=torch.tensor([0], dtype=torch.int32),
+        input_ids=ids, positions=torch.arange(4), out_cache_loc=slots.long(),
+    )  # fmt: skip
+    found = target.runner(verify, device="cpu").fall_back(batch).hidden_states
+    last = []
+    layers = getattr(loaded.original.base_model, "layers", None) or loaded.original.base_model.h
+    layers[-1].register_forward_hook(lambda _, args, output: last.append(output))
+    states = loaded.original(ids[None], output_hidden_states=True).hidden_states
+    streams = (states[1], states[0], last[0] if torch.is_tensor(last[0]) else last[0][0])
+    torch.testing.assert_close(found, torch.cat(streams, -1)[0])
+
+
+def test_a_head_of_another_target_is_refused_in_a_line(tmp_path):
+    with_head("llama", tmp_path / "head", EagleHead)
+    for changes in ({"hidden_size": 32}, {"vocab_size": 96}):
+        (name,) = changes
+        with pytest.raises(CheckpointError, match=f"draft head has {name}") as caught:
+            hf.load(small_model("llama", **changes), draft=tmp_path / "head", device="cpu")
+        assert "\n" not in str(caught.value)
+
+
+def test_a_head_for_deeper_targets_is_refused(tmp_path):
+    with_head("llama", tmp_path, Eagle3Head, aux_layers=(0, 1, 2), draft_vocab_size=96)
+    shallow = small_model("llama", num_hidden_layers=1)
+    with pytest.raises(CheckpointError, match="inputs of target layers 0, 1, 2, but the target"):
+        hf.load(shallow, draft=tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (None, b"", "does not exist"),
+        ("config.json", b"{}", "contains none of model.safetensors"),
+        ("model.safetensors", b"damaged", "contains no config.json"),
+    ],
+)
+def test_a_bad_folder_is_one_line(tmp_path, name, content, message):
+    folder = tmp_path / "draft"
+    if name is not None:
+        folder.mkdir()
+        (folder / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        hf.load(small_model("llama"), draft=folder, device="cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_heads_may_be_passed_as_modules():
+    model = small_model("llama")
+    parts = {"embedding": model.get_input_embeddings(), "lm_head": model.lm_head}
+    target = SimpleNamespace(config=model.config, logits=model.lm_head.forward, **parts)
+    head = EagleHead(head_config(model), target).requires_grad_(False)
+    assert hf.load(model, draft=head, device="cpu").draft.module is head
+    with pytest.raises(ConfigError, match="expected a folder with an EAGLE"):
+        hf.load(small_model("llama"), draft=torch.nn.Linear(2, 2), device="cpu")
+
+
+def test_a_draft_model_with_another_vocabulary_is_refused():
+    with pytest.raises(ConfigError, match="vocabulary of 96 tokens, but LlamaForCausalLM has 128"):
+        hf.load(small_model("llama"), draft=small_model("qwen3", vocab_size=96), device="cpu")
+
+
+def test_a_recurrent_draft_model_is_refused():
+    with pytest.raises(ConfigError, match="Qwen3NextForCausalLM has recurrent states"):
+        hf.load(small_model("llama"), draft=small_model("qwen3_next"), device="cpu")
+
+
+def test_an_algorithm_of_another_kind_is_refused():
+    draft, message = small_model("llama", 1), "EAGLE needs a draft model of its kind. Load one"
+    with pytest.raises(ConfigError, match=f"{message}, or use one of STANDALONE, NGRAM, NONE"):
+        hf.load("no folder", draft=draft, algorithm="eagle", device="cpu")
+    with pytest.raises(ConfigError, match=f"{message}, or use one of NGRAM, NONE"):
+        hf.load("no folder", algorithm="EAGLE", device="cpu")
+
+
+def test_a_draft_model_bounds_the_context():
+    draft = small_model("opt", max_position_embeddings=48)
+    loaded = hf.load(small_model("llama"), draft=draft, device="cpu", check=False)
+    assert loaded.longest_context == 48
+    assert loaded.engine().sizes.max_context_len == 48

@@ -1,0 +1,253 @@
+"""Modules of a loaded model run through graphkit's ops where both compute the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama import modeling_llama
+
+import graphkit as gk
+from graphkit import hf
+from graphkit.attention import TritonAttention
+from graphkit.audit.live_tensors import _storages
+from graphkit.errors import TargetError
+from graphkit.hf.fusion.residual import DeferredSums, PendingSum, normalised
+from graphkit.reference import reference_target
+from small_models import small_model
+
+pytestmark = pytest.mark.slow
+MODE = gk.ForwardMode.TARGET_VERIFY
+FAST_KINDS = ["llama", "mistral", "qwen2", "qwen3"]
+"""Model types of the fast layout."""
+
+
+def verify_nodes(target):
+    with target.runner(MODE, device="cpu", batch_sizes=[2]) as runner:
+        runner.capture()
+        return runner.inspect(2).nodes
+
+
+@pytest.mark.parametrize("kind", FAST_KINDS)
+def test_a_step_has_as_many_nodes_as_the_fast_layout(kind, tmp_path, monkeypatch):
+    # One op per layer, as on CUDA, so that the nodes of attention do not hide others.
+    monkeypatch.setattr(hf.pools, "SdpaAttention", TritonAttention)
+    small_model(kind).save_pretrained(tmp_path)
+    fast = verify_nodes(
+        reference_target("cpu", checkpoint=tmp_path, max_batch_size=2, attention=TritonAttention)
+    )
+    ours = verify_nodes(hf.load(tmp_path, device="cpu").target(max_batch_size=2))
+    assert len(ours) <= 1.05 * len(fast)
+    plain = hf.load(tmp_path, device="cpu", fuse=False)
+    assert not plain.layout.replaced
+    assert len(verify_nodes(plain.target(max_batch_size=2))) > 2 * len(fast)
+
+
+def test_nodes_have_the_modules_of_the_checkpoint():
+    model = small_model("llama")
+    names = {name for name, _ in model.named_modules()}
+    target = hf.load(model, device="cpu").target(max_batch_size=2)
+    with target.runner(MODE, device="cpu", batch_sizes=[2]) as runner:
+        attribution = gk.Attribution(target.weights)
+        runner.capture(attribution=attribution)
+        nodes = runner.inspect(2).nodes
+    modules = [node.module for node in nodes if node.module and not node.module.startswith("(")]
+    assert set(modules) <= names
+    layer = "model.layers.1"
+    assert [name for name in modules if name.startswith(layer)] == [
+        f"{layer}.input_layernorm",
+        f"{layer}.self_attn.q_proj",
+        *[f"{layer}.self_attn"] * (modules.count(f"{layer}.self_attn")),
+        f"{layer}.self_attn.o_proj",
+        f"{layer}.post_attention_layernorm",
+        f"{layer}.mlp.gate_proj",
+        f"{layer}.mlp",
+        f"{layer}.mlp.down_proj",
+    ]
+
+
+def test_the_replaced_modules_are_named():
+    replaced = hf.load(small_model("qwen3"), device="cpu").layout.replaced
+    layer = "model.layers.0"
+    product = ", ".join(f"{layer}.self_attn.{part}_proj" for part in "qkv")
+    assert replaced[f"{layer}.self_attn.k_proj"] == f"one product of {product}"
+    assert replaced[f"{layer}.mlp"].startswith("graphkit::silu_and_mul")
+    assert replaced[f"{layer}.self_attn"].startswith("graphkit::rotated_heads")
+    assert replaced["model.norm"] == "graphkit::rms_norm"
+    assert "lm_head" not in replaced
+
+
+def test_merged_weights_are_held_once():
+    model = small_model("llama")
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    held = sum(weight.nbytes for weight in before.values())
+    loaded = hf.load(model, device="cpu")
+    for each in (loaded.model, loaded.original):
+        weights = dict(each.named_parameters())
+        storages = {weight.untyped_storage().data_ptr(): weight for weight in weights.values()}
+        assert sum(each.untyped_storage().nbytes() for each in storages.values()) == held
+        assert all(torch.equal(weights[name], weight) for name, weight in before.items())
+
+
+def clamped_gate(self, x):
+    return self.down_proj((self.act_fn(self.gate_proj(x)) * self.up_proj(x)).clamp(-9, 9))
+
+
+def centred_norm(self, hidden_states):
+    centred = hidden_states - hidden_states.mean(-1, keepdim=True)
+    variance = centred.pow(2).mean(-1, keepdim=True)
+    return self.weight * centred * torch.rsqrt(variance + self.variance_epsilon)
+
+
+def norm_of_other_eps(self, hidden_states):
+    variance = hidden_states.pow(2).mean(-1, keepdim=True)
+    return self.weight * hidden_states * torch.rsqrt(variance + 10 * self.variance_epsilon)
+
+
+def rotated_backwards(q, k, cos, sin, unsqueeze_dim=1):
+    return ROTATE(q, k, cos, -sin, unsqueeze_dim)
+
+
+ROTATE = modeling_llama.apply_rotary_pos_emb
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "function", "module"),
+    [
+        (modeling_llama.LlamaMLP, "forward", clamped_gate, "layers.0.mlp"),
+        (modeling_llama.LlamaRMSNorm, "forward", centred_norm, "norm"),
+        (modeling_llama.LlamaRMSNorm, "forward", norm_of_other_eps, "norm"),
+        (modeling_llama, "apply_rotary_pos_emb", rotated_backwards, "layers.0.self_attn"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_module_that_computes_something_else_stays(monkeypatch, owner, name, function, module):
+    monkeypatch.setattr(owner, name, function)
+    loaded = hf.load(small_model("llama"), device="cpu")  # compares the logits
+    assert f"model.{module}" not in loaded.layout.replaced
+    assert loaded.layout.replaced
+
+
+def test_scaled_angles_stay_with_the_model():
+    scaled = small_model("llama")
+    scaled.model.rotary_emb.attention_scaling = 1.1
+    replaced = hf.load(scaled, device="cpu").layout.replaced
+    assert "model.layers.0.self_attn" not in replaced
+    assert "model.rotary_emb" not in replaced
+    assert "model.layers.0.self_attn.q_proj" in replaced
+
+
+def test_tied_layers_are_not_merged():
+    model = small_model("llama")
+    first, second = model.model.layers
+    second.self_attn.q_proj.weight = first.self_attn.q_proj.weight
+    loaded = hf.load(model, device="cpu")
+    assert "model.layers.0.self_attn.q_proj" not in loaded.layout.replaced
+    weights = [layer.self_attn.q_proj.weight for layer in loaded.model.model.layers]
+    assert weights[0].data_ptr() == weights[1].data_ptr()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_next", "gpt_oss"])
+def test_models_in_bfloat16_are_fused(kind):
+    loaded = hf.load(small_model(kind).to(torch.bfloat16), device="cpu")
+    assert any(text == "graphkit::rms_norm" for text in loaded.layout.replaced.values())
+    assert any(text.startswith("one product") for text in loaded.layout.replaced.values())
+
+
+class TestPendingSum:
+    terms = torch.arange(12.0).view(1, 3, 4), torch.full((1, 3, 4), 0.5)
+
+    def sum(self):
+        with DeferredSums({4}):
+            found = self.terms[0] + self.terms[1]
+        assert isinstance(found, PendingSum)
+        return found
+
+    @pytest.mark.parametrize(
+        "read",
+        [
+            lambda rows: rows * 2, lambda rows: rows[0, 1:], lambda rows: torch.cat([rows, rows]),
+            lambda rows: rows.float().mean(-1), lambda rows: rows.to(torch.bfloat16),
+            lambda rows: nn.functional.linear(rows, torch.ones(2, 4)), lambda rows: rows + rows,
+            lambda rows: rows.clone().tolist(), lambda rows: torch.stack((rows, rows)).sum(),
+        ],
+    )  # fmt: skip
+    def test_every_operation_reads_the_sum(self, read):
+        got, expected = read(self.sum()), read(self.terms[0] + self.terms[1])
+        assert type(got) is type(expected)
+        assert torch.equal(torch.as_tensor(got), torch.as_tensor(expected))
+
+    def test_metadata_does_not_compute_it(self):
+        rows = self.sum()
+        assert (rows.shape, rows.dtype, rows.dim(), len(rows)) == ((1, 3, 4), torch.float32, 3, 1)
+        assert rows._total is None
+
+    def test_a_norm_computes_it_once(self):
+        rows = self.sum()
+        total = self.terms[0] + self.terms[1]
+        weight = torch.tensor([1.0, 2.0, 3.0, 4.0])
+        assert torch.equal(normalised(rows, weight, 1e-6), normalised(total, weight, 1e-6))
+        kept = rows._total
+        assert torch.equal(rows.total(), total)
+        assert rows.total() is kept
+
+    def test_other_sums_are_computed_at_once(self):
+        one, other = self.terms
+        with DeferredSums({4}):
+            for found in (one + 1, one + other[:, :1], one[0] + other[0], torch.add(one, 2)):
+                assert type(found) is torch.Tensor
+            assert type(one.transpose(1, 2) + other.transpose(1, 2)) is torch.Tensor
+
+    def test_audits_pass_over_sums_without_memory(self):
+        rows = self.sum()
+        with torch._C.DisableTorchFunctionSubclass():
+            assert list(_storages([rows, self.terms[0]])) == list(_storages([self.terms[0]]))
+        assert rows._total is None
+
+    def test_a_term_that_is_written_later_is_refused(self):
+        one, other = (term.clone() for term in self.terms)
+        with DeferredSums({4}):
+            found = one + other
+        one.zero_()
+        with pytest.raises(TargetError, match="fuse=False"):
+            found * 2
+
+
+MEASURED_LOAD = """
+import gc, sys
+from pathlib import Path
+from graphkit import hf
+from small_models import small_model
+
+def resident(kind):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(kind))
+
+hf.load(small_model("llama"), device="cpu")  # imports what loading imports
+gc.collect()
+Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+before = resident("VmRSS")
+model = hf.load(sys.argv[1], device="cpu").model
+weights = sum(weight.nbytes for weight in model.parameters())
+print((resident("VmHWM") - before) / weights)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_loading_takes_the_memory_of_the_weights(tmp_path):
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=768, intermediate_size=2560, num_hidden_layers=6,
+        num_attention_heads=12, num_key_value_heads=4,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path)  # 180 MB
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED_LOAD, str(tmp_path)],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert float(done.stdout) <= 1.2

@@ -1,0 +1,79 @@
+"""Small targets of transformers with random draft models of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from graphkit import hf
+from graphkit.hf.draft_model import SharedModules
+from graphkit.reference import Eagle3Head, EagleHead, LlamaConfig, save_draft_head
+from mtp_folders import save_with_mtp
+from small_models import small_model
+
+
+def two_gemmas(_: Path, device: str = "cpu") -> hf.TransformersModel:
+    """Load a target, and a draft model of half its width and one layer."""
+    target = small_model("gemma3_text", tie_word_embeddings=False)
+    draft = small_model(
+        "gemma3_text", tie_word_embeddings=False, hidden_size=32, num_hidden_layers=1,
+        layer_types=["sliding_attention"],
+    )  # fmt: skip
+    return hf.load(target, draft=draft, device=device)
+
+
+def head_config(model: Any) -> LlamaConfig:
+    """Return the sizes of a Llama layer of the width of a target."""
+    return LlamaConfig(
+        vocab_size=model.config.vocab_size, hidden_size=model.config.hidden_size,
+        intermediate_size=96, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=16, max_position_embeddings=64,
+    )  # fmt: skip
+
+
+def with_head(
+    kind: str,
+    folder: Path,
+    create: type[EagleHead | Eagle3Head] = EagleHead,
+    device: str = "cpu",
+    **options: Any,
+) -> hf.TransformersModel:
+    """Save a random head for a target, and load the target with it."""
+    other = hf.load(small_model(kind), device="cpu", check=False)
+    torch.manual_seed(1)
+    head = create(head_config(other.model), SharedModules(other.model, other.layout), **options)
+    for weight in head.parameters():
+        torch.nn.init.normal_(weight, std=0.15)
+    if isinstance(head, Eagle3Head) and head.d2t is not None:
+        tokens = torch.randperm(128)[: len(head.d2t)].sort().values
+        head.d2t.copy_(tokens - torch.arange(len(tokens)))
+    save_draft_head(head, folder)
+    return hf.load(small_model(kind), draft=folder, device=device)
+
+
+def eagle3(folder: Path, device: str = "cpu") -> hf.TransformersModel:
+    """Load a model with experts and an EAGLE-3 head with a reduced vocabulary."""
+    options = {"aux_layers": (0, 1, 2), "draft_vocab_size": 96}
+    return with_head("qwen3_moe", folder, Eagle3Head, device, **options)
+
+
+def with_mtp(kind: str, folder: Path, device: str = "cpu", count: int = 1) -> hf.TransformersModel:
+    """Save a target with random MTP layers like its last layer, and load both."""
+    model = small_model(kind)
+    save_with_mtp(model, folder, model.config.num_hidden_layers - 1, count)
+    return hf.load(folder, draft="mtp", device=device)
+
+
+CASES: dict[str, Callable[..., hf.TransformersModel]] = {
+    "standalone": two_gemmas,
+    "eagle": lambda folder, device="cpu": with_head("gemma2", folder, device=device),
+    "eagle-recurrent": lambda folder, device="cpu": with_head("qwen3_next", folder, device=device),
+    "eagle3": eagle3,
+    "mtp-behind": lambda folder, device="cpu": with_mtp("deepseek_v3", folder, device),
+    "mtp-beside": lambda folder, device="cpu": with_mtp("qwen3_5_text", folder, device),
+    "mtp-chain": lambda folder, device="cpu": with_mtp("deepseek_v3", folder, device, 3),
+}
+"""Loads a target with a draft model, from an empty folder and a device."""

@@ -1,0 +1,125 @@
+"""Training of small targets of transformers and of draft models, for seconds, on the same text.
+
+Shape letters: B windows, L tokens of each, T = B x L rows, H hidden, F features, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+
+from graphkit.hf.attention import AttentionCall, attending
+from graphkit.hf.mtp import MtpHead
+
+LENGTH, WINDOWS, STEPS, RATE = 36, 8, 80, 4e-3
+SENTENCES = [
+    torch.randint(128, (12,), generator=torch.Generator().manual_seed(seed)) for seed in range(16)
+]
+"""The language: sentences in random order."""
+Run = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Runs a head over ids, features and positions [B, L, ...]; returns hidden states and logits."""
+
+
+def windows(generator: torch.Generator) -> Tensor:
+    """Return windows of random sentences, [B, L + 2]."""
+    order = torch.randint(len(SENTENCES), (WINDOWS, LENGTH // 12 + 2), generator=generator)
+    text = torch.stack([torch.cat([SENTENCES[i] for i in row]) for row in order.tolist()])
+    return text[:, : LENGTH + 2]
+
+
+def minimise(weights: Iterable[nn.Parameter], steps: int, loss: Callable[[Tensor], Tensor]) -> None:
+    """Minimise a loss over windows."""
+    generator, trained = torch.Generator().manual_seed(0), list(weights)
+    optimiser = torch.optim.AdamW([weight.requires_grad_() for weight in trained], lr=RATE)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss(windows(generator)).backward()
+        optimiser.step()
+    for weight in trained:
+        weight.requires_grad_(False)
+
+
+def trained(model: Any, steps: int = STEPS) -> Any:
+    """Train a language model, and return it."""
+
+    def loss(ids: Tensor) -> Tensor:
+        logits = model(ids[:, :-1]).logits
+        return cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+    minimise(model.parameters(), steps, loss)
+    return model.eval()
+
+
+def head_target(model: Any) -> Any:
+    """Return what heads use of a model, as ``reference.HeadTarget``."""
+    parts = {"embedding": model.get_input_embeddings(), "lm_head": model.lm_head}
+    return SimpleNamespace(config=model.config, logits=model.lm_head.forward, **parts)
+
+
+def train_head(
+    model: Any, own: Iterable[nn.Parameter], run: Run, layers: tuple[int, ...], steps: int = STEPS
+) -> None:
+    """Train a draft head to predict what follows the next token.
+
+    Args:
+        model: The target, as transformers runs it.
+        own: The weights of the head that are not the target's.
+        run: Runs the head.
+        layers: Layers whose inputs are the features; empty for the rows of the output head.
+    """
+
+    def loss(ids: Tensor) -> Tensor:
+        with torch.no_grad():
+            states = model(ids[:, :LENGTH], output_hidden_states=True).hidden_states
+        features = torch.cat([states[i] for i in layers], -1) if layers else states[-1]
+        positions = torch.arange(LENGTH).expand(WINDOWS, -1)
+        hidden, logits = run(ids[:, 1:-1], features, positions)
+        first = cross_entropy(logits.flatten(0, 1), ids[:, 2:].flatten())
+        # The second draft step reads the head's hidden states instead of the target's.
+        _, logits = run(ids[:, 2:], hidden, positions + 1)
+        return first + cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 3:].flatten())
+
+    minimise(own, steps, loss)
+
+
+def head_run(head: Any) -> Run:
+    """Return what runs an EAGLE or EAGLE-3 head of ``graphkit.reference`` over whole windows."""
+
+    def attend(_: int, *parts: Tensor) -> Tensor:
+        query, key, value = (part.unflatten(0, (WINDOWS, -1)).transpose(1, 2) for part in parts)
+        return causal(query, key, value).transpose(1, 2).flatten(0, 1)
+
+    def run(ids: Tensor, features: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = head(ids.flatten(), features.flatten(0, 1), positions.flatten(), attend)
+        return hidden.unflatten(0, ids.shape), head.logits(hidden).unflatten(0, ids.shape)
+
+    return run
+
+
+def mtp_run(head: MtpHead) -> Run:
+    """Return what runs the first MTP layer over whole windows."""
+
+    def attend(call: AttentionCall) -> Tensor:
+        parts = (call.query, call.key, call.value)
+        query, key, value = (part[0].unflatten(1, (WINDOWS, -1)).transpose(0, 1) for part in parts)
+        out = causal(query, key, value, scale=call.scaling)
+        return out.transpose(1, 2).flatten(0, 1)[None]
+
+    def run(ids: Tensor, features: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        with attending(attend, positions.flatten()):
+            hidden = head(0, ids.flatten(), features.flatten(0, 1), positions.flatten())
+        return hidden.unflatten(0, ids.shape), head.logits(hidden).unflatten(0, ids.shape)
+
+    return run
+
+
+def causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+    """Attend to earlier rows, [B, N, L, D]."""
+    return scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scale, enable_gqa=True
+    )

@@ -1,0 +1,165 @@
+"""Tokens per second of models of transformers, through graphkit and by transformers itself.
+
+Random weights in bfloat16, greedy, one request and eight. Each kind runs in a process of its own,
+since compiled code and process state of one would change the next. The report is written after each
+kind.
+
+- graphkit: device loops (v3), plain and with NGRAM drafts. Random weights repeat themselves, so
+  NGRAM shows what long drafts cost and gain, not what a trained model accepts.
+- generate: dynamic cache, static cache (compiled by transformers), and continuous batching, which
+  captures CUDA graphs.
+
+    python tools/bench/models.py --out tools/bench/results/models.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from graphkit.graphs import environment
+from graphkit.records import BenchReport, Measure
+from graphkit.views import bench_view
+
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))
+from small_models import DIFFERENT_KINDS, random_model
+
+SIZES = {
+    "vocab_size": 32768, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64, "ffn_dim": 4096,
+    "word_embed_proj_dim": 1024, "max_position_embeddings": 2048, "moe_intermediate_size": 512,
+    "num_experts": 16, "num_local_experts": 16, "n_routed_experts": 16,
+}  # fmt: skip
+_PROMPT, _NEW = 64, 192
+_BATCHES = (1, 8)
+_KIND_S = 150.0
+"""Time limit of a kind: compiling a static cache takes most of it."""
+
+
+def ways(kind: str, batch: int, device: torch.device) -> Iterator[tuple[str, Callable[[], int]]]:
+    """Yield each way to generate: its name, and a function that returns the number of tokens."""
+    import graphkit as gk
+    from graphkit import hf
+
+    model = random_model(kind, SIZES, std=0.03, dtype=torch.bfloat16).to(device)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, SIZES["vocab_size"], (batch, _PROMPT), generator=generator)
+    prompts, on_device = ids.tolist(), ids.to(device)
+
+    def generate(**options: object) -> int:
+        out = model.generate(
+            on_device, attention_mask=torch.ones_like(on_device), do_sample=False, pad_token_id=0,
+            eos_token_id=None, max_new_tokens=_NEW, **options,
+        )  # fmt: skip
+        return batch * (out.shape[1] - _PROMPT)
+
+    def continuous() -> int:
+        outputs = model.generate_batch(prompts, max_new_tokens=_NEW, progress_bar=False)
+        return sum(len(each.generated_tokens) for each in outputs.values())
+
+    yield "generate, dynamic cache", generate
+    yield "generate, static cache", lambda: generate(cache_implementation="static")
+    yield "generate, continuous batching", continuous
+    model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
+    loaded = hf.load(model)
+    for algorithm in ("NONE", "NGRAM"):
+        with loaded.engine(
+            algorithm=algorithm, max_batch_size=batch, max_context_len=_PROMPT + _NEW + 8,
+            generation="v3", steps_per_launch=64, batch_sizes=[batch],
+        ) as engine:  # fmt: skip
+            engine.capture()
+
+            def run(engine: gk.SpeculativeEngine = engine) -> int:
+                sampling = gk.SamplingParams(max_new_tokens=_NEW)
+                return sum(len(r.output_ids) for r in engine.generate(prompts, sampling))
+
+            yield f"graphkit, {algorithm}", run
+
+
+def measured(kind: str, device: torch.device, rounds: int) -> Iterator[dict[str, object]]:
+    """Yield the tokens per second of each way; of one that fails, the error."""
+    for batch in _BATCHES:
+        for name, run in ways(kind, batch, device):
+            result: dict[str, object] = {"setting": f"{kind}, {batch} requests", "variant": name}
+            try:
+                for _ in range(2):  # compiles, then records graphs
+                    run()
+                speeds = []
+                for _ in range(rounds):
+                    torch.cuda.synchronize(device)
+                    began = time.perf_counter()
+                    tokens = run()
+                    torch.cuda.synchronize(device)
+                    speeds.append(tokens / (time.perf_counter() - began))
+            except Exception as error:
+                result["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            else:
+                result["value"] = max(speeds)
+            yield result
+
+
+def report(kinds: list[str], rounds: int, seconds: float, out: Path | None) -> BenchReport:
+    """Measure every kind in a process of its own."""
+    measures: list[Measure] = []
+    failures: list[str] = []
+    end = time.monotonic() + seconds
+    for kind in kinds:
+        left = min(_KIND_S, end - time.monotonic())
+        if left < _KIND_S / 10:
+            failures.append(f"{kind}: not started")
+            continue
+        command = [sys.executable, __file__, "--kind", kind, "--rounds", str(rounds)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        timer = time.monotonic() + left
+        try:
+            printed, _ = process.communicate(timeout=left)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            printed, _ = process.communicate()
+            failures.append(f"{kind}: stopped after {time.monotonic() - timer + left:.0f} s")
+        for line in filter(lambda text: text.startswith("{"), printed.splitlines()):
+            found = json.loads(line)
+            if "error" in found:
+                failures.append(f"{found['setting']}, {found['variant']}: {found['error']}")
+            else:
+                measures.append(Measure(name="tokens per second", unit="1/s", **found))
+        result = BenchReport(
+            name="models: tokens per second of models of transformers",
+            environment=environment(torch.device("cuda", 0)),
+            settings={"prompt": _PROMPT, "new tokens": _NEW, "failures": "; ".join(failures)},
+            measures=tuple(measures),
+        )
+        if out:
+            out.write_text(result.to_json())
+    return result
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    parser.add_argument("--rounds", type=int, default=2, help="repetitions; the best counts (2)")
+    parser.add_argument("--seconds", type=float, default=560, help="time for all kinds (560)")
+    parser.add_argument("--kinds", nargs="+", default=list(DIFFERENT_KINDS), help="model types")
+    parser.add_argument("--kind", help="print the results of one kind, a JSON object per line")
+    options = parser.parse_args(argv)
+    if options.kind:
+        with torch.no_grad():
+            for result in measured(options.kind, torch.device("cuda", 0), options.rounds):
+                print(json.dumps(result), flush=True)
+        return 0
+    found = report(options.kinds, options.rounds, options.seconds, options.out)
+    Console(width=120).print(bench_view(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
