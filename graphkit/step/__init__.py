@@ -22,7 +22,7 @@ from graphkit.step.eagle import EagleDrafter
 from graphkit.step.multi_layer import MultiLayerDrafter
 from graphkit.step.ngram import NgramDrafter
 from graphkit.step.output_ring import RequestReport, StepBlock, StepReport
-from graphkit.step.request_state import NewRequest, RequestState
+from graphkit.step.request_state import RequestState
 from graphkit.step.sampling_params import SamplingParams
 from graphkit.step.spec_step_runner import SpecStepRunner
 from graphkit.step.step_stream import LoopReader, StepStream
@@ -41,7 +41,6 @@ __all__ = [
     "LoopEnd",
     "LoopReader",
     "MultiLayerDrafter",
-    "NewRequest",
     "NgramDrafter",
     "NullDrafter",
     "PrefillBatch",
