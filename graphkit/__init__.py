@@ -97,6 +97,7 @@ if TYPE_CHECKING:
         TokenSlotAllocator,
         TokenToKVPool,
     )
+    from graphkit.recording import audit_graphs, compare_fingerprint, fingerprint
     from graphkit.records import (
         Argument,
         AuditCheck,
@@ -190,7 +191,7 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 _ROOMS = (
     "errors", "config", "records", "spec", "graphs", "kv", "attention", "buffers", "distributed",
     "runners",
-    "step", "targets", "verify", "engine", "audit", "functions",
+    "step", "targets", "verify", "engine", "audit", "functions", "recording",
 )  # fmt: skip
 """Rooms of the public names; those without torch come first."""
 
@@ -310,6 +311,10 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "ShadowWatch",
     "audit_target",
     "capture_target",
+    # Graphs of other programs: audits, and fingerprints around a sleep or an update.
+    "audit_graphs",
+    "compare_fingerprint",
+    "fingerprint",
     # The whole step, captured and looped on the device; drafting algorithms.
     "DFlashDrafter",
     "DeviceStep",
