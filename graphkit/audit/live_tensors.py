@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import accumulate, compress
 from operator import is_
@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
 
 from graphkit.graphs.operations import tensors_in
 from graphkit.graphs.recorded_op import RecordedOp
@@ -68,22 +67,21 @@ class LiveTensors:
         """Return beginning and end of the storage of each tensor, ascending."""
         return sorted(set(_storages(self._unrecorded_tensors)))
 
-    def tensor_at(self, address: int) -> torch.Tensor | None:
-        """Return a tensor whose storage holds an address, a parameter if there is one."""
+    def tensors_at(self, address: int) -> Sequence[torch.Tensor]:
+        """Return the tensors on the storage that holds an address; empty if none does."""
         index = bisect_right(self._tensors[0], address) - 1
         if index < 0:
-            return None
-        end, tensor = self._tensors[1][index]
-        return tensor if address < end else None
+            return ()
+        end, tensors = self._tensors[1][index]
+        return tensors if address < end else ()
 
     @cached_property
-    def _tensors(self) -> tuple[list[int], list[tuple[int, torch.Tensor]]]:
-        """Beginnings of storages, and for each its end and one of its tensors."""
-        found: dict[int, tuple[int, torch.Tensor]] = {}
+    def _tensors(self) -> tuple[list[int], list[tuple[int, list[torch.Tensor]]]]:
+        """Beginnings of storages, and for each its end and its tensors."""
+        found: dict[int, tuple[int, list[torch.Tensor]]] = {}
         for tensor in self._unrecorded_tensors:
             for begin, end in _storages([tensor]):
-                if begin not in found or isinstance(tensor, nn.Parameter):
-                    found[begin] = end, tensor
+                found.setdefault(begin, (end, []))[1].append(tensor)
         begins = sorted(found)
         return begins, [found[begin] for begin in begins]
 

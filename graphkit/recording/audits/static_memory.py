@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from types import ModuleType
@@ -31,11 +31,13 @@ class Holder:
         owner: The object.
         key: Name of the attribute.
         name: Name for people, such as ``Engine.static_ids``.
+        shape: Dtype and shape of the tensor.
     """
 
     owner: weakref.ReferenceType[Any]
     key: str
     name: str
+    shape: str
 
     def tensor(self) -> torch.Tensor | None:
         """Return the tensor that it holds now; ``None`` without one."""
@@ -54,7 +56,7 @@ class StaticMemory:
     Attributes:
         begin, end: Address of its first byte, and the one after its last byte.
         name: Path of the parameter, or the first holder's name; dtype and shape without either.
-        shape: Dtype and shape of the tensor.
+        shape: Dtype and shape of the tensor that the first holder held.
         is_weight: Whether a module held it as a parameter or buffer.
         storage: Tells whether the storage still exists.
         holders: Where it was held.
@@ -80,7 +82,7 @@ class StaticMemory:
             if tensor is None or tensor.layout is not torch.strided or tensor.is_meta:
                 continue
             begin = tensor.untyped_storage().data_ptr()
-            if begin and begin != self.begin and _shape(tensor) == self.shape:
+            if begin and begin != self.begin and _shape(tensor) == holder.shape:
                 return holder.name
         return ""
 
@@ -100,40 +102,51 @@ class StaticMemories:
             addresses: Addresses in memory of the device.
             live: The tensors of the process.
         """
-        tensors = {address: live.tensor_at(address) for address in addresses}
+        tensors = {address: live.tensors_at(address) for address in addresses}
         begins = {
-            address: tensor.untyped_storage().data_ptr()
-            for address, tensor in tensors.items()
-            if tensor is not None
+            address: found[0].untyped_storage().data_ptr()
+            for address, found in tensors.items()
+            if found
         }
         new = {
             begin: tensors[address]
             for address, begin in begins.items()
             if begin not in self._known or self._known[begin].is_freed
         }
-        self._known |= dict(_described({k: v for k, v in new.items() if v is not None}))
+        self._known |= dict(_described(new))
         return {address: self._known[begin] for address, begin in begins.items()}
 
 
-def _described(tensors: Mapping[int, torch.Tensor]) -> Iterator[tuple[int, StaticMemory]]:
+def _described(
+    tensors: Mapping[int, Sequence[torch.Tensor]],
+) -> Iterator[tuple[int, StaticMemory]]:
+    """Yield storages by address.
+
+    Args:
+        tensors: The tensors on each storage. Any of them may be the one that the program holds: the
+            base of a view, or the view.
+    """
     if not tensors:
         return
     weights = _weight_holders(set(tensors))
-    others = [tensor for begin, tensor in tensors.items() if begin not in weights]
-    attributes = _attribute_holders(others)
-    for begin, tensor in tensors.items():
-        storage, is_weight = tensor.untyped_storage(), begin in weights
-        holders = tuple(weights[begin] if is_weight else attributes.get(id(tensor), ()))
+    attributes = _attribute_holders(
+        [each for begin, views in tensors.items() if begin not in weights for each in views]
+    )
+    for begin, views in tensors.items():
+        storage, is_weight = views[0].untyped_storage(), begin in weights
+        held = weights[begin] if is_weight else []
+        held = held or [holder for each in views for holder in attributes.get(id(each), ())]
+        shape = held[0].shape if held else _shape(views[0])
         yield (
             begin,
             StaticMemory(
                 begin,
                 begin + storage.nbytes(),
-                holders[0].name if holders else _shape(tensor),
-                _shape(tensor),
+                held[0].name if held else shape,
+                shape,
                 is_weight,
                 StorageWeakRef(storage),
-                holders,
+                tuple(held),
             ),
         )
 
@@ -155,7 +168,7 @@ def _weight_holders(begins: set[int]) -> dict[int, list[Holder]]:
                     continue
                 begin = tensor.untyped_storage().data_ptr()
                 if begin in begins:
-                    holder = Holder(weakref.ref(module), key, f"{prefix}.{key}")
+                    holder = Holder(weakref.ref(module), key, f"{prefix}.{key}", _shape(tensor))
                     found.setdefault(begin, []).append(holder)
     return found
 
@@ -180,7 +193,7 @@ def _attribute_holders(tensors: list[torch.Tensor]) -> dict[int, list[Holder]]:
         name = owner.__name__ if isinstance(owner, ModuleType) else type(owner).__name__
         for key, value in list(attributes.items()):
             if id(value) in wanted:
-                holder = Holder(reference, key, f"{name}.{key}")
+                holder = Holder(reference, key, f"{name}.{key}", _shape(value))
                 found.setdefault(id(value), []).append(holder)
     return found
 

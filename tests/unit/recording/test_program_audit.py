@@ -1,0 +1,314 @@
+"""The audit of foreign graphs finds planted faults on a stand-in device and changes no result."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+from stand_in_device import StandInDevice
+from torch import nn
+
+from graphkit.recording.audit_options import AuditOptions
+from graphkit.recording.audits.graph_fingerprints import fingerprint_of_graphs
+from graphkit.recording.audits.program_audit import ProgramAudit
+from graphkit.recording.fingerprints import differences
+from graphkit.recording.hooks import observe_captures, observe_replays
+
+NUM = 64
+HERE = "recording/test_program_audit.py"
+
+
+class Layer(nn.Module):
+    def __init__(self, device):
+        super().__init__()
+        weight = device.full(NUM, NUM, value=0.5)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+
+class Engine:
+    """A program: an input, a layer, state, and a graph that somebody captures."""
+
+    def __init__(self, device, graph_class):
+        self.device, self.layer = device, Layer(device)
+        self.x = device.full(NUM, value=1)
+        self.total = device.full(NUM, value=0)
+        self.rows = device.full(4, value=0, dtype=torch.int64)
+        self.graph = graph_class()
+
+    def step(self, x=None):
+        """Multiply, add noise, and accumulate in place."""
+        device = self.device
+        hidden = device.empty(NUM, source="engine.py:1 in step")
+        out = device.empty(NUM, source="engine.py:2 in step")
+        device.launch("matmul", multiply, hidden, self.layer.weight, self.x if x is None else x,
+                      source="engine.py:3 in step")  # fmt: skip
+        device.launch("noise", add_noise, out, hidden, source="engine.py:4 in step")
+        device.launch("sum", torch.Tensor.add_, self.total, out, source="engine.py:5 in step")
+        return out
+
+    def capture(self, step):
+        self.graph.capture_begin()
+        self.y = step()
+        self.graph.capture_end()
+
+    def state(self):
+        return [each.clone() for each in (self.x, self.total, self.y, self.layer.weight)]
+
+
+def multiply(out, weight, x):
+    torch.mv(weight, x, out=out)
+
+
+def add_noise(out, x):
+    out.copy_(x + torch.rand(len(x)))
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Return ``make(**options)``: a program whose graphs an audit follows, and the audit."""
+
+    def new(*, is_audited=True, **options):
+        device = StandInDevice()
+        graph_class = device.graph_class()
+        audit = ProgramAudit(
+            AuditOptions(report=tmp_path / "report.json", **options), None, lambda: device
+        )
+        if is_audited:
+            observe_captures(graph_class, audit.new_capture)
+            observe_replays(graph_class, lambda: audit)
+        torch.manual_seed(0)
+        return Engine(device, graph_class), audit
+
+    return new
+
+
+def first(audit):
+    report = audit.report()
+    assert report.findings, report.checks
+    return report.findings[0]
+
+
+def assert_captured_here(mode):
+    """The place of capture is the line of ``Engine.capture``."""
+    lines = Path(__file__).read_text().splitlines()
+    line = next(n for n, text in enumerate(lines, 1) if "capture_begin()" in text)
+    assert mode == f"{HERE}:{line} in capture"
+
+
+def check_texts(audit):
+    return {check.audit: check.text for check in audit.report().checks}
+
+
+def run(engine, replays=6):
+    """Return what a program sees after each replay, and random numbers at the end."""
+    engine.capture(engine.step)
+    seen = []
+    for number in range(replays):
+        engine.x.fill_(number + 1)
+        engine.graph.replay()
+        seen += engine.state()
+    return [*seen, torch.rand(4)]
+
+
+@pytest.mark.parametrize("every", [0, 1, 2])
+def test_a_sound_program_computes_the_same_bits_and_has_no_finding(make, every):
+    expected = run(make(is_audited=False)[0])
+    engine, audit = make(every=every)
+    for got, want in zip(run(engine), expected, strict=True):
+        assert torch.equal(got, want)
+    report = audit.report()
+    assert report.findings == ()
+    assert check_texts(audit)["pool-poison"].startswith("overwrote")
+    checked = {0: 1, 1: 6, 2: 3}[every]
+    assert engine.graph.num_runs > 6 + 3 * checked  # each check repeats the replay
+
+
+def test_a_freed_input_is_named_with_its_node(make):
+    engine, audit = make()
+    x = engine.device.full(NUM, value=3)
+    engine.capture(lambda: engine.step(x))
+    del x
+    engine.graph.replay()
+    found = first(audit)
+    assert (found.kind, found.severity, found.kernel) == ("freed memory", "error", "matmul")
+    assert found.source == "engine.py:3 in step"
+    assert_captured_here(found.mode)
+    assert len(audit.report().findings) == 1
+
+
+def test_memory_that_was_freed_and_handed_out_again_is_still_found(make):
+    engine, audit = make()
+    x = engine.device.full(NUM, value=3)
+    engine.capture(lambda: engine.step(x))
+    address = x.data_ptr()
+    del x
+    other = engine.device.full(NUM, value=4)
+    assert other.data_ptr() == address
+    engine.graph.replay()
+    assert first(audit).kind == "freed memory"
+
+
+def test_a_replaced_static_tensor_is_named_by_its_attribute(make):
+    engine, audit = make()
+    engine.capture(engine.step)
+    engine.graph.replay()
+    engine.x = engine.device.full(NUM, value=2)
+    engine.graph.replay()
+    found = first(audit)
+    assert (found.kind, found.severity) == ("replaced static tensor", "error")
+    assert "Engine.x" in found.names
+    assert found.kernel == "matmul"
+    assert_captured_here(found.mode)
+
+
+def test_a_replaced_tensor_that_still_exists_is_a_warning(make):
+    engine, audit = make()
+    engine.capture(engine.step)
+    kept = engine.x
+    engine.x = engine.device.full(NUM, value=2)
+    engine.graph.replay()
+    assert (first(audit).kind, first(audit).severity) == ("replaced static tensor", "warning")
+    assert kept is not engine.x
+
+
+def test_a_stale_read_of_the_pool_is_named_by_its_allocation(make):
+    engine, audit = make()
+
+    def step():
+        last = engine.device.empty(NUM, source="engine.py:9 in stale")
+        out = engine.step()
+        engine.device.launch("add", torch.Tensor.add_, out, last, source="engine.py:10 in stale")
+        engine.device.launch("copy", torch.Tensor.copy_, last, out)
+        return out
+
+    engine.capture(step)
+    engine.graph.replay()
+    found = first(audit)
+    assert (found.kind, found.severity) == ("stale pool memory", "error")
+    assert "engine.py:9 in stale" in found.text
+    assert (found.kernel, found.source) == ("add", "engine.py:10 in stale")
+    assert_captured_here(found.mode)
+
+
+def test_memory_is_restored_after_a_finding(make):
+    def stale(engine):
+        def step():
+            last = engine.device.empty(NUM)
+            out = engine.step()
+            engine.device.launch("add", torch.Tensor.add_, out, last)
+            engine.device.launch("copy", torch.Tensor.copy_, last, out)
+            return out
+
+        engine.capture(step)
+        for _ in range(3):
+            engine.graph.replay()
+        return engine.state()
+
+    expected = stale(make(is_audited=False)[0])
+    engine, audit = make(every=1)
+    got = stale(engine)
+    assert first(audit).kind == "stale pool memory"
+    assert all(torch.equal(*pair) for pair in zip(got, expected, strict=True))
+
+
+def fingerprint(engine, audit):
+    return fingerprint_of_graphs(engine.device, audit.graphs)
+
+
+def test_equal_state_has_equal_fingerprints(make):
+    engine, audit = make()
+    engine.capture(engine.step)
+    engine.graph.replay()
+    assert differences(fingerprint(engine, audit), fingerprint(engine, audit)) == ()
+
+
+def test_a_weight_zeroed_in_sleep_is_an_error_and_an_update_a_note(make):
+    engine, audit = make()
+    engine.capture(engine.step)
+    engine.graph.replay()
+    before = fingerprint(engine, audit)
+    engine.layer.weight.fill_(2)
+    (note,) = differences(before, fingerprint(engine, audit))
+    assert (note.kind, note.severity, note.name) == ("weight", "note", "Layer.weight")
+    engine.layer.weight.zero_()
+    (found,) = differences(before, fingerprint(engine, audit))
+    assert (found.kind, found.severity, found.name) == ("weight", "error", "Layer.weight")
+    assert "`matmul` (node 0) at engine.py:3 in step" in found.text
+    assert_captured_here(found.graphs[0])
+
+
+def test_a_pool_dropped_in_sleep_is_an_error(make):
+    engine, audit = make()
+    engine.capture(engine.step)
+    engine.graph.replay()
+    before = fingerprint(engine, audit)
+    engine.device.unmapped.add(engine.graph.pool())
+    found = differences(before, fingerprint(engine, audit))[0]
+    assert (found.kind, found.severity) == ("pool", "error")
+    assert "is gone" in found.text
+    assert "`noise` (node 1)" in found.text
+    assert_captured_here(found.graphs[0])
+
+
+def gather(out, table, rows):
+    out.copy_(table.flatten()[rows])
+
+
+def indexed(engine):
+    def step():
+        out = engine.step()
+        values = engine.device.empty(4)
+        engine.device.launch("gather", gather, values, engine.layer.weight, engine.rows,
+                             source="engine.py:20 in lookup")  # fmt: skip
+        return out
+
+    engine.capture(step)
+    for row in (0, 1, 1 << 40):
+        engine.rows.fill_(row)
+        engine.graph.replay()
+
+
+def test_an_index_out_of_range_is_found_in_its_replay_and_then_in_its_node(make):
+    engine, audit = make(find_fault=True)
+    indexed(engine)
+    found = first(audit)
+    assert (found.audit, found.severity) == ("fault", "error")
+    assert "replay 3 failed: an illegal memory access" in found.text
+    assert_captured_here(found.mode)
+
+    engine, again = make(find_fault=True, node_by_node=(found.mode, 3))
+    indexed(engine)
+    node = first(again)
+    assert (node.kernel, node.source) == ("gather", "engine.py:20 in lookup")
+    assert "Layer.weight" in node.names
+    assert_captured_here(node.mode)
+
+
+def test_a_replay_node_by_node_without_a_fault_computes_the_same(make):
+    expected = run(make(is_audited=False)[0])
+    engine, _ = make()
+    engine.capture(engine.step)
+    name = _.graphs[0].name
+    engine, audit = make(node_by_node=(name, 2))
+    assert all(torch.equal(*pair) for pair in zip(run(engine), expected, strict=True))
+    assert "3 nodes ran one by one without a fault" in check_texts(audit)["fault"]
+
+
+def test_what_cannot_be_repeated_is_listed_and_replayed_once(make):
+    engine, audit = make()
+    engine.device.num_ranks_ = 2
+    engine.capture(engine.step)
+    engine.graph.replay()
+    assert engine.graph.num_runs == 1
+    assert "not checked" in check_texts(audit)["pool-poison"]
+
+
+def test_a_graph_that_is_gone_is_followed_no_longer(make):
+    engine, audit = make()
+    engine.capture(engine.step)
+    assert len(audit.graphs) == 1
+    del engine.graph
+    gc.collect()
+    assert not audit.graphs
