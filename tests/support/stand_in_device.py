@@ -23,7 +23,6 @@ from graphkit.records import Argument, Environment, GraphRecord, Node, Pointer
 UNIT, SEGMENT = 512, 1 << 21
 
 
-
 @dataclass
 class Block:
     begin: int

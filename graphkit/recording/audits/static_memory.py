@@ -178,9 +178,13 @@ def _attribute_holders(tensors: list[torch.Tensor]) -> dict[int, list[Holder]]:
     if not tensors:
         return {}
     wanted = {id(tensor) for tensor in tensors}
-    referrers = gc.get_referrers(*tensors)
+    # Without containers: those of this function would refer to each other and keep the tensors.
+    referrers = [each for each in gc.get_referrers(*tensors) if type(each) not in (list, tuple)]
     dicts = [each for each in referrers if type(each) is dict]
-    owners = [*referrers, *(gc.get_referrers(*dicts) if dicts else ())]
+    owners = [each for each in referrers if type(each) is not dict]
+    outer = gc.get_referrers(*dicts) if dicts else []
+    owners += [each for each in outer if type(each) not in (list, tuple, dict)]
+    del referrers, dicts, outer
     found: dict[int, list[Holder]] = {}
     for owner in {id(each): each for each in owners}.values():
         attributes = getattr(owner, "__dict__", None)

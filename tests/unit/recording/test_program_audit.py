@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import gc
+import sys
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
-from stand_in_device import StandInDevice
 from torch import nn
 
+from graphkit.audit.live_tensors import LiveTensors
 from graphkit.recording.audit_options import AuditOptions
 from graphkit.recording.audits.graph_fingerprints import fingerprint_of_graphs
 from graphkit.recording.audits.program_audit import ProgramAudit
+from graphkit.recording.audits.static_memory import StaticMemories
 from graphkit.recording.fingerprints import differences
 from graphkit.recording.hooks import observe_captures, observe_replays
+from stand_in_device import StandInDevice
 
 NUM = 64
 HERE = "recording/test_program_audit.py"
@@ -128,7 +133,7 @@ def test_a_sound_program_computes_the_same_bits_and_has_no_finding(make, every):
 def test_a_freed_input_is_named_with_its_node(make):
     engine, audit = make()
     x = engine.device.full(NUM, value=3)
-    engine.capture(lambda: engine.step(x))
+    engine.capture(partial(engine.step, x))
     del x
     engine.graph.replay()
     found = first(audit)
@@ -141,7 +146,7 @@ def test_a_freed_input_is_named_with_its_node(make):
 def test_memory_that_was_freed_and_handed_out_again_is_still_found(make):
     engine, audit = make()
     x = engine.device.full(NUM, value=3)
-    engine.capture(lambda: engine.step(x))
+    engine.capture(partial(engine.step, x))
     address = x.data_ptr()
     del x
     other = engine.device.full(NUM, value=4)
@@ -312,3 +317,20 @@ def test_a_graph_that_is_gone_is_followed_no_longer(make):
     del engine.graph
     gc.collect()
     assert not audit.graphs
+
+
+def test_the_search_for_holders_keeps_no_tensor_alive(monkeypatch):
+    """Not even until the next collection of cycles: the program's memory would not be freed."""
+    module = ModuleType("program")
+    monkeypatch.setitem(sys.modules, "program", module)
+    module.x = torch.ones(NUM)
+    gc.disable()
+    try:
+        found = StaticMemories().find([module.x.data_ptr()], LiveTensors())
+        (memory,) = found.values()
+        assert memory.name == "program.x"
+        assert not memory.is_freed
+        del module.x
+        assert memory.is_freed
+    finally:
+        gc.enable()
