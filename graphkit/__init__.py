@@ -189,9 +189,8 @@ if TYPE_CHECKING:
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _ROOMS = (
-    "errors", "config", "records", "spec", "graphs", "kv", "attention", "buffers", "distributed",
-    "runners",
-    "step", "targets", "verify", "engine", "audit", "functions", "recording",
+    "errors", "config", "records", "recording", "spec", "graphs", "kv", "attention", "buffers",
+    "distributed", "runners", "step", "targets", "verify", "engine", "audit", "functions",
 )  # fmt: skip
 """Rooms of the public names; those without torch come first."""
 

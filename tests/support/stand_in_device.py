@@ -20,7 +20,7 @@ from graphkit.graphs import Allocation
 from graphkit.recording.audits.device import host_bytes
 from graphkit.records import Argument, Environment, GraphRecord, Node, Pointer
 
-UNIT, SEGMENT = 512, 1 << 21
+UNIT, SEGMENT = 512, 1 << 23
 
 
 @dataclass

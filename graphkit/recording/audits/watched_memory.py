@@ -116,7 +116,8 @@ def chunk_sums(data: torch.Tensor) -> torch.Tensor:
     sums = torch.zeros(-(-len(data) // CHUNK), dtype=torch.int64, device=data.device)
     grid = data[: whole * CHUNK].view(torch.int64).view(whole, _WORDS)
     for at in range(0, whole, _BATCH):
-        sums[at : at + _BATCH] = (grid[at : at + _BATCH] * odd).sum(1)
+        end = min(at + _BATCH, whole)
+        sums[at:end] = (grid[at:end] * odd).sum(1)
     rest = data[whole * CHUNK :]
     if len(rest):
         padded = torch.zeros(-(-len(rest) // 8) * 8, dtype=torch.uint8, device=data.device)

@@ -40,6 +40,7 @@ class Engine:
         self.x = device.full(NUM, value=1)
         self.total = device.full(NUM, value=0)
         self.rows = device.full(4, value=0, dtype=torch.int64)
+        self.cache = device.full(3 << 18, value=0)  # 3 MiB: several chunks of watched memory
         self.graph = graph_class()
 
     def step(self, x=None):
@@ -51,6 +52,7 @@ class Engine:
                       source="engine.py:3 in step")  # fmt: skip
         device.launch("noise", add_noise, out, hidden, source="engine.py:4 in step")
         device.launch("sum", torch.Tensor.add_, self.total, out, source="engine.py:5 in step")
+        device.launch("store", store, self.cache, out, source="engine.py:6 in step")
         return out
 
     def capture(self, step):
@@ -59,7 +61,7 @@ class Engine:
         self.graph.capture_end()
 
     def state(self):
-        return [each.clone() for each in (self.x, self.total, self.y, self.layer.weight)]
+        return [each.clone() for each in (self.x, self.total, self.y, self.cache)]
 
 
 def multiply(out, weight, x):
@@ -68,6 +70,13 @@ def multiply(out, weight, x):
 
 def add_noise(out, x):
     out.copy_(x + torch.rand(len(x)))
+
+
+def store(cache, x):
+    """Write at a distance that depends on earlier contents."""
+    at = int(cache[0])
+    cache[at + 1 : at + 1 + len(x)] = x
+    cache[0] = at + (1 << 17)
 
 
 @pytest.fixture
@@ -298,7 +307,7 @@ def test_a_replay_node_by_node_without_a_fault_computes_the_same(make):
     name = _.graphs[0].name
     engine, audit = make(node_by_node=(name, 2))
     assert all(torch.equal(*pair) for pair in zip(run(engine), expected, strict=True))
-    assert "3 nodes ran one by one without a fault" in check_texts(audit)["fault"]
+    assert "4 nodes ran one by one without a fault" in check_texts(audit)["fault"]
 
 
 def test_what_cannot_be_repeated_is_listed_and_replayed_once(make):
