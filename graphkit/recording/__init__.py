@@ -32,7 +32,6 @@ from graphkit.recording.following import (
     audit_graphs,
     compare_fingerprint,
     fingerprint,
-    follow_graphs,
 )
 from graphkit.recording.graph_files import GraphFileWriter, RecordedProgram, collect
 from graphkit.recording.launch import run_python
@@ -51,7 +50,6 @@ __all__ = [
     "audit_program",
     "compare_fingerprint",
     "fingerprint",
-    "follow_graphs",
     "record_program",
 ]
 

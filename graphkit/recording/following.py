@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import tempfile
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,7 @@ def follow(graph_class: Any, options: AuditOptions) -> None:
     Imports of torch wait until the program captures, because the hooks are installed while torch is
     still being imported.
     """
-    writer = AuditFileWriter(_shared_folder(), options.report)
+    writer = AuditFileWriter(Path(os.environ[FOLDER_VARIABLE]), options.report)
 
     def audit() -> ProgramAudit:
         if not _audits:
@@ -50,7 +49,7 @@ def follow_from_environment(graph_class: Any) -> None:
         InspectError: This torch cannot keep a graph's template.
     """
     options = AuditOptions.from_environment()
-    if options is None:
+    if options is None or FOLDER_VARIABLE not in os.environ:
         return
     if not hasattr(graph_class, "raw_cuda_graph"):
         raise InspectError(
@@ -73,30 +72,6 @@ def begin(audit: ProgramAudit) -> None:
     atexit.register(call_safely, audit.end)
 
 
-def follow_graphs(
-    report: str | os.PathLike[str] = "graphkit-audit.json", *, every: int = 0
-) -> None:
-    """Audit the CUDA graphs that this process captures from now on.
-
-    Does the same as ``GRAPHKIT_AUDIT`` in the environment, from within the program. Call it before
-    the first capture. Later calls change nothing.
-
-    Args:
-        report: File of the report.
-        every: Number of replays of a graph between two checks with poisoned memory; 0 checks the
-            first replay alone.
-
-    Raises:
-        ConfigError: ``every`` is negative.
-    """
-    import torch
-
-    if every < 0:
-        raise ConfigError(f"every must be at least 0, got {every}.", field="every")
-    if not hasattr(torch.cuda.CUDAGraph, "_graphkit_followed"):
-        follow(torch.cuda.CUDAGraph, AuditOptions(report=Path(report).absolute(), every=every))
-
-
 def audit_graphs() -> AuditReport:
     """Check the pointers of all live foreign graphs, and return what was found so far.
 
@@ -107,8 +82,8 @@ def audit_graphs() -> AuditReport:
         The report of this process, one finding per cause.
 
     Raises:
-        ConfigError: No graph is followed: the process runs neither under ``graphkit record
-            --audit`` nor with ``GRAPHKIT_AUDIT``, or has captured nothing yet.
+        ConfigError: No graph is followed: the process does not run under ``graphkit record
+            --audit``, or has captured nothing yet.
     """
     return _running().check_now()
 
@@ -158,8 +133,8 @@ def compare_fingerprint(
 def _running() -> ProgramAudit:
     if not _audits:
         raise ConfigError(
-            "no graph of this process is followed. Run it under `graphkit record --audit`, "
-            "set GRAPHKIT_AUDIT, or call graphkit.follow_graphs() before the first capture."
+            "no graph of this process is followed. Run it under `graphkit record --audit`, and "
+            "call this after the first capture."
         )
     return _audits[0]
 
@@ -176,18 +151,3 @@ def _followed_by_checks(function: Any) -> Any:
                 call_safely(audit.check_next_replays)
 
     return call
-
-
-def _shared_folder() -> Path:
-    """Return the folder of this process and its children, and create it for the first one."""
-    folder = os.environ.get(FOLDER_VARIABLE)
-    if folder is None:
-        temporary = tempfile.TemporaryDirectory("-graphkit-audit", ignore_cleanup_errors=True)
-        atexit.register(_clean_up, temporary, os.getpid())
-        folder = os.environ[FOLDER_VARIABLE] = temporary.name
-    return Path(folder)
-
-
-def _clean_up(temporary: tempfile.TemporaryDirectory[str], pid: int) -> None:
-    if pid == os.getpid():  # not in a forked child
-        temporary.cleanup()

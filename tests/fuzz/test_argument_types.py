@@ -17,6 +17,7 @@ import torch
 
 import graphkit as gk
 from graphkit.attention import SdpaAttention
+from graphkit.recording import Fingerprint
 from graphkit.targets import selected_modes
 from graphkit.testing import assert_replay_equivalent, assert_target_equivalent
 
@@ -241,6 +242,7 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
         "assert_target_equivalent": (
             assert_target_equivalent, {"target": target, **modes, **limits},
         ),
+        "audit_graphs": (gk.audit_graphs, {}),
         "audit_target": (
             gk.audit_target,
             {"target": target, **modes, "only": ["pointers"], "tolerance": 1.0, "lock": None},
@@ -254,8 +256,13 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
             },
         ),
         "capture_target": (gk.capture_target, {"target": target, **modes, "backend": None}),
+        "compare_fingerprint": (
+            gk.compare_fingerprint,
+            {"before": Fingerprint({}, 0), "after": Fingerprint({}, 0)},
+        ),
         "declare": (gk.declare, field | {"meaning": "", "pad": 0, "lead": 0, "flat": False}),
         "declare_output": (gk.declare_output, field),
+        "fingerprint": (gk.fingerprint, {}),
         "get_algorithm": (gk.get_algorithm, {"name": "EAGLE"}),
         "inspect_graph": (
             gk.inspect_graph,
@@ -294,8 +301,12 @@ WITHOUT_ARGUMENTS = {
     "PagedAttention", "PooledAttention", "RecorderBackend", "Rows",
 }  # fmt: skip
 """Interfaces, types of annotations, and classes that take no argument."""
-NEVER_VALID = {"CudaBackend", "RankGroup", "Runner", "load_record", "register_algorithm"}
-"""Calls that are refused in any case: without a GPU, ranks, a mode, a file, or a free name."""
+NEVER_VALID = {
+    "CudaBackend", "RankGroup", "Runner", "audit_graphs", "fingerprint", "load_record",
+    "register_algorithm",
+}  # fmt: skip
+"""Calls that are refused here: without a GPU, ranks, a mode, followed graphs, a file, or a free
+name."""
 NAMES = sorted(calls())
 
 

@@ -147,7 +147,7 @@ class StaleMemoryCheck:
         parts += [device.host_bytes(*span) for span in host]
         limit = min(self._limits.num_bytes, device.free_bytes() // 2)
         if limit < _LEAST_BYTES:
-            raise NotChecked(f"the device has {_mib(2 * limit)} of free memory")
+            raise NotChecked(f"a check may use {_mib(limit)}, and needs {_mib(_LEAST_BYTES)}")
         size = sum(end - begin for begin, end in scratch)
         if 2 * size > limit:
             raise NotChecked(

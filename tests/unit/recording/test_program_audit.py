@@ -319,6 +319,18 @@ def test_what_cannot_be_repeated_is_listed_and_replayed_once(make):
     assert "not checked" in check_texts(audit)["pool-poison"]
 
 
+@pytest.mark.parametrize(
+    ("limit", "reason"), [({"seconds": 0.0}, "more than the 0 s"), ({"megabytes": 1}, "and needs")]
+)
+def test_a_check_beyond_its_limits_is_listed_and_changes_nothing(make, limit, reason):
+    expected = run(make(is_audited=False)[0])
+    engine, audit = make(**limit)
+    assert all(torch.equal(*pair) for pair in zip(run(engine), expected, strict=True))
+    text = check_texts(audit)["pool-poison"]
+    assert text.startswith("not checked: ")
+    assert reason in text
+
+
 def test_a_graph_that_is_gone_is_followed_no_longer(make):
     engine, audit = make()
     engine.capture(engine.step)

@@ -1,0 +1,126 @@
+"""``graphkit record --audit`` audits a program in processes of its own, on a stand-in device."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import graphkit
+import stand_in_device
+from graphkit.records import AuditReport
+
+HEAD = f"""
+import os, sys
+from pathlib import Path
+sys.path.append({str(Path(stand_in_device.__file__).parent)!r})
+import torch
+from stand_in_device import StandInDevice
+import graphkit as gk
+from graphkit.recording import following, hooks
+from graphkit.recording.audit_files import AuditFileWriter
+from graphkit.recording.audit_options import AuditOptions
+from graphkit.recording.audits.program_audit import ProgramAudit
+
+device = StandInDevice()
+Graph = device.graph_class()
+options = AuditOptions.from_environment()
+if options is not None:
+    folder = Path(os.environ["GRAPHKIT_RECORDING"])
+    audit = ProgramAudit(options, AuditFileWriter(folder, options.report), lambda: device)
+    following.begin(audit)
+    hooks.observe_captures(Graph, audit.new_capture)
+    hooks.observe_replays(Graph, lambda: audit)
+
+def gather(out, table, rows):
+    out.copy_(table[rows])
+
+table, rows = device.full(8, value=2), device.full(4, value=0, dtype=torch.int64)
+graph = Graph()
+graph.capture_begin()  # captures
+out = device.empty(4)
+device.launch("gather", gather, out, table, rows, source="program.py:1 in lookup")
+graph.capture_end()
+
+def replay(row):
+    rows.fill_(row)
+    graph.replay()
+    print(out.tolist())
+
+"""
+SOUND = "for row in range(4): replay(row)\n"
+FREED = "replay(1)\nrows_kept, table = rows, None\nreplay(2)\n"
+FREED_ASKED = "replay(1)\ntable = None\nprint(gk.audit_graphs().findings[0].kind)\n"
+FAULT = "replay(1)\nreplay(2)\nreplay(800)\ndevice.synchronize()\n"
+SLEEP = """
+replay(1)
+before = gk.fingerprint()
+print(gk.compare_fingerprint(before))
+table.zero_()
+print([each.severity for each in gk.compare_fingerprint(before)])
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return ``run(body, *options)``: the plain run or, with options, the audited one."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(graphkit.__file__).parents[1])}
+
+    def python(body, *options):
+        (tmp_path / "program.py").write_text(HEAD + body)
+        command = [sys.executable]
+        if options:
+            command += ["-m", "graphkit", "record", "--audit", "--out", "r.json", *options[1:]]
+        return subprocess.run(
+            [*command, "program.py"], cwd=tmp_path, env=environment,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    return python
+
+
+@pytest.fixture
+def report(tmp_path):
+    return lambda: AuditReport.load(tmp_path / "r.json")
+
+
+def test_a_sound_program_prints_the_same_and_has_no_finding(run, report):
+    plain = run(SOUND)
+    assert plain.returncode == 0, plain.stderr
+    done = run(SOUND, "audited", "--every", "1", "--fail-on", "note")
+    assert (done.returncode, done.stdout) == (0, plain.stdout), done.stderr
+    assert "3 checks, 0 findings: wrote r.json" in done.stderr
+    assert {check.audit for check in report().checks} == {"pointers", "pool-poison", "launch"}
+
+
+def test_a_freed_tensor_fails_the_command_on_request(run, report):
+    done = run(FREED, "audited", "--fail-on", "error", "--json")
+    assert done.returncode == 1
+    found = report().findings[0]
+    assert (found.kind, found.severity) == ("freed memory", "error")
+    line = (HEAD + FREED).splitlines().index("graph.capture_begin()  # captures") + 1
+    assert found.mode.endswith(f"program.py:{line} in <module>")
+    text = done.stdout[done.stdout.index("{") :]
+    assert json.loads(text) == json.loads(report().to_json())
+
+
+def test_a_fault_is_searched_in_a_second_run(run, report):
+    done = run(FAULT, "audited", "--find-fault")
+    assert done.returncode == 1
+    found = report().findings[0]
+    assert (found.audit, found.kernel) == ("fault", "gather")
+    assert found.source == "program.py:1 in lookup"
+    assert "replay 3" in found.text
+    assert done.stdout.count("[2.0, 2.0, 2.0, 2.0]") >= 4, "the program ran twice"
+
+
+def test_a_program_asks_for_fingerprints_and_an_audit(run):
+    done = run(SLEEP + FREED_ASKED, "audited")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1:3] == ["()", "['note']"]
+    assert done.stdout.endswith("freed memory\n")
+    assert "error: freed memory: " in done.stderr

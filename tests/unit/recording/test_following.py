@@ -1,0 +1,60 @@
+"""What a program may ask of its audit, and the options that its processes receive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import graphkit as gk
+from graphkit.recording import Fingerprint, GraphPrint, MemoryPrint
+from graphkit.recording.audit_options import AuditOptions
+
+
+@pytest.mark.parametrize("ask", [gk.audit_graphs, gk.fingerprint])
+def test_without_an_audit_the_request_says_what_to_do(ask):
+    with pytest.raises(gk.ConfigError, match="graphkit record --audit"):
+        ask()
+
+
+def test_fingerprints_of_the_same_memory_have_no_difference():
+    memory = {16: MemoryPrint("weight", "w", 3, is_zero=False)}
+    before = Fingerprint({"a": GraphPrint((("mm", "1"),), memory)}, 0)
+    assert gk.compare_fingerprint(before, before) == ()
+
+
+def test_a_node_that_differs_is_an_error_and_graphs_share_a_weight():
+    memory = {16: MemoryPrint("weight", "w", 3, is_zero=False, reader="`mm` (node 0)")}
+    zeroed = {16: MemoryPrint("weight", "w", 0, is_zero=True)}
+    before = Fingerprint({name: GraphPrint((("mm", "1"),), memory) for name in "ab"}, 0)
+    after = Fingerprint(
+        {"a": GraphPrint((("mm", "2"),), zeroed), "b": GraphPrint((("mm", "1"),), zeroed)}, 1
+    )
+    found = {each.kind: each for each in gk.compare_fingerprint(before, after)}
+    assert {each.severity for each in found.values()} == {"error"}
+    assert found["template"].graphs == ("a",)
+    assert found["weight"].graphs == ("a", "b")
+    assert "`mm` (node 0)" in found["weight"].text
+
+
+@pytest.mark.parametrize("value", [None, 5, "x", {}])
+def test_a_fingerprint_of_another_type_is_refused(value):
+    with pytest.raises(gk.ConfigError, match="before must be a Fingerprint"):
+        gk.compare_fingerprint(value)
+
+
+@pytest.mark.parametrize("nodes", [None, ("engine.py:3 in capture #2", 7)])
+def test_options_pass_through_the_environment(monkeypatch, tmp_path, nodes):
+    options = AuditOptions(
+        report=tmp_path / "r.json", every=3, seconds=1.5, megabytes=100, find_fault=True,
+        node_by_node=nodes,
+    )  # fmt: skip
+    for name, value in options.environment().items():
+        monkeypatch.setenv(name, value)
+    assert AuditOptions.from_environment() == options
+
+
+def test_a_variable_that_is_no_number_keeps_the_default(monkeypatch):
+    monkeypatch.setenv("GRAPHKIT_AUDIT", "r.json")
+    monkeypatch.setenv("GRAPHKIT_AUDIT_EVERY", "often")
+    assert AuditOptions.from_environment() == AuditOptions(report=Path("r.json").absolute())
