@@ -246,11 +246,12 @@ class Schedule(ABC):
             counts = [runner.stats.replays for runner in self.runners]
             run()
             replays = [runner.stats.replays for runner in self.runners]
-        return sum(
-            (after - before) * backend.measure(runner.graphs[size])
-            for before, after, runner in zip(counts, replays, self.runners, strict=True)
-            if after > before
-        )
+        total = 0.0
+        for before, after, runner in zip(counts, replays, self.runners, strict=True):
+            if after > before:
+                total += (after - before) * backend.measure(runner.graphs[size])
+                runner.buffers.mailbox.rewind()  # no entry was posted for the measured replays
+        return total
 
     def _fill_bitmask(
         self, requests: Sequence[Request], tokens: torch.Tensor, links: Links
