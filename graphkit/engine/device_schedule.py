@@ -75,13 +75,12 @@ class OnDevice(Overlapped):
         if not self._streams:
             self._is_interrupted = False
             self._by_row = {request.row: request for request in batch.requests}
-            steps, self._steps_left = self._steps_left, 0
-            self._launch_loop(batch, steps, is_anyone_waiting=is_anyone_waiting)
+            self._launch_loop(batch, is_anyone_waiting=is_anyone_waiting)
             self._deliver(len(self._pending))  # first tokens and eager steps precede the loop's
         if len(self._streams) == 1 and not (is_anyone_waiting or self._is_interrupted):
-            steps = self._reserve(batch, self._launched_steps)
-            if steps:
-                self._launch_loop(batch, steps, is_anyone_waiting=False)
+            self._steps_left = self._steps_left or self._reserve(batch, self._launched_steps)
+            if self._steps_left:
+                self._launch_loop(batch, is_anyone_waiting=False)
         self._read()
 
     def drain(self) -> None:
@@ -114,7 +113,9 @@ class OnDevice(Overlapped):
     def _draft_and_verify(self, batch: RunningBatch) -> StepResult:
         return self._runner.draft_and_verify(batch.rows, is_greedy=batch.is_greedy)
 
-    def _launch_loop(self, batch: RunningBatch, steps: int, *, is_anyone_waiting: bool) -> None:
+    def _launch_loop(self, batch: RunningBatch, *, is_anyone_waiting: bool) -> None:
+        steps = min(self._steps_left, self._steps_at_once)
+        self._steps_left -= steps
         rows = [request.row for request in batch.requests]
         until = rows if is_anyone_waiting else ()  # its memory is free as soon as one ends
         stream = self._runner.launch(rows, max_steps=steps, until=until)

@@ -98,6 +98,11 @@ class PendingReport:
             request.receive(row, drafts)
 
 
+_STEPS_AHEAD = 1024
+"""Steps for which slots are reserved while at least half of the pool is free: 16 of the longest
+usual launches, so that writing the table costs less than a CUDA call per launch."""
+
+
 class Schedule(ABC):
     """Runs steps and delivers their tokens to the requests.
 
@@ -105,7 +110,7 @@ class Schedule(ABC):
         device_step: The device's part of a step.
         memory: Provides the KV slots.
         step_slots: KV slots that steps need.
-        steps_at_once: Most steps for which slots are reserved at once.
+        steps_at_once: Most steps that one launch needs slots for.
     """
 
     def __init__(
@@ -157,9 +162,17 @@ class Schedule(ABC):
         return 0
 
     def _reserve(self, batch: RunningBatch, in_flight: int) -> int:
-        """Reserve slots for as many steps as possible, and return how many."""
+        """Reserve slots for as many steps as possible, and return how many.
+
+        While most of the pool is free, that is for several launches: the table on the device is
+        then rarely written.
+        """
         steps = self._steps_at_once
-        while steps and not self._memory.reserve(self._lengths(batch, in_flight + steps)):
+        most, memory = max(steps, _STEPS_AHEAD), self._memory
+        lengths = self._lengths(batch, in_flight + most)
+        if 2 * memory.held_slots <= memory.total_slots and memory.reserve(lengths):
+            return most
+        while steps and not memory.reserve(self._lengths(batch, in_flight + steps)):
             steps //= 2
         return steps
 
@@ -233,11 +246,12 @@ class Schedule(ABC):
             counts = [runner.stats.replays for runner in self.runners]
             run()
             replays = [runner.stats.replays for runner in self.runners]
-        return sum(
-            (after - before) * backend.measure(runner.graphs[size])
-            for before, after, runner in zip(counts, replays, self.runners, strict=True)
-            if after > before
-        )
+        total = 0.0
+        for before, after, runner in zip(counts, replays, self.runners, strict=True):
+            if after > before:
+                total += (after - before) * backend.measure(runner.graphs[size])
+                runner.buffers.mailbox.rewind()  # no entry was posted for the measured replays
+        return total
 
     def _fill_bitmask(
         self, requests: Sequence[Request], tokens: torch.Tensor, links: Links

@@ -232,7 +232,7 @@ class TestInvalidDrafters:
         [
             ("draft", lambda self, req_pool_indices: None),
             ("draft", lambda self, rows, seq_lens, bonus_tokens, temperature: None),
-            ("prefill", lambda self: None),
+            ("prefill_batch", lambda self: None),
             ("extend", lambda self, verified, more: None),
             ("extend_accepted", lambda self, verified: None),
             ("prepare", lambda self: None),
@@ -305,8 +305,8 @@ def test_a_stashed_result_is_a_tensor(make_engine, task):
             super().prepare(context)
             self.future_map = context.future_map
 
-        def prefill(self, chunk):
-            self.future_map.stash(chunk.req_pool_indices, {"lengths": [3]})
+        def prefill_batch(self, batch):
+            self.future_map.stash(batch.req_pool_indices, {"lengths": [3]})
 
     engine = make_engine("EAGLE", drafter=lambda _: Mine())
     with pytest.raises(InputError, match="FutureMap result 'lengths' is list, expected a tensor"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphkit.buffers import DraftExtendInputs, DraftInputs, TargetVerifyInputs
-from graphkit.engine import EagleDrafter, EngineModel, FinishReason, SamplingParams
+from graphkit.engine import EagleDrafter, EngineModel, FinishReason, SamplingParams, schedules
 from graphkit.errors import InputError
 
 each_generation = pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
@@ -92,7 +92,10 @@ def test_a_request_that_never_fits_is_refused(make_engine, task, generation):
 
 
 @each_generation
-def test_slots_are_reserved_for_steps_and_not_for_the_limit(make_engine, task, generation):
+def test_slots_are_reserved_for_steps_and_not_for_the_limit(
+    make_engine, task, monkeypatch, generation
+):
+    monkeypatch.setattr(schedules, "_STEPS_AHEAD", 1)
     engine = make_engine(generation=generation, steps_per_launch=2)
     request = engine.submit(task.prompts[1], SamplingParams(max_new_tokens=60))
     while engine.has_work:
@@ -102,6 +105,18 @@ def test_slots_are_reserved_for_steps_and_not_for_the_limit(make_engine, task, g
         most = max(known, 8) + (2 + 3) * engine.max_path + 4
         assert engine.memory.held_slots <= min(most, request.max_tokens + 4)
     assert len(request.output_ids) == 60
+
+
+@each_generation
+def test_the_table_is_rarely_written_while_the_pool_has_room(make_engine, task, generation):
+    """Writing it takes CUDA calls, and a launch is to take one."""
+    engine, held = make_engine(generation=generation, steps_per_launch=1), []
+    engine.submit(task.prompts[1], SamplingParams(max_new_tokens=60))
+    while engine.has_work:
+        engine.step()
+        held.append(engine.memory.held_slots)
+    assert len(held) > 12
+    assert len(set(held[:-1])) <= 2, held  # of the prompt, and of the whole request
 
 
 @each_generation

@@ -293,7 +293,7 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
 
 MADE_BY_GRAPHKIT = {
     "CapturedFunction", "DeviceStep", "RequestState", "StagedBatch", "StagedCall", "StepReport",
-    "StepStream",
+    "StepStream", "Verifier",
 }  # fmt: skip
 """Classes whose instances graphkit makes."""
 WITHOUT_ARGUMENTS = {

@@ -24,6 +24,7 @@ def inputs_of(pool, rows, nodes, mask=None):
         req_pool_indices=torch.tensor(rows, device=pool.device),
         batch_size=len(rows),
         num_tokens=len(rows) * nodes,
+        lengths=None,
         custom_mask=None if mask is None else mask.to(pool.device),
     )
 
