@@ -34,6 +34,7 @@ SUBJECTS = {
     "pools": "KV pools",
     "inspection": "Inspection and records",
     "targets": "Targets and audits",
+    "foreign_graphs": "Graphs of other programs",
     "step": "The whole step",
     "engine": "Engine",
     "errors": "Errors",

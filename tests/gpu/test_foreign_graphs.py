@@ -187,8 +187,8 @@ def first_finding(runs, body, *options):
     return done, report, report.findings[0]
 
 
-@pytest.mark.parametrize("options", [(), ("--every", "2")])
-@pytest.mark.parametrize("body", [SOUND, ACCUMULATES])
+@pytest.mark.parametrize("options", [(), ("--every", "2")], ids=["first", "every second"])
+@pytest.mark.parametrize("body", [SOUND, ACCUMULATES], ids=["layers", "state and noise"])
 def test_a_sound_program_has_the_same_output_and_no_error(runs, body, options):
     report = assert_sound(runs, body, *options)
     (check,) = poisoned(report)
