@@ -18,18 +18,23 @@ pytestmark = pytest.mark.slow
 CHUNK = 16
 
 
-def test_chunked_attention_is_found_at_the_first_row_of_the_second_chunk():
+def test_chunked_attention_is_found_at_the_first_row_of_the_second_chunk(monkeypatch):
     """Llama 4 marks chunks in the mask alone, which the registry does not pass on."""
-    llama4 = small_model(
-        "llama4_text", intermediate_size_mlp=128, num_local_experts=2, num_experts_per_tok=1,
-        attention_chunk_size=CHUNK, no_rope_layers=[1, 0], interleave_moe_layer_step=2,
+    loaded = hf.load(
+        small_model(
+            "llama4_text", intermediate_size_mlp=128, num_local_experts=2, num_experts_per_tok=1,
+            attention_chunk_size=CHUNK, no_rope_layers=[1, 0], interleave_moe_layer_step=2,
+        ),
+        device="cpu",
     )  # fmt: skip
-    with pytest.raises(ConfigError) as failure:
-        hf.load(llama4, device="cpu")
-    text = str(failure.value)
-    assert f"(position {CHUNK} of request 0)" in text
-    assert "computed in `model.layers.0.self_attn`" in text
-    assert f"attention_chunk_size of the model is {CHUNK}" in text
+    with pytest.raises(ConfigError, match="max_context_len"):
+        loaded.target(max_context_len=CHUNK + 1)
+    monkeypatch.setattr(hf.TransformersModel, "longest_context", None)
+    target = loaded.target(max_batch_size=4, max_context_len=64)
+    found = compare_wrapper(target, target.model, device="cpu").difference
+    assert found.position == CHUNK
+    assert found.module == "model.layers.0.self_attn"
+    assert f"attention_chunk_size of the model is {CHUNK}" in found.advice
 
 
 @pytest.mark.parametrize("kind", DIFFERENT_KINDS)
