@@ -63,7 +63,7 @@ def test_recurrent_states_belong_to_the_request_of_their_row():
     pool = RecurrentStatePool(REQUESTS, 4, 1, "cpu", shapes={"sum": (HIDDEN,)})
     state = WatchedState(StateSnapshot(pool.tensors(), CPU), 1, FULL_BATCH)
     inputs = SimpleNamespace(
-        req_pool_indices=torch.tensor([0, 3, 5]), batch_size=3, num_tokens=3 * 4
+        lengths=None, req_pool_indices=torch.tensor([0, 3, 5]), batch_size=3, num_tokens=3 * 4
     )
     rows = torch.ones(inputs.num_tokens, HIDDEN)
     pool.scan(0, pool.slots(inputs), lambda _states, row: ({"sum": row}, row), rows)
