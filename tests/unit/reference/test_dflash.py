@@ -162,7 +162,7 @@ def test_settings_that_do_not_fit_the_target_are_refused(make_head, options, fie
         ({"target_layer_ids": "all"}, "target_layer_ids must be a list of ints"),
         ({"target_layer_ids": [5]}, "all but the target's last"),
         ({"mask_token_id": None}, "mask_token_id must be an int"),
-        ({"block_size": 0}, "block_size must be an int >= 1"),
+        ({"block_size": 0}, "block_size must be an int >= 2"),
         ({"dflash_config": 3}, "dflash_config must be an object"),
         ({"hidden_size": 32}, "hidden_size 32"),
     ],
