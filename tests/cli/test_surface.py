@@ -33,7 +33,9 @@ COMMANDS = {
     },
     "diff": {"A", "B", "--threshold", "--fail-above", "--json"},
     "export": {"RECORD", "--out", "--mode", "--batch-size"},
-    "record": {"SCRIPT", "-m", "--out"},
+    "record": {
+        "SCRIPT", "-m", "--out", "--audit", "--every", "--json", "--fail-on", "--find-fault",
+    },
     "generate": CHECKPOINT | {
         "--max-context-len", "--prompt", "--prompts", "--chat", "--generation",
         "--steps-per-launch", "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--min-p",
