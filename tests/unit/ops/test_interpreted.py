@@ -13,6 +13,7 @@ FILES = (
     HERE / "interpreted_decoder.py",
     HERE / "interpreted_loops.py",
     HERE / "interpreted_philox.py",
+    HERE / "interpreted_quantized.py",
     HERE / "interpreted_slots.py",
     HERE / "interpreted_steps.py",
     HERE / "interpreted_tree.py",
