@@ -78,9 +78,14 @@ def select_target(arguments: argparse.Namespace, group: RankGroup | None = None)
         why = "applies to a --checkpoint: a TARGET has its own settings."
         _refuse_options(arguments, _FOLDER_OPTIONS, why)
         name = arguments.target or _REFERENCE
+        if name != _REFERENCE:
+            _refuse_options(arguments, ("quantize",), why)
         if device.type == "cpu" and name == _REFERENCE:
             _use_one_thread()
-        target = locate(name, str(device), group)
+        if arguments.quantize is None:
+            target = locate(name, str(device), group)
+        else:
+            target = _reference_target(arguments, device, group)
     return TargetSelection(target, modes, arguments.batch_sizes, str(device))
 
 
@@ -160,10 +165,17 @@ class OpenModels:
     engine: Callable[..., SpeculativeEngine]
 
 
-def open_models(arguments: argparse.Namespace, group: RankGroup | None = None) -> OpenModels:
+def open_models(
+    arguments: argparse.Namespace, group: RankGroup | None = None, quantize: str | None = None
+) -> OpenModels:
     """Load the models of --checkpoint, --shape or the reference model.
 
     Ranks split a folder that has the layout of Llama, which ``graphkit.reference`` reads.
+
+    Args:
+        arguments: The parsed options.
+        group: Ranks that split the target.
+        quantize: Format of the weights of linear layers; ``None`` for the weights as they are.
 
     Raises:
         UsageError: Options contradict each other, or the package transformers is missing.
@@ -178,11 +190,11 @@ def open_models(arguments: argparse.Namespace, group: RankGroup | None = None) -
         if device.type == "cpu":
             _use_one_thread()
     elif group is None:
-        return _open_folder(arguments, device)
+        return _open_folder(arguments, device, quantize)
     from graphkit.reference import engine_of, spec_of
     from graphkit.reference.tokenizer import END_OF_TEXT
 
-    models = _reference_models(arguments, device, group)
+    models = _reference_models(arguments, device, group, quantize)
     spec = spec_of(models.algorithm, **speculation_settings(arguments))
     config, bos = models.target.config, END_OF_TEXT if folder is None else None
     return OpenModels(
@@ -191,7 +203,9 @@ def open_models(arguments: argparse.Namespace, group: RankGroup | None = None) -
     )  # fmt: skip
 
 
-def _load_folder(arguments: argparse.Namespace, device: torch.device) -> TransformersModel:
+def _load_folder(
+    arguments: argparse.Namespace, device: torch.device, quantize: str | None
+) -> TransformersModel:
     """Load the folder of --checkpoint, and that of --draft, by ``graphkit.hf``.
 
     Raises:
@@ -210,6 +224,7 @@ def _load_folder(arguments: argparse.Namespace, device: torch.device) -> Transfo
         draft=arguments.draft,
         algorithm=arguments.algorithm,
         dtype=_dtype(arguments, device),
+        quantize=quantize,
         device=device,
     )
     return model
@@ -243,15 +258,23 @@ def _folder_target(
             f"--checkpoint is given with the TARGET {arguments.target!r}. Give one of the two."
         )
     if group is not None:
-        from graphkit.reference import reference_target
-
         why = "does not apply with --tp, where the layout of Llama has its own settings."
         _refuse_options(arguments, _FOLDER_OPTIONS, why)
-        return reference_target(str(device), checkpoint=arguments.checkpoint, group=group)
-    return _load_folder(arguments, device).target(
+        return _reference_target(arguments, device, group)
+    return _load_folder(arguments, device, arguments.quantize).target(
         max_batch_size=max(arguments.batch_sizes or [_LARGEST_BATCH]),
         max_context_len=arguments.max_context_len,
         **speculation_settings(arguments),
+    )
+
+
+def _reference_target(
+    arguments: argparse.Namespace, device: torch.device, group: RankGroup | None
+) -> CaptureTarget:
+    from graphkit.reference import reference_target
+
+    return reference_target(
+        str(device), checkpoint=arguments.checkpoint, quantize=arguments.quantize, group=group
     )
 
 
@@ -289,8 +312,10 @@ def _use_one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _open_folder(arguments: argparse.Namespace, device: torch.device) -> OpenModels:
-    model, settings = _load_folder(arguments, device), speculation_settings(arguments)
+def _open_folder(
+    arguments: argparse.Namespace, device: torch.device, quantize: str | None
+) -> OpenModels:
+    model, settings = _load_folder(arguments, device, quantize), speculation_settings(arguments)
     return OpenModels(
         models=model,
         folder=arguments.checkpoint,
@@ -303,7 +328,10 @@ def _open_folder(arguments: argparse.Namespace, device: torch.device) -> OpenMod
 
 
 def _reference_models(
-    arguments: argparse.Namespace, device: torch.device, group: RankGroup | None
+    arguments: argparse.Namespace,
+    device: torch.device,
+    group: RankGroup | None,
+    quantize: str | None,
 ) -> EngineModels:
     from graphkit.reference import checkpoint_dtype, head_algorithm, load_models, random_models
     from graphkit.reference.engine_models import check_algorithm
@@ -316,13 +344,16 @@ def _reference_models(
     else:
         algorithm = "EAGLE" if folder is None else "NGRAM"
     if getattr(arguments, "shape", None) is not None:
-        return random_models(arguments.shape, algorithm, device=device, group=group)
+        return random_models(
+            arguments.shape, algorithm, device=device, quantize=quantize, group=group
+        )
     return load_models(
         algorithm,
         checkpoint=folder,
         draft=draft,
         device=device,
         dtype=_dtype(arguments, device) or checkpoint_dtype(folder),
+        quantize=quantize,
         group=group,
     )
 

@@ -1,4 +1,4 @@
-"""The reference of ``quantized_linear`` against weights that the test dequantises number by number."""
+"""The reference of ``quantized_linear`` against weights dequantised number by number."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ FP8, BYTES = torch.zeros(130, 200).to(torch.float8_e4m3fn), torch.zeros(130, 128
         (BYTES, (130, 2), (130, 1), r"zero_point is \[130, 1\].*= \[130, 2\]"),
         (FP8, (130, 1), (130, 1), "zero_point is for numbers of four bits"),
     ],
-    ids=["fp8 width", "int4 width", "scale rows", "scale columns", "one scale", "zeros", "fp8 zeros"],
-)  # fmt: skip
+    ids=["fp8 width", "int4 width", "rows", "columns", "one scale", "zeros", "fp8 zeros"],
+)
 def test_refusals(weight, scale, zero_point, text):
     zeros = None if zero_point is None else torch.zeros(zero_point, dtype=torch.uint8)
     with pytest.raises(InputError, match=text):
