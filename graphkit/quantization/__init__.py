@@ -6,6 +6,7 @@ from graphkit.quantization.linear import (
     quantize_linears,
     restore_linears,
 )
+from graphkit.quantization.stored import StoredLayout, stored_layout
 from graphkit.quantization.weight import (
     QUANTIZATIONS,
     QuantizedWeight,
@@ -18,10 +19,12 @@ __all__ = [
     "QUANTIZATIONS",
     "QuantizedLinear",
     "QuantizedWeight",
+    "StoredLayout",
     "check_quantization",
     "merge_quantized",
     "quantize_fp8",
     "quantize_int4",
     "quantize_linears",
     "restore_linears",
+    "stored_layout",
 ]

@@ -10,7 +10,13 @@ import torch
 from torch.nn.functional import pad
 
 from graphkit.errors import ConfigError
-from graphkit.ops.quantized_linear import BLOCK, blocks, dequantized, packed_numbers
+from graphkit.ops.quantized_linear import (
+    BLOCK,
+    SYMMETRIC_ZERO,
+    blocks,
+    dequantized,
+    packed_numbers,
+)
 
 _FP8 = torch.float8_e4m3fn
 _LARGEST_FP8 = torch.finfo(_FP8).max
@@ -44,9 +50,7 @@ class QuantizedWeight:
     @property
     def kind(self) -> tuple[object, ...]:
         """What weights have in common that ``join`` puts together."""
-        scale = self.scale
-        has_zeros = self.zero_point is not None
-        return self.numbers.dtype, self.in_features, scale.shape[1], scale.dtype, has_zeros
+        return self.numbers.dtype, self.in_features, self.scale.shape[1], self.scale.dtype
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the weight in a dtype, [N, K]."""
@@ -80,13 +84,16 @@ class QuantizedWeight:
         aligned = all(end % BLOCK == 0 for end in list(ends)[:-1])
         by_block = aligned and all(len(w.scale) == blocks(w.out_features) for w in weights)
         scales = [w.scale if by_block else w._scale_by_output() for w in weights]
-        zero_points = [w.zero_point for w in weights if w.zero_point is not None]
-        return QuantizedWeight(
-            _joined([w.numbers for w in weights]),
-            torch.cat(scales),
-            torch.cat(zero_points) if zero_points else None,
-            first.in_features,
-        )
+        zero_point = None
+        if any(w.zero_point is not None for w in weights):
+            zero_point = torch.cat([w._zero_point_or_8() for w in weights])
+        numbers = _joined([w.numbers for w in weights])
+        return QuantizedWeight(numbers, torch.cat(scales), zero_point, first.in_features)
+
+    def _zero_point_or_8(self) -> torch.Tensor:
+        if self.zero_point is not None:
+            return self.zero_point
+        return torch.full_like(self.scale, SYMMETRIC_ZERO, dtype=torch.uint8)
 
     def _scale_by_output(self) -> torch.Tensor:
         """Return the scales as [N, C]."""

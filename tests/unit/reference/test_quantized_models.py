@@ -38,7 +38,7 @@ def greedy(target, count):
     for layer in target.modules():
         if isinstance(layer, QuantizedLinear):
             layer.forward = plain.__get__(layer)
-    ids = [END_OF_TEXT, *ByteTokenizer().encode(PROMPT)]
+    ids = list(ByteTokenizer().encode(PROMPT))
     with torch.no_grad():
         for _ in range(count):
             ids.append(full_logits(target, torch.tensor([ids]))[0, -1].argmax().item())
