@@ -44,7 +44,7 @@ def load_quantized(
     )
     del config.quantization_config
     with _parameters_on_meta():
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=dtype or config.dtype or torch.bfloat16,
             trust_remote_code=trust_remote_code,
         )  # fmt: skip

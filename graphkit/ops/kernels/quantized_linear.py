@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.launch import launch
-from graphkit.ops.kernels.quantized_linear_config import choose_product
+from graphkit.ops.kernels.quantized_linear_config import Product, choose_product
 from graphkit.ops.quantized_linear import blocks
 
 SUM_BLOCK = 512
@@ -155,8 +155,8 @@ def dequantize_kernel(
         tl.store(place_out, wide.to(out.dtype.element_ty), mask=is_number)
 
 
-def launch_quantized_linear(args: Any) -> torch.Tensor:
-    """Launch ``quantized_linear``."""
+def launch_quantized_linear(args: Any, product: Product | None = None) -> torch.Tensor:
+    """Launch ``quantized_linear``, with ``choose_product`` by default."""
     x, weight, scale = args.x.contiguous(), args.weight, args.scale
     (rows, inputs), outputs = x.shape, len(weight)
     shape = {
@@ -164,7 +164,7 @@ def launch_quantized_linear(args: Any) -> torch.Tensor:
         "ROW_BYTES": weight.shape[1], "IS_PACKED": weight.dtype == torch.uint8,
         "SCALE_ROWS": scale.shape[0], "SCALE_COLUMNS": scale.shape[1],
     }  # fmt: skip
-    product = choose_product(rows, inputs, outputs, x.device, x.dtype)
+    product = product or choose_product(rows, inputs, outputs, x.device, x.dtype)
     if product is None:
         matrix = x.new_empty(outputs, inputs)
         grid = blocks(inputs), triton.cdiv(outputs, 64)
