@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _REFERENCE = "graphkit.reference:reference_target"
-_FOLDER_OPTIONS = ("draft", "dtype", "algorithm", *SPECULATION, "max_context_len")
+_FOLDER_OPTIONS = ("draft", "dtype", "kv_dtype", "algorithm", *SPECULATION, "max_context_len")
 _LARGEST_BATCH = 8
 """Requests that a target of a folder has room for by default."""
 
@@ -199,7 +199,7 @@ def open_models(
     config, bos = models.target.config, END_OF_TEXT if folder is None else None
     return OpenModels(
         models, folder, models.algorithm, spec, config.vocab_size, config.max_position_embeddings,
-        partial(engine_of, models, spec, bos_token_id=bos),
+        partial(engine_of, models, spec, bos_token_id=bos, kv_dtype=_kv_dtype(arguments)),
     )  # fmt: skip
 
 
@@ -264,6 +264,7 @@ def _folder_target(
     return _load_folder(arguments, device, arguments.quantize).target(
         max_batch_size=max(arguments.batch_sizes or [_LARGEST_BATCH]),
         max_context_len=arguments.max_context_len,
+        kv_dtype=_kv_dtype(arguments),
         **speculation_settings(arguments),
     )
 
@@ -323,7 +324,7 @@ def _open_folder(
         spec=model.spec(**settings),
         vocab_size=model.model.config.get_text_config(decoder=True).vocab_size,
         longest_context=model.longest_context,
-        engine=partial(model.engine, **settings),
+        engine=partial(model.engine, kv_dtype=_kv_dtype(arguments), **settings),
     )
 
 
@@ -367,6 +368,13 @@ def _dtype(arguments: argparse.Namespace, device: torch.device) -> torch.dtype |
         return chosen
     is_own = device.type == "cuda" and arguments.checkpoint is not None
     return None if is_own else torch.float32
+
+
+def _kv_dtype(arguments: argparse.Namespace) -> torch.dtype | None:
+    """Return the data type of keys and values; ``None`` for that of the weights."""
+    import torch
+
+    return None if arguments.kv_dtype is None else torch.float8_e4m3fn
 
 
 def _hf() -> ModuleType:

@@ -73,6 +73,11 @@ def add_checkpoint_options(
         "--dtype", choices=("float32", "bfloat16", "float16"),
         help="data type of the --checkpoint; default: its own on CUDA, float32 on the CPU",
     )  # fmt: skip
+    parser.add_argument(
+        "--kv-dtype", choices=("fp8",),
+        help="data type of the keys and values of the target: fp8 is float8_e4m3fn; default: that "
+        "of its weights",
+    )  # fmt: skip
     if compares:
         parser.add_argument(
             "--quantize", type=parse_list(_quantization, "none,fp8,int4"), metavar="none,fp8,int4",

@@ -118,9 +118,10 @@ def quantize_linears(
             if type(layer).forward is not nn.Linear.forward:
                 continue
             if layer not in done:
-                bias = None if layer.bias is None else layer.bias.data.to(device)
+                bias: torch.Tensor | None = layer.bias
+                moved = None if bias is None else bias.data.to(device)
                 weight = quantize(layer.weight.data.to(device))
-                done[layer] = QuantizedLinear(weight, bias).train(layer.training)
+                done[layer] = QuantizedLinear(weight, moved).train(layer.training)
             setattr(owner, name, done[layer])
     return len(done)
 

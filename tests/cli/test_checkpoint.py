@@ -181,3 +181,14 @@ def test_the_reference_model_is_quantised_and_a_target_is_not(run):
     ended = run("capture", "graphkit.reference:tree_target", *options)
     assert ended.code == 2
     assert "--quantize applies to a --checkpoint: a TARGET has its own settings." in ended.err
+
+
+def test_keys_and_values_are_stored_in_fp8(run, folders):
+    options = ("--checkpoint", folders("qwen3"), *ONE, "--kv-dtype", "fp8")
+    ended = run("capture", *options)
+    assert ended.code == 0
+    assert "rows compared with the model" not in " ".join(ended.out.split())
+    ended = run("generate", "--kv-dtype", "fp8", "--prompt", "def", "--max-new-tokens", 4)
+    assert ended.code == 0
+    ended = run("capture", "--kv-dtype", "fp8")
+    assert (ended.code, "--kv-dtype applies to a --checkpoint" in ended.err) == (2, True)

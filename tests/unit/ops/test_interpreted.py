@@ -17,6 +17,7 @@ FILES = (
     HERE / "interpreted_slots.py",
     HERE / "interpreted_steps.py",
     HERE / "interpreted_tree.py",
+    HERE.parent / "attention" / "interpreted_fp8.py",
     HERE.parent / "attention" / "interpreted_kernels.py",
     HERE.parent / "attention" / "interpreted_stores.py",
     HERE.parent / "buffers" / "interpreted_refresh.py",
