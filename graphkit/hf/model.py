@@ -35,7 +35,7 @@ def check_algorithm(algorithm: object, allowed: Collection[str]) -> str:
     """Return the name of an algorithm in capitals.
 
     Raises:
-        ConfigError: It is none of ``allowed``.
+        ConfigError: The name is not in ``allowed``.
     """
     expected = "the name of an algorithm, or None"
     require_type("gk.hf.load", "algorithm", algorithm, str, expected)
