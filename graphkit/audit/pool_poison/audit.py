@@ -125,7 +125,7 @@ class _Search:
         """Report a read, and return the range of the memory that it reads from."""
         address = read.unit[0]
         is_live = self._replays.memory.block_at(address).is_live
-        name = self._live.name(address) if is_live else ""
+        name = self._live.names([address])[0] if is_live else ""
         allocation = _allocation_at(address, is_live, self._own, self._all)
         _report_stale_read(self._check, read, name, allocation)
         return read.unit if allocation is None else (allocation.begin, allocation.end)
