@@ -34,7 +34,8 @@ from rank_steps import (
 SHORT = 15.0
 """Time limit of groups in which a rank does not arrive, in seconds.
 
-A rank of a busy machine must arrive within it: processes that share two cores may pause for seconds.
+A rank of a busy machine must arrive within it: a process that shares two cores with others may
+pause for seconds.
 """
 NOT_ARRIVED = f"rank 1 did not arrive within {SHORT:g} s"
 
