@@ -334,7 +334,7 @@ def _engine_of_target(
     max_batch_size: int,
     max_context_len: int,
     *,
-    device: object,  # noqa: ARG001 - commands pass it; it is that of the weights
+    device: object,  # noqa: ARG001 - commands pass it; the weights have it
     **options: Any,
 ) -> SpeculativeEngine:
     """Create the engine of a target; ``options`` are those that commands pass."""

@@ -177,7 +177,7 @@ def _allocation_at(
         address: An address in the memory.
         is_live: Whether a tensor holds the memory, which was then allocated last.
         own: Allocations of the captures of the graph that reads.
-        others: Those of all graphs, in the order of their captures.
+        others: Allocations of all graphs, in the order of their captures.
     """
     if is_live:
         return next(
