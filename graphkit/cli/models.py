@@ -206,7 +206,7 @@ def open_models(
 def _load_folder(
     arguments: argparse.Namespace, device: torch.device, quantize: str | None
 ) -> TransformersModel:
-    """Load the folder of --checkpoint, and that of --draft, by ``graphkit.hf``.
+    """Load the folders of --checkpoint and --draft by ``graphkit.hf``.
 
     Raises:
         UsageError: The package transformers is missing.

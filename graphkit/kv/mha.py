@@ -59,8 +59,8 @@ class MHATokenToKVPool(TokenToKVPool):
         stored = torch.uint8 if is_fp8 else dtype  # bytes can be compared and filled everywhere
         keys = self._add_buffers("key", head_num, head_dim, dtype=stored)
         values = self._add_buffers("value", head_num, head_dim, dtype=stored)
-        self._keys = [each.view(dtype) for each in keys]
-        self._values = [each.view(dtype) for each in values]
+        self._keys = [each.view(dtype) for each in keys] if is_fp8 else keys
+        self._values = [each.view(dtype) for each in values] if is_fp8 else values
         given = {"key_scale": key_scale, "value_scale": value_scale}
         self._scales: list[torch.Tensor] = []
         for field, scale in given.items():
