@@ -371,7 +371,7 @@ def _dtype(arguments: argparse.Namespace, device: torch.device) -> torch.dtype |
 
 
 def _kv_dtype(arguments: argparse.Namespace) -> torch.dtype | None:
-    """Return the data type of keys and values; ``None`` for that of the weights."""
+    """Return the data type of keys and values; ``None`` for the data type of the weights."""
     import torch
 
     return None if arguments.kv_dtype is None else torch.float8_e4m3fn

@@ -75,8 +75,8 @@ def add_checkpoint_options(
     )  # fmt: skip
     parser.add_argument(
         "--kv-dtype", choices=("fp8",),
-        help="data type of the keys and values of the target: fp8 is float8_e4m3fn; default: that "
-        "of its weights",
+        help="data type of the keys and values of the target: fp8 is float8_e4m3fn; default: the "
+        "data type of its weights",
     )  # fmt: skip
     if compares:
         parser.add_argument(
@@ -221,7 +221,7 @@ def _quantization(text: str) -> str | None:
     """Return the name of a format, or ``None`` for none."""
     if text in ("none", *QUANTIZATIONS):
         return None if text == "none" else text
-    raise argparse.ArgumentTypeError(f"{text!r} is none of none, {', '.join(QUANTIZATIONS)}")
+    raise argparse.ArgumentTypeError(f"{text!r} is not none, {' or '.join(QUANTIZATIONS)}")
 
 
 def exists(path: Path) -> bool:

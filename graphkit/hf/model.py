@@ -190,7 +190,7 @@ class TransformersModel:
             max_context_len: Most tokens of a request, drafts included; ``None`` selects 1,024, or
                 the positions of the model if it has fewer.
             kv_dtype: Data type of the model's keys and values, such as ``torch.float8_e4m3fn``;
-                ``None`` selects that of the model. A draft model keeps its own.
+                ``None`` selects the data type of the model. A draft model keeps its own.
             **options: Further arguments of ``SpeculativeEngine``.
 
         Raises:

@@ -32,12 +32,12 @@ def load_quantized(
     Args:
         folder: The folder.
         layout: Layout of its quantised layers.
-        dtype: Data type of the other weights; ``None`` selects that of the folder.
+        dtype: Data type of the other weights; ``None`` selects the one of the folder.
         device: Where the weights go.
         trust_remote_code: As in transformers.
 
     Raises:
-        CheckpointError: Tensors are missing, or are not those of the model's layers.
+        CheckpointError: Tensors are missing, or do not fit the layers of the model.
     """
     config = AutoConfig.from_pretrained(
         folder, trust_remote_code=trust_remote_code, local_files_only=True

@@ -61,9 +61,8 @@ class MHATokenToKVPool(TokenToKVPool):
         values = self._add_buffers("value", head_num, head_dim, dtype=stored)
         self._keys = [each.view(dtype) for each in keys] if is_fp8 else keys
         self._values = [each.view(dtype) for each in values] if is_fp8 else values
-        given = {"key_scale": key_scale, "value_scale": value_scale}
         self._scales: list[torch.Tensor] = []
-        for field, scale in given.items():
+        for field, scale in {"key_scale": key_scale, "value_scale": value_scale}.items():
             if is_fp8:
                 self._scales.append(self._scale_of_heads(field, scale))
             elif scale is not None:

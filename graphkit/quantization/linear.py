@@ -104,7 +104,8 @@ def quantize_linears(
     Args:
         module: The module.
         quantization: A name of ``QUANTIZATIONS``.
-        device: Where to quantise, and where the new layers are; ``None`` for that of each layer.
+        device: Where to quantise, and where the new layers are; ``None`` for the device of each
+            layer.
         kept: Layers that stay as they are, such as the output head.
 
     Returns:

@@ -1,8 +1,8 @@
 """Quantised layers in folders of Hugging Face: AWQ, GPTQ, compressed-tensors, FBGEMM and fine FP8.
 
-A layer is stored as several tensors, whose names are the layer's and a suffix each. Layouts are
-those of AutoAWQ (``gemm``), AutoGPTQ, the package compressed-tensors (``pack-quantized`` and
-``float-quantized``), and ``FbgemmFp8Config`` and ``FineGrainedFP8Config`` of transformers.
+A layer is stored as several tensors, whose names are the layer's and a suffix each. AutoAWQ
+(``gemm``), AutoGPTQ, the package compressed-tensors (``pack-quantized`` and ``float-quantized``),
+and ``FbgemmFp8Config`` and ``FineGrainedFP8Config`` of transformers define the layouts.
 Activations are not rounded, whatever the folder says of them.
 """
 

@@ -73,7 +73,7 @@ class QuantizedWeight:
 
     @staticmethod
     def join(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-        """Return the weight of all outputs, those of the first weight first, in memory of its own.
+        """Return the weight of all outputs, in the order of the weights, in memory of its own.
 
         Weights of one scale, or of blocks that do not align, get scales of each output.
 
@@ -151,7 +151,7 @@ def check_quantization(name: object) -> str:
     """Return the name of a format of ``QUANTIZATIONS``.
 
     Raises:
-        ConfigError: It is none of them.
+        ConfigError: There is no such format.
     """
     if not isinstance(name, str) or name not in QUANTIZATIONS:
         raise ConfigError(

@@ -238,4 +238,4 @@ def test_one_format_is_a_plain_report(recorded):
 def test_an_unknown_format_is_refused(run):
     ended = run("bench", "--quantize", "fp8,fp4")
     assert ended.code == 2
-    assert "'fp4' is none of none, fp8, int4; give a list such as none,fp8,int4" in ended.err
+    assert "'fp4' is not none, fp8 or int4; give a list such as none,fp8,int4" in ended.err

@@ -37,7 +37,7 @@ def _numbers(loaded, zero, dtype: tl.constexpr):
     return low, ((loaded >> 4).to(tl.int16) - zero).to(dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def quantized_linear_kernel(
     out, x, weight, scale, zero_point, bias, rows,
     N: tl.constexpr, K: tl.constexpr, ROW_BYTES: tl.constexpr, IS_PACKED: tl.constexpr,
@@ -100,7 +100,7 @@ def quantized_linear_kernel(
         tl.store(out + places, total.to(out.dtype.element_ty), mask=is_place)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def sum_parts_kernel(
     out, parts, bias, size, SPLITS: tl.constexpr, N: tl.constexpr, STARTS_EARLY: tl.constexpr,
     BLOCK: tl.constexpr,

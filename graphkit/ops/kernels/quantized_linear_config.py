@@ -69,7 +69,7 @@ def choose_product(
 
 
 def choose_splits(inputs: int, outputs: int, programs: int) -> int:
-    """Return the parts of the inputs that give so many programs, none of them empty."""
+    """Return the parts of the inputs that give so many programs; no part is empty."""
     most = max(1, blocks(inputs) // LEAST_BLOCKS)
     splits = min(most, max(1, programs // -(-outputs // TILE)))
     return -(-blocks(inputs) // -(-blocks(inputs) // splits))
@@ -77,7 +77,7 @@ def choose_splits(inputs: int, outputs: int, programs: int) -> int:
 
 @cache
 def _multiprocessors(device: torch.device) -> int:
-    """Return the multiprocessors of a device; those of an H200 for the interpreter."""
+    """Return the multiprocessors of a device; 132, as an H200 has, for the interpreter."""
     if device.type != "cuda":
         return 132
     return torch.cuda.get_device_properties(device).multi_processor_count
