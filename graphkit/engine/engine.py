@@ -24,6 +24,8 @@ from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.graphs import Backend, BatchSizes, backend_for
 from graphkit.kv.contracts import check_request_pool
 from graphkit.kv.pool_use import PoolUse, check_unused
+from graphkit.records import CaptureRecord, MemoryEstimate
+from graphkit.runners.memory_estimate import estimate_memory
 from graphkit.spec import Plan, SpecConfig
 from graphkit.step import (
     Admission,
@@ -242,6 +244,35 @@ class SpeculativeEngine:
             self._schedule.warm_up(self.runners[0].capturing_backend())
         if warms_up:
             self._schedule.measure_lengths(self.runners[0].capturing_backend())
+
+    def estimate(self, record: CaptureRecord | None = None) -> MemoryEstimate:
+        """Return the device memory that the engine takes once it is captured.
+
+        KV pools, states and buffers exist already, so their bytes are exact. The memory of the
+        graphs of all runners, loops of v3 included, is predicted from the captures of a few sizes,
+        which are closed again; see ``Runner.estimate``. All runners share a pool, so that their
+        captures are kept until the last one. After ``capture``, returns what the graphs took.
+
+        Waits for the device. With ``group`` all ranks call this.
+
+        Args:
+            record: Record of an earlier capture of the same models and settings, of any sizes, to
+                predict from; ``None`` captures.
+
+        Raises:
+            CaptureError: A size cannot be captured.
+            ConfigError: ``record`` is not a ``CaptureRecord``.
+            RecordError: ``record`` has no graphs of one of the runners.
+            ReplayError: The engine is closed.
+        """
+        self._check_open()
+        is_planned = any(runner.status == "planned" for runner in self.runners)
+        if record is None and is_planned and self.generation != "v3":
+            backend = self.runners[0].capturing_backend()
+            self._admission.warm_up(backend)
+            self._schedule.warm_up(backend)  # some state is allocated when it is first written
+        more = [self._schedule.memory_parts()]
+        return estimate_memory(self.runners[0].backend, self.runners, record, more)
 
     def submit(
         self,
