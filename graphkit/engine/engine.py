@@ -101,7 +101,8 @@ class SpeculativeEngine:
             ``submit`` and ``step`` while the others run ``worker_loop``, or all ranks make the same
             calls.
             On CUDA, v3 loops with ``RankGroup(one_shot=True)`` and otherwise runs one step per
-            launch. A request joins after the running loops. Matchers are not supported.
+            launch, which several draft lengths do not allow: v2 runs then. A request joins after
+            the running loops. Matchers are not supported.
         debug: Check that each result in the future map is read exactly once. Waits for the device
             at every read.
 
@@ -166,7 +167,7 @@ class SpeculativeEngine:
         rows = check_request_pool("target.attention.req_to_token_pool", attention.req_to_token_pool)
         check_unused("SpeculativeEngine", target.pools, allocates=True)
         device_step = DeviceStep(target, drafter, context)
-        loop_refusal = options.backend.loop_refusal if group is None else ""
+        loop_refusal = _loop_refusal(options.backend, spec, group)
         self.plan = _plan(spec, generation, device_step.host_reason or loop_refusal)
         self.generation = self.plan.generation
         self.max_path = device_step.max_path
@@ -605,6 +606,16 @@ def _check_tokens(seed: object, bos_token_id: object, vocab_size: int) -> None:
             f"{vocab_size - 1}, got {bos_token_id!r}.",
             field="bos_token_id",
         )
+
+
+def _loop_refusal(backend: Backend, spec: SpecConfig, group: RankGroup | None) -> str:
+    """Return why v3 needs loops that are not available, as a phrase; empty if it does not."""
+    if group is None:
+        return backend.loop_refusal
+    if not (spec.is_adaptive and group.loop_refusal):
+        return ""  # each step is a launch of its own where ranks have no loops
+    longest = "without loops, v3 runs the longest of several draft lengths alone"
+    return f"{group.loop_refusal}; {longest}: use v2, or one draft length"
 
 
 def _plan(spec: SpecConfig, requested: Literal["v1", "v2", "v3"] | None, refusal: str) -> Plan:

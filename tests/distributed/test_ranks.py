@@ -22,6 +22,8 @@ OF_TWO = (
     scenarios.check_the_same_batch,
     scenarios.capture_every_mode,
     scenarios.step_together,
+    scenarios.preempt_and_adapt_together,
+    scenarios.choose_lengths_by_the_same_times,
     models.split_every_variant,
     models.split_every_head,
     models.make_random_parts,
