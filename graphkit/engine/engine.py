@@ -378,7 +378,7 @@ class SpeculativeEngine:
 
         v3 launches a loop if none runs, and the next one if no request waits. It returns the tokens
         of all completed steps, at least one. A waiting request ends the loops as soon as it has
-        room, and joins when they have ended. While prompts are prefilled, steps are replays.
+        room, and joins when they have ended. While prompts are prefilled, a call runs one step.
 
         A batch with a matcher waits for its drafts, and for all earlier tokens, before it verifies.
 

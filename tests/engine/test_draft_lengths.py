@@ -184,3 +184,32 @@ def test_times_are_those_of_the_graphs(make_engine):
     assert (times.diff(dim=1) > 0).all(), "longer drafts take longer"
     assert (times[1] > times[0]).all(), "larger batches take longer"
     assert torch.equal(times, choices_of(engine).times)
+
+
+@every_generation
+def test_steps_between_chunks_of_a_prompt_adapt(make_engine, task, generation):
+    """A draft after plain steps loses no acceptance while another prompt is prefilled."""
+    engine = make_engine(
+        "EXACT", num_steps=(0, 3), generation=generation, batch_sizes=[2], max_batch_size=2,
+        steps_per_launch=4, chunked_prefill_size=1,
+    )  # fmt: skip
+    engine.capture()
+    times, longest = choices_of(engine).times, max(task.prompts, key=len)
+    first = engine.submit(task.prompts[0], SamplingParams(max_new_tokens=40))
+    engine.step()
+    joining = engine.submit(longest, SamplingParams(max_new_tokens=1))
+    times[:, 0], times[:, 1] = 0.01, 1.0
+    for _ in range(len(longest) // 2):
+        engine.step()
+    assert not joining.output_ids, "its prompt is being prefilled"
+    assert set(engine.stats.drafted_lengths) <= {0, 3}
+    plain = engine.stats.drafted_lengths[0]
+    assert plain >= len(longest) // 2 - 4
+    times[:, 0], times[:, 1] = 1.0, 0.01
+    while engine.has_work:
+        engine.step()
+    drafted, accepted = engine.stats.drafted_lengths, engine.stats.accepted_lengths
+    assert drafted[3] > 3
+    assert drafted[3] - accepted[4] <= 3
+    known = task.expected[0]
+    assert (first.output_ids[: len(known)], len(first.output_ids)) == (known, 40)
