@@ -241,8 +241,9 @@ class DeviceLoops:
         return parts | {"static_buffers": [*parts.get("static_buffers", ()), *own]}
 
     def records(self) -> tuple[LoopRecord, ...]:
-        """Return the composition of each loop."""
-        assert self._prologue is not None, "the loops are captured"
+        """Return the composition of each loop; nothing before the capture."""
+        if self._prologue is None:
+            return ()
         (prologue,) = self._prologue.graphs.values()
         return tuple(
             LoopRecord(

@@ -143,3 +143,12 @@ def test_a_failed_estimate_leaves_nothing(make_engine, monkeypatch):
     engine.capture()
     assert engine.generate([[1, 2]])[0].is_finished
     assert torch.is_grad_enabled()
+
+
+def test_a_step_without_loops_is_predicted(make_engine):
+    engine = make_engine(batch_sizes=SIZES)
+    (runner,) = engine.runners
+    runner.loop_refusal = "cuda-bindings are not installed"
+    before = engine.estimate()
+    runner.capture()
+    assert 0.97 < before.graph_pools / engine.estimate().graph_pools < 1.03
