@@ -24,6 +24,7 @@ OF_TWO = (
     scenarios.step_together,
     scenarios.preempt_and_adapt_together,
     scenarios.choose_lengths_by_the_same_times,
+    scenarios.estimate_together,
     models.split_every_variant,
     models.split_every_head,
     models.make_random_parts,

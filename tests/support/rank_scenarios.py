@@ -339,6 +339,17 @@ def choose_lengths_by_the_same_times():
             assert fixed.generation == "v3"
 
 
+def estimate_together():
+    """Ranks predict the memory of their graphs together, and capture afterwards."""
+    for generation in ("v2", "v3"):
+        with preempting_engine(rank_group(same_batch=True), generation, (0, 1, 3)) as engine:
+            before = engine.estimate()
+            engine.capture()
+            after = engine.estimate()
+            assert 0.97 < before.graph_pools / after.graph_pools < 1.03
+            assert_same_on_all_ranks(before.to_dict())
+
+
 def disagree_on_settings():
     """Settings that differ are named on all ranks, and other runners can be captured."""
     group = rank_group()
