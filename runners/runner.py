@@ -333,6 +333,11 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
                 closing.callback(graph.close)
             yield mode_record(self.step, sizes, "")
 
+    @property
+    def graph_bytes(self) -> int:
+        """Bytes by which the pool grew for the graphs of this runner, loops included."""
+        return 0 if self._captured_mode is None else self._captured_mode.graph_bytes
+
     def memory_parts(self) -> dict[str, list[torch.Tensor]]:
         """Return the tensors of this runner by the attribute of ``MemoryEstimate`` of each."""
         return memory_parts(self.buffers, self.mutable_state, self.attention)

@@ -140,6 +140,11 @@ class LoopRecord:
     pool_bytes: Integer = 0
     executable_bytes: Count = 0
 
+    @property
+    def graph_bytes(self) -> int:
+        """Bytes by which the pool grew for prologue and bodies."""
+        return self.pool_bytes + sum(body.pool_bytes for body in self.bodies)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeRecord:
@@ -167,6 +172,13 @@ class ModeRecord:
     buffers: tuple[BufferRecord, ...] = ()
     stats: ReplayStats | None = None
     loops: tuple[LoopRecord, ...] = ()
+
+    @property
+    def graph_bytes(self) -> int:
+        """Bytes by which the pool grew for all graphs, loops included."""
+        return sum(graphs.pool_bytes for graphs in self.sizes) + sum(
+            loop.graph_bytes for loop in self.loops
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
