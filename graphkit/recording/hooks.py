@@ -26,7 +26,7 @@ _errors: list[str] = []
 
 
 class Observer(Protocol):
-    """Is told of the steps of one capture."""
+    """Methods that are called at the steps of one capture, in this order."""
 
     def before_begin(self) -> None:
         """Before the stream captures."""

@@ -175,8 +175,10 @@ def check_references(followed: FollowedGraph, blocks: Blocks | None, check: Chec
 def _check_memory(reference: Reference, memory: StaticMemory, check: Check) -> None:
     replaced = memory.replaced_in()
     names = tuple(dict.fromkeys((*(holder.name for holder in memory.holders), memory.name)))
-    facts: dict[str, Any] = {"names": names, "cause": f"memory of {memory.name}"}
-    what = f"`{memory.name}`" + ("" if memory.name == memory.shape else f", {memory.shape}")
+    has_name = memory.name != memory.shape
+    cause = memory.name if has_name else f"{memory.name}; {reference.node.source}"
+    facts: dict[str, Any] = {"names": names, "cause": f"memory of {cause}"}
+    what = f"`{memory.name}`" + (f", {memory.shape}" if has_name else "")
     if replaced:
         state = "was freed" if memory.is_freed else "still exists and is what replays read"
         text = (

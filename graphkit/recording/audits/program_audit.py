@@ -7,7 +7,6 @@ Python call.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import weakref
@@ -55,11 +54,11 @@ class ProgramAudit:
     ) -> None:
         self._options, self._writer = options, writer
         self.current_device = current_device
-        self._lock = threading.Lock()
-        self._reset()
+        self.forget()
 
-    def _reset(self) -> None:
-        self._pid = os.getpid()
+    def forget(self) -> None:
+        """Forget all graphs and findings: a forked process has none of its parent's."""
+        self._lock = threading.Lock()
         self._graphs: list[FollowedGraph] = []
         self._names: Counter[str] = Counter()
         self._memories = StaticMemories()
@@ -74,8 +73,6 @@ class ProgramAudit:
 
     def new_capture(self) -> FollowedCapture:
         """Return the observer of a capture that is about to begin."""
-        if self._pid != os.getpid():  # a forked child has none of its parent's graphs
-            self._reset()
         return FollowedCapture(self)
 
     def capture_began(self) -> None:
@@ -248,14 +245,13 @@ class ProgramAudit:
 
     def end(self) -> None:
         """Report a fault that no replay was found for, and write the report."""
-        if self._pid != os.getpid() or self._device is None:
-            return
         if not self._fault and any(followed.replays for followed in self._graphs):
             error = self._device.fault()
             if error:
                 with _Checked(self, "fault") as check:
                     report_fault(None, error, check)
-        self._write(at_end=True)
+        if self._checks:
+            self._write(at_end=True)
 
     # Findings.
 
