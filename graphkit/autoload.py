@@ -1,9 +1,9 @@
 """Starts the audit of any process that imports torch while ``GRAPHKIT_AUDIT`` is set.
 
-``pyproject.toml`` registers ``begin_audit`` as an entry point of the group ``torch.backends``. Since
-torch 2.5, ``import torch`` calls it at its end unless ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` is set
-(https://docs.pytorch.org/docs/stable/accelerator/autoload.html). A ``.pth`` file would run at every
-start of Python, also without torch, and would be missing from editable installations.
+``pyproject.toml`` registers ``begin_audit`` as an entry point of the group ``torch.backends``.
+``import torch`` calls it at its end, since torch 2.5, unless ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` is
+set (https://docs.pytorch.org/docs/stable/accelerator/autoload.html). A ``.pth`` file would run at
+every start of Python, also without torch, and would be missing from editable installations.
 
 Without the variable, ``import torch`` takes 2 to 3 ms more, for this file and for
 ``graphkit/__init__.py``. A Python that does not import torch runs nothing of graphkit.
