@@ -67,10 +67,14 @@ def begin(audit: ProgramAudit) -> None:
     import torch
 
     _audits[:] = [audit]
+    module = torch.nn.Module
     for owner, name in (
         (torch.cuda.memory, "empty_cache"),
         (torch.cuda, "empty_cache"),
-        (torch.nn.Module, "load_state_dict"),
+        (module, "load_state_dict"),
+        (module, "to"),
+        (module, "cpu"),
+        (module, "cuda"),
     ):
         setattr(owner, name, _followed_by_checks(getattr(owner, name)))
     os.register_at_fork(after_in_child=audit.forget)

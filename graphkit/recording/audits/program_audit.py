@@ -114,10 +114,10 @@ class ProgramAudit:
             allocations=tuple(attribution.allocations) if attribution is not None else (),
             generators=tuple(getattr(graph, "_graphkit_generators", ())),
         )
-        self._graphs = [each for each in self._graphs if each.is_alive]
-        self._graphs.append(followed)
+        self._graphs = [*self.graphs, followed]
         with _Checked(self, "pointers", name) as check:
-            check_capture(followed, Blocks(segments), LiveTensors(), self._memories, check)
+            blocks = Blocks(segments, device.is_mapped)
+            check_capture(followed, blocks, LiveTensors(), self._memories, check)
         return followed
 
     # Replays.
@@ -147,7 +147,8 @@ class ProgramAudit:
             replay(graph)
             return
         is_poisoned = followed.next_poison == number and not self._options.find_fault
-        blocks = Blocks(device.segments()) if is_poisoned or followed.is_checked_next else None
+        is_full = is_poisoned or followed.is_checked_next
+        blocks = Blocks(device.segments(), device.is_mapped) if is_full else None
         followed.is_checked_next = False
         self._schedule(followed)
         with _Checked(self, "pointers", followed.name) as check:
@@ -221,7 +222,7 @@ class ProgramAudit:
         """Check the pointers of every live graph, and return the report of this process."""
         device = self.current_device()
         with self._lock:
-            blocks = Blocks(device.segments()) if self.graphs else None
+            blocks = Blocks(device.segments(), device.is_mapped)
             for followed in self.graphs:
                 with _Checked(self, "pointers", followed.name) as check:
                     check_references(followed, blocks, check)

@@ -13,13 +13,14 @@ import torch
 from torch import nn
 
 from graphkit.audit.live_tensors import LiveTensors
+from graphkit.recording import following
 from graphkit.recording.audit_options import AuditOptions
 from graphkit.recording.audits.graph_fingerprints import fingerprint_of_graphs
 from graphkit.recording.audits.program_audit import ProgramAudit
 from graphkit.recording.audits.static_memory import StaticMemories
 from graphkit.recording.fingerprints import differences
 from graphkit.recording.hooks import observe_captures, observe_replays
-from stand_in_device import StandInDevice
+from stand_in_device import StandInDevice, View
 
 NUM = 64
 HERE = "recording/test_program_audit.py"
@@ -225,6 +226,211 @@ def test_memory_is_restored_after_a_finding(make):
     got = stale(engine)
     assert first(audit).kind == "stale pool memory"
     assert all(torch.equal(*pair) for pair in zip(got, expected, strict=True))
+
+
+def captured(make, step, **options):
+    """Return a program that has captured ``step(engine)`` and replayed it once, and its audit."""
+    engine, audit = make(**options)
+    engine.capture(partial(step, engine))
+    engine.graph.replay()
+    return engine, audit
+
+
+def add_from(source):
+    """Return a step that also adds ``source(engine)``, a tensor that nothing else refers to."""
+
+    def step(engine):
+        out = engine.step()
+        engine.device.launch("add", torch.Tensor.add_, out, source(engine),
+                             source="engine.py:30 in add")  # fmt: skip
+        return out
+
+    return step
+
+
+def assert_found(audit, kind, severity, kernel):
+    found = first(audit)
+    assert (found.kind, found.severity, found.kernel) == (kind, severity, kernel)
+    assert found.source.startswith("engine.py:")
+    assert_captured_here(found.mode)
+    assert len(audit.report().findings) == 1
+    return found
+
+
+def test_memory_of_another_pool_without_a_tensor_is_an_error(make):
+    """The program reads what another graph has left in its pool."""
+    engine, audit = make()
+    other = type(engine.graph)()
+    other.capture_begin()
+    left = engine.device.empty(NUM)
+    engine.device.launch("fill", torch.Tensor.zero_, left)
+    other.capture_end()
+    place = View(left.data_ptr(), left.nbytes, left.dtype, (NUM,))
+    del left
+    engine.capture(partial(add_from(lambda _: place), engine))
+    assert_found(audit, "memory of another graph's pool", "error", "add")
+
+
+def test_another_graphs_output_that_lives_is_no_finding(make):
+    engine, audit = make()
+    other = type(engine.graph)()
+    other.capture_begin()
+    output = engine.device.empty(NUM)
+    engine.device.launch("fill", torch.Tensor.zero_, output)
+    other.capture_end()
+    engine.capture(partial(add_from(lambda _: output), engine))
+    assert audit.report().findings == ()
+
+
+def test_pinned_memory_without_a_tensor_is_a_warning(make):
+    def unowned(engine):
+        host = engine.device.pinned_host(NUM)
+        return View(host.data_ptr(), host.nbytes, host.dtype, (NUM,))
+
+    engine, audit = make()
+    engine.capture(partial(add_from(unowned), engine))
+    assert_found(audit, "unowned host memory", "warning", "add")
+
+
+def test_pinned_memory_that_is_freed_after_the_capture_is_an_error(make):
+    def held(engine):
+        engine.host = engine.device.pinned_host(NUM)
+        return engine.host
+
+    engine, audit = captured(make, add_from(held))
+    assert audit.report().findings == ()
+    del engine.host
+    engine.graph.replay()
+    assert "Engine.host" in assert_found(audit, "freed memory", "error", "add").names
+
+
+def test_a_copy_from_memory_that_is_not_pinned_is_a_warning(make):
+    def step(engine):
+        out = engine.step()
+        engine.pageable = torch.ones(NUM)
+        engine.device.launch("copy", torch.Tensor.copy_, out, engine.pageable,
+                             source="engine.py:31 in copy", kind="memcpy")  # fmt: skip
+        return out
+
+    _, audit = captured(make, step)
+    assert_found(audit, "pageable host memory", "warning", "copy")
+
+
+def test_a_copy_from_pinned_memory_is_no_finding(make):
+    def step(engine):
+        out = engine.step()
+        engine.host = engine.device.pinned_host(NUM)
+        engine.device.launch("copy", torch.Tensor.copy_, out, engine.host, kind="memcpy")
+        return out
+
+    _, audit = captured(make, step)
+    assert audit.report().findings == ()
+
+
+@pytest.mark.parametrize("us_per_launch", [5.0, 500.0])
+def test_a_slow_launch_is_a_note(make, us_per_launch):
+    engine, audit = make()
+    engine.device.us_per_launch = us_per_launch
+    engine.capture(engine.step)
+    engine.graph.replay()
+    assert "4 nodes launch in " in check_texts(audit)["pool-poison"]
+    found = [(each.kind, each.severity) for each in audit.report().findings]
+    assert found == ([("slow launch", "note")] if us_per_launch > 100 else [])
+
+
+@pytest.fixture
+def followed_calls(make, monkeypatch):
+    """Return ``make`` for audits that calls such as ``empty_cache`` cause to check pointers."""
+    monkeypatch.setattr(following, "_audits", [])
+    for owner in (torch.cuda, torch.cuda.memory):
+        monkeypatch.setattr(owner, "empty_cache", torch.cuda.empty_cache)
+    for name in ("load_state_dict", "to", "cpu", "cuda"):
+        monkeypatch.setattr(nn.Module, name, getattr(nn.Module, name))
+
+    def new(**options):
+        engine, audit = make(**options)
+        following.begin(audit)
+        return engine, audit
+
+    return new
+
+
+def between_checks(engine):
+    """Replay so often that the next replay checks nothing by itself."""
+    for _ in range(3):
+        engine.graph.replay()
+
+
+def test_a_workspace_freed_by_empty_cache_is_found_at_the_next_replay(followed_calls):
+    def workspace(engine):
+        block = engine.block = engine.device.workspace(512)
+        return View(block.begin, 256, torch.float32, (NUM,))
+
+    engine, audit = captured(followed_calls, add_from(workspace))
+    between_checks(engine)
+    engine.block.is_active = False
+    engine.device.empty_cache()
+    engine.graph.replay()
+    assert audit.report().findings == ()
+    torch.cuda.empty_cache()
+    engine.graph.replay()
+    found = assert_found(audit, "freed memory", "error", "add")
+    assert "no longer mapped" in found.text
+
+
+def load_other_weights(engine):
+    weight = engine.device.full(NUM, NUM, value=2)
+    engine.layer.load_state_dict({"weight": weight}, assign=True)
+
+
+def move_and_return(engine):
+    engine.layer.to(torch.float64)
+    engine.layer.to(torch.float32)
+
+
+@pytest.mark.parametrize("update", [load_other_weights, move_and_return])
+def test_weights_that_an_update_puts_elsewhere_are_found_at_the_next_replay(followed_calls, update):
+    engine, audit = captured(followed_calls, Engine.step)
+    between_checks(engine)
+    update(engine)
+    engine.graph.replay()
+    found = assert_found(audit, "replaced static tensor", "error", "matmul")
+    assert "Layer.weight" in found.names
+
+
+def test_an_update_in_place_is_no_finding(followed_calls):
+    engine, audit = captured(followed_calls, Engine.step)
+    engine.layer.load_state_dict({"weight": torch.ones(NUM, NUM)})
+    engine.graph.replay()
+    assert audit.report().findings == ()
+
+
+def test_memory_asleep_is_found_on_request_and_mapped_memory_is_none(make):
+    engine, audit = captured(make, Engine.step)
+    assert audit.check_now().findings == ()
+    engine.device.asleep.add((0, 0))
+    assert {each.kind for each in audit.check_now().findings} == {"freed memory"}
+    names = {name for each in audit.report().findings for name in each.names}
+    assert {"Layer.weight", "Engine.x", "Engine.cache"} <= names
+
+
+def test_a_pool_asleep_is_found_on_request(make):
+    engine, audit = captured(make, Engine.step)
+    engine.device.asleep.add(engine.graph.pool())
+    (found,) = audit.check_now().findings
+    assert (found.kind, found.severity, found.kernel) == ("freed memory", "error", "noise")
+    assert "the graph's pool that is no longer mapped" in found.text
+
+
+def test_a_graph_that_is_reset_is_not_checked_any_more(make):
+    engine, audit = captured(make, Engine.step)
+    engine.graph.reset()
+    engine.x = engine.device.full(NUM, value=2)
+    assert (audit.check_now().findings, audit.graphs) == ((), [])
+    engine.capture(engine.step)
+    engine.graph.replay()
+    assert audit.check_now().findings == ()
+    assert len(audit.graphs) == 1
 
 
 def fingerprint(engine, audit):
