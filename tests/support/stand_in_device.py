@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from graphkit.audit.node_switches import SWITCHABLE, Incomparable
 from graphkit.graphs import Allocation
 from graphkit.recording.audits.device import host_bytes
 from graphkit.records import Argument, Environment, GraphRecord, Node, Pointer
@@ -51,7 +52,8 @@ class Launch:
     function: Callable[..., object]
     views: tuple[View, ...]
     pool: tuple[int, int]
-    kind: str = "kernel"
+    kind: str
+    module: str
 
 
 class StandInDevice:
@@ -132,6 +134,7 @@ class StandInDevice:
         *tensors: torch.Tensor | View,
         source: str = "",
         kind: str = "kernel",
+        module: str = "",
     ) -> None:
         """Call a function on tensors, now or at each replay of the graph that captures."""
         if self.capturing is None:
@@ -143,7 +146,7 @@ class StandInDevice:
             for each in tensors
         )  # fmt: skip
         self.capturing.launches.append(
-            Launch(name, source, function, views, self.capturing.its_pool, kind)
+            Launch(name, source, function, views, self.capturing.its_pool, kind, module)
         )
 
     def _block(self, pool: tuple[int, int], size: int) -> Block:
@@ -180,6 +183,7 @@ class StandInDevice:
                 grid=(1, 1, 1),
                 block=(32, 1, 1),
                 source=launch.source,
+                module=launch.module,
                 arguments=tuple(self._arguments(launch)),
             )
             for index, launch in enumerate(graph.launches)
@@ -210,6 +214,9 @@ class StandInDevice:
         return "host" if self.allocation_at(address) else ""
 
     def node_switches(self, graph: Any, nodes: Any) -> Switches:
+        for node in nodes:
+            if node.kind not in SWITCHABLE:
+                raise Incomparable(f"node {node.index}, a {node.kind}, cannot be switched off")
         return Switches(graph)
 
     def launch_us(self, graph: Any, prepare: Callable[[], None]) -> float:

@@ -139,13 +139,17 @@ class ProgramAudit:
             self._lock.release()
 
     def _checked_replay(self, followed: FollowedGraph, graph: Any, replay: Replay) -> None:
-        number, device = followed.replays, self.current_device()
+        number = followed.replays
+        device = self._device = self.current_device()
         if self._num_captures or device.is_capturing():
             followed.next_check = number + 1
             if followed.next_poison == number:
                 followed.next_poison += 1
             replay(graph)
             return
+        finds_fault = self._options.find_fault and not self._fault
+        if finds_fault:
+            self._note_fault(f"work outside of graphs failed before replay {number}")
         is_poisoned = followed.next_poison == number and not self._options.find_fault
         is_full = is_poisoned or followed.is_checked_next
         blocks = Blocks(device.segments(), device.is_mapped) if is_full else None
@@ -158,9 +162,11 @@ class ProgramAudit:
         elif is_poisoned:
             self._poisoned_replay(followed, graph, replay)
         else:
-            replay(graph)
-        if self._options.find_fault and not self._fault:
-            self._note_fault(followed, device.fault())
+            try:
+                replay(graph)
+            finally:
+                if finds_fault:
+                    self._note_fault(f"replay {number} failed", followed)
 
     def _schedule(self, followed: FollowedGraph) -> None:
         number, every = followed.replays, self._options.every
@@ -182,9 +188,13 @@ class ProgramAudit:
                     problem = check.text = f"not checked: {_reason(error)}"
             replay(graph)
             if not problem:
+                # ``prepare`` has waited for all earlier work.
+                is_failed = self._note_fault(f"replay {followed.replays} failed", followed)
                 with _Checked(self, "pool-poison", followed.name) as check:
                     try:
-                        stale.run(check)
+                        check.text = "not checked: the replay failed"
+                        if not is_failed:
+                            stale.run(check)
                     except Exception as error:
                         check.text = f"not checked: {_reason(error)}"
         finally:
@@ -201,14 +211,21 @@ class ProgramAudit:
                 self.current_device(), followed, graph, lambda: replay(graph), check
             )
 
-    def _note_fault(self, followed: FollowedGraph, error: str) -> None:
-        if not error:
-            return
-        self._fault = True
-        with _Checked(self, "fault", followed.name) as check:
-            report_fault(followed, error, check)
-        if self._writer is not None:
-            self._writer.write_fault(followed.name, followed.replays)
+    def _note_fault(self, text: str, followed: FollowedGraph | None = None) -> bool:
+        """Return whether CUDA failed, and report the first failure.
+
+        Args:
+            text: What failed, as a clause.
+            followed: The graph whose replay failed; ``None`` if other work did.
+        """
+        error = self._device.fault()
+        if error and not self._fault:
+            self._fault = True
+            with _Checked(self, "fault", followed.name if followed else "") as check:
+                report_fault(text, error, check)
+            if followed is not None and self._writer is not None:
+                self._writer.write_fault(followed.name, followed.replays)
+        return bool(error)
 
     # Requests.
 
@@ -246,11 +263,8 @@ class ProgramAudit:
 
     def end(self) -> None:
         """Report a fault that no replay was found for, and write the report."""
-        if not self._fault and any(followed.replays for followed in self._graphs):
-            error = self._device.fault()
-            if error:
-                with _Checked(self, "fault") as check:
-                    report_fault(None, error, check)
+        if any(followed.replays for followed in self._graphs):
+            self._note_fault("a replay or other work failed, it is not known which")
         if self._checks:
             self._write(at_end=True)
 

@@ -476,34 +476,75 @@ def gather(out, table, rows):
     out.copy_(table.flatten()[rows])
 
 
-def indexed(engine):
+def indexed(engine, rows=(0, 1, 1 << 40), kind="kernel"):
     def step():
         out = engine.step()
         values = engine.device.empty(4)
-        engine.device.launch("gather", gather, values, engine.layer.weight, engine.rows,
-                             source="engine.py:20 in lookup")  # fmt: skip
+        engine.device.launch("gather", gather, values, engine.layer.weight, engine.rows, kind=kind,
+                             source="engine.py:20 in lookup", module="Engine.lookup")  # fmt: skip
         return out
 
     engine.capture(step)
-    for row in (0, 1, 1 << 40):
+    for row in rows:
         engine.rows.fill_(row)
         engine.graph.replay()
+
+
+def assert_fault(audit, text):
+    (found,) = audit.report().findings
+    assert (found.audit, found.severity) == ("fault", "error")
+    assert f"{text}: an illegal memory access" in found.text
+    return found
 
 
 def test_an_index_out_of_range_is_found_in_its_replay_and_then_in_its_node(make):
     engine, audit = make(find_fault=True)
     indexed(engine)
-    found = first(audit)
-    assert (found.audit, found.severity) == ("fault", "error")
-    assert "replay 3 failed: an illegal memory access" in found.text
+    found = assert_fault(audit, "replay 3 failed")
     assert_captured_here(found.mode)
 
     engine, again = make(find_fault=True, node_by_node=(found.mode, 3))
     indexed(engine)
-    node = first(again)
+    node = assert_fault(again, "`gather` (node 4) failed in replay 3")
     assert (node.kernel, node.source) == ("gather", "engine.py:20 in lookup")
-    assert "Layer.weight" in node.names
+    assert node.module == "Engine.lookup"
+    assert {"Layer.weight", "Engine.rows"} <= {*node.names}
+    assert f"2 = {hex(engine.rows.data_ptr())}" in node.text
     assert_captured_here(node.mode)
+
+
+def test_a_fault_of_other_work_is_not_the_next_replays(make):
+    engine, audit = make(find_fault=True)
+    indexed(engine, rows=(0,))
+    engine.device.error = "an illegal memory access was encountered"
+    engine.graph.replay()
+    assert assert_fault(audit, "work outside of graphs failed before replay 2").mode == ""
+
+
+def test_a_fault_in_a_checked_replay_is_assigned_to_it(make):
+    engine, audit = make()
+    indexed(engine, rows=(1 << 40,))
+    assert_captured_here(assert_fault(audit, "replay 1 failed").mode)
+    assert check_texts(audit)["pool-poison"] == "not checked: the replay failed"
+
+
+def test_a_fault_in_a_replay_without_a_check_is_reported_at_the_end(make):
+    engine, audit = make()
+    indexed(engine)
+    assert audit.report().findings == ()
+    audit.end()
+    found = assert_fault(audit, "a replay or other work failed, it is not known which")
+    assert "--find-fault" in found.advice
+
+
+def test_a_graph_that_cannot_run_node_by_node_still_names_the_replay(make):
+    engine, audit = make()
+    engine.capture(engine.step)
+    name = audit.graphs[0].name
+    engine, audit = make(find_fault=True, node_by_node=(name, 3))
+    indexed(engine, kind="child graph")
+    found = assert_fault(audit, "because node 4, a child graph, cannot be switched off")
+    assert "replay 3 failed" in found.text
 
 
 def test_a_replay_node_by_node_without_a_fault_computes_the_same(make):
