@@ -127,9 +127,10 @@ def compare_fingerprint(
 ) -> tuple[FingerprintDifference, ...]:
     """Return what differs from an earlier fingerprint, errors first.
 
-    Memory that is gone, and weights that became zero, are errors, and findings of the report as
-    well. Other weights that differ are notes: an update changes them on purpose. Tensors and pool
-    memory are compared only if no graph was replayed in between.
+    Memory that is gone, weights and pool memory that became zero, and changed nodes are errors, and
+    findings of the report as well. Other weights that differ are notes: an update changes them on
+    purpose. The content of tensors and of pool memory is compared only if no graph was replayed in
+    between, because replays write it.
 
     Args:
         before: An earlier fingerprint of this process.

@@ -37,6 +37,26 @@ def test_a_node_that_differs_is_an_error_and_graphs_share_a_weight():
     assert "`mm` (node 0)" in found["weight"].text
 
 
+@pytest.mark.parametrize(
+    ("kind", "checksum", "severities"),
+    [
+        ("pool", 0, (["error"], [])), ("pool", 4, (["note"], [])), ("tensor", 0, (["note"], [])),
+        ("weight", 0, (["error"], ["error"])), ("pool", None, (["error"], ["error"])),
+    ],
+)  # fmt: skip
+def test_what_replays_write_is_compared_only_without_one(kind, checksum, severities):
+    """Memory that is gone is an error in any case."""
+
+    def printed(checksum, replays):
+        memory = {16: MemoryPrint(kind, "w", checksum, is_zero=checksum == 0)}
+        return Fingerprint({"a": GraphPrint((), memory)}, replays)
+
+    before = printed(3, 0)
+    for replays, expected in enumerate(severities):
+        found = gk.compare_fingerprint(before, printed(checksum, replays))
+        assert [each.severity for each in found] == expected
+
+
 @pytest.mark.parametrize("value", [None, 5, "x", {}])
 def test_a_fingerprint_of_another_type_is_refused(value):
     with pytest.raises(gk.ConfigError, match="before must be a Fingerprint"):
