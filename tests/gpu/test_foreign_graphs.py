@@ -3,11 +3,9 @@
 Each program runs in processes of its own, because a fault ends the CUDA context.
 """
 
-from importlib.metadata import entry_points
-
 import pytest
 
-from audited_runs import Program
+from audited_runs import Program, installed
 from graphkit.graphs.driver import runtime
 from graphkit.records import AuditReport
 
@@ -236,12 +234,11 @@ def test_a_weight_that_load_state_dict_puts_elsewhere_is_found_at_the_next_repla
     assert "Sequential.2.weight" in found.names, audited
 
 
-def test_the_variable_alone_audits_a_program(program):
-    """Needs an installed graphkit, whose entry point torch calls."""
-    if "graphkit_audit" not in {each.name for each in entry_points(group="torch.backends")}:
-        pytest.skip("graphkit is not installed here")
+def test_the_variable_alone_audits_a_program(program, tmp_path):
     program = program(FREED)
-    done = program.run(GRAPHKIT_AUDIT="r.json")
+    path = installed(tmp_path / "installed")
+    done = program.run(GRAPHKIT_AUDIT="r.json", PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     (found,) = AuditReport.load(program.folder / "r.json").findings
     assert (found.kind, found.severity) == ("freed memory", "error")
+    assert f"program.py:{program.line('# multiplies')}" in found.source

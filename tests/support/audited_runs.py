@@ -5,11 +5,28 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import graphkit
 from graphkit.records import AuditReport
+
+ROOT = Path(graphkit.__file__).parents[1]
+
+
+def installed(folder: Path) -> str:
+    """Return a PYTHONPATH where graphkit is installed, as far as its entry points are concerned."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    metadata = folder / "graphkit_cuda-0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: graphkit-cuda\nVersion: 0\n")
+    groups = [
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in names.items())
+        for group, names in project["entry-points"].items()
+    ]
+    (metadata / "entry_points.txt").write_text("".join(groups))
+    return os.pathsep.join(map(str, (folder, ROOT)))
 
 
 @dataclass
@@ -39,10 +56,9 @@ class Program:
 
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run Python with these arguments, by default the program."""
-        root = str(Path(graphkit.__file__).parents[1])
         return subprocess.run(
             [sys.executable, *(arguments or ("program.py",))], cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": root, **variables},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tomllib
-from pathlib import Path
 
 import pytest
 
-import graphkit
+from audited_runs import installed
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(graphkit.__file__).parents[1]
 IS_FOLLOWED = (
     "import torch, sys; print(hasattr(torch.cuda.CUDAGraph, '_graphkit_followed'), "
     "'graphkit.recording' in sys.modules)"
@@ -24,17 +21,8 @@ IS_FOLLOWED = (
 @pytest.fixture
 def start(tmp_path):
     """Return ``start(code, **environment)``: a Python with an installed graphkit."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    installed = tmp_path / "installed" / "graphkit_cuda-0.dist-info"
-    installed.mkdir(parents=True)
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: graphkit-cuda\nVersion: 0\n")
-    entries = "".join(
-        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in names.items())
-        for group, names in project["entry-points"].items()
-    )
-    (installed / "entry_points.txt").write_text(entries)
     plain = {name: text for name, text in os.environ.items() if not name.startswith("GRAPHKIT")}
-    path = os.pathsep.join(map(str, (installed.parent, ROOT)))
+    path = installed(tmp_path / "installed")
 
     def run(code, **environment):
         done = subprocess.run(
