@@ -133,8 +133,8 @@ def report_launch(shape: GraphShape, times: LaunchTimes, check: Check) -> None:
     cause, what, advice = _cause(shape, times)
     check.report(
         "slow launch",
-        f"the launch of {nodes} takes {own} of host time, that of a linear graph of as many "
-        f"{linear}: {what}.",
+        f"the launch of {nodes} takes {own} of host time, and the launch of a linear graph "
+        f"of as many nodes {linear}: {what}.",
         severity="note",
         cause=cause,
         advice=advice,

@@ -48,20 +48,22 @@ class LiveTensors:
         """Return the same without tensors that only the recorder's graphs refer to."""
         return self._ranges is None or _is_in(self._unrecorded, address)
 
-    def name(self, address: int) -> str:
-        """Return where the tensor of an address is held, or its dtype and shape.
+    def names(self, addresses: Sequence[int]) -> list[str]:
+        """Return where the tensor of each address is held, or its dtype and shape.
 
         A name is an attribute path, a closure variable or a module global, such as
         ``Model.layers.0.weight``, ``forward.mask`` or ``engine.TABLE``. It is empty if no tensor
         holds the address.
         """
-        for name, (begin, end) in self._names.items():
-            if begin <= address < end:
-                return name
-        for tensor in self._unrecorded_tensors:
-            if any(begin <= address < end for begin, end in _storages([tensor])):
-                return _holder_name(tensor) or _description(tensor)
-        return ""
+        reached = [self._reached(address) for address in addresses]
+        tensors = {
+            address: found[0]
+            for address, name in zip(addresses, reached, strict=True)
+            if not name and (found := self.tensors_at(address))
+        }
+        held = _holder_names(list(tensors.values()))
+        others = {each: held.get(id(it)) or _description(it) for each, it in tensors.items()}
+        return [name or others.get(each, "") for each, name in zip(addresses, reached, strict=True)]
 
     def storages(self) -> list[tuple[int, int]]:
         """Return beginning and end of the storage of each tensor, ascending."""
@@ -85,15 +87,25 @@ class LiveTensors:
         begins = sorted(found)
         return begins, [found[begin] for begin in begins]
 
+    def _reached(self, address: int) -> str:
+        """Return the path by which a forward reaches an address; empty if none does."""
+        begins, storages = self._names
+        index = bisect_right(begins, address) - 1
+        if index < 0:
+            return ""
+        end, name = storages[index]
+        return name if address < end else ""
+
     @cached_property
-    def _names(self) -> dict[str, tuple[int, int]]:
-        entries = ReachableObjects(self._roots).entries
-        return {
-            container.name(key): storage
-            for container, values in entries
-            for key, value in values.items()
-            for storage in _storages([value])
-        }
+    def _names(self) -> tuple[list[int], list[tuple[int, str]]]:
+        """Beginnings of the storages that forwards reach, and for each its end and first path."""
+        found: dict[int, tuple[int, str]] = {}
+        for container, values in ReachableObjects(self._roots).entries:
+            for key, value in values.items():
+                for begin, end in _storages([value]):
+                    found.setdefault(begin, (end, container.name(key)))
+        begins = sorted(found)
+        return begins, [found[begin] for begin in begins]
 
     @cached_property
     def _found(self) -> list[Any] | None:
@@ -160,21 +172,26 @@ def _storages(objects: Iterable[object]) -> Iterator[tuple[int, int]]:
             yield begin, begin + storage.nbytes()
 
 
-def _holder_name(tensor: torch.Tensor) -> str:
-    """Return the module global or the attribute that refers to a tensor; empty if none does."""
-    for holder in gc.get_referrers(tensor):
-        owners = [holder]
-        if isinstance(holder, dict):
-            owners += gc.get_referrers(holder)
-        for owner in owners:
-            attributes = getattr(owner, "__dict__", None)
-            if not isinstance(attributes, dict):
-                continue
-            owner_name = owner.__name__ if isinstance(owner, ModuleType) else type(owner).__name__
-            for key, value in list(attributes.items()):
-                if value is tensor:
-                    return f"{owner_name}.{key}"
-    return ""
+def _holder_names(tensors: Sequence[torch.Tensor]) -> dict[int, str]:
+    """Return the module global or the attribute that refers to each tensor, by the tensor's id.
+
+    Searching the objects of a large process takes 100 ms, so one search serves all tensors.
+    """
+    if not tensors:
+        return {}
+    wanted, names = {id(tensor) for tensor in tensors}, dict[int, str]()
+    holders = gc.get_referrers(*tensors)
+    attributes_of_owners = [holder for holder in holders if isinstance(holder, dict)]
+    owners = [*holders, *gc.get_referrers(*attributes_of_owners)]
+    for owner in {id(each): each for each in owners}.values():
+        attributes = getattr(owner, "__dict__", None)
+        if not isinstance(attributes, dict):
+            continue
+        owner_name = owner.__name__ if isinstance(owner, ModuleType) else type(owner).__name__
+        for key, value in list(attributes.items()):
+            if id(value) in wanted:
+                names.setdefault(id(value), f"{owner_name}.{key}")
+    return names
 
 
 def _description(tensor: torch.Tensor) -> str:

@@ -150,7 +150,7 @@ def _report_undeclared(
 ) -> None:
     """Report all memory that live Python objects hold and the target does not declare, at once."""
     node, argument, pointer = found[0]
-    names = dict.fromkeys(live.name(pointer.address) for _, _, pointer in found)
+    names = dict.fromkeys(live.names([pointer.address for _, _, pointer in found]))
     check.report(
         "undeclared memory",
         f"{argument_text(node, argument, pointer.offset)} points to memory that the target does "

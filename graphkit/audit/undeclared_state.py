@@ -71,7 +71,7 @@ def undeclared_state(
 
 
 def declare_for_audits(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
-    """Add undeclared state to that of a captured runner, and report it unless it was reported.
+    """Extend the state of a captured runner by undeclared state, and report what is new.
 
     Args:
         target: Makes the batch.

@@ -213,5 +213,5 @@ class StepBench:
 
 
 def _listed(value: object) -> int | str:
-    """Return a setting, or those of several draft lengths as text."""
+    """Return a setting, as text if it has a value per draft length."""
     return value if isinstance(value, int) else ", ".join(map(str, value))  # type: ignore[call-overload]

@@ -51,7 +51,7 @@ def node_measures(batch_size: int, nodes: Mapping[str, int]) -> Iterator[Measure
 def bound_measures(
     batch_size: int, bare_ms: float, weights: WeightBytes, bandwidth: float
 ) -> Iterator[Measure]:
-    """Yield the time of reading the weights of a step, and that of the bare step over it.
+    """Yield the time to read the weights of a step, and the time of the bare step over it.
 
     Args:
         batch_size: Requests of the step.

@@ -192,7 +192,7 @@ def open_models(arguments: argparse.Namespace, group: RankGroup | None = None) -
 
 
 def _load_folder(arguments: argparse.Namespace, device: torch.device) -> TransformersModel:
-    """Load the folder of --checkpoint, and that of --draft, by ``graphkit.hf``.
+    """Load the folders of --checkpoint and --draft by ``graphkit.hf``.
 
     Raises:
         UsageError: The package transformers is missing.

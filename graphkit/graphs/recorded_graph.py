@@ -17,7 +17,8 @@ from graphkit.graphs.output_pool import OutputPool
 from graphkit.graphs.pool_memory import Allocation, PoolBlock
 from graphkit.graphs.recorded_op import RecordedOp, replay_context
 
-_ELEMENTS = 2048
+ELEMENTS_PER_WORK = 2048
+"""Elements of results that count as much as an operation; see ``RecordedGraph.work``."""
 
 
 class RecordedGraph:
@@ -51,7 +52,7 @@ class RecordedGraph:
         self.output = output
         self.ops = tuple(ops)
         self.num_nodes = len(ops)
-        self.work = len(ops) + sum(r.numel() for op in ops for r in op.results) / _ELEMENTS
+        self.work = len(ops) + sum(r.numel() for op in ops for r in op.results) / ELEMENTS_PER_WORK
         allocated = self._storages()
         self.pool_bytes = sum(storage.nbytes() for storage in allocated.values())
         self.origins: tuple[NodeOrigin, ...] = tuple(attribution.origins) if attribution else ()

@@ -130,7 +130,7 @@ class DFlashDraft(DraftModel):
     """
 
     algorithm = "DFLASH"
-    modes = ()  # TARGET_VERIFY of a target's modes is that of the target itself
+    modes = ()  # in a target, TARGET_VERIFY is the mode of the target's own forward
 
     def __init__(self, head: DFlashHead) -> None:
         self.module = self._head = head

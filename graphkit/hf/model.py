@@ -35,7 +35,7 @@ def check_algorithm(algorithm: object, allowed: Collection[str]) -> str:
     """Return the name of an algorithm in capitals.
 
     Raises:
-        ConfigError: It is none of ``allowed``.
+        ConfigError: The name is not in ``allowed``.
     """
     expected = "the name of an algorithm, or None"
     require_type("gk.hf.load", "algorithm", algorithm, str, expected)
@@ -334,7 +334,7 @@ def _engine_of_target(
     max_batch_size: int,
     max_context_len: int,
     *,
-    device: object,  # noqa: ARG001 - commands pass it; it is that of the weights
+    device: object,  # noqa: ARG001 - commands pass it; the weights have it
     **options: Any,
 ) -> SpeculativeEngine:
     """Create the engine of a target; ``options`` are those that commands pass."""

@@ -1,7 +1,7 @@
 """Published layouts of DFLASH heads: their configurations and the names of their tensors.
 
-Transformers has ``encoder.*``, and the settings of the drafts beside those of the layers. The
-authors' heads have ``fc`` and ``hidden_norm``, and a nested ``dflash_config``.
+Transformers has ``encoder.*``, and the settings of drafts and of layers side by side. The authors'
+heads have ``fc`` and ``hidden_norm``, and a nested ``dflash_config``.
 """
 
 from __future__ import annotations

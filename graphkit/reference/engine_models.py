@@ -183,7 +183,7 @@ def check_algorithm(algorithm: str) -> str:
     """Return the name of an algorithm in capitals.
 
     Raises:
-        ConfigError: It is none of ``ALGORITHMS``.
+        ConfigError: The name is not in ``ALGORITHMS``.
     """
     name = algorithm.upper()
     if name not in ALGORITHMS:

@@ -83,11 +83,11 @@ def random_models(
 ) -> EngineModels:
     """Create the models of a shape with random weights, which are made on the device.
 
-    Their speed is that of trained weights, but drafts are accepted by chance alone. Weights are
-    normal with standard deviation 0.02, those of norms 1, and biases 0. Nothing else is allocated.
-    A head has a layer of the target's sizes. That of EAGLE-3 is as published ones: it drafts 32,000
-    tokens, here evenly spread over the target's vocabulary, and does not normalise queries and
-    keys.
+    They are as fast as trained models, but drafts are accepted by chance alone. Weights are normal
+    with standard deviation 0.02, weights of norms are 1, and biases 0. Nothing else is allocated.
+    A head has a layer of the target's sizes. As published EAGLE-3 heads, one of EAGLE-3 drafts
+    32,000 tokens, here evenly spread over the target's vocabulary, and does not normalise queries
+    and keys.
 
     Args:
         shape: One of ``SHAPES``.

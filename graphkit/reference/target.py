@@ -155,7 +155,7 @@ def model_target(
     models = EngineModels(_ALGORITHMS.get(type(head), "EAGLE"), model, head)
     if models.aux_layers and mtp is not None:
         raise ConfigError(
-            "mtp reads the hidden states of one target layer, but the other head those of several. "
+            "mtp reads the hidden states of one target layer, and the other head reads several. "
             "Create a target for each of them.",
             field="mtp",
         )

@@ -82,7 +82,7 @@ class LoopLauncher:
         Args:
             graph: The loop.
             rows: Rows of the requests, valid and at most as many as the largest size.
-            watched: Those of them at whose end the loop ends.
+            watched: Rows of ``rows`` at whose end the loop ends.
             max_steps: Most steps.
             number: Number of the launch.
 
@@ -242,7 +242,7 @@ class DeviceLoops:
 
         Args:
             rows: Rows of the requests, valid.
-            watched: Those of them at whose end the loop ends.
+            watched: Rows of ``rows`` at whose end the loop ends.
             max_steps: Most steps.
             is_greedy: Which loop.
 

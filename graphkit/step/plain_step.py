@@ -126,7 +126,7 @@ class PlainDrafter(Drafter):
         self._stored.append(verified)
 
     def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:  # noqa: ARG002
-        """Store the tokens; those of finished requests are never read."""
+        """Store the tokens; tokens of finished requests are never read."""
         self._stored.append(verified)
 
 

@@ -60,7 +60,7 @@ def on_terminal(number, arguments, ready):
             is_sent = True
     os.close(main_end)
     try:
-        return written, command.wait(timeout=30)
+        return written, command.wait(timeout=120)
     finally:
         command.kill()
 
@@ -201,7 +201,7 @@ def test_an_event_loop_ends_before_the_signal_is_raised():
         left = asyncio.Event()
         leave.append(left.set)
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(left.wait(), 60)
+        await asyncio.wait_for(left.wait(), 300)
         ended.append(True)
 
     def run():

@@ -78,7 +78,7 @@ def outcomes():
     """
     sets = ((2, OF_TWO), (2, WAITING), (4, OF_FOUR))
     with ThreadPoolExecutor() as pool:
-        found = pool.map(lambda each: run_scenarios(each[1], each[0], limit_s=180), sets)
+        found = pool.map(lambda each: run_scenarios(each[1], each[0], limit_s=600), sets)
         of_two, waiting, of_four = found
     return {2: of_two | waiting, 4: of_four}
 

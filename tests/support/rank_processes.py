@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 PASSED, DIED, HUNG = "passed", "died", "hung"
-_LIMIT = timedelta(seconds=60)
+_LIMIT = timedelta(seconds=120)
 _PRELOADED = (
     "torch._dynamo",  # takes a second, and torch imports it at the first ``torch.no_grad``
     "torch.distributed",

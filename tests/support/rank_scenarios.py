@@ -31,8 +31,13 @@ from rank_steps import (
     step,
 )
 
-SHORT = 8.0
-"""Time limit of groups in which a rank does not arrive, in seconds."""
+SHORT = 15.0
+"""Time limit of groups in which a rank does not arrive, in seconds.
+
+A rank of a busy machine must arrive within it: a process that shares two cores with others may
+pause for seconds.
+"""
+NOT_ARRIVED = f"rank 1 did not arrive within {SHORT:g} s"
 
 
 def raises(error, call, *words):
@@ -312,13 +317,13 @@ def fail_outside_the_forward():
 
 def capture_without_a_rank():
     """A rank that does not capture is named after the time limit."""
-    group = rank_group(time_limit=1.0)
+    group = rank_group(time_limit=SHORT)
     made = runner(group)
     if is_rank(1):
-        time.sleep(2.5)
-        raises(gk.RankError, made.capture, "this rank arrived", "did not arrive within 1 s")
+        wait_until_lost(group)
+        raises(gk.RankError, made.capture, "this rank arrived", NOT_ARRIVED)
         return
-    found = raises(gk.CaptureError, made.capture, "rank 1 did not arrive within 1 s")
+    found = raises(gk.CaptureError, made.capture, NOT_ARRIVED)
     assert (found.rank, found.cause) == (1, gk.CaptureCause.MISSING_RANK)
     raises(gk.GraphkitError, made.capture, "rank 1")
 
@@ -390,25 +395,25 @@ def leave_without_a_collective():
 
 def wait_until_lost(group):
     """Wait as a rank does that waits for its device: outside of any call."""
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + 4 * SHORT
     while not group.is_lost and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
 def arrive_late_without_an_agreement():
     """The heartbeat reports a rank that does not begin a replay of the others."""
-    group = rank_group(time_limit=4.0, same_batch=True)
+    group = rank_group(time_limit=SHORT, same_batch=True)
     verify = captured(group, alone)
     for _ in range(1 if is_rank(1) else 2):
         verify.replay(batch(1))
     wait_until_lost(group)
     late = "this rank arrived" if is_rank(1) else "rank 1"
-    raises(gk.RankError, lambda: verify.replay(batch(1)), late, "rank 1 did not arrive within 4 s")
+    raises(gk.RankError, lambda: verify.replay(batch(1)), late, NOT_ARRIVED)
 
 
 def arrive_late_after_an_agreement():
     """The heartbeat reports a rank that does not launch the replay that all ranks agreed on."""
-    group = rank_group(time_limit=4.0)
+    group = rank_group(time_limit=SHORT)
     verify = captured(group, alone)
 
     def launch_late(launch):
@@ -421,18 +426,18 @@ def arrive_late_after_an_agreement():
         return
     verify.replay(batch(1))
     wait_until_lost(group)
-    raises(gk.RankError, lambda: verify.replay(batch(1)), "rank 1 did not arrive within 4 s")
+    raises(gk.RankError, lambda: verify.replay(batch(1)), NOT_ARRIVED)
 
 
 def idle_without_an_agreement():
     """Ranks that made the same calls, or dropped their group, may be idle beyond the time limit."""
-    groups = [rank_group(time_limit=1.0, same_batch=True) for _ in range(2)]
+    groups = [rank_group(time_limit=SHORT, same_batch=True) for _ in range(2)]
     verify = captured(groups[0], alone)
     verify.replay(batch(1))
     if is_rank(1):
         groups.pop()
         gc.collect()
-    time.sleep(3.0)
+    time.sleep(SHORT + 2.0)
     assert not any(group.is_lost for group in groups)
     verify.close()
 

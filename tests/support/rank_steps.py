@@ -23,7 +23,7 @@ def rank_device():
 
 def rank_group(process_group=None, **options):
     """Return a group whose time limit ends a test that went wrong, but no slow one."""
-    return gk.RankGroup(process_group, **({"time_limit": 60.0} | options))
+    return gk.RankGroup(process_group, **({"time_limit": 120.0} | options))
 
 
 def step(inputs, group=None):

@@ -121,7 +121,7 @@ def assert_interpreted_pass():
     def check(*files):
         command = [sys.executable, "-m", "pytest", *map(str, files), "-q", "-p", "no:cacheprovider"]
         env = os.environ | {"TRITON_INTERPRET": "1", "PYTEST_ADDOPTS": ""}
-        run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+        run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1200)
         assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
 
     return check

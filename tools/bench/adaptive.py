@@ -26,7 +26,7 @@ from rich.console import Console
 
 import graphkit as gk
 from graphkit.graphs import environment, resolve_device
-from graphkit.graphs.recorded_graph import RecordedGraph
+from graphkit.graphs.recorded_graph import ELEMENTS_PER_WORK, RecordedGraph
 from graphkit.ops import philox_uniform
 from graphkit.records import BenchReport, Measure
 from graphkit.step.step_tensors import ChainTree
@@ -72,19 +72,26 @@ SHAPES = {
 
 
 class Layers:
-    """Matrix products over token embeddings, whose result is small and is not read."""
+    """Matrix products over token embeddings, whose result is small and is not read.
+
+    On the CPU, where work is counted, one tensor of bytes stands for the products: its elements
+    count as much, and take 1 % of the time.
+    """
 
     def __init__(self, shape: Shape, count: int, device: torch.device) -> None:
         make = {"dtype": shape.dtype, "device": device}
         self._embedding = torch.randn(VOCAB, shape.hidden, **make)
-        copies = count if device.type == "cuda" else 1  # distinct weights must be read
-        scale = 0.5 * shape.hidden**-0.5
-        weights = [scale * torch.randn(shape.hidden, shape.hidden, **make) for _ in range(copies)]
-        self._weights = [weights[index % copies] for index in range(count)]
+        self._count, self._is_counted = count, device.type == "cpu"
+        scale, copies = 0.5 * shape.hidden**-0.5, 0 if self._is_counted else count
+        self._weights = [
+            scale * torch.randn(shape.hidden, shape.hidden, **make) for _ in range(copies)
+        ]
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return zeros that depend on the layers, [T, 1]."""
         hidden = self._embedding[tokens]
+        if self._is_counted:
+            torch.zeros(self._count * (ELEMENTS_PER_WORK + hidden.numel()), dtype=torch.uint8)
         for weight in self._weights:
             hidden = hidden @ weight
         return 0.0 * hidden[:, :1].float()

@@ -125,7 +125,7 @@ class _Search:
         """Report a read, and return the range of the memory that it reads from."""
         address = read.unit[0]
         is_live = self._replays.memory.block_at(address).is_live
-        name = self._live.name(address) if is_live else ""
+        name = self._live.names([address])[0] if is_live else ""
         allocation = _allocation_at(address, is_live, self._own, self._all)
         _report_stale_read(self._check, read, name, allocation)
         return read.unit if allocation is None else (allocation.begin, allocation.end)
@@ -177,7 +177,7 @@ def _allocation_at(
         address: An address in the memory.
         is_live: Whether a tensor holds the memory, which was then allocated last.
         own: Allocations of the captures of the graph that reads.
-        others: Those of all graphs, in the order of their captures.
+        others: Allocations of all graphs, in the order of their captures.
     """
     if is_live:
         return next(

@@ -94,7 +94,7 @@ def ranges_to_fill(
         blocks: Blocks of the pool.
         kept: Ranges to leave out.
         own: Allocations of the captures of the graph that is replayed.
-        others: Those of all graphs of the pool, in the order of their captures.
+        others: Allocations of all graphs of the pool, in the order of their captures.
     """
     ranges: Sequence[Range] = sorted((block.begin, block.end) for block in blocks)
     if fill.only_floats:

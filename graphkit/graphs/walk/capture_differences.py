@@ -80,7 +80,7 @@ def capture_differences(
 
     Args:
         before: The nodes of one capture.
-        after: Those of the other.
+        after: Nodes of the other.
         unset: Bytes to ignore.
     """
     for index, (one, other) in enumerate(zip(before, after, strict=False)):

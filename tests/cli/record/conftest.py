@@ -59,7 +59,7 @@ def record_in_shell(here):
     def command(*arguments, options=(), **settings):
         return subprocess.run(
             [sys.executable, *options, "-m", "graphkit", "record", *arguments],
-            capture_output=True, text=True, check=False, timeout=60, **settings,
+            capture_output=True, text=True, check=False, timeout=300, **settings,
         )  # fmt: skip
 
     return command

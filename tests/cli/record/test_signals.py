@@ -43,7 +43,7 @@ def noting(program, here, graphs_in):
             assert started.stdout.readline() == "ready\n"
             yield started
             (here / "stop").touch()
-            _, err = started.communicate(timeout=30)
+            _, err = started.communicate(timeout=120)
         assert err == "recorded 1 graph of 1 process: wrote graphkit-record.json\n"
         assert started.returncode == 7
         assert graphs_in() == [("before", 0)]
@@ -106,5 +106,5 @@ def test_sigterm_ends_the_program_and_keeps_the_record(program, graphs_in):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout.readline() == "ready\n"
         started.terminate()
-        assert started.wait(timeout=30) == 128 + signal.SIGTERM
+        assert started.wait(timeout=120) == 128 + signal.SIGTERM
     assert graphs_in() == [("before", 0)]

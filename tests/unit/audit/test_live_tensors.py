@@ -59,3 +59,28 @@ def test_every_address_may_belong_to_a_tensor_while_the_collector_is_frozen():
         assert LiveTensors().contain(1)
     finally:
         gc.unfreeze()
+
+
+class Holder:
+    """An object whose attributes are tensors."""
+
+    def __init__(self, count):
+        for number in range(count):
+            setattr(self, f"tensor_{number}", torch.zeros(4))
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_one_search_of_the_process_names_all_tensors(count, monkeypatch):
+    holder, calls, search = Holder(count), [], gc.get_referrers
+    monkeypatch.setattr(gc, "get_referrers", lambda *args: calls.append(args) or search(*args))
+    addresses = [tensor.data_ptr() for tensor in vars(holder).values()]
+    names = LiveTensors().names(addresses)
+    assert names == [f"Holder.tensor_{number}" for number in range(count)]
+    assert len(calls) == 2  # holders of tensors, and owners of their attributes
+
+
+def test_names_of_tensors_that_forwards_reach_and_of_memory_without_a_tensor():
+    weight, loose = torch.zeros(4), [torch.zeros(4)]
+    live = LiveTensors({"forward": lambda: weight})
+    names = live.names([weight.data_ptr(), 1, loose[0].data_ptr()])
+    assert names == ["forward.weight", "", "float32 [4]"]

@@ -85,7 +85,7 @@ def lay_out(page, tmp_path):
                 "--virtual-time-budget=5000", f"--window-size={width},1200", "--dump-dom",
                 file.as_uri(),
             ],
-            capture_output=True, text=True, check=False, timeout=120,
+            capture_output=True, text=True, check=False, timeout=600,
         )  # fmt: skip
         found = re.search(r'<body[^>]* data-found="([^"]*)"', done.stdout)
         assert found, done.stderr[-2000:]
