@@ -62,8 +62,8 @@ class Run:
         file = os.open(folder / _RUN, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.truncate(file, 0)
-            os.pwrite(file, json.dumps([time.time_ns(), " ".join(sys.orig_argv)]).encode(), 0)
+            text = json.dumps([time.time_ns(), " ".join(sys.orig_argv)]).encode()
+            os.truncate(file, os.pwrite(file, text, 0))
         fcntl.flock(file, fcntl.LOCK_SH)
         began_ns, command = json.loads(os.pread(file, os.fstat(file).st_size, 0))
         return cls(began_ns, command)
@@ -159,8 +159,8 @@ def found_fault(folder: Path) -> Fault | None:
 
 
 def _remove_older(folder: Path, began_ns: int) -> None:
-    """Remove the reports of processes that began to write before a time."""
-    for path in folder.glob(f"*-*{_PART}"):
+    """Remove the files of processes that began to write before a time."""
+    for path in (*folder.glob(f"*-*{_PART}"), *folder.glob(f"*-*{_FAULT}")):
         if int(path.name.partition("-")[0]) < began_ns:
             path.unlink()
 

@@ -157,7 +157,7 @@ def read(module, inputs, output):
     last.copy_(out)
     return out
 
-model.lm_head.register_forward_hook(read)
+model.model.embed_tokens.register_forward_hook(read)  # before the keys and values are written
 """
 
 _INDEX = """

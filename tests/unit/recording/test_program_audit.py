@@ -22,6 +22,8 @@ from graphkit.recording.fingerprints import differences
 from graphkit.recording.hooks import observe_captures, observe_replays
 from stand_in_device import StandInDevice, View
 
+pytestmark = pytest.mark.slow
+
 NUM = 64
 HERE = "recording/test_program_audit.py"
 
