@@ -129,7 +129,7 @@ def step(x, is_wide):
     return second(y) * 2 if is_wide else second(y)
 
 optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
-for number in range(6):
+for number in range(12):  # a path of the tree warms up, is captured, and is replayed then
     x = torch.full((4 if number % 2 else 8, 64), 0.1 * number, device=device)
     with torch.no_grad():
         kept = step(x, number % 3 == 0).clone()

@@ -180,6 +180,40 @@ def test_a_replaced_static_tensor_is_named_by_its_attribute(make):
     assert_captured_here(found.mode)
 
 
+@pytest.fixture
+def held(monkeypatch):
+    """Return the attributes of some owners: an object, a module, a dict of each, an nn.Module."""
+    module, network, thing = ModuleType("program"), nn.Module(), Engine.__new__(Engine)
+    monkeypatch.setitem(sys.modules, "program", module)
+    module.static, thing.static = {}, {}
+    network.register_buffer("x", torch.zeros(1))
+    return {
+        "Engine.x": vars(thing), "program.x": vars(module), "Module.x": network._buffers,
+        "Engine.static['x']": thing.static, "program.static['x']": module.static,
+        "owners": (module, network, thing),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Engine.x", "program.x", "Module.x", "Engine.static['x']", "program.static['x']"],
+)
+@pytest.mark.parametrize("severity", ["error", "warning"])
+def test_a_replaced_input_is_named_by_what_held_it(make, held, name, severity):
+    engine, audit = make()
+    held[name]["x"] = engine.device.full(NUM, value=3)
+    engine.capture(lambda: engine.step(held[name]["x"]))
+    engine.graph.replay()
+    kept = held[name]["x"] if severity == "warning" else None
+    held[name]["x"] = engine.device.full(NUM, value=4)
+    engine.graph.replay()
+    found = first(audit)
+    assert (found.kind, found.severity) == ("replaced static tensor", severity)
+    assert name in found.names
+    assert found.kernel == "matmul"
+    del kept
+
+
 def test_a_replaced_tensor_that_still_exists_is_a_warning(make):
     engine, audit = make()
     engine.capture(engine.step)
@@ -593,14 +627,14 @@ def test_the_search_for_holders_keeps_no_tensor_alive(monkeypatch):
     """Not even until the next collection of cycles: the program's memory would not be freed."""
     module = ModuleType("program")
     monkeypatch.setitem(sys.modules, "program", module)
-    module.x = torch.ones(NUM)
+    module.x, module.static = torch.ones(NUM), {"y": torch.ones(NUM)}
     gc.disable()
     try:
-        found = StaticMemories().find([module.x.data_ptr()], LiveTensors())
-        (memory,) = found.values()
-        assert memory.name == "program.x"
-        assert not memory.is_freed
-        del module.x
-        assert memory.is_freed
+        addresses = [module.x.data_ptr(), module.static["y"].data_ptr()]
+        memories = list(StaticMemories().find(addresses, LiveTensors()).values())
+        assert [each.name for each in memories] == ["program.x", "program.static['y']"]
+        assert not any(each.is_freed for each in memories)
+        del module.x, module.static["y"]
+        assert all(each.is_freed for each in memories)
     finally:
         gc.enable()
