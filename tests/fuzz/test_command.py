@@ -76,6 +76,8 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("graphkit.recording.record_program", _refuse_to_run)
     monkeypatch.setattr("graphkit.verify.capture_target", _refuse_to_capture)
+    monkeypatch.setattr("graphkit.audit.audit_target", _refuse_to_capture)
+    monkeypatch.setattr("graphkit.audit.lock_target", _refuse_to_capture)
     for name in ("capture", "recording"):
         shutil.copy(DATA / f"h200-{name}.json", tmp_path / f"{name}.json")
     text = (DATA / "h200-recording.json").read_text(encoding="utf-8")

@@ -80,18 +80,26 @@ def lines_of(call: Callable[[], Any]) -> dict[Line, int]:
 @contextmanager
 def raising_at(line: Line, occurrence: int, error: BaseException) -> Iterator[Callable[[], bool]]:
     """Raise an error before a run of a line, once; yields whether it was raised."""
-    left = occurrence
+    left, code, number = occurrence, line.code, line.number
 
-    def count(reached: Line) -> None:
+    def on_call(frame: FrameType, event: str, _: Any) -> Any:
+        return in_function if frame.f_code is code else None
+
+    def in_function(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left
-        if reached == line:
+        if event == "line" and frame.f_lineno == number:
             left -= 1
             if not left:
                 sys.settrace(None)
                 raise error
+        return in_function
 
-    with _traced(line.code.__eq__, count):
+    before = sys.gettrace()
+    sys.settrace(on_call)
+    try:
         yield lambda: left <= 0
+    finally:
+        sys.settrace(before)
 
 
 @contextmanager

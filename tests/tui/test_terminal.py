@@ -16,7 +16,7 @@ import time
 import pytest
 
 ENTERS, LEAVES = b"\x1b[?1049h", b"\x1b[?1049l"
-PATIENCE = 20
+PATIENCE = 60
 COLOUR = re.compile(rb"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9\d|10[0-7])[;m]")
 
 
