@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from graphkit.distributed import RankGroup
     from graphkit.engine import SpeculativeEngine
     from graphkit.hf import TransformersModel
-    from graphkit.records import CaptureRecord
+    from graphkit.records import CaptureRecord, MemoryEstimate
     from graphkit.reference import EngineModels, Tokenizer
     from graphkit.spec import ForwardMode, SpecConfig
     from graphkit.targets import CaptureTarget
@@ -134,6 +134,24 @@ def capture_selected(selection: TargetSelection, *, inspect: bool) -> CaptureRec
             inspect=inspect,
             progress=progress,
         )
+
+
+def estimate_selected(selection: TargetSelection) -> MemoryEstimate:
+    """Predict the memory of a selection from captures of a few sizes, which are closed.
+
+    Raises:
+        CaptureError: A forward cannot be captured.
+        TargetError: The TARGET lacks a mode.
+    """
+    from graphkit.verify import estimate_target
+
+    announce("estimating", selection, selection.batch_sizes)
+    return estimate_target(
+        selection.target,
+        modes=selection.modes,
+        batch_sizes=selection.batch_sizes,
+        device=selection.device,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from graphkit.ops.logits import bitmask_words
 from graphkit.ops.step_rows import verify_rows
 from graphkit.runners import DecodeRunner, ForwardOutput, Runner, TargetVerifyRunner
 from graphkit.step.acceptance import (
+    AcceptedPath,
     Draws,
     Links,
     accept_greedily,
@@ -183,24 +184,45 @@ class Verifier:
                 if is_greedy
                 else accept_sampled(*drafted, self._draws(rows), positions, tree.draft_probs)
             )
-            accept_index, drafts = path.accept_index, path.num_accepted_drafts
-            if self.recurrent_state is not None:
-                last = accept_index.gather(1, drafts.long()[:, None])[:, 0]
-                self.recurrent_state.commit(rows, last % width)
-            hidden_states = output.hidden_states
-            if self._is_tree:
-                move_accepted_kv(self._kv_pools, accept_index, slots, width)
-                if hidden_states is not None:
-                    hidden_states = compact_accepted_to_front(hidden_states, accept_index, width)
+            hidden_states = self._keep_accepted(rows, slots, path, output.hidden_states)
         return Verified(
             req_pool_indices=rows,
             seq_lens=seq_lens,
             out_cache_loc=slots,
             predict=path.predict,
             hidden_states=hidden_states,
-            accept_index=accept_index,
-            counts=AcceptedCounts(drafts, path.num_accepted_tokens),
+            accept_index=path.accept_index,
+            counts=AcceptedCounts(path.num_accepted_drafts, path.num_accepted_tokens),
         )
+
+    def _keep_accepted(
+        self,
+        rows: torch.Tensor,
+        slots: torch.Tensor,
+        path: AcceptedPath,
+        hidden_states: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """Commit the states of accepted paths, and move their KV and hidden states to the front.
+
+        Args:
+            rows: Request rows, [B] int64.
+            slots: KV slot of each node, [B * W] int64.
+            path: The accepted paths.
+            hidden_states: Hidden state of each node, [B * W, H]; ``None`` if there are none.
+
+        Returns:
+            The hidden states, the accepted ones of each request first.
+        """
+        accept_index, width = path.accept_index, self.context.verify_width
+        if self.recurrent_state is not None:
+            last = accept_index.gather(1, path.num_accepted_drafts.long()[:, None])[:, 0]
+            self.recurrent_state.commit(rows, last % width)
+        if not self._is_tree:
+            return hidden_states
+        move_accepted_kv(self._kv_pools, accept_index, slots, width)
+        if hidden_states is None:
+            return None
+        return compact_accepted_to_front(hidden_states, accept_index, width)
 
     def all_allowed(self, num_tokens: int) -> torch.Tensor | None:
         """Return a token bitmask of ``num_tokens`` rows that allows all; ``None`` if unused."""
