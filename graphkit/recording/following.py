@@ -63,7 +63,7 @@ def follow_from_environment(graph_class: Any) -> None:
 
 
 def begin(audit: ProgramAudit) -> None:
-    """Make an audit that of this process."""
+    """Install the audit of this process, and the checks after functions that move memory."""
     import torch
 
     _audits[:] = [audit]
