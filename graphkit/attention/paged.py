@@ -210,6 +210,7 @@ class PagedAttention(PooledAttention):
                 window,
                 softcap,
                 sinks_N,
+                *cache.pool.get_scales(layer),
             )
         )
 

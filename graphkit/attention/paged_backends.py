@@ -46,15 +46,18 @@ class SdpaAttention(PagedAttention):
         )  # fmt: skip
         group = heads // args.key_cache.shape[1]
 
-        def heads_first(rows: torch.Tensor) -> torch.Tensor:
-            rows_BML = rows.to(query_TND.dtype).transpose(1, 2)
+        def heads_first(rows: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+            rows = rows.to(query_TND.dtype)
+            if scale is not None:
+                rows = (rows * scale[:, None]).to(query_TND.dtype)
+            rows_BML = rows.transpose(1, 2)
             return rows_BML if group == 1 else rows_BML.repeat_interleave(group, 1)
 
         key_BLMD, value_BLME = layout.keys(args.key_cache, args.value_cache)
         out_BNWE = scaled_dot_product_attention(
             layout.pad(query_TND).transpose(1, 2),
-            heads_first(key_BLMD),
-            heads_first(value_BLME),
+            heads_first(key_BLMD, args.key_scale_M),
+            heads_first(value_BLME, args.value_scale_M),
             attn_mask=layout.visible_BWL[:, None],
             scale=args.scale,
         )

@@ -3,6 +3,7 @@
 from graphkit.benchmarks.api_calls import api_calls
 from graphkit.benchmarks.bare_step import BareStep
 from graphkit.benchmarks.clocks import device_ms, synchronise, waits
+from graphkit.benchmarks.formats import compare_formats
 from graphkit.benchmarks.measured_engine import MeasuredEngine, Steps
 from graphkit.benchmarks.open_engine import longest_path, open_engine, pieces
 from graphkit.benchmarks.step_bench import StepBench
@@ -18,6 +19,7 @@ __all__ = [
     "Variant",
     "WeightBytes",
     "api_calls",
+    "compare_formats",
     "copy_bandwidth",
     "device_ms",
     "longest_path",

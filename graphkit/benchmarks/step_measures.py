@@ -8,6 +8,9 @@ from graphkit.benchmarks.measured_engine import Steps
 from graphkit.benchmarks.weight_bytes import WeightBytes
 from graphkit.records import Measure
 
+VERIFY_WEIGHTS, DRAFT_WEIGHTS = "weights read by verify", "weights read by drafts"
+"""Names of the measures of ``weight_measures``."""
+
 
 def cell(setting: str, variant: str, name: str, value: float, unit: str = "") -> Measure:
     """Return the measure of one variant in one setting: a cell of the report's tables."""
@@ -67,5 +70,5 @@ def bound_measures(
 
 def weight_measures(weights: WeightBytes) -> Iterator[Measure]:
     """Yield the bytes of weights that a step reads; they are the same at any batch size."""
-    yield Measure(name="weights read by verify", value=weights.verify / 1e6, unit="MB")
-    yield Measure(name="weights read by drafts", value=weights.drafts / 1e6, unit="MB")
+    yield Measure(name=VERIFY_WEIGHTS, value=weights.verify / 1e6, unit="MB")
+    yield Measure(name=DRAFT_WEIGHTS, value=weights.drafts / 1e6, unit="MB")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from graphkit.cli.exits import DONE, UsageError
 from graphkit.cli.models import OpenModels, load_tokenizer, open_models
@@ -15,6 +16,7 @@ from graphkit.cli.options import (
     add_checkpoint_options,
     add_device_option,
     parse_count,
+    parse_list,
 )
 from graphkit.cli.output import (
     check_writable,
@@ -37,7 +39,6 @@ _GENERATIONS = ("v1", "v2", "v3")
 _STEPS = {"cuda": 64, "cpu": 16}
 _STEPS_PER_LAUNCH = {"cuda": (1, 4, 16, 64), "cpu": (1, 4, 16)}
 _USUAL_LENGTHS = (1.0, 2.0, 3.0)
-_T = TypeVar("_T")
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -54,13 +55,15 @@ rounds. p50 and p99 are percentiles of the intervals between steps as the host r
 steps that arrive together. On CUDA, the table also has the time of the host's thread without its
 waits, the share of time that the GPU computes, and the CUDA calls per step. Below it are the bare
 step, which is the captured step replayed back to back, and its bound: the weights that a step
-reads, at the speed of a copy. On the CPU, the recorder runs the graphs, and its times say nothing
-about a GPU.
+reads, at the speed of a copy. With several formats of the weights, a table per batch size compares
+them, one after another, by their bytes, times and bounds. On the CPU, the recorder runs the graphs,
+and its times say nothing about a GPU.
 
 Examples:
   graphkit bench
   graphkit bench --shape llama-8b --batch-sizes 1,8,32
   graphkit bench --shape llama-8b --algorithm EAGLE3 --num-steps 5
+  graphkit bench --shape llama-8b --quantize none,fp8,int4
   torchrun --nproc-per-node 2 -m graphkit bench --tp 2 --shape llama-8b
   graphkit bench --shape qwen3-8b --algorithm NONE --context 8192 --batch-sizes 1
   graphkit bench --checkpoint ~/Llama-2-7b --draft ~/EAGLE-llama2-7B --topk 4 --out bench.json
@@ -83,20 +86,20 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         help="model with random weights, in bfloat16: llama-8b, qwen3-8b or tiny; the algorithm is "
         "EAGLE, EAGLE3 or DFLASH, with a random head, NGRAM or NONE",
     )  # fmt: skip
-    add_checkpoint_options(parser, instead_of="the reference model", among=models)
+    add_checkpoint_options(parser, instead_of="the reference model", among=models, compares=True)
 
 
 def _add_measurements(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--batch-sizes", type=_list_parser(parse_count, "1,8"), default=[1, 8], metavar="1,8",
+        "--batch-sizes", type=parse_list(parse_count, "1,8"), default=[1, 8], metavar="1,8",
         help="numbers of requests that run at the same time; default: 1,8",
     )  # fmt: skip
     parser.add_argument(
-        "--generations", type=_list_parser(_generation, "v1,v2,v3"), metavar="v1,v2,v3",
+        "--generations", type=parse_list(_generation, "v1,v2,v3"), metavar="v1,v2,v3",
         help="generations to measure; default: v1, v2, and v3 where it can run",
     )  # fmt: skip
     parser.add_argument(
-        "--steps-per-launch", type=_list_parser(parse_count, "1,4,16,64"), metavar="1,4,16,64",
+        "--steps-per-launch", type=parse_list(parse_count, "1,4,16,64"), metavar="1,4,16,64",
         help="steps of one launch of v3; default: 1,4,16,64, on the CPU 1,4,16",
     )  # fmt: skip
     parser.add_argument(
@@ -113,7 +116,7 @@ def _add_measurements(parser: argparse.ArgumentParser) -> None:
         help="rounds of each variant; default: 3",
     )  # fmt: skip
     parser.add_argument(
-        "--accept-lengths", type=_list_parser(_length, "1,2.5"), metavar="1,2.5",
+        "--accept-lengths", type=parse_list(_length, "1,2.5"), metavar="1,2.5",
         help="also give the tokens/s of steps that accept this many tokens per request, the bonus "
         "token included; default: none, but 1,2,3 for a --shape, which accepts drafts by chance",
     )  # fmt: skip
@@ -150,16 +153,17 @@ def _measure(arguments: argparse.Namespace, group: RankGroup | None = None) -> B
     """
     import torch
 
+    from graphkit.benchmarks import compare_formats
     from graphkit.graphs import resolve_device
 
     device = resolve_device(arguments.device)
+    reports: dict[str, BenchReport] = {}
     try:
-        bench, name, notes = _bench(arguments, device, group)
-        sizes = ", ".join(map(str, arguments.batch_sizes))
-        variants = ", ".join(variant.name for variant in bench.variants)
-        print_message(f"measuring {name} on {device}: batch sizes {sizes}; {variants}")
-        with progress_on_stderr() as progress:
-            return bench.report(f"steps of {name}", arguments.batch_sizes, notes, progress)
+        for quantize in arguments.quantize or [None]:
+            report = _measure_format(arguments, device, group, quantize)
+            reports[quantize or str(report.settings["dtype"])] = report
+            gc.collect()  # the weights of the next format need the memory
+        return compare_formats(reports)
     except torch.OutOfMemoryError as error:
         raise GraphkitError(
             f"the device has too little memory: {str(error).partition('. ')[0]}. All variants of a "
@@ -168,14 +172,35 @@ def _measure(arguments: argparse.Namespace, group: RankGroup | None = None) -> B
         ) from error
 
 
+def _measure_format(
+    arguments: argparse.Namespace,
+    device: torch.device,
+    group: RankGroup | None,
+    quantize: str | None,
+) -> BenchReport:
+    """Measure the models with the weights of linear layers in one format."""
+    bench, name, notes = _bench(arguments, device, group, quantize)
+    if quantize is not None:
+        notes = {**notes, "quantize": quantize}
+    sizes = ", ".join(map(str, arguments.batch_sizes))
+    variants = ", ".join(variant.name for variant in bench.variants)
+    text = f"measuring {name}{f' in {quantize}' if quantize else ''} on {device}"
+    print_message(f"{text}: batch sizes {sizes}; {variants}")
+    with progress_on_stderr() as progress:
+        return bench.report(f"steps of {name}", arguments.batch_sizes, notes, progress)
+
+
 def _bench(
-    arguments: argparse.Namespace, device: torch.device, group: RankGroup | None
+    arguments: argparse.Namespace,
+    device: torch.device,
+    group: RankGroup | None,
+    quantize: str | None,
 ) -> tuple[StepBench, str, dict[str, str]]:
     """Return what to measure, the name of the models, and notes for the report."""
     from graphkit.benchmarks import StepBench, longest_path, make_variants
 
     generations, notes = _generations(arguments.generations, device, group)
-    models = open_models(arguments, group)
+    models = open_models(arguments, group, quantize)
     longest = models.longest_context
     if longest is not None and arguments.context > longest:
         raise UsageError(
@@ -260,18 +285,6 @@ def _accept_lengths(arguments: argparse.Namespace, longest: int) -> Sequence[flo
                 "Choose smaller ones, or draft more tokens."
             )
     return list(arguments.accept_lengths)
-
-
-def _list_parser(parse: Callable[[str], _T], example: str) -> Callable[[str], list[_T]]:
-    """Return a parser of lists separated by commas, without duplicates."""
-
-    def parse_list(text: str) -> list[_T]:
-        try:
-            return list(dict.fromkeys(map(parse, text.split(","))))
-        except argparse.ArgumentTypeError as error:
-            raise argparse.ArgumentTypeError(f"{error}; give a list such as {example}") from None
-
-    return parse_list
 
 
 def _length(text: str) -> float:

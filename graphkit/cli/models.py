@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _REFERENCE = "graphkit.reference:reference_target"
-_FOLDER_OPTIONS = ("draft", "dtype", "algorithm", *SPECULATION, "max_context_len")
+_FOLDER_OPTIONS = ("draft", "dtype", "kv_dtype", "algorithm", *SPECULATION, "max_context_len")
 _LARGEST_BATCH = 8
 """Requests that a target of a folder has room for by default."""
 
@@ -78,9 +78,14 @@ def select_target(arguments: argparse.Namespace, group: RankGroup | None = None)
         why = "applies to a --checkpoint: a TARGET has its own settings."
         _refuse_options(arguments, _FOLDER_OPTIONS, why)
         name = arguments.target or _REFERENCE
+        if name != _REFERENCE:
+            _refuse_options(arguments, ("quantize",), why)
         if device.type == "cpu" and name == _REFERENCE:
             _use_one_thread()
-        target = locate(name, str(device), group)
+        if arguments.quantize is None:
+            target = locate(name, str(device), group)
+        else:
+            target = _reference_target(arguments, device, group)
     return TargetSelection(target, modes, arguments.batch_sizes, str(device))
 
 
@@ -178,10 +183,17 @@ class OpenModels:
     engine: Callable[..., SpeculativeEngine]
 
 
-def open_models(arguments: argparse.Namespace, group: RankGroup | None = None) -> OpenModels:
+def open_models(
+    arguments: argparse.Namespace, group: RankGroup | None = None, quantize: str | None = None
+) -> OpenModels:
     """Load the models of --checkpoint, --shape or the reference model.
 
     Ranks split a folder that has the layout of Llama, which ``graphkit.reference`` reads.
+
+    Args:
+        arguments: The parsed options.
+        group: Ranks that split the target.
+        quantize: Format of the weights of linear layers; ``None`` for the weights as they are.
 
     Raises:
         UsageError: Options contradict each other, or the package transformers is missing.
@@ -196,20 +208,22 @@ def open_models(arguments: argparse.Namespace, group: RankGroup | None = None) -
         if device.type == "cpu":
             _use_one_thread()
     elif group is None:
-        return _open_folder(arguments, device)
+        return _open_folder(arguments, device, quantize)
     from graphkit.reference import engine_of, spec_of
     from graphkit.reference.tokenizer import END_OF_TEXT
 
-    models = _reference_models(arguments, device, group)
+    models = _reference_models(arguments, device, group, quantize)
     spec = spec_of(models.algorithm, **speculation_settings(arguments))
     config, bos = models.target.config, END_OF_TEXT if folder is None else None
     return OpenModels(
         models, folder, models.algorithm, spec, config.vocab_size, config.max_position_embeddings,
-        partial(engine_of, models, spec, bos_token_id=bos),
+        partial(engine_of, models, spec, bos_token_id=bos, kv_dtype=_kv_dtype(arguments)),
     )  # fmt: skip
 
 
-def _load_folder(arguments: argparse.Namespace, device: torch.device) -> TransformersModel:
+def _load_folder(
+    arguments: argparse.Namespace, device: torch.device, quantize: str | None
+) -> TransformersModel:
     """Load the folders of --checkpoint and --draft by ``graphkit.hf``.
 
     Raises:
@@ -228,6 +242,7 @@ def _load_folder(arguments: argparse.Namespace, device: torch.device) -> Transfo
         draft=arguments.draft,
         algorithm=arguments.algorithm,
         dtype=_dtype(arguments, device),
+        quantize=quantize,
         device=device,
     )
     return model
@@ -261,15 +276,24 @@ def _folder_target(
             f"--checkpoint is given with the TARGET {arguments.target!r}. Give one of the two."
         )
     if group is not None:
-        from graphkit.reference import reference_target
-
         why = "does not apply with --tp, where the layout of Llama has its own settings."
         _refuse_options(arguments, _FOLDER_OPTIONS, why)
-        return reference_target(str(device), checkpoint=arguments.checkpoint, group=group)
-    return _load_folder(arguments, device).target(
+        return _reference_target(arguments, device, group)
+    return _load_folder(arguments, device, arguments.quantize).target(
         max_batch_size=max(arguments.batch_sizes or [_LARGEST_BATCH]),
         max_context_len=arguments.max_context_len,
+        kv_dtype=_kv_dtype(arguments),
         **speculation_settings(arguments),
+    )
+
+
+def _reference_target(
+    arguments: argparse.Namespace, device: torch.device, group: RankGroup | None
+) -> CaptureTarget:
+    from graphkit.reference import reference_target
+
+    return reference_target(
+        str(device), checkpoint=arguments.checkpoint, quantize=arguments.quantize, group=group
     )
 
 
@@ -307,8 +331,10 @@ def _use_one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _open_folder(arguments: argparse.Namespace, device: torch.device) -> OpenModels:
-    model, settings = _load_folder(arguments, device), speculation_settings(arguments)
+def _open_folder(
+    arguments: argparse.Namespace, device: torch.device, quantize: str | None
+) -> OpenModels:
+    model, settings = _load_folder(arguments, device, quantize), speculation_settings(arguments)
     return OpenModels(
         models=model,
         folder=arguments.checkpoint,
@@ -316,12 +342,15 @@ def _open_folder(arguments: argparse.Namespace, device: torch.device) -> OpenMod
         spec=model.spec(**settings),
         vocab_size=model.model.config.get_text_config(decoder=True).vocab_size,
         longest_context=model.longest_context,
-        engine=partial(model.engine, **settings),
+        engine=partial(model.engine, kv_dtype=_kv_dtype(arguments), **settings),
     )
 
 
 def _reference_models(
-    arguments: argparse.Namespace, device: torch.device, group: RankGroup | None
+    arguments: argparse.Namespace,
+    device: torch.device,
+    group: RankGroup | None,
+    quantize: str | None,
 ) -> EngineModels:
     from graphkit.reference import checkpoint_dtype, head_algorithm, load_models, random_models
     from graphkit.reference.engine_models import check_algorithm
@@ -334,13 +363,16 @@ def _reference_models(
     else:
         algorithm = "EAGLE" if folder is None else "NGRAM"
     if getattr(arguments, "shape", None) is not None:
-        return random_models(arguments.shape, algorithm, device=device, group=group)
+        return random_models(
+            arguments.shape, algorithm, device=device, quantize=quantize, group=group
+        )
     return load_models(
         algorithm,
         checkpoint=folder,
         draft=draft,
         device=device,
         dtype=_dtype(arguments, device) or checkpoint_dtype(folder),
+        quantize=quantize,
         group=group,
     )
 
@@ -354,6 +386,13 @@ def _dtype(arguments: argparse.Namespace, device: torch.device) -> torch.dtype |
         return chosen
     is_own = device.type == "cuda" and arguments.checkpoint is not None
     return None if is_own else torch.float32
+
+
+def _kv_dtype(arguments: argparse.Namespace) -> torch.dtype | None:
+    """Return the data type of keys and values; ``None`` for the data type of the weights."""
+    import torch
+
+    return None if arguments.kv_dtype is None else torch.float8_e4m3fn
 
 
 def _hf() -> ModuleType:

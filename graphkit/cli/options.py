@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from graphkit.errors import RecordError
 from graphkit.records import PlanRecord
 from graphkit.spec import ForwardMode
 
+_T = TypeVar("_T")
+QUANTIZATIONS = ("fp8", "int4")
+"""Formats of weights; ``graphkit.quantization``, which has them, needs torch."""
 SPECULATION = ("topk", "num_steps", "num_draft_tokens", "page_size")
 """Options of drafts and pages, as arguments of engines name them."""
 
@@ -46,13 +50,15 @@ def add_checkpoint_options(
     *,
     instead_of: str,
     among: argparse._ActionsContainer | None = None,
+    compares: bool = False,
 ) -> None:
-    """Declare --checkpoint, and the options that say how its folder is loaded and speculates.
+    """Declare --checkpoint, and the options that say how models are loaded and speculate.
 
     Args:
         parser: The parser of the command.
         instead_of: What the command runs without --checkpoint.
         among: Group of alternatives that --checkpoint is one of, if any.
+        compares: Whether the command compares several formats of the weights.
     """
     (among or parser).add_argument(
         "--checkpoint", type=Path, metavar="DIR",
@@ -67,6 +73,23 @@ def add_checkpoint_options(
         "--dtype", choices=("float32", "bfloat16", "float16"),
         help="data type of the --checkpoint; default: its own on CUDA, float32 on the CPU",
     )  # fmt: skip
+    parser.add_argument(
+        "--kv-dtype", choices=("fp8",),
+        help="data type of the keys and values of the target: fp8 is float8_e4m3fn; default: the "
+        "data type of its weights",
+    )  # fmt: skip
+    if compares:
+        parser.add_argument(
+            "--quantize", type=parse_list(_quantization, "none,fp8,int4"), metavar="none,fp8,int4",
+            help="formats of the weights of linear layers, which are quantised at load; several "
+            "are compared; default: none, the weights as they are",
+        )  # fmt: skip
+    else:
+        parser.add_argument(
+            "--quantize", choices=QUANTIZATIONS,
+            help="store the weights of linear layers in eight (fp8) or four (int4) bits; default: "
+            "as they are",
+        )  # fmt: skip
     parser.add_argument(
         "--algorithm", type=str.upper, metavar="A",
         help="speculative algorithm, in any case: NONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, "
@@ -180,6 +203,25 @@ def parse_count(text: str) -> int:
     if text.isascii() and text.isdecimal() and len(text) < 10 and int(text) >= 1:
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+
+
+def parse_list(parse: Callable[[str], _T], example: str) -> Callable[[str], list[_T]]:
+    """Return a parser of lists separated by commas, without duplicates."""
+
+    def parse_text(text: str) -> list[_T]:
+        try:
+            return list(dict.fromkeys(map(parse, text.split(","))))
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(f"{error}; give a list such as {example}") from None
+
+    return parse_text
+
+
+def _quantization(text: str) -> str | None:
+    """Return the name of a format, or ``None`` for none."""
+    if text in ("none", *QUANTIZATIONS):
+        return None if text == "none" else text
+    raise argparse.ArgumentTypeError(f"{text!r} is not none, {' or '.join(QUANTIZATIONS)}")
 
 
 def exists(path: Path) -> bool:

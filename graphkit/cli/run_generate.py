@@ -40,7 +40,7 @@ def complete(
         GraphkitError: A folder cannot be loaded, the engine refuses its settings, or a forward
             cannot be captured.
     """
-    models = open_models(arguments, group)
+    models = open_models(arguments, group, arguments.quantize)
     tokenizer = load_tokenizer(models)
     encode = tokenizer.encode_chat if arguments.chat else tokenizer.encode
     prompt_ids = [encode(prompt) for prompt in prompts]
@@ -70,7 +70,9 @@ def complete(
 
 def follow(arguments: argparse.Namespace, group: RankGroup, num_prompts: int) -> None:
     """Run the engine of ``complete`` on another rank than 0."""
-    with _engine(arguments, open_models(arguments, group), num_prompts) as engine:
+    with _engine(
+        arguments, open_models(arguments, group, arguments.quantize), num_prompts
+    ) as engine:
         if not arguments.eager:
             engine.capture()
         engine.worker_loop()

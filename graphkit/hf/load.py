@@ -13,9 +13,18 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.graphs import resolve_device
 from graphkit.hf.draft_model import DraftModel
+from graphkit.hf.layout import output_head
 from graphkit.hf.load_draft import ALGORITHMS_BY_KIND, draft_kind, load_draft, standalone_draft
 from graphkit.hf.model import WITHOUT_DRAFT, TransformersModel, check_algorithm
 from graphkit.hf.prepare import prepare_model
+from graphkit.hf.quantized_folder import load_quantized
+from graphkit.quantization import (
+    QuantizedLinear,
+    check_quantization,
+    quantize_linears,
+    stored_layout,
+)
+from graphkit.reference.checkpoint_folder import read_config
 
 _QUANTISED_TOLERANCE = 2.0**15
 """Tolerance of a quantised model that computes in float32: 1/32 of the largest logit.
@@ -31,6 +40,7 @@ def load(
     draft: str | Path | PreTrainedModel | nn.Module | None = None,
     algorithm: str | None = None,
     dtype: torch.dtype | None = None,
+    quantize: str | None = None,
     device: torch.device | str = "auto",
     fuse: bool = True,
     check: bool = True,
@@ -43,8 +53,9 @@ def load(
     transformers, recurrent layers through the interface of its cache.
 
     Args:
-        folder_or_model: A folder with ``config.json`` and weights, or a model of transformers. A
-            model object is changed in place: it then runs through graphkit alone.
+        folder_or_model: A folder with ``config.json`` and weights, or a model of transformers.
+            Folders of AWQ, GPTQ, compressed-tensors and FP8 run over graphkit's kernels. A model
+            object is changed in place: it then runs through graphkit alone.
         draft: A draft model for it, or its folder: an EAGLE, EAGLE-3 or DFLASH head in a layout
             that ``reference.load_eagle_head``, ``load_eagle3_head`` or ``load_dflash_head`` reads,
             or a causal language model of the same vocabulary (STANDALONE). A model object is
@@ -53,6 +64,9 @@ def load(
         algorithm: The algorithm of engines and targets: that of the draft model, ``"NGRAM"`` or
             ``"NONE"``. ``None`` selects the first of these.
         dtype: Data type of the weights; ``None`` keeps that of the folder or the model.
+        quantize: ``"fp8"`` or ``"int4"`` stores the weights of linear layers in eight or four bits,
+            in the draft model too. The output head, embeddings and experts that are held as one
+            tensor stay as they are. ``None`` keeps the weights.
         device: ``auto``, ``cpu`` or ``cuda``; a model object is moved there.
         fuse: Whether linear layers of one input become one product, and norms, gated networks and
             the rotation of heads run through graphkit's ops, where both compute the same on random
@@ -64,8 +78,8 @@ def load(
     Raises:
         CheckpointError: The folder cannot be loaded.
         ConfigError: The model keeps state that graphkit has no pool for, or a layer does not
-            attend through the registry, or the result computes other logits, or the draft model
-            does not fit the model or the algorithm.
+            attend through the registry, or the model has no layer to quantise, or the result
+            computes other logits, or the draft model does not fit the model or the algorithm.
         TargetError: The logits of the model depend on later tokens.
 
     Examples:
@@ -75,16 +89,18 @@ def load(
     kind = None if draft is None else draft_kind(draft, folder_or_model)
     if algorithm is not None:
         check_algorithm(algorithm, (*ALGORITHMS_BY_KIND.get(kind, ()), *WITHOUT_DRAFT))
+    if quantize is not None:
+        check_quantization(quantize)
     options: dict[str, Any] = {
-        "dtype": dtype, "device": resolve_device(device), "fuse": fuse, "check": check,
-        "trust_remote_code": trust_remote_code,
+        "dtype": dtype, "quantize": quantize, "device": resolve_device(device), "fuse": fuse,
+        "check": check, "trust_remote_code": trust_remote_code,
     }  # fmt: skip
     loaded = _loaded(folder_or_model, **options)
     drafting: DraftModel | None = None
     if kind == "STANDALONE":
         drafting = standalone_draft(_loaded(draft, **options), loaded)
     elif kind is not None:
-        drafting = load_draft(kind, draft, loaded, algorithm)
+        drafting = load_draft(kind, draft, loaded, algorithm, quantize)
     parts = (loaded.model, loaded.original, loaded.layout, loaded.folder)
     return TransformersModel(*parts, drafting, algorithm)
 
@@ -93,6 +109,7 @@ def _loaded(
     folder_or_model: Any,
     *,
     dtype: torch.dtype | None,
+    quantize: str | None,
     device: torch.device,
     fuse: bool,
     check: bool,
@@ -103,7 +120,9 @@ def _loaded(
         model = folder_or_model if dtype is None else nn.Module.to(folder_or_model, dtype)
     else:
         folder = str(folder_or_model)
-        model = _from_folder(Path(folder), dtype, trust_remote_code)
+        model = _from_folder(Path(folder), dtype, device, trust_remote_code)
+    if quantize is not None:
+        _quantize(model, quantize, device)
     nn.Module.to(model, device)
     nn.Module.eval(model).requires_grad_(False)
     original = _shared_copy(model)
@@ -115,10 +134,27 @@ def _loaded(
 
 
 def _from_folder(
-    folder: Path, dtype: torch.dtype | None, trust_remote_code: bool
+    folder: Path, dtype: torch.dtype | None, device: torch.device, trust_remote_code: bool
 ) -> PreTrainedModel:
+    """Load a folder, its quantised layers by graphkit if it reads their layout."""
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json. Pass a folder of transformers.")
+    reason = ""
+    try:
+        layout = stored_layout(read_config(folder))
+        if layout is not None:
+            return load_quantized(
+                folder, layout, dtype=dtype, device=device, trust_remote_code=trust_remote_code
+            )
+    except CheckpointError as error:  # transformers may have a package that loads it
+        reason = f" graphkit does not read it: {error}"
+    return _by_transformers(folder, dtype, trust_remote_code, reason)
+
+
+def _by_transformers(
+    folder: Path, dtype: torch.dtype | None, trust_remote_code: bool, reason: str
+) -> PreTrainedModel:
+    """Load a folder by transformers; ``reason`` ends the message if that fails."""
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -130,7 +166,9 @@ def _from_folder(
         )
     except Exception as error:  # transformers and what it calls raise errors of many classes
         line = " ".join(str(error).split()) or type(error).__name__
-        raise CheckpointError(f"{folder} cannot be loaded by transformers: {line}") from error
+        raise CheckpointError(
+            f"{folder} cannot be loaded by transformers: {line}{reason}"
+        ) from error
     model: PreTrainedModel
     model, found = loaded
     for name, stored, expected in sorted(found["mismatched_keys"]):
@@ -153,6 +191,22 @@ def _shared_copy(model: PreTrainedModel) -> PreTrainedModel:
     copy = deepcopy(model, memo)
     copy.set_attn_implementation("eager")
     return copy
+
+
+def _quantize(model: PreTrainedModel, quantize: str, device: torch.device) -> None:
+    """Quantise the linear layers of a model but its output head, in place."""
+    if any(isinstance(each, QuantizedLinear) for each in model.modules()):
+        raise ConfigError(
+            f"quantize is {quantize!r}, but the weights are quantised already. Load them without "
+            "quantize.",
+            field="quantize",
+        )
+    if not quantize_linears(model, quantize, device=device, kept=[output_head(model)]):
+        raise ConfigError(
+            f"{type(model).__name__} has no layers of torch.nn.Linear besides its output head, so "
+            f"that quantize={quantize!r} changes nothing. Load it without quantize.",
+            field="quantize",
+        )
 
 
 def _check(loaded: TransformersModel) -> None:

@@ -19,6 +19,7 @@ from graphkit.hf.draft_model import (
 )
 from graphkit.hf.model import TransformersModel
 from graphkit.hf.mtp import load_mtp
+from graphkit.quantization import quantize_linears
 from graphkit.reference import (
     DFlashHead,
     Eagle3Head,
@@ -29,6 +30,7 @@ from graphkit.reference import (
     load_eagle_head,
 )
 from graphkit.reference.eagle import check_fit
+from graphkit.reference.layers import quantize_layers
 
 ALGORITHMS_BY_KIND: Mapping[str | None, tuple[str, ...]] = {
     "EAGLE": ("EAGLE",),
@@ -83,7 +85,11 @@ def draft_kind(draft: object, target: object) -> str:
 
 
 def load_draft(
-    kind: str, draft: Any, target: TransformersModel, algorithm: str | None
+    kind: str,
+    draft: Any,
+    target: TransformersModel,
+    algorithm: str | None,
+    quantize: str | None = None,
 ) -> DraftModel:
     """Return a draft head or MTP layers for a target.
 
@@ -92,6 +98,7 @@ def load_draft(
         draft: As for ``load``.
         target: The target.
         algorithm: As for ``load``.
+        quantize: As for ``load``.
 
     Raises:
         CheckpointError: The weights cannot be loaded, or do not fit the target.
@@ -99,11 +106,16 @@ def load_draft(
     """
     if kind == "MTP":
         assert target.folder is not None, "draft_kind checks it"
-        return MtpDraft(load_mtp(target.original, target.layout, target.folder), algorithm)
+        head = load_mtp(target.original, target.layout, target.folder)
+        for layer in head.chain if quantize is not None else ():
+            quantize_linears(layer.block, str(quantize))
+        return MtpDraft(head, algorithm)
     shared = SharedModules(target.model, target.layout)
     if isinstance(draft, str | Path):
         draft = _HEADS[kind](draft, shared)
     check_fit(draft.config, shared)
+    if quantize is not None:
+        quantize_layers(draft, quantize)
     return DFlashDraft(draft) if isinstance(draft, DFlashHead) else HeadDraft(draft)
 
 

@@ -175,6 +175,7 @@ class TransformersModel:
         max_batch_size: int = 8,
         max_context_len: int | None = None,
         page_size: int = 1,
+        kv_dtype: torch.dtype | None = None,
         **options: Any,
     ) -> SpeculativeEngine:
         """Create an engine with pools of its own. Nothing is captured yet.
@@ -188,6 +189,8 @@ class TransformersModel:
             max_batch_size: Most requests that run at the same time.
             max_context_len: Most tokens of a request, drafts included; ``None`` selects 1,024, or
                 the positions of the model if it has fewer.
+            kv_dtype: Data type of the model's keys and values, such as ``torch.float8_e4m3fn``;
+                ``None`` selects the data type of the model. A draft model keeps its own.
             **options: Further arguments of ``SpeculativeEngine``.
 
         Raises:
@@ -195,15 +198,20 @@ class TransformersModel:
         """
         spec = self.spec(algorithm, num_steps, topk, num_draft_tokens, page_size)
         context = self._context_len(max_context_len, 1024)
-        return self.engine_with(spec, max_batch_size, context, **options)
+        return self.engine_with(spec, max_batch_size, context, kv_dtype, **options)
 
     def engine_with(
-        self, spec: SpecConfig, max_batch_size: int, max_context_len: int, **options: Any
+        self,
+        spec: SpecConfig,
+        max_batch_size: int,
+        max_context_len: int,
+        kv_dtype: torch.dtype | None = None,
+        **options: Any,
     ) -> SpeculativeEngine:
         """Create an engine with settings that ``spec`` returned; see ``engine``."""
         requests = ReqToTokenPool(max_batch_size, max_context_len, self.device)
         return SpeculativeEngine(
-            self._engine_model(requests, spec),
+            self._engine_model(requests, spec, kv_dtype),
             self._drafter(requests, spec),
             spec=spec,
             sizes=self._sizes(max_batch_size, max_context_len, spec),
@@ -212,7 +220,12 @@ class TransformersModel:
         )
 
     def target(
-        self, *, max_batch_size: int = 8, max_context_len: int | None = None, **settings: Any
+        self,
+        *,
+        max_batch_size: int = 8,
+        max_context_len: int | None = None,
+        kv_dtype: torch.dtype | None = None,
+        **settings: Any,
     ) -> CaptureTarget:
         """Create a target for commands and audits, with pools of its own.
 
@@ -220,6 +233,8 @@ class TransformersModel:
             max_batch_size: Largest captured size.
             max_context_len: Most tokens of a request, drafts included; ``None`` selects 256, or the
                 positions of the model if it has fewer.
+            kv_dtype: See ``engine``. A target whose keys and values have another data type than the
+                model is not compared with it.
             **settings: Arguments of ``spec``.
 
         Raises:
@@ -232,7 +247,8 @@ class TransformersModel:
         columns = -(-max_context_len // page_size) * page_size
         slots = page_size + torch.arange(max_batch_size * columns, device=self.device)
         requests.req_to_token[1:] = slots.view(max_batch_size, columns)[:, :max_context_len]
-        model, draft = self._engine_model(requests, spec), self._draft_of(spec)
+        model, draft = self._engine_model(requests, spec, kv_dtype), self._draft_of(spec)
+        room = max_batch_size, max_context_len, kv_dtype
         states = model.recurrent_state
         modes = (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE)
         forwards = dict.fromkeys(modes, model.forward)
@@ -259,8 +275,8 @@ class TransformersModel:
             mutable_state=state,
             attention=attention,
             draft_token_map=None if draft is None else draft.token_map,
-            engine=partial(_engine_of_target, self, spec, max_batch_size, max_context_len),
-            model=self.original,
+            engine=partial(_engine_of_target, self, spec, *room),
+            model=self.original if kv_dtype in (None, self.dtype) else None,
             recurrent_state=states,
         )
 
@@ -316,9 +332,11 @@ class TransformersModel:
             draft_vocab_size=None if token_map is None else len(token_map),
         )  # fmt: skip
 
-    def _engine_model(self, requests: ReqToTokenPool, spec: SpecConfig) -> EngineModel:
+    def _engine_model(
+        self, requests: ReqToTokenPool, spec: SpecConfig, kv_dtype: torch.dtype | None
+    ) -> EngineModel:
         attention = LayerGroupAttention(
-            requests, self.layout.attention, spec.page_size, self.model.dtype
+            requests, self.layout.attention, spec.page_size, kv_dtype or self.model.dtype
         )
         width = spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
         states = recurrent_states(self.layout, requests.size, width, self.device)
@@ -333,9 +351,10 @@ def _engine_of_target(
     spec: SpecConfig,
     max_batch_size: int,
     max_context_len: int,
+    kv_dtype: torch.dtype | None,
     *,
     device: object,  # noqa: ARG001 - commands pass it; the weights have it
     **options: Any,
 ) -> SpeculativeEngine:
     """Create the engine of a target; ``options`` are those that commands pass."""
-    return model.engine_with(spec, max_batch_size, max_context_len, **options)
+    return model.engine_with(spec, max_batch_size, max_context_len, kv_dtype, **options)

@@ -30,6 +30,7 @@ from graphkit.hf.layout import (
 )
 from graphkit.hf.pools import LayerGroupAttention
 from graphkit.hf.prepare import prepare_model
+from graphkit.quantization import restore_linears
 from graphkit.reference.checkpoint_folder import StoredWeights
 from graphkit.reference.weight_files import check_tensors
 from graphkit.runners import ForwardOutput
@@ -75,6 +76,7 @@ class MtpLayer(nn.Module):
         shared = {id(each): each for each in _tensors(decoder) if id(each) not in own}
         self.decoder: PreTrainedModel = deepcopy(decoder, shared)
         self.block: nn.Module = self.decoder.get_submodule(f"{path}.{template}")
+        restore_linears(self.block, target.dtype)  # the folder has them as they are
         self.decoder.set_submodule(path, nn.ModuleList([self.block]))
         config = self.decoder.config
         config.num_hidden_layers = 1

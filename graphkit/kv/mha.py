@@ -8,25 +8,35 @@ from __future__ import annotations
 
 import torch
 
+from graphkit.errors import ConfigError
 from graphkit.kv.pool import TokenToKVPool
-from graphkit.ops.kv_cache import store_kv
+from graphkit.ops.kv_cache import FP8, store_kv
 
 
 class MHATokenToKVPool(TokenToKVPool):
     """One key and one value buffer per layer, addressed by token slot; see ``TokenToKVPool``.
 
+    A pool of float8_e4m3fn has half the bytes of bfloat16. It stores a key or value divided by its
+    scale, rounded to 3 bits behind the point, and at most 448. ``tensors`` has its buffers as
+    bytes.
+
     Args:
         size: Tokens that the pool holds.
         page_size: Slots per page.
-        dtype: float16, bfloat16 or float32.
+        dtype: float16, bfloat16, float32 or float8_e4m3fn.
         head_num: Key-value heads (M).
         head_dim: Elements per head (D).
         layer_num: Layers.
         device: Device of the buffers.
+        key_scale: Scale of the keys in a pool of float8_e4m3fn: one number for all, or a tensor
+            [M] or [layer_num, M] of one per head. ``None`` selects 1.
+        value_scale: Scale of the values, as ``key_scale``.
 
     Raises:
         ConfigError: An argument is out of range; ``field`` names it.
     """
+
+    dtypes = (*TokenToKVPool.dtypes, FP8)
 
     def __init__(
         self,
@@ -37,13 +47,51 @@ class MHATokenToKVPool(TokenToKVPool):
         head_dim: int,
         layer_num: int,
         device: torch.device | str,
+        *,
+        key_scale: float | torch.Tensor | None = None,
+        value_scale: float | torch.Tensor | None = None,
     ) -> None:
         super().__init__(
             size, page_size, dtype, layer_num, device, head_num=head_num, head_dim=head_dim
         )
         self.head_num, self.head_dim = head_num, head_dim
-        self._keys = self._add_buffers("key", head_num, head_dim)
-        self._values = self._add_buffers("value", head_num, head_dim)
+        is_fp8 = dtype == FP8
+        stored = torch.uint8 if is_fp8 else dtype  # bytes can be compared and filled everywhere
+        keys = self._add_buffers("key", head_num, head_dim, dtype=stored)
+        values = self._add_buffers("value", head_num, head_dim, dtype=stored)
+        self._keys = [each.view(dtype) for each in keys] if is_fp8 else keys
+        self._values = [each.view(dtype) for each in values] if is_fp8 else values
+        self._scales: list[torch.Tensor] = []
+        for field, scale in {"key_scale": key_scale, "value_scale": value_scale}.items():
+            if is_fp8:
+                self._scales.append(self._scale_of_heads(field, scale))
+            elif scale is not None:
+                raise ConfigError(
+                    f"{field} is for a pool of float8_e4m3fn, but dtype is {dtype}. Pass None.",
+                    field=field,
+                )
+
+    def _scale_of_heads(self, field: str, scale: float | torch.Tensor | None) -> torch.Tensor:
+        """Return scales, [layer_num, M] float32."""
+        shape = self.layer_num, self.head_num
+        found = torch.as_tensor(1.0 if scale is None else scale, dtype=torch.float32)
+        if found.shape not in ((), shape[1:], shape):
+            raise ConfigError(
+                f"{field} has shape {list(found.shape)}, expected a number, [{self.head_num}] or "
+                f"{list(shape)}.",
+                field=field,
+            )
+        if not bool(((found > 0) & found.isfinite()).all()):
+            raise ConfigError(f"{field} must be positive and finite.", field=field)
+        return found.to(self.device).expand(shape).contiguous()
+
+    def get_scales(self, layer: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return the scales of keys and values; see ``TokenToKVPool.get_scales``."""
+        layer = self._checked(layer)
+        if not self._scales:
+            return None, None
+        keys, values = self._scales
+        return keys[layer], values[layer]
 
     def get_key_buffer(self, layer: int) -> torch.Tensor:
         """Return the keys of one layer, [slots, M, D].
@@ -76,4 +124,5 @@ class MHATokenToKVPool(TokenToKVPool):
                 device.
         """
         layer = self._checked(layer)
-        store_kv(self._keys[layer], self._values[layer], loc_T, key_TMD, value_TMD)
+        scales = self.get_scales(layer)
+        store_kv(self._keys[layer], self._values[layer], loc_T, key_TMD, value_TMD, *scales)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from graphkit.config import require_int
@@ -9,8 +11,6 @@ from graphkit.errors import AttentionError, ConfigError
 from graphkit.kv.contracts import require_device
 from graphkit.kv.pool_use import UsedPool
 from graphkit.ops.kv_cache import buffer_table, move_kv
-
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class TokenToKVPool(UsedPool):
@@ -29,9 +29,14 @@ class TokenToKVPool(UsedPool):
         device: Device of the buffers.
         dims: Further sizes by name, each at least 1.
 
+    Attributes:
+        dtypes: Data types that a pool of this class may have.
+
     Raises:
         ConfigError: An argument is out of range; ``field`` names it.
     """
+
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float16, torch.bfloat16, torch.float32)
 
     def __init__(
         self,
@@ -47,9 +52,10 @@ class TokenToKVPool(UsedPool):
         for field, value in ({"size": size, "page_size": page_size} | dims).items():
             require_int(name, field, value)
         require_int(name, "layer_num", layer_num, least=0)
-        if dtype not in _DTYPES:
+        if dtype not in self.dtypes:
+            *names, last = (str(each).removeprefix("torch.") for each in self.dtypes)
             raise ConfigError(
-                f"{name}.dtype must be float16, bfloat16 or float32, got {dtype!r}.", field="dtype"
+                f"{name}.dtype must be {', '.join(names)} or {last}, got {dtype!r}.", field="dtype"
             )
         self.size, self.page_size, self.dtype, self.layer_num = size, page_size, dtype, layer_num
         self.device = require_device(type(self).__name__, device)
@@ -58,6 +64,17 @@ class TokenToKVPool(UsedPool):
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return every buffer by its kind and layer, such as ``key.0``."""
         return dict(self._tensors)
+
+    def get_scales(self, layer: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return the scales of the keys and the values of a layer, [M] float32 each.
+
+        ``None`` in a pool whose numbers are keys and values as they are.
+
+        Raises:
+            AttentionError: There is no such layer.
+        """
+        self._checked(layer)
+        return None, None
 
     def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
         """Copy slots ``src_loc`` to slots ``tgt_loc`` in every buffer of every layer.

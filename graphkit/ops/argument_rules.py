@@ -29,7 +29,7 @@ ArgumentError = type[InputError] | type[ConfigError] | type[AttentionError]
 
 FLOATING_POINT = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """The dtypes of the rule ``floating-point``."""
-TENSOR_RULE = re.compile(r"(\[.*\])(?: ([a-z0-9-]+(?: or [a-z0-9]+)*))?(, contiguous)?")
+TENSOR_RULE = re.compile(r"(\[.*\])(?: ([a-z0-9_-]+(?: or [a-z0-9_]+)*))?(, contiguous)?")
 """Shapes, dtypes and layout in the rule of a tensor."""
 
 _NUMBER = re.compile(r"(?:(?P<low>\d+) <= )?(?P<size>\w+)(?: >= (?P<least>\d+)| <= (?P<high>.+))?")

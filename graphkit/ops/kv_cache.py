@@ -16,6 +16,9 @@ from graphkit.ops.argument_rules import describe
 from graphkit.ops.attention_layout import has_dense_rows
 from graphkit.ops.registration import register_op
 
+FP8 = torch.float8_e4m3fn
+LARGEST_FP8 = torch.finfo(FP8).max
+
 
 def _check_rows(args: Any) -> None:
     """Refuse caches of different dtypes or spaced rows, and rows that cannot be converted."""
@@ -32,6 +35,12 @@ def _check_rows(args: Any) -> None:
                 f"store_kv: {name} is {describe(rows)}, but the cache holds {caches[0].dtype}. "
                 "Pass that dtype, or floating-point rows for a floating-point cache."
             )
+    has_scale = args.key_scale_M is not None or args.value_scale_M is not None
+    if has_scale and caches[0].dtype != FP8:
+        raise AttentionError(
+            f"store_kv: scales are for a cache of float8_e4m3fn, but it holds {caches[0].dtype}. "
+            "Pass None."
+        )
 
 
 @register_op(
@@ -46,6 +55,8 @@ def store_kv(
     loc_T: Annotated[torch.Tensor, "[T] int64"],
     key_TMD: Annotated[torch.Tensor, "[T, M, D]"],
     value_TMD: Annotated[torch.Tensor, "[T, M, E]"],
+    key_scale_M: Annotated[torch.Tensor | None, "[M] float32"] = None,
+    value_scale_M: Annotated[torch.Tensor | None, "[M] float32"] = None,
 ) -> None:
     """Write row t of ``key_TMD`` and ``value_TMD`` into slot ``loc_T[t]``, in the cache's dtype.
 
@@ -61,9 +72,25 @@ def store_kv(
         key_TMD: Keys to write: of any floating-point dtype for a floating-point cache, else of the
             cache's dtype.
         value_TMD: Values to write, as key_TMD.
+        key_scale_M: Divides the keys of each head before they are stored; None for 1. For a cache
+            of float8_e4m3fn, whose numbers end at 448: larger ones become 448.
+        value_scale_M: Divides the values, as key_scale_M.
     """
-    key_cache.index_copy_(0, loc_T, key_TMD.to(key_cache.dtype))
-    value_cache.index_copy_(0, loc_T, value_TMD.to(value_cache.dtype))
+    _write(key_cache, loc_T, key_TMD, key_scale_M)
+    _write(value_cache, loc_T, value_TMD, value_scale_M)
+
+
+def _write(
+    cache: torch.Tensor, loc: torch.Tensor, rows: torch.Tensor, scale: torch.Tensor | None
+) -> None:
+    """Write rows into the slots of one cache, over the scale of each head."""
+    if cache.dtype != FP8:
+        cache.index_copy_(0, loc, rows.to(cache.dtype))
+        return
+    wide = rows.float() if scale is None else rows.float() / scale[:, None]
+    stored = wide.clamp(-LARGEST_FP8, LARGEST_FP8).to(FP8)
+    # The CPU copies no float8 by index, but bytes.
+    cache.view(torch.uint8).index_copy_(0, loc, stored.view(torch.uint8))
 
 
 def buffer_table(buffers: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -62,8 +62,12 @@ def _refuse(found: str, expected: str) -> None:
 )
 def paged_attention(
     query_TND: Annotated[torch.Tensor, "[T, N, D] float16 or bfloat16 or float32"],
-    key_cache: Annotated[torch.Tensor, "[slots, M, D] float16 or bfloat16 or float32"],
-    value_cache: Annotated[torch.Tensor, "[slots, M, E] float16 or bfloat16 or float32"],
+    key_cache: Annotated[
+        torch.Tensor, "[slots, M, D] float16 or bfloat16 or float32 or float8_e4m3fn"
+    ],
+    value_cache: Annotated[
+        torch.Tensor, "[slots, M, E] float16 or bfloat16 or float32 or float8_e4m3fn"
+    ],
     page_table: Annotated[torch.Tensor, "[B, P] int32"],
     cache_seqlens_B: Annotated[torch.Tensor, "[B] int32"],
     cu_seqlens_q_B1: Annotated[torch.Tensor, "[B + 1] int32"],
@@ -74,6 +78,8 @@ def paged_attention(
     window: Annotated[int, "window >= 0"] = 0,
     softcap: Annotated[float, "softcap >= 0"] = 0.0,
     sinks_N: Annotated[torch.Tensor | None, "[N] float16 or bfloat16 or float32"] = None,
+    key_scale_M: Annotated[torch.Tensor | None, "[M] float32"] = None,
+    value_scale_M: Annotated[torch.Tensor | None, "[M] float32"] = None,
 ) -> torch.Tensor:
     """Attend from each query row to the visible keys of its request.
 
@@ -116,6 +122,8 @@ def paged_attention(
         softcap: Scaled scores s become softcap * tanh(s / softcap) (Gemma 2, arXiv:2408.00118); 0
             leaves them.
         sinks_N: Score of one more key per query head, whose value is zero (gpt-oss).
+        key_scale_M: Factor of the keys of each head, as ``store_kv`` divides by it; None for 1.
+        value_scale_M: Factor of the values of each head; None for 1.
 
     Returns:
         The attended values, [T, N, E] of the dtype of query_TND.
@@ -128,6 +136,10 @@ def paged_attention(
         tokens, page_table, cache_seqlens_B, cu_seqlens_q_B1, mask, page_size, max_seqlen_q, window
     )
     key_BLMD, value_BLME = (rows.float() for rows in layout.keys(key_cache, value_cache))
+    if key_scale_M is not None:
+        key_BLMD = key_BLMD * key_scale_M[:, None]
+    if value_scale_M is not None:
+        value_BLME = value_BLME * value_scale_M[:, None]
     query_BWND = layout.pad(query_TND.float())
     query_BWMGD = query_BWND.unflatten(2, (heads, -1))
     scores_BMGWL = torch.einsum("bwmgd,blmd->bmgwl", query_BWMGD, key_BLMD) * scale

@@ -9,6 +9,7 @@ import torch
 
 from graphkit.distributed import RankGroup
 from graphkit.errors import CheckpointError
+from graphkit.quantization import stored_layout
 from graphkit.reference.checkpoint_folder import (
     StoredWeights,
     default_folder,
@@ -17,6 +18,7 @@ from graphkit.reference.checkpoint_folder import (
 )
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.model import LlamaModel
+from graphkit.reference.quantized_checkpoint import fill_quantized
 from graphkit.reference.sharded_layers import part_of
 from graphkit.reference.tensor_parallel import ShardedLlama
 from graphkit.reference.weight_layout import store_by_columns
@@ -45,7 +47,8 @@ def load_checkpoint(
 
     Args:
         folder: Holds ``config.json`` and ``model.safetensors``, or shards with an index, or
-            ``pytorch_model.bin``.
+            ``pytorch_model.bin``. Quantised layers of AWQ, GPTQ, compressed-tensors and FP8 stay
+            quantised.
         device: Device of the weights, which are copied one tensor at a time.
         dtype: Data type that the weights are converted to.
         group: Ranks that split the model; see ``ShardedLlama``. Each reads its part alone.
@@ -58,14 +61,21 @@ def load_checkpoint(
         ConfigError: The ranks cannot split the model evenly.
     """
     folder = Path(folder)
-    config = LlamaConfig.from_dict(read_config(folder))
+    settings = dict(read_config(folder))
+    layout = stored_layout(settings)
+    if layout is not None:
+        settings.pop("quantization_config")
+    config = LlamaConfig.from_dict(settings)
     stored = StoredWeights(folder)
     with torch.device("meta"):
         model = whole = LlamaModel(config).to(dtype)
         if group is not None:
             model = ShardedLlama(config, group).to(dtype)
     optional = frozenset({_HEAD}) if config.tie_word_embeddings else frozenset()
-    if isinstance(model, ShardedLlama):
+    if layout is not None:
+        fill_quantized(model, stored, layout, device, optional=optional)
+        _tie(model, has_head=_HEAD in stored.forms)
+    elif isinstance(model, ShardedLlama):
         part, expected = partial(part_of, group=group), whole.state_dict()
         stored.fill(model, device, optional=optional, expected=expected, part_of=part)
         model.tie_weights()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from graphkit.errors import CheckpointError
 from graphkit.reference.weight_files import (
+    Form,
     PartOf,
     check_tensors,
     copy_tensors,
+    read_tensors,
     shard_files,
     stored_tensors,
 )
@@ -63,9 +65,12 @@ class StoredWeights:
 
     def __init__(self, folder: Path) -> None:
         self._files = _weight_files(folder)
-        self.forms = {
-            name: form for file in self._files for name, form in stored_tensors(file).items()
-        }
+        self.forms: dict[str, Form] = {}
+        self._places: dict[str, Path] = {}
+        for file in self._files:
+            forms = stored_tensors(file)
+            self.forms |= forms
+            self._places |= dict.fromkeys(forms, file)
 
     def fill(
         self,
@@ -101,6 +106,11 @@ class StoredWeights:
         state = module.state_dict()
         targets = {name: state[rename(name)] for name in self.forms if rename(name) in state}
         self.copy(targets, part_of)
+
+    def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield stored tensors by name, on the CPU, as they are."""
+        for file in dict.fromkeys(self._places[name] for name in names):
+            yield from read_tensors(file, frozenset(names))
 
     def copy(
         self, targets: Mapping[str, Tensor], part_of: PartOf = lambda _name, _shape: ()

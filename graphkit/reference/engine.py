@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Unpack
 
 import torch
@@ -37,6 +38,7 @@ def reference_engine(
     page_size: int = 1,
     device: torch.device | str = "auto",
     dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
     attention: type[PagedAttention] | None = None,
     group: RankGroup | None = None,
     **options: Unpack[EngineOptions],
@@ -56,8 +58,11 @@ def reference_engine(
         max_context_len: Most tokens of a request, drafts included.
         page_size: Slots per KV page.
         device: As for ``SpeculativeEngine``.
-        dtype: Data type of weights and KV. In bfloat16, the output of a request can depend on the
-            batch that it runs in, where two logits nearly tie. float32 makes such ties rare.
+        dtype: Data type of weights and hidden states. In bfloat16, the output of a request can
+            depend on the batch that it runs in, where two logits nearly tie. float32 makes such
+            ties rare.
+        kv_dtype: Data type of the target's keys and values, such as ``torch.float8_e4m3fn``;
+            ``None`` selects ``dtype``.
         attention: Attention backend; ``None`` selects Triton on CUDA and torch elsewhere.
         group: As for ``SpeculativeEngine``; its ranks split the target.
 
@@ -73,6 +78,7 @@ def reference_engine(
         spec,
         max_batch_size=max_batch_size,
         max_context_len=max_context_len,
+        kv_dtype=kv_dtype,
         attention=attention,
         **options,
     )
@@ -85,12 +91,13 @@ def engine_of(
     *,
     max_batch_size: int = 8,
     max_context_len: int = 1024,
+    kv_dtype: torch.dtype | None = None,
     attention: type[PagedAttention] | None = None,
     **options: Unpack[EngineOptions],
 ) -> SpeculativeEngine:
     """Create an engine over models that several engines can share, with KV pools of its own.
 
-    ``spec`` is what ``spec_of`` returns for the algorithm of the models. The next three arguments
+    ``spec`` is what ``spec_of`` returns for the algorithm of the models. The next four arguments
     are those of ``reference_engine``, all others those of ``SpeculativeEngine``. Nothing is
     captured yet.
 
@@ -101,7 +108,7 @@ def engine_of(
     kind = attention or (TritonAttention if device.type == "cuda" else SdpaAttention)
     requests = ReqToTokenPool(max_batch_size, max_context_len, device)
     pools = PoolFactory(requests, kind, spec.page_size, models.dtype)
-    attention_of_target = pools.attention(target.config)
+    attention_of_target = replace(pools, dtype=kv_dtype or pools.dtype).attention(target.config)
     forward = VerifyForward(target, attention_of_target, models.aux_layers)
     return SpeculativeEngine(
         EngineModel(forward, attention_of_target),

@@ -18,6 +18,7 @@ from graphkit.engine import (
     NgramDrafter,
 )
 from graphkit.errors import ConfigError
+from graphkit.quantization import check_quantization
 from graphkit.reference.checkpoint import (
     default_checkpoint,
     default_standalone_checkpoint,
@@ -36,6 +37,7 @@ from graphkit.reference.draft_checkpoint import (
 )
 from graphkit.reference.eagle import EagleHead
 from graphkit.reference.eagle3 import Eagle3Head
+from graphkit.reference.layers import quantize_layers
 from graphkit.reference.model import LlamaModel
 from graphkit.reference.mtp import MTPHead
 from graphkit.reference.pools import PoolFactory
@@ -49,6 +51,8 @@ from graphkit.reference.tensor_parallel import group_of
 
 ALGORITHMS = ("NONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM", "DFLASH")
 """Algorithms of ``reference_engine``. MULTI_LAYER_EAGLE is EAGLE with a chain of draft layers."""
+DraftModel = EagleHead | Eagle3Head | MTPHead | DFlashHead | LlamaModel
+"""What drafts for a target."""
 _HEAD_ALGORITHMS = ("EAGLE", "EAGLE3", "DFLASH")
 
 
@@ -64,7 +68,7 @@ class EngineModels:
 
     algorithm: str
     target: LlamaModel
-    draft: EagleHead | Eagle3Head | MTPHead | DFlashHead | LlamaModel | None = None
+    draft: DraftModel | None = None
 
     @property
     def device(self) -> torch.device:
@@ -141,6 +145,7 @@ def load_models(
     draft: str | Path | None = None,
     device: torch.device | str,
     dtype: torch.dtype = torch.float32,
+    quantize: str | None = None,
     group: RankGroup | None = None,
 ) -> EngineModels:
     """Load the models that ship with graphkit, or those of folders.
@@ -152,31 +157,61 @@ def load_models(
         draft: Folder of an EAGLE, EAGLE-3 or DFLASH head that was trained for the target.
         device: Device of the weights.
         dtype: Data type of the weights.
+        quantize: ``"fp8"`` or ``"int4"`` stores the weights of all decoder layers in eight or four
+            bits; ``None`` keeps them.
         group: Ranks that split the target and its draft head; see ``load_checkpoint``. The model of
             STANDALONE is on each rank.
 
     Raises:
-        ConfigError: ``checkpoint`` and ``draft`` do not fit the algorithm.
+        ConfigError: ``checkpoint`` and ``draft`` do not fit the algorithm, or ``quantize`` is
+            unknown or comes with ranks.
         CheckpointError: A folder cannot be loaded, or the head does not match the target.
     """
     _check_folders(algorithm, checkpoint, draft)
     folder = checkpoint or default_checkpoint()
     target = load_checkpoint(folder, device=device, dtype=dtype, group=group)
+    models = EngineModels(algorithm, target, _draft_model(algorithm, draft, target))
+    return models if quantize is None else quantized_models(models, quantize)
+
+
+def quantized_models(models: EngineModels, quantize: str) -> EngineModels:
+    """Quantise the decoder layers of models, in place, and return them.
+
+    Args:
+        models: The models.
+        quantize: See ``load_models``.
+
+    Raises:
+        ConfigError: The format is unknown, or ranks split the models.
+    """
+    check_quantization(quantize)
+    if models.group is not None:
+        raise ConfigError(
+            f"quantize is {quantize!r}, but ranks that split a model have their own layers, which "
+            "are not quantised. Run on one device, or without quantize.",
+            field="quantize",
+        )
+    for module in (models.target, models.draft):
+        if module is not None:
+            quantize_layers(module, quantize)
+    return models
+
+
+def _draft_model(algorithm: str, draft: str | Path | None, target: LlamaModel) -> DraftModel | None:
+    """Load the draft model of an algorithm for a target."""
     if algorithm == "EAGLE":
-        head = load_eagle_head(draft or default_eagle_checkpoint(), target)
-        return EngineModels(algorithm, target, head)
+        return load_eagle_head(draft or default_eagle_checkpoint(), target)
     if algorithm == "EAGLE3":
-        eagle3 = load_eagle3_head(draft or default_eagle3_checkpoint(), target)
-        return EngineModels(algorithm, target, eagle3)
+        return load_eagle3_head(draft or default_eagle3_checkpoint(), target)
     if algorithm == "DFLASH":
-        block = load_dflash_head(draft or default_dflash_checkpoint(), target)
-        return EngineModels(algorithm, target, block)
+        return load_dflash_head(draft or default_dflash_checkpoint(), target)
     if algorithm == "MULTI_LAYER_EAGLE":
-        return EngineModels(algorithm, target, load_mtp_head(default_mtp_checkpoint(), target))
+        return load_mtp_head(default_mtp_checkpoint(), target)
     if algorithm == "STANDALONE":
-        model = load_checkpoint(default_standalone_checkpoint(), device=device, dtype=dtype)
-        return EngineModels(algorithm, target, model)
-    return EngineModels(algorithm, target)
+        weight = target.lm_head.weight
+        folder = default_standalone_checkpoint()
+        return load_checkpoint(folder, device=weight.device, dtype=weight.dtype)
+    return None
 
 
 def check_algorithm(algorithm: str) -> str:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from graphkit.ops.decoder import add_rms_norm, rms_norm, rotated_heads, silu_and_mul
+from graphkit.ops.quantized_linear import quantized_linear
+from graphkit.quantization import QuantizedLinear, quantize_linears
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.merged_linear import MergedLinear, MergesProjections
 from graphkit.reference.rope import Rotation
@@ -74,7 +76,7 @@ class Attention(MergesProjections):
         self.layer = layer
         self.heads = config.num_attention_heads, config.num_key_value_heads
         query_size, key_size = (count * config.head_dim for count in self.heads)
-        self.qkv_proj = MergedLinear(
+        self.qkv_proj: MergedLinear | QuantizedLinear = MergedLinear(
             input_size or config.hidden_size,
             {"q_proj": query_size, "k_proj": key_size, "v_proj": key_size},
             bias=config.attention_bias,
@@ -102,11 +104,9 @@ class Attention(MergesProjections):
 
     def keys_and_values(self, hidden_TH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Return the keys, rotated, and the values of rows, [T, M, D] each, without queries."""
-        (positions_T, frequencies), (_, key_heads) = rotation, self.heads
-        _, *parts = self.qkv_proj.parts.values()
-        weight = self.qkv_proj.weight
-        bias: Tensor | None = self.qkv_proj.bias
-        kv = linear(hidden_TH, weight[-sum(parts) :], None if bias is None else bias[-sum(parts) :])
+        (positions_T, frequencies), (query_heads, key_heads) = rotation, self.heads
+        first = query_heads * 2 * len(frequencies)
+        kv = last_outputs(self.qkv_proj, hidden_TH, first)
         _, key_TMD, value_TMD = rotated_heads(
             kv, positions_T, frequencies, 0, key_heads, None,
             self.k_norm.weight if self.has_qk_norm else None,
@@ -172,6 +172,32 @@ class DecoderLayer(nn.Module):
         mixed_TH: Tensor = self.self_attn(normed_TH, rotation, attend)
         normed_TH, hidden_TH = self.post_attention_layernorm(mixed_TH, hidden_TH)
         return self.mlp(normed_TH), hidden_TH
+
+
+def last_outputs(layer: nn.Linear | QuantizedLinear, rows_TH: Tensor, first: int) -> Tensor:
+    """Return the outputs of a linear layer from ``first`` on, [T, N - first]."""
+    bias = None if layer.bias is None else layer.bias[first:]
+    if isinstance(layer, QuantizedLinear):
+        part = layer.quantized.part(first, layer.out_features)
+        return quantized_linear(rows_TH, part.numbers, part.scale, part.zero_point, bias)
+    return linear(rows_TH, layer.weight[first:], bias)
+
+
+def quantize_layers(
+    module: nn.Module, quantization: str, device: torch.device | str | None = None
+) -> None:
+    """Quantise the linear layers of the decoder layers in a model or head, in place.
+
+    Other layers stay as they are: the output head, and those that merge the inputs of a head.
+
+    Args:
+        module: The model or head.
+        quantization: A name of ``QUANTIZATIONS``.
+        device: Where to quantise; ``None`` for the device of each layer.
+    """
+    for layer in module.modules():
+        if isinstance(layer, Attention | MLP):
+            quantize_linears(layer, quantization, device=device)
 
 
 def initialise(module: nn.Module, num_layers: int) -> None:

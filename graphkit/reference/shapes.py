@@ -15,7 +15,7 @@ from graphkit.reference.config import LlamaConfig, RopeScaling
 from graphkit.reference.dflash import DFlashHead
 from graphkit.reference.eagle import EagleHead
 from graphkit.reference.eagle3 import Eagle3Head
-from graphkit.reference.engine_models import EngineModels, check_algorithm
+from graphkit.reference.engine_models import EngineModels, check_algorithm, quantized_models
 from graphkit.reference.layers import RMSNorm
 from graphkit.reference.model import LlamaModel
 from graphkit.reference.sharded_layers import split_head
@@ -79,6 +79,7 @@ def random_models(
     device: torch.device | str,
     dtype: torch.dtype = torch.bfloat16,
     seed: int = 0,
+    quantize: str | None = None,
     group: RankGroup | None = None,
 ) -> EngineModels:
     """Create the models of a shape with random weights, which are made on the device.
@@ -95,6 +96,7 @@ def random_models(
         device: Device of the weights.
         dtype: Data type of the weights.
         seed: Seed of the weights.
+        quantize: See ``load_models``. The random weights are those without it, quantised.
         group: Ranks that split the models; see ``ShardedLlama``. Each makes its part alone.
 
     Raises:
@@ -117,7 +119,8 @@ def random_models(
     if isinstance(draft, Eagle3Head):
         _spread_tokens(draft)
     target.tie_weights()
-    return EngineModels(name, target, draft)
+    models = EngineModels(name, target, draft)
+    return models if quantize is None else quantized_models(models, quantize)
 
 
 def _draft_model(

@@ -17,18 +17,16 @@ from graphkit.engine import SpeculativeEngine
 from graphkit.errors import ConfigError
 from graphkit.graphs import Backend, named_tensors
 from graphkit.kv import ReqToTokenPool
-from graphkit.reference.checkpoint import default_checkpoint, load_checkpoint
 from graphkit.reference.dflash import DFlashHead
 from graphkit.reference.draft_checkpoint import (
-    default_eagle_checkpoint,
     default_mtp_checkpoint,
-    load_eagle_head,
     load_mtp_head,
 )
 from graphkit.reference.eagle import EagleHead
 from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.engine import engine_of, spec_of
 from graphkit.reference.engine_models import EngineModels, load_models
+from graphkit.reference.layers import quantize_layers
 from graphkit.reference.model import LlamaModel
 from graphkit.reference.mtp import MTPHead
 from graphkit.reference.pools import PoolFactory
@@ -54,6 +52,7 @@ def reference_target(
     max_batch_size: int | None = None,
     checkpoint: str | Path | None = None,
     attention: type[PagedAttention] | None = None,
+    quantize: str | None = None,
     group: RankGroup | None = None,
 ) -> CaptureTarget:
     """Create a target of a Llama-layout model and its draft models, with prefilled requests.
@@ -68,26 +67,32 @@ def reference_target(
             TARGET_VERIFY and DECODE only, since there is no draft model for it. ``None`` selects
             the models that ship with graphkit, with all modes.
         attention: Attention backend; ``None`` selects Triton on CUDA and torch elsewhere.
+        quantize: As for ``load_models``.
         group: Ranks that split the model; see ``load_checkpoint``.
 
     Raises:
         CheckpointError: The folder cannot be loaded.
-        ConfigError: ``topk`` is out of range.
+        ConfigError: ``topk`` is out of range, or ``quantize`` is unknown or comes with ranks.
     """
     dtype = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
-    folder = checkpoint or default_checkpoint()
-    model = load_checkpoint(folder, device=device, dtype=dtype, group=group)
+    models = load_models(
+        "EAGLE" if checkpoint is None else "NONE",
+        checkpoint=checkpoint,
+        device=device,
+        dtype=dtype,
+        quantize=quantize,
+        group=group,
+    )
     options: dict[str, Any] = {"topk": topk, "max_batch_size": max_batch_size}
     if checkpoint is not None:
         name = f"reference {Path(checkpoint).name}"
-        return model_target(model, name=name, attention=attention, **options)
+        return model_target(models.target, name=name, attention=attention, **options)
+    head, mtp = models.draft, load_mtp_head(default_mtp_checkpoint(), models.target)
+    assert isinstance(head, EagleHead), "the draft model of EAGLE"
+    if quantize is not None:
+        quantize_layers(mtp, quantize)
     return model_target(
-        model,
-        load_eagle_head(default_eagle_checkpoint(), model),
-        load_mtp_head(default_mtp_checkpoint(), model),
-        name="reference model",
-        attention=attention,
-        **options,
+        models.target, head, mtp, name="reference model", attention=attention, **options
     )
 
 

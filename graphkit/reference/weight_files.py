@@ -107,7 +107,7 @@ def copy_tensors(
         part_of: Returns the slice to copy. No more of a safetensors file is read.
     """
     with torch.no_grad():
-        for name, part in _read(file, frozenset(targets), part_of):
+        for name, part in read_tensors(file, frozenset(targets), part_of):
             copy_part(part, targets[name])
 
 
@@ -122,7 +122,10 @@ def abbreviate(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _read(file: Path, names: frozenset[str], part_of: PartOf) -> Iterator[tuple[str, Tensor]]:
+def read_tensors(
+    file: Path, names: frozenset[str], part_of: PartOf = lambda _name, _shape: ()
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the stored tensors of these names, or the parts of them that are wanted."""
     if file.suffix == ".bin":
         tensors = _read_bin(file, "cpu").items()
         yield from ((name, x[part_of(name, x.shape)]) for name, x in tensors if name in names)

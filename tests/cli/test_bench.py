@@ -208,3 +208,34 @@ def test_help_lists_every_shape(run):
     *others, last = SHAPES
     text = " ".join(run("bench", "--help").out.split())
     assert f"{', '.join(others)} or {last}" in text
+
+
+def test_formats_are_compared_in_a_table_and_in_json(run, recorded):
+    options = (*TINY, "--generations", "v1", "--algorithm", "none")
+    report = recorded(*options, "--quantize", "none,fp8,int4")
+    assert report.settings["formats"] == "bfloat16, fp8, int4"
+    table = [each for each in report.measures if each.setting == "batch 2"]
+    assert list(dict.fromkeys(each.variant for each in table)) == ["bfloat16", "fp8", "int4"]
+    cells = {(each.variant, each.name): each.value for each in table}
+    assert cells["bfloat16", "over bfloat16"] == 1
+    assert cells["fp8", "weights"] < cells["bfloat16", "weights"]
+    own = [each for each in report.measures if each.setting == "batch 2, fp8"]
+    (step,) = (each.value for each in own if each.name == "time per step")
+    assert cells["fp8", "fastest step"] == step
+    expected = step / cells["bfloat16", "fastest step"]
+    assert cells["fp8", "over bfloat16"] == pytest.approx(expected)
+    ended = run("bench", *options, "--quantize", "fp8,none")
+    assert "measuring tiny in fp8 on cpu" in ended.err
+    assert re.search(r"batch 2 *\n.*over fp8", ended.out)
+
+
+def test_one_format_is_a_plain_report(recorded):
+    report = recorded(*TINY, "--generations", "v1", "--quantize", "int4")
+    assert report.settings["quantize"] == "int4"
+    assert {each.setting for each in report.measures} == {"", "batch 2"}
+
+
+def test_an_unknown_format_is_refused(run):
+    ended = run("bench", "--quantize", "fp8,fp4")
+    assert ended.code == 2
+    assert "'fp4' is not none, fp8 or int4; give a list such as none,fp8,int4" in ended.err

@@ -162,3 +162,33 @@ def test_a_draft_that_does_not_fit_is_one_line(run, folders, here):
         ended = run("capture", "--checkpoint", "copy", "--draft", draft)
         assert (ended.code, ended.out) == (2, "")
         assert text in ended.error
+
+
+@pytest.mark.parametrize("quantize", ["fp8", "int4"])
+def test_weights_are_quantised_at_load(run, folders, here, quantize):
+    options = ("--checkpoint", folders("qwen3"), *ONE, "--quantize", quantize)
+    ended = run("capture", *options, "--mode", "target_verify", "--out", "record.json")
+    assert (ended.code, ended.messages) == (0, ["wrote record.json"])
+    record = (here / "record.json").read_text()
+    assert "quantized_linear" in record
+
+
+def test_the_reference_model_is_quantised_and_a_target_is_not(run):
+    options = ("--mode", "decode", "--batch-sizes", 1, "--quantize", "fp8")
+    ended = run("inspect", *options, "--json")
+    assert ended.code == 0
+    assert "quantized_linear" in ended.out
+    ended = run("capture", "graphkit.reference:tree_target", *options)
+    assert ended.code == 2
+    assert "--quantize applies to a --checkpoint: a TARGET has its own settings." in ended.err
+
+
+def test_keys_and_values_are_stored_in_fp8(run, folders):
+    options = ("--checkpoint", folders("qwen3"), *ONE, "--kv-dtype", "fp8")
+    ended = run("capture", *options)
+    assert ended.code == 0
+    assert "rows compared with the model" not in " ".join(ended.out.split())
+    ended = run("generate", "--kv-dtype", "fp8", "--prompt", "def", "--max-new-tokens", 4)
+    assert ended.code == 0
+    ended = run("capture", "--kv-dtype", "fp8")
+    assert (ended.code, "--kv-dtype applies to a --checkpoint" in ended.err) == (2, True)

@@ -21,7 +21,7 @@ RECORD = Path(__file__).parents[1] / "data" / "h200-capture.json"
 GLOBAL = {"-h", "--help", "--version", "-v", "--verbose"}
 CHECKPOINT = {
     "--checkpoint", "--draft", "--dtype", "--algorithm", "--topk", "--num-steps",
-    "--num-draft-tokens", "--page-size",
+    "--num-draft-tokens", "--page-size", "--quantize", "--kv-dtype",
 }  # fmt: skip
 TARGET = CHECKPOINT | {"--mode", "--batch-sizes", "--device", "--max-context-len"}
 COMMANDS = {

@@ -28,7 +28,7 @@ LEVELS = (
     ("runners",),
     ("distributed",),
     ("buffers", "attention", "kv"),
-    ("graphs",),
+    ("graphs", "quantization"),
     ("ops", "spec"),
     ("diff",),
     ("errors", "config", "records", "version"),

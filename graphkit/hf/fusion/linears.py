@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from torch.nn.functional import linear
 
 from graphkit.hf.fusion.agreement import agree, random_rows
 from graphkit.hf.fusion.observation import ModuleCall
+from graphkit.quantization import QuantizedLinear, merge_quantized
 
 _PAGEOUT = 21
 """``MADV_PAGEOUT`` of ``<asm-generic/mman-common.h>``, which Python 3.11 does not name."""
@@ -35,11 +36,7 @@ class MergedLinears:
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self.layers = tuple(layers)
         self.sizes = [len(layer.weight) for layer in layers]  # type: ignore[arg-type]
-        self._weight = _merged([layer.weight for layer in layers])
-        biases = [
-            bias for layer in layers for bias in [getattr(layer, "bias", None)] if bias is not None
-        ]
-        self._bias = _merged(biases) if biases else None
+        self._product = _merged_product(layers)
         self._input: tuple[torch.Tensor, int] | None = None
         self._columns: dict[int, torch.Tensor] = {}
         for index, layer in enumerate(layers):
@@ -56,7 +53,7 @@ class MergedLinears:
         version = 0 if input.is_inference() else input._version
         known = self._input is not None and self._input[0] is input and self._input[1] == version
         if not known or index not in self._columns:
-            product = linear(input, self._weight, self._bias)
+            product = self._product(input)
             self._columns = dict(enumerate(product.split(self.sizes, -1)))
             self._input = input, version
         columns = self._columns.pop(index)
@@ -66,7 +63,10 @@ class MergedLinears:
 
 
 def plain_linears(root: ModuleCall) -> set[nn.Module]:
-    """Return the called modules that compute ``linear(rows, weight, bias)``, and nothing else."""
+    """Return the called modules that compute ``linear(rows, weight, bias)``, and nothing else.
+
+    The weight may be quantised.
+    """
     calls = list(root.walk())
     owners = Counter(
         id(weight)
@@ -112,6 +112,8 @@ def _is_plain(call: ModuleCall, owners: Counter[int]) -> bool:
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     if rows is None or not rows.is_floating_point() or rows.dim() < 2:
         return False
+    if isinstance(module, QuantizedLinear):
+        return "forward" not in vars(module) and owners[id(weight)] == 1
     if type(weight) is not nn.Parameter or weight.dim() != 2 or weight.dtype != rows.dtype:
         return False
     held = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
@@ -126,7 +128,18 @@ def _is_plain(call: ModuleCall, owners: Counter[int]) -> bool:
 def _kind(module: nn.Module) -> tuple[object, ...]:
     """Return what merged layers have in common."""
     weight: torch.Tensor = module.weight  # type: ignore[assignment]
-    return weight.dtype, weight.device, module.bias is None
+    quantized = module.quantized.kind if isinstance(module, QuantizedLinear) else None
+    return weight.dtype, weight.device, module.bias is None, quantized
+
+
+def _merged_product(layers: Sequence[nn.Module]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the product of layers of one kind, whose parameters become views of its own."""
+    quantized = [layer for layer in layers if isinstance(layer, QuantizedLinear)]
+    if quantized:
+        return merge_quantized(quantized)
+    weight = _merged([layer.weight for layer in layers])
+    biases = [bias for layer in layers if (bias := getattr(layer, "bias", None)) is not None]
+    return partial(linear, weight=weight, bias=_merged(biases) if biases else None)
 
 
 def _merged(parameters: Sequence[Any]) -> torch.Tensor:

@@ -9,16 +9,26 @@ import triton.language as tl
 
 from graphkit.ops.attention_layout import has_dense_rows
 from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kv_cache import FP8
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 """Dtypes to move rows as, by bytes."""
 
 
 @triton.jit
+def _scaled(row, scale_M, head, is_inside):
+    """Return elements over the scale of their head, in float32, at most the largest of float8."""
+    wide = row.to(tl.float32)
+    if scale_M is not None:
+        wide = wide / tl.load(scale_M + head, mask=is_inside, other=1.0)
+    return tl.minimum(tl.maximum(wide, -448.0), 448.0)
+
+
+@triton.jit
 def store_kv_kernel(
-    key_cache, value_cache, loc_T, key, value, slots, key_stride, value_stride,
-    KEY_ROW: tl.constexpr, VALUE_ROW: tl.constexpr,
-    KEY_SLOT: tl.constexpr, VALUE_SLOT: tl.constexpr, BLOCK: tl.constexpr,
+    key_cache, value_cache, loc_T, key, value, key_scale_M, value_scale_M, slots, key_stride,
+    value_stride, HEADS: tl.constexpr, KEY_ROW: tl.constexpr, VALUE_ROW: tl.constexpr,
+    KEY_SLOT: tl.constexpr, VALUE_SLOT: tl.constexpr, BLOCK: tl.constexpr, IS_FP8: tl.constexpr,
     STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per token and BLOCK of its M * D elements; slots are KEY_SLOT elements apart."""
@@ -34,6 +44,9 @@ def store_kv_kernel(
     new_value = tl.load(value + token * value_stride + column, mask=is_value)
     keys = key_cache + slot * KEY_SLOT + column
     values = value_cache + slot * VALUE_SLOT + column
+    if IS_FP8:
+        new_key = _scaled(new_key, key_scale_M, column // (KEY_ROW // HEADS), is_key)
+        new_value = _scaled(new_value, value_scale_M, column // (VALUE_ROW // HEADS), is_value)
     tl.store(keys, new_key.to(key_cache.dtype.element_ty), mask=is_key)
     tl.store(values, new_value.to(value_cache.dtype.element_ty), mask=is_value)
 
@@ -53,6 +66,7 @@ def launch_store_kv(args: Any) -> None:
         store_kv_kernel, (tokens, triton.cdiv(row, block)), args,
         key_cache=key_cache, value_cache=value_cache, key=key, value=value,
         slots=key_cache.shape[0], key_stride=key.stride(0), value_stride=value.stride(0),
+        HEADS=key_cache.shape[1], IS_FP8=key_cache.dtype == FP8,
         KEY_ROW=key_row, VALUE_ROW=value_row, KEY_SLOT=key_cache.stride(0),
         VALUE_SLOT=value_cache.stride(0), BLOCK=block, num_warps=4 if block > 256 else 1,
     )  # fmt: skip

@@ -41,7 +41,7 @@ def _load_pages(pages, run, end, PAGE_SIZE: tl.constexpr):
 )  # fmt: skip
 def paged_attention_kernel(
     out, lse, query, key_cache, value_cache, page_table, cache_seqlens_B, cu_seqlens_q_B1, mask,
-    sinks, out_split_stride, query_token_stride, query_head_stride,
+    sinks, key_scale_M, value_scale_M, out_split_stride, query_token_stride, query_head_stride,
     tokens, max_keys, max_pages, requests, row_tiles, width, splits, scale_log2, cap_log2,
     KEY_SLOT_STRIDE: tl.constexpr, KEY_HEAD_STRIDE: tl.constexpr,
     VALUE_SLOT_STRIDE: tl.constexpr, VALUE_HEAD_STRIDE: tl.constexpr,
@@ -140,6 +140,8 @@ def paged_attention_kernel(
         top = tl.where(split == 0, sink, top)
         total = tl.where(split == 0, 1.0, total)
     acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    if key_scale_M is not None:
+        scale_log2 *= tl.load(key_scale_M + kv_head)
     if WINDOW:
         two_pages = _load_pages(pages, first + runs, keys_end, PAGE_SIZE)
         two_pages |= _load_pages(pages, first + runs + step, keys_end, PAGE_SIZE) << 32
@@ -227,6 +229,8 @@ def paged_attention_kernel(
     # The sum of a row without keys is 0 times values that other rows see, which may be NaN.
     divisor = tl.where(total == 0.0, -1.0, total)
     result = tl.where(divisor[:, None] < 0.0, 0.0, acc * (1.0 / divisor)[:, None])
+    if value_scale_M is not None:
+        result *= tl.load(value_scale_M + kv_head)
     outs = out + split.to(tl.int64) * out_split_stride
     cells = outs + (token[:, None] * HEADS + head[:, None]) * VALUE_DIM
     is_cell = is_row[:, None] & is_dim[None, :]

@@ -65,10 +65,17 @@ def test_move(scatter, word, letter):
     _compile(move_kv_kernel, pointers, {"WORD": word, "BLOCK": 256, "SCATTER": scatter})
 
 
-def test_store():
-    pointers = dict.fromkeys(("key_cache", "value_cache"), "*bf16")
+@pytest.mark.parametrize("fp8", [False, True])
+def test_store(fp8):
+    pointers = dict.fromkeys(("key_cache", "value_cache"), "*fp8e4nv" if fp8 else "*bf16")
     pointers |= {"loc_T": "*i64", "key": "*fp32", "value": "*fp32"}
     sizes = {"KEY_ROW": 80, "VALUE_ROW": 128, "KEY_SLOT": 208, "VALUE_SLOT": 208, "BLOCK": 128}
+    sizes |= {"HEADS": 8, "IS_FP8": fp8}
+    scales = ("key_scale_M", "value_scale_M")
+    if fp8:
+        pointers |= dict.fromkeys(scales, "*fp32")
+    else:
+        sizes |= dict.fromkeys(scales)
     _compile(store_kv_kernel, pointers, sizes)
 
 
@@ -114,6 +121,9 @@ def compiled(monkeypatch):
         (torch.bfloat16, 128, 1, 512, 4, {"columns": 4}),
         (torch.float16, 16, 1, 512, 1, {"window": 64}),
         (torch.float32, 4, 1, 512, 4, {}),
+        (torch.bfloat16, 32, 8, 128, 4, {"columns": 4, "fp8": True}),
+        (torch.float16, 32, 8, 64, 1, {"window": 64, "fp8": True}),
+        (torch.float32, 32, 8, 128, 4, {"fp8": True}),
     ],
     ids=str,
 )
@@ -121,6 +131,9 @@ def test_attention(compiled, dtype, heads, kv_heads, value_dim, splits, options)
     """The blocks that the launcher chooses fit the memory of sm_90. Keys of 512 have 64 more."""
     key_dim, width, columns = value_dim + 64 * (value_dim == 512), 4, options.get("columns", 0)
     keys = torch.zeros(64, kv_heads, key_dim, dtype=dtype)
+    scales = (None, None)
+    if "fp8" in options:
+        keys, scales = keys.to(torch.float8_e4m3fn), (torch.ones(kv_heads),) * 2
     values = keys[..., :value_dim] if key_dim > value_dim else torch.zeros_like(keys)
     ints = {"dtype": torch.int32}
     given = OPS[paged_attention.__name__].arguments(
@@ -128,7 +141,7 @@ def test_attention(compiled, dtype, heads, kv_heads, value_dim, splits, options)
         torch.zeros(2, 16, **ints), torch.zeros(2, **ints), torch.zeros(3, **ints),
         torch.zeros(2, width, columns, dtype=torch.bool) if columns else None, 1.0, 4, width,
         options.get("window", 0), options.get("softcap", 0.0),
-        torch.zeros(heads) if "sinks" in options else None,
+        torch.zeros(heads) if "sinks" in options else None, *scales,
     )  # fmt: skip
     launch_paged_attention(given, splits)
     assert compiled == ["paged_attention_kernel", "join_splits_kernel"][: 1 + (splits > 1)]

@@ -14,6 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from graphkit.ops.kernels import quantized_linear_config
 from graphkit.ops.kernels.push_collectives import (
     SPAN,
     PushMemory,
@@ -28,9 +29,10 @@ from graphkit.ops.tree_sampling import tree_speculative_sampling_target_only
 from graphkit.ops.verification import verify_tree_greedy
 
 CASES = runpy.run_path(str(Path(__file__).with_name("step_cases.py")))["CASES"]
+QUANTISED = runpy.run_path(str(Path(__file__).with_name("quantized_cases.py")))
 LETTERS = {
     torch.bool: "i1", torch.int32: "i32", torch.int64: "i64", torch.bfloat16: "bf16",
-    torch.float32: "fp32", torch.float64: "fp64",
+    torch.float32: "fp32", torch.float64: "fp64", torch.uint8: "u8", torch.float16: "fp16",
 }  # fmt: skip
 
 
@@ -64,7 +66,7 @@ MAKERS = {name: (op, make) for name, (op, make, _) in CASES.items()} | {
 }
 
 
-def compile_only(kernel, *args, grid, warmup, num_warps=4):
+def compile_only(kernel, *args, grid, warmup, num_warps=4, num_stages=3):
     """Compile a launch with the types of its arguments; None and 1 become constants."""
     types, constants, attributes = {}, {}, {}
     for index, (parameter, value) in enumerate(zip(kernel.params, args, strict=True)):
@@ -79,7 +81,7 @@ def compile_only(kernel, *args, grid, warmup, num_warps=4):
         else:
             types[parameter.name] = "i32" if isinstance(value, int) else "fp32"
     source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
-    options = {"num_warps": num_warps}
+    options = {"num_warps": num_warps, "num_stages": num_stages}
     triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
@@ -115,3 +117,14 @@ def test_collectives_of_pushed_words_compile(dtype, monkeypatch):
     launch_push_all_reduce(x, memory)
     launch_push_all_gather(x, memory)
     launch_push_add_rms_norm(x, x, weight, 1e-5, memory)
+
+
+@compiles
+@pytest.mark.parametrize("rows", [1, 200, 300])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_with_quantised_weights_compile(dtype, rows, monkeypatch):
+    monkeypatch.setattr(triton.JITFunction, "run", compile_only)
+    monkeypatch.setattr(quantized_linear_config, "LEAST_BLOCKS", 1)
+    for args in QUANTISED["cases"](torch.device("cpu"), [dtype], [rows], shapes=((130, 384),)):
+        op = OPS["quantized_linear"]
+        op.launch(op.arguments(*args))

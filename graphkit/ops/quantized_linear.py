@@ -1,0 +1,135 @@
+"""Products with weights of eight or four bits, which are dequantised on the way.
+
+Dimensions: T rows, K inputs, N outputs, L bytes of a row of the weight, R rows and C columns of
+scales. A block is 128 inputs or outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import torch
+from torch.nn.functional import linear, pad
+
+from graphkit.errors import InputError
+from graphkit.ops.argument_rules import describe
+from graphkit.ops.registration import register_op
+
+BLOCK = 128
+"""Inputs or outputs that share a scale, if not all of a row or of the weight do."""
+
+SYMMETRIC_ZERO = 8
+"""The number of four bits that stands for 0 without zero points."""
+
+
+def blocks(size: int) -> int:
+    """Return the number of blocks that hold ``size`` inputs or outputs."""
+    return -(-size // BLOCK)
+
+
+def _check(args: Any) -> None:
+    """Refuse weights and scales that fit no layout of ``quantized_linear``."""
+    (outputs, length), inputs = args.weight.shape, args.x.shape[1]
+    is_packed = args.weight.dtype == torch.uint8
+    expected = blocks(inputs) * BLOCK // 2 if is_packed else inputs
+    if length != expected:
+        raise InputError(
+            f"quantized_linear: weight is {describe(args.weight)}, expected {expected} columns for "
+            f"{inputs} inputs.",
+            field="weight",
+        )
+    rows, columns = args.scale.shape
+    if rows not in (1, blocks(outputs), outputs) or columns not in (1, blocks(inputs)):
+        raise InputError(
+            f"quantized_linear: scale is {describe(args.scale)}, expected 1, "
+            f"{blocks(outputs)} or {outputs} rows and 1 or {blocks(inputs)} columns.",
+            field="scale",
+        )
+    if is_packed and rows != outputs:
+        raise InputError(
+            f"quantized_linear: scale is {describe(args.scale)}, expected {outputs} rows, one for "
+            "each output of a packed weight.",
+            field="scale",
+        )
+    if not is_packed and args.zero_point is not None:
+        raise InputError(
+            "quantized_linear: zero_point is for numbers of four bits, but weight is "
+            f"{describe(args.weight)}. Pass None.",
+            field="zero_point",
+        )
+
+
+@register_op(
+    fake=lambda args: args.x.new_empty(len(args.x), len(args.weight)),
+    check=_check,
+    sizes_from=("x", "weight", "scale"),
+)
+def quantized_linear(
+    x: Annotated[torch.Tensor, "[T, K >= 1] floating-point"],
+    weight: Annotated[torch.Tensor, "[N >= 1, L] float8_e4m3fn or uint8"],
+    scale: Annotated[torch.Tensor, "[R, C] floating-point"],
+    zero_point: Annotated[torch.Tensor | None, "[R, C] uint8"] = None,
+    bias: Annotated[torch.Tensor | None, "[N] floating-point"] = None,
+) -> torch.Tensor:
+    """Multiply rows with a quantised weight, as ``torch.nn.functional.linear`` does with another.
+
+    The weight is ``scale * number`` for float8_e4m3fn, and ``scale * (number - zero_point)`` for
+    numbers of four bits. Numbers are exact in the dtype of the rows. Products are added in float32
+    and scaled in float32, so that only the result is rounded to that dtype.
+
+    More than 256 rows are limited by arithmetic on CUDA: the weight is then dequantised into memory
+    of its own, rounded to the dtype of the rows, and multiplied by cuBLAS. Up to two launches.
+
+    Args:
+        x: The rows.
+        weight: Numbers of float8_e4m3fn, L = K; or numbers of four bits, two per byte, L =
+            64 * ceil(K / 128). Byte i of a block of 64 has input i of a block of 128 inputs in its
+            lower bits, and input i + 64 in its upper ones.
+        scale: Factors. R is 1 for one of all outputs, ceil(N / 128) for blocks, or N; C is 1 for
+            one of all inputs, or ceil(K / 128) for blocks.
+        zero_point: Numbers of four bits that stand for 0, of each scale; None for 8, and for
+            float8_e4m3fn.
+        bias: Added to the result.
+
+    Returns:
+        The products, [T, N] of x's dtype.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    matrix = dequantized(weight, scale, zero_point, x.shape[1], wide)
+    return linear(x.to(wide), matrix, None if bias is None else bias.to(wide)).to(x.dtype)
+
+
+def dequantized(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    inputs: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Return a quantised weight as numbers of a dtype, [N, K]; see ``quantized_linear``."""
+    outputs = len(weight)
+    numbers = weight.to(dtype)
+    if weight.dtype == torch.uint8:
+        halves = weight.view(outputs, -1, BLOCK // 2)
+        both = torch.cat((halves & 15, halves >> 4), -1).flatten(1)[:, :inputs]
+        zero = SYMMETRIC_ZERO if zero_point is None else _spread(zero_point, outputs, inputs)
+        numbers = both.to(dtype) - zero
+    return numbers * _spread(scale, outputs, inputs).to(dtype)
+
+
+def packed_numbers(numbers: torch.Tensor) -> torch.Tensor:
+    """Pack numbers of four bits, [N, K] uint8, as ``quantized_linear`` reads them."""
+    rows, inputs = numbers.shape
+    whole = pad(numbers, (0, blocks(inputs) * BLOCK - inputs))
+    low, high = whole.view(rows, -1, 2, BLOCK // 2).unbind(2)
+    return (low | high << 4).flatten(1)
+
+
+def _spread(factors: torch.Tensor, outputs: int, inputs: int) -> torch.Tensor:
+    """Return the factor of each number, or what broadcasts to it."""
+    rows, columns = factors.shape
+    if rows not in (1, outputs):
+        factors = factors.repeat_interleave(BLOCK, 0)[:outputs]
+    if columns > 1:
+        factors = factors.repeat_interleave(BLOCK, 1)[:, :inputs]
+    return factors

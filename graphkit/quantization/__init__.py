@@ -1,0 +1,30 @@
+"""Weights of eight and four bits: their layout, their layers, and folders that have them."""
+
+from graphkit.quantization.linear import (
+    QuantizedLinear,
+    merge_quantized,
+    quantize_linears,
+    restore_linears,
+)
+from graphkit.quantization.stored import StoredLayout, stored_layout
+from graphkit.quantization.weight import (
+    QUANTIZATIONS,
+    QuantizedWeight,
+    check_quantization,
+    quantize_fp8,
+    quantize_int4,
+)
+
+__all__ = [
+    "QUANTIZATIONS",
+    "QuantizedLinear",
+    "QuantizedWeight",
+    "StoredLayout",
+    "check_quantization",
+    "merge_quantized",
+    "quantize_fp8",
+    "quantize_int4",
+    "quantize_linears",
+    "restore_linears",
+    "stored_layout",
+]

@@ -1,0 +1,143 @@
+"""Linear layers with quantised weights, and their places in a model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import nn
+
+from graphkit.ops.quantized_linear import quantized_linear
+from graphkit.quantization.weight import QUANTIZATIONS, QuantizedWeight
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer whose weight has eight or four bits per number.
+
+    It captures as any layer: nothing is decided on the host but by shapes. It has no gradient.
+
+    Args:
+        weight: The weight.
+        bias: Added to the products, [N]; ``None`` for none.
+
+    Attributes:
+        weight: ``QuantizedWeight.numbers``.
+        scale: ``QuantizedWeight.scale``.
+        zero_point: ``QuantizedWeight.zero_point``.
+    """
+
+    weight: nn.Parameter
+    scale: nn.Parameter
+    zero_point: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.in_features, self.out_features = weight.in_features, weight.out_features
+        self.quantized = weight
+        self.bias = _constant(bias)
+
+    @property
+    def quantized(self) -> QuantizedWeight:
+        """The weight; setting it replaces the parameters."""
+        return QuantizedWeight(
+            self.weight.data,
+            self.scale.data,
+            None if self.zero_point is None else self.zero_point.data,
+            self.in_features,
+        )
+
+    @quantized.setter
+    def quantized(self, weight: QuantizedWeight) -> None:
+        self.weight, self.scale = (
+            nn.Parameter(weight.numbers, False),
+            nn.Parameter(weight.scale, False),
+        )
+        self.zero_point = _constant(weight.zero_point)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name in nn.Linear
+        """Multiply rows, [..., K] to [..., N]."""
+        rows = input.reshape(-1, self.in_features)
+        out = quantized_linear(rows, self.weight, self.scale, self.zero_point, self.bias)
+        return out.view(*input.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        """Describe the layer in the representation of its model."""
+        bits = 4 if self.weight.dtype == torch.uint8 else 8
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bits={bits}, "
+            f"scales={list(self.scale.shape)}"
+        )
+
+
+def merge_quantized(layers: Sequence[QuantizedLinear]) -> QuantizedLinear:
+    """Return a layer with the outputs of several side by side, and let them share its memory.
+
+    Args:
+        layers: Layers of one kind of weight, all or none with a bias.
+    """
+    sizes = [layer.out_features for layer in layers]
+    weight = QuantizedWeight.join([layer.quantized for layer in layers])
+    biases = [layer.bias.data for layer in layers if layer.bias is not None]
+    bias = torch.cat(biases) if biases else None
+    merged, end = QuantizedLinear(weight, bias), 0
+    for layer, size in zip(layers, sizes, strict=True):
+        begin, end = end, end + size
+        layer.quantized = weight.part(begin, end)
+        if bias is not None:
+            layer.bias = _constant(bias[begin:end])
+    return merged
+
+
+def quantize_linears(
+    module: nn.Module,
+    quantization: str,
+    *,
+    device: torch.device | str | None = None,
+    kept: Collection[nn.Module] = (),
+) -> int:
+    """Replace the linear layers in a module, in place, by quantised ones.
+
+    A layer is replaced if its class computes as ``nn.Linear`` does. One layer at a time is held
+    twice. A layer that occurs at several places is quantised once.
+
+    Args:
+        module: The module.
+        quantization: A name of ``QUANTIZATIONS``.
+        device: Where to quantise, and where the new layers are; ``None`` for the device of each
+            layer.
+        kept: Layers that stay as they are, such as the output head.
+
+    Returns:
+        The number of quantised layers.
+    """
+    quantize, done = QUANTIZATIONS[quantization], dict[nn.Module, QuantizedLinear]()
+    for owner in list(module.modules()):
+        for name, layer in list(owner.named_children()):
+            if not isinstance(layer, nn.Linear) or layer in kept:
+                continue
+            if type(layer).forward is not nn.Linear.forward:
+                continue
+            if layer not in done:
+                bias: torch.Tensor | None = layer.bias
+                moved = None if bias is None else bias.data.to(device)
+                weight = quantize(layer.weight.data.to(device))
+                done[layer] = QuantizedLinear(weight, moved).train(layer.training)
+            setattr(owner, name, done[layer])
+    return len(done)
+
+
+def restore_linears(module: nn.Module, dtype: torch.dtype) -> None:
+    """Replace the quantised layers in a module, in place, by ``nn.Linear`` with empty weights."""
+    for owner in list(module.modules()):
+        for name, layer in list(owner.named_children()):
+            if isinstance(layer, QuantizedLinear):
+                plain = nn.Linear(
+                    layer.in_features, layer.out_features, bias=layer.bias is not None,
+                    device=layer.weight.device, dtype=dtype,
+                )  # fmt: skip
+                setattr(owner, name, plain)
+
+
+def _constant(tensor: torch.Tensor | None) -> nn.Parameter | None:
+    return None if tensor is None else nn.Parameter(tensor, requires_grad=False)

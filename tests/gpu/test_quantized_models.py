@@ -1,0 +1,75 @@
+"""Quantised models on CUDA: text against their dequantised weights, captured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import graphkit as gk
+from graphkit.quantization import QUANTIZATIONS, QuantizedLinear
+from graphkit.reference import ByteTokenizer, engine_of, load_models, spec_of
+from graphkit.reference.model import full_logits
+from graphkit.reference.tokenizer import END_OF_TEXT
+
+pytestmark = pytest.mark.gpu
+PROMPT = "def replay(self, batch):"
+TOKENS = 64
+
+
+@pytest.mark.parametrize("quantize", QUANTIZATIONS)
+@pytest.mark.parametrize("generation", ["v1", "v3"])
+def test_text_is_that_of_the_dequantised_weights_in_float32(quantize, generation):
+    models = load_models("EAGLE3", device="cuda", quantize=quantize)
+    ids = list(ByteTokenizer().encode(PROMPT))
+    options = {"max_batch_size": 2, "generation": generation, "bos_token_id": END_OF_TEXT}
+    with engine_of(models, spec_of("EAGLE3"), **options) as engine:
+        engine.capture()
+        (request,) = engine.generate([ids], gk.SamplingParams(max_new_tokens=TOKENS))
+        assert engine.stats.accept_length > 1.5
+        assert all(not runner.stats.fallbacks for runner in engine.runners)
+
+    def plain(layer, rows):
+        weight = layer.quantized.dequantized(torch.float32)
+        return torch.nn.functional.linear(rows, weight, layer.bias)
+
+    for layer in models.target.modules():
+        if isinstance(layer, QuantizedLinear):
+            layer.forward = plain.__get__(layer)
+    whole = torch.tensor([ids + request.output_ids], device="cuda")
+    with torch.no_grad():
+        logits = full_logits(models.target, whole)[0, len(ids) - 1 : -1]
+    for place, token in enumerate(request.output_ids):
+        best, second = logits[place].topk(2).values.tolist()
+        is_tie = best - second < 1e-3 * abs(best)
+        assert is_tie or token == logits[place].argmax().item(), (place, best, second)
+
+
+@pytest.mark.parametrize("quantize", QUANTIZATIONS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_of_transformers_is_checked_and_captured(quantize):
+    pytest.importorskip("transformers")
+    from graphkit import hf
+    from small_models import small_model
+
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    model = hf.load(
+        small_model("llama", **sizes), quantize=quantize, dtype=torch.bfloat16, device="cuda"
+    )
+    with model.engine(max_batch_size=2, max_context_len=64) as engine:
+        engine.capture()
+        engine.generate([[5, 17, 3, 9]], gk.SamplingParams(max_new_tokens=8))
+        assert all(not runner.stats.fallbacks for runner in engine.runners)
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq", "compressed int4", "fp8 blocks", "fbgemm"])
+def test_folders_are_loaded_and_captured(tmp_path, name):
+    pytest.importorskip("transformers")
+    from graphkit import hf
+    from quantized_folders import write_quantized
+
+    write_quantized(tmp_path, name)
+    model = hf.load(tmp_path, dtype=torch.bfloat16, device="cuda")
+    with model.engine(max_batch_size=2, max_context_len=64) as engine:
+        engine.capture()
+        engine.generate([[5, 17, 3, 9]], gk.SamplingParams(max_new_tokens=8))
+        assert all(not runner.stats.fallbacks for runner in engine.runners)

@@ -1,0 +1,119 @@
+"""Weights that ``hf.load(quantize=)`` stores in fewer bits: text, fusion and what stays."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+import graphkit as gk
+from graphkit import ConfigError, hf
+from graphkit.quantization import QUANTIZATIONS, QuantizedLinear
+from mtp_folders import save_with_mtp
+from small_models import small_model
+
+pytestmark = pytest.mark.slow
+PROMPT = [5, 17, 3, 17, 3, 17, 9]
+every_format = pytest.mark.parametrize("quantize", QUANTIZATIONS)
+
+
+def dequantized(model):
+    """Return a copy of a model of transformers with ``nn.Linear`` for its quantised layers."""
+    copy = deepcopy(model)
+    for owner in list(copy.modules()):
+        for name, layer in list(owner.named_children()):
+            if isinstance(layer, QuantizedLinear):
+                plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None)
+                plain.weight = nn.Parameter(layer.quantized.dequantized(torch.float32))
+                if layer.bias is not None:
+                    plain.bias = nn.Parameter(layer.bias.data)
+                setattr(owner, name, plain)
+    return copy
+
+
+def generated(loaded, prompt=PROMPT, **options):
+    """Return the tokens of a prompt from captured steps."""
+    with loaded.engine(max_batch_size=2, max_context_len=64, generation="v3", **options) as engine:
+        engine.capture()
+        (request,) = engine.generate([prompt], gk.SamplingParams(max_new_tokens=8))
+        assert all(not runner.stats.fallbacks for runner in engine.runners)
+    return request.output_ids
+
+
+def continued(model, prompt=PROMPT):
+    """Return the tokens that a model of transformers continues a prompt by."""
+    ids = torch.tensor([prompt])
+    for _ in range(8):
+        ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], 1)
+    return ids[0, len(prompt) :].tolist()
+
+
+@every_format
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "phi3", "mixtral", "qwen3_next"])
+def test_text_and_logits_are_those_of_the_dequantised_weights(kind, quantize):
+    loaded = hf.load(small_model(kind), quantize=quantize, device="cpu")
+    plain = dequantized(loaded.original)
+    ids = torch.tensor([PROMPT])
+    torch.testing.assert_close(loaded.original(ids).logits, plain(ids).logits, rtol=1e-4, atol=1e-4)
+    assert generated(loaded) == continued(plain)
+
+
+@every_format
+def test_merged_layers_are_fused_over_quantised_weights(quantize):
+    loaded = hf.load(small_model("llama"), quantize=quantize, device="cpu")
+    plain = hf.load(small_model("llama"), device="cpu")
+    assert loaded.layout.replaced == plain.layout.replaced
+    layer = loaded.model.model.layers[0]
+    query, key = layer.self_attn.q_proj, layer.self_attn.k_proj
+    for part in ("weight", "scale"):
+        one, other = (each.get_parameter(part).untyped_storage() for each in (query, key))
+        assert one.data_ptr() == other.data_ptr(), part
+    assert type(loaded.head) is nn.Linear
+
+
+def test_fewer_bytes_are_held():
+    def nbytes(quantize):
+        model = small_model("llama", hidden_size=256, head_dim=64, intermediate_size=512)
+        loaded = hf.load(model, quantize=quantize, dtype=torch.bfloat16, device="cpu")
+        layers = loaded.model.model.layers
+        return sum(each.untyped_storage().nbytes() for each in _storages(layers))
+
+    whole, fp8, int4 = map(nbytes, (None, "fp8", "int4"))
+    assert fp8 < 0.53 * whole
+    assert int4 < 0.28 * whole
+
+
+def _storages(module):
+    return {each.untyped_storage().data_ptr(): each for each in module.parameters()}.values()
+
+
+@every_format
+def test_a_draft_model_is_quantised_too(quantize):
+    loaded = hf.load(
+        small_model("llama"), draft=small_model("llama"), quantize=quantize, device="cpu"
+    )
+    assert isinstance(loaded.draft.module.model.layers[0].mlp.up_proj, QuantizedLinear)
+    assert generated(loaded) == continued(dequantized(loaded.original))
+
+
+@every_format
+def test_mtp_layers_are_quantised_after_they_are_read(tmp_path, quantize):
+    save_with_mtp(small_model("deepseek_v3"), tmp_path, template=1)
+    loaded = hf.load(tmp_path, draft="mtp", quantize=quantize, device="cpu")
+    layer = loaded.draft.module.chain[0]
+    assert isinstance(layer.attention_module.o_proj, QuantizedLinear)
+    assert type(layer.eh_proj) is nn.Linear
+    assert generated(loaded) == continued(dequantized(loaded.original))
+
+
+@pytest.mark.parametrize("quantize", ["fp4", 8])
+def test_an_unknown_format_is_refused_before_the_folder_is_read(quantize):
+    with pytest.raises(ConfigError, match="expected 'fp8', 'int4', or None"):
+        hf.load("no folder", quantize=quantize)
+
+
+def test_a_model_without_linear_layers_is_refused():
+    with pytest.raises(ConfigError, match=r"no layers of torch\.nn\.Linear besides"):
+        hf.load(small_model("gpt2"), quantize="fp8", device="cpu")

@@ -1,0 +1,169 @@
+"""Folders with quantised layers against the same models with dequantised weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import graphkit as gk
+from graphkit import ConfigError, hf
+from graphkit.errors import CheckpointError
+from graphkit.quantization import QuantizedLinear
+from graphkit.reference import full_logits, load_checkpoint
+from quantized_folders import LAYOUTS, change_settings, linears, write_quantized
+
+pytestmark = pytest.mark.slow
+PROMPT = [5, 17, 3, 17, 3, 17, 9]
+every_layout = pytest.mark.parametrize("name", LAYOUTS)
+
+
+def continued(model, count=8):
+    ids = torch.tensor([PROMPT])
+    for _ in range(count):
+        ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], 1)
+    return ids[0, len(PROMPT) :].tolist()
+
+
+@every_layout
+def test_text_and_logits_are_those_of_the_dequantised_model(tmp_path, name):
+    expected = write_quantized(tmp_path, name)
+    loaded = hf.load(tmp_path, device="cpu")
+    for path, layer in linears(expected):
+        quantized = loaded.original.get_submodule(path)
+        assert isinstance(quantized, QuantizedLinear), path
+        got = quantized.quantized.dequantized(torch.float32)
+        assert torch.equal(got, layer.weight), path
+    ids = torch.tensor([PROMPT])
+    got = loaded.original(ids).logits
+    torch.testing.assert_close(got, expected(ids).logits, rtol=1e-4, atol=1e-4)
+    assert "one product of" in str(loaded.layout.replaced)
+    with loaded.engine(max_batch_size=2, max_context_len=64, generation="v3") as engine:
+        engine.capture()
+        (request,) = engine.generate([PROMPT], gk.SamplingParams(max_new_tokens=8))
+        assert all(not runner.stats.fallbacks for runner in engine.runners)
+    assert request.output_ids == continued(expected)
+
+
+@every_layout
+def test_the_fast_layout_reads_them_too(tmp_path, name):
+    expected = write_quantized(tmp_path, name)
+    model = load_checkpoint(tmp_path)
+    assert isinstance(model.model.layers[0].self_attn.qkv_proj, QuantizedLinear)
+    ids = torch.tensor([PROMPT])
+    torch.testing.assert_close(full_logits(model, ids), expected(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["awq", "fp8 blocks"])
+def test_biases_and_tied_heads_are_read(tmp_path, name):
+    expected = write_quantized(tmp_path, name, "qwen2", tie_word_embeddings=True)
+    ids = torch.tensor([PROMPT])
+    for bias in (layer.bias for _, layer in linears(expected) if layer.bias is not None):
+        assert bias.abs().max() > 0, "random"
+    loaded = hf.load(tmp_path, device="cpu")
+    assert loaded.head.weight is loaded.model.model.embed_tokens.weight
+    for logits in (loaded.original(ids).logits, full_logits(load_checkpoint(tmp_path), ids)):
+        torch.testing.assert_close(logits, expected(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_quantised_head_becomes_a_plain_one(tmp_path):
+    expected = write_quantized(tmp_path, "gptq")
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    parts, weight = LAYOUTS["gptq"][1](tensors.pop("lm_head.weight"))
+    save_file(tensors | {f"lm_head.{key}": part for key, part in parts.items()}, file)
+    expected.lm_head.weight.data = weight
+    loaded = hf.load(tmp_path, device="cpu")
+    assert type(loaded.head) is nn.Linear
+    ids = torch.tensor([PROMPT])
+    torch.testing.assert_close(
+        loaded.original(ids).logits, expected(ids).logits, rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "text"),
+    [
+        ("awq", {"group_size": 32}, "group_size of awq is 32, and graphkit reads 128 or -1"),
+        ("awq", {"version": "gemv"}, "version of awq is 'gemv'"),
+        ("gptq", {"desc_act": True}, "desc_act of gptq is True"),
+        ("gptq", {"bits": 8}, "bits of gptq is 8"),
+        ("gptq", {"checkpoint_format": "gptq_v2"}, "checkpoint_format of gptq is 'gptq_v2'"),
+        ("compressed int4", {"format": "int-quantized"}, "format of compressed-tensors is 'int"),
+        ("fp8 blocks", {"weight_block_size": [64, 64]}, r"weight_block_size of fp8 is \[64, 64\]"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_other_settings_are_refused(tmp_path, name, changes, text):
+    write_quantized(tmp_path, name)
+    change_settings(tmp_path, LAYOUTS[name][0] | changes)
+    with pytest.raises(CheckpointError, match=text):
+        load_checkpoint(tmp_path)
+    if name != "fp8 blocks":  # transformers dequantises these on the CPU
+        with pytest.raises(CheckpointError, match=text) as caught:
+            hf.load(tmp_path, device="cpu")
+        assert "cannot be loaded by transformers" in str(caught.value)
+
+
+def damaged(tmp_path, name, change):
+    write_quantized(tmp_path, name)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+UP = "model.layers.1.mlp.up_proj"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "text"),
+    [
+        ("awq", lambda t: t.pop(f"{UP}.scales"), f"{UP} has no scales, which awq needs"),
+        (
+            "gptq",
+            lambda t: t.update({f"{UP}.g_idx": t[f"{UP}.g_idx"].flip(0) + 1}),
+            f"tensors of {UP} do not fit the layout of gptq: its inputs are in another order",
+        ),
+        (
+            "awq",
+            lambda t: t.update({f"{UP}.scales": t[f"{UP}.scales"].repeat(4, 1)}),
+            f"tensors of {UP} do not fit",
+        ),
+        ("fp8 blocks", lambda t: t.pop("model.norm.weight"), r"no model\.norm\.weight"),
+        (
+            "compressed int4",
+            lambda t: t.update({f"{UP}.weight_shape": torch.tensor([100, 128])}),
+            "tensors of .*up_proj do not fit the layout|have the shape",
+        ),
+    ],
+    ids=["missing", "order", "groups", "norm", "shape"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_damaged_folders_are_refused(tmp_path, name, change, text):
+    damaged(tmp_path, name, change)
+    with pytest.raises(CheckpointError, match=text):
+        load_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError):
+        hf.load(tmp_path, device="cpu")
+
+
+def test_layers_of_one_product_are_quantised_together_in_the_fast_layout(tmp_path):
+    def restore(tensors):
+        path = "model.layers.0.self_attn.k_proj"
+        for name in [name for name in tensors if name.startswith(path)]:
+            del tensors[name]
+        tensors[f"{path}.weight"] = torch.zeros(64, 128)
+
+    damaged(tmp_path, "awq", restore)
+    with pytest.raises(CheckpointError, match=r"q_proj is quantised, but not all of"):
+        load_checkpoint(tmp_path)
+    loaded = hf.load(tmp_path, device="cpu")
+    assert type(loaded.model.model.layers[0].self_attn.k_proj) is nn.Linear
+
+
+def test_quantised_weights_are_not_quantised_again(tmp_path):
+    write_quantized(tmp_path, "awq")
+    with pytest.raises(ConfigError, match="the weights are quantised already"):
+        hf.load(tmp_path, quantize="fp8", device="cpu")

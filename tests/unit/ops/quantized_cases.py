@@ -1,0 +1,62 @@
+"""Arguments of ``quantized_linear``, for the CPU, the interpreter and CUDA."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import torch
+
+from graphkit.ops.quantized_linear import packed_numbers
+
+ROUNDINGS = 4
+"""Roundings of the dtype by which a kernel may differ: sums run in another order."""
+SHAPES = ((16, 128), (40, 72), (130, 200), (1, 1), (264, 384))
+"""Outputs and inputs; most are no multiples of a tile."""
+
+
+def cells(size):
+    return (size + 127) // 128
+
+
+def weights(device, shapes=SHAPES, seed=1):
+    """Yield quantised weights of all layouts: name, numbers, scales and zero points."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def positive(*shape):
+        return (torch.rand(shape, generator=generator) + 0.1).to(device)
+
+    for outputs, inputs in shapes:
+        numbers = torch.randn(outputs, inputs, generator=generator).to(torch.float8_e4m3fn)
+        scales = {"tensor": (1, 1), "channel": (outputs, 1)}
+        scales |= {"blocks": (cells(outputs), cells(inputs)), "rows": (outputs, cells(inputs))}
+        for kind, shape in scales.items():
+            yield f"fp8 {kind}", numbers.to(device), positive(*shape), None, inputs
+        nibbles = torch.randint(16, (outputs, inputs), generator=generator, dtype=torch.uint8)
+        for columns in {1, cells(inputs)}:
+            zeros = torch.randint(16, (outputs, columns), generator=generator, dtype=torch.uint8)
+            packed = packed_numbers(nibbles).to(device)
+            scale = positive(outputs, columns).to(torch.bfloat16)
+            yield "int4 symmetric", packed, scale, None, inputs
+            yield "int4 asymmetric", packed, scale, zeros.to(device), inputs
+
+
+def cases(device, dtypes, rows=(0, 1, 3, 64), shapes=SHAPES):
+    """Yield the arguments of calls, with and without bias."""
+    generator = torch.Generator().manual_seed(2)
+    for dtype, count in product(dtypes, rows):
+        for number, (_, weight, scale, zero_point, inputs) in enumerate(weights(device, shapes)):
+            x = torch.randn(count, inputs, generator=generator).to(dtype).to(device)
+            bias = torch.randn(len(weight), generator=generator).to(dtype).to(device)
+            yield x, weight, scale, zero_point, bias if number % 2 else None
+
+
+def assert_close(got, expected, inputs):
+    """Compare results up to a few roundings of the largest number of a row's sum."""
+    assert got.shape == expected.shape
+    assert got.dtype == expected.dtype
+    size = expected.double().square().mean().sqrt().item() if expected.numel() else 0.0
+    eps = torch.finfo(got.dtype).eps
+    wide = inputs**0.5 * torch.finfo(torch.float32).eps
+    torch.testing.assert_close(
+        got, expected, rtol=ROUNDINGS * eps, atol=ROUNDINGS * (eps + wide) * max(size, 1e-6)
+    )

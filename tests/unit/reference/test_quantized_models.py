@@ -1,0 +1,91 @@
+"""The models that ship with graphkit, with weights of eight and four bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import graphkit as gk
+from graphkit.errors import ConfigError
+from graphkit.quantization import QUANTIZATIONS, QuantizedLinear
+from graphkit.reference import engine_of, load_models, random_models, spec_of
+from graphkit.reference.engine_models import EngineModels
+from graphkit.reference.model import full_logits
+from graphkit.reference.tokenizer import END_OF_TEXT, ByteTokenizer
+
+PROMPT = "def replay(self, batch):"
+TOKENS = 32
+every_format = pytest.mark.parametrize("quantize", QUANTIZATIONS)
+
+
+def text(models):
+    """Return the tokens of the prompt, and the accept length."""
+    spec = spec_of(models.algorithm)
+    with engine_of(models, spec, max_batch_size=1, bos_token_id=END_OF_TEXT) as engine:
+        engine.capture()
+        ids = ByteTokenizer().encode(PROMPT)
+        (request,) = engine.generate([ids], gk.SamplingParams(max_new_tokens=TOKENS))
+        return request.output_ids, engine.stats.accept_length
+
+
+def greedy(target, count):
+    """Return the target's own tokens, from linear layers over its dequantised weights."""
+
+    def plain(layer, args):
+        weight = layer.quantized.dequantized(torch.float32)
+        return torch.nn.functional.linear(args, weight, layer.bias)
+
+    for layer in target.modules():
+        if isinstance(layer, QuantizedLinear):
+            layer.forward = plain.__get__(layer)
+    ids = list(ByteTokenizer().encode(PROMPT))
+    with torch.no_grad():
+        for _ in range(count):
+            ids.append(full_logits(target, torch.tensor([ids]))[0, -1].argmax().item())
+    return ids[-count:]
+
+
+@every_format
+def test_drafted_text_is_that_of_the_dequantised_target(quantize):
+    models = load_models("EAGLE", device="cpu", quantize=quantize)
+    assert isinstance(models.draft.layers[0].mlp.down_proj, QuantizedLinear)
+    output, accept_length = text(models)
+    assert accept_length > 1.5
+    assert output == greedy(models.target, TOKENS)
+
+
+@every_format
+@pytest.mark.parametrize(
+    "algorithm", ["EAGLE3", "MULTI_LAYER_EAGLE", "STANDALONE", "DFLASH", "NGRAM"]
+)
+def test_every_algorithm_drafts_for_a_quantised_target(algorithm, quantize):
+    without = load_models("NONE", device="cpu", quantize=quantize)
+    expected, one = text(without)
+    output, accept_length = text(load_models(algorithm, device="cpu", quantize=quantize))
+    assert one == 1
+    assert output == expected
+    assert accept_length > 1
+
+
+@every_format
+def test_heads_embeddings_and_merging_layers_stay(quantize):
+    models = load_models("EAGLE", device="cpu", quantize=quantize)
+    assert type(models.target.lm_head) is torch.nn.Linear
+    assert type(models.draft.fc) is torch.nn.Linear
+    assert models.dtype == torch.float32
+
+
+def test_shapes_are_quantised():
+    models = random_models("tiny", "EAGLE3", device="cpu", quantize="int4")
+    assert isinstance(models.draft.midlayer.self_attn.qkv_proj, QuantizedLinear)
+    plain = random_models("tiny", "EAGLE3", device="cpu")
+    one, other = (each.target.model.norm.weight for each in (models, plain))
+    assert torch.equal(one, other)
+
+
+def test_ranks_and_unknown_formats_are_refused(monkeypatch):
+    with pytest.raises(ConfigError, match="expected 'fp8', 'int4', or None"):
+        load_models("NONE", device="cpu", quantize="int3")
+    monkeypatch.setattr(EngineModels, "group", property(lambda _: object()))
+    with pytest.raises(ConfigError, match="ranks that split a model have their own layers"):
+        load_models("NONE", device="cpu", quantize="fp8")

@@ -1,0 +1,204 @@
+"""Products with quantised weights: time per call, over the time of reading the weight.
+
+The layers have the shapes of Llama-3.1-8B. Calls are measured in one CUDA graph that passes over as many
+copies of a weight as the L2 cache does not hold. Compared are, for 1 to 256 rows in bfloat16,
+
+- ``bfloat16``: ``torch.nn.functional.linear``, the library of the device,
+- ``fp8 channel``, ``fp8 blocks``, ``int4``: ``graphkit.ops.quantized_linear`` per layout,
+- ``_scaled_mm``: ``torch._scaled_mm`` with scales of each output, over rows that are rounded to
+  float8 before, which is part of its time.
+
+The bound is the bytes of the weight and its scales at the speed of a copy. ``--sweep`` compares
+launch configurations of the kernel instead, for one number of rows.
+
+    python tools/bench/quantized_linear.py --out tools/bench/results/quantized_linear.json
+    python tools/bench/quantized_linear.py --sweep --rows 1 --out sweep.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import median
+
+import torch
+from rich.console import Console
+from torch.nn.functional import linear
+
+from graphkit.benchmarks import copy_bandwidth, device_ms
+from graphkit.graphs import environment, resolve_device
+from graphkit.ops.kernels.quantized_linear_config import Product, choose_splits
+from graphkit.ops.quantized_linear import blocks, quantized_linear
+from graphkit.ops.registration import OPS
+from graphkit.quantization import QuantizedWeight, quantize_fp8, quantize_int4
+from graphkit.records import BenchReport, Measure
+from graphkit.views import bench_view
+
+LAYERS = {
+    "qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336),
+}  # fmt: skip
+"""Outputs and inputs of the linear layers of Llama-3.1-8B, merged as graphkit merges them."""
+QUICK_LAYERS = {"small": (192, 256)}
+ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
+COLD_BYTES = 200 * 2**20
+"""Bytes of all copies of a weight: four times the L2 cache of an H200."""
+Call = Callable[[], object]
+
+
+def blocks_of_fp8(weight: torch.Tensor) -> QuantizedWeight:
+    """Return the FP8 weight with scales of blocks: as many bytes as trained ones."""
+    channel = quantize_fp8(weight)
+    outputs, inputs = weight.shape
+    scale = channel.scale.mean().expand(blocks(outputs), blocks(inputs)).contiguous()
+    return QuantizedWeight(channel.numbers, scale, None, inputs)
+
+
+FORMATS: Mapping[str, Callable[[torch.Tensor], QuantizedWeight]] = {
+    "fp8 channel": quantize_fp8,
+    "fp8 blocks": blocks_of_fp8,
+    "int4": quantize_int4,
+}
+
+
+def copies(tensors: Sequence[torch.Tensor | None], device: torch.device) -> list[list[object]]:
+    """Return as many copies of the tensors as the cache does not hold; one on the CPU."""
+    nbytes = sum(each.nbytes for each in tensors if each is not None)
+    count = max(2, -(-COLD_BYTES // nbytes)) if device.type == "cuda" else 1
+    return [[None if t is None else t.clone() for t in tensors] for _ in range(count)]
+
+
+def us_per_call(calls: Sequence[Call], device: torch.device, rounds: int) -> float:
+    """Return the median microseconds of a call, from a graph of all of them."""
+    run: Call = partial(_run_all, calls)
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        run = graph.replay
+        run()
+    times = []
+    for _ in range(rounds):
+        with device_ms(device) as ms:
+            run()
+        times.append(ms[0] * 1e3 / len(calls))
+    return median(times)
+
+
+def _run_all(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
+
+
+def scaled_mm(x: torch.Tensor, numbers: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Round rows to float8 and multiply them by ``torch._scaled_mm``."""
+    factor = x.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / 448
+    rows = (x / factor).to(torch.float8_e4m3fn)
+    return torch._scaled_mm(rows, numbers.t(), factor, scale.t(), out_dtype=x.dtype)
+
+
+def variants(
+    weight: torch.Tensor, x: torch.Tensor, device: torch.device
+) -> Iterator[tuple[str, int, list[Call]]]:
+    """Yield the name, the bytes of the weight and the calls of each variant."""
+    yield "bfloat16", weight.nbytes, [partial(linear, x, w) for (w,) in copies([weight], device)]
+    for name, quantize in FORMATS.items():
+        quantized = quantize(weight)
+        parts = [quantized.numbers, quantized.scale, quantized.zero_point]
+        nbytes = sum(each.nbytes for each in parts if each is not None)
+        calls = [partial(quantized_linear, x, *each) for each in copies(parts, device)]
+        yield name, nbytes, calls
+        if name == "fp8 channel" and device.type == "cuda":
+            sets = copies(parts[:2], device)
+            yield "_scaled_mm", nbytes, [partial(scaled_mm, x, *each) for each in sets]
+
+
+def compared(
+    layers: Mapping[str, tuple[int, int]], rows: Sequence[int], device: torch.device, rounds: int
+) -> Iterator[Measure]:
+    """Measure all variants of each layer and number of rows."""
+    bandwidth = copy_bandwidth(device) if device.type == "cuda" else None
+    for (name, shape), count in product(layers.items(), rows):
+        weight, x = random_inputs(shape, count, device)
+        plain = 0.0
+        for variant, nbytes, calls in variants(weight, x, device):
+            us = us_per_call(calls, device, rounds)
+            plain = plain or us
+            cell = partial(Measure, setting=f"{name}, {count} rows", variant=variant)
+            yield cell(name="time", value=us, unit="us")
+            yield cell(name="over bfloat16", value=us / plain, unit="x")
+            yield cell(name="weight", value=nbytes / 1e6, unit="MB")
+            if bandwidth is not None:
+                yield cell(name="over its bound", value=us * bandwidth / nbytes / 1e6, unit="x")
+
+
+def random_inputs(
+    shape: tuple[int, int], rows: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a weight and rows in bfloat16."""
+    generator = torch.Generator(device).manual_seed(0)
+    options = {"generator": generator, "device": device, "dtype": torch.bfloat16}
+    return torch.randn(shape, **options), torch.randn(rows, shape[1], **options)
+
+
+def sweep(
+    layers: Mapping[str, tuple[int, int]], rows: int, device: torch.device, rounds: int
+) -> Iterator[Measure]:
+    """Measure configurations of the kernel: a table per layer and format."""
+    op = OPS["quantized_linear"]
+    for (name, shape), (kind, quantize) in product(layers.items(), FORMATS.items()):
+        weight, x = random_inputs(shape, rows, device)
+        quantized = quantize(weight)
+        parts = [quantized.numbers, quantized.scale, quantized.zero_point]
+        sets = copies(parts, device)
+        sizes = product((16, 32, 64), (4, 8), (3, 5), (132, 264, 528))
+        for outputs, warps, stages, programs in sizes:
+            splits = choose_splits(shape[1], shape[0] * 32 // outputs, programs)
+            tile = max(16, 1 << (min(rows, 64) - 1).bit_length())
+            config = Product(outputs, tile, splits, num_warps=warps, num_stages=stages)
+            calls = [partial(op.launch, op.arguments(x, *each, None), config) for each in sets]
+            text = f"{outputs} outputs, {warps} warps, {stages} stages, {splits} splits"
+            try:
+                us = us_per_call(calls, device, rounds)
+            except Exception as error:  # a configuration that needs more shared memory, say
+                print(f"{name}, {kind}: {text}: {error}", file=sys.stderr)
+                continue
+            yield Measure(name="time", value=us, unit="us", setting=f"{name}, {kind}", variant=text)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    parser.add_argument("--rounds", type=int, default=20, help="replays of each variant (20)")
+    parser.add_argument("--rows", type=int, nargs="+", help="numbers of rows")
+    parser.add_argument("--quick", action="store_true", help="one small layer, a few rows")
+    parser.add_argument("--sweep", action="store_true", help="compare configurations instead")
+    options = parser.parse_args(argv)
+    device = resolve_device("auto")
+    layers = QUICK_LAYERS if options.quick else LAYERS
+    rows = options.rows or ((1, 3) if options.quick else ROWS)
+    with torch.no_grad():
+        if options.sweep:
+            found = list(sweep(layers, rows[0], device, options.rounds))
+        else:
+            found = list(compared(layers, rows, device, options.rounds))
+    report = BenchReport(
+        name="products with quantised weights",
+        environment=environment(device),
+        settings={"rows": ", ".join(map(str, rows)), "rounds": options.rounds},
+        measures=tuple(found),
+    )
+    Console(width=120).print(bench_view(report))
+    if options.out:
+        options.out.write_text(report.to_json())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
