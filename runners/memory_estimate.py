@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 from graphkit.config import require_type
 from graphkit.errors import RecordError
 from graphkit.graphs import Backend, SizeTable
-from graphkit.records import CaptureRecord, LoopRecord, MemoryEstimate, ModeMemory, ModeRecord
+from graphkit.records import (
+    CaptureRecord,
+    LoopBody,
+    MemoryEstimate,
+    ModeMemory,
+    ModeRecord,
+    SizeRecord,
+)
 from graphkit.spec import ForwardMode
 
 MemoryParts = Mapping[str, Iterable[torch.Tensor]]
@@ -65,8 +72,9 @@ def estimate_memory(
         require_type("estimate", "record", record, CaptureRecord, "a graphkit.CaptureRecord")
         modes = [_find_mode(record, runner) for runner in runners]
     name = backend.name if record is None else record.backend
+    model = GraphMemoryModel(modes, shares_pool=name != "recorder")
     graphs = tuple(
-        graph_memory(mode, runner.label, runner.table.sizes, shares_pool=name != "recorder")
+        model.predict(mode, runner.label, runner.table.sizes)
         for mode, runner in zip(modes, runners, strict=True)
     )
     parts = [*(runner.memory_parts() for runner in runners), *more]
@@ -79,10 +87,8 @@ def trial_sizes(table: SizeTable) -> SizeTable:
     return table.subset(sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]}))
 
 
-def graph_memory(
-    mode: ModeRecord, label: str, batch_sizes: Sequence[int], *, shares_pool: bool
-) -> ModeMemory:
-    """Return the memory of graphs of some sizes, from a record of others.
+class GraphMemoryModel:
+    """Memory of graphs of any sizes, from records of some.
 
     Graphs of CUDA share a pool, into which the largest size is captured first. The operations of
     the other sizes use its memory again, so that the pool does not grow in proportion to the number
@@ -94,35 +100,54 @@ def graph_memory(
     Recorded graphs share no memory. The bytes of an operation's result are linear in the batch
     size, so the bytes of the other sizes are interpolated.
 
-    The driver's memory of an executable depends on its nodes. It is interpolated, too.
+    The driver's memory of an executable depends on its nodes. The driver takes it in blocks that
+    hold several executables, and the first one also takes what all share. So the other graphs have
+    the mean bytes per node of all measured graphs but the first.
 
     Args:
-        mode: Record of the sizes that were captured.
-        label: Name of the runner.
-        batch_sizes: Sizes to predict, ascending.
+        modes: Records of the graphs, in the order of their captures.
         shares_pool: Whether the graphs share a pool.
     """
-    measured, wanted = tuple(size.batch_size for size in mode.sizes), list(batch_sizes)
-    pool = executables = 0.0
-    for points in _graphs_by_size(mode):
-        sizes = sorted(points)
-        pools, executable = ([points[size][i] for size in sizes] for i in (0, 1))
-        executables += float(interpolated(sizes, executable, wanted[-1])[wanted].sum())
-        if shares_pool:
-            smaller = sum(pools[:-1]) if len(wanted) > 1 else 0
-            pool += pools[-1] * wanted[-1] / sizes[-1] + smaller
-        else:
-            pool += float(interpolated(sizes, pools, wanted[-1])[wanted].sum())
-    for loop in mode.loops:
-        pool += loop.pool_bytes
-        executables += loop.executable_bytes * len(batch_sizes) / len(measured)
-    return ModeMemory(
-        mode=label,
-        batch_sizes=tuple(batch_sizes) if measured else (),
-        measured_sizes=measured,
-        pool_bytes=round(pool),
-        executable_bytes=round(executables),
-    )
+
+    def __init__(self, modes: Sequence[ModeRecord], *, shares_pool: bool) -> None:
+        self._shares_pool = shares_pool
+        graphs = [graph for mode in modes for graph in _capture_order(mode)][1:]
+        nodes = sum(graph.num_nodes for graph in graphs)
+        self._bytes_per_node = sum(graph.executable_bytes for graph in graphs) / max(1, nodes)
+
+    def predict(self, mode: ModeRecord, label: str, batch_sizes: Sequence[int]) -> ModeMemory:
+        """Return the memory of a runner's graphs.
+
+        Args:
+            mode: Record of the sizes that were captured.
+            label: Name of the runner.
+            batch_sizes: Sizes to predict, ascending.
+        """
+        measured, wanted = tuple(size.batch_size for size in mode.sizes), list(batch_sizes)
+        others = [size for size in wanted if size not in measured]
+        pool = float(sum(loop.pool_bytes for loop in mode.loops))
+        executables = float(sum(loop.executable_bytes for loop in mode.loops))
+        for graphs in _by_body(mode):
+            by_size = {graph.batch_size: graph for graph in graphs}
+            pool += self._pool_bytes({n: float(g.pool_bytes) for n, g in by_size.items()}, wanted)
+            executables += sum(by_size[n].executable_bytes for n in wanted if n in by_size)
+            nodes = _at({n: float(g.num_nodes) for n, g in by_size.items()}, others)
+            copies = 2 if isinstance(graphs[0], LoopBody) else 1  # a loop has its own
+            executables += copies * nodes * self._bytes_per_node
+        return ModeMemory(
+            mode=label,
+            batch_sizes=tuple(batch_sizes) if measured else (),
+            measured_sizes=measured,
+            pool_bytes=round(pool),
+            executable_bytes=round(executables),
+        )
+
+    def _pool_bytes(self, measured: dict[int, float], wanted: Sequence[int]) -> float:
+        if not self._shares_pool:
+            return _at(measured, wanted)
+        largest = max(measured)
+        smaller = sum(measured.values()) - measured[largest] if len(wanted) > 1 else 0.0
+        return measured[largest] * wanted[-1] / largest + smaller
 
 
 def interpolated(
@@ -142,20 +167,30 @@ def interpolated(
     return np.maximum(curve, 0.0)
 
 
-def _graphs_by_size(mode: ModeRecord) -> Iterator[dict[int, tuple[int, int]]]:
-    """Yield pool and executable bytes by size: of the replays, then of each body of the loops."""
+def _at(measured: dict[int, float], sizes: Sequence[int]) -> float:
+    """Return the sum of a measured value at some sizes, interpolated."""
+    if not sizes:
+        return 0.0
+    values = [measured[size] for size in sorted(measured)]
+    return float(interpolated(sorted(measured), values, max(sizes))[list(sizes)].sum())
+
+
+def _capture_order(mode: ModeRecord) -> Iterator[SizeRecord | LoopBody]:
+    """Yield the graphs of a runner: loops are captured before the replays, large sizes first."""
+    replays, *bodies = _by_body(mode) if mode.sizes else [()]
+    for graphs in (*bodies, replays):
+        yield from sorted(graphs, key=lambda graph: -graph.batch_size)
+
+
+def _by_body(mode: ModeRecord) -> Iterator[Sequence[SizeRecord | LoopBody]]:
+    """Yield the graphs of all sizes: those of the replays, then of each body of the loops."""
     if mode.sizes:
-        yield {s.batch_size: (s.pool_bytes, s.executable_bytes) for s in mode.sizes}
+        yield mode.sizes
     for loop in mode.loops:
-        yield from _bodies_by_size(loop)
-
-
-def _bodies_by_size(loop: LoopRecord) -> Iterable[dict[int, tuple[int, int]]]:
-    bodies: dict[tuple[int | None, bool], dict[int, tuple[int, int]]] = {}
-    for body in loop.bodies:
-        points = bodies.setdefault((body.drafts, body.catches_up), {})
-        points[body.batch_size] = body.pool_bytes, body.executable_bytes
-    return bodies.values()
+        bodies: dict[tuple[int | None, bool], list[LoopBody]] = {}
+        for body in loop.bodies:
+            bodies.setdefault((body.drafts, body.catches_up), []).append(body)
+        yield from bodies.values()
 
 
 def _find_mode(record: CaptureRecord, runner: _Runner) -> ModeRecord:

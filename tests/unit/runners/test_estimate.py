@@ -10,7 +10,7 @@ import graphkit as gk
 from graphkit.graphs import SizeTable
 from graphkit.records import LoopBody, LoopRecord, ModeRecord, SizeRecord
 from graphkit.reference import reference_target
-from graphkit.runners.memory_estimate import graph_memory, trial_sizes
+from graphkit.runners.memory_estimate import GraphMemoryModel, trial_sizes
 
 SIZES = [1, 2, 3, 5, 6, 8]
 MODES = list(reference_target("cpu").forwards)
@@ -104,13 +104,17 @@ def mode_of(*sizes, loops=()):
     )  # fmt: skip
 
 
+def graph_memory(mode, label, batch_sizes, *, shares_pool):
+    return GraphMemoryModel([mode], shares_pool=shares_pool).predict(mode, label, batch_sizes)
+
+
 def test_smaller_sizes_use_the_memory_of_the_largest_again():
-    mode = mode_of(size(1, 20, 7), size(4, 0, 7), size(8, 4000, 13))
+    mode = mode_of(size(1, 20, 6), size(4, 0, 12), size(8, 4000, 500))
     few = graph_memory(mode, "DECODE", (1, 4, 8), shares_pool=True)
     many = graph_memory(mode, "DECODE", range(1, 9), shares_pool=True)
     assert few.pool_bytes == many.pool_bytes == 4020
-    assert few.executable_bytes == 27
-    assert many.executable_bytes == 4 * 7 + 8.5 + 10 + 11.5 + 13, "interpolated"
+    assert few.executable_bytes == 518
+    assert many.executable_bytes == 518 + 5 * 9, "the first has what all share"
     assert graph_memory(mode, "DECODE", (8,), shares_pool=True).pool_bytes == 4000
     assert graph_memory(mode, "DECODE", (16,), shares_pool=True).pool_bytes == 8000
 
@@ -130,10 +134,10 @@ def test_a_loop_copies_every_body():
     loop = LoopRecord(
         kind="greedy", prologue_nodes=3, bodies=tuple(bodies), pool_bytes=50, executable_bytes=30
     )
-    mode = mode_of(size(1, 0, 2), size(8, 100, 2), loops=(loop,))
+    mode = mode_of(size(1, 0, 4), size(8, 100, 4), loops=(loop,))
     found = graph_memory(mode, "STEP", (1, 2, 4, 8), shares_pool=True)
     assert found.pool_bytes == 100 + 2 * (1 + 8) + 50
-    assert found.executable_bytes == 4 * 2 + 2 * 4 * 4 + 30 * 4 / 2
+    assert found.executable_bytes == 2 * 4 + 4 * 4 + 30 + 2 * 4 + 2 * 2 * (4 + 4)
 
 
 @pytest.mark.parametrize(
