@@ -110,7 +110,9 @@ if TYPE_CHECKING:
         GraphMemory,
         GraphRecord,
         LockRecord,
+        MemoryEstimate,
         Mismatch,
+        ModeMemory,
         ModeRecord,
         Node,
         Pointer,
@@ -183,7 +185,7 @@ if TYPE_CHECKING:
         Verifier,
     )
     from graphkit.targets import CaptureTarget
-    from graphkit.verify import capture_target
+    from graphkit.verify import capture_target, estimate_target
 
 # A library logs nothing by itself: the program configures handlers.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
@@ -288,7 +290,9 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "Environment",
     "GraphMemory",
     "GraphRecord",
+    "MemoryEstimate",
     "Mismatch",
+    "ModeMemory",
     "ModeRecord",
     "NamedTensors",
     "Node",
@@ -310,6 +314,7 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "ShadowWatch",
     "audit_target",
     "capture_target",
+    "estimate_target",
     # Graphs of other programs: audits, and fingerprints around a sleep or an update.
     "audit_graphs",
     "compare_fingerprint",

@@ -145,6 +145,7 @@ class SizeCapture:
             num_nodes=graph.num_nodes,
             capture_ms=capture_ms,
             pool_bytes=graph.pool_bytes,
+            executable_bytes=graph.executable_bytes,
         )
 
 

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from graphkit.attention.cache import kv_pools
 from graphkit.buffers import InputBuffers
 from graphkit.graphs import named_tensors
 from graphkit.records import BufferRecord
 
+_TABLES = "req_to_token_pool", "window_req_to_token_pool"
 _ATTENTION_DEPTH = 3
 """Attributes down to a backend's tensors: its cache, a pool of that, and the pool's tensors."""
 
@@ -48,16 +50,14 @@ def memory_names(
             ``state`` names.
         weights: The model, or its weights by name.
     """
-    attributes = _attribute_tensors(attention, _ATTENTION_DEPTH)
+    attributes = attribute_tensors(attention, _ATTENTION_DEPTH)
     held = {f"attention.{name}": tensor for name, tensor in attributes}
     known = {tensor.data_ptr() for tensor in held.values()}
-    pool_tensors = getattr(getattr(attention, "kv_pool", None), "tensors", None)
-    if callable(pool_tensors):  # a ``KVPool`` may keep them anywhere, such as in a dict
-        held |= {
-            f"attention.kv_pool.{name}": tensor
-            for name, tensor in pool_tensors().items()
-            if tensor.data_ptr() not in known
-        }
+    held |= {
+        f"attention.kv_pool.{name}": tensor
+        for name, tensor in _pool_tensors(getattr(attention, "kv_pool", None)).items()
+        if tensor.data_ptr() not in known
+    }
     declared = {tensor.data_ptr() for tensor in state.values()}
     undeclared = {
         name: tensor for name, tensor in held.items() if tensor.data_ptr() not in declared
@@ -70,7 +70,36 @@ def memory_names(
     }
 
 
-def _attribute_tensors(owner: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+def memory_parts(
+    buffers: InputBuffers, state: Mapping[str, torch.Tensor], attention: Any
+) -> dict[str, list[torch.Tensor]]:
+    """Return the tensors of a runner by the attribute of ``MemoryEstimate`` that counts them.
+
+    Arguments are those of ``memory_names``. Bound fields belong to another graph.
+    """
+    inputs = buffers.arena.tensors
+    pools = (getattr(attention, name, None) for name in _TABLES)
+    tables = [pool.req_to_token for pool in pools if pool is not None]
+    held = (tensor for _, tensor in attribute_tensors(attention, _ATTENTION_DEPTH))
+    return {
+        "kv": [tensor for pool in kv_pools(attention) for tensor in _pool_tensors(pool).values()],
+        "recurrent_state": [*state.values()],
+        "static_buffers": [
+            *(tensor for name, tensor in inputs.items() if name not in buffers.bound_fields),
+            *buffers.refresh_tensors().values(),
+            *tables,
+        ],
+        "workspace": [each for each in held if not any(each is table for table in tables)],
+    }
+
+
+def _pool_tensors(pool: Any) -> Mapping[str, torch.Tensor]:
+    """Return the tensors of a ``KVPool``, which may keep them anywhere, such as in a dict."""
+    tensors: Mapping[str, torch.Tensor] = getattr(pool, "tensors", dict)()
+    return tensors
+
+
+def attribute_tensors(owner: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield dotted name and tensor of an object's attributes, ``depth`` attributes deep at most."""
     for name, value in getattr(owner, "__dict__", {}).items():
         if isinstance(value, torch.Tensor):
@@ -80,5 +109,5 @@ def _attribute_tensors(owner: Any, depth: int) -> Iterator[tuple[str, torch.Tens
                 if isinstance(item, torch.Tensor):
                     yield f"{name}.{i}", item
         elif depth > 1 and not isinstance(value, nn.Module):
-            for inner, tensor in _attribute_tensors(value, depth - 1):
+            for inner, tensor in attribute_tensors(value, depth - 1):
                 yield f"{name}.{inner}", tensor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, Literal, Self, TypeVar
@@ -29,11 +29,19 @@ from graphkit.graphs import (
 )
 from graphkit.graphs.snapshot import check_restorable
 from graphkit.graphs.streams import note_eager_step
-from graphkit.records import CaptureRecord, GraphRecord, ReplayStats, SizeRecord
+from graphkit.records import (
+    CaptureRecord,
+    GraphRecord,
+    MemoryEstimate,
+    ModeRecord,
+    ReplayStats,
+    SizeRecord,
+)
 from graphkit.runners.capture import SizeCapture, mode_record
 from graphkit.runners.dispatch import Decision, Dispatch, require_count, size_error
 from graphkit.runners.frozen_values import FrozenValue, FrozenValues
-from graphkit.runners.known_memory import memory_names
+from graphkit.runners.known_memory import memory_names, memory_parts
+from graphkit.runners.memory_estimate import estimate_memory, trial_sizes
 from graphkit.runners.mode_declaration import ModeDeclaration
 from graphkit.runners.observe import ObservedReplay, observed
 from graphkit.runners.outputs import Output
@@ -194,6 +202,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         self._forward = forward
         self._frozen: FrozenValues | None = None
         self._captured_at = ""
+        self._captured_mode: ModeRecord | None = None
+        """Record of the graphs of a captured runner."""
 
     # Life.
 
@@ -256,12 +266,81 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             if self.buffers.value_checks is not None and self.group is None:
                 self._replayer.frozen = self._frozen  # with a group, a comparison is collective
             self.status = "captured"
+        self._captured_mode = mode = mode_record(self.step, sizes, self.eager_reason)
         return CaptureRecord(
             target=self.step.name,
             backend=self.backend.name,
             environment=environment(self.device),
-            modes=(mode_record(self.step, sizes, self.eager_reason),),
+            modes=(mode,),
         )
+
+    def estimate(self, record: CaptureRecord | None = None) -> MemoryEstimate:
+        """Return the device memory that this runner takes once it is captured.
+
+        The tensors of the runner exist already, so their bytes are exact. The memory of the graphs
+        is predicted: the largest, the middle and the smallest size are captured, measured and
+        closed. On CUDA, all sizes share one pool, and the largest one is captured first, so that
+        the others add little: the pool does not grow with the number of sizes. Two small sizes
+        would not show that, since the allocator of torch rounds small and large blocks
+        differently. On the recorder, graphs share no memory, and the bytes of the other sizes are
+        interpolated.
+
+        The prediction needs the memory of the largest size for a while. Memory of executables is
+        what the driver allocates during their captures; other processes on the device disturb it.
+        Runners that share a backend share its pool: estimate them together, as
+        ``SpeculativeEngine.estimate`` does.
+
+        A captured runner returns what its graphs took. With ``group`` all ranks call this.
+
+        Args:
+            record: Record of an earlier capture of the same model and settings, of any sizes, to
+                predict from; ``None`` captures.
+
+        Raises:
+            CaptureError: A size cannot be captured.
+            ConfigError: ``record`` is not a ``CaptureRecord``.
+            RecordError: ``record`` has no graphs of this mode and width.
+            ReplayError: The runner is closed.
+        """
+        return estimate_memory(self.backend, [self], record)
+
+    @contextmanager
+    def trial_capture(self) -> Iterator[ModeRecord]:
+        """Capture the sizes that an estimate needs for a block, and yield their record.
+
+        A captured runner yields the record of its graphs.
+
+        Raises:
+            CaptureError: A size cannot be captured.
+            ReplayError: The runner is closed.
+        """
+        if self.status == "closed":
+            raise ReplayError("estimate() needs an open runner, but this one is closed.")
+        if self._captured_mode is not None:
+            yield self._captured_mode
+            return
+        if self.eager_reason:
+            yield mode_record(self.step, (), self.eager_reason)
+            return
+        for size in self.table:
+            self.buffers.prepare(size)
+        capture = SizeCapture(
+            self.step, trial_sizes(self.table), self.capturing_backend(), self.mutable_state
+        )
+        graphs, sizes = capture.capture()
+        with ExitStack() as closing:
+            for graph in graphs.values():
+                closing.callback(graph.close)
+            yield mode_record(self.step, sizes, "")
+
+    @property
+    def graph_bytes(self) -> int:
+        """Bytes by which the pool grew for the graphs of this runner, loops included."""
+        return 0 if self._captured_mode is None else self._captured_mode.graph_bytes
+
+    def memory_parts(self) -> dict[str, list[torch.Tensor]]:
+        """Return the tensors of this runner by the attribute of ``MemoryEstimate`` of each."""
+        return memory_parts(self.buffers, self.mutable_state, self.attention)
 
     def recapture(
         self,

@@ -29,6 +29,8 @@ for module, name in public:
     getattr(module, name)
 print(f"graphkit {graphkit.__version__}: {len(public)} public names of {len(modules)} packages")
 """
+FOLLOWED = "import torch; print(hasattr(torch.cuda.CUDAGraph, '_graphkit_followed'))"
+"""Prints whether the audit of foreign graphs has begun, which the entry point for torch does."""
 COMMANDS = (
     "--help",
     "doctor",
@@ -41,13 +43,13 @@ COMMANDS = (
 """They read the weights of the reference models, and the files of the page."""
 
 
-def run(*command: str | Path, folder: Path) -> str:
+def run(*command: str | Path, folder: Path, **variables: str) -> str:
     """Run a command in a folder and return what it prints; raise if it fails."""
     shown = " ".join([Path(command[0]).name, *map(str, command[1:])])
     print("$", shown.partition("\n")[0], flush=True)
     plain = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        command, cwd=folder, env=plain, capture_output=True, text=True, check=False
+        command, cwd=folder, env={**plain, **variables}, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise SystemExit(f"exit code {done.returncode} of {shown}\n{done.stdout}{done.stderr}")
@@ -93,6 +95,9 @@ def main() -> int:
         print(run(python, "-c", IMPORT_ALL, folder=empty), end="")
         for arguments in COMMANDS:
             run(python.with_name("graphkit"), *arguments.split(), folder=empty)
+        for report, begins in (("", "False\n"), (str(work / "audit.json"), "True\n")):
+            if run(python, "-c", FOLLOWED, folder=empty, GRAPHKIT_AUDIT=report) != begins:
+                raise SystemExit(f"GRAPHKIT_AUDIT={report!r}: an audit begins must be {begins}")
         print(f"{sdist.name} and {wheel.name} work")
     return 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkit.cli.exits import DONE, FAILED
-from graphkit.cli.models import capture_selected, select_target
+from graphkit.cli.models import capture_selected, estimate_selected, select_target
 from graphkit.cli.options import HelpFormatter, add_target_options
 from graphkit.cli.output import check_writable, print_result, write_output
 from graphkit.cli.ranks import add_tp_option, check_same_order, rank_path, run_on_ranks
@@ -34,6 +34,7 @@ Examples:
   graphkit capture
   torchrun --nproc-per-node 2 -m graphkit capture --tp 2
   graphkit capture engine.targets:llama --mode target_verify --batch-sizes 1,8
+  graphkit capture engine.targets:llama --estimate
 """,
         formatter_class=HelpFormatter,
     )
@@ -43,6 +44,11 @@ Examples:
         "--out", type=Path, metavar="F",
         help="write the record as JSON to file F; with --tp, one file per rank: F.json of rank 0, "
         "F.rank1.json of rank 1",
+    )  # fmt: skip
+    parser.add_argument(
+        "--estimate", action="store_true",
+        help="print the memory that the graphs and their buffers would take, predicted from three "
+        "sizes of each mode, and keep no graph; replays are not checked",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the record instead of a table")
     parser.set_defaults(run=run)
@@ -54,12 +60,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
-    from graphkit.views import capture_view
+    from graphkit.views import capture_view, memory_view
 
     out = None if arguments.out is None else rank_path(arguments.out, group)
     if out is not None:
         check_writable(out)
     selection = select_target(arguments, group)
+    if arguments.estimate:
+        estimate = estimate_selected(selection)
+        print_result(estimate.to_json() if arguments.json else memory_view(estimate))
+        if out is not None:
+            write_output(out, estimate.to_json())
+        return DONE
     inspect = out is not None or arguments.json or group is not None
     record = capture_selected(selection, inspect=inspect)
     print_result(record.to_json() if arguments.json else capture_view(record))

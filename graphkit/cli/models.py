@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from graphkit.distributed import RankGroup
     from graphkit.engine import SpeculativeEngine
     from graphkit.hf import TransformersModel
-    from graphkit.records import CaptureRecord
+    from graphkit.records import CaptureRecord, MemoryEstimate
     from graphkit.reference import EngineModels, Tokenizer
     from graphkit.spec import ForwardMode, SpecConfig
     from graphkit.targets import CaptureTarget
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _REFERENCE = "graphkit.reference:reference_target"
 _FOLDER_OPTIONS = ("draft", "dtype", "kv_dtype", "algorithm", *SPECULATION, "max_context_len")
+_SMALL_WEIGHTS = 64 << 20
+"""Bytes of weights that one thread of a CPU reads in about 10 ms, below which it computes alone."""
 _LARGEST_BATCH = 8
 """Requests that a target of a folder has room for by default."""
 
@@ -141,6 +143,24 @@ def capture_selected(selection: TargetSelection, *, inspect: bool) -> CaptureRec
         )
 
 
+def estimate_selected(selection: TargetSelection) -> MemoryEstimate:
+    """Predict the memory of a selection from captures of a few sizes, which are closed.
+
+    Raises:
+        CaptureError: A forward cannot be captured.
+        TargetError: The TARGET lacks a mode.
+    """
+    from graphkit.verify import estimate_target
+
+    announce("estimating", selection, selection.batch_sizes)
+    return estimate_target(
+        selection.target,
+        modes=selection.modes,
+        batch_sizes=selection.batch_sizes,
+        device=selection.device,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class OpenModels:
     """Models of generate and bench, and the settings of their speculation.
@@ -227,6 +247,9 @@ def _load_folder(
         quantize=quantize,
         device=device,
     )
+    weights = sum(parameter.nbytes for parameter in model.model.parameters())
+    if device.type == "cpu" and weights <= _SMALL_WEIGHTS:
+        _use_one_thread()
     return model
 
 
@@ -303,7 +326,7 @@ def _refuse_options(arguments: argparse.Namespace, names: Sequence[str], why: st
 
 
 def _use_one_thread() -> None:
-    """Compute with one thread, for the small models that ship with graphkit.
+    """Compute with one thread, for small models such as those that ship with graphkit.
 
     Their operations are so short that waiting for a second thread costs more than it saves, many
     times more on a busy machine.

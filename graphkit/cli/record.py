@@ -31,9 +31,12 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 The exit code is the program's own; 128 plus the signal's number if a signal ended it.
 
+GRAPHKIT_AUDIT=report.json in the environment audits a process without this command.
+
 Examples:
   graphkit record --out serve.json serve.py --port 8000
   graphkit record -m my_engine.serve --port 8000
+  graphkit record --audit --fail-on error serve.py --port 8000
   graphkit record train.py -- --out model.pt
 """,
         formatter_class=HelpFormatter,

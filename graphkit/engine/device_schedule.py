@@ -22,7 +22,9 @@ class OnDevice(Overlapped):
     loops, so that all have seen the same steps when they launch the next one.
 
     A launch has as many steps as there are KV slots for, and the next one is enqueued only if it
-    has slots, too. While prompts are prefilled, each step is one replay.
+    has slots, too. While prompts are prefilled, each step is one replay; with several draft lengths
+    a launch of one step, because a replay has the longest length, and leaves out tokens that plain
+    steps have stored.
 
     Args:
         runner: Runs the steps.
@@ -69,18 +71,21 @@ class OnDevice(Overlapped):
 
     def advance(self, batch: RunningBatch, *, is_anyone_waiting: bool, is_prefilling: bool) -> None:
         """Launch loops if too few run, and deliver what has arrived, at least one step."""
-        if not self._runner.can_launch or (is_prefilling and not self._streams):
+        replays = is_prefilling and not self._streams and len(self._drafts) == 1
+        if replays or not self._runner.can_launch:
             super().advance(batch, is_anyone_waiting=is_anyone_waiting, is_prefilling=is_prefilling)
             return
         if not self._streams:
             self._is_interrupted = False
             self._by_row = {request.row: request for request in batch.requests}
-            self._launch_loop(batch, is_anyone_waiting=is_anyone_waiting)
+            most = 1 if is_prefilling else self._steps_at_once
+            self._launch_loop(batch, most, is_anyone_waiting=is_anyone_waiting)
             self._deliver(len(self._pending))  # first tokens and eager steps precede the loop's
-        if len(self._streams) == 1 and not (is_anyone_waiting or self._is_interrupted):
+        is_last = is_anyone_waiting or is_prefilling or self._is_interrupted
+        if len(self._streams) == 1 and not is_last:
             self._steps_left = self._steps_left or self._reserve(batch, self._launched_steps)
             if self._steps_left:
-                self._launch_loop(batch, is_anyone_waiting=False)
+                self._launch_loop(batch, self._steps_at_once, is_anyone_waiting=False)
         self._read()
 
     def drain(self) -> None:
@@ -113,8 +118,8 @@ class OnDevice(Overlapped):
     def _draft_and_verify(self, batch: RunningBatch) -> StepResult:
         return self._runner.draft_and_verify(batch.rows, is_greedy=batch.is_greedy)
 
-    def _launch_loop(self, batch: RunningBatch, *, is_anyone_waiting: bool) -> None:
-        steps = min(self._steps_left, self._steps_at_once)
+    def _launch_loop(self, batch: RunningBatch, most: int, *, is_anyone_waiting: bool) -> None:
+        steps = min(self._steps_left, most)
         self._steps_left -= steps
         rows = [request.row for request in batch.requests]
         until = rows if is_anyone_waiting else ()  # its memory is free as soon as one ends

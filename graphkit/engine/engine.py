@@ -24,6 +24,8 @@ from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.graphs import Backend, BatchSizes, backend_for
 from graphkit.kv.contracts import check_request_pool
 from graphkit.kv.pool_use import PoolUse, check_unused
+from graphkit.records import CaptureRecord, MemoryEstimate
+from graphkit.runners.memory_estimate import estimate_memory
 from graphkit.spec import Plan, SpecConfig
 from graphkit.step import (
     Admission,
@@ -99,7 +101,8 @@ class SpeculativeEngine:
             ``submit`` and ``step`` while the others run ``worker_loop``, or all ranks make the same
             calls.
             On CUDA, v3 loops with ``RankGroup(one_shot=True)`` and otherwise runs one step per
-            launch. A request joins after the running loops. Matchers are not supported.
+            launch, which several draft lengths do not allow: v2 runs then. A request joins after
+            the running loops. Matchers are not supported.
         debug: Check that each result in the future map is read exactly once. Waits for the device
             at every read.
 
@@ -164,7 +167,7 @@ class SpeculativeEngine:
         rows = check_request_pool("target.attention.req_to_token_pool", attention.req_to_token_pool)
         check_unused("SpeculativeEngine", target.pools, allocates=True)
         device_step = DeviceStep(target, drafter, context)
-        loop_refusal = options.backend.loop_refusal if group is None else ""
+        loop_refusal = _loop_refusal(options.backend, spec, group)
         self.plan = _plan(spec, generation, device_step.host_reason or loop_refusal)
         self.generation = self.plan.generation
         self.max_path = device_step.max_path
@@ -242,6 +245,35 @@ class SpeculativeEngine:
             self._schedule.warm_up(self.runners[0].capturing_backend())
         if warms_up:
             self._schedule.measure_lengths(self.runners[0].capturing_backend())
+
+    def estimate(self, record: CaptureRecord | None = None) -> MemoryEstimate:
+        """Return the device memory that the engine takes once it is captured.
+
+        KV pools, states and buffers exist already, so their bytes are exact. The memory of the
+        graphs of all runners, loops of v3 included, is predicted from the captures of a few sizes,
+        which are closed again; see ``Runner.estimate``. All runners share a pool, so that their
+        captures are kept until the last one. After ``capture``, returns what the graphs took.
+
+        Waits for the device. With ``group`` all ranks call this.
+
+        Args:
+            record: Record of an earlier capture of the same models and settings, of any sizes, to
+                predict from; ``None`` captures.
+
+        Raises:
+            CaptureError: A size cannot be captured.
+            ConfigError: ``record`` is not a ``CaptureRecord``.
+            RecordError: ``record`` has no graphs of one of the runners.
+            ReplayError: The engine is closed.
+        """
+        self._check_open()
+        is_planned = any(runner.status == "planned" for runner in self.runners)
+        if record is None and is_planned and self.generation != "v3":
+            backend = self.runners[0].capturing_backend()
+            self._admission.warm_up(backend)
+            self._schedule.warm_up(backend)  # some state is allocated when it is first written
+        more = [self._schedule.memory_parts()]
+        return estimate_memory(self.runners[0].backend, self.runners, record, more)
 
     def submit(
         self,
@@ -346,7 +378,7 @@ class SpeculativeEngine:
 
         v3 launches a loop if none runs, and the next one if no request waits. It returns the tokens
         of all completed steps, at least one. A waiting request ends the loops as soon as it has
-        room, and joins when they have ended. While prompts are prefilled, steps are replays.
+        room, and joins when they have ended. While prompts are prefilled, a call runs one step.
 
         A batch with a matcher waits for its drafts, and for all earlier tokens, before it verifies.
 
@@ -574,6 +606,16 @@ def _check_tokens(seed: object, bos_token_id: object, vocab_size: int) -> None:
             f"{vocab_size - 1}, got {bos_token_id!r}.",
             field="bos_token_id",
         )
+
+
+def _loop_refusal(backend: Backend, spec: SpecConfig, group: RankGroup | None) -> str:
+    """Return why v3 needs loops that are not available, as a phrase; empty if it does not."""
+    if group is None:
+        return backend.loop_refusal
+    if not (spec.is_adaptive and group.loop_refusal):
+        return ""  # each step is a launch of its own where ranks have no loops
+    longest = "without loops, v3 runs the longest of several draft lengths alone"
+    return f"{group.loop_refusal}; {longest}: use v2, or one draft length"
 
 
 def _plan(spec: SpecConfig, requested: Literal["v1", "v2", "v3"] | None, refusal: str) -> Plan:

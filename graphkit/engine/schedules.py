@@ -143,6 +143,10 @@ class Schedule(ABC):
     def interrupt(self) -> None:  # noqa: B027 - only loops run on without the host
         """Let requests join soon; ``can_admit`` becomes true. Does not wait."""
 
+    def memory_parts(self) -> dict[str, list[torch.Tensor]]:
+        """Return the tensors of all models of the step; see ``Runner.memory_parts``."""
+        return self._device_step.memory_parts()
+
     def make_room(self, batch: RunningBatch) -> bool:
         """Reserve slots for the next steps of a batch; return whether one step has them."""
         if batch is not self._batch:

@@ -27,6 +27,7 @@ class Arguments:
             arguments), or a dataclass of tensors (the only argument).
 
     Attributes:
+        name: As passed.
         fields: Name of the input field of each argument.
         inputs_type: Inputs of the step, a field per argument.
         dtypes: Dtypes of the arguments.
@@ -38,7 +39,7 @@ class Arguments:
     """
 
     def __init__(self, fn: Callable[..., Any], name: str, example: Any) -> None:
-        self._fn, self._name = fn, name
+        self._fn, self.name = fn, name
         self._is_positional = False
         self._wrap: type[Any] | None = None
         if is_dataclass(example) and not isinstance(example, type):
@@ -79,14 +80,14 @@ class Arguments:
             shape = getattr(value, "shape", None)
             if shape is None:
                 raise InputError(
-                    f"argument {key!r} of {self._name} is a {type(value).__name__}. Pass a tensor "
+                    f"argument {key!r} of {self.name} is a {type(value).__name__}. Pass a tensor "
                     "or a numpy array.",
                     field=key,
                 )
             if not shape or shape[1:] != row or (count is not None and shape[0] != count):
                 wanted = ", ".join(map(str, ["batch" if count is None else count, *row]))
                 raise InputError(
-                    f"argument {key!r} of {self._name} has shape {list(shape)}, expected "
+                    f"argument {key!r} of {self.name} has shape {list(shape)}, expected "
                     f"[{wanted}]. Rows have the shape that they have in the example of "
                     "graphkit.capture: pad them to it, or capture the function once per shape.",
                     field=key,
@@ -111,13 +112,13 @@ class Arguments:
         if self._wrap is not None:
             if len(args) == 1 and not kwargs and isinstance(args[0], self._wrap):
                 return {key: getattr(args[0], key) for key in self.fields}
-            raise InputError(f"{self._name} takes a {self._wrap.__name__}, as in the example.")
+            raise InputError(f"{self.name} takes a {self._wrap.__name__}, as in the example.")
         positional = dict(zip(self.fields, args, strict=False)) if self._is_positional else {}
         values = {**positional, **kwargs}
         if len(args) + len(kwargs) != len(values) or values.keys() != self.fields.keys():
             how = "by position or by name" if self._is_positional else "by name"
             raise InputError(
-                f"{self._name} takes {', '.join(self.fields)}, as in the example, {how}; this call "
+                f"{self.name} takes {', '.join(self.fields)}, as in the example, {how}; this call "
                 f"has {len(args)} by position and {', '.join(kwargs) or 'none'} by name."
             )
         return values
@@ -127,7 +128,7 @@ class Arguments:
         return declare(
             Axis.REQUEST,
             tensor.dtype,
-            f"argument `{key}` of {self._name}",
+            f"argument `{key}` of {self.name}",
             pad=_pad(tensor),
             row=tuple(tensor.shape[1:]),
             by_address=tensor.device.type != "cpu",
@@ -138,7 +139,7 @@ class Arguments:
         if len(set(counts.values())) != 1 or 0 in counts.values():
             found = ", ".join(f"{key} {count}" for key, count in counts.items()) or "no argument"
             raise ConfigError(
-                f"the example of {self._name} must have as many rows in each argument, at least "
+                f"the example of {self.name} must have as many rows in each argument, at least "
                 f"one: it has {found}. The first dimension is the batch.",
                 field="example",
             )
@@ -148,7 +149,7 @@ class Arguments:
         used = {rows.device for rows in self._example.values() if rows.device.type != "cpu"}
         if len(used) > 1:
             raise ConfigError(
-                f"the example of {self._name} is on {', '.join(sorted(map(str, used)))}. Pass "
+                f"the example of {self.name} is on {', '.join(sorted(map(str, used)))}. Pass "
                 "tensors on one device, or on the CPU.",
                 field="example",
             )

@@ -86,46 +86,12 @@ def capture(
     if not callable(fn):
         raise ConfigError(f"fn must be callable, got {fn!r}.", field="fn")
     check_tolerance(tolerance)
-    held = held_weights(fn)
-    name, sizes = _function_name(fn), _checked_sizes(batch_sizes)
-    arguments = Arguments(fn, name, example)
-    if backend is None:
-        backend = backend_for(arguments.device if device is None else device)
-    elif device is not None:
-        backend_for(device, backend)  # raises if they contradict each other
-    if arguments.device.type != "cpu" and arguments.device != backend.device:
-        raise ConfigError(
-            f"the example of {name} is on {arguments.device}, but the function is to run on "
-            f"{backend.device}. Move the example there, or to the CPU.",
-            field="device",
-        )
-    weights = held if weights is None else weights
+    weights = held_weights(fn) if weights is None else weights
+    sizes, arguments = _checked_sizes(batch_sizes), Arguments(fn, _function_name(fn), example)
+    backend = _backend(arguments, device, backend)
     with StateSnapshot(check_restorable(mutable_state or {}), backend.device):
-        results = _run_example(arguments, name, max(sizes), backend.device)
-
-    def forward(inputs: StepInputs) -> Output:
-        return results.output(arguments.call(inputs))
-
-    forward.__qualname__ = name
-    target = CaptureTarget(
-        name=name,
-        spec=_NO_DRAFTS,
-        sizes=BufferSizes(
-            max_batch_size=max(sizes),
-            max_context_len=1,  # a function has no requests, hidden states or vocabulary
-            hidden_size=1,
-            vocab_size=1,
-            dtype=_compute_dtype(arguments, results, weights),
-        ),
-        forwards={ForwardMode.STEP: forward},
-        sample_batch=partial(_sample_batch, arguments),
-        weights=weights,
-        mutable_state=mutable_state,
-        batch_sizes=sizes,
-        inputs_type=arguments.inputs_type,
-        output_type=results.output_type,
-        served_modes=[ForwardMode.STEP],
-    )
+        results = _run_example(arguments, max(sizes), backend.device)
+    target = _target(arguments, results, sizes, weights, mutable_state)
     runner = target.runner(ForwardMode.STEP, device=backend.device, backend=backend)
     try:
         record = runner.capture(attribution=attribution)
@@ -151,7 +117,63 @@ def _checked_sizes(sizes: object) -> list[int]:
     return checked
 
 
-def _run_example(arguments: Arguments, name: str, largest: int, device: torch.device) -> Results:
+def _backend(
+    arguments: Arguments, device: torch.device | str | None, backend: Backend | None
+) -> Backend:
+    """Return the backend of a device, by default of the device of the example.
+
+    Raises:
+        ConfigError: Device, backend and example contradict each other.
+        DeviceError: The device does not exist.
+    """
+    if backend is None:
+        backend = backend_for(arguments.device if device is None else device)
+    elif device is not None:
+        backend_for(device, backend)  # raises if they contradict each other
+    if arguments.device.type != "cpu" and arguments.device != backend.device:
+        raise ConfigError(
+            f"the example of {arguments.name} is on {arguments.device}, but the function is to run "
+            f"on {backend.device}. Move the example there, or to the CPU.",
+            field="device",
+        )
+    return backend
+
+
+def _target(
+    arguments: Arguments,
+    results: Results,
+    sizes: list[int],
+    weights: nn.Module | Mapping[str, torch.Tensor] | None,
+    mutable_state: Mapping[str, torch.Tensor] | None,
+) -> CaptureTarget:
+    """Return the function as a target of one mode."""
+
+    def forward(inputs: StepInputs) -> Output:
+        return results.output(arguments.call(inputs))
+
+    forward.__qualname__ = arguments.name
+    return CaptureTarget(
+        name=arguments.name,
+        spec=_NO_DRAFTS,
+        sizes=BufferSizes(
+            max_batch_size=max(sizes),
+            max_context_len=1,  # a function has no requests, hidden states or vocabulary
+            hidden_size=1,
+            vocab_size=1,
+            dtype=_compute_dtype(arguments, results, weights),
+        ),
+        forwards={ForwardMode.STEP: forward},
+        sample_batch=partial(_sample_batch, arguments),
+        weights=weights,
+        mutable_state=mutable_state,
+        batch_sizes=sizes,
+        inputs_type=arguments.inputs_type,
+        output_type=results.output_type,
+        served_modes=[ForwardMode.STEP],
+    )
+
+
+def _run_example(arguments: Arguments, largest: int, device: torch.device) -> Results:
     """Run the function on rows of the example and return the form of its results.
 
     Two batch sizes tell a dimension of rows from one that only happens to have as many entries.
@@ -165,11 +187,11 @@ def _run_example(arguments: Arguments, name: str, largest: int, device: torch.de
                 returned[count] = arguments.call(type(rows)(**on_device))
         except Exception as error:
             raise ConfigError(
-                f"{name} raised an error for {count_of(count, 'row')} of the example: "
+                f"{arguments.name} raised an error for {count_of(count, 'row')} of the example: "
                 f"{describe_exception(error)}.",
                 field="fn",
             ) from error
-    return Results(name, returned)
+    return Results(arguments.name, returned)
 
 
 def _compute_dtype(

@@ -25,6 +25,7 @@ class CapturedGraph(Protocol):
             a replay until the next replay of any graph of the same pool, and until ``close``.
         num_nodes: Number of nodes (CUDA; 0 without cuda-bindings) or of operations (recorder).
         pool_bytes: Bytes that the capture added to the backend's pool.
+        executable_bytes: Bytes that the driver allocated for the executable; 0 on the recorder.
         origins: Origin of each node, in order of creation; empty without attribution.
         allocations: Memory that its operations allocated, in order; empty without attribution.
     """
@@ -32,6 +33,7 @@ class CapturedGraph(Protocol):
     output: Any
     num_nodes: int
     pool_bytes: int
+    executable_bytes: int
     origins: tuple[NodeOrigin, ...]
     allocations: tuple[Allocation, ...]
 
@@ -209,6 +211,7 @@ class GraphSequence:
         self.output: Any = graphs[-1].output
         self.num_nodes = sum(graph.num_nodes for graph in graphs)
         self.pool_bytes = sum(graph.pool_bytes for graph in graphs)
+        self.executable_bytes = sum(graph.executable_bytes for graph in graphs)
         self.origins = tuple(origin for graph in graphs for origin in graph.origins)
         self.allocations = tuple(allocation for graph in graphs for allocation in graph.allocations)
 

@@ -25,6 +25,7 @@ from graphkit.graphs.driver import (
     begin_empty_capture,
     captured_node_counter,
     checked,
+    driver_bytes,
     runtime,
     runtime_stream,
     upload,
@@ -138,6 +139,7 @@ class CudaBackend:
             caller.wait_stream(self.stream)  # torch sets the graph's random offset on it
         except Exception as error:
             raise as_capture_failure(error) from error
+        outside = driver_bytes(self.device)
         graph.instantiate()
         upload(graph, caller)
         if before_replay is not None:
@@ -148,6 +150,7 @@ class CudaBackend:
                 raise
         grown = self.pool.num_bytes() - before
         captured = CudaGraph(self.pool, graph, non_owning_aliases(output), grown, attribution)
+        captured.executable_bytes = max(0, driver_bytes(self.device) - outside)
         self.pool.graphs.add(captured)
         return captured
 

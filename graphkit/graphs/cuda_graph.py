@@ -113,7 +113,7 @@ class CudaGraph:
         )
         self.output = output
         self.num_nodes = count_nodes(graph)
-        self.pool_bytes = pool_bytes
+        self.pool_bytes, self.executable_bytes = pool_bytes, 0
         self._pool = pool
         executable = runtime_executable(graph)
         self._launch: Callable[[Any], None] = lambda _stream: graph.replay()

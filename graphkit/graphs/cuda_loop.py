@@ -19,7 +19,13 @@ import torch
 
 from graphkit.graphs.attribution import NodeOrigin
 from graphkit.graphs.cuda_graph import CudaGraph, CudaPool
-from graphkit.graphs.driver import checked, launch_function, runtime, runtime_stream
+from graphkit.graphs.driver import (
+    checked,
+    driver_bytes,
+    launch_function,
+    runtime,
+    runtime_stream,
+)
 from graphkit.graphs.pool_memory import Allocation, PoolBlock
 
 # extern "C" __global__ void set_condition(cudaGraphConditionalHandle handle, const int* value)
@@ -85,10 +91,12 @@ class CudaLoop:
             self.graph: Any = checked(bindings.cudaGraphCreate(0))[0]
             made.callback(bindings.cudaGraphDestroy, self.graph)
             self._build(prologue, bodies, again, body)
+            before = driver_bytes(pool.device)
             executable = checked(bindings.cudaGraphInstantiate(self.graph, 0))[0]
             made.callback(bindings.cudaGraphExecDestroy, executable)
             stream = runtime_stream(torch.cuda.current_stream())
             checked(bindings.cudaGraphUpload(executable, stream))
+            self.executable_bytes = max(0, driver_bytes(pool.device) - before)
             self._launch = launch_function(executable)
             self._made = made.pop_all()
         self.num_nodes = prologue.num_nodes + sum(graph.num_nodes for graph in bodies)

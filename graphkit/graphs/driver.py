@@ -106,6 +106,15 @@ def captured_node_counter() -> Callable[[], int]:
     return lambda: int(get_nodes(graph)[-1])
 
 
+def driver_bytes(device: torch.device) -> int:
+    """Return the used memory of a device that is not torch's (``cudaMemGetInfo``).
+
+    That is memory of the driver, such as executables of graphs, and of other processes.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    return int(total - free - torch.cuda.memory_reserved(device))
+
+
 def memory_kind(address: int) -> str:
     """Return the kind of memory at an address: ``host``, ``external`` (device) or ``""`` (none).
 

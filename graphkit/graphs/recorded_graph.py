@@ -59,6 +59,7 @@ class RecordedGraph:
         self.allocations: tuple[Allocation, ...] = (
             tuple(attribution.allocations) if attribution else ()
         )
+        self.executable_bytes = 0
         self.timestamps: list[int] | None = None
         self._pool, self._finish_loops, self._is_closed = pool, finish_loops, False
         used = {storage_id(t) for op in ops for t in tensors_in((op.args, op.kwargs))}

@@ -36,7 +36,7 @@ class RecordedLoop:
         self._prologue, self._bodies, self._again, self._body = prologue, bodies, again, body
         self.output: Any = prologue.output
         self.num_nodes = prologue.num_nodes + sum(graph.num_nodes for graph in bodies)
-        self.pool_bytes = 0
+        self.pool_bytes = self.executable_bytes = 0
         self.origins: tuple[NodeOrigin, ...] = ()
         self.allocations: tuple[Allocation, ...] = ()
 

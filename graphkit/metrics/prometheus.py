@@ -43,7 +43,7 @@ class PrometheusCollector:
     - ``graph_replays_total`` by captured ``batch_size``, and ``padded_rows_total``;
     - ``eager_steps_total`` by ``reason``: steps that ran without a graph;
     - ``batch_size``: histogram of live requests per replay, with a bucket per captured size;
-    - ``graph_pool_bytes``: memory of the captured graphs.
+    - ``graph_pool_bytes``: memory of the captured graphs, loops included.
 
     Metrics of an engine, besides the metrics of its runners:
 
@@ -144,7 +144,7 @@ class PrometheusCollector:
             "Memory of the captured graphs.",
             ("mode",),
             (
-                ((mode,), sum(graph.pool_bytes for each in same for graph in each.graphs.values()))
+                ((mode,), sum(each.graph_bytes for each in same))
                 for mode, same, _ in known
                 if all(each.status == "captured" for each in same)
             ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from graphkit.errors import RecordError
 from graphkit.records import CaptureRecord, ModeRecord
+from graphkit.runners.memory_estimate import interpolated
 
 Floats = NDArray[np.float64]
 
@@ -23,8 +23,8 @@ class SizeCosts:
         replay_us: Microseconds of a replay at a captured size. Without measurements, the size
             itself, so that the least time is the least padding.
         eager_us: Microseconds of a step of a live size without a graph; ``None`` if not measured.
-        memory_bytes, capture_s: Bytes of graph memory, and seconds of capture, of a captured size
-            below the largest; ``None`` without a record.
+        memory_bytes, capture_s: Bytes of graph memory, executables included, and seconds of
+            capture, of a captured size below the largest; ``None`` without a record.
         largest_bytes, largest_s: The same for the largest size. It is captured first: the other
             sizes use its memory again, and its capture compiles the kernels.
     """
@@ -47,8 +47,8 @@ def measured_costs(record: CaptureRecord, mode: str, largest: int) -> SizeCosts:
     """Return the measured costs of a mode.
 
     Values between measured sizes are interpolated. Above the largest they continue as between the
-    two largest, and below the smallest they are equal to its value. The memory of the largest size
-    is proportional to the size.
+    two largest, and below the smallest they are equal to its value. The pool of the largest size is
+    proportional to the size.
 
     Args:
         record: Record of ``graphkit capture``.
@@ -74,13 +74,15 @@ def measured_costs(record: CaptureRecord, mode: str, largest: int) -> SizeCosts:
     smaller_sizes = [size.batch_size for size in smaller]
     largest_measured = sizes[-1]
     scale = np.arange(largest + 1) / largest_measured.batch_size
+    executables = interpolated(timed, [float(size.executable_bytes) for size in sizes], largest)
     return SizeCosts(
         mode=measured.mode,
-        replay_us=_curve(timed, [size.replay_us or 0.0 for size in sizes], largest),
-        eager_us=_curve(timed, eager, largest) if len(eager) == len(sizes) else None,
-        memory_bytes=_curve(smaller_sizes, [float(size.pool_bytes) for size in smaller], largest),
-        capture_s=_curve(smaller_sizes, [size.capture_ms / 1e3 for size in smaller], largest),
-        largest_bytes=largest_measured.pool_bytes * scale,
+        replay_us=interpolated(timed, [size.replay_us or 0.0 for size in sizes], largest),
+        eager_us=interpolated(timed, eager, largest) if len(eager) == len(sizes) else None,
+        memory_bytes=executables
+        + interpolated(smaller_sizes, [float(size.pool_bytes) for size in smaller], largest),
+        capture_s=interpolated(smaller_sizes, [size.capture_ms / 1e3 for size in smaller], largest),
+        largest_bytes=executables + largest_measured.pool_bytes * scale,
         largest_s=np.full(largest + 1, largest_measured.capture_ms / 1e3),
     )
 
@@ -97,14 +99,3 @@ def _find_mode(record: CaptureRecord, mode: str) -> ModeRecord:
         what = f"no captured mode {mode}" if mode else "several captured modes"
         raise RecordError(f"the record has {what}: name one of {', '.join(captured)}.")
     return captured[mode]
-
-
-def _curve(sizes: Sequence[int], values: Sequence[float], largest: int) -> Floats:
-    """Interpolate the values of ascending sizes for 0 to ``largest``; none becomes negative."""
-    all_sizes = np.arange(largest + 1, dtype=np.float64)
-    curve = np.interp(all_sizes, sizes, values)
-    if len(sizes) > 1:
-        slope = (values[-1] - values[-2]) / (sizes[-1] - sizes[-2])
-        above = all_sizes > sizes[-1]
-        curve[above] = values[-1] + max(slope, 0.0) * (all_sizes[above] - sizes[-1])
-    return np.maximum(curve, 0.0)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphkit.recording.audit_files import collect_audit, found_fault
-from graphkit.recording.audit_options import AuditOptions
+from graphkit.recording.audit_options import REPORT_VARIABLE, AuditOptions
 from graphkit.recording.fingerprints import (
     Fingerprint,
     FingerprintDifference,
@@ -115,5 +115,5 @@ def record_program(arguments: Sequence[str]) -> RecordedProgram:
     """
     # A child process that outlives the program may still write while the folder is removed.
     with tempfile.TemporaryDirectory("-graphkit-record", ignore_cleanup_errors=True) as folder:
-        exit_code = run_python(arguments, Path(folder))
+        exit_code = run_python(arguments, Path(folder), {REPORT_VARIABLE: ""})
         return collect(Path(folder), arguments, exit_code)

@@ -1,11 +1,12 @@
-"""The files through which the processes of an audited program hand in their reports.
+"""The files with which the processes of an audited program report what they found.
 
-Each process has one file with all that it checked and found so far. Whoever writes one also writes
-the report of all processes, so that it is complete however the program ends.
+Each process has one file with all that it checked and found so far. A process that writes its file
+also writes the report of all processes, so that this report is complete however the program ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -15,9 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphkit.errors import RecordError
+from graphkit.recording.graph_files import FOLDER_VARIABLE
 from graphkit.records import AuditReport
 
-_PART, _FAULT, _LOCK = ".audit", ".fault", "lock"
+_PART, _FAULT, _LOCK, _RUN = ".json", ".fault", "lock", "run"
 _SECONDS = 0.5
 """Least time between two files of a process without new findings."""
 
@@ -35,21 +37,66 @@ class Fault:
     replay: int
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The processes that write into one folder at the same time, or while one of them waits.
+
+    Attributes:
+        began_ns: Time at which the first one joined, as ``time.time_ns``. Files from before belong
+            to an earlier run.
+        command: Command line of the first one.
+    """
+
+    began_ns: int
+    command: str
+
+    @classmethod
+    def joined(cls, folder: Path) -> Run:
+        """Join the run of a folder until this process ends, or begin one if there is none.
+
+        Each process holds a shared lock, which ends with it, whatever ends it. A process that gets
+        the lock for itself is the first one.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        # Not closed: the lock belongs to the process and to its forks.
+        file = os.open(folder / _RUN, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            text = json.dumps([time.time_ns(), " ".join(sys.orig_argv)]).encode()
+            os.truncate(file, os.pwrite(file, text, 0))
+        fcntl.flock(file, fcntl.LOCK_SH)
+        began_ns, command = json.loads(os.pread(file, os.fstat(file).st_size, 0))
+        return cls(began_ns, command)
+
+
 class AuditFileWriter:
-    """Writes the report of this process, and that of the program.
+    """Writes the report of this process, and the program's report.
 
     Args:
         folder: The folder that all processes of the program share.
         report: File of the program's report.
+        run: The run whose files count; ``None`` if the folder is new and belongs to one program.
     """
 
-    def __init__(self, folder: Path, report: Path) -> None:
-        self._folder, self._report = folder, report
+    def __init__(self, folder: Path, report: Path, run: Run | None = None) -> None:
+        self._folder, self._report, self._run = folder, report, run
         self._pid, self._name, self._last = 0, "", 0.0
 
+    @classmethod
+    def from_environment(cls, report: Path) -> AuditFileWriter:
+        """Return the writer of this process.
+
+        Its folder is the one of ``graphkit record``, or else ``REPORT.processes``.
+        """
+        folder = os.environ.get(FOLDER_VARIABLE)
+        if folder is not None:
+            return cls(Path(folder), report)
+        beside = report.with_name(f"{report.name}.processes")
+        return cls(beside, report, Run.joined(beside))
+
     def is_due(self) -> bool:
-        """Return whether some time has passed since the last file."""
-        return time.monotonic() > self._last + _SECONDS
+        """Return whether this process has no file, or some time has passed since it was written."""
+        return self._pid != os.getpid() or time.monotonic() > self._last + _SECONDS
 
     def write(self, report: AuditReport) -> None:
         """Write what this process found, and the report of all processes."""
@@ -57,7 +104,10 @@ class AuditFileWriter:
         _write(self._path(_PART), report.to_json())
         with (self._folder / _LOCK).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            combined = collect_audit(self._folder, " ".join(sys.orig_argv))
+            if self._run is not None:
+                _remove_older(self._folder, self._run.began_ns)
+            command = " ".join(sys.orig_argv) if self._run is None else self._run.command
+            combined = collect_audit(self._folder, command)
             if combined is not None:
                 _write(self._report, combined.to_json())
 
@@ -106,6 +156,13 @@ def found_fault(folder: Path) -> Fault | None:
         graph, replay = json.loads(path.read_text(encoding="utf-8"))
         return Fault(graph, replay)
     return None
+
+
+def _remove_older(folder: Path, began_ns: int) -> None:
+    """Remove the files of processes that began to write before a time."""
+    for path in (*folder.glob(f"*-*{_PART}"), *folder.glob(f"*-*{_FAULT}")):
+        if int(path.name.partition("-")[0]) < began_ns:
+            path.unlink()
 
 
 def _named(part: AuditReport, process: str) -> AuditReport:

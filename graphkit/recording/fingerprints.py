@@ -102,9 +102,8 @@ def differences(before: Fingerprint, after: Fingerprint) -> tuple[FingerprintDif
         new = after.graphs.get(graph)
         if new is None:
             continue
-        for found in (*_node_differences(graph, old, new), *_memory_differences(graph, old, new)):
-            if was_replayed and found.severity != "error" and found.kind in ("tensor", "pool"):
-                continue
+        of_memory = _memory_differences(graph, old, new, was_replayed=was_replayed)
+        for found in (*_node_differences(graph, old, new), *of_memory):
             key = found.kind, found.name, found.text
             earlier = merged.get(key)
             graphs = (*(earlier.graphs if earlier else ()), graph)
@@ -115,8 +114,9 @@ def differences(before: Fingerprint, after: Fingerprint) -> tuple[FingerprintDif
 
 
 def _memory_differences(
-    graph: str, old: GraphPrint, new: GraphPrint
+    graph: str, old: GraphPrint, new: GraphPrint, *, was_replayed: bool
 ) -> Iterator[FingerprintDifference]:
+    """Yield the memory that differs; replays write tensors and the pool, but no weights."""
     for address, was in old.memory.items():
         now = new.memory.get(address)
         if now is None or now.checksum == was.checksum:
@@ -125,6 +125,8 @@ def _memory_differences(
         what = f"the {was.kind} `{was.name}`{reader}"
         if now.checksum is None:
             text, severity = f"the memory of {what} is gone.", "error"
+        elif was_replayed and was.kind != "weight":
+            continue
         elif now.is_zero and was.kind != "tensor":
             text, severity = f"{what} is all zeros now and was not.", "error"
         else:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing.util
 import os
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import ConfigError, InspectError
 from graphkit.recording.audit_files import AuditFileWriter
-from graphkit.recording.audit_options import AuditOptions
+from graphkit.recording.audit_options import REPORT_VARIABLE, AuditOptions
 from graphkit.recording.fingerprints import Fingerprint, FingerprintDifference, differences
-from graphkit.recording.graph_files import FOLDER_VARIABLE
 from graphkit.recording.hooks import call_safely, observe_captures, observe_replays
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def follow(graph_class: Any, options: AuditOptions) -> None:
     Imports of torch wait until the program captures, because the hooks are installed while torch is
     still being imported.
     """
-    writer = AuditFileWriter(Path(os.environ[FOLDER_VARIABLE]), options.report)
+    writer = AuditFileWriter.from_environment(options.report)
 
     def audit() -> ProgramAudit:
         if not _audits:
@@ -45,31 +44,50 @@ def follow(graph_class: Any, options: AuditOptions) -> None:
 def follow_from_environment(graph_class: Any) -> None:
     """Follow all graphs of a class if the environment asks for an audit.
 
+    A class that is followed already is left alone: ``graphkit record`` hooks into it before
+    ``graphkit.autoload`` does.
+
     Raises:
         InspectError: This torch cannot keep a graph's template.
     """
     options = AuditOptions.from_environment()
-    if options is None or FOLDER_VARIABLE not in os.environ:
+    if options is None or hasattr(graph_class, "_graphkit_followed"):
         return
     if not hasattr(graph_class, "raw_cuda_graph"):
         raise InspectError(
             "this version of torch cannot keep the template of a graph. Use torch 2.11 or newer."
         )
+    # Absolute, for child processes with another working directory.
+    os.environ[REPORT_VARIABLE] = str(options.report)
     follow(graph_class, options)
 
 
 def begin(audit: ProgramAudit) -> None:
-    """Make an audit that of this process."""
+    """Install the audit of this process, and the checks after functions that move memory."""
     import torch
 
     _audits[:] = [audit]
+    module = torch.nn.Module
     for owner, name in (
         (torch.cuda.memory, "empty_cache"),
         (torch.cuda, "empty_cache"),
-        (torch.nn.Module, "load_state_dict"),
+        (module, "load_state_dict"),
+        (module, "to"),
+        (module, "cpu"),
+        (module, "cuda"),
     ):
         setattr(owner, name, _followed_by_checks(getattr(owner, name)))
+    os.register_at_fork(after_in_child=audit.forget)
     atexit.register(call_safely, audit.end)
+    # A forked process of multiprocessing ends without atexit. It clears its finalizers when it
+    # begins and runs those that were registered since.
+    _finalize(audit)
+    multiprocessing.util.register_after_fork(audit, _finalize)
+
+
+def _finalize(audit: ProgramAudit) -> None:
+    if multiprocessing.parent_process() is not None:
+        multiprocessing.util.Finalize(None, call_safely, (audit.end,), exitpriority=0)
 
 
 def audit_graphs() -> AuditReport:
@@ -82,8 +100,8 @@ def audit_graphs() -> AuditReport:
         The report of this process, one finding per cause.
 
     Raises:
-        ConfigError: No graph is followed: the process does not run under ``graphkit record
-            --audit``, or has captured nothing yet.
+        ConfigError: No graph is followed: the process runs neither under ``graphkit record
+            --audit`` nor with ``GRAPHKIT_AUDIT``, or has captured nothing yet.
     """
     return _running().check_now()
 
@@ -109,9 +127,10 @@ def compare_fingerprint(
 ) -> tuple[FingerprintDifference, ...]:
     """Return what differs from an earlier fingerprint, errors first.
 
-    Memory that is gone, and weights that became zero, are errors, and findings of the report as
-    well. Other weights that differ are notes: an update changes them on purpose. Tensors and pool
-    memory are compared only if no graph was replayed in between.
+    Memory that is gone, weights and pool memory that became zero, and changed nodes are errors, and
+    findings of the report as well. Other weights that differ are notes: an update changes them on
+    purpose. The content of tensors and of pool memory is compared only if no graph was replayed in
+    between, because replays write it.
 
     Args:
         before: An earlier fingerprint of this process.
@@ -133,8 +152,8 @@ def compare_fingerprint(
 def _running() -> ProgramAudit:
     if not _audits:
         raise ConfigError(
-            "no graph of this process is followed. Run it under `graphkit record --audit`, and "
-            "call this after the first capture."
+            "no graph of this process is followed. Run it under `graphkit record --audit` or with "
+            "GRAPHKIT_AUDIT=report.json, and call this after the first capture."
         )
     return _audits[0]
 

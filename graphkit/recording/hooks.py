@@ -26,7 +26,7 @@ _errors: list[str] = []
 
 
 class Observer(Protocol):
-    """Is told of the steps of one capture."""
+    """Methods that are called at the steps of one capture, in this order."""
 
     def before_begin(self) -> None:
         """Before the stream captures."""
@@ -100,13 +100,14 @@ def observe_captures(graph_class: Any, new_observer: Callable[[], Observer]) -> 
 def observe_replays(graph_class: Any, audit: Callable[[], ProgramAudit]) -> None:
     """Count the replays of the followed graphs of a class, and let the audit run those to check.
 
-    Between checks a replay costs one Python call more than without the audit.
+    Between checks a replay costs one Python call more than without the audit. A graph that is reset
+    is not followed any more.
 
     Args:
         graph_class: ``torch.cuda.CUDAGraph``.
         audit: Returns the audit of this process.
     """
-    replay = graph_class.replay
+    replay, reset = graph_class.replay, graph_class.reset
     register = getattr(graph_class, "register_generator_state", None)  # none without CUDA
     graph_class._graphkit_followed = None
 
@@ -120,12 +121,20 @@ def observe_replays(graph_class: Any, audit: Callable[[], ProgramAudit]) -> None
                 return
         replay(self)
 
+    @wraps(reset)
+    def observed_reset(self: Any) -> None:
+        if self._graphkit_followed is not None:
+            self._graphkit_followed.is_reset = True
+            self._graphkit_followed = None
+        reset(self)
+
     def register_generator_state(self: Any, generator: Any) -> None:
         assert register is not None, "the program has called it"
         register(self, generator)
         self.__dict__.setdefault("_graphkit_generators", []).append(generator)
 
     graph_class.replay = counted_replay
+    graph_class.reset = observed_reset
     if register is not None:
         graph_class.register_generator_state = register_generator_state
 

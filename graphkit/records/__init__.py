@@ -27,6 +27,7 @@ from graphkit.records.diff import (
 from graphkit.records.environment import Environment
 from graphkit.records.generate import Completion, GenerateRecord
 from graphkit.records.graph import GraphMemory, GraphRecord, Segment, Timing
+from graphkit.records.memory import MemoryEstimate, ModeMemory
 from graphkit.records.node import Argument, Edge, Node, Pointer
 from graphkit.records.plan import PlanRecord, SizeListCost
 from graphkit.records.record import SCHEMA, Record, load_record
@@ -59,8 +60,10 @@ __all__ = [
     "LoopBody",
     "LoopRecord",
     "Measure",
+    "MemoryEstimate",
     "MetricChange",
     "Mismatch",
+    "ModeMemory",
     "ModeRecord",
     "Node",
     "NodeChange",

@@ -48,6 +48,7 @@ class SizeRecord:
         num_nodes: Number of graph nodes; of operations on the recorder.
         capture_ms: Host time of warm-ups, capture, instantiation and upload.
         pool_bytes: Bytes by which the pool grew.
+        executable_bytes: Bytes that the driver allocated for the executable; 0 on the recorder.
         replay_us: Median time from a replay to its results; ``None`` if not measured.
         eager_us: Median time of the eager forward on the same live batch.
         largest_difference: Largest absolute difference of an output on live rows from eager, over
@@ -60,6 +61,7 @@ class SizeRecord:
     num_nodes: Count
     capture_ms: Duration
     pool_bytes: Integer
+    executable_bytes: Count = 0
     replay_us: Duration | None = None
     eager_us: Duration | None = None
     largest_difference: Real | None = None
@@ -104,6 +106,7 @@ class LoopBody:
         catches_up: Whether the draft model catches up on plain steps.
         replay_us: Time of a replay, by which draft lengths are chosen; ``None`` with one draft
             length. Counted work on the recorder.
+        pool_bytes, executable_bytes: As for ``SizeRecord``.
     """
 
     batch_size: Count
@@ -111,6 +114,8 @@ class LoopBody:
     drafts: Count | None = None
     catches_up: bool = False
     replay_us: Duration | None = None
+    pool_bytes: Integer = 0
+    executable_bytes: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +127,23 @@ class LoopRecord:
         prologue_nodes: Number of nodes that run once per launch.
         bodies: In the order of the SWITCH; a single body has none.
         steps_compared: Steps of launches that were compared with replays of single steps.
+        pool_bytes: Bytes by which the pool grew for the prologue; 0 for a loop that has the one of
+            another loop.
+        executable_bytes: Bytes that the driver allocated for the loop, its copies of the bodies
+            included.
     """
 
     kind: str
     prologue_nodes: Count
     bodies: tuple[LoopBody, ...]
     steps_compared: Count = 0
+    pool_bytes: Integer = 0
+    executable_bytes: Count = 0
+
+    @property
+    def graph_bytes(self) -> int:
+        """Bytes by which the pool grew for prologue and bodies."""
+        return self.pool_bytes + sum(body.pool_bytes for body in self.bodies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +172,13 @@ class ModeRecord:
     buffers: tuple[BufferRecord, ...] = ()
     stats: ReplayStats | None = None
     loops: tuple[LoopRecord, ...] = ()
+
+    @property
+    def graph_bytes(self) -> int:
+        """Bytes by which the pool grew for all graphs, loops included."""
+        return sum(graphs.pool_bytes for graphs in self.sizes) + sum(
+            loop.graph_bytes for loop in self.loops
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

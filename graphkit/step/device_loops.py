@@ -13,12 +13,13 @@ import torch
 
 from graphkit.buffers import Axis, FieldLayout, InputBuffers, Rows, StepInputs, declare
 from graphkit.errors import ReplayError
-from graphkit.graphs import CapturedGraph, CaptureFailure, LoopGraph, scope
+from graphkit.graphs import CapturedGraph, CaptureFailure, LoopGraph, SizeTable, scope
 from graphkit.ops.device_loop import advance_loop, begin_loop, end_signals
 from graphkit.ops.loop_layout import Control
 from graphkit.records import LoopBody, LoopRecord
 from graphkit.runners import Output, StepRunner, declare_output
 from graphkit.runners.capture import SizeCapture, capture_error
+from graphkit.runners.known_memory import attribute_tensors
 from graphkit.runners.step import Step, stage_tensors
 from graphkit.spec import ForwardMode
 from graphkit.step.device_step import SpecStepInputs, SpecStepOutput
@@ -121,10 +122,11 @@ class _LoopBody(Step[SpecStepOutput]):
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """A loop, and its bodies: all of the first size, then of the next."""
+    """A loop, its bodies (all of the first size, then of the next), and the sizes."""
 
     graph: LoopGraph
     bodies: Sequence[CapturedGraph]
+    table: SizeTable
 
 
 class DeviceLoops:
@@ -171,6 +173,7 @@ class DeviceLoops:
         self._launch_sizes = replace(runner.sizes, max_batch_size=self._largest)
         self._prologue: StepRunner[LaunchInputs, LaunchOutput] | None = None
         self._loops: dict[bool, _Loop] = {}
+        self._measured: dict[int, list[float]] = {}
         self._running: LoopGraph | None = None
         self._launched = 0
         self._is_launching = False
@@ -190,12 +193,16 @@ class DeviceLoops:
         """Steps that have been read, by index of the draft length, if there are several."""
         return self._reader.lengths
 
-    def capture(self, steps: Mapping[bool, Sequence[LoopStep]]) -> None:
+    def capture(
+        self, steps: Mapping[bool, Sequence[LoopStep]], table: SizeTable | None = None
+    ) -> None:
         """Capture a loop over some steps, by whether they are greedy. The device must be idle.
 
         Args:
             steps: What a body runs; of several draft lengths, one for each of a size's bodies, see
                 ``DeviceStep.bodies``.
+            table: Some of the sizes, for an estimate of memory: the loops cannot be launched and
+                are to be closed. ``None`` captures all sizes.
 
         Raises:
             CaptureError: A size cannot be captured. Nothing of the attempt remains.
@@ -213,8 +220,10 @@ class DeviceLoops:
         try:
             prologue.capture()
             for is_greedy, of_lengths in steps.items():
-                self._loops[is_greedy] = self._capture_loop(of_lengths, prologue)
-            if self._lengths is not None:
+                self._loops[is_greedy] = self._capture_loop(
+                    of_lengths, prologue, self._table if table is None else table
+                )
+            if self._lengths is not None and table is None:
                 self._measured = self._body_times()
                 self._lengths.set_times(list(self._measured.values()))
         except BaseException:
@@ -224,15 +233,28 @@ class DeviceLoops:
         self._control.zero_()
         self._ring.clear()
 
+    def memory_parts(self) -> dict[str, list[torch.Tensor]]:
+        """Return the tensors of the loops; see ``Runner.memory_parts``."""
+        parts = {} if self._prologue is None else self._prologue.memory_parts()
+        owners = [self] if self._lengths is None else [self, self._lengths]
+        own = [tensor for owner in owners for _, tensor in attribute_tensors(owner, 1)]
+        return parts | {"static_buffers": [*parts.get("static_buffers", ()), *own]}
+
     def records(self) -> tuple[LoopRecord, ...]:
-        """Return the composition of each loop."""
+        """Return the composition of each loop; nothing before the capture."""
+        if self._prologue is None:
+            return ()
+        (prologue,) = self._prologue.graphs.values()
         return tuple(
             LoopRecord(
                 kind="greedy" if is_greedy else "sampled",
                 prologue_nodes=loop.graph.num_nodes - sum(body.num_nodes for body in loop.bodies),
                 bodies=tuple(self._body_records(loop)),
+                pool_bytes=0 if index else prologue.pool_bytes,
+                executable_bytes=loop.graph.executable_bytes
+                + (0 if index else prologue.executable_bytes),
             )
-            for is_greedy, loop in self._loops.items()
+            for index, (is_greedy, loop) in enumerate(self._loops.items())
         )
 
     def launch(
@@ -292,17 +314,20 @@ class DeviceLoops:
                 last_first.callback(loop.graph.close)
 
     def _capture_loop(
-        self, steps: Sequence[LoopStep], prologue: StepRunner[LaunchInputs, LaunchOutput]
+        self,
+        steps: Sequence[LoopStep],
+        prologue: StepRunner[LaunchInputs, LaunchOutput],
+        table: SizeTable,
     ) -> _Loop:
         self._rows.zero_()  # captures run on pads
         with ExitStack() as failed:
             captured = []
             for index, step in enumerate(steps):
-                graphs = self._capture_bodies(step, index)
+                graphs = self._capture_bodies(step, index, table)
                 captured.append(graphs)
                 for graph in graphs.values():
                     failed.callback(graph.close)
-            bodies = [graphs[size] for size in self._table for graphs in captured]
+            bodies = [graphs[size] for size in table for graphs in captured]
             try:
                 graph = self._backend.loop(
                     prologue.graphs[self._largest],
@@ -313,9 +338,11 @@ class DeviceLoops:
             except CaptureFailure as error:
                 raise capture_error(ForwardMode.STEP, self._largest, error) from error
             failed.pop_all()
-        return _Loop(graph, bodies)
+        return _Loop(graph, bodies, table)
 
-    def _capture_bodies(self, step: LoopStep, index: int) -> dict[int, CapturedGraph]:
+    def _capture_bodies(
+        self, step: LoopStep, index: int, table: SizeTable
+    ) -> dict[int, CapturedGraph]:
         """Capture one of a size's bodies at all sizes."""
         length = 0 if self._lengths is None else index % self._lengths.count  # the last is plain
 
@@ -342,7 +369,7 @@ class DeviceLoops:
                 self._buffers,
                 None,
             ),
-            self._table,
+            table,
             self._backend,
             {},
         ).capture()
@@ -356,18 +383,17 @@ class DeviceLoops:
         return self._group.collectives.all_reduce(own)
 
     def _body_records(self, loop: _Loop) -> Iterator[LoopBody]:
-        if self._lengths is None:
-            for size, body in zip(self._table, loop.bodies, strict=True):
-                yield LoopBody(batch_size=size, num_nodes=body.num_nodes)
-            return
-        keys = product(self._table, enumerate(self._lengths.drafts))
+        all_drafts = [None] if self._lengths is None else self._lengths.drafts
+        keys = product(loop.table, enumerate(all_drafts))
         for (size, (index, drafts)), body in zip(keys, loop.bodies, strict=True):
             yield LoopBody(
                 batch_size=size,
                 num_nodes=body.num_nodes,
                 drafts=drafts,
-                catches_up=index == self._lengths.count,
-                replay_us=self._measured[size][index],
+                catches_up=self._lengths is not None and index == self._lengths.count,
+                replay_us=self._measured[size][index] if size in self._measured else None,
+                pool_bytes=body.pool_bytes,
+                executable_bytes=body.executable_bytes,
             )
 
     def _choose_body(self, report: torch.Tensor | None = None, length: int = 0) -> None:

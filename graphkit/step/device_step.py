@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ from graphkit.buffers import Axis, Rows, StepInputs, declare
 from graphkit.graphs import Backend, CaptureFailure, scope
 from graphkit.runners import Output, Runner, declare_output
 from graphkit.runners.capture import capture_error
+from graphkit.runners.known_memory import attribute_tensors
 from graphkit.step.context import EngineContext, EngineModel
 from graphkit.step.drafter import Drafter, NullDrafter, check_prepared, prepare_drafter
 from graphkit.step.plain_step import CatchUpDrafter, PlainDrafter, StoredTokens
@@ -218,6 +220,20 @@ class DeviceStep:
             named |= {f"{runner.label} {name}": tensor for name, tensor in held.items()}
         by_memory = {(t.data_ptr(), t.shape): name for name, t in reversed(named.items())}
         return {name: named[name] for name in reversed(by_memory.values())}
+
+    def memory_parts(self) -> dict[str, list[torch.Tensor]]:
+        """Return the tensors of all models of the step; see ``Runner.memory_parts``."""
+        parts: dict[str, list[torch.Tensor]] = defaultdict(list)
+        for runner in self.runners:
+            for name, tensors in runner.memory_parts().items():
+                parts[name] += tensors
+        parts["recurrent_state"] += self._recurrent_tensors().values()
+        drafters = [body.drafter for body in self.bodies]
+        parts["static_buffers"] += [
+            *self.tensors().values(),
+            *(tensor for drafter in drafters for _, tensor in attribute_tensors(drafter, 1)),
+        ]
+        return parts
 
     def draft_and_verify(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 
@@ -20,6 +21,10 @@ class MultiLayerDrafter(Drafter):
 
     Layer i proposes K tokens after the most probable token of layer i - 1. A tree therefore has one
     branch that continues at each depth.
+
+    Of several draft lengths, each drafts with the first layers. All layers catch up on every step
+    in the graphs of the longest length, since a longer draft may follow. So a shorter draft saves
+    time of the target alone; only plain steps put off the layers.
 
     Args:
         model: Its ``forward`` is a sequence of forwards, one per layer, that receive
@@ -46,10 +51,23 @@ class MultiLayerDrafter(Drafter):
         self.runners = (self._layers,)
         requests, topk = context.sizes.max_batch_size, context.spec.topk
         self._others = torch.zeros(requests, topk * (topk - 1), device=context.device)
-        self._chain = ChainTree(
+        self._chain = self._new_chain()
+
+    def at_length(self, context: EngineContext) -> MultiLayerDrafter:
+        """See ``Drafter.at_length``. The runner and the future map are shared."""
+        context.spec.check_draft_steps()
+        check_draft_width(type(self).__name__, context)
+        other = copy(self)
+        other._context, other._spec, other.runners = context, context.spec, ()
+        other._chain = other._new_chain()
+        return other
+
+    def _new_chain(self) -> ChainTree:
+        context = self._context
+        return ChainTree(
             1,
             context.verify_width,
-            requests,
+            context.sizes.max_batch_size,
             context.device,
             drafted=context.spec.num_draft_tokens,
         )
@@ -91,10 +109,11 @@ class MultiLayerDrafter(Drafter):
 
     def extend(self, verified: Verified) -> None:
         """See ``Drafter.extend``."""
-        verified = verified.front(self._spec.num_draft_tokens)
+        width = self._layers.tokens_per_request
+        verified = verified.with_rows(width, self._context.req_to_token)
         rows = verified.req_pool_indices
         seq_lens, extend_seq_lens, positions, select_index = extend_rows(
-            verified.seq_lens, verified.counts.num_accepted_drafts, self._spec.num_draft_tokens
+            verified.seq_lens, verified.counts.num_accepted_drafts, width
         )
         out = self._layers.run(
             MultiLayerDraftExtendInputs(

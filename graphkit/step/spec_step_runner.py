@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, Self, TypeVar
@@ -18,13 +18,14 @@ from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.graphs import Attribution, Backend, BatchSizes, backend_for, scope
 from graphkit.kv.pool_use import PoolUse, check_unused
-from graphkit.records import CaptureRecord, ReplayStats, SizeRecord
+from graphkit.records import CaptureRecord, LoopRecord, ModeRecord, ReplayStats, SizeRecord
 from graphkit.runners import StepRunner
 from graphkit.runners.dispatch import Reason
+from graphkit.runners.memory_estimate import trial_sizes
 from graphkit.spec import SpecConfig
 from graphkit.step.admission import Admission, Prefill
 from graphkit.step.context import EngineContext, EngineModel, StepOptions
-from graphkit.step.device_loops import DeviceLoops
+from graphkit.step.device_loops import DeviceLoops, LoopStep
 from graphkit.step.device_step import (
     DeviceStep,
     SpecStepInputs,
@@ -278,20 +279,37 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         if self.loop_refusal:
             logger.warning("%s runs no device loops: %s.", self.mode.name, self.loop_refusal)
         else:
-            kinds = (True,) if self._is_greedy else (True, False)
-            bodies = self.device_step.bodies
-            self._loops.capture(
-                {
-                    kind: [partial(self._run, is_greedy=kind, body=body) for body in bodies]
-                    for kind in kinds
-                }
-            )
+            self._loops.capture(self._loop_steps())
         try:
             record = super().capture(progress, attribution=attribution)
         except BaseException:
             self._loops.close()
             raise
-        return replace(record, modes=(replace(record.modes[0], loops=self._loops.records()),))
+        self._captured_mode = mode = replace(record.modes[0], loops=self._loops.records())
+        return replace(record, modes=(mode,))
+
+    @contextmanager
+    def trial_capture(self) -> Iterator[ModeRecord]:
+        """See ``Runner.trial_capture``; captures loops, too."""
+        with ExitStack() as trial:
+            loops: tuple[LoopRecord, ...] = ()
+            if self.status == "planned":
+                self._admission.warm_up(self.capturing_backend())
+            if self.status == "planned" and not self.loop_refusal:
+                self._loops.capture(self._loop_steps(), trial_sizes(self.table))
+                trial.callback(self._loops.close)
+                loops = self._loops.records()
+            mode = trial.enter_context(super().trial_capture())
+            yield replace(mode, loops=loops or mode.loops)
+
+    def memory_parts(self) -> dict[str, list[torch.Tensor]]:
+        """See ``Runner.memory_parts``; of all models of the step."""
+        parts = super().memory_parts()
+        for more in (self.device_step.memory_parts(), self._loops.memory_parts()):
+            for name, tensors in more.items():
+                parts[name] += tensors
+        parts["static_buffers"] += self._slot_checks.tensors().values()
+        return parts
 
     def replay(
         self,
@@ -417,6 +435,14 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             "drafter": type(self.device_step.drafter).__name__,
             "is_greedy": str(self._is_greedy),
             "the runners of the step": ", ".join(inner),
+        }
+
+    def _loop_steps(self) -> dict[bool, list[LoopStep]]:
+        """Return the step of each body, by whether it is greedy."""
+        bodies, kinds = self.device_step.bodies, (True,) if self._is_greedy else (True, False)
+        return {
+            kind: [partial(self._run, is_greedy=kind, body=body) for body in bodies]
+            for kind in kinds
         }
 
     def _on_ranks(self, call: Callable[..., ResultT], *arguments: Any) -> ResultT:

@@ -207,6 +207,36 @@ class Verified:
             hidden_states=None if self.hidden_states is None else first_rows(self.hidden_states),
         )
 
+    def with_rows(self, width: int, req_to_token: torch.Tensor) -> Verified:
+        """Return so many rows of every request: the first ones, or zeros behind all of them.
+
+        Rows behind have the next KV slots of the request, like rows of rejected drafts.
+
+        Args:
+            width: Rows per request; at least the longest path.
+            req_to_token: KV slot of each token, int32 [rows, context].
+        """
+        batch_size = len(self.seq_lens)
+        more = width - len(self.predict) // batch_size
+        if more <= 0:
+            return self.front(width)
+
+        def padded(rows: torch.Tensor) -> torch.Tensor:
+            rows = rows.view(batch_size, -1, *rows.shape[1:])
+            behind = rows.new_zeros(batch_size, more, *rows.shape[2:])
+            return torch.cat([rows, behind], 1).flatten(0, 1)
+
+        columns = torch.arange(width, device=self.seq_lens.device)
+        places = (self.seq_lens[:, None] + columns).clamp(max=req_to_token.shape[1] - 1)
+        slots = req_to_token[self.req_pool_indices[:, None], places.long()]
+        slots[:, :-more] = self.out_cache_loc.view(batch_size, -1)
+        return replace(
+            self,
+            out_cache_loc=slots.long().flatten(),
+            predict=padded(self.predict),
+            hidden_states=None if self.hidden_states is None else padded(self.hidden_states),
+        )
+
     def select(self, requests: torch.Tensor) -> Verified:
         """Return the result of some requests, copied.
 

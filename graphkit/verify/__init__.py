@@ -7,10 +7,11 @@ the kit for tests all check this here.
 ``EqualStateRuns`` runs one batch in these ways, each time from the same state, and ``compare_runs``
 compares them; ``first_node`` finds where two of them begin to differ. ``whole_step`` and
 ``request_runs`` do the same for the whole step of an engine, ``wrapper`` for a forward and the
-model that it wraps. ``capture_target`` checks every replay of a target.
+model that it wraps. ``capture_target`` checks every replay of a target. ``estimate_target``
+predicts the memory of its graphs.
 """
 
-from graphkit.verify.capture import capture_target
+from graphkit.verify.capture import capture_target, estimate_target
 from graphkit.verify.comparison import (
     GRAPH_DIFFERS,
     INPUT_WRITTEN,
@@ -35,6 +36,7 @@ __all__ = [
     "capture_target",
     "check_tolerance",
     "compare_runs",
+    "estimate_target",
     "first_difference",
     "live_sizes",
 ]

@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any
 
 from graphkit.graphs import Attribution, Backend, backend_for, environment
-from graphkit.records import CaptureRecord, Mismatch, ModeRecord, SizeRecord
+from graphkit.records import CaptureRecord, MemoryEstimate, Mismatch, ModeRecord, SizeRecord
 from graphkit.runners import Runner
+from graphkit.runners.memory_estimate import estimate_memory
 from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget, selected_modes
 from graphkit.verify.comparison import Comparison, compare_runs
@@ -86,6 +87,44 @@ def capture_target(
         graphs=graphs,
         wrapper=wrapper,
     )
+
+
+def estimate_target(
+    target: CaptureTarget,
+    *,
+    modes: Sequence[ForwardMode] | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    device: str = "auto",
+    backend: Backend | None = None,
+) -> MemoryEstimate:
+    """Return the device memory that the graphs of a target and its buffers take.
+
+    Predicts it from captures of a few sizes, which are closed again; see ``Runner.estimate``. STEP
+    is left out if the target's engine does not capture whole steps.
+
+    Args:
+        target: What would be captured.
+        modes: As for ``capture_target``.
+        batch_sizes: As for ``capture_target``.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        backend: As for ``Runner``.
+
+    Raises:
+        CaptureError: A forward cannot be captured.
+        TargetError: As for ``capture_target``.
+    """
+    chosen = selected_modes(target, modes)
+    settings: dict[str, Any] = {"batch_sizes": batch_sizes, "device": device, "backend": backend}
+    with ExitStack() as stack:
+        runners: list[Runner[Any, Any]] = []
+        for mode in chosen:
+            if mode in target.forwards:
+                runners.append(stack.enter_context(target.runner(mode, **settings)))
+                continue
+            step = stack.enter_context(open_step(target, **settings))
+            if not step.refusal:
+                runners.append(step.runner)
+        return estimate_memory(backend_for(device, backend), runners)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from graphkit.views.exports import FORMATS, Export
 from graphkit.views.formatting import visible
 from graphkit.views.generate import generate_view
 from graphkit.views.inspect import inspect_view
+from graphkit.views.memory import memory_view
 from graphkit.views.plan import plan_view
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "doctor_view",
     "generate_view",
     "inspect_view",
+    "memory_view",
     "plan_view",
     "visible",
 ]

@@ -33,6 +33,8 @@ def _parts(record: CaptureRecord) -> Iterator[RenderableType]:
     yield Text(environment_line(record.target, record.backend, record.environment))
     for mode in record.modes:
         yield _mode_table(record, mode)
+        if in_loops := sum(loop.graph_bytes for loop in mode.loops):
+            yield Text(f"loops take {size(in_loops)} of the pool")
         if mode.eager_reason:
             yield Text(f"stays eager: {mode.eager_reason}", style="yellow")
     yield from _verdict(record)

@@ -11,7 +11,7 @@ from graphkit.cli.models import (
     announce,
 )
 from graphkit.errors import TargetError
-from graphkit.records import CaptureRecord
+from graphkit.records import CaptureRecord, MemoryEstimate
 from graphkit.spec import ForwardMode
 
 WITHOUT_GRAPHS = """
@@ -229,3 +229,21 @@ def test_an_interruption_exits_with_130_without_a_traceback(run, tiny, verbose):
 def test_verbose_raises_the_error_with_its_traceback(run):
     with pytest.raises(TargetError):
         run("-v", "capture", "no_such_module_here:x")
+
+
+def test_an_estimate_prints_memory_and_keeps_no_graph(run, tiny, tmp_path):
+    file = tmp_path / "memory.json"
+    ended = run("capture", f"{tiny}:right", "--estimate", "--out", str(file))
+    assert ended.code == 0
+    estimate = MemoryEstimate.load(file)
+    assert [mode.mode for mode in estimate.graphs] == ["TARGET_VERIFY", "DECODE"]
+    assert ended.out.startswith(
+        f"{estimate.total / 2**10:,.1f} KiB of memory with graphs of 4 sizes"
+    )
+    for name in ("graph pools", "executables", "static buffers", "kv", "workspace"):
+        assert name in ended.out
+    assert "replayed" not in ended.out, "no replay is checked"
+    as_json = run("capture", f"{tiny}:right", "--estimate", "--json")
+    assert MemoryEstimate.from_json(as_json.out) == estimate
+    record = CaptureRecord.from_json(run("capture", f"{tiny}:right", "--json").out)
+    assert estimate.graph_pools == sum(size.pool_bytes for size in record.sizes)

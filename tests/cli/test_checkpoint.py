@@ -6,6 +6,7 @@ import shutil
 from importlib import import_module
 
 import pytest
+import torch
 
 from graphkit.records import AuditReport, BenchReport, CaptureRecord, GenerateRecord
 
@@ -192,3 +193,14 @@ def test_keys_and_values_are_stored_in_fp8(run, folders):
     assert ended.code == 0
     ended = run("capture", "--kv-dtype", "fp8")
     assert (ended.code, "--kv-dtype applies to a --checkpoint" in ended.err) == (2, True)
+
+
+@pytest.mark.parametrize(("small", "threads"), [(64 << 20, 1), (0, 2)])
+def test_a_small_model_computes_with_one_thread(run, folders, monkeypatch, small, threads):
+    monkeypatch.setattr("graphkit.cli.models._SMALL_WEIGHTS", small)
+    torch.set_num_threads(2)
+    try:
+        ended = run("capture", "--checkpoint", folders("qwen3"), *ONE, "--mode", "decode")
+        assert (ended.code, torch.get_num_threads()) == (0, threads)
+    finally:
+        torch.set_num_threads(1)

@@ -25,7 +25,7 @@ CHECKPOINT = {
 }  # fmt: skip
 TARGET = CHECKPOINT | {"--mode", "--batch-sizes", "--device", "--max-context-len"}
 COMMANDS = {
-    "capture": TARGET | {"TARGET", "--tp", "--one-shot", "--out", "--json"},
+    "capture": TARGET | {"TARGET", "--tp", "--one-shot", "--out", "--estimate", "--json"},
     "inspect": TARGET | {"RECORD|TARGET", "--batch-size", "--by", "--plain", "--json"},
     "audit": TARGET | {
         "TARGET", "--only", "--lock", "--check", "--out", "--json", "--tolerance", "--tp",

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 import torch
 
-from graphkit.engine import SamplingParams
+from graphkit.engine import Drafter, NgramDrafter, SamplingParams
 from graphkit.errors import ConfigError
 
 GENERATIONS = ["v1", "v2", "v3"]
@@ -77,11 +77,13 @@ def test_sampled_text_does_not_depend_on_the_lengths(make_engine, task, lengths)
 
 
 @every_generation
-@pytest.mark.parametrize("algorithm", ["EAGLE3", "STANDALONE", "NGRAM"])
-def test_every_drafter_that_has_lengths(make_engine, task, algorithm, generation):
+@pytest.mark.parametrize("topk", [1, 2])
+@pytest.mark.parametrize("algorithm", ["EAGLE3", "STANDALONE", "NGRAM", "MULTI_LAYER_EAGLE"])
+def test_every_drafter_that_has_lengths(make_engine, task, algorithm, topk, generation):
     engine = make_engine(
-        algorithm, num_steps=(0, 1, 3), generation=generation, batch_sizes=[8], steps_per_launch=2
-    )
+        algorithm, num_steps=(0, 1, 3), topk=topk, generation=generation, batch_sizes=[8],
+        steps_per_launch=2,
+    )  # fmt: skip
     engine.capture()
     short = task.first(10)
     requests = [
@@ -123,9 +125,56 @@ def test_before_the_capture_the_longest_runs(make_engine, task):
 
 
 def test_a_drafter_of_one_length_is_refused(make_engine):
-    with pytest.raises(ConfigError, match="MultiLayerDrafter has one") as caught:
-        make_engine("MULTI_LAYER_EAGLE", num_steps=(1, 2))
+    class OneLength(NgramDrafter):
+        at_length = Drafter.at_length
+
+    with pytest.raises(ConfigError, match=r"OneLength has one\. Define at_length") as caught:
+        make_engine(num_steps=(1, 2), drafter=lambda _model: OneLength())
     assert caught.value.field == "num_steps"
+
+
+@every_generation
+@any_lengths
+def test_layers_catch_up_in_steps_of_every_length(make_engine, task, generation, lengths):
+    """All layers run in the graphs of the longest length, so that no layer misses a token."""
+    engine = make_engine(
+        "MULTI_LAYER_EAGLE", **lengths, generation=generation, batch_sizes=[1, 4],
+        max_batch_size=4, steps_per_launch=1,
+    )  # fmt: skip
+    engine.capture()
+    runners = engine._schedule._device_step.runners
+    assert len([runner for runner in runners if runner.label == "MULTI_LAYER_EAGLE"]) == 1
+    requests = [
+        engine.submit(prompt, SamplingParams(max_new_tokens=17, temperature=0.9 * (i % 2), seed=i))
+        for i, prompt in enumerate(task.prompts[:6])
+    ]
+    run_with_random_times(engine, Random(4))
+    plain = make_engine("NONE", batch_sizes=[4], max_batch_size=4)
+    expected = [
+        plain.generate(
+            [prompt], SamplingParams(max_new_tokens=17, temperature=0.9 * (i % 2), seed=i)
+        )
+        for i, prompt in enumerate(task.prompts[:6])
+    ]
+    assert [r.output_ids for r in requests] == [e[0].output_ids for e in expected]
+    assert len(engine.stats.drafted_lengths) == len(engine.spec.lengths)
+
+
+def test_layers_draft_as_well_at_every_length(make_engine, task):
+    """The first layer's draft is right as often in short drafts as in long ones."""
+    shares = {}
+    for steps in (1, 3, (1, 3)):
+        engine = make_engine("MULTI_LAYER_EAGLE", num_steps=steps, batch_sizes=[8])
+        engine.capture()
+        for prompt in task.prompts[:8]:
+            engine.submit(prompt, SamplingParams(max_new_tokens=50))
+        if isinstance(steps, tuple):
+            run_with_random_times(engine, Random(6))
+        while engine.has_work:
+            engine.step()
+        accepted = engine.stats.accepted_lengths
+        shares[steps] = 1 - accepted[1] / sum(accepted.values())
+    assert shares[(1, 3)] > 0.9 * min(shares[1], shares[3]) > 0.2
 
 
 def test_times_are_those_of_the_graphs(make_engine):
@@ -135,3 +184,32 @@ def test_times_are_those_of_the_graphs(make_engine):
     assert (times.diff(dim=1) > 0).all(), "longer drafts take longer"
     assert (times[1] > times[0]).all(), "larger batches take longer"
     assert torch.equal(times, choices_of(engine).times)
+
+
+@every_generation
+def test_steps_between_chunks_of_a_prompt_adapt(make_engine, task, generation):
+    """A draft after plain steps loses no acceptance while another prompt is prefilled."""
+    engine = make_engine(
+        "EXACT", num_steps=(0, 3), generation=generation, batch_sizes=[2], max_batch_size=2,
+        steps_per_launch=4, chunked_prefill_size=1,
+    )  # fmt: skip
+    engine.capture()
+    times, longest = choices_of(engine).times, max(task.prompts, key=len)
+    first = engine.submit(task.prompts[0], SamplingParams(max_new_tokens=40))
+    engine.step()
+    joining = engine.submit(longest, SamplingParams(max_new_tokens=1))
+    times[:, 0], times[:, 1] = 0.01, 1.0
+    for _ in range(len(longest) // 2):
+        engine.step()
+    assert not joining.output_ids, "its prompt is being prefilled"
+    assert set(engine.stats.drafted_lengths) <= {0, 3}
+    plain = engine.stats.drafted_lengths[0]
+    assert plain >= len(longest) // 2 - 4
+    times[:, 0], times[:, 1] = 1.0, 0.01
+    while engine.has_work:
+        engine.step()
+    drafted, accepted = engine.stats.drafted_lengths, engine.stats.accepted_lengths
+    assert drafted[3] > 3
+    assert drafted[3] - accepted[4] <= 3
+    known = task.expected[0]
+    assert (first.output_ids[: len(known)], len(first.output_ids)) == (known, 40)

@@ -173,6 +173,10 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
             lambda **options: target.runner(VERIFY, device="cpu").capture(**options),
             {"progress": None},
         ),
+        "Runner.estimate": (
+            lambda **options: target.runner(VERIFY, device="cpu").estimate(**options),
+            {"record": None},
+        ),
         "Runner.recapture": (
             lambda **options: runner.recapture(**options).__enter__(),
             {"make_batch": None, "batch_sizes": [2], "backend": None},
@@ -216,6 +220,7 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
         "SpecStepRunner.release": (steps.release, {"req_pool_indices": [1]}),
         "SpeculativeEngine.abort": (engine.abort, {"request": engine.submit([1])}),
         "SpeculativeEngine.capture": (engine.capture, {"progress": print}),
+        "SpeculativeEngine.estimate": (engine.estimate, {"record": None}),
         "SpeculativeEngine.generate": (engine.generate, {"prompts": [[1]], "sampling": None}),
         "SpeculativeEngine.submit": (
             engine.submit, {"prompt_ids": [1], "sampling": None, "matcher": None},
@@ -255,6 +260,7 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
                 "attribution": None,
             },
         ),
+        "estimate_target": (gk.estimate_target, {"target": target, **modes, "backend": None}),
         "capture_target": (gk.capture_target, {"target": target, **modes, "backend": None}),
         "compare_fingerprint": (
             gk.compare_fingerprint,

@@ -3,14 +3,9 @@
 Each program runs in processes of its own, because a fault ends the CUDA context.
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-import graphkit
+from audited_runs import Program, installed
 from graphkit.graphs.driver import runtime
 from graphkit.records import AuditReport
 
@@ -116,6 +111,30 @@ for each in gk.compare_fingerprint(before):
     print(each.severity, each.kind, each.name)
 """
 
+PINNED = """
+engine.host = torch.ones(8, 256).pin_memory()
+buffer = torch.zeros(8, 256, device="cuda")
+
+def step():
+    buffer.copy_(engine.host, non_blocking=True)  # copies
+    return engine.model(engine.x) + buffer
+
+engine.capture(step)
+del engine.host
+engine.graph.replay()
+torch.cuda.synchronize()
+"""
+
+MOVED = """
+engine.capture(lambda: engine.model(engine.x))
+for _ in range(5):
+    engine.graph.replay()
+weights = {name: weight.clone() for name, weight in engine.model.state_dict().items()}
+engine.model.load_state_dict(weights, assign=True)
+engine.graph.replay()
+torch.cuda.synchronize()
+"""
+
 COMPILED = """
 model = torch.compile(engine.model, mode="reduce-overhead")
 with torch.no_grad():
@@ -125,115 +144,101 @@ with torch.no_grad():
 """
 
 
-class Runs:
-    """Runs one program plainly and audited."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.environment = {**os.environ, "PYTHONPATH": str(Path(graphkit.__file__).parents[1])}
-
-    def write(self, body):
-        self.text = HEAD + body
-        (self.folder / "program.py").write_text(self.text)
-
-    def python(self, *arguments):
-        return subprocess.run(
-            [sys.executable, *arguments], cwd=self.folder, env=self.environment,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-
-    def audit(self, *options):
-        done = self.python(
-            "-m", "graphkit", "record", "--audit", "--out", "r.json", *options, "program.py"
-        )
-        assert (self.folder / "r.json").exists(), done.stderr
-        assert "is incomplete" not in done.stderr
-        return done, AuditReport.load(self.folder / "r.json")
-
-    def line(self, mark):
-        lines = self.text.splitlines()
-        return next(number for number, line in enumerate(lines, 1) if mark in line)
-
-
 @pytest.fixture
-def runs(tmp_path):
-    return Runs(tmp_path)
+def program(tmp_path):
+    """Return ``program(body)``: a program that defines an engine and runs the body."""
+    return lambda body: Program(tmp_path, HEAD + body)
 
 
-def shown(report):
-    """Return the checks and findings as text, for the message of an assertion."""
-    return "\n".join(map(str, (*report.findings, *report.checks)))
-
-
-def assert_sound(runs, body, *options):
-    """Run a program with and without the audit; return the audited run's report."""
-    runs.write(body)
-    plain = runs.python("program.py")
+def assert_sound(program, *options):
+    """Run a program with and without the audit; return the checks for stale pool memory."""
+    plain = program.run()
     assert plain.returncode == 0, plain.stderr
-    done, report = runs.audit(*options)
-    assert (done.returncode, done.stdout) == (0, plain.stdout), done.stderr + shown(report)
-    assert not [each for each in report.findings if each.severity == "error"], shown(report)
-    return report
+    audited = program.audit(*options)
+    assert (audited.done.returncode, audited.done.stdout) == (0, plain.stdout), audited
+    assert not [each for each in audited.report.findings if each.severity == "error"], audited
+    checks = [each for each in audited.report.checks if each.audit == "pool-poison"]
+    assert [each for each in checks if each.text.startswith("overwrote")], audited
+    return checks
 
 
-def poisoned(report):
-    return [each for each in report.checks if each.audit == "pool-poison"]
-
-
-def first_finding(runs, body, *options):
-    runs.write(body)
-    done, report = runs.audit(*options)
-    assert report.findings, done.stderr + shown(report)
-    return done, report, report.findings[0]
+def first_finding(program, *options):
+    audited = program.audit(*options)
+    assert audited.report.findings, audited
+    return audited, audited.report.findings[0]
 
 
 @pytest.mark.parametrize("options", [(), ("--every", "2")], ids=["first", "every second"])
 @pytest.mark.parametrize("body", [SOUND, ACCUMULATES], ids=["layers", "state and noise"])
-def test_a_sound_program_has_the_same_output_and_no_error(runs, body, options):
-    report = assert_sound(runs, body, *options)
-    (check,) = poisoned(report)
-    assert check.text.startswith("overwrote"), shown(report)
+def test_a_sound_program_has_the_same_output_and_no_error(program, body, options):
+    (check,) = assert_sound(program(body), *options)
+    assert check.text.startswith("overwrote")
     assert "program.py" in check.mode
 
 
 @pytest.mark.slow
-def test_a_compiled_model_has_the_same_output_and_no_error(runs):
-    report = assert_sound(runs, COMPILED)
-    assert [check for check in poisoned(report) if check.text.startswith("overwrote")], shown(
-        report
-    )
+def test_a_compiled_model_has_the_same_output_and_no_error(program):
+    assert_sound(program(COMPILED))
 
 
-def test_a_freed_input_is_found(runs):
-    _, report, found = first_finding(runs, FREED)
-    assert (found.kind, found.severity) == ("freed memory", "error"), shown(report)
-    assert f"program.py:{runs.line('torch.cuda.graph(')} in capture" in found.mode
-    assert f"program.py:{runs.line('# multiplies')}" in found.source
+def test_a_freed_input_is_found(program):
+    program = program(FREED)
+    audited, found = first_finding(program)
+    assert (found.kind, found.severity) == ("freed memory", "error"), audited
+    assert f"program.py:{program.line('torch.cuda.graph(')} in capture" in found.mode
+    assert f"program.py:{program.line('# multiplies')}" in found.source
 
 
-def test_a_replaced_static_tensor_is_found(runs):
-    _, report, found = first_finding(runs, REPLACED)
-    assert (found.kind, found.severity) == ("replaced static tensor", "error"), shown(report)
+def test_a_replaced_static_tensor_is_found(program):
+    program = program(REPLACED)
+    audited, found = first_finding(program)
+    assert (found.kind, found.severity) == ("replaced static tensor", "error"), audited
     assert "Engine.x" in found.names
-    assert f"program.py:{runs.line('torch.cuda.graph(')} in capture" in found.mode
+    assert f"program.py:{program.line('torch.cuda.graph(')} in capture" in found.mode
 
 
-def test_a_stale_read_of_the_pool_is_found(runs):
-    _, report, found = first_finding(runs, STALE)
-    assert (found.kind, found.severity) == ("stale pool memory", "error"), shown(report)
-    assert f"program.py:{runs.line('# never filled')} in step" in found.text, shown(report)
+def test_a_stale_read_of_the_pool_is_found(program):
+    program = program(STALE)
+    audited, found = first_finding(program)
+    assert (found.kind, found.severity) == ("stale pool memory", "error"), audited
+    assert f"program.py:{program.line('# never filled')} in step" in found.text, audited
 
 
-def test_a_fault_is_found_in_its_replay_and_node(runs):
-    done, report, found = first_finding(runs, INDEX, "--find-fault")
-    assert done.returncode
-    assert (found.audit, found.severity) == ("fault", "error"), shown(report)
-    assert "replay 3" in found.text, shown(report)
-    assert f"program.py:{runs.line('# selects')}" in found.source, shown(report)
+def test_a_fault_is_found_in_its_replay_and_node(program):
+    program = program(INDEX)
+    audited, found = first_finding(program, "--find-fault")
+    assert audited.done.returncode
+    assert (found.audit, found.severity) == ("fault", "error"), audited
+    assert "replay 3" in found.text, audited
+    assert f"program.py:{program.line('# selects')}" in found.source, audited
 
 
-def test_a_weight_zeroed_in_sleep_is_found(runs):
-    runs.write(SLEEP)
-    done, report = runs.audit()
-    assert done.stdout.startswith("error weight Sequential.2.weight\n"), done.stdout + done.stderr
-    assert report.findings[0].kind == "weight differs", shown(report)
+def test_a_weight_zeroed_in_sleep_is_found(program):
+    audited, found = first_finding(program(SLEEP))
+    assert audited.done.stdout.startswith("error weight Sequential.2.weight\n"), audited
+    assert found.kind == "weight differs", audited
+
+
+def test_pinned_memory_freed_after_the_capture_is_found(program):
+    program = program(PINNED)
+    audited, found = first_finding(program)
+    assert (found.kind, found.severity) == ("freed memory", "error"), audited
+    assert "Engine.host" in found.names, audited
+    assert f"program.py:{program.line('# copies')}" in found.source, audited
+
+
+def test_a_weight_that_load_state_dict_puts_elsewhere_is_found_at_the_next_replay(program):
+    program = program(MOVED)
+    audited, found = first_finding(program)
+    assert (found.kind, found.severity) == ("replaced static tensor", "error"), audited
+    assert "Sequential.2.weight" in found.names, audited
+
+
+def test_the_variable_alone_audits_a_program(program, tmp_path):
+    program = program(FREED)
+    path = installed(tmp_path / "installed")
+    done = program.run(GRAPHKIT_AUDIT="r.json", PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    (found,) = AuditReport.load(program.folder / "r.json").findings
+    assert (found.kind, found.severity) == ("freed memory", "error")
+    assert f"program.py:{program.line('# multiplies')}" in found.source

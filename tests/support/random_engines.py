@@ -306,7 +306,7 @@ def draft_lengths(seed, kind, steps, topk, width):
     Other numbers of the run do not depend on these draws.
     """
     draw = random.Random(f"lengths {seed}")
-    if kind not in ("EAGLE", "STANDALONE", "NGRAM") or draw.random() < 0.6:
+    if kind not in ("EAGLE", "STANDALONE", "NGRAM", "LAYERS") or draw.random() < 0.6:
         return steps, topk, width
     lengths, widths = [], [0]
     for count in sorted(draw.sample(range(steps), draw.randint(1, steps))):

@@ -248,6 +248,108 @@ def step_together():
     separate.close()
 
 
+def preempting_engine(group, generation, num_steps):
+    """Return an engine of the table whose pool is too small for its requests."""
+    requests = gk.ReqToTokenPool(ROWS, CONTEXT, torch.device("cpu"))
+    pool = gk.MHATokenToKVPool(70, 1, torch.float32, 1, 1, 1, torch.device("cpu"))
+    forward = TableForward if group is None else SharedTable
+    model = gk.EngineModel(forward(pool, "cpu"), gk.SdpaAttention(requests, pool))
+    return gk.SpeculativeEngine(
+        model, gk.NgramDrafter(), spec=gk.SpecConfig("NGRAM", num_steps, 1, 4),
+        sizes=TABLE_SIZES, batch_sizes=[1, 2], device="cpu", group=group, generation=generation,
+        steps_per_launch=2, chunked_prefill_size=8,
+    )  # fmt: skip
+
+
+def draft_times(engine):
+    """Return the times that an engine chooses draft lengths by, [sizes, lengths]."""
+    schedule = engine._schedule
+    return (schedule._runner._lengths if engine.generation == "v3" else schedule._chooser).times
+
+
+def assert_same_on_all_ranks(value):
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    assert found == found[:1] * len(found)
+
+
+def served(engine, random):
+    """Return the texts of requests that join at random, and what the engine counted."""
+    with engine:
+        engine.capture()
+        waiting = [
+            (
+                [1 + i, 2, 3, 4 + i],
+                gk.SamplingParams(max_new_tokens=20 + i, temperature=i % 2, seed=i),
+            )
+            for i in range(6)
+        ]
+        requests = []
+        while waiting or engine.has_work:
+            joining = min(len(waiting), random.randint(0, 2))
+            requests += [engine.submit(*waiting.pop()) for _ in range(joining)]
+            if engine.spec.is_adaptive:  # the next step, or launch, runs another length
+                times = draft_times(engine).fill_(1.0)
+                times[:, random.randrange(times.shape[1])] = 0.01
+            engine.step()
+            lengths = engine.stats.drafted_lengths
+        assert engine.memory.held_slots == 0
+        return [each.output_ids for each in requests], lengths, engine.stats.preemptions
+
+
+def preempt_and_adapt_together():
+    """Ranks preempt the same requests, and run the same draft lengths; no text changes."""
+    expected, _, _ = served(preempting_engine(None, "v2", 3), random.Random(3))
+    for generation in ("v1", "v2", "v3"):
+        group = rank_group(same_batch=True)
+        engine = preempting_engine(group, generation, (0, 1, 3))
+        texts, lengths, preemptions = served(engine, random.Random(3))
+        assert texts == expected, generation
+        assert preemptions > 0
+        assert len(lengths) > 1, "the length adapts"
+        assert_same_on_all_ranks((lengths, preemptions))
+
+
+def choose_lengths_by_the_same_times():
+    """Ranks take the times of rank 0, and refuse v3 where it would run one length alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        measured = gk.RecorderBackend.measure
+        slower = 1 + dist.get_rank()
+        patch.setattr(gk.RecorderBackend, "measure", lambda *args: slower * measured(*args))
+        for generation in ("v1", "v2", "v3"):
+            engine = preempting_engine(rank_group(same_batch=True), generation, (0, 1, 3))
+            with engine:
+                engine.capture()
+                times = draft_times(engine)
+                assert (times > 1).all()
+                assert_same_on_all_ranks(times.tolist())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gk.RankGroup, "loop_refusal", "the collectives do not run in loops")
+        group = rank_group(same_batch=True)
+        found = raises(
+            gk.ConfigError,
+            lambda: preempting_engine(group, "v3", (0, 1, 3)),
+            "do not run in loops",
+            "without loops, v3 runs the longest of several draft lengths",
+        )
+        assert found.field == "generation"
+        with preempting_engine(group, None, (0, 1, 3)) as adaptive:
+            assert adaptive.generation == "v2"
+        with preempting_engine(group, None, 3) as fixed:
+            assert fixed.generation == "v3"
+
+
+def estimate_together():
+    """Ranks predict the memory of their graphs together, and capture afterwards."""
+    for generation in ("v2", "v3"):
+        with preempting_engine(rank_group(same_batch=True), generation, (0, 1, 3)) as engine:
+            before = engine.estimate()
+            engine.capture()
+            after = engine.estimate()
+            assert 0.97 < before.graph_pools / after.graph_pools < 1.03
+            assert_same_on_all_ranks(before.to_dict())
+
+
 def disagree_on_settings():
     """Settings that differ are named on all ranks, and other runners can be captured."""
     group = rank_group()

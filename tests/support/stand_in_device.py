@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from graphkit.audit.node_switches import SWITCHABLE, Incomparable
 from graphkit.graphs import Allocation
 from graphkit.recording.audits.device import host_bytes
 from graphkit.records import Argument, Environment, GraphRecord, Node, Pointer
@@ -51,6 +52,8 @@ class Launch:
     function: Callable[..., object]
     views: tuple[View, ...]
     pool: tuple[int, int]
+    kind: str
+    module: str
 
 
 class StandInDevice:
@@ -68,6 +71,9 @@ class StandInDevice:
         self._blocks: dict[tuple[int, int], list[Block]] = {pool: [] for pool in self._segments}
         self._num_pools = 1
         self.unmapped: set[tuple[int, int]] = set()
+        self.asleep: set[tuple[int, int]] = set()
+        self.pinned: list[ctypes.Array[ctypes.c_float]] = []
+        self.us_per_launch = 5.0
         self.capturing: StandInGraph | None = None
         self.error = ""
         self.num_ranks_ = 1
@@ -105,18 +111,42 @@ class StandInDevice:
         self.launch("fill", lambda out: out.fill_(value), tensor)
         return tensor
 
+    def pinned_host(self, *shape: int, value: float = 0) -> torch.Tensor:
+        """Return a tensor in host memory that the device can read, and that outlives it."""
+        memory = (ctypes.c_float * torch.Size(shape).numel())()
+        self.pinned.append(memory)
+        return torch.frombuffer(memory, dtype=torch.float32).view(shape).fill_(value)
+
+    def workspace(self, size: int) -> Block:
+        """Return a block without a tensor, as libraries have."""
+        return self._block((0, 0), size)
+
+    def empty_cache(self) -> None:
+        """Drop the free blocks at the end of each pool, and their memory."""
+        for blocks in self._blocks.values():
+            while blocks and not blocks[-1].is_active:
+                blocks.pop()
+
     def launch(
-        self, name: str, function: Callable[..., object], *tensors: torch.Tensor, source: str = ""
+        self,
+        name: str,
+        function: Callable[..., object],
+        *tensors: torch.Tensor | View,
+        source: str = "",
+        kind: str = "kernel",
+        module: str = "",
     ) -> None:
         """Call a function on tensors, now or at each replay of the graph that captures."""
         if self.capturing is None:
             function(*tensors)
             return
         views = tuple(
-            View(each.data_ptr(), each.nbytes, each.dtype, tuple(each.shape)) for each in tensors
-        )
+            each if isinstance(each, View)
+            else View(each.data_ptr(), each.nbytes, each.dtype, tuple(each.shape))
+            for each in tensors
+        )  # fmt: skip
         self.capturing.launches.append(
-            Launch(name, source, function, views, self.capturing.its_pool)
+            Launch(name, source, function, views, self.capturing.its_pool, kind, module)
         )
 
     def _block(self, pool: tuple[int, int], size: int) -> Block:
@@ -147,13 +177,14 @@ class StandInDevice:
         nodes = tuple(
             Node(
                 index=index,
-                kind="kernel",
+                kind=launch.kind,
                 name=launch.name,
                 short_name=launch.name,
                 grid=(1, 1, 1),
                 block=(32, 1, 1),
                 source=launch.source,
-                arguments=tuple(self._argument(view, launch.pool) for view in launch.views),
+                module=launch.module,
+                arguments=tuple(self._arguments(launch)),
             )
             for index, launch in enumerate(graph.launches)
         )
@@ -162,26 +193,37 @@ class StandInDevice:
             name=name, backend="cuda", environment=environment, captured_at=name, nodes=nodes
         )
 
-    def _argument(self, view: View, pool: tuple[int, int]) -> Argument:
-        place = next(
-            ((its, block) for its in self._blocks for block in self._blocks[its]
-             if block.begin <= view.address < block.end), None,
-        )  # fmt: skip
-        assert place is not None
-        memory = "pool" if place[0] == pool else "external" if place[1].is_active else "freed"
-        pointer = Pointer(
-            address=view.address, memory=memory, name=f"{memory} block", size=view.size
-        )
-        return Argument(size=8, kind="pointer", text=hex(view.address), pointers=(pointer,))
+    def _arguments(self, launch: Launch) -> Iterator[Argument]:
+        names = ("target", "source") if launch.kind == "memcpy" else ("",) * len(launch.views)
+        for name, view in zip(names, launch.views, strict=True):
+            memory = self._memory(view.address, launch.pool)
+            pointer = Pointer(
+                address=view.address, memory=memory, name=f"{memory} block", size=view.size
+            )
+            yield Argument(
+                size=8, kind="pointer", text=hex(view.address), name=name,
+                pointers=(pointer,) if memory else (),
+            )  # fmt: skip
+
+    def _memory(self, address: int, pool: tuple[int, int]) -> str:
+        """Return the kind of memory; empty if the device cannot read it."""
+        for its, blocks in self._blocks.items():
+            for block in blocks:
+                if block.begin <= address < block.end:
+                    return "pool" if its == pool else "external" if block.is_active else "freed"
+        return "host" if self.allocation_at(address) else ""
 
     def node_switches(self, graph: Any, nodes: Any) -> Switches:
+        for node in nodes:
+            if node.kind not in SWITCHABLE:
+                raise Incomparable(f"node {node.index}, a {node.kind}, cannot be switched off")
         return Switches(graph)
 
     def launch_us(self, graph: Any, prepare: Callable[[], None]) -> float:
         for _ in range(3):
             prepare()
             graph.run()
-        return 5.0
+        return self.us_per_launch
 
     def segments(self) -> list[dict[str, Any]]:
         return [
@@ -207,10 +249,14 @@ class StandInDevice:
         return any(
             begin <= address < begin + SEGMENT
             for pool, begin in self._segments.items()
-            if pool not in self.unmapped
+            if pool not in self.unmapped | self.asleep
         )
 
-    def allocation_at(self, address: int) -> None:
+    def allocation_at(self, address: int) -> tuple[int, int] | None:
+        for memory in self.pinned:
+            begin = ctypes.addressof(memory)
+            if begin <= address < begin + ctypes.sizeof(memory):
+                return begin, begin + ctypes.sizeof(memory)
         return None
 
     def device_bytes(self, begin: int, end: int) -> torch.Tensor:
@@ -271,6 +317,9 @@ class StandInGraph:
 
     def instantiate(self) -> None:
         pass
+
+    def reset(self) -> None:
+        self.launches.clear()
 
     def raw_cuda_graph(self) -> int:
         return id(self)

@@ -18,7 +18,7 @@ LEVELS = (
     ("cli", "tui"),
     ("views",),
     ("benchmarks", "metrics"),
-    ("hf", "reference"),
+    ("hf", "reference", "autoload"),
     ("recording",),
     ("testing", "audit"),
     ("functions",),
@@ -49,6 +49,7 @@ SIDEWAYS = {
 
 WITHOUT_TORCH = (
     "version", "errors", "config", "records", "recording", "spec", "diff", "cli", "testing",
+    "autoload",
 )  # fmt: skip
 LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 

@@ -1,9 +1,10 @@
 """Time to the first token and between tokens, of bursts of short and long prompts.
 
 Every burst has many short prompts and one long one; the next burst arrives while requests of the
-last one run. The clock is CPU time of the engine's thread, which is idle only between bursts, so
-that other load on the machine does not count. Times between tokens are those between calls of
-``step`` that return tokens of a request.
+last one run. On the CPU, the clock is CPU time of the engine's thread, which is idle only between
+bursts, so that other load on the machine does not count. On CUDA, it is the time of the wall, since
+the thread waits for the device. Times between tokens are those between calls of ``step`` that
+return tokens of a request.
 
     python tools/bench/latency.py --out tools/bench/results/latency.json
 """
@@ -29,12 +30,13 @@ STEPS_BETWEEN = 6
 """Steps between two bursts."""
 
 
-def traffic(generation: str, bursts: int) -> dict[str, list[float]]:
+def traffic(generation: str, bursts: int, device: torch.device) -> dict[str, list[float]]:
     """Run bursts; return milliseconds by what they are."""
     random = np.random.default_rng(0)
+    clock = time.thread_time if device.type == "cpu" else time.perf_counter
     engine = reference_engine(
-        "EAGLE", max_batch_size=RUNNING, max_context_len=CONTEXT, device="cpu",
-        generation=generation, chunked_prefill_size=BUDGET, batch_sizes=[8, RUNNING],
+        "EAGLE", max_batch_size=RUNNING, max_context_len=CONTEXT, device=device,
+        generation=generation, chunked_prefill_size=BUDGET, batch_sizes=[RUNNING // 2, RUNNING],
     )  # fmt: skip
     sampling = gk.SamplingParams(max_new_tokens=NEW)
     times: dict[str, list[float]] = {}
@@ -43,7 +45,7 @@ def traffic(generation: str, bursts: int) -> dict[str, list[float]]:
 
     def submit(length: int) -> None:
         prompt = random.integers(0, engine.sizes.vocab_size, length).tolist()
-        arrived[engine.submit(prompt, sampling)] = time.thread_time()
+        arrived[engine.submit(prompt, sampling)] = clock()
 
     with engine:
         engine.capture()
@@ -55,7 +57,7 @@ def traffic(generation: str, bursts: int) -> dict[str, list[float]]:
                     submit(int(random.integers(4, 24)))
             if not (bursts or engine.has_work):
                 break
-            returned, now = engine.step(), time.thread_time()
+            returned, now = engine.step(), clock()
             for request, _ in returned:
                 kind = "long" if len(request.prompt_ids) == LONG else "short"
                 is_first = request not in last
@@ -66,10 +68,10 @@ def traffic(generation: str, bursts: int) -> dict[str, list[float]]:
     return times
 
 
-def measures(bursts: int) -> Iterator[Measure]:
+def measures(bursts: int, device: torch.device) -> Iterator[Measure]:
     """Yield medians and 99th percentiles."""
     for generation in GENERATIONS:
-        for name, each in sorted(traffic(generation, bursts).items()):
+        for name, each in sorted(traffic(generation, bursts, device).items()):
             for part in (50, 99):
                 value = float(np.percentile(each, part))
                 yield Measure(
@@ -77,23 +79,23 @@ def measures(bursts: int) -> Iterator[Measure]:
                 )
 
 
-def report(bursts: int) -> BenchReport:
+def report(bursts: int, device: torch.device) -> BenchReport:
     """Measure with one thread."""
     torch.set_num_threads(1)
     return BenchReport(
         name="time to the first token and between tokens, of bursts",
-        environment=environment(torch.device("cpu")),
+        environment=environment(device),
         settings={
             "short prompts of a burst": SHORT, "tokens of its long prompt": LONG,
             "new tokens": NEW, "tokens of a forward": BUDGET, "bursts": bursts,
         },
-        measures=tuple(measures(bursts)),
+        measures=tuple(measures(bursts, device)),
     )  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command."""
-    return publish(__doc__ or "", 6, report, argv)
+    return publish(__doc__ or "", 6, report, argv, has_device=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ target, see ``table_model``. Every generation serves a third of the requests.
 A forward raises an error for some prompts, which ends these requests alone, and a
 KeyboardInterrupt at random, after which the next step prefills all running requests again.
 
-    python tools/bench/long_run.py --requests 100000 --out tools/bench/results/long_run.json
+    python tools/bench/long_run.py --device cpu --out tools/bench/results/long_run.json
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from table_model import VOCAB, Table, table_engine
 
 import graphkit as gk
 from graphkit.engine import FinishReason, Request
-from graphkit.graphs import environment
+from graphkit.graphs import environment, resolve_device
 from graphkit.ops.loop_layout import Control, RingWord
 from graphkit.records import BenchReport, Measure
 from graphkit.views import bench_view
@@ -79,11 +79,13 @@ class Growth:
     Attributes:
         objects: Objects of Python.
         bytes: Resident memory.
+        device_bytes: Memory of tensors on the device; 0 on the CPU.
         held: Rows, slots and further state of the engine's requests.
     """
 
     objects: list[int] = field(default_factory=list)
     bytes: list[int] = field(default_factory=list)
+    device_bytes: list[int] = field(default_factory=list)
     held: list[int] = field(default_factory=list)
 
     def note(self, engine: gk.SpeculativeEngine) -> None:
@@ -92,6 +94,8 @@ class Growth:
         self.objects.append(len(gc.get_objects()))
         statm = Path("/proc/self/statm")
         self.bytes.append(int(statm.read_text().split()[1]) * 4096 if statm.exists() else 0)
+        is_cuda = engine.device.type == "cuda"
+        self.device_bytes.append(torch.cuda.memory_allocated(engine.device) if is_cuda else 0)
         memory = engine.memory
         self.held.append(memory.held_slots + memory.pool.size - memory.available_rows)
 
@@ -163,9 +167,9 @@ def _check(request: Request, text: list[int], counts: Counter[str]) -> None:
     counts["requests preempted"] += request.num_admissions > 1
 
 
-def run(generation: str, requests: int, seed: int) -> Iterator[Measure]:
+def run(generation: str, requests: int, seed: int, device: torch.device) -> Iterator[Measure]:
     """Serve requests with one generation, and yield what happened and what has grown."""
-    table, faults = Table(torch.device("cpu")), Faults(random.Random(seed))
+    table, faults = Table(device), Faults(random.Random(seed))
     engine = table_engine(
         table, 1, max_batch_size=RUNNING, slots=SLOTS, batch_sizes=[8, RUNNING], before=faults,
         generation=generation, steps_per_launch=1, chunked_prefill_size=256,
@@ -189,6 +193,8 @@ def run(generation: str, requests: int, seed: int) -> Iterator[Measure]:
     yield Measure(name="more objects", value=more, unit="", setting=generation, bar=2000)
     mib = (growth.bytes[-1] - growth.bytes[0]) / 2**20
     yield Measure(name="more memory", value=mib, unit="MiB", setting=generation, bar=16)
+    mib = (growth.device_bytes[-1] - growth.device_bytes[0]) / 2**20
+    yield Measure(name="more device memory", value=mib, unit="MiB", setting=generation, bar=1)
     held = max(growth.held)
     yield Measure(name="rows and slots held", value=held, unit="", setting=generation, bar=0)
     seconds = time.perf_counter() - began
@@ -210,14 +216,15 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--requests", type=int, default=100_000, help="of all generations")
     parser.add_argument("--seed", type=int, default=0, help="seed of the requests (0)")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (auto)")
     parser.add_argument("--out", type=Path, help="write the report to this JSON file")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    each = options.requests // len(GENERATIONS)
-    measures = [one for kind in GENERATIONS for one in run(kind, each, options.seed)]
+    each, device = options.requests // len(GENERATIONS), resolve_device(options.device)
+    measures = [one for kind in GENERATIONS for one in run(kind, each, options.seed, device)]
     report = BenchReport(
         name="a long run: joins, ends, aborts, preemptions and faults",
-        environment=environment(torch.device("cpu")),
+        environment=environment(device),
         settings={"requests": options.requests, "seed": options.seed, "first number": EDGE},
         measures=tuple(measures),
     )

@@ -1,7 +1,7 @@
 """Products with quantised weights: time per call, over the time of reading the weight.
 
-The layers have the shapes of Llama-3.1-8B. Calls are measured in one CUDA graph that passes over as many
-copies of a weight as the L2 cache does not hold. Compared are, for 1 to 256 rows in bfloat16,
+The layers have the shapes of Llama-3.1-8B. Calls are measured in one CUDA graph that passes over as
+many copies of a weight as the L2 cache does not hold. Compared are, for 1 to 256 rows in bfloat16,
 
 - ``bfloat16``: ``torch.nn.functional.linear``, the library of the device,
 - ``fp8 channel``, ``fp8 blocks``, ``int4``: ``graphkit.ops.quantized_linear`` per layout,

@@ -18,6 +18,7 @@ from rich.console import Console
 from torch.profiler import ProfilerActivity, profile
 
 from graphkit import benchmarks
+from graphkit.graphs import resolve_device
 from graphkit.records import BenchReport
 from graphkit.views import bench_view
 
@@ -33,15 +34,21 @@ class Variant:
 
 
 def publish(
-    doc: str, rounds: int, make: Callable[[int], BenchReport], argv: list[str] | None
+    doc: str,
+    rounds: int,
+    make: Callable[..., BenchReport],
+    argv: list[str] | None,
+    *,
+    has_device: bool = False,
 ) -> int:
     """Run a benchmark's command: measure without gradients, print, and write to ``--out``.
 
     Args:
         doc: The benchmark's docstring; its first line is the description in ``--help``.
         rounds: Default of ``--rounds``.
-        make: Runs the benchmark with a number of rounds.
+        make: Runs the benchmark with a number of rounds, and a device if it has one.
         argv: Arguments of the command; ``None`` takes those of the process.
+        has_device: Whether the command has the option ``--device``.
 
     Returns:
         The exit code.
@@ -51,9 +58,12 @@ def publish(
     parser.add_argument(
         "--rounds", type=int, default=rounds, help=f"repetitions of each measurement ({rounds})"
     )
+    if has_device:
+        parser.add_argument("--device", default="auto", help="auto, cpu or cuda (auto)")
     options = parser.parse_args(argv)
+    device = [resolve_device(options.device)] if has_device else []
     with torch.no_grad():
-        report = make(options.rounds)
+        report = make(options.rounds, *device)
     Console(width=120).print(bench_view(report))
     if options.out:
         options.out.write_text(report.to_json())

@@ -21,25 +21,21 @@ _ADVICE = (
     "Check the indices and sizes that the node reads: they were valid at the capture, or at the "
     "replay before."
 )
-_FIND_ADVICE = "Run graphkit record --audit --find-fault to name the graph, its replay and node."
+FIND_ADVICE = "Run graphkit record --audit --find-fault to name the graph, its replay and node."
 _SHOWN = 6
 
 
-def report_fault(followed: FollowedGraph | None, error: str, check: Check) -> None:
-    """Report a fault of a replay.
+def report_fault(text: str, error: str, check: Check, advice: str = FIND_ADVICE) -> None:
+    """Report that CUDA failed.
 
     Args:
-        followed: The graph that was replayed; ``None`` if it is unknown.
+        text: What failed, as a clause.
         error: The error of CUDA.
         check: Receives the finding.
+        advice: How to find the node.
     """
     check.text = f"CUDA failed: {error}"
-    if followed is None:
-        text = f"a replay or a kernel failed: {error}. It is not known which."
-        check.report(_KIND, text, advice=_FIND_ADVICE)
-        return
-    text = f"replay {followed.replays} failed: {error}."
-    check.report(_KIND, text, advice=_FIND_ADVICE, cause=error)
+    check.report(_KIND, f"{text}: {error}.", advice=advice, cause=error)
 
 
 def replay_by_node(
@@ -68,7 +64,9 @@ def replay_by_node(
         replay()
         error = device.fault()
         if error:
-            report_fault(followed, f"{error}; {reason}", check)
+            number = followed.replays
+            what = f"replay {number} failed; its nodes did not run one by one, because {reason}"
+            report_fault(what, error, check, _ADVICE)
         return bool(error)
     order = [node for node in execution_order(nodes) if node.kind in SWITCHABLE]
     for node in order:

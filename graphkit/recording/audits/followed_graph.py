@@ -54,6 +54,7 @@ class FollowedGraph:
         next_check: Number of the replay before which it is checked next.
         next_poison: Number of the replay at which memory is poisoned next; 0 for never.
         is_checked_next: Whether something has changed since that its pointers may show.
+        is_reset: Whether the program has deleted the graph that the object held.
     """
 
     name: str
@@ -68,11 +69,12 @@ class FollowedGraph:
     next_check: int = 1
     next_poison: int = 1
     is_checked_next: bool = False
+    is_reset: bool = False
 
     @property
     def is_alive(self) -> bool:
         """Whether the program still has the graph."""
-        return self.graph() is not None
+        return not self.is_reset and self.graph() is not None
 
     def references(self) -> Iterator[Reference]:
         """Yield the distinct addresses outside of the pool, with the first node that has each."""

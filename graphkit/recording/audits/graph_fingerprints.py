@@ -23,7 +23,7 @@ def fingerprint_of_graphs(device: Any, graphs: Sequence[FollowedGraph]) -> Finge
     """
     device.synchronize()
     sums: dict[tuple[int, int], tuple[int | None, bool]] = {}
-    blocks = Blocks(device.segments())
+    blocks = Blocks(device.segments(), device.is_mapped)
     prints = {}
     for followed in graphs:
         graph = followed.graph()

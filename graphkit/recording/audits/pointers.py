@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from graphkit.audit.audit_log import Check, argument_text
@@ -18,6 +19,7 @@ from graphkit.recording.audits.followed_graph import (
     DEFAULT_POOL,
     FollowedGraph,
     Reference,
+    first_node_in,
     pool_id,
 )
 from graphkit.recording.audits.static_memory import StaticMemories, StaticMemory
@@ -33,6 +35,7 @@ _OTHER_POOL_ADVICE = (
 )
 _PAGEABLE_ADVICE = "Pin the memory (pin_memory) and keep the tensor for as long as the graph."
 _HOST_ADVICE = "Keep a reference to the pinned tensor for as long as the graph is replayed."
+_UNMAPPED_ADVICE = "Wake the memory up at the same addresses before the next replay."
 
 
 class Block(NamedTuple):
@@ -45,9 +48,16 @@ class Block(NamedTuple):
 
 
 class Blocks:
-    """The blocks of torch's allocator by address."""
+    """The blocks of torch's allocator by address.
 
-    def __init__(self, segments: Segments) -> None:
+    Args:
+        segments: The allocator's segments.
+        is_mapped: Returns whether memory is mapped at an address. Allocators that put memory to
+            sleep keep its addresses and blocks without memory behind them.
+    """
+
+    def __init__(self, segments: Segments, is_mapped: Callable[[int], bool]) -> None:
+        self.is_mapped = is_mapped
         self._blocks = sorted(
             Block(
                 block["address"],
@@ -79,8 +89,8 @@ def check_capture(
         check: Receives the findings.
     """
     references = list(followed.references())
-    on_device = [each.pointer.address for each in references if each.pointer.memory != "host"]
-    followed.memories.update(known.find(on_device, live))
+    addresses = [each.pointer.address for each in references if each.is_set]
+    followed.memories.update(known.find(addresses, live))
     counts: Counter[str] = Counter()
     for reference in references:
         counts[_check_reference(followed, reference, blocks, live, check)] += 1
@@ -156,27 +166,50 @@ def check_references(followed: FollowedGraph, blocks: Blocks | None, check: Chec
     """
     checked = 0
     for reference in followed.references():
-        if not reference.is_set or reference.pointer.memory in ("host", "freed"):
+        memory = followed.memories.get(reference.pointer.address)
+        if not reference.is_set or (memory is None and reference.pointer.memory != "external"):
             continue
         checked += 1
-        memory = followed.memories.get(reference.pointer.address)
         if memory is not None:
-            _check_memory(reference, memory, check)
+            _check_memory(reference, memory, blocks, check)
             continue
         block = None if blocks is None else blocks.at(reference.pointer.address)
         is_gone = blocks is not None and (block is None or not block.is_active)
-        if is_gone and reference.pointer.memory == "external" and _was_allocated(reference.pointer):
+        if is_gone and _was_allocated(reference.pointer):
             what = "was freed since the capture" if block else "is no longer mapped"
             text = f"points to memory without a tensor that {what}."
             _report(check, reference, "freed memory", text, _FREED_ADVICE)
+    if blocks is not None:
+        _check_pool(followed, blocks, check)
     check.text = f"{count_of(checked, 'address')} outside of the graph's pool"
 
 
-def _check_memory(reference: Reference, memory: StaticMemory, check: Check) -> None:
+def _check_pool(followed: FollowedGraph, blocks: Blocks, check: Check) -> None:
+    """Report memory of the graph's own pool that is no longer mapped, as after a sleep."""
+    for span in followed.kept:
+        if blocks.is_mapped(span[0]):
+            continue
+        node, argument = first_node_in(followed.record.nodes, span)
+        what = "a node" if node is None or argument is None else argument_text(node, argument)
+        check.report(
+            "freed memory",
+            f"{what} points to memory of the graph's pool that is no longer mapped.",
+            node=node,
+            argument=argument,
+            cause=f"pool {followed.pool}",
+            advice=_UNMAPPED_ADVICE,
+        )
+
+
+def _check_memory(
+    reference: Reference, memory: StaticMemory, blocks: Blocks | None, check: Check
+) -> None:
     replaced = memory.replaced_in()
     names = tuple(dict.fromkeys((*(holder.name for holder in memory.holders), memory.name)))
-    facts: dict[str, Any] = {"names": names, "cause": f"memory of {memory.name}"}
-    what = f"`{memory.name}`" + ("" if memory.name == memory.shape else f", {memory.shape}")
+    has_name = memory.name != memory.shape
+    cause = memory.name if has_name else f"{memory.name}; {reference.node.source}"
+    facts: dict[str, Any] = {"names": names, "cause": f"memory of {cause}"}
+    what = f"`{memory.name}`" + (f", {memory.shape}" if has_name else "")
     if replaced:
         state = "was freed" if memory.is_freed else "still exists and is what replays read"
         text = (
@@ -189,6 +222,13 @@ def _check_memory(reference: Reference, memory: StaticMemory, check: Check) -> N
     elif memory.is_freed:
         text = f"points to the memory of a tensor that was freed since the capture ({what})."
         _report(check, reference, "freed memory", text, _FREED_ADVICE, **facts)
+    elif (
+        blocks is not None
+        and reference.pointer.memory != "host"
+        and not blocks.is_mapped(memory.begin)
+    ):
+        text = f"points to the memory of a tensor that is no longer mapped ({what})."
+        _report(check, reference, "freed memory", text, _UNMAPPED_ADVICE, **facts)
 
 
 def _was_allocated(pointer: Pointer) -> bool:

@@ -7,7 +7,6 @@ Python call.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import weakref
@@ -55,11 +54,11 @@ class ProgramAudit:
     ) -> None:
         self._options, self._writer = options, writer
         self.current_device = current_device
-        self._lock = threading.Lock()
-        self._reset()
+        self.forget()
 
-    def _reset(self) -> None:
-        self._pid = os.getpid()
+    def forget(self) -> None:
+        """Forget all graphs and findings: a forked process has none of its parent's."""
+        self._lock = threading.Lock()
         self._graphs: list[FollowedGraph] = []
         self._names: Counter[str] = Counter()
         self._memories = StaticMemories()
@@ -74,8 +73,6 @@ class ProgramAudit:
 
     def new_capture(self) -> FollowedCapture:
         """Return the observer of a capture that is about to begin."""
-        if self._pid != os.getpid():  # a forked child has none of its parent's graphs
-            self._reset()
         return FollowedCapture(self)
 
     def capture_began(self) -> None:
@@ -117,10 +114,10 @@ class ProgramAudit:
             allocations=tuple(attribution.allocations) if attribution is not None else (),
             generators=tuple(getattr(graph, "_graphkit_generators", ())),
         )
-        self._graphs = [each for each in self._graphs if each.is_alive]
-        self._graphs.append(followed)
+        self._graphs = [*self.graphs, followed]
         with _Checked(self, "pointers", name) as check:
-            check_capture(followed, Blocks(segments), LiveTensors(), self._memories, check)
+            blocks = Blocks(segments, device.is_mapped)
+            check_capture(followed, blocks, LiveTensors(), self._memories, check)
         return followed
 
     # Replays.
@@ -142,15 +139,20 @@ class ProgramAudit:
             self._lock.release()
 
     def _checked_replay(self, followed: FollowedGraph, graph: Any, replay: Replay) -> None:
-        number, device = followed.replays, self.current_device()
+        number = followed.replays
+        device = self._device = self.current_device()
         if self._num_captures or device.is_capturing():
             followed.next_check = number + 1
             if followed.next_poison == number:
                 followed.next_poison += 1
             replay(graph)
             return
+        finds_fault = self._options.find_fault and not self._fault
+        if finds_fault:
+            self._note_fault(f"work outside of graphs failed before replay {number}")
         is_poisoned = followed.next_poison == number and not self._options.find_fault
-        blocks = Blocks(device.segments()) if is_poisoned or followed.is_checked_next else None
+        is_full = is_poisoned or followed.is_checked_next
+        blocks = Blocks(device.segments(), device.is_mapped) if is_full else None
         followed.is_checked_next = False
         self._schedule(followed)
         with _Checked(self, "pointers", followed.name) as check:
@@ -160,9 +162,11 @@ class ProgramAudit:
         elif is_poisoned:
             self._poisoned_replay(followed, graph, replay)
         else:
-            replay(graph)
-        if self._options.find_fault and not self._fault:
-            self._note_fault(followed, device.fault())
+            try:
+                replay(graph)
+            finally:
+                if finds_fault:
+                    self._note_fault(f"replay {number} failed", followed)
 
     def _schedule(self, followed: FollowedGraph) -> None:
         number, every = followed.replays, self._options.every
@@ -184,9 +188,13 @@ class ProgramAudit:
                     problem = check.text = f"not checked: {_reason(error)}"
             replay(graph)
             if not problem:
+                # ``prepare`` has waited for all earlier work.
+                is_failed = self._note_fault(f"replay {followed.replays} failed", followed)
                 with _Checked(self, "pool-poison", followed.name) as check:
                     try:
-                        stale.run(check)
+                        check.text = "not checked: the replay failed"
+                        if not is_failed:
+                            stale.run(check)
                     except Exception as error:
                         check.text = f"not checked: {_reason(error)}"
         finally:
@@ -203,14 +211,21 @@ class ProgramAudit:
                 self.current_device(), followed, graph, lambda: replay(graph), check
             )
 
-    def _note_fault(self, followed: FollowedGraph, error: str) -> None:
-        if not error:
-            return
-        self._fault = True
-        with _Checked(self, "fault", followed.name) as check:
-            report_fault(followed, error, check)
-        if self._writer is not None:
-            self._writer.write_fault(followed.name, followed.replays)
+    def _note_fault(self, text: str, followed: FollowedGraph | None = None) -> bool:
+        """Return whether CUDA failed, and report the first failure.
+
+        Args:
+            text: What failed, as a clause.
+            followed: The graph whose replay failed; ``None`` if other work did.
+        """
+        error = self._device.fault()
+        if error and not self._fault:
+            self._fault = True
+            with _Checked(self, "fault", followed.name if followed else "") as check:
+                report_fault(text, error, check)
+            if followed is not None and self._writer is not None:
+                self._writer.write_fault(followed.name, followed.replays)
+        return bool(error)
 
     # Requests.
 
@@ -224,7 +239,7 @@ class ProgramAudit:
         """Check the pointers of every live graph, and return the report of this process."""
         device = self.current_device()
         with self._lock:
-            blocks = Blocks(device.segments()) if self.graphs else None
+            blocks = Blocks(device.segments(), device.is_mapped)
             for followed in self.graphs:
                 with _Checked(self, "pointers", followed.name) as check:
                     check_references(followed, blocks, check)
@@ -248,14 +263,10 @@ class ProgramAudit:
 
     def end(self) -> None:
         """Report a fault that no replay was found for, and write the report."""
-        if self._pid != os.getpid() or self._device is None:
-            return
-        if not self._fault and any(followed.replays for followed in self._graphs):
-            error = self._device.fault()
-            if error:
-                with _Checked(self, "fault") as check:
-                    report_fault(None, error, check)
-        self._write(at_end=True)
+        if any(followed.replays for followed in self._graphs):
+            self._note_fault("a replay or other work failed, it is not known which")
+        if self._checks:
+            self._write(at_end=True)
 
     # Findings.
 

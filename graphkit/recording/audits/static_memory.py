@@ -25,25 +25,29 @@ from graphkit.audit.live_tensors import LiveTensors
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """An attribute, a parameter or a module global that held a tensor.
+    """An attribute, a parameter or a module global that held a tensor, directly or in a dict.
 
     Attributes:
         owner: The object.
         key: Name of the attribute.
-        name: Name for people, such as ``Engine.static_ids``.
+        name: Name for people, such as ``Engine.static_ids`` or ``Engine.static['ids']``.
         shape: Dtype and shape of the tensor.
+        entry: Key in the dict; empty if the attribute was the tensor.
     """
 
     owner: weakref.ReferenceType[Any]
     key: str
     name: str
     shape: str
+    entry: tuple[str | int, ...] = ()
 
     def tensor(self) -> torch.Tensor | None:
         """Return the tensor that it holds now; ``None`` without one."""
         owner = self.owner()
         for values in _attributes(owner):
             found = values.get(self.key)
+            for entry in self.entry:
+                found = found.get(entry) if isinstance(found, dict) else None
             if isinstance(found, torch.Tensor):
                 return found
         return None
@@ -96,7 +100,7 @@ class StaticMemories:
     def find(self, addresses: Iterable[int], live: LiveTensors) -> Mapping[int, StaticMemory]:
         """Return the storage of each address that is in one.
 
-        Takes two passes over the objects of the process if an address is in a new storage.
+        Takes three passes over the objects of the process if an address is in a new storage.
 
         Args:
             addresses: Addresses in memory of the device.
@@ -178,13 +182,18 @@ def _attribute_holders(tensors: list[torch.Tensor]) -> dict[int, list[Holder]]:
     if not tensors:
         return {}
     wanted = {id(tensor) for tensor in tensors}
-    # Without containers: those of this function would refer to each other and keep the tensors.
+    # Without lists: those of this function would refer to each other and keep the tensors.
     referrers = [each for each in gc.get_referrers(*tensors) if type(each) not in (list, tuple)]
-    dicts = [each for each in referrers if type(each) is dict]
     owners = [each for each in referrers if type(each) is not dict]
-    outer = gc.get_referrers(*dicts) if dicts else []
-    owners += [each for each in outer if type(each) not in (list, tuple, dict)]
-    del referrers, dicts, outer
+    # A dict has the attributes of an object, or is itself an attribute.
+    dicts = [each for each in referrers if type(each) is dict]
+    known = set(map(id, dicts))
+    for _ in range(2):
+        outer = gc.get_referrers(*dicts) if dicts else []
+        owners += [each for each in outer if type(each) not in (list, tuple, dict)]
+        dicts = [each for each in outer if type(each) is dict]
+        del outer
+    del referrers, dicts
     found: dict[int, list[Holder]] = {}
     for owner in {id(each): each for each in owners}.values():
         attributes = getattr(owner, "__dict__", None)
@@ -199,6 +208,12 @@ def _attribute_holders(tensors: list[torch.Tensor]) -> dict[int, list[Holder]]:
             if id(value) in wanted:
                 holder = Holder(reference, key, f"{name}.{key}", _shape(value))
                 found.setdefault(id(value), []).append(holder)
+            elif id(value) in known:
+                for entry, held in list(value.items()):
+                    if id(held) in wanted and isinstance(entry, (str, int)):
+                        path = f"{name}.{key}[{entry!r}]"
+                        holder = Holder(reference, key, path, _shape(held), (entry,))
+                        found.setdefault(id(held), []).append(holder)
     return found
 
 

@@ -66,7 +66,7 @@ def _mode_row(mode: ModeRecord, record: CaptureRecord, groups: Sequence[GraphGro
     return Row(
         key=mode.mode,
         values=(
-            mode.mode, None, sum(captured.pool_bytes for captured in mode.sizes),
+            mode.mode, None, mode.graph_bytes,
             sum(captured.capture_ms for captured in mode.sizes), None,
             stats.replays if stats else None, stats.padded_rows if stats else None, fallbacks,
         ),

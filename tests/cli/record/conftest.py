@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
+from audited_runs import ROOT
 from graphkit.records import RecordingRecord
 
 FAKE_CAPTURE = """
@@ -30,7 +32,7 @@ def capture(name, meanwhile=lambda: None):
 def program(here, tmp_path, monkeypatch):
     """Return ``program(source)``, which writes the script ``s.py`` to the working directory."""
     (tmp_path / "fake_capture.py").write_text(FAKE_CAPTURE)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (tmp_path, ROOT))))
 
     def write(source):
         (here / "s.py").write_text(source)

@@ -14,9 +14,10 @@ import graphkit
 import stand_in_device
 from graphkit.records import AuditReport
 
+pytestmark = pytest.mark.slow
+
 HEAD = f"""
 import os, sys
-from pathlib import Path
 sys.path.append({str(Path(stand_in_device.__file__).parent)!r})
 import torch
 from stand_in_device import StandInDevice
@@ -30,8 +31,8 @@ device = StandInDevice()
 Graph = device.graph_class()
 options = AuditOptions.from_environment()
 if options is not None:
-    folder = Path(os.environ["GRAPHKIT_RECORDING"])
-    audit = ProgramAudit(options, AuditFileWriter(folder, options.report), lambda: device)
+    writer = AuditFileWriter.from_environment(options.report)
+    audit = ProgramAudit(options, writer, lambda: device)
     following.begin(audit)
     hooks.observe_captures(Graph, audit.new_capture)
     hooks.observe_replays(Graph, lambda: audit)
@@ -63,6 +64,25 @@ print(gk.compare_fingerprint(before))
 table.zero_()
 print([each.severity for each in gk.compare_fingerprint(before)])
 """
+CHILDREN = """
+import multiprocessing
+
+def work(kind):
+    second, own = Graph(), device.full(8, value=3)
+    second.capture_begin()
+    device.launch("gather", gather, out, own, rows, source="program.py:2 in work")
+    second.capture_end()
+    del own
+    second.replay()
+
+if __name__ == "__main__":
+    replay(1)
+    for method in ("fork", "spawn"):
+        child = multiprocessing.get_context(method).Process(target=work, args=[method])
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+"""
 
 
 @pytest.fixture
@@ -70,13 +90,13 @@ def run(tmp_path):
     """Return ``run(body, *options)``: the plain run or, with options, the audited one."""
     environment = {**os.environ, "PYTHONPATH": str(Path(graphkit.__file__).parents[1])}
 
-    def python(body, *options):
+    def python(body, *options, **variables):
         (tmp_path / "program.py").write_text(HEAD + body)
         command = [sys.executable]
         if options:
             command += ["-m", "graphkit", "record", "--audit", "--out", "r.json", *options[1:]]
         return subprocess.run(
-            [*command, "program.py"], cwd=tmp_path, env=environment,
+            [*command, "program.py"], cwd=tmp_path, env={**environment, **variables},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
 
@@ -124,3 +144,29 @@ def test_a_program_asks_for_fingerprints_and_an_audit(run):
     assert done.stdout.splitlines()[1:3] == ["()", "['note']"]
     assert done.stdout.endswith("freed memory\n")
     assert "error: freed memory: " in done.stderr
+
+
+def test_the_variable_alone_audits_a_program(run, report, tmp_path):
+    assert run(FREED, GRAPHKIT_AUDIT="r.json").returncode == 0
+    assert report().findings
+    done = run(SOUND, GRAPHKIT_AUDIT="r.json", GRAPHKIT_AUDIT_EVERY="2")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "[2.0, 2.0, 2.0, 2.0]\n" * 4
+    assert {check.audit for check in report().checks} == {"pointers", "pool-poison", "launch"}
+    assert report().findings == (), "a later run replaces the report"
+    assert len(list((tmp_path / "r.json.processes").glob("*.json"))) == 1
+
+
+def test_the_report_has_what_child_processes_found(run, report, tmp_path):
+    done = run(CHILDREN, GRAPHKIT_AUDIT="r.json")
+    assert done.returncode == 0, done.stderr
+    (found,) = report().findings
+    assert found.kind == "freed memory"
+    assert len(found.modes) == 2, "one graph of each child"
+    assert all(mode.startswith("process ") for mode in found.modes)
+    assert report().target.endswith(" program.py")
+    own = [AuditReport.load(path) for path in (tmp_path / "r.json.processes").glob("*.json")]
+    assert sorted(len(each.findings) for each in own) == [0, 1, 1]
+    checks = [check for each in own for check in each.checks if check.audit == "pool-poison"]
+    assert len(checks) == 3, "the end of a forked process writes what it checked last"
+    assert len(report().checks) == sum(len(each.checks) for each in own)

@@ -65,6 +65,13 @@ def test_open_files_stay_open(program, record_in_shell):
     os.close(write)
 
 
+def test_a_recording_is_no_audit(program, record_in_shell, monkeypatch):
+    """Graphs are recorded or audited: an exported variable does not replace the recording."""
+    monkeypatch.setenv("GRAPHKIT_AUDIT", "report.json")
+    program("import os; print(repr(os.environ['GRAPHKIT_AUDIT']))")
+    assert record_in_shell("s.py").stdout == "''\n"
+
+
 def test_children_are_recorded_too(program, here, graphs_in, record_in_shell):
     done = record_in_shell(program(CHILDREN))
     assert done.returncode == 0

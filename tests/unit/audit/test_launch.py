@@ -84,8 +84,8 @@ def test_forks_that_cost_the_time_are_named(report):
     assert (finding.severity, finding.kind, finding.cause) == ("note", "slow launch", "forks")
     assert finding.text == (
         "the launch of 4 nodes takes 42.0 us (10.500 per node) of host time, and the "
-        "launch of a linear graph of as many nodes 5.0 us (1.250 per node): 1 fork and 1 join make it slow, as trivial "
-        "kernels with the same dependencies take 40.0 us."
+        "launch of a linear graph of as many nodes 5.0 us (1.250 per node): 1 fork and 1 join make "
+        "it slow, as trivial kernels with the same dependencies take 40.0 us."
     )
     assert "one stream" in finding.advice
     assert check.text.endswith("; 1 fork and 1 join")

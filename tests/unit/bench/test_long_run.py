@@ -15,13 +15,14 @@ def test_a_long_run_loses_and_keeps_nothing(bench, tmp_path, monkeypatch, capsys
     monkeypatch.setattr(bench, "IN_SYSTEM", 40)
     monkeypatch.setattr(bench, "PARTS", 3)
     out = tmp_path / "long_run.json"
-    assert bench.main(["--requests", "900", "--out", str(out)]) == 0
+    assert bench.main(["--requests", "900", "--device", "cpu", "--out", str(out)]) == 0
     found = {}
     for measure in json.loads(out.read_text())["measures"]:
         found.setdefault(measure["setting"], {})[measure["name"]] = measure["value"]
     assert set(found) == {"v1", "v2", "v3"}
     for counts in found.values():
         assert counts["wrong texts"] == counts["rows and slots held"] == 0
+        assert counts["more device memory"] == 0
         assert counts["steps past 2**31"] > 0
         assert counts["ended: aborted"] > 0
         assert counts["ended: failed"] > 0

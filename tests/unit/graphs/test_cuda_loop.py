@@ -76,6 +76,8 @@ def bindings(monkeypatch):
     monkeypatch.setattr(cuda_loop, "runtime", lambda: fake)
     monkeypatch.setattr(driver, "runtime", lambda: fake)
     monkeypatch.setattr(cuda_loop, "runtime_stream", lambda _stream: None)
+    used = iter((1000, 1640))
+    monkeypatch.setattr(cuda_loop, "driver_bytes", lambda _device: next(used))
     monkeypatch.setattr(cuda_loop, "_set_condition_kernel", lambda _index: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
@@ -99,6 +101,7 @@ def test_a_loop_is_closed_once(bindings, bodies, calls):
     assert bindings.calls == calls
     assert bindings.open == ["graph", "executable"]
     assert loop.num_nodes == 3 * (1 + bodies)
+    assert loop.executable_bytes == 640, "by which the used memory grew"
     loop.close()
     loop.close()
     assert bindings.open == []

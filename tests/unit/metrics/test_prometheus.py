@@ -133,11 +133,19 @@ def test_a_runner_has_its_replays_pads_and_fallbacks(runner):
     assert found["graphkit:batch_size_bucket", ("le", "1.0"), mode] == 1
     assert found["graphkit:batch_size_bucket", ("le", "4.0"), mode] == 4
     assert found["graphkit:batch_size_sum", mode] == 9
-    assert ("graphkit:graph_pool_bytes", mode) in found
+    pool = sum(graph.pool_bytes for graph in runner.graphs.values())
+    assert found["graphkit:graph_pool_bytes", mode] == pool > 0
     runner.close()
     after = samples(runner)
     assert ("graphkit:graph_pool_bytes", mode) not in after
     assert after["graphkit:batch_size_count", mode] == 4
+
+
+def test_the_memory_of_a_step_is_that_of_its_loops_too(engine):
+    (runner,) = engine.runners
+    replays = sum(graph.pool_bytes for graph in runner.graphs.values())
+    found = samples(engine)["graphkit:graph_pool_bytes", ("mode", "STEP")]
+    assert found == engine.estimate().graph_pools > 2 * replays
 
 
 @pytest.mark.parametrize("generation", ["v2", "v3"])

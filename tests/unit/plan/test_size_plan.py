@@ -160,3 +160,15 @@ def test_the_view_shows_the_list_both_costs_and_the_traffic(width, capture_recor
     assert "Batches above 8 are faster without a graph." in " ".join(text.split())
     assert "above 8" in text
     assert "57.7%" in text
+
+
+def test_a_budget_of_memory_counts_executables(capture_record):
+    (verify, decode) = capture_record.modes
+    sizes = tuple(replace(s, executable_bytes=500, eager_us=None) for s in verify.sizes)
+    record = replace(capture_record, modes=(replace(verify, sizes=sizes), decode))
+    live, mode = {1: 10, 3: 30, 8: 10}, "TARGET_VERIFY"
+    plan = plan_sizes(live, record, mode=mode, max_sizes=2)
+    assert (plan.chosen.batch_sizes, plan.chosen.memory_bytes) == ((3, 8), 82_000)
+    for budget in (81_999, 82_000):
+        chosen = plan_sizes(live, record, mode=mode, max_memory_bytes=budget).chosen
+        assert (chosen.batch_sizes == (3, 8)) == (budget == 82_000)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import graphkit as gk
-from graphkit.recording import Fingerprint, GraphPrint, MemoryPrint
+from graphkit.recording import Fingerprint, GraphPrint, MemoryPrint, following
 from graphkit.recording.audit_options import AuditOptions
+from stand_in_device import StandInDevice
 
 
 @pytest.mark.parametrize("ask", [gk.audit_graphs, gk.fingerprint])
@@ -35,6 +36,37 @@ def test_a_node_that_differs_is_an_error_and_graphs_share_a_weight():
     assert found["template"].graphs == ("a",)
     assert found["weight"].graphs == ("a", "b")
     assert "`mm` (node 0)" in found["weight"].text
+
+
+@pytest.mark.parametrize(
+    ("kind", "checksum", "severities"),
+    [
+        ("pool", 0, (["error"], [])), ("pool", 4, (["note"], [])), ("tensor", 0, (["note"], [])),
+        ("weight", 0, (["error"], ["error"])), ("pool", None, (["error"], ["error"])),
+    ],
+)  # fmt: skip
+def test_what_replays_write_is_compared_only_without_one(kind, checksum, severities):
+    """Memory that is gone is an error in any case."""
+
+    def printed(checksum, replays):
+        memory = {16: MemoryPrint(kind, "w", checksum, is_zero=checksum == 0)}
+        return Fingerprint({"a": GraphPrint((), memory)}, replays)
+
+    before = printed(3, 0)
+    for replays, expected in enumerate(severities):
+        found = gk.compare_fingerprint(before, printed(checksum, replays))
+        assert [each.severity for each in found] == expected
+
+
+def test_a_class_that_is_followed_is_hooked_once(monkeypatch, tmp_path):
+    """``graphkit record`` hooks into the class before the entry point for torch does."""
+    monkeypatch.setenv("GRAPHKIT_AUDIT", str(tmp_path / "r.json"))
+    graph_class = StandInDevice().graph_class()
+    following.follow_from_environment(graph_class)
+    once = dict(vars(graph_class))
+    assert "replay" in once
+    following.follow_from_environment(graph_class)
+    assert dict(vars(graph_class)) == once
 
 
 @pytest.mark.parametrize("value", [None, 5, "x", {}])

@@ -13,13 +13,16 @@ import torch
 from torch import nn
 
 from graphkit.audit.live_tensors import LiveTensors
+from graphkit.recording import following
 from graphkit.recording.audit_options import AuditOptions
 from graphkit.recording.audits.graph_fingerprints import fingerprint_of_graphs
 from graphkit.recording.audits.program_audit import ProgramAudit
 from graphkit.recording.audits.static_memory import StaticMemories
 from graphkit.recording.fingerprints import differences
 from graphkit.recording.hooks import observe_captures, observe_replays
-from stand_in_device import StandInDevice
+from stand_in_device import StandInDevice, View
+
+pytestmark = pytest.mark.slow
 
 NUM = 64
 HERE = "recording/test_program_audit.py"
@@ -177,6 +180,40 @@ def test_a_replaced_static_tensor_is_named_by_its_attribute(make):
     assert_captured_here(found.mode)
 
 
+@pytest.fixture
+def held(monkeypatch):
+    """Return the attributes of some owners: an object, a module, a dict of each, an nn.Module."""
+    module, network, thing = ModuleType("program"), nn.Module(), Engine.__new__(Engine)
+    monkeypatch.setitem(sys.modules, "program", module)
+    module.static, thing.static = {}, {}
+    network.register_buffer("x", torch.zeros(1))
+    return {
+        "Engine.x": vars(thing), "program.x": vars(module), "Module.x": network._buffers,
+        "Engine.static['x']": thing.static, "program.static['x']": module.static,
+        "owners": (module, network, thing),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Engine.x", "program.x", "Module.x", "Engine.static['x']", "program.static['x']"],
+)
+@pytest.mark.parametrize("severity", ["error", "warning"])
+def test_a_replaced_input_is_named_by_what_held_it(make, held, name, severity):
+    engine, audit = make()
+    held[name]["x"] = engine.device.full(NUM, value=3)
+    engine.capture(lambda: engine.step(held[name]["x"]))
+    engine.graph.replay()
+    kept = held[name]["x"] if severity == "warning" else None
+    held[name]["x"] = engine.device.full(NUM, value=4)
+    engine.graph.replay()
+    found = first(audit)
+    assert (found.kind, found.severity) == ("replaced static tensor", severity)
+    assert name in found.names
+    assert found.kernel == "matmul"
+    del kept
+
+
 def test_a_replaced_tensor_that_still_exists_is_a_warning(make):
     engine, audit = make()
     engine.capture(engine.step)
@@ -227,6 +264,211 @@ def test_memory_is_restored_after_a_finding(make):
     assert all(torch.equal(*pair) for pair in zip(got, expected, strict=True))
 
 
+def captured(make, step, **options):
+    """Return a program that has captured ``step(engine)`` and replayed it once, and its audit."""
+    engine, audit = make(**options)
+    engine.capture(partial(step, engine))
+    engine.graph.replay()
+    return engine, audit
+
+
+def add_from(source):
+    """Return a step that also adds ``source(engine)``, a tensor that nothing else refers to."""
+
+    def step(engine):
+        out = engine.step()
+        engine.device.launch("add", torch.Tensor.add_, out, source(engine),
+                             source="engine.py:30 in add")  # fmt: skip
+        return out
+
+    return step
+
+
+def assert_found(audit, kind, severity, kernel):
+    found = first(audit)
+    assert (found.kind, found.severity, found.kernel) == (kind, severity, kernel)
+    assert found.source.startswith("engine.py:")
+    assert_captured_here(found.mode)
+    assert len(audit.report().findings) == 1
+    return found
+
+
+def test_memory_of_another_pool_without_a_tensor_is_an_error(make):
+    """The program reads what another graph has left in its pool."""
+    engine, audit = make()
+    other = type(engine.graph)()
+    other.capture_begin()
+    left = engine.device.empty(NUM)
+    engine.device.launch("fill", torch.Tensor.zero_, left)
+    other.capture_end()
+    place = View(left.data_ptr(), left.nbytes, left.dtype, (NUM,))
+    del left
+    engine.capture(partial(add_from(lambda _: place), engine))
+    assert_found(audit, "memory of another graph's pool", "error", "add")
+
+
+def test_another_graphs_output_that_lives_is_no_finding(make):
+    engine, audit = make()
+    other = type(engine.graph)()
+    other.capture_begin()
+    output = engine.device.empty(NUM)
+    engine.device.launch("fill", torch.Tensor.zero_, output)
+    other.capture_end()
+    engine.capture(partial(add_from(lambda _: output), engine))
+    assert audit.report().findings == ()
+
+
+def test_pinned_memory_without_a_tensor_is_a_warning(make):
+    def unowned(engine):
+        host = engine.device.pinned_host(NUM)
+        return View(host.data_ptr(), host.nbytes, host.dtype, (NUM,))
+
+    engine, audit = make()
+    engine.capture(partial(add_from(unowned), engine))
+    assert_found(audit, "unowned host memory", "warning", "add")
+
+
+def test_pinned_memory_that_is_freed_after_the_capture_is_an_error(make):
+    def held(engine):
+        engine.host = engine.device.pinned_host(NUM)
+        return engine.host
+
+    engine, audit = captured(make, add_from(held))
+    assert audit.report().findings == ()
+    del engine.host
+    engine.graph.replay()
+    assert "Engine.host" in assert_found(audit, "freed memory", "error", "add").names
+
+
+def test_a_copy_from_memory_that_is_not_pinned_is_a_warning(make):
+    def step(engine):
+        out = engine.step()
+        engine.pageable = torch.ones(NUM)
+        engine.device.launch("copy", torch.Tensor.copy_, out, engine.pageable,
+                             source="engine.py:31 in copy", kind="memcpy")  # fmt: skip
+        return out
+
+    _, audit = captured(make, step)
+    assert_found(audit, "pageable host memory", "warning", "copy")
+
+
+def test_a_copy_from_pinned_memory_is_no_finding(make):
+    def step(engine):
+        out = engine.step()
+        engine.host = engine.device.pinned_host(NUM)
+        engine.device.launch("copy", torch.Tensor.copy_, out, engine.host, kind="memcpy")
+        return out
+
+    _, audit = captured(make, step)
+    assert audit.report().findings == ()
+
+
+@pytest.mark.parametrize("us_per_launch", [5.0, 500.0])
+def test_a_slow_launch_is_a_note(make, us_per_launch):
+    engine, audit = make()
+    engine.device.us_per_launch = us_per_launch
+    engine.capture(engine.step)
+    engine.graph.replay()
+    assert "4 nodes launch in " in check_texts(audit)["pool-poison"]
+    found = [(each.kind, each.severity) for each in audit.report().findings]
+    assert found == ([("slow launch", "note")] if us_per_launch > 100 else [])
+
+
+@pytest.fixture
+def followed_calls(make, monkeypatch):
+    """Return ``make`` for audits that calls such as ``empty_cache`` cause to check pointers."""
+    monkeypatch.setattr(following, "_audits", [])
+    for owner in (torch.cuda, torch.cuda.memory):
+        monkeypatch.setattr(owner, "empty_cache", torch.cuda.empty_cache)
+    for name in ("load_state_dict", "to", "cpu", "cuda"):
+        monkeypatch.setattr(nn.Module, name, getattr(nn.Module, name))
+
+    def new(**options):
+        engine, audit = make(**options)
+        following.begin(audit)
+        return engine, audit
+
+    return new
+
+
+def between_checks(engine):
+    """Replay so often that the next replay checks nothing by itself."""
+    for _ in range(3):
+        engine.graph.replay()
+
+
+def test_a_workspace_freed_by_empty_cache_is_found_at_the_next_replay(followed_calls):
+    def workspace(engine):
+        block = engine.block = engine.device.workspace(512)
+        return View(block.begin, 256, torch.float32, (NUM,))
+
+    engine, audit = captured(followed_calls, add_from(workspace))
+    between_checks(engine)
+    engine.block.is_active = False
+    engine.device.empty_cache()
+    engine.graph.replay()
+    assert audit.report().findings == ()
+    torch.cuda.empty_cache()
+    engine.graph.replay()
+    found = assert_found(audit, "freed memory", "error", "add")
+    assert "no longer mapped" in found.text
+
+
+def load_other_weights(engine):
+    weight = engine.device.full(NUM, NUM, value=2)
+    engine.layer.load_state_dict({"weight": weight}, assign=True)
+
+
+def move_and_return(engine):
+    engine.layer.to(torch.float64)
+    engine.layer.to(torch.float32)
+
+
+@pytest.mark.parametrize("update", [load_other_weights, move_and_return])
+def test_weights_that_an_update_puts_elsewhere_are_found_at_the_next_replay(followed_calls, update):
+    engine, audit = captured(followed_calls, Engine.step)
+    between_checks(engine)
+    update(engine)
+    engine.graph.replay()
+    found = assert_found(audit, "replaced static tensor", "error", "matmul")
+    assert "Layer.weight" in found.names
+
+
+def test_an_update_in_place_is_no_finding(followed_calls):
+    engine, audit = captured(followed_calls, Engine.step)
+    engine.layer.load_state_dict({"weight": torch.ones(NUM, NUM)})
+    engine.graph.replay()
+    assert audit.report().findings == ()
+
+
+def test_memory_asleep_is_found_on_request_and_mapped_memory_is_none(make):
+    engine, audit = captured(make, Engine.step)
+    assert audit.check_now().findings == ()
+    engine.device.asleep.add((0, 0))
+    assert {each.kind for each in audit.check_now().findings} == {"freed memory"}
+    names = {name for each in audit.report().findings for name in each.names}
+    assert {"Layer.weight", "Engine.x", "Engine.cache"} <= names
+
+
+def test_a_pool_asleep_is_found_on_request(make):
+    engine, audit = captured(make, Engine.step)
+    engine.device.asleep.add(engine.graph.pool())
+    (found,) = audit.check_now().findings
+    assert (found.kind, found.severity, found.kernel) == ("freed memory", "error", "noise")
+    assert "the graph's pool that is no longer mapped" in found.text
+
+
+def test_a_graph_that_is_reset_is_not_checked_any_more(make):
+    engine, audit = captured(make, Engine.step)
+    engine.graph.reset()
+    engine.x = engine.device.full(NUM, value=2)
+    assert (audit.check_now().findings, audit.graphs) == ((), [])
+    engine.capture(engine.step)
+    engine.graph.replay()
+    assert audit.check_now().findings == ()
+    assert len(audit.graphs) == 1
+
+
 def fingerprint(engine, audit):
     return fingerprint_of_graphs(engine.device, audit.graphs)
 
@@ -270,34 +512,75 @@ def gather(out, table, rows):
     out.copy_(table.flatten()[rows])
 
 
-def indexed(engine):
+def indexed(engine, rows=(0, 1, 1 << 40), kind="kernel"):
     def step():
         out = engine.step()
         values = engine.device.empty(4)
-        engine.device.launch("gather", gather, values, engine.layer.weight, engine.rows,
-                             source="engine.py:20 in lookup")  # fmt: skip
+        engine.device.launch("gather", gather, values, engine.layer.weight, engine.rows, kind=kind,
+                             source="engine.py:20 in lookup", module="Engine.lookup")  # fmt: skip
         return out
 
     engine.capture(step)
-    for row in (0, 1, 1 << 40):
+    for row in rows:
         engine.rows.fill_(row)
         engine.graph.replay()
+
+
+def assert_fault(audit, text):
+    (found,) = audit.report().findings
+    assert (found.audit, found.severity) == ("fault", "error")
+    assert f"{text}: an illegal memory access" in found.text
+    return found
 
 
 def test_an_index_out_of_range_is_found_in_its_replay_and_then_in_its_node(make):
     engine, audit = make(find_fault=True)
     indexed(engine)
-    found = first(audit)
-    assert (found.audit, found.severity) == ("fault", "error")
-    assert "replay 3 failed: an illegal memory access" in found.text
+    found = assert_fault(audit, "replay 3 failed")
     assert_captured_here(found.mode)
 
     engine, again = make(find_fault=True, node_by_node=(found.mode, 3))
     indexed(engine)
-    node = first(again)
+    node = assert_fault(again, "`gather` (node 4) failed in replay 3")
     assert (node.kernel, node.source) == ("gather", "engine.py:20 in lookup")
-    assert "Layer.weight" in node.names
+    assert node.module == "Engine.lookup"
+    assert {"Layer.weight", "Engine.rows"} <= {*node.names}
+    assert f"2 = {hex(engine.rows.data_ptr())}" in node.text
     assert_captured_here(node.mode)
+
+
+def test_a_fault_of_other_work_is_not_the_next_replays(make):
+    engine, audit = make(find_fault=True)
+    indexed(engine, rows=(0,))
+    engine.device.error = "an illegal memory access was encountered"
+    engine.graph.replay()
+    assert assert_fault(audit, "work outside of graphs failed before replay 2").mode == ""
+
+
+def test_a_fault_in_a_checked_replay_is_assigned_to_it(make):
+    engine, audit = make()
+    indexed(engine, rows=(1 << 40,))
+    assert_captured_here(assert_fault(audit, "replay 1 failed").mode)
+    assert check_texts(audit)["pool-poison"] == "not checked: the replay failed"
+
+
+def test_a_fault_in_a_replay_without_a_check_is_reported_at_the_end(make):
+    engine, audit = make()
+    indexed(engine)
+    assert audit.report().findings == ()
+    audit.end()
+    found = assert_fault(audit, "a replay or other work failed, it is not known which")
+    assert "--find-fault" in found.advice
+
+
+def test_a_graph_that_cannot_run_node_by_node_still_names_the_replay(make):
+    engine, audit = make()
+    engine.capture(engine.step)
+    name = audit.graphs[0].name
+    engine, audit = make(find_fault=True, node_by_node=(name, 3))
+    indexed(engine, kind="child graph")
+    found = assert_fault(audit, "because node 4, a child graph, cannot be switched off")
+    assert "replay 3 failed" in found.text
 
 
 def test_a_replay_node_by_node_without_a_fault_computes_the_same(make):
@@ -344,14 +627,14 @@ def test_the_search_for_holders_keeps_no_tensor_alive(monkeypatch):
     """Not even until the next collection of cycles: the program's memory would not be freed."""
     module = ModuleType("program")
     monkeypatch.setitem(sys.modules, "program", module)
-    module.x = torch.ones(NUM)
+    module.x, module.static = torch.ones(NUM), {"y": torch.ones(NUM)}
     gc.disable()
     try:
-        found = StaticMemories().find([module.x.data_ptr()], LiveTensors())
-        (memory,) = found.values()
-        assert memory.name == "program.x"
-        assert not memory.is_freed
-        del module.x
-        assert memory.is_freed
+        addresses = [module.x.data_ptr(), module.static["y"].data_ptr()]
+        memories = list(StaticMemories().find(addresses, LiveTensors()).values())
+        assert [each.name for each in memories] == ["program.x", "program.static['y']"]
+        assert not any(each.is_freed for each in memories)
+        del module.x, module.static["y"]
+        assert all(each.is_freed for each in memories)
     finally:
         gc.enable()

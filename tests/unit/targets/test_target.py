@@ -135,3 +135,9 @@ def test_sample_batch_must_return_inputs(make_target):
 def test_state_that_cannot_be_restored_is_refused(make_target, make, why):
     with pytest.raises(ConfigError, match=f"state 'cache' {why}"):
         make_target(mutable_state={"cache": make()}).runner(VERIFY, device="cpu")
+
+
+def test_state_with_an_expanded_dimension_of_one_row_can_be_restored(make_target):
+    state = torch.zeros(4).as_strided((1, 4), (0, 1))
+    with make_target(mutable_state={"cache": state}).runner(VERIFY, device="cpu") as runner:
+        assert runner.mutable_state["cache"] is state

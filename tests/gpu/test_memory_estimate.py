@@ -1,0 +1,113 @@
+"""Memory of graphs on CUDA: predicted from three sizes, beside what all sizes take."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+import pytest
+import torch
+
+import graphkit as gk
+from graphkit.graphs.driver import driver_bytes
+from graphkit.reference import LlamaConfig, LlamaModel, StandaloneForward
+
+pytestmark = pytest.mark.gpu
+LARGEST, WIDTH, VOCAB, HIDDEN, LAYERS, CONTEXT = 64, 4, 32_000, 1024, 4, 512
+SIZES = gk.SizeTable(LARGEST).sizes
+"""The default list, of which an estimate captures three."""
+SPEC = gk.SpecConfig("STANDALONE", WIDTH - 1, 1, WIDTH)
+ADAPTIVE = gk.SpecConfig("STANDALONE", (0, 1, 3), 1, WIDTH)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=2816, num_hidden_layers=LAYERS,
+        num_attention_heads=16, num_key_value_heads=4, head_dim=64, max_position_embeddings=CONTEXT,
+    )  # fmt: skip
+    made = LlamaModel(config).eval().requires_grad_(False)
+    for parameter in made.parameters():
+        parameter.data.normal_(0.0, 0.02)
+    return made.to("cuda", torch.bfloat16)
+
+
+def make_engine(model, generation, spec):
+    requests = gk.ReqToTokenPool(LARGEST, CONTEXT, "cuda")
+
+    def attention():
+        pool = gk.MHATokenToKVPool(
+            LARGEST * CONTEXT, 1, torch.bfloat16, 4, 64, LAYERS, torch.device("cuda")
+        )
+        return gk.TritonAttention(requests, pool)
+
+    target, draft = attention(), attention()
+    return gk.SpeculativeEngine(
+        gk.EngineModel(StandaloneForward(model, target), target),
+        gk.EagleDrafter(gk.EngineModel(StandaloneForward(model, draft), draft)),
+        spec=spec,
+        sizes=gk.BufferSizes(LARGEST, CONTEXT, HIDDEN, VOCAB, torch.bfloat16),
+        batch_sizes=SIZES,
+        backend=gk.CudaBackend(),
+        generation=generation,
+    )
+
+
+def used():
+    """Return the device's used memory that is not free in torch's cache."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+@pytest.mark.parametrize("generation", ["v2", "v3"])
+@pytest.mark.parametrize("spec", [SPEC, ADAPTIVE], ids=["fixed", "adaptive"])
+def test_the_prediction_is_within_a_tenth(model, generation, spec):
+    with make_engine(model, generation, spec) as engine:
+        before = engine.estimate()
+        start = used()
+        engine.capture()
+        after, grown = engine.estimate(), used() - start
+        pool = engine.runners[0].backend.pool
+        sys.stderr.write(f"predicted {before}\nmeasured {after}\nused {grown / 2**20:.1f} MiB\n")
+        assert after.graph_pools == pool.num_bytes()
+        assert 0.9 < before.graph_pools / after.graph_pools < 1.1
+        assert 0.9 < before.total / after.total < 1.1
+        graphs = before.graph_pools + before.executables
+        assert 0.9 < graphs / (after.graph_pools + after.executables) < 1.1
+        assert 0.8 < graphs / grown < 1.25, "kernels and workspaces of libraries are in it, too"
+        assert before.to_dict().keys() == after.to_dict().keys()
+        for part in ("kv", "recurrent_state", "workspace", "static_buffers"):
+            assert before.to_dict()[part] == after.to_dict()[part], part
+
+
+def test_an_estimate_leaves_no_memory(model):
+    with make_engine(model, "v2", SPEC) as engine:
+        engine.estimate()  # compiles kernels, which stay loaded
+        first = used()
+        engine.estimate()
+        assert abs(used() - first) < 8 << 20
+        assert engine.runners[0].backend.pool.num_bytes() == 0
+
+
+def test_a_runner_and_a_record_predict_the_same(model):
+    with make_engine(model, "v2", SPEC) as engine:
+        runner = engine.runners[0]
+        alone = runner.estimate()
+        record = runner.capture()
+        taken = runner.estimate()
+        assert 0.9 < alone.graph_pools / taken.graph_pools < 1.1
+        assert runner.estimate(record).graph_pools == taken.graph_pools
+
+
+def test_memory_of_executables_is_the_drivers(make_runner):
+    """Graphs of a step with many nodes take memory that is not torch's."""
+    runner = make_runner(batch_sizes=list(range(1, 17)))
+    runner.estimate()
+    before = driver_bytes(runner.device)
+    record = runner.capture()
+    executables = sum(size.executable_bytes for size in record.modes[0].sizes)
+    assert executables == pytest.approx(driver_bytes(runner.device) - before, abs=2 << 20)

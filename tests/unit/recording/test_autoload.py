@@ -1,0 +1,71 @@
+"""``GRAPHKIT_AUDIT`` alone audits any Python that imports torch, and changes no other Python."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from audited_runs import installed
+
+pytestmark = pytest.mark.slow
+
+IS_FOLLOWED = (
+    "import torch, sys; print(hasattr(torch.cuda.CUDAGraph, '_graphkit_followed'), "
+    "'graphkit.recording' in sys.modules)"
+)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Return ``start(code, **environment)``: a Python with an installed graphkit."""
+    plain = {name: text for name, text in os.environ.items() if not name.startswith("GRAPHKIT")}
+    path = installed(tmp_path / "installed")
+
+    def run(code, **environment):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False,
+            env={**plain, "PYTHONPATH": path, **environment},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done
+
+    return run
+
+
+def test_a_process_and_its_child_in_another_folder_are_followed(start, tmp_path):
+    code = (
+        f"import os, subprocess, sys; {IS_FOLLOWED}; os.mkdir('other'); "
+        f"child = {IS_FOLLOWED!r} + '; import os; print(os.environ[\"GRAPHKIT_AUDIT\"])'; "
+        "subprocess.run([sys.executable, '-c', child], cwd='other', check=True)"
+    )
+    done = start(code, GRAPHKIT_AUDIT="r.json", PYTHONUNBUFFERED="1")
+    assert done.stdout.splitlines() == ["True True", "True True", str(tmp_path / "r.json")]
+    assert done.stderr == ""
+    assert not list((tmp_path / "other").iterdir())
+    assert not (tmp_path / "r.json").exists(), "no graph was captured"
+
+
+def test_without_a_value_torch_is_left_alone(start, tmp_path):
+    done = start(IS_FOLLOWED, GRAPHKIT_AUDIT="")
+    assert (done.stdout, done.stderr) == ("False False\n", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["installed"]
+
+
+def test_a_python_without_torch_imports_nothing(start, tmp_path):
+    code = "import sys; print([name for name in sys.modules if 'graphkit' in name.lower()])"
+    done = start(code, GRAPHKIT_AUDIT="r.json")
+    assert "graphkit.autoload" not in done.stdout
+    assert "graphkit.recording" not in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["installed"]
+
+
+def test_an_audit_that_cannot_begin_leaves_torch_usable(start, tmp_path):
+    (tmp_path / "r.json.processes").touch()  # where the folder should be
+    done = start("import torch; print(torch.ones(2).sum())", GRAPHKIT_AUDIT="r.json")
+    assert done.stdout == "tensor(2.)\n"
+    assert done.stderr.startswith("graphkit audit: process ")
+    assert "is not audited: " in done.stderr
+    assert done.stderr.count("\n") == 1
