@@ -156,7 +156,7 @@ def sweep(
         quantized = quantize(weight)
         parts = [quantized.numbers, quantized.scale, quantized.zero_point]
         sets = copies(parts, device)
-        sizes = product((16, 32, 64), (4, 8), (3, 5), (132, 264, 528))
+        sizes = product((16, 32, 64), (2, 4), (3, 5), (264, 528, 1056))
         for outputs, warps, stages, programs in sizes:
             splits = choose_splits(shape[1], shape[0] * 32 // outputs, programs)
             tile = max(16, 1 << (min(rows, 64) - 1).bit_length())

@@ -25,16 +25,33 @@ SUM_BLOCK = 512
 
 
 @triton.jit
-def _float8(loaded):
-    """Return the numbers that bytes hold as float8_e4m3fn, in float32."""
-    return loaded.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+def _float8(loaded, dtype: tl.constexpr):
+    """Return the numbers that bytes hold as float8_e4m3fn, in a dtype that has all of them.
+
+    Through float32, since Triton 3.7 converts to bfloat16 by an instruction of a quarter of the
+    speed.
+    """
+    return loaded.to(tl.float8e4nv, bitcast=True).to(tl.float32).to(dtype)
 
 
 @triton.jit
 def _numbers(loaded, zero, dtype: tl.constexpr):
-    """Return the two numbers of four bits in each byte less their zero point, of a dtype."""
-    low = ((loaded & 15).to(tl.int16) - zero).to(dtype)
-    return low, ((loaded >> 4).to(tl.int16) - zero).to(dtype)
+    """Return the two numbers of four bits in each byte less their zero point, of a dtype.
+
+    In 16 bits a number is the lowest bits of a power of two, 128 in bfloat16 and 1024 in float16,
+    from which that power and the zero point are subtracted, exactly. A conversion of integers has
+    a quarter of that speed.
+    """
+    wide, zero = loaded.to(tl.int16), zero.to(tl.int16)
+    low, high = wide & 15, wide >> 4
+    if dtype == tl.float32:
+        low, high = (low - zero).to(dtype), (high - zero).to(dtype)
+    else:
+        POWER: tl.constexpr = 0x4300 if dtype == tl.bfloat16 else 0x6400
+        offset = (zero | POWER).to(dtype, bitcast=True)
+        low = (low | POWER).to(dtype, bitcast=True) - offset
+        high = (high | POWER).to(dtype, bitcast=True) - offset
+    return low, high
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -70,18 +87,17 @@ def quantized_linear_kernel(
         place = scale_row * SCALE_COLUMNS + column
         some = tl.load(inputs + block * 128, mask=(at < K)[:, None] & is_t[None, :], other=0.0)
         if IS_PACKED:
-            zero = tl.full([BLOCK_N], 8, tl.int16)
+            zero = tl.full([BLOCK_N], 8, tl.uint8)
             if zero_point is not None:
-                zero = tl.load(zero_point + place, mask=is_scale, other=0).to(tl.int16)
+                zero = tl.load(zero_point + place, mask=is_scale, other=0)
             low, high = _numbers(loaded, zero[:, None], x.dtype.element_ty)
             is_more = (at + 64 < K)[:, None] & is_t[None, :]
             more = tl.load(inputs + block * 128 + 64, mask=is_more, other=0.0)
             products = tl.dot(low, some, input_precision=PRECISION)
             products = tl.dot(high, more, products, input_precision=PRECISION)
         else:
-            products = tl.dot(
-                _float8(loaded).to(x.dtype.element_ty), some, input_precision=PRECISION
-            )
+            wide = _float8(loaded, x.dtype.element_ty)
+            products = tl.dot(wide, some, input_precision=PRECISION)
         if SCALE_COLUMNS > 1:
             factor = tl.load(scale + place, mask=is_scale, other=0.0).to(tl.float32)
             total += products * factor[:, None]
@@ -143,15 +159,15 @@ def dequantize_kernel(
     at = block * 128 + lane
     place_out = out + row * K + at[None, :]
     if IS_PACKED:
-        zero = tl.full([BLOCK_N], 8, tl.int16)
+        zero = tl.full([BLOCK_N], 8, tl.uint8)
         if zero_point is not None:
-            zero = tl.load(zero_point + place, mask=is_n, other=0).to(tl.int16)
+            zero = tl.load(zero_point + place, mask=is_n, other=0)
         low, high = _numbers(loaded, zero[:, None], tl.float32)
         is_low, is_high = is_n[:, None] & (at < K)[None, :], is_n[:, None] & (at + 64 < K)[None, :]
         tl.store(place_out, (low * factor).to(out.dtype.element_ty), mask=is_low)
         tl.store(place_out + 64, (high * factor).to(out.dtype.element_ty), mask=is_high)
     else:
-        wide = _float8(loaded) * factor
+        wide = _float8(loaded, tl.float32) * factor
         tl.store(place_out, wide.to(out.dtype.element_ty), mask=is_number)
 
 

@@ -16,8 +16,9 @@ is faster: writing and reading that weight takes the time of the products of abo
 H200 (five bytes per weight at 4.3 TB/s, two operations per weight and row at 790 TFLOP/s)."""
 TILE = 32
 """Outputs of a program of up to 64 rows: 4 KiB of float8 numbers per block of inputs."""
-PROGRAMS = 2
-"""Programs that a multiprocessor should get, so that one loads while another waits."""
+PROGRAMS = 4
+"""Programs of a multiprocessor: each has 6 to 12 KiB in flight, and about 30 hide the latency of
+memory."""
 LEAST_BLOCKS = 4
 """Least blocks of inputs of a part: below that, adding the parts costs more than it saves."""
 
@@ -60,10 +61,13 @@ def choose_product(
     if rows > MOST_ROWS or dtype == torch.float64:
         return None
     splits = choose_splits(inputs, outputs, PROGRAMS * _multiprocessors(device))
+    is_small = rows <= 64
     return Product(
-        outputs=TILE if rows <= 64 else 2 * TILE,
+        outputs=TILE if is_small else 2 * TILE,
         rows=min(64, max(16, triton.next_power_of_2(rows))),
         splits=splits,
+        # 16 outputs for each warp: with more warps, two convert the same numbers.
+        num_warps=2 if is_small else 4,
         num_stages=2 if dtype == torch.float32 else 4,
     )
 
