@@ -17,8 +17,8 @@ H200 (five bytes per weight at 4.3 TB/s, two operations per weight and row at 79
 TILE = 32
 """Outputs of a program of up to 64 rows: 4 KiB of float8 numbers per block of inputs."""
 PROGRAMS = 4
-"""Programs of a multiprocessor: each has 6 to 12 KiB in flight, and about 30 hide the latency of
-memory."""
+"""Programs of a multiprocessor. Each has 6 to 12 KiB in flight, and about 30 KiB per multiprocessor
+hide the latency of memory."""
 LEAST_BLOCKS = 4
 """Least blocks of inputs of a part: below that, adding the parts costs more than it saves."""
 
