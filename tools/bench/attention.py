@@ -1,9 +1,9 @@
 """Attention over a paged cache: time per call and bytes of the cache per second.
 
 A call is one layer of a verify with 4 rows per request, 32 query heads, 8 key-value heads and head
-size 128 in bfloat16; with ``MLA`` of 128 query heads over latents of 512 + 64, also with one row
-per request. Calls are measured in one CUDA graph, over enough layers that the L2 cache
-does not help. Compared are
+size 128 in bfloat16; with ``FP8`` over a cache of float8_e4m3fn, and with ``MLA`` of 128 query
+heads over latents of 512 + 64, also with one row per request. Calls are measured in one CUDA graph,
+over enough layers that the L2 cache does not help. Compared are
 
 - ``paged_attention``: the op alone,
 - ``TritonAttention`` and ``SdpaAttention``: ``attend`` of a backend, which also stores the rows,
@@ -21,12 +21,13 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 
 import torch
-from attention_batch import BACKENDS, MLA, Batch, Condition
+from attention_batch import BACKENDS, FP8, GQA, MLA, Batch, Condition
 from attention_sweep import sweep
 from attention_timing import Calls
 from rich.console import Console
@@ -38,12 +39,16 @@ from graphkit.views import bench_view
 
 CONTEXTS, BATCH_SIZES, PAGE_SIZES = (1024, 8192, 32768), (1, 8, 32), (1, 16, 64)
 QUICK = ((64,), (1, 2), (1, 16))
+FP8_QUICK, FP8_PAGE_SIZE = Condition(64, 2, False, 16, FP8), 16
 MLA_QUICK, MLA_CONTEXT, MLA_PAGE_SIZES = Condition(64, 2, True, 16, MLA), 8192, (16, 64)
 BARS = {1: 2.5, 8: 3.5, 32: 3.5}
 """Least TB/s of ``paged_attention`` at 8k context, by batch size."""
 MLA_BARS = {32: 2.5}
 """As ``BARS``, for one row per request. With 128 heads a row multiplies 242 times per byte of the
 cache: 2.5 TB/s are 600 TFLOP/s, and four rows would need 2,400, more than the device has."""
+FP8_BAR = 0.6
+"""Most time of ``paged_attention`` over FP8 as a multiple of its time over bfloat16, if several
+requests occupy the device."""
 BAR_CONTEXT = 8192
 SDPA_PAGE_SIZE = 16
 """The one page size at which ``SdpaAttention`` and torch run: their time does not depend on it."""
@@ -58,14 +63,18 @@ def conditions(quick: bool) -> list[Condition]:
         for batch_size, page_size in product(BATCH_SIZES, MLA_PAGE_SIZES)
         for tree, rows in ((False, 1), (False, 4), (True, 4))
     ]
-    return [Condition(*each) for each in sizes] + ([MLA_QUICK] if quick else latent)
+    narrow = [Condition(BAR_CONTEXT, each, False, FP8_PAGE_SIZE, FP8) for each in BATCH_SIZES]
+    more = [FP8_QUICK, MLA_QUICK] if quick else narrow + latent
+    return [Condition(*each) for each in sizes] + more
 
 
 def measures(cases: Sequence[Condition], device: torch.device, rounds: int) -> Iterator[Measure]:
-    """Measure all variants of each condition."""
+    """Measure all variants of each condition, FP8 after the same one in bfloat16."""
+    times: dict[Condition, float] = {}
     for condition in cases:
         began = time.perf_counter()
         speeds = measured(condition, device, rounds)
+        times[condition] = speeds["paged_attention"]
         for name, us in speeds.items():
             read = tb_per_s(condition, us)
             values = [("time per call", us, "us"), ("cache read", read, "TB/s")]
@@ -75,13 +84,18 @@ def measures(cases: Sequence[Condition], device: torch.device, rounds: int) -> I
                 yield Measure(
                     name=what, value=value, unit=unit, setting=str(condition), variant=name
                 )
+        note(f"{condition} ({time.perf_counter() - began:.1f} s)")
+        if condition.shape is FP8:
+            ratio = times[condition] / times[replace(condition, shape=GQA)]
+            bar = FP8_BAR if condition.batch_size > 1 else None
+            yield Measure(name=f"{condition}: time over bfloat16", value=ratio, unit="x", bar=bar)
+            continue
         least = (MLA_BARS if condition.shape is MLA else BARS).get(condition.batch_size)
         is_judged = condition.shape is not MLA or condition.rows == 1
         if condition.context == BAR_CONTEXT and least and is_judged:
             read = tb_per_s(condition, speeds["paged_attention"])
             name = f"{condition}: {least} TB/s over paged_attention"
             yield Measure(name=name, value=least / read, unit="x", bar=1)
-        note(f"{condition} ({time.perf_counter() - began:.1f} s)")
 
 
 def measured(condition: Condition, device: torch.device, rounds: int) -> dict[str, float]:
@@ -100,7 +114,8 @@ def measured(condition: Condition, device: torch.device, rounds: int) -> dict[st
 def variants(batch: Batch) -> dict[str, Callable[[int], object]]:
     """Return what is measured: each runs one layer of the batch."""
     acts: dict[str, Callable[[int], object]] = {"paged_attention": batch.run_op}
-    with_sdpa = batch.condition.page_size == SDPA_PAGE_SIZE
+    # Over FP8 both would first convert the cache.
+    with_sdpa = batch.condition.page_size == SDPA_PAGE_SIZE and batch.condition.shape is not FP8
     for kind in BACKENDS:
         # It would repeat the latents for each of 128 heads.
         is_large = batch.condition.shape is MLA and batch.condition is not MLA_QUICK

@@ -32,6 +32,7 @@ class Shape:
         kv_heads: Key-value heads.
         key_dim: Elements of a key.
         latent: Elements of a key that are its value; 0 if values are apart, of the key's size.
+        dtype: Data type of the cache.
     """
 
     name: str
@@ -39,14 +40,16 @@ class Shape:
     kv_heads: int
     key_dim: int
     latent: int = 0
+    dtype: torch.dtype = DTYPE
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of a token in the cache of one layer."""
-        return self.kv_heads * self.key_dim * (1 if self.latent else 2) * DTYPE.itemsize
+        return self.kv_heads * self.key_dim * (1 if self.latent else 2) * self.dtype.itemsize
 
 
 GQA, MLA = Shape("", 32, 8, 128), Shape("MLA, ", 128, 1, 576, 512)
+FP8 = Shape("FP8, ", 32, 8, 128, dtype=torch.float8_e4m3fn)
 
 
 @dataclass(frozen=True)
@@ -103,15 +106,16 @@ class Batch:
         cold = COLD_BYTES if device.type == "cuda" else 1
         self.layers = -(-cold // condition.cache_bytes)
         pages = batch * -(-context // page_size)
-        common = (pages * page_size, page_size, DTYPE)
+        common = (pages * page_size, page_size, shape.dtype)
         if shape.latent:
             dims = (shape.latent, shape.key_dim - shape.latent)
             self.pool = MLATokenToKVPool(*common, *dims, self.layers, device)
         else:
             dims = (shape.kv_heads, shape.key_dim)
             self.pool = MHATokenToKVPool(*common, *dims, self.layers, device)
-        for tensor in self.pool.tensors().values():
-            tensor.normal_()
+        for tensor in self.pool.tensors().values():  # bytes in a pool of FP8
+            rows_of_layer = torch.randn(tensor.shape, device=device).to(shape.dtype)
+            tensor.copy_(rows_of_layer.view(tensor.dtype))
         self.requests = ReqToTokenPool(batch + 1, context, device)
         order = torch.randperm(pages, device=device).view(batch, -1, 1) + 1
         slots = (order * page_size + torch.arange(page_size, device=device)).flatten(1)[:, :context]
@@ -158,7 +162,8 @@ class Batch:
         return (
             self.query, self.pool.get_key_buffer(layer), self.pool.get_value_buffer(layer),
             seen.page_table, seen.cache_seqlens, seen.cu_seqlens_q, seen.mask,
-            self.condition.shape.key_dim**-0.5, self.condition.page_size, seen.max_seqlen_q,
+            self.condition.shape.key_dim**-0.5, self.condition.page_size, seen.max_seqlen_q, 0, 0.0,
+            None, *self.pool.get_scales(layer),
         )  # fmt: skip
 
     def run_op(self, layer: int) -> None:
@@ -176,12 +181,15 @@ class Batch:
         latent = self.condition.shape.latent
         copies = []
         for layer in range(self.layers):
-            keys = self.pool.get_key_buffer(layer)[self.slots].transpose(1, 2).contiguous()
+            keys = self._without_pages(self.pool.get_key_buffer(layer))
             values = keys[..., :latent]
             if not latent:
-                values = self.pool.get_value_buffer(layer)[self.slots].transpose(1, 2).contiguous()
+                values = self._without_pages(self.pool.get_value_buffer(layer))
             copies.append((keys, values))
         return copies
+
+    def _without_pages(self, buffer: torch.Tensor) -> torch.Tensor:
+        return buffer.to(DTYPE)[self.slots].transpose(1, 2).contiguous()
 
     @cached_property
     def dense_rows(self) -> tuple[torch.Tensor, torch.Tensor | None]:

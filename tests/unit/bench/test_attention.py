@@ -17,16 +17,20 @@ def test_every_variant_is_measured_at_each_condition(bench, tmp_path, capsys):
     assert report.environment.torch == torch.__version__
     seen = {}
     for measure in report.measures:
-        seen.setdefault(measure.setting, set()).add(measure.variant)
+        if measure.setting:
+            seen.setdefault(measure.setting, set()).add(measure.variant)
     assert list(seen) == [str(each) for each in bench.conditions(quick=True)]
     pooled = {"paged_attention", "TritonAttention"}
     everywhere = pooled | {"SdpaAttention", "torch SDPA"}
     for setting, variants in seen.items():
-        assert variants == (everywhere if "page size 16" in setting else pooled)
+        with_sdpa = "page size 16" in setting and not setting.startswith("FP8")
+        assert variants == (everywhere if with_sdpa else pooled)
+    names = [measure.name for measure in report.measures if not measure.setting]
+    assert names == ["FP8, 64 context, batch 2, chain, page size 16: time over bfloat16"]
     assert "64 context, batch 2, tree, page size 1" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", ["GQA", "MLA"])
+@pytest.mark.parametrize("kind", ["GQA", "FP8", "MLA"])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_the_dense_copies_hold_the_paged_batch(bench, page_size, kind):
     """The rows of a tree see the same keys in both; those of a chain all keys in the copies."""
