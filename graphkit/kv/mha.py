@@ -17,8 +17,8 @@ class MHATokenToKVPool(TokenToKVPool):
     """One key and one value buffer per layer, addressed by token slot; see ``TokenToKVPool``.
 
     A pool of float8_e4m3fn has half the bytes of bfloat16. It stores a key or value divided by its
-    scale, rounded to 3 bits behind the point, and at most 448. ``tensors`` has its buffers as
-    bytes.
+    scale, rounded to three mantissa bits; magnitudes above 448 become 448. ``tensors`` has its
+    buffers as bytes.
 
     Args:
         size: Tokens that the pool holds.
