@@ -17,14 +17,12 @@ def compare_formats(reports: Mapping[str, BenchReport]) -> BenchReport:
     """Return one report: a table of formats per batch size, and the measures of each format.
 
     The last column of a table is the time of the bare step, or of the fastest variant where there
-    is none, over that of the first format. One report is returned as it is.
+    is none, over that of the first format.
 
     Args:
-        reports: Reports of ``StepBench`` by the name of the format.
+        reports: Reports of ``StepBench`` by the name of the format, at least two.
     """
-    first, *others = reports.values()
-    if not others:
-        return first
+    first = next(iter(reports.values()))
     settings = dict.fromkeys(each.setting for each in first.measures if each.setting)
     measures = [
         measure

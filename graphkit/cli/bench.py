@@ -157,13 +157,15 @@ def _measure(arguments: argparse.Namespace, group: RankGroup | None = None) -> B
     from graphkit.graphs import resolve_device
 
     device = resolve_device(arguments.device)
-    reports: dict[str, BenchReport] = {}
+    reports: list[BenchReport] = []
     try:
         for quantize in arguments.quantize or [None]:
-            report = _measure_format(arguments, device, group, quantize)
-            reports[quantize or str(report.settings["dtype"])] = report
+            reports.append(_measure_format(arguments, device, group, quantize))
             gc.collect()  # the weights of the next format need the memory
-        return compare_formats(reports)
+        if len(reports) == 1:
+            return reports[0]
+        names = (report.settings.get("quantize", report.settings["dtype"]) for report in reports)
+        return compare_formats(dict(zip(map(str, names), reports, strict=True)))
     except torch.OutOfMemoryError as error:
         raise GraphkitError(
             f"the device has too little memory: {str(error).partition('. ')[0]}. All variants of a "

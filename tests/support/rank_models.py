@@ -70,7 +70,7 @@ def split_every_variant():
 
 def read_in_parts(folder, group, whole):
     """Load a split model, and check that no more than its parts are read."""
-    sizes, read = {}, weight_files._read
+    sizes, read = {}, weight_files.read_tensors
 
     def noting(*args):
         for name, part in read(*args):
@@ -78,7 +78,7 @@ def read_in_parts(folder, group, whole):
             yield name, part
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weight_files, "_read", noting)
+        patch.setattr(weight_files, "read_tensors", noting)
         loaded = reference.load_checkpoint(folder, group=group)
     state = whole.state_dict()
     for name, size in sizes.items():

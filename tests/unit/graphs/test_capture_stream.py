@@ -94,6 +94,8 @@ def cuda(monkeypatch):
         "CUDAGraph": fake.graph,
         "default_generators": [generator],
         "current_blas_handle": lambda: fake.note("workspace"),
+        "mem_get_info": lambda _device: (0, 0),
+        "memory_reserved": lambda _device: 0,
     }
     for name, each in replaced.items():
         monkeypatch.setattr(torch.cuda, name, each)

@@ -24,7 +24,7 @@ SEGMENT = 1 << 44
 class Captured:
     """A captured graph with the handle of its template."""
 
-    output, pool_bytes, num_nodes, allocations = None, 64, 0, ()
+    output, pool_bytes, executable_bytes, num_nodes, allocations = None, 64, 0, 0, ()
 
     def __init__(self, handle, *modules):
         self.handle, self.origins = handle, tuple(NodeOrigin(module=each) for each in modules)
