@@ -6,13 +6,11 @@ from contextlib import suppress
 
 from transformers import PreTrainedModel
 
+from graphkit.hf import experts
 from graphkit.hf.attention import IMPLEMENTATION
 from graphkit.hf.fusion import fuse_modules
 from graphkit.hf.layout import ModelLayout, learn_layout
 from graphkit.hf.recurrent import convert_mixers
-
-_EXPERTS = "batched_mm"
-"""Products of all experts with static shapes; the other forms wait for the router on the host."""
 
 
 def prepare_model(model: PreTrainedModel, *, fuse: bool = True) -> ModelLayout:
@@ -31,7 +29,7 @@ def prepare_model(model: PreTrainedModel, *, fuse: bool = True) -> ModelLayout:
     ):
         config._attn_implementation = IMPLEMENTATION
     with suppress(ValueError):  # the model has no experts, or one form of them
-        model.set_experts_implementation(_EXPERTS)
+        model.set_experts_implementation(experts.IMPLEMENTATION)
     layout = learn_layout(model)
     if fuse:
         layout = fuse_modules(model, layout)
