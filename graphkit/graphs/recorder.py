@@ -146,7 +146,8 @@ class RecorderBackend:
         return RecordedLoop(self._queue, prologue, bodies, again, body)
 
     def measure(self, graph: RecordedGraph) -> float:
-        """Return the graph's counted work; see ``RecordedGraph.work``. Runs nothing."""
+        """Replay the graph and return its counted work; see ``RecordedGraph.work``."""
+        graph.replay()
         return graph.work
 
     def diagnose(self, function: Callable[[], Any]) -> None:
