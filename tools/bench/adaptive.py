@@ -61,7 +61,7 @@ class Shape:
 SHAPES = {
     "cuda": Shape(
         hidden=4096, target_layers=256, draft_layers=10, dtype=torch.bfloat16,
-        tokens={1: 2000, 8: 2000, 64: 1000},
+        tokens={1: 400, 8: 300, 64: 200},
     ),
     "cpu": Shape(
         hidden=32, target_layers=500, draft_layers=16, dtype=torch.float32,
