@@ -108,9 +108,8 @@ def sweep_float8(
         note(f"batch {size}")
     best = sorted(ten, key=lambda config: geometric_mean(times[config].values()))[:5]
     rows = {f"{_name(config)}, {config.programs} per SM": times[config] for config in best}
-    rows[f"default: {_name(FLOAT8_DEFAULT)}, {FLOAT8_DEFAULT.programs} per SM"] = times[
-        FLOAT8_DEFAULT
-    ]
+    default = f"default: {_name(FLOAT8_DEFAULT)}, {FLOAT8_DEFAULT.programs} per SM"
+    rows[default] = times[FLOAT8_DEFAULT]
     wide: dict[AttentionConfig, dict[int, float]] = defaultdict(dict)
     for size in FLOAT8_BATCHES:
         _time(wide, DEFAULT, Batch(_chain(size, GQA), device), rounds)

@@ -60,18 +60,18 @@ def join_splits(args: Any, out: torch.Tensor, partial: torch.Tensor, lse: torch.
     )  # fmt: skip
 
 
-def _is_paired(query: torch.Tensor, *caches: torch.Tensor) -> bool:
-    """Return whether the caches are of float8_e4m3fn and can be read as words of two elements."""
-    sizes = [
-        size
-        for cache in caches
+def _is_paired(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Return whether the caches are of float8_e4m3fn and can be read as words of two elements.
+
+    They cannot if values are parts of keys, or if a key may start within a word.
+    """
+    is_float8 = query.element_size() == 2 and key.dtype == value.dtype == FP8
+    if not is_float8 or key.shape != value.shape or is_part_of(value, key):
+        return False
+    return all(
+        size % 2 == 0
+        for cache in (key, value)
         for size in (cache.storage_offset(), cache.shape[2], *cache.stride()[:2])
-    ]
-    return (
-        query.element_size() == 2
-        and all(cache.dtype == FP8 for cache in caches)
-        and caches[0].shape == caches[1].shape
-        and all(size % 2 == 0 for size in sizes)
     )
 
 
