@@ -150,6 +150,10 @@ class RecorderBackend:
         graph.replay()
         return graph.work
 
+    def executable_bytes_per_node(self) -> float:
+        """Return 0.0: recorded graphs have no executable."""
+        return 0.0
+
     def diagnose(self, function: Callable[[], Any]) -> None:
         """Do nothing: ``capture`` names the operation itself."""
 
