@@ -60,10 +60,10 @@ def test_attention(kind, options, dtype):
     triton.__version__ < "3.7", reason="triton 3.6 with numpy 2.4 cannot interpret such a loop"
 )
 def test_values_that_are_their_keys():
-    query, keys, _, *others = CASES["attention_args"]("none", dtype=torch.bfloat16)
+    query, keys, _, *others = CASES["attention_args"]("none", dtype=torch.float16)
     args = query, keys, keys, *others
-    got = launch(paged_attention, *args)
-    torch.testing.assert_close(got, paged_attention(*args), rtol=4e-2, atol=4e-2)
+    got = launch(paged_attention, *args, splits=1)
+    torch.testing.assert_close(got, paged_attention(*args), rtol=4e-3, atol=4e-3)
 
 
 @triton.jit
