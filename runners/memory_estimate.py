@@ -1,4 +1,4 @@
-"""Memory of runners: that of their tensors, and that of graphs that are not captured yet."""
+"""Memory of runners: their tensors, and their graphs before these are captured."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class GraphMemoryModel:
             by_size = {graph.batch_size: graph for graph in graphs}
             pool += self._pool_bytes({n: float(g.pool_bytes) for n, g in by_size.items()}, wanted)
             executables += sum(by_size[n].executable_bytes for n in wanted if n in by_size)
-            nodes = _at({n: float(g.num_nodes) for n, g in by_size.items()}, others)
+            nodes = _interpolated_sum({n: float(g.num_nodes) for n, g in by_size.items()}, others)
             copies = 2 if isinstance(graphs[0], LoopBody) else 1  # a loop has its own
             executables += copies * nodes * self._bytes_per_node
         return ModeMemory(
@@ -144,7 +144,7 @@ class GraphMemoryModel:
 
     def _pool_bytes(self, measured: dict[int, float], wanted: Sequence[int]) -> float:
         if not self._shares_pool:
-            return _at(measured, wanted)
+            return _interpolated_sum(measured, wanted)
         largest = max(measured)
         smaller = sum(measured.values()) - measured[largest] if len(wanted) > 1 else 0.0
         return measured[largest] * wanted[-1] / largest + smaller
@@ -167,7 +167,7 @@ def interpolated(
     return np.maximum(curve, 0.0)
 
 
-def _at(measured: dict[int, float], sizes: Sequence[int]) -> float:
+def _interpolated_sum(measured: dict[int, float], sizes: Sequence[int]) -> float:
     """Return the sum of a measured value at some sizes, interpolated."""
     if not sizes:
         return 0.0
@@ -183,7 +183,7 @@ def _capture_order(mode: ModeRecord) -> Iterator[SizeRecord | LoopBody]:
 
 
 def _by_body(mode: ModeRecord) -> Iterator[Sequence[SizeRecord | LoopBody]]:
-    """Yield the graphs of all sizes: those of the replays, then of each body of the loops."""
+    """Yield the graphs of all sizes: first the replays, then each body of the loops."""
     if mode.sizes:
         yield mode.sizes
     for loop in mode.loops:
