@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _REFERENCE = "graphkit.reference:reference_target"
 _FOLDER_OPTIONS = ("draft", "dtype", "kv_dtype", "algorithm", *SPECULATION, "max_context_len")
 _SMALL_WEIGHTS = 64 << 20
-"""Bytes of weights that one thread of a CPU reads in about 10 ms, below which it computes alone."""
+"""Most bytes of weights of a model that runs on one thread of a CPU."""
 _LARGEST_BATCH = 8
 """Requests that a target of a folder has room for by default."""
 
