@@ -22,7 +22,7 @@ RECORD = Path(__file__).parents[1] / "data" / "h200-capture.json"
 GLOBAL = {"-h", "--help", "--version", "-v", "--verbose"}
 CHECKPOINT = {
     "--checkpoint", "--draft", "--dtype", "--algorithm", "--topk", "--num-steps",
-    "--num-draft-tokens", "--page-size", "--quantize", "--kv-dtype",
+    "--num-draft-tokens", "--page-size", "--quantize", "--kv-dtype", "--trust-remote-code",
 }  # fmt: skip
 TARGET = CHECKPOINT | {"--mode", "--batch-sizes", "--device", "--max-context-len"}
 COMMANDS = {
