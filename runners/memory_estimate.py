@@ -1,4 +1,4 @@
-"""Memory of runners: that of their tensors, and that of graphs that are not captured yet."""
+"""Memory of runners: their tensors, and their graphs before these are captured."""
 
 from __future__ import annotations
 
@@ -135,7 +135,9 @@ class GraphMemoryModel:
             pool += self._pool_bytes({n: float(g.pool_bytes) for n, g in by_size.items()}, wanted)
             executables += sum(by_size[n].executable_bytes for n in wanted if n in by_size)
             copies = 2 if isinstance(graphs[0], LoopBody) else 1  # a loop has its own
-            nodes += copies * _at({n: float(g.num_nodes) for n, g in by_size.items()}, wanted)
+            nodes += copies * _interpolated_sum(
+                {n: float(g.num_nodes) for n, g in by_size.items()}, wanted
+            )
         if not set(wanted).issubset(measured):
             executables = round(nodes * self._bytes_per_node)
         return ModeMemory(
@@ -148,7 +150,7 @@ class GraphMemoryModel:
 
     def _pool_bytes(self, measured: dict[int, float], wanted: Sequence[int]) -> float:
         if not self._shares_pool:
-            return _at(measured, wanted)
+            return _interpolated_sum(measured, wanted)
         largest = max(measured)
         smaller = sum(measured.values()) - measured[largest] if len(wanted) > 1 else 0.0
         return measured[largest] * wanted[-1] / largest + smaller
@@ -171,7 +173,7 @@ def interpolated(
     return np.maximum(curve, 0.0)
 
 
-def _at(measured: dict[int, float], sizes: Sequence[int]) -> float:
+def _interpolated_sum(measured: dict[int, float], sizes: Sequence[int]) -> float:
     """Return the sum of a measured value at some sizes, interpolated."""
     if not sizes:
         return 0.0
@@ -194,7 +196,7 @@ def _has_all_sizes(mode: ModeRecord, runner: _Runner) -> bool:
 
 
 def _by_body(mode: ModeRecord) -> Iterator[Sequence[SizeRecord | LoopBody]]:
-    """Yield the graphs of all sizes: those of the replays, then of each body of the loops."""
+    """Yield the graphs of all sizes: first the replays, then each body of the loops."""
     if mode.sizes:
         yield mode.sizes
     for loop in mode.loops:

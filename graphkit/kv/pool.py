@@ -68,7 +68,8 @@ class TokenToKVPool(UsedPool):
     def get_scales(self, layer: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return the scales of the keys and the values of a layer, [M] float32 each.
 
-        ``None`` in a pool whose numbers are keys and values as they are.
+        A key is its stored number multiplied by the scale. ``None`` where a pool stores keys and
+        values without a scale.
 
         Raises:
             AttentionError: There is no such layer.

@@ -14,10 +14,11 @@ import graphkit as gk
 from graphkit.ops.kernels.float8 import float8_pairs, has_float8_cvt
 from graphkit.ops.kv_cache import store_kv
 from graphkit.ops.paged_attention import paged_attention
-from graphkit.reference import ByteTokenizer, reference_engine
+from graphkit.reference import reference_engine
 
 pytestmark = pytest.mark.gpu
 FILE = Path(__file__).parents[1] / "unit" / "attention" / "fp8_cases.py"
+BENCH = Path(__file__).parents[2] / "tools" / "bench" / "accept_lengths.py"
 CASES = runpy.run_path(str(FILE))
 FP8 = torch.float8_e4m3fn
 every_scale = pytest.mark.parametrize("kind", CASES["SCALES"])
@@ -115,15 +116,18 @@ def test_nan_that_no_query_sees_does_not_reach_the_output():
 
 @pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
 def test_accept_lengths_are_those_of_bfloat16(algorithm):
-    texts = ("def replay(self, batch):", "import torch\n")
-    prompts = [ByteTokenizer().encode(text) for text in texts]
+    """The texts differ, so that the lengths of one prompt differ by 0.3 tokens (one deviation).
+
+    The mean over 64 prompts then deviates by 0.04 of 3.4 tokens, and 5 % are four deviations.
+    """
+    prompts = runpy.run_path(str(BENCH))["held_out_prompts"](64)
     lengths = []
     for kv_dtype in (None, FP8):
         with reference_engine(
-            algorithm, dtype=torch.bfloat16, kv_dtype=kv_dtype, max_batch_size=2, device="cuda"
+            algorithm, dtype=torch.bfloat16, kv_dtype=kv_dtype, max_batch_size=8, device="cuda"
         ) as engine:
             engine.capture()
             engine.generate(prompts, gk.SamplingParams(max_new_tokens=64))
             lengths.append(engine.stats.accept_length)
             assert all(not runner.stats.fallbacks for runner in engine.runners)
-    assert lengths[1] > 0.9 * lengths[0], lengths
+    assert lengths[1] > 0.95 * lengths[0], lengths
