@@ -14,10 +14,14 @@ MOST_ROWS = 256
 """Most rows of the kernel. More are limited by arithmetic, where cuBLAS over a dequantised weight
 is faster: writing and reading that weight takes the time of the products of about 460 rows on an
 H200 (five bytes per weight at 4.3 TB/s, two operations per weight and row at 790 TFLOP/s)."""
+FEW_ROWS = 64
+"""Most rows whose products run by the instructions of a warp, which add inputs in an order of their
+own: up to that many rows, a row's result has the same bits whatever the number of rows. More run by
+the instructions of a warpgroup."""
 TILE = 32
-"""Outputs of a program of up to 64 rows: 4 KiB of float8 numbers per block of inputs."""
-PROGRAMS = 4
-"""Programs of a multiprocessor. Each has 6 to 12 KiB in flight, and about 30 KiB per multiprocessor
+"""Outputs of a program of few rows: 4 KiB of numbers per step of its loop."""
+PROGRAMS = 6
+"""Programs of a multiprocessor. Each has 8 to 12 KiB in flight, and about 40 KiB per multiprocessor
 hide the latency of memory."""
 LEAST_BLOCKS = 4
 """Least blocks of inputs of a part: below that, adding the parts costs more than it saves."""
@@ -29,10 +33,13 @@ class Product:
 
     Attributes:
         outputs: Outputs of a program, a power of two, at least 16.
-        rows: Rows of a program, a power of two, at least 16.
+        rows: Rows of a program, a power of two, at least 8.
         splits: Parts of the inputs.
         num_warps: Warps of a program.
-        num_stages: Blocks of inputs in flight in a program, the current one included.
+        num_stages: Steps of the loop in flight in a program, the current one included.
+        unroll: Blocks of inputs of a step of the loop.
+        early_bytes: Bytes of each row of the weight that a program requests while the kernel before
+            it runs, 0 or a power of two of at least 128.
     """
 
     outputs: int
@@ -40,6 +47,18 @@ class Product:
     splits: int
     num_warps: int = 4
     num_stages: int = 4
+    unroll: int = 1
+    early_bytes: int = 512
+
+    @property
+    def is_warpgroup(self) -> bool:
+        """Whether Triton multiplies by the instructions of a warpgroup (``wgmma``)."""
+        return self.num_warps % 4 == 0 and self.outputs % 64 == 0 and self.rows >= 16
+
+    @property
+    def pack(self) -> int:
+        """Consecutive numbers of a row in a register."""
+        return 2 if self.is_warpgroup else 4
 
 
 def choose_product(
@@ -61,22 +80,27 @@ def choose_product(
     if rows > MOST_ROWS or dtype == torch.float64:
         return None
     splits = choose_splits(inputs, outputs, PROGRAMS * _multiprocessors(device))
-    is_small = rows <= 64
-    return Product(
-        outputs=TILE if is_small else 2 * TILE,
-        rows=min(64, max(16, triton.next_power_of_2(rows))),
-        splits=splits,
-        # 16 outputs for each warp: with more warps, two convert the same numbers.
-        num_warps=2 if is_small else 4,
-        num_stages=2 if dtype == torch.float32 else 4,
-    )
+    tile = min(64, max(8, triton.next_power_of_2(rows)))
+    if dtype == torch.float32:
+        return Product(TILE, max(16, tile), splits, num_warps=2, num_stages=2)
+    if rows > FEW_ROWS:
+        return Product(4 * TILE, 64, splits, num_warps=8, num_stages=3)
+    if rows > 32:
+        return Product(2 * TILE, tile, splits, num_warps=2, num_stages=3)
+    # 16 outputs for each warp: with more warps, two convert the same numbers.
+    unroll = 2 if rows <= 16 and blocks(inputs) // splits % 2 == 0 else 1
+    return Product(TILE, tile, splits, num_warps=2, num_stages=4, unroll=unroll)
 
 
 def choose_splits(inputs: int, outputs: int, programs: int) -> int:
-    """Return the parts of the inputs that give so many programs; no part is empty."""
-    most = max(1, blocks(inputs) // LEAST_BLOCKS)
-    splits = min(most, max(1, programs // -(-outputs // TILE)))
-    return -(-blocks(inputs) // -(-blocks(inputs) // splits))
+    """Return the parts of the inputs that give so many programs; no part is empty.
+
+    Parts of equal length are preferred: their loop has no conditions.
+    """
+    whole = blocks(inputs)
+    most = min(max(1, whole // LEAST_BLOCKS), max(1, programs // -(-outputs // TILE)))
+    equal = max(parts for parts in range(1, most + 1) if whole % parts == 0)
+    return equal if 2 * equal > most else -(-whole // -(-whole // most))
 
 
 @cache
