@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphkit.ops.kernels.quantized_linear_config import Product
+from graphkit.ops.kernels.quantized_linear_config import FEW_ROWS, Product
 from graphkit.ops.quantized_linear import packed_numbers, quantized_linear
 from graphkit.ops.registration import OPS
 
@@ -50,8 +50,11 @@ def test_a_row_does_not_depend_on_the_rows_beside_it():
     for args in CASES["cases"](CUDA, [torch.bfloat16], [64], shapes=LARGE[:1]):
         x, *others = args
         whole = quantized_linear(x, *others)
-        for rows in (1, 5, 33):
+        for rows in (33, 40):
             assert torch.equal(quantized_linear(x[:rows], *others), whole[:rows])
+        few = quantized_linear(x[:FEW_ROWS], *others)
+        for rows in (1, 5, 17):
+            assert torch.equal(quantized_linear(x[:rows], *others), few[:rows])
 
 
 @pytest.mark.parametrize("rows", [1, 64, 300])

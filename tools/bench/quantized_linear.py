@@ -150,12 +150,12 @@ def random_inputs(
     return torch.randn(shape, **options), torch.randn(rows, shape[1], **options)
 
 
-def configurations(shape: tuple[int, int], rows: int) -> list[Product]:
+def configurations(shape: tuple[int, int], kind: str, rows: int) -> list[Product]:
     """Return configurations of the kernel for a layer, the present choice first."""
     outputs, inputs = shape
-    few, middle, many = (choose_splits(inputs, outputs, 132 * each) for each in (3, 6, 10))
-    tile = min(64, max(8, 1 << (rows - 1).bit_length()))
-    present = choose_product(rows, inputs, outputs, torch.device("cpu"), torch.bfloat16)
+    few, middle, many = (choose_splits(inputs, outputs // 32, 132 * each) for each in (3, 6, 10))
+    tile, bits = min(64, max(8, 1 << (rows - 1).bit_length())), 4 if kind == "int4" else 8
+    present = choose_product(rows, inputs, outputs, bits, torch.device("cpu"), torch.bfloat16)
     found = [present] if present else []
     if rows <= 16:
         # Outputs, rows, splits, warps, stages, unroll, early bytes. With 4 warps and 16 rows, the
@@ -178,7 +178,7 @@ def compile_cell(shape: tuple[int, int], kind: str, rows: int) -> None:
     weight, x = random_inputs(shape, rows, device)
     quantized = FORMATS[kind](weight)
     parts = quantized.numbers, quantized.scale, quantized.zero_point
-    for config in configurations(shape, rows):
+    for config in configurations(shape, kind, rows):
         try:
             op.launch(op.arguments(x, *parts, None), config)
         except Exception as error:  # a configuration that needs more shared memory, say
@@ -205,7 +205,7 @@ def sweep(
         quantized = quantize(weight)
         sets = copies([quantized.numbers, quantized.scale, quantized.zero_point], device)
         taken: list[tuple[float, Product]] = []
-        present, *_ = configs = configurations(shape, count)
+        present, *_ = configs = configurations(shape, kind, count)
         for config in configs:
             calls = [partial(op.launch, op.arguments(x, *each, None), config) for each in sets]
             try:

@@ -40,8 +40,8 @@ def choose_config(rows: int, key_dim: int, value_dim: int, element_size: int) ->
 
     Blocks of latents, of more than 256 elements, leave a multiprocessor memory for one program.
     With 64 rows that is limited by arithmetic: two large blocks in flight are enough. Blocks of
-    float8 take half of the memory, and their conversion takes time, which a third program and a
-    fourth stage hide. Larger heads and more rows leave no registers for that program.
+    float8 take half of the memory: few rows take blocks of twice as many keys, more rows another
+    stage.
 
     Args:
         rows: Query rows of a request for one key-value head.
@@ -51,10 +51,12 @@ def choose_config(rows: int, key_dim: int, value_dim: int, element_size: int) ->
     """
     row_bytes = max(16, triton.next_power_of_2(value_dim)) * element_size
     block_rows = min(64, max(16, triton.next_power_of_2(rows)))
-    block_keys = min(64, max(16, BLOCK_BYTES // row_bytes))
+    most_keys = max(16, BLOCK_BYTES // row_bytes)
+    if element_size == 1 and block_rows == 16:
+        return AttentionConfig(block_rows, block_keys=min(128, most_keys))
+    block_keys = min(64, most_keys)
     if element_size == 1:
-        programs = 3 if block_rows == 16 and value_dim <= 128 else 2
-        return AttentionConfig(block_rows, block_keys, num_stages=4, programs=programs)
+        return AttentionConfig(block_rows, block_keys, num_stages=4)
     if value_dim <= 256:
         return AttentionConfig(block_rows, block_keys)
     if element_size > 2:

@@ -274,7 +274,8 @@ def launch_quantized_linear(args: Any, product: Product | None = None) -> torch.
         "ROW_BYTES": weight.shape[1], "IS_PACKED": weight.dtype == torch.uint8,
         "SCALE_ROWS": scale.shape[0], "SCALE_COLUMNS": scale.shape[1],
     }  # fmt: skip
-    product = product or choose_product(rows, inputs, outputs, x.device, x.dtype)
+    bits = 4 if shape["IS_PACKED"] else 8
+    product = product or choose_product(rows, inputs, outputs, bits, x.device, x.dtype)
     if product is None:
         matrix = x.new_empty(outputs, inputs)
         grid = blocks(inputs), triton.cdiv(outputs, 64)

@@ -45,7 +45,7 @@ def test_the_dense_copies_hold_the_paged_batch(bench, page_size, kind):
 
 
 def test_the_sweep_over_float8_shows_the_fastest_and_the_default(bench, monkeypatch):
-    """Times are made up: many stages are fast, and 128 keys need more memory than there is."""
+    """Times are made up: many stages are fast, and 32 keys need more memory than there is."""
     sweeps = importlib.import_module("attention_sweep")
 
     class Batch:
@@ -58,7 +58,7 @@ def test_the_sweep_over_float8_shows_the_fastest_and_the_default(bench, monkeypa
     class Calls:
         def __init__(self, act, batch, rounds):
             config, condition = act(0), batch.condition
-            if config.block_keys == 128:
+            if config.block_keys == 32:
                 raise sweeps.triton.runtime.errors.OutOfResources(2, 1, "shared memory")
             per_key = condition.shape.slot_bytes / config.num_stages + config.programs
             self.us = condition.batch_size * per_key
@@ -75,7 +75,7 @@ def test_the_sweep_over_float8_shows_the_fastest_and_the_default(bench, monkeypa
     assert all("6 stages" in name for name in best)
     assert best[0].endswith("2 per SM")
     assert best[-1].endswith("3 per SM")
-    assert default.startswith("default: 16 x 64")
+    assert default.startswith("default: 16 x 128")
     assert wide == "default over bfloat16"
 
 
