@@ -1,6 +1,7 @@
-"""Weights of eight and four bits: their layout, their layers, and folders that have them."""
+"""Linear layers, and weights of eight and four bits: their layout, and folders that have them."""
 
 from graphkit.quantization.linear import (
+    Linear,
     QuantizedLinear,
     merge_quantized,
     quantize_linears,
@@ -17,6 +18,7 @@ from graphkit.quantization.weight import (
 
 __all__ = [
     "QUANTIZATIONS",
+    "Linear",
     "QuantizedLinear",
     "QuantizedWeight",
     "StoredLayout",

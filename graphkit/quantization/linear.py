@@ -1,4 +1,4 @@
-"""Linear layers with quantised weights, and their places in a model."""
+"""Linear layers, with quantised weights and others, and their places in a model."""
 
 from __future__ import annotations
 
@@ -7,8 +7,20 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import nn
 
+from graphkit.ops.linear import project
 from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.quantization.weight import QUANTIZATIONS, QuantizedWeight
+
+
+class Linear(nn.Linear):
+    """``torch.nn.Linear``, whose products of few rows run by ``graphkit::linear`` on CUDA.
+
+    It is ``torch.nn.Linear`` itself on other devices and where gradients are recorded.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name in nn.Linear
+        """Multiply rows, [..., K] to [..., N]."""
+        return project(input, self.weight, self.bias)
 
 
 class QuantizedLinear(nn.Module):
@@ -116,7 +128,7 @@ def quantize_linears(
         for name, layer in list(owner.named_children()):
             if not isinstance(layer, nn.Linear) or layer in kept:
                 continue
-            if type(layer).forward is not nn.Linear.forward:
+            if type(layer).forward not in (nn.Linear.forward, Linear.forward):
                 continue
             if layer not in done:
                 bias: torch.Tensor | None = layer.bias

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from graphkit.config import require_int
 from graphkit.errors import ConfigError
+from graphkit.quantization import Linear
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.eagle import HeadTarget, check_fit
 from graphkit.reference.layers import Attend, Attention, DecoderLayer, RMSNorm
@@ -31,7 +32,7 @@ class ContextEncoder(nn.Module):
     def __init__(self, config: LlamaConfig, num_layers: int) -> None:
         super().__init__()
         size = config.hidden_size
-        self.fc = nn.Linear(num_layers * size, size, bias=False)
+        self.fc = Linear(num_layers * size, size, bias=False)
         self.output_norm_enc = RMSNorm(size, config.rms_norm_eps)
 
     def forward(self, features_TF: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from graphkit.errors import ConfigError
+from graphkit.quantization import Linear
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.layers import Attend, DecoderLayer
 from graphkit.reference.rope import RotaryEmbedding
@@ -91,7 +92,7 @@ class EagleHead(nn.Module):
         self.config = config
         if has_embedding:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=fc_bias)
+        self.fc = Linear(2 * config.hidden_size, config.hidden_size, bias=fc_bias)
         self.layers = nn.ModuleList([DecoderLayer(config, 0, has_input_norm=False)])
         self.rotary_emb = RotaryEmbedding(config)
         if has_head:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from graphkit.errors import ConfigError
+from graphkit.quantization import Linear
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.eagle import HeadTarget, check_fit, check_one_layer
 from graphkit.reference.layers import MLP, Attend, Attention, RMSNorm
@@ -98,7 +99,7 @@ class Eagle3Head(nn.Module):
         self.aux_layers = _checked(aux_layers, target.config.num_hidden_layers)
         if has_embedding:
             self.embed_tokens = nn.Embedding(config.vocab_size, size)
-        self.fc = nn.Linear(3 * size, size, bias=fc_bias)
+        self.fc = Linear(3 * size, size, bias=fc_bias)
         self.midlayer = Eagle3Layer(config, norm_before_residual=norm_before_residual)
         self.norm = RMSNorm(size, config.rms_norm_eps)
         if has_head:

@@ -12,11 +12,11 @@ from typing import Protocol, overload
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from graphkit.ops.decoder import add_rms_norm, rms_norm, rotated_heads, silu_and_mul
+from graphkit.ops.linear import project
 from graphkit.ops.quantized_linear import quantized_linear
-from graphkit.quantization import QuantizedLinear, quantize_linears
+from graphkit.quantization import Linear, QuantizedLinear, quantize_linears
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.merged_linear import MergedLinear, MergesProjections
 from graphkit.reference.rope import Rotation
@@ -81,7 +81,7 @@ class Attention(MergesProjections):
             {"q_proj": query_size, "k_proj": key_size, "v_proj": key_size},
             bias=config.attention_bias,
         )
-        self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.output_bias)
+        self.o_proj = Linear(query_size, config.hidden_size, bias=config.output_bias)
         self.eps = config.rms_norm_eps
         self.has_qk_norm = config.qk_norm
         if config.qk_norm:
@@ -124,7 +124,7 @@ class MLP(MergesProjections):
         self.gate_up_proj = MergedLinear(
             config.hidden_size, {"gate_proj": width, "up_proj": width}, bias=False
         )
-        self.down_proj = nn.Linear(width, config.hidden_size, bias=False)
+        self.down_proj = Linear(width, config.hidden_size, bias=False)
 
     def forward(self, hidden_TH: Tensor) -> Tensor:
         """Return down(silu(gate(x)) * up(x)), [T, H]."""
@@ -180,7 +180,7 @@ def last_outputs(layer: nn.Linear | QuantizedLinear, rows_TH: Tensor, first: int
     if isinstance(layer, QuantizedLinear):
         part = layer.quantized.part(first, layer.out_features)
         return quantized_linear(rows_TH, part.numbers, part.scale, part.zero_point, bias)
-    return linear(rows_TH, layer.weight[first:], bias)
+    return project(rows_TH, layer.weight[first:], bias)
 
 
 def quantize_layers(

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from graphkit.quantization import Linear
 
-class MergedLinear(nn.Linear):
+
+class MergedLinear(Linear):
     """Several linear layers of one input, their outputs side by side.
 
     One product reads the input once and is one kernel instead of several.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from graphkit.quantization import Linear
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.eagle import HeadTarget, check_fit
 from graphkit.reference.layers import Attend, DecoderLayer, RMSNorm
@@ -22,7 +23,7 @@ class MTPLayer(DecoderLayer):
         super().__init__(config, layer)
         size, eps = config.hidden_size, config.rms_norm_eps
         self.enorm, self.hnorm = RMSNorm(size, eps), RMSNorm(size, eps)
-        self.eh_proj = nn.Linear(2 * size, size, bias=False)
+        self.eh_proj = Linear(2 * size, size, bias=False)
         self.shared_head = nn.ModuleDict({"norm": RMSNorm(size, eps)})
 
     def merge(self, embedded_TH: Tensor, hidden_TH: Tensor) -> Tensor:

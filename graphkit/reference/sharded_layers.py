@@ -21,10 +21,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError
+from graphkit.ops.linear import project
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.eagle3 import Eagle3Layer
 from graphkit.reference.layers import DecoderLayer, RMSNorm
@@ -56,7 +56,7 @@ class InputSplitLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product, [T, out]."""
-        out = linear(x, self.weight, self.bias if self._has_bias else None)
+        out = project(x, self.weight, self.bias if self._has_bias else None)
         return self._collectives.all_reduce(out) if self._adds_up else out
 
 

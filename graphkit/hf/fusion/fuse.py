@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from types import MethodType
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from graphkit.hf.fusion.heads import RotatedAttention, find_rotated_attention
 from graphkit.hf.fusion.linears import MergedLinears, merge_linears, plain_linears
 from graphkit.hf.fusion.norms import find_norms
 from graphkit.hf.fusion.observation import ROWS, ModuleCall, observe
-from graphkit.hf.layout import ModelLayout
+from graphkit.hf.layout import ModelLayout, output_head
+from graphkit.quantization import Linear
 
 
 def fuse_modules(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
@@ -38,7 +40,13 @@ def fuse_modules(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
     norms = find_norms(root)
     networks = find_gated_networks(root, linears, merged)
     heads = find_rotated_attention(observed, linears, merged, norms)
-    forwards: dict[nn.Module, Callable[..., Any]] = {**norms, **networks, **heads}
+    kept = {*merged, output_head(model)}
+    others = {
+        layer: MethodType(Linear.forward, layer)
+        for layer in linears - kept
+        if isinstance(layer, nn.Linear)
+    }
+    forwards: dict[nn.Module, Callable[..., Any]] = {**others, **norms, **networks, **heads}
     for module, forward in forwards.items():
         module.forward = forward
     unused = _without_unused(model, root, near, heads.values())
@@ -46,6 +54,7 @@ def fuse_modules(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
     return replace(
         layout,
         replaced={names[layer]: _merged_text(group, names) for layer, group in merged.items()}
+        | {names[layer]: "graphkit::linear on CUDA" for layer in others}
         | {names[module]: "graphkit::rms_norm" for module in norms}
         | {names[module]: "graphkit::silu_and_mul between products" for module in networks}
         | {names[module]: "graphkit::rotated_heads before attention" for module in heads}

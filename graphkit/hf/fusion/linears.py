@@ -17,6 +17,7 @@ from torch.nn.functional import linear
 
 from graphkit.hf.fusion.agreement import agree, random_rows
 from graphkit.hf.fusion.observation import ModuleCall
+from graphkit.ops.linear import project
 from graphkit.quantization import QuantizedLinear, merge_quantized
 
 _PAGEOUT = 21
@@ -139,7 +140,7 @@ def _merged_product(layers: Sequence[nn.Module]) -> Callable[[torch.Tensor], tor
         return merge_quantized(quantized)
     weight = _merged([layer.weight for layer in layers])
     biases = [bias for layer in layers if (bias := getattr(layer, "bias", None)) is not None]
-    return partial(linear, weight=weight, bias=_merged(biases) if biases else None)
+    return partial(project, weight=weight, bias=_merged(biases) if biases else None)
 
 
 def _merged(parameters: Sequence[Any]) -> torch.Tensor:

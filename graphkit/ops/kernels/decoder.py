@@ -29,6 +29,7 @@ def rms_norm_kernel(
 ):  # fmt: skip
     """One program per row; ``total`` and ``residual`` are both tensors or both None."""
     if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64) * WIDTH
     lane = tl.arange(0, BLOCK)
@@ -82,6 +83,7 @@ def rotated_heads_kernel(
 ):  # fmt: skip
     """One program per row and head."""
     if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lane = tl.arange(0, BLOCK)
@@ -147,6 +149,7 @@ def silu_and_mul_kernel(
 ):
     """One program per row and block of columns."""
     if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH

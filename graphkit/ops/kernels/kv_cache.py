@@ -33,6 +33,7 @@ def store_kv_kernel(
 ):  # fmt: skip
     """One program per token and BLOCK of its M * D elements; slots are KEY_SLOT elements apart."""
     if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -19,7 +19,15 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
 
     A kernel with a parameter ``STARTS_EARLY`` may be started while the kernel before it runs, which
     hides the latency of the launch (programmatic dependent launch). If the device can do that, the
-    parameter is true, and the kernel must call ``gdc_wait`` before it reads or writes memory.
+    parameter is true. Such a kernel follows three rules:
+
+    - All of its programs call ``gdc_wait``, which returns when the kernel before has ended and its
+      writes are visible. That kernel has waited for the one before it, and so on: kernels may thus
+      call ``gdc_launch_dependents`` at their start.
+    - Before ``gdc_wait`` it writes nothing, and reads nothing that a kernel before it may write.
+      Only weights are constant, and may be requested into the L2 cache by then.
+    - If it calls ``gdc_launch_dependents``, it waits for nothing but kernels before it, such as
+      another rank: programs that start early hold their part of a multiprocessor until it ends.
 
     Args:
         kernel: A Triton kernel.

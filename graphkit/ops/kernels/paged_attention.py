@@ -23,6 +23,7 @@ def join_splits_kernel(
 ):  # fmt: skip
     """One program per (token, head) row and BLOCK_D of its dimensions."""
     if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     dim = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)

@@ -75,9 +75,8 @@ def paged_attention_kernel(
 ):  # fmt: skip
     """One program per (request, row tile), key-value head and split."""
     if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-        if IS_SPLIT:  # the join
-            tl.extra.cuda.gdc_launch_dependents()
     # A row of the mask is a word of what it hides, so that no block of keys waits for the mask.
     BITS: tl.constexpr = 64 if MASK_COLUMNS > 32 else 32
     WORD: tl.constexpr = tl.int64 if MASK_COLUMNS > 32 else tl.int32

@@ -1,9 +1,12 @@
-"""Products with quantised weights for CUDA. Contract: ``graphkit.ops.quantized_linear``.
+"""Products of few rows, with quantised weights and others, for CUDA.
+
+Contracts: ``graphkit.ops.quantized_linear`` and ``graphkit.ops.linear``.
 
 A program holds a tile of outputs by rows, and passes over a part of the inputs, a block of 128 at a
 time. It loads the numbers of the block, converts them in registers to the dtype of the rows, which
 is exact, and multiplies. Scales are applied to the sum of a block, not to each number. The weight
-is the left operand of the product, so that few rows of ``x`` waste little of it.
+is the left operand of the product, so that few rows of ``x`` waste little of it. A weight of the
+dtype of the rows has no scales and is not converted.
 
 Where the outputs give too few tiles for the device, the inputs are split. Each part writes its sums
 in float32, and a second kernel adds them in order. The split depends on the weight alone: a row's
@@ -94,15 +97,19 @@ def _request(address):
 
 
 @triton.jit(do_not_specialize=["rows"])
-def quantized_linear_kernel(
+def linear_kernel(
     out, x, weight, scale, zero_point, bias, rows,
-    N: tl.constexpr, K: tl.constexpr, ROW_BYTES: tl.constexpr, IS_PACKED: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, ROW: tl.constexpr, IS_PACKED: tl.constexpr,
     SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr, BLOCKS: tl.constexpr,
     IS_SPLIT: tl.constexpr, STARTS_EARLY: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, EARLY_BYTES: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, PACK: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """One program per tile of outputs, tile of rows and part of the inputs, of BLOCKS blocks."""
+    """One program per tile of outputs, tile of rows and part of the inputs, of BLOCKS blocks.
+
+    A row of the weight has ROW elements: numbers, or bytes of them. Without ``scale``, SCALE_ROWS
+    and SCALE_COLUMNS are 0.
+    """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     t = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
     first = tl.program_id(2) * BLOCKS
@@ -111,7 +118,7 @@ def quantized_linear_kernel(
     ALL_N: tl.constexpr = N % BLOCK_N == 0
     ALL_K: tl.constexpr = K % (BLOCKS * 128) == 0
     is_n, is_t = tl.full([BLOCK_N], True, tl.int1) if ALL_N else n < N, t < rows
-    row = weight + n.to(tl.int64) * ROW_BYTES
+    row = weight + n.to(tl.int64) * ROW
     scale_row = n if SCALE_ROWS == N else n // 128
     if SCALE_ROWS == 1:
         scale_row = n * 0
@@ -120,7 +127,8 @@ def quantized_linear_kernel(
         # The weight does not depend on the kernel before this one. Its first bytes are requested
         # while that kernel runs.
         if EARLY_BYTES and ALL_N and ALL_K:
-            line = tl.arange(0, EARLY_BYTES // 128) * 128
+            LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth  # 128 bytes
+            line = tl.arange(0, EARLY_BYTES // 128) * LINE
             _request(row[:, None] + first * WIDTH + tl.minimum(line, BLOCKS * WIDTH - 1)[None, :])
             if SCALE_COLUMNS > 1:
                 _request(scale + place + first)
@@ -137,7 +145,7 @@ def quantized_linear_kernel(
         at = block * 128 + lane
         is_number, is_input, is_more = is_n[:, None], is_t[None, :], is_t[None, :]
         if not ALL_K:
-            is_number = is_number & (block * WIDTH + lane < ROW_BYTES)[None, :]
+            is_number = is_number & (block * WIDTH + lane < ROW)[None, :]
             is_input = is_input & (at < K)[:, None]
             is_more = is_more & (at + 64 < K)[:, None]
         loaded = tl.load(numbers + block * WIDTH, mask=is_number, other=0)
@@ -156,10 +164,12 @@ def quantized_linear_kernel(
             more = tl.load(inputs + block * 128 + 64, mask=is_more, other=0.0)
             products = tl.dot(low, some, input_precision=PRECISION)
             products = tl.dot(high, more, products, input_precision=PRECISION)
-        else:
+        elif scale is not None:
             wide = _float8(loaded, x.dtype.element_ty)
             products = tl.dot(wide, some, input_precision=PRECISION)
-        if SCALE_COLUMNS > 1:
+        if scale is None:
+            total = tl.dot(loaded, some, total, input_precision=PRECISION)
+        elif SCALE_COLUMNS > 1:
             factor = tl.load(scale + place + column, mask=is_scale, other=0.0).to(tl.float32)
             total += products * factor[:, None]
         else:
@@ -230,7 +240,7 @@ def sum_parts_kernel(
 
 @triton.jit
 def dequantize_kernel(
-    out, weight, scale, zero_point, N: tl.constexpr, K: tl.constexpr, ROW_BYTES: tl.constexpr,
+    out, weight, scale, zero_point, N: tl.constexpr, K: tl.constexpr, ROW: tl.constexpr,
     IS_PACKED: tl.constexpr, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
     BLOCK_N: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -242,9 +252,9 @@ def dequantize_kernel(
     WIDTH: tl.constexpr = 64 if IS_PACKED else 128
     lane = tl.arange(0, WIDTH)
     byte = block * WIDTH + lane
-    is_n, is_number = n < N, (n < N)[:, None] & (byte < ROW_BYTES)[None, :]
+    is_n, is_number = n < N, (n < N)[:, None] & (byte < ROW)[None, :]
     row = n.to(tl.int64)[:, None]
-    loaded = tl.load(weight + row * ROW_BYTES + byte[None, :], mask=is_number, other=0)
+    loaded = tl.load(weight + row * ROW + byte[None, :], mask=is_number, other=0)
     scale_row = n if SCALE_ROWS == N else n // 128
     if SCALE_ROWS == 1:
         scale_row = n * 0
@@ -267,37 +277,50 @@ def dequantize_kernel(
 
 def launch_quantized_linear(args: Any, product: Product | None = None) -> torch.Tensor:
     """Launch ``quantized_linear``, with ``choose_product`` by default."""
-    x, weight, scale = args.x.contiguous(), args.weight, args.scale
-    (rows, inputs), outputs = x.shape, len(weight)
-    shape = {
-        "weight": weight.contiguous().view(torch.uint8), "N": outputs, "K": inputs,
-        "ROW_BYTES": weight.shape[1], "IS_PACKED": weight.dtype == torch.uint8,
-        "SCALE_ROWS": scale.shape[0], "SCALE_COLUMNS": scale.shape[1],
+    x, numbers, scale = args.x.contiguous(), args.weight.contiguous(), args.scale
+    (rows, inputs), outputs = x.shape, len(numbers)
+    is_packed = numbers.dtype == torch.uint8
+    weight = {
+        "weight": numbers.view(torch.uint8), "N": outputs, "K": inputs, "ROW": numbers.shape[1],
+        "IS_PACKED": is_packed, "SCALE_ROWS": scale.shape[0], "SCALE_COLUMNS": scale.shape[1],
     }  # fmt: skip
-    bits = 4 if shape["IS_PACKED"] else 8
+    bits = 4 if is_packed else 8
     product = product or choose_product(rows, inputs, outputs, bits, x.device, x.dtype)
     if product is None:
         matrix = x.new_empty(outputs, inputs)
         grid = blocks(inputs), triton.cdiv(outputs, 64)
-        launch(dequantize_kernel, grid, args, out=matrix, BLOCK_N=64, **shape)
+        launch(dequantize_kernel, grid, args, out=matrix, BLOCK_N=64, **weight)
         bias = None if args.bias is None else args.bias.to(x.dtype)
         return torch.nn.functional.linear(x, matrix, bias)
+    return launch_product(args, product, x, **weight)
+
+
+def launch_product(args: Any, product: Product, x: torch.Tensor, **weight: Any) -> torch.Tensor:
+    """Launch the product of rows with a weight of any format, and the sum of its parts.
+
+    Args:
+        args: Arguments of the op.
+        product: How the launch divides its work.
+        x: The rows, contiguous.
+        weight: The weight, and what describes it among the parameters of ``linear_kernel``.
+    """
+    rows, inputs, outputs = len(x), weight["K"], weight["N"]
     out: torch.Tensor = x.new_empty(rows, outputs)
     splits = product.splits
     parts = out if splits == 1 else x.new_empty(splits, rows, outputs, dtype=torch.float32)
     grid_of_product = triton.cdiv(outputs, product.outputs), triton.cdiv(rows, product.rows), splits
     blocks_of_part = triton.cdiv(blocks(inputs), splits)
-    is_compiled = isinstance(quantized_linear_kernel, triton.JITFunction)
+    is_compiled = isinstance(linear_kernel, triton.JITFunction)
     low, high = None, None
-    if is_compiled and shape["IS_PACKED"] and x.dtype in (torch.bfloat16, torch.float16):
+    if is_compiled and weight["IS_PACKED"] and x.dtype in (torch.bfloat16, torch.float16):
         low, high = nibble_ptx(x.dtype, product.pack, args.zero_point is not None)
     launch(
-        quantized_linear_kernel, grid_of_product, args, out=parts, x=x, rows=rows,
+        linear_kernel, grid_of_product, args, out=parts, x=x, rows=rows,
         BLOCKS=blocks_of_part, IS_SPLIT=splits > 1,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         BLOCK_N=product.outputs, BLOCK_T=product.rows, EARLY_BYTES=product.early_bytes,
         LOW=low, HIGH=high, PACK=product.pack, UNROLL=product.unroll,
-        num_warps=product.num_warps, num_stages=product.num_stages, **shape,
+        num_warps=product.num_warps, num_stages=product.num_stages, **weight,
     )  # fmt: skip
     if splits > 1:
         grid_of_sum = (triton.cdiv(out.numel(), SUM_BLOCK),)

@@ -1,4 +1,4 @@
-"""The launcher of ``quantized_linear`` against its reference; see ``test_interpreted.py``.
+"""Launchers of ``quantized_linear`` and ``linear`` against references; see ``test_interpreted.py``.
 
 The interpreter multiplies no bfloat16.
 """
@@ -14,6 +14,7 @@ import torch
 
 from graphkit.ops.kernels import quantized_linear as kernels
 from graphkit.ops.kernels import quantized_linear_config as config
+from graphkit.ops.linear import linear
 from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.ops.registration import OPS
 
@@ -21,6 +22,20 @@ assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreted.py inste
 
 CASES = runpy.run_path(str(Path(__file__).with_name("quantized_cases.py")))
 CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Names of the kernels that are launched."""
+    names = []
+    launch = kernels.launch
+
+    def note(kernel, *args, **options):
+        names.append(kernel.__name__)
+        launch(kernel, *args, **options)
+
+    monkeypatch.setattr(kernels, "launch", note)
+    return names
 
 
 def check(dtypes, rows, **options):
@@ -38,16 +53,8 @@ def test_tiles_of_rows_match_the_reference():
     check((torch.float32,), (64, 65, 130), shapes=((40, 72), (130, 200)))
 
 
-def test_split_inputs_match_the_reference(monkeypatch):
+def test_split_inputs_match_the_reference(monkeypatch, launched):
     monkeypatch.setattr(config, "LEAST_BLOCKS", 2)  # several blocks in each part
-    launched = []
-    launch = kernels.launch
-
-    def note(kernel, *args, **options):
-        launched.append(kernel.__name__)
-        launch(kernel, *args, **options)
-
-    monkeypatch.setattr(kernels, "launch", note)
     check((torch.float32, torch.float16), (1, 33), shapes=((40, 648), (264, 600)))
     assert "sum_parts_kernel" in launched
 
@@ -55,6 +62,32 @@ def test_split_inputs_match_the_reference(monkeypatch):
 def test_many_rows_run_over_the_dequantised_weight(monkeypatch):
     monkeypatch.setattr(config, "MOST_ROWS", 2)
     check((torch.float32, torch.float16), (3,))
+
+
+@pytest.mark.parametrize(
+    ("shape", "names"),
+    [((128, 384), ["linear_kernel"]), ((64, 1024), ["linear_kernel", "sum_parts_kernel"])],
+    ids=["whole", "split"],
+)
+def test_weights_of_16_bits_match_the_reference(shape, names, launched):
+    op = OPS["linear"]
+    for args in CASES["plain_cases"](CPU, [torch.float16], (0, 1, 3, 40), [shape]):
+        launched.clear()
+        CASES["assert_close"](op.launch(op.arguments(*args)), linear(*args), shape[1])
+        assert launched == names
+
+
+def test_other_weights_are_multiplied_by_torch(launched):
+    op, half = OPS["linear"], torch.float16
+    for dtype, count, shape in (
+        (torch.float32, 3, (64, 128)), (half, 65, (64, 128)), (half, 3, (65, 128)),
+        (half, 3, (64, 130)),
+    ):  # fmt: skip
+        for args in CASES["plain_cases"](CPU, [dtype], [count], [shape]):
+            assert torch.equal(op.launch(op.arguments(*args)), linear(*args))
+    x, weight = torch.ones(2, 128, dtype=half), torch.ones(128, 64, dtype=half).t()
+    assert torch.equal(op.launch(op.arguments(x, weight)), linear(x, weight))
+    assert not launched
 
 
 @pytest.mark.parametrize("inputs", [128, 640, 4096, 14336])

@@ -1,4 +1,4 @@
-"""Arguments of ``quantized_linear``, for the CPU, the interpreter and CUDA."""
+"""Arguments of ``quantized_linear`` and ``linear``, for the CPU, the interpreter and CUDA."""
 
 from __future__ import annotations
 
@@ -48,6 +48,18 @@ def cases(device, dtypes, rows=(0, 1, 3, 64), shapes=SHAPES):
             x = torch.randn(count, inputs, generator=generator).to(dtype).to(device)
             bias = torch.randn(len(weight), generator=generator).to(dtype).to(device)
             yield x, weight, scale, zero_point, bias if number % 2 else None
+
+
+def plain_cases(device, dtypes, rows, shapes):
+    """Yield the arguments of calls of ``linear``, with and without bias."""
+    generator = torch.Generator().manual_seed(3)
+
+    def random(dtype, *shape):
+        return torch.randn(shape, generator=generator).to(dtype).to(device)
+
+    for dtype, count, (outputs, inputs) in product(dtypes, rows, shapes):
+        for bias in (None, random(dtype, outputs)):
+            yield random(dtype, count, inputs), random(dtype, outputs, inputs), bias
 
 
 def assert_close(got, expected, inputs):

@@ -7,7 +7,7 @@ import torch
 
 import graphkit as gk
 from graphkit.errors import ConfigError
-from graphkit.quantization import QUANTIZATIONS, QuantizedLinear
+from graphkit.quantization import QUANTIZATIONS, Linear, QuantizedLinear
 from graphkit.reference import engine_of, load_models, random_models, spec_of
 from graphkit.reference.engine_models import EngineModels
 from graphkit.reference.model import full_logits
@@ -71,7 +71,7 @@ def test_every_algorithm_drafts_for_a_quantised_target(algorithm, quantize):
 def test_heads_embeddings_and_merging_layers_stay(quantize):
     models = load_models("EAGLE", device="cpu", quantize=quantize)
     assert type(models.target.lm_head) is torch.nn.Linear
-    assert type(models.draft.fc) is torch.nn.Linear
+    assert type(models.draft.fc) is Linear
     assert models.dtype == torch.float32
 
 
