@@ -5,8 +5,10 @@ The interpreter runs Python, so it accepts what the compiler refuses: a name wit
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from graphkit.ops.decoder import add_rms_norm, rms_norm, rotated_heads, silu_and_mul
 from graphkit.ops.kernels import quantized_linear_config
 from graphkit.ops.kernels.push_collectives import (
     SPAN,
@@ -23,16 +26,24 @@ from graphkit.ops.kernels.push_collectives import (
     launch_push_all_reduce,
 )
 from graphkit.ops.kernels.step_state import begin_step_kernel
+from graphkit.ops.kv_cache import store_kv
+from graphkit.ops.linear import linear
+from graphkit.ops.paged_attention import paged_attention
+from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.ops.registration import OPS
 from graphkit.ops.target_probs import target_probs
 from graphkit.ops.tree_sampling import tree_speculative_sampling_target_only
 from graphkit.ops.verification import verify_tree_greedy
 
+DEVICE = torch.device("cpu")
 CASES = runpy.run_path(str(Path(__file__).with_name("step_cases.py")))["CASES"]
 QUANTISED = runpy.run_path(str(Path(__file__).with_name("quantized_cases.py")))
+ACCESS = re.compile(r"^\s*(?:@\S+ )?((?:ld|st|atom|red|cp)\S*\.global\S*)", re.MULTILINE)
+"""Accesses to memory in PTX; requests into a cache (``prefetch``) are none."""
 LETTERS = {
     torch.bool: "i1", torch.int32: "i32", torch.int64: "i64", torch.bfloat16: "bf16",
     torch.float32: "fp32", torch.float64: "fp64", torch.uint8: "u8", torch.float16: "fp16",
+    torch.float8_e4m3fn: "fp8e4nv",
 }  # fmt: skip
 
 
@@ -66,7 +77,7 @@ MAKERS = {name: (op, make) for name, (op, make, _) in CASES.items()} | {
 }
 
 
-def compile_only(kernel, *args, grid, warmup, num_warps=4, num_stages=3):
+def compile_only(kernel, *args, grid, warmup, num_warps=4, num_stages=3, launch_pdl=False):
     """Compile a launch with the types of its arguments; None and 1 become constants."""
     types, constants, attributes = {}, {}, {}
     for index, (parameter, value) in enumerate(zip(kernel.params, args, strict=True)):
@@ -81,8 +92,8 @@ def compile_only(kernel, *args, grid, warmup, num_warps=4, num_stages=3):
         else:
             types[parameter.name] = "i32" if isinstance(value, int) else "fp32"
     source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
-    options = {"num_warps": num_warps, "num_stages": num_stages}
-    triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    options = {"num_warps": num_warps, "num_stages": num_stages, "launch_pdl": launch_pdl}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
 compiles = pytest.mark.skipif(
@@ -125,6 +136,72 @@ def test_collectives_of_pushed_words_compile(dtype, monkeypatch):
 def test_products_with_quantised_weights_compile(dtype, rows, monkeypatch):
     monkeypatch.setattr(triton.JITFunction, "run", compile_only)
     monkeypatch.setattr(quantized_linear_config, "LEAST_BLOCKS", 1)
-    for args in QUANTISED["cases"](torch.device("cpu"), [dtype], [rows], shapes=((130, 384),)):
+    for args in QUANTISED["cases"](DEVICE, [dtype], [rows], shapes=((130, 384),)):
         op = OPS["quantized_linear"]
         op.launch(op.arguments(*args))
+
+
+@compiles
+@pytest.mark.parametrize("rows", [1, 20, 64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_two_programs_of_a_plain_product_fit_a_multiprocessor(dtype, rows, monkeypatch):
+    shared = {}
+
+    def run(kernel, *args, **options):
+        shared[kernel.__name__] = compile_only(kernel, *args, **options).metadata.shared
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    op = OPS["linear"]
+    for args in QUANTISED["plain_cases"](DEVICE, [dtype], [rows], [(4096, 14336)]):
+        op.launch(op.arguments(*args))
+    assert set(shared) == {"linear_kernel", "sum_parts_kernel"}
+    assert 2 * (shared["linear_kernel"] + 1024) <= 228 * 1024  # CUDA C++ guide, table of sm_90
+
+
+def early_cases():
+    """Yield ops of a decoder layer with arguments in bfloat16."""
+
+    def zeros(*shape, dtype=torch.bfloat16):
+        return torch.zeros(shape, dtype=dtype)
+
+    rows, weight, ints = zeros(2, 512), zeros(512), zeros(2, dtype=torch.int32)
+    yield rms_norm, (rows, weight, 1e-5)
+    yield add_rms_norm, (rows, rows, weight, 1e-5)
+    yield silu_and_mul, (rows,)
+    yield rotated_heads, (rows, ints, zeros(32, dtype=torch.float32), 4, 2)
+    cache = zeros(64, 2, 64)
+    yield store_kv, (cache, cache.clone(), ints.long(), cache[:2], cache[:2])
+    tables = ints.new_zeros(2, 2048), ints, ints.new_zeros(3)
+    yield paged_attention, (zeros(2, 4, 64), cache, cache, *tables, None, 1.0, 4, 1)
+    yield linear, (rows, zeros(512, 512))
+    yield linear, (zeros(2, 4096), zeros(512, 4096), weight)
+    channel = zeros(512, 512, dtype=torch.float8_e4m3fn), zeros(512, 1, dtype=torch.float32)
+    yield quantized_linear, (rows, *channel)
+
+
+@compiles
+def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
+    """Their rules are those of ``graphkit.ops.kernels.launch``."""
+    checked = "graphkit.ops.kernels.launch.has_dependent_launch"
+    monkeypatch.setattr(checked, lambda device: device == DEVICE)
+    processors = "graphkit.ops.kernels.paged_attention.torch.cuda.get_device_properties"
+    monkeypatch.setattr(processors, lambda _: SimpleNamespace(multi_processor_count=132))
+    seen = set()
+
+    def run(kernel, *args, **options):
+        assert options["launch_pdl"]
+        ptx = compile_only(kernel, *args, **options).asm["ptx"]
+        before, _, after = ptx.partition("griddepcontrol.wait")
+        assert ACCESS.search(after)
+        assert "griddepcontrol.launch_dependents" in before
+        assert not ACCESS.findall(before), kernel.__name__
+        seen.add(kernel.__name__)
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    for function, args in early_cases():
+        op = OPS[function.__name__]
+        op.launch(op.arguments(*args))
+    assert seen == {
+        "rms_norm_kernel", "silu_and_mul_kernel", "rotated_heads_kernel", "store_kv_kernel",
+        "paged_attention_kernel", "join_splits_kernel", "linear_kernel", "sum_parts_kernel",
+    }  # fmt: skip
