@@ -1,18 +1,21 @@
-"""Products with quantised weights: time per call, over the time of reading the weight.
+"""Products of few rows, with quantised weights and others: time per call, over that of reading.
 
 The layers have the shapes of Llama-3.1-8B. Calls are measured in one CUDA graph that passes over as
 many copies of a weight as the L2 cache does not hold. Compared are, for 1 to 256 rows in bfloat16,
 
 - ``bfloat16``: ``torch.nn.functional.linear``, the library of the device,
+- ``linear``: ``graphkit.ops.linear`` over the same weight,
 - ``fp8 channel``, ``fp8 blocks``, ``int4``: ``graphkit.ops.quantized_linear`` per layout,
 - ``_scaled_mm``: ``torch._scaled_mm`` with scales of each output, over rows that are rounded to
   float8 before, which is part of its time.
 
-The bound is the bytes of the weight and its scales at the speed of a copy. ``--sweep`` compares
-launch configurations of the kernel instead, and prints the five best beside the present choice.
+The bound is the bytes of the weight and its scales at the speed of a copy.
+
+``--sweep`` compares launch configurations of the kernel instead, and prints the five best beside
+the present choice, of all formats or of those of ``--formats``.
 
     python tools/bench/quantized_linear.py --out tools/bench/results/quantized_linear.json
-    python tools/bench/quantized_linear.py --sweep --out sweep.json
+    python tools/bench/quantized_linear.py --sweep --formats linear --out sweep.json
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import argparse
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
@@ -35,8 +38,8 @@ from torch.nn.functional import linear
 from graphkit.benchmarks import copy_bandwidth, device_ms
 from graphkit.graphs import environment, resolve_device
 from graphkit.ops.kernels.quantized_linear_config import Product, choose_product, choose_splits
-from graphkit.ops.quantized_linear import blocks, quantized_linear
-from graphkit.ops.registration import OPS
+from graphkit.ops.quantized_linear import blocks
+from graphkit.ops.registration import OPS, RegisteredOp
 from graphkit.quantization import QuantizedWeight, quantize_fp8, quantize_int4
 from graphkit.records import BenchReport, Measure
 from graphkit.views import bench_view
@@ -66,6 +69,21 @@ FORMATS: Mapping[str, Callable[[torch.Tensor], QuantizedWeight]] = {
     "fp8 blocks": blocks_of_fp8,
     "int4": quantize_int4,
 }
+
+
+KINDS = ("linear", *FORMATS)
+"""What the kernel multiplies with: a weight of 16 bits, and the formats."""
+
+
+def op_and_tensors(
+    kind: str, weight: torch.Tensor
+) -> tuple[RegisteredOp, list[torch.Tensor | None]]:
+    """Return the op of a kind of weight, and the tensors of the weight that it reads."""
+    if kind not in FORMATS:
+        return OPS["linear"], [weight]
+    quantized = FORMATS[kind](weight)
+    tensors = [quantized.numbers, quantized.scale, quantized.zero_point]
+    return OPS["quantized_linear"], tensors
 
 
 def copies(tensors: Sequence[torch.Tensor | None], device: torch.device) -> list[list[object]]:
@@ -111,15 +129,17 @@ def variants(
 ) -> Iterator[tuple[str, int, list[Call]]]:
     """Yield the name, the bytes of the weight and the calls of each variant."""
     yield "bfloat16", weight.nbytes, [partial(linear, x, w) for (w,) in copies([weight], device)]
-    for name, quantize in FORMATS.items():
-        quantized = quantize(weight)
-        parts = [quantized.numbers, quantized.scale, quantized.zero_point]
+    for name in KINDS:
+        op, parts = op_and_tensors(name, weight)
         nbytes = sum(each.nbytes for each in parts if each is not None)
-        calls = [partial(quantized_linear, x, *each) for each in copies(parts, device)]
-        yield name, nbytes, calls
+        call = getattr(torch.ops.graphkit, op.name)
+        yield name, nbytes, [partial(call, x, *each) for each in copies(parts, device)]
         if name == "fp8 channel" and device.type == "cuda":
-            sets = copies(parts[:2], device)
-            yield "_scaled_mm", nbytes, [partial(scaled_mm, x, *each) for each in sets]
+            yield (
+                "_scaled_mm",
+                nbytes,
+                [partial(scaled_mm, x, *each) for each in copies(parts[:2], device)],
+            )
 
 
 def compared(
@@ -153,6 +173,10 @@ def random_inputs(
 def configurations(shape: tuple[int, int], kind: str, rows: int) -> list[Product]:
     """Return configurations of the kernel for a layer, the present choice first."""
     outputs, inputs = shape
+    if kind == "linear":
+        present = choose_product(rows, inputs, outputs, 16, torch.device("cpu"), torch.bfloat16)
+        found = [present] if present else []
+        return list(dict.fromkeys(found + [each(shape, rows) for each in PLAIN.values()]))
     few, middle, many = (choose_splits(inputs, outputs // 32, 132 * each) for each in (3, 6, 10))
     tile, bits = min(64, max(8, 1 << (rows - 1).bit_length())), 4 if kind == "int4" else 8
     present = choose_product(rows, inputs, outputs, bits, torch.device("cpu"), torch.bfloat16)
@@ -172,42 +196,75 @@ def configurations(shape: tuple[int, int], kind: str, rows: int) -> list[Product
     return list(dict.fromkeys(found))
 
 
+def plain_product(
+    shape: tuple[int, int],
+    rows: int,
+    *,
+    outputs: int = 64,
+    programs: int = 2,
+    warps: int = 4,
+    stages: int = 4,
+    early: int = 256,
+) -> Product:
+    """Return a configuration for a weight of 16 bits, with so many programs per multiprocessor."""
+    tile = min(64, max(16, 1 << (rows - 1).bit_length()))
+    splits = choose_splits(shape[1], max(1, shape[0] // outputs), 132 * programs)
+    return Product(outputs, tile, splits, warps, min(stages, 3) if tile > 32 else stages, 1, early)
+
+
+PLAIN: Mapping[str, Callable[[tuple[int, int], int], Product]] = {
+    "64 outputs": plain_product,
+    "nothing early": partial(plain_product, early=0),
+    "512 bytes early": partial(plain_product, early=512),
+    "3 stages": partial(plain_product, stages=3),
+    "3 stages, 3 programs": partial(plain_product, stages=3, programs=3),
+    "4 programs": partial(plain_product, programs=4),
+    "32 outputs, 4 programs": partial(plain_product, outputs=32, warps=2, programs=4),
+    "32 outputs, 6 stages, 2 programs": partial(plain_product, outputs=32, warps=2, stages=6),
+    "128 outputs, 1 program": partial(plain_product, outputs=128, warps=8, programs=1),
+}
+"""Configurations of the kernel for weights of 16 bits."""
+
+
 def compile_cell(shape: tuple[int, int], kind: str, rows: int) -> None:
     """Compile the configurations of a cell into the cache of Triton, in a process of its own."""
-    device, op = torch.device("cuda"), OPS["quantized_linear"]
-    weight, x = random_inputs(shape, rows, device)
-    quantized = FORMATS[kind](weight)
-    parts = quantized.numbers, quantized.scale, quantized.zero_point
+    weight, x = random_inputs(shape, rows, torch.device("cuda"))
+    op, parts = op_and_tensors(kind, weight)
     for config in configurations(shape, kind, rows):
         try:
-            op.launch(op.arguments(x, *parts, None), config)
+            op.launch(op.arguments(x, *parts), config)
         except Exception as error:  # a configuration that needs more shared memory, say
             print(f"{shape}, {kind}, {rows}: {config}: {error}", file=sys.stderr)
 
 
-def sweep(
-    layers: Mapping[str, tuple[int, int]], rows: Sequence[int], device: torch.device, rounds: int
-) -> Iterator[Measure]:
-    """Print and measure the five best configurations of the kernel, and the present choice.
-
-    Processes of their own compile the kernels first, which takes most of the time.
-    """
-    op = OPS["quantized_linear"]
-    cells = list(product(layers.items(), FORMATS.items(), rows))
+def compile_cells(cells: Iterable[tuple[tuple[int, int], str, int]], device: torch.device) -> None:
+    """Compile the kernels of cells in processes of their own: it takes longer than they run."""
     if device.type == "cuda":
         context = multiprocessing.get_context("spawn")
         processes = max(1, min(12, (os.cpu_count() or 2) - 2))
         with ProcessPoolExecutor(processes, mp_context=context) as pool:
-            for (_, shape), (kind, _), count in cells:
-                pool.submit(compile_cell, shape, kind, count)
-    for (name, shape), (kind, quantize), count in cells:
+            for cell in cells:
+                pool.submit(compile_cell, *cell)
+
+
+def sweep(
+    layers: Mapping[str, tuple[int, int]],
+    kinds: Sequence[str],
+    rows: Sequence[int],
+    device: torch.device,
+    rounds: int,
+) -> Iterator[Measure]:
+    """Print and measure the five best configurations of the kernel, and the present choice."""
+    cells = list(product(layers.items(), kinds, rows))
+    compile_cells([(shape, kind, count) for (_, shape), kind, count in cells], device)
+    for (name, shape), kind, count in cells:
         weight, x = random_inputs(shape, count, device)
-        quantized = quantize(weight)
-        sets = copies([quantized.numbers, quantized.scale, quantized.zero_point], device)
+        op, tensors = op_and_tensors(kind, weight)
+        sets = copies(tensors, device)
         taken: list[tuple[float, Product]] = []
         present, *_ = configs = configurations(shape, kind, count)
         for config in configs:
-            calls = [partial(op.launch, op.arguments(x, *each, None), config) for each in sets]
+            calls = [partial(op.launch, op.arguments(x, *each), config) for each in sets]
             try:
                 taken.append((us_per_call(calls, device, rounds), config))
             except Exception as error:  # a configuration that needs more shared memory, say
@@ -216,6 +273,9 @@ def sweep(
         chosen = next((each for each in taken if each[1] == present), None)
         best = sorted(taken, key=lambda each: each[0])[:5]
         print(setting)
+        if kind == "linear":
+            us = us_per_call([partial(linear, x, *each) for each in sets], device, rounds)
+            print(f"  {us:8.2f} us  torch.nn.functional.linear")
         for us, config in (*best, *([chosen] if chosen else [])):
             mark = "present" if config == present else ""
             print(f"  {us:8.2f} us  {described(config)}  {mark}")
@@ -241,13 +301,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, nargs="+", help="numbers of rows")
     parser.add_argument("--quick", action="store_true", help="one small layer, a few rows")
     parser.add_argument("--sweep", action="store_true", help="compare configurations instead")
+    parser.add_argument("--formats", choices=KINDS, nargs="+", default=KINDS, help="of --sweep")
     options = parser.parse_args(argv)
     device = resolve_device("auto")
     layers = QUICK_LAYERS if options.quick else LAYERS
     rows = options.rows or ((1, 3) if options.quick else ROWS)
     with torch.no_grad():
         if options.sweep:
-            found = list(sweep(layers, options.rows or SWEPT_ROWS, device, options.rounds))
+            rows = options.rows or SWEPT_ROWS
+            found = list(sweep(layers, options.formats, rows, device, options.rounds))
         else:
             found = list(compared(layers, rows, device, options.rounds))
     report = BenchReport(

@@ -40,11 +40,11 @@ def fuse_modules(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
     norms = find_norms(root)
     networks = find_gated_networks(root, linears, merged)
     heads = find_rotated_attention(observed, linears, merged, norms)
-    kept = {*merged, output_head(model)}
+    alone = linears - {*merged, output_head(model)}
     others = {
         layer: MethodType(Linear.forward, layer)
-        for layer in linears - kept
-        if isinstance(layer, nn.Linear)
+        for layer in root.by_module()
+        if layer in alone and isinstance(layer, nn.Linear)
     }
     forwards: dict[nn.Module, Callable[..., Any]] = {**others, **norms, **networks, **heads}
     for module, forward in forwards.items():

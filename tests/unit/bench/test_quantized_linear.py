@@ -18,7 +18,7 @@ def test_every_format_is_measured_beside_bfloat16(bench, tmp_path, monkeypatch):
         seen.setdefault(measure.setting, {})[measure.variant, measure.name] = measure.value
     assert list(seen) == ["small, 1 rows", "small, 3 rows"]
     for cells in seen.values():
-        assert {variant for variant, _ in cells} == {"bfloat16", *bench.FORMATS}
+        assert {variant for variant, _ in cells} == {"bfloat16", *bench.KINDS}
         whole, fp8, int4 = (cells[name, "weight"] for name in ("bfloat16", "fp8 channel", "int4"))
         assert int4 < 0.6 * fp8 < 0.4 * whole
 
@@ -28,7 +28,8 @@ def test_variants_compute_the_same_but_for_their_rounding(bench):
     expected, *results = (
         calls[0]().float() for _, _, calls in bench.variants(weight, x, torch.device("cpu"))
     )
-    channel, _, int4 = results  # blocks have the scale of an average output
+    same, channel, _, int4 = results  # blocks have the scale of an average output
+    assert torch.equal(same, expected)
     for got, error in ((channel, 0.04), (int4, 0.15)):
         assert (got - expected).norm() < error * expected.norm()
     blocks = bench.blocks_of_fp8(weight)

@@ -12,6 +12,7 @@ from torch import nn
 from graphkit.errors import ConfigError
 from graphkit.quantization import (
     QUANTIZATIONS,
+    Linear,
     QuantizedLinear,
     QuantizedWeight,
     check_quantization,
@@ -113,7 +114,7 @@ def test_layers_that_compute_something_else_or_are_kept_stay():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.again = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.first, self.again = Linear(8, 8), nn.Linear(8, 8)
             self.inner = nn.Sequential(self.again, Doubled(8, 8), nn.Embedding(4, 8))
             self.head = nn.Linear(8, 8)
 
