@@ -14,6 +14,9 @@ from graphkit.errors import InputError
 from graphkit.ops.argument_rules import describe
 from graphkit.ops.registration import register_op
 
+_FAST = (torch.bfloat16, torch.float16)
+"""Dtypes that the kernel multiplies."""
+
 
 def _check_dtypes(args: Any) -> None:
     """Refuse a weight or a bias of another dtype than that of the rows."""
@@ -60,7 +63,8 @@ def project(
 ) -> torch.Tensor:
     """Return ``torch.nn.functional.linear``, by the op ``linear`` where it may be faster.
 
-    That is on CUDA, without gradients. The gradient of the op would run the product again.
+    That is on CUDA, in bfloat16 and float16, without gradients. The gradient of the op would run
+    the product again.
 
     Args:
         x: Rows, [..., K].
@@ -70,6 +74,7 @@ def project(
     Returns:
         The products, [..., N].
     """
-    if not x.is_cuda or torch.is_grad_enabled() or x.dtype != weight.dtype:
+    is_fast = x.is_cuda and x.dtype in _FAST and x.dtype == weight.dtype
+    if not is_fast or torch.is_grad_enabled():
         return functional.linear(x, weight, bias)
     return linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], len(weight))

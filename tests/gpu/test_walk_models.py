@@ -70,12 +70,14 @@ def test_pointers_have_names(verify):
 
 def test_every_matrix_product_reads_its_own_weight(verify):
     """cuBLAS passes arguments in one buffer, and the weight in a descriptor inside of it."""
-    products = [node for node in verify[2].nodes if node.op == "aten::mm"]
+    ops, sums = ("aten::mm", "graphkit::linear"), ("splitk", "sum_parts")
+    products = [node for node in verify[2].nodes if node.op in ops]
     products = [node for node in products if node.module != "target.lm_head"]  # tied
     assert products
     for node in products:
         names = {p.name.split("+")[0] for a in node.arguments for p in a.pointers}
-        assert f"{node.module}.weight" in names or "splitk" in node.name.lower(), node
+        is_sum = any(each in node.name.lower() for each in sums)
+        assert f"{node.module}.weight" in names or is_sum, node
 
 
 def test_kernels_have_all_fields(verify):

@@ -73,7 +73,7 @@ def test_layers_call_the_op_on_cuda_without_gradients(monkeypatch):
         return functional.linear(x, weight, bias)
 
     monkeypatch.setattr(module, "linear", note)
-    layer, rows = Linear(8, 4), torch.randn(2, 3, 8)
+    layer, rows = Linear(8, 4).bfloat16(), torch.randn(2, 3, 8).bfloat16()
     expected = functional.linear(rows, layer.weight, layer.bias)
     with torch.no_grad():
         assert torch.equal(layer(rows), expected)
@@ -81,7 +81,10 @@ def test_layers_call_the_op_on_cuda_without_gradients(monkeypatch):
         assert torch.equal(layer(rows.as_subclass(OnCuda)), expected)
         assert called == [(6, 8)]
         with pytest.raises(RuntimeError, match="dtype"):  # as torch: the op is not called
-            project(rows.double().as_subclass(OnCuda), layer.weight)
+            project(rows.half().as_subclass(OnCuda), layer.weight)
+        wide = project(rows.float().as_subclass(OnCuda), layer.weight.float())
+        assert wide.dtype == torch.float32
+        assert len(called) == 1
     assert layer(rows.as_subclass(OnCuda)).requires_grad
     assert len(called) == 1
 

@@ -1,0 +1,116 @@
+"""``graphkit.ops.linear`` on CUDA against torch, and in chains of kernels that start early."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from graphkit.ops.decoder import add_rms_norm, silu_and_mul
+from graphkit.ops.kernels.launch import has_dependent_launch
+from graphkit.ops.kernels.quantized_linear_config import MOST_PLAIN_ROWS, Product, choose_product
+from graphkit.ops.linear import linear
+from graphkit.ops.registration import OPS
+from graphkit.quantization import Linear
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or not has_dependent_launch(torch.device("cuda", 0)),
+        reason="needs compute capability 9.0",
+    ),
+]
+CASES = runpy.run_path(str(Path(__file__).parents[1] / "unit" / "ops" / "quantized_cases.py"))
+CUDA = torch.device("cuda", 0)
+SHAPES = ((64, 128), (192, 384), (512, 1024), (1024, 4096))
+"""Outputs and inputs, in one part and in several."""
+
+
+def expected_of(x, weight, bias):
+    wide = functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    return wide.to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [0, 1, 2, 8, 16, 17, 32, 33, 64, 65])
+def test_products_match_those_in_float64(rows, dtype):
+    for args in CASES["plain_cases"](CUDA, [dtype], [rows], (*SHAPES, (65, 128), (64, 100))):
+        CASES["assert_close"](linear(*args), expected_of(*args), args[0].shape[1])
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it():
+    for x, weight, bias in CASES["plain_cases"](
+        CUDA, [torch.bfloat16], [MOST_PLAIN_ROWS], ((4096, 4096), (1024, 14336))
+    ):
+        whole = linear(x, weight, bias)
+        for rows in (1, 5, 16, 17, 33, 40):
+            assert torch.equal(linear(x[:rows], weight, bias), whole[:rows]), rows
+
+
+PRODUCTS = (
+    Product(64, 16, 1, 4, 4, early_bytes=0), Product(64, 32, 2, 4, 4, early_bytes=512),
+    Product(64, 64, 4, 4, 3, early_bytes=256), Product(32, 16, 2, 2, 6, early_bytes=128),
+    Product(128, 64, 2, 8, 3, early_bytes=256), Product(32, 8, 4, 2, 4, 2, 256),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("config", PRODUCTS, ids=str)
+def test_every_configuration_matches(config):
+    op = OPS["linear"]
+    for args in CASES["plain_cases"](CUDA, [torch.bfloat16], [7, 50], ((384, 1024), (130, 600))):
+        got = op.launch(op.arguments(*args), config)
+        CASES["assert_close"](got, expected_of(*args), args[0].shape[1])
+
+
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_kernels_that_start_early_read_what_the_ones_before_wrote(rows):
+    """A captured chain has the bits of the same chain with the device idle before each kernel."""
+    generator = torch.Generator(CUDA).manual_seed(0)
+    width = 2048
+
+    def random(*shape):
+        return torch.randn(shape, generator=generator, device=CUDA, dtype=torch.bfloat16)
+
+    layers = [
+        (random(2 * width, width) / 45, random(width, width) / 45, random(width)) for _ in range(6)
+    ]
+
+    def run(x, wait):
+        stream = normed = x
+        for gate_up, down, norm in layers:
+            both = linear(normed, gate_up)
+            wait()
+            gated = silu_and_mul(both)
+            wait()
+            out = linear(gated, down)
+            wait()
+            normed, stream = add_rms_norm(out, stream, norm, 1e-5)
+            wait()
+        return normed
+
+    x = random(rows, width)
+    with torch.no_grad():
+        run(x, torch.cuda.synchronize)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = run(x, lambda: None)
+        for _ in range(50):
+            x.copy_(random(rows, width))
+            graph.replay()
+            assert torch.equal(got, run(x, torch.cuda.synchronize))
+
+
+def test_layers_differentiate_by_torch():
+    layer = Linear(128, 64, device=CUDA, dtype=torch.bfloat16)
+    x = torch.randn(4, 128, device=CUDA, dtype=torch.bfloat16)
+    layer(x).sum().backward()
+    assert torch.equal(layer.weight.grad, x.sum(0).expand(64, 128).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("rows", [1, MOST_PLAIN_ROWS + 1])
+def test_the_number_of_rows_decides(rows):
+    chosen = choose_product(rows, 4096, 4096, 16, CUDA, torch.bfloat16)
+    assert (chosen is None) == (rows > MOST_PLAIN_ROWS)
