@@ -284,6 +284,54 @@ def add_from(source):
     return step
 
 
+def multiply_broadcast(engine, *leftovers):
+    """Run the step, then multiply its output by ``engine.scale`` in a kernel with a large struct."""
+    out = engine.step()
+    engine.device.launch("mul", torch.Tensor.mul_, out, engine.scale, leftovers=leftovers,
+                         source="engine.py:32 in scale")  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize(("new", "kind"), [(None, "freed memory"), (2, "replaced static tensor")])
+def test_an_operand_in_a_large_struct_is_followed(make, new, kind):
+    """Its other bytes may be leftovers of the stack, but the operation has this operand."""
+    engine, audit = make()
+    engine.scale = engine.device.full(1, value=3)
+    engine.capture(partial(multiply_broadcast, engine))
+    engine.graph.replay()
+    assert audit.report().findings == ()
+    engine.scale = new and engine.device.full(1, value=new)
+    engine.graph.replay()
+    assert "Engine.scale" in assert_found(audit, kind, "error", "mul").names
+
+
+def test_leftovers_of_the_stack_are_counted_and_no_finding(make):
+    engine, audit = make()
+    engine.scale = engine.device.full(1, value=3)
+    other = engine.device.full(NUM, value=3)
+    engine.capture(partial(multiply_broadcast, engine, other.data_ptr()))
+    assert "1 possibly unset" in check_texts(audit)["pointers"]
+    del other
+    engine.graph.replay()
+    assert audit.report().findings == ()
+
+
+def test_an_address_that_was_a_leftover_of_an_earlier_node_is_followed(make):
+    engine, audit = make()
+    engine.scale = engine.device.full(1, value=3)
+    engine.other = engine.device.full(NUM, value=3)
+
+    def step():
+        out = multiply_broadcast(engine, engine.other.data_ptr())
+        engine.device.launch("add", torch.Tensor.add_, out, engine.other, source="engine.py:33")
+        return out
+
+    engine.capture(step)
+    del engine.other
+    engine.graph.replay()
+    assert_found(audit, "freed memory", "error", "add")
+
+
 def assert_found(audit, kind, severity, kernel):
     found = first(audit)
     assert (found.kind, found.severity, found.kernel) == (kind, severity, kernel)
