@@ -285,7 +285,7 @@ def add_from(source):
 
 
 def multiply_broadcast(engine, *leftovers):
-    """Run the step, then multiply its output by ``engine.scale`` in a kernel with a large struct."""
+    """Run the step, then multiply its output by ``engine.scale``; the kernel has a large struct."""
     out = engine.step()
     engine.device.launch("mul", torch.Tensor.mul_, out, engine.scale, leftovers=leftovers,
                          source="engine.py:32 in scale")  # fmt: skip
