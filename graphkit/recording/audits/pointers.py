@@ -90,7 +90,7 @@ def check_capture(
     """
     references = list(followed.references())
     addresses = [each.pointer.address for each in references if each.is_set]
-    followed.memories.update(known.find(addresses, live))
+    followed.memories.update(known.find(addresses, live, blocks.at))
     counts: Counter[str] = Counter()
     for reference in references:
         counts[_check_reference(followed, reference, blocks, live, check)] += 1

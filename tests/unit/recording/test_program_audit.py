@@ -671,6 +671,58 @@ def test_a_graph_that_is_gone_is_followed_no_longer(make):
     assert not audit.graphs
 
 
+@pytest.mark.parametrize("num_graphs", [4, 16])
+def test_captures_of_known_memory_search_the_process_once(make, monkeypatch, num_graphs):
+    """A weight, inputs, and a workspace that no tensor holds."""
+    engine, audit = make()
+    block = engine.device.workspace(512)
+    workspace = View(block.begin, 256, torch.float32, (NUM,))
+    searches = []
+    get_objects = gc.get_objects
+    monkeypatch.setattr(gc, "get_objects", lambda: searches.append(1) or get_objects())
+    graphs = []
+    for _ in range(num_graphs):
+        engine.graph = type(engine.graph)()
+        engine.graph.capture_begin(graphs[0].pool() if graphs else None)
+        graphs.append(engine.graph)
+        engine.y = add_from(lambda _: workspace)(engine)
+        engine.graph.capture_end()
+    assert len(audit.graphs) == num_graphs
+    assert "1 without a tensor" in check_texts(audit)["pointers"]
+    assert len(searches) == 2  # one for tensors, one for modules
+    engine.x, engine.graph = engine.device.full(NUM, value=2), type(engine.graph)()
+    engine.capture(engine.step)
+    assert len(searches) == 4
+    engine.graph.replay()
+    assert audit.report().findings == ()
+    graphs[0].replay()
+    assert first(audit).kind == "replaced static tensor"
+
+
+def test_new_memory_around_freed_memory_is_known():
+    """A storage that is gone does not hide the one that took its memory."""
+    memory = bytearray(256)
+    memories = StaticMemories()
+    part = torch.frombuffer(memory, dtype=torch.uint8, offset=128)
+    address = part.data_ptr()
+    assert memories.find([address], LiveTensors())[address].begin == address
+    del part
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    found = memories.find([address + 1], LiveTensors())[address + 1]
+    assert found.begin == whole.data_ptr()
+
+
+def test_graphs_that_are_gone_are_forgotten_in_time(make):
+    engine, audit = make()
+    for _ in range(40):
+        engine.graph = type(engine.graph)()
+        engine.graph.capture_begin((0, 1))
+        engine.graph.capture_end()
+        gc.collect(0)
+    assert len(audit.graphs) == 1
+    assert len(audit._graphs) <= 4
+
+
 def test_the_search_for_holders_keeps_no_tensor_alive(monkeypatch):
     """Not even until the next collection of cycles: the program's memory would not be freed."""
     module = ModuleType("program")
