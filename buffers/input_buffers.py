@@ -248,6 +248,21 @@ class InputBuffers:
         yield
         self.mailbox.commit(in_flight)
 
+    @contextmanager
+    def replays_of_pads(self) -> Iterator[None]:
+        """Let every replay of the block compute pads alone, without a posted batch.
+
+        Entries otherwise hold earlier batches, whose addresses may be those of freed memory. The
+        device must be idle at both ends of the block.
+        """
+        for entry in range(ENTRIES):
+            self.pad_entry(entry)
+            self.mailbox.post(entry, 0, 0, 0)
+        try:
+            yield
+        finally:
+            self.mailbox.rewind()
+
     def read(self, entry: int, requests: int, tokens: int, padded_batch_size: int) -> StepInputs:
         """Return a copy of a written batch, as a graph would read it. The entry stays unread.
 

@@ -5,8 +5,8 @@
 set (https://docs.pytorch.org/docs/stable/accelerator/autoload.html). A ``.pth`` file would run at
 every start of Python, also without torch, and would be missing from editable installations.
 
-Without the variable, ``import torch`` also imports this file and ``graphkit/__init__.py``. A Python
-that does not import torch runs nothing of graphkit.
+Without the variable, ``import torch`` imports this file and ``graphkit/__init__.py``. A Python that
+does not import torch runs nothing of graphkit.
 """
 
 from __future__ import annotations

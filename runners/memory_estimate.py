@@ -1,4 +1,4 @@
-"""Memory of runners: that of their tensors, and that of graphs that are not captured yet."""
+"""Memory of runners: their tensors, and their graphs before these are captured."""
 
 from __future__ import annotations
 
@@ -66,13 +66,17 @@ def estimate_memory(
     if record is None:
         with ExitStack() as trials:
             modes = [trials.enter_context(runner.trial_capture()) for runner in runners]
+            bytes_per_node = 0.0
+            if not all(map(_has_all_sizes, modes, runners)):
+                bytes_per_node = backend.executable_bytes_per_node()
         with backend.session():
             pass  # its end frees the pool, whose graphs are closed
     else:
         require_type("estimate", "record", record, CaptureRecord, "a graphkit.CaptureRecord")
         modes = [_find_mode(record, runner) for runner in runners]
+        bytes_per_node = mean_bytes_per_node(modes)
     name = backend.name if record is None else record.backend
-    model = GraphMemoryModel(modes, shares_pool=name != "recorder")
+    model = GraphMemoryModel(bytes_per_node, shares_pool=name != "recorder")
     graphs = tuple(
         model.predict(mode, runner.label, runner.table.sizes)
         for mode, runner in zip(modes, runners, strict=True)
@@ -100,20 +104,19 @@ class GraphMemoryModel:
     Recorded graphs share no memory. The bytes of an operation's result are linear in the batch
     size, so the bytes of the other sizes are interpolated.
 
-    The driver's memory of an executable depends on its nodes. The driver takes it in blocks that
-    hold several executables, and the first one also takes what all share. So the other graphs have
-    the mean bytes per node of all measured graphs but the first.
+    The driver's memory of an executable is proportional to its nodes. The driver takes it in blocks
+    of 2 MiB that hold several executables, and uses the memory of destroyed ones again, so that the
+    growth during the captures of three sizes says little. ``bytes_per_node`` is measured on many
+    executables, or is the mean of a record. Only where all sizes were captured, their own bytes
+    count.
 
     Args:
-        modes: Records of the graphs, in the order of their captures.
+        bytes_per_node: Bytes of the driver per node of an executable.
         shares_pool: Whether the graphs share a pool.
     """
 
-    def __init__(self, modes: Sequence[ModeRecord], *, shares_pool: bool) -> None:
-        self._shares_pool = shares_pool
-        graphs = [graph for mode in modes for graph in _capture_order(mode)][1:]
-        nodes = sum(graph.num_nodes for graph in graphs)
-        self._bytes_per_node = sum(graph.executable_bytes for graph in graphs) / max(1, nodes)
+    def __init__(self, bytes_per_node: float, *, shares_pool: bool) -> None:
+        self._bytes_per_node, self._shares_pool = bytes_per_node, shares_pool
 
     def predict(self, mode: ModeRecord, label: str, batch_sizes: Sequence[int]) -> ModeMemory:
         """Return the memory of a runner's graphs.
@@ -124,27 +127,30 @@ class GraphMemoryModel:
             batch_sizes: Sizes to predict, ascending.
         """
         measured, wanted = tuple(size.batch_size for size in mode.sizes), list(batch_sizes)
-        others = [size for size in wanted if size not in measured]
         pool = float(sum(loop.pool_bytes for loop in mode.loops))
-        executables = float(sum(loop.executable_bytes for loop in mode.loops))
+        executables = sum(loop.executable_bytes for loop in mode.loops)
+        nodes = float(sum(loop.prologue_nodes for loop in mode.loops))
         for graphs in _by_body(mode):
             by_size = {graph.batch_size: graph for graph in graphs}
             pool += self._pool_bytes({n: float(g.pool_bytes) for n, g in by_size.items()}, wanted)
             executables += sum(by_size[n].executable_bytes for n in wanted if n in by_size)
-            nodes = _at({n: float(g.num_nodes) for n, g in by_size.items()}, others)
             copies = 2 if isinstance(graphs[0], LoopBody) else 1  # a loop has its own
-            executables += copies * nodes * self._bytes_per_node
+            nodes += copies * _interpolated_sum(
+                {n: float(g.num_nodes) for n, g in by_size.items()}, wanted
+            )
+        if not set(wanted).issubset(measured):
+            executables = round(nodes * self._bytes_per_node)
         return ModeMemory(
             mode=label,
             batch_sizes=tuple(batch_sizes) if measured else (),
             measured_sizes=measured,
             pool_bytes=round(pool),
-            executable_bytes=round(executables),
+            executable_bytes=executables,
         )
 
     def _pool_bytes(self, measured: dict[int, float], wanted: Sequence[int]) -> float:
         if not self._shares_pool:
-            return _at(measured, wanted)
+            return _interpolated_sum(measured, wanted)
         largest = max(measured)
         smaller = sum(measured.values()) - measured[largest] if len(wanted) > 1 else 0.0
         return measured[largest] * wanted[-1] / largest + smaller
@@ -167,7 +173,7 @@ def interpolated(
     return np.maximum(curve, 0.0)
 
 
-def _at(measured: dict[int, float], sizes: Sequence[int]) -> float:
+def _interpolated_sum(measured: dict[int, float], sizes: Sequence[int]) -> float:
     """Return the sum of a measured value at some sizes, interpolated."""
     if not sizes:
         return 0.0
@@ -175,15 +181,22 @@ def _at(measured: dict[int, float], sizes: Sequence[int]) -> float:
     return float(interpolated(sorted(measured), values, max(sizes))[list(sizes)].sum())
 
 
-def _capture_order(mode: ModeRecord) -> Iterator[SizeRecord | LoopBody]:
-    """Yield the graphs of a runner: loops are captured before the replays, large sizes first."""
-    replays, *bodies = _by_body(mode) if mode.sizes else [()]
-    for graphs in (*bodies, replays):
-        yield from sorted(graphs, key=lambda graph: -graph.batch_size)
+def mean_bytes_per_node(modes: Sequence[ModeRecord]) -> float:
+    """Return the driver's memory of all recorded executables per node."""
+    graphs = [graph for mode in modes for body in _by_body(mode) for graph in body]
+    loops = [loop for mode in modes for loop in mode.loops]
+    nodes = sum(graph.num_nodes for graph in graphs)
+    for loop in loops:
+        nodes += loop.prologue_nodes + sum(body.num_nodes for body in loop.bodies)
+    return sum(made.executable_bytes for made in (*graphs, *loops)) / max(1, nodes)
+
+
+def _has_all_sizes(mode: ModeRecord, runner: _Runner) -> bool:
+    return len(mode.sizes) in (0, len(runner.table.sizes))
 
 
 def _by_body(mode: ModeRecord) -> Iterator[Sequence[SizeRecord | LoopBody]]:
-    """Yield the graphs of all sizes: those of the replays, then of each body of the loops."""
+    """Yield the graphs of all sizes: first the replays, then each body of the loops."""
     if mode.sizes:
         yield mode.sizes
     for loop in mode.loops:

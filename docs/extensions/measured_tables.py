@@ -65,9 +65,12 @@ def rows_of(
 
 
 def source_of(name: str) -> str:
-    """Return what measures a result."""
-    root = RESULTS.parents[2]
-    scripts = (f"{folder}/{name}.py" for folder in ("tools/bench", "tests/support"))
+    """Return what measures a result: a script of its name, or of the first words of its name."""
+    root, words = RESULTS.parents[2], name.split("_")
+    names = ["_".join(words[:count]) for count in range(len(words), 0, -1)]
+    scripts = (
+        f"{folder}/{name}.py" for name in names for folder in ("tools/bench", "tests/support")
+    )
     return next((script for script in scripts if (root / script).exists()), "graphkit bench")
 
 

@@ -31,9 +31,12 @@ if TYPE_CHECKING:
 
 
 _REFERENCE = "graphkit.reference:reference_target"
-_FOLDER_OPTIONS = ("draft", "dtype", "kv_dtype", "algorithm", *SPECULATION, "max_context_len")
+_FOLDER_OPTIONS = (
+    "draft", "dtype", "trust_remote_code", "kv_dtype", "algorithm", *SPECULATION,
+    "max_context_len",
+)  # fmt: skip
 _SMALL_WEIGHTS = 64 << 20
-"""Bytes of weights that one thread of a CPU reads in about 10 ms, below which it computes alone."""
+"""Most bytes of weights of a model that runs on one thread of a CPU."""
 _LARGEST_BATCH = 8
 """Requests that a target of a folder has room for by default."""
 
@@ -168,6 +171,7 @@ class OpenModels:
     Attributes:
         models: The models.
         folder: The folder of the target; ``None`` for a model whose tokens are bytes.
+        trust_remote_code: Whether Python code in the folder runs.
         algorithm: Name of the algorithm.
         spec: Settings of drafts.
         vocab_size: Size of the vocabulary.
@@ -178,6 +182,7 @@ class OpenModels:
 
     models: TransformersModel | EngineModels
     folder: Path | None
+    trust_remote_code: bool
     algorithm: str
     spec: SpecConfig
     vocab_size: int
@@ -206,7 +211,8 @@ def open_models(
 
     device, folder = resolve_device(arguments.device), arguments.checkpoint
     if folder is None:
-        _refuse_options(arguments, ("draft", "dtype"), "applies to a --checkpoint. Give one.")
+        names = ("draft", "dtype", "trust_remote_code")
+        _refuse_options(arguments, names, "applies to a --checkpoint. Give one.")
         if device.type == "cpu":
             _use_one_thread()
     elif group is None:
@@ -218,7 +224,8 @@ def open_models(
     spec = spec_of(models.algorithm, **speculation_settings(arguments))
     config, bos = models.target.config, END_OF_TEXT if folder is None else None
     return OpenModels(
-        models, folder, models.algorithm, spec, config.vocab_size, config.max_position_embeddings,
+        models, folder, bool(arguments.trust_remote_code), models.algorithm, spec,
+        config.vocab_size, config.max_position_embeddings,
         partial(engine_of, models, spec, bos_token_id=bos, kv_dtype=_kv_dtype(arguments)),
     )  # fmt: skip
 
@@ -246,6 +253,7 @@ def _load_folder(
         dtype=_dtype(arguments, device),
         quantize=quantize,
         device=device,
+        trust_remote_code=bool(arguments.trust_remote_code),
     )
     weights = sum(parameter.nbytes for parameter in model.model.parameters())
     if device.type == "cpu" and weights <= _SMALL_WEIGHTS:
@@ -269,7 +277,9 @@ def load_tokenizer(models: OpenModels) -> Tokenizer:
         return ByteTokenizer()
     if models.vocab_size == VOCAB_SIZE and not (folder / "tokenizer.json").exists():
         return ByteTokenizer()
-    tokenizer: Tokenizer = _hf().FolderTokenizer(folder, models.vocab_size)
+    tokenizer: Tokenizer = _hf().FolderTokenizer(
+        folder, models.vocab_size, trust_remote_code=models.trust_remote_code
+    )
     return tokenizer
 
 
@@ -343,6 +353,7 @@ def _open_folder(
     return OpenModels(
         models=model,
         folder=arguments.checkpoint,
+        trust_remote_code=model.trust_remote_code,
         algorithm=model.algorithm,
         spec=model.spec(**settings),
         vocab_size=model.model.config.get_text_config(decoder=True).vocab_size,

@@ -74,6 +74,11 @@ def add_checkpoint_options(
         help="data type of the --checkpoint; default: its own on CUDA, float32 on the CPU",
     )  # fmt: skip
     parser.add_argument(
+        "--trust-remote-code", action="store_true", default=None,
+        help="run Python code in the folders of --checkpoint and --draft, for types that "
+        "transformers does not have; read the code before",
+    )  # fmt: skip
+    parser.add_argument(
         "--kv-dtype", choices=("fp8",),
         help="data type of the keys and values of the target: fp8 is float8_e4m3fn; default: the "
         "data type of its weights",

@@ -38,6 +38,7 @@ class BarrierBackend:
         self.wait_for_replays = backend.wait_for_replays
         self.wait_for_device = backend.wait_for_device
         self.check_device = backend.check_device
+        self.executable_bytes_per_node = backend.executable_bytes_per_node
 
     @property
     def loop_refusal(self) -> str:

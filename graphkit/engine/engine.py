@@ -100,9 +100,9 @@ class SpeculativeEngine:
             over GPUs: ``RankGroup(same_batch=True)``. All ranks call ``capture``. Then rank 0 calls
             ``submit`` and ``step`` while the others run ``worker_loop``, or all ranks make the same
             calls.
-            On CUDA, v3 loops with ``RankGroup(one_shot=True)`` and otherwise runs one step per
-            launch, which several draft lengths do not allow: v2 runs then. A request joins after
-            the running loops. Matchers are not supported.
+            On CUDA, v3 runs loops with ``RankGroup(one_shot=True)``, and otherwise one step per
+            launch. A launch of one step has one draft length: with several, v2 runs instead. A
+            request joins after the running loops. Matchers are not supported.
         debug: Check that each result in the future map is read exactly once. Waits for the device
             at every read.
 

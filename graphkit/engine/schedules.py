@@ -253,8 +253,8 @@ class Schedule(ABC):
         total = 0.0
         for before, after, runner in zip(counts, replays, self.runners, strict=True):
             if after > before:
-                total += (after - before) * backend.measure(runner.graphs[size])
-                runner.buffers.mailbox.rewind()  # no entry was posted for the measured replays
+                with runner.buffers.replays_of_pads():
+                    total += (after - before) * backend.measure(runner.graphs[size])
         return total
 
     def _fill_bitmask(

@@ -170,6 +170,13 @@ class Backend(Protocol):
         """
         ...
 
+    def executable_bytes_per_node(self) -> float:
+        """Return the driver's memory of an executable per node, measured on the open graphs.
+
+        0.0 on the recorder, without open graphs and without cuda-bindings. Waits for the device.
+        """
+        ...
+
     def diagnose(self, function: Callable[[], Any]) -> CaptureFailure | None:
         """Run a function whose capture failed again without a graph, to find the operation.
 

@@ -26,6 +26,7 @@ from graphkit.graphs.driver import (
     captured_node_counter,
     checked,
     driver_bytes,
+    executable_bytes_per_node,
     runtime,
     runtime_stream,
     upload,
@@ -183,6 +184,12 @@ class CudaBackend:
                 end.synchronize()
                 times.append(1e3 * begin.elapsed_time(end) / _REPLAYS)
         return min(times)
+
+    def executable_bytes_per_node(self) -> float:
+        """See ``Backend.executable_bytes_per_node``. Makes and destroys executables."""
+        graphs = [(captured.graph, captured.num_nodes) for captured in self.pool.graphs]
+        with torch.cuda.device(self.device):
+            return executable_bytes_per_node(graphs, self.device)
 
     def diagnose(self, function: Callable[[], Any]) -> CaptureFailure | None:
         """Run the function on the current stream until an operation that captures refuse."""

@@ -6,7 +6,9 @@ Checked on cuda-bindings 13.3 with driver 580.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ from graphkit.errors import DeviceError, ReplayError
 
 _LOWEST_CUDA_ADDRESS = 1 << 40
 """CUDA maps nothing below by default. Querying every small number would be slow."""
+_COUNTED_BYTES, _MOST_NODES = 16 << 20, 1 << 16
+"""Memory that ``executable_bytes_per_node`` observes, 8 blocks, and the nodes at which it ends."""
 
 
 def runtime() -> Any | None:
@@ -113,6 +117,49 @@ def driver_bytes(device: torch.device) -> int:
     """
     free, total = torch.cuda.mem_get_info(device)
     return int(total - free - torch.cuda.memory_reserved(device))
+
+
+def executable_bytes_per_node(
+    graphs: Iterable[tuple[torch.cuda.CUDAGraph, int]], device: torch.device
+) -> float:
+    """Return the driver's memory per node of an executable, from further executables of graphs.
+
+    The driver takes memory in blocks of 2 MiB that hold several executables, and keeps what
+    destroyed ones leave. So executables are made until several blocks were taken, and those before
+    the first block do not count. All are destroyed; later ones use their memory. Waits for the
+    device.
+
+    Args:
+        graphs: Kept graphs and their numbers of nodes.
+        device: Their device.
+
+    Returns:
+        Bytes; 0.0 without graphs or bindings, or if the driver took no block.
+    """
+    bindings = runtime()
+    templates = [(graph, nodes) for graph, nodes in graphs if nodes]
+    if bindings is None or not templates:
+        return 0.0
+    stream = runtime_stream(torch.cuda.current_stream(device))
+    used, made = driver_bytes(device), 0
+    blocks: list[tuple[int, int]] = []
+    with ExitStack() as executables:
+        for graph, nodes in cycle(templates):
+            template = bindings.cudaGraph_t(graph.raw_cuda_graph())
+            executable = checked(bindings.cudaGraphInstantiate(template, 0))[0]
+            executables.callback(bindings.cudaGraphExecDestroy, executable)
+            checked(bindings.cudaGraphUpload(executable, stream))
+            made += nodes
+            if (now := driver_bytes(device)) > used:
+                used = now
+                blocks.append((made, now))
+            if made > _MOST_NODES or (blocks and used - blocks[0][1] >= _COUNTED_BYTES):
+                break
+        torch.cuda.synchronize(device)
+    if not blocks:
+        return 0.0
+    (first_nodes, first_bytes), (nodes, last_bytes) = blocks[0], blocks[-1]
+    return (last_bytes - first_bytes) / max(1, nodes - first_nodes)
 
 
 def memory_kind(address: int) -> str:

@@ -146,8 +146,13 @@ class RecorderBackend:
         return RecordedLoop(self._queue, prologue, bodies, again, body)
 
     def measure(self, graph: RecordedGraph) -> float:
-        """Return the graph's counted work; see ``RecordedGraph.work``. Runs nothing."""
+        """Replay the graph and return its counted work; see ``RecordedGraph.work``."""
+        graph.replay()
         return graph.work
+
+    def executable_bytes_per_node(self) -> float:
+        """Return 0.0: recorded graphs have no executable."""
+        return 0.0
 
     def diagnose(self, function: Callable[[], Any]) -> None:
         """Do nothing: ``capture`` names the operation itself."""

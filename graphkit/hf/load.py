@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.graphs import resolve_device
 from graphkit.hf.draft_model import DraftModel
+from graphkit.hf.folder_errors import load_error
 from graphkit.hf.layout import output_head
 from graphkit.hf.load_draft import ALGORITHMS_BY_KIND, draft_kind, load_draft, standalone_draft
 from graphkit.hf.model import WITHOUT_DRAFT, TransformersModel, check_algorithm
@@ -73,7 +74,8 @@ def load(
             inputs, up to rounding. ``layout.replaced`` of the result names these modules.
         check: Whether the logits of the result are compared with those of the model, as
             ``testing.check_wrapper`` does.
-        trust_remote_code: As in transformers.
+        trust_remote_code: Whether Python code in the folders of the model and of the draft model
+            runs, for types that transformers does not have. ``tokenizer`` follows it, too.
 
     Raises:
         CheckpointError: The folder cannot be loaded.
@@ -102,7 +104,7 @@ def load(
     elif kind is not None:
         drafting = load_draft(kind, draft, loaded, algorithm, quantize)
     parts = (loaded.model, loaded.original, loaded.layout, loaded.folder)
-    return TransformersModel(*parts, drafting, algorithm)
+    return TransformersModel(*parts, drafting, algorithm, trust_remote_code)
 
 
 def _loaded(
@@ -165,10 +167,7 @@ def _by_transformers(
             output_loading_info=True,
         )
     except Exception as error:  # transformers and what it calls raise errors of many classes
-        line = " ".join(str(error).split()) or type(error).__name__
-        raise CheckpointError(
-            f"{folder} cannot be loaded by transformers: {line}{reason}"
-        ) from error
+        raise load_error(str(folder), error, reason) from error
     model: PreTrainedModel
     model, found = loaded
     for name, stored, expected in sorted(found["mismatched_keys"]):

@@ -60,6 +60,7 @@ class TransformersModel:
         folder: Its folder; ``None`` if it came as an object.
         draft: Its draft model, if any.
         algorithm: The algorithm of its engines and targets, unless they name another.
+        trust_remote_code: Whether ``tokenizer`` may run Python code in the folder.
     """
 
     def __init__(
@@ -70,9 +71,10 @@ class TransformersModel:
         folder: str | None = None,
         draft: DraftModel | None = None,
         algorithm: str | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
         self.model, self.original, self.layout, self.folder = model, original, layout, folder
-        self.draft = draft
+        self.draft, self.trust_remote_code = draft, trust_remote_code
         default = self._algorithms[0]
         self.algorithm = (
             default if algorithm is None else check_algorithm(algorithm, self._algorithms)
@@ -91,7 +93,7 @@ class TransformersModel:
                 "the model was passed as an object, which has no tokenizer. Load the folder.",
                 field="tokenizer",
             )
-        return load_tokenizer(self.folder)
+        return load_tokenizer(self.folder, trust_remote_code=self.trust_remote_code)
 
     @property
     def device(self) -> torch.device:

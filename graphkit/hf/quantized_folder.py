@@ -11,6 +11,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from graphkit.errors import CheckpointError
+from graphkit.hf.folder_errors import one_line
 from graphkit.hf.layout import output_head
 from graphkit.quantization import QuantizedLinear, StoredLayout
 from graphkit.reference.checkpoint_folder import StoredWeights
@@ -34,20 +35,26 @@ def load_quantized(
         layout: Layout of its quantised layers.
         dtype: Data type of the other weights; ``None`` selects the one of the folder.
         device: Where the weights go.
-        trust_remote_code: As in transformers.
+        trust_remote_code: As for ``load``.
 
     Raises:
-        CheckpointError: Tensors are missing, or do not fit the layers of the model.
+        CheckpointError: transformers cannot create the model, or tensors are missing or do not fit
+            its layers.
     """
-    config = AutoConfig.from_pretrained(
-        folder, trust_remote_code=trust_remote_code, local_files_only=True
-    )
-    del config.quantization_config
-    with _parameters_on_meta():
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=dtype or config.dtype or torch.bfloat16,
-            trust_remote_code=trust_remote_code,
-        )  # fmt: skip
+    try:
+        config = AutoConfig.from_pretrained(
+            folder, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+        del config.quantization_config
+        with _parameters_on_meta():
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config, dtype=dtype or config.dtype or torch.bfloat16,
+                trust_remote_code=trust_remote_code,
+            )  # fmt: skip
+    except Exception as error:  # transformers and what it calls raise errors of many classes
+        raise CheckpointError(
+            f"transformers creates no model for it: {one_line(error)}."
+        ) from error
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     stored = StoredWeights(folder)

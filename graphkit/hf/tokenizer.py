@@ -11,22 +11,27 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from graphkit.config import is_int
 from graphkit.errors import CheckpointError, InputError
+from graphkit.hf.folder_errors import load_error, one_line
 
 
-def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    folder: str | Path, *, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder.
+
+    Args:
+        folder: A folder of transformers.
+        trust_remote_code: Whether Python code in the folder runs.
 
     Raises:
         CheckpointError: The folder has no tokenizer, or it cannot be loaded.
     """
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True
+            folder, trust_remote_code=trust_remote_code, local_files_only=True
         )
     except Exception as error:  # transformers and what it calls raise errors of many classes
-        raise CheckpointError(
-            f"the tokenizer of {folder} cannot be loaded by transformers: {_line(error)}"
-        ) from error
+        raise load_error(f"the tokenizer of {folder}", error) from error
     files = tokenizer.vocab_files_names.values()
     # Without its files, transformers creates a tokenizer without tokens.
     if files and not any((Path(folder) / name).exists() for name in files):
@@ -45,15 +50,19 @@ class FolderTokenizer:
     Args:
         folder: A folder of transformers.
         vocab_size: Size of the model's vocabulary; larger stop tokens are left out.
+        trust_remote_code: Whether Python code in the folder runs.
 
     Raises:
         CheckpointError: The folder has no tokenizer, or a file is damaged.
     """
 
-    def __init__(self, folder: str | Path, vocab_size: int) -> None:
+    def __init__(
+        self, folder: str | Path, vocab_size: int, *, trust_remote_code: bool = False
+    ) -> None:
         self._folder = folder
-        self._tokenizer = load_tokenizer(folder)
-        self.stop_ids = frozenset(each for each in _stop_ids(folder) if each < vocab_size)
+        self._tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
+        stop_ids = _stop_ids(folder, trust_remote_code)
+        self.stop_ids = frozenset(each for each in stop_ids if each < vocab_size)
 
     def encode(self, text: str) -> list[int]:
         """See ``Tokenizer.encode``."""
@@ -78,7 +87,7 @@ class FolderTokenizer:
             )
         except Exception as error:  # a template may raise anything
             raise CheckpointError(
-                f"{self._folder} cannot make a chat of a user message: {_line(error)}. Pass the "
+                f"{self._folder} cannot make a chat of a user message: {one_line(error)}. Pass the "
                 "prompt as plain text."
             ) from error
         return list(ids)
@@ -92,15 +101,17 @@ class FolderTokenizer:
         return text
 
 
-def _stop_ids(folder: str | Path) -> frozenset[int]:
+def _stop_ids(folder: str | Path, trust_remote_code: bool) -> frozenset[int]:
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(
+            folder, trust_remote_code=trust_remote_code, local_files_only=True
+        )
         ids = GenerationConfig.from_model_config(config).eos_token_id
         if (Path(folder) / GENERATION_CONFIG_NAME).exists():
             own = GenerationConfig.from_pretrained(folder, local_files_only=True)
             ids = ids if own.eos_token_id is None else own.eos_token_id
     except Exception as error:  # as above
-        raise CheckpointError(f"{folder} has damaged settings: {_line(error)}") from error
+        raise CheckpointError(f"{folder} has damaged settings: {one_line(error)}") from error
     listed = ids if isinstance(ids, list) else [] if ids is None else [ids]
     if not all(is_int(each) and each >= 0 for each in listed):
         raise CheckpointError(
@@ -108,8 +119,3 @@ def _stop_ids(folder: str | Path) -> frozenset[int]:
             f"{GENERATION_CONFIG_NAME} or config.json."
         )
     return frozenset(listed)
-
-
-def _line(error: Exception) -> str:
-    """Return the text of an error on one line, with its class."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(" :.")

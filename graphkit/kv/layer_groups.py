@@ -8,10 +8,10 @@ import torch
 
 from graphkit.errors import ConfigError
 from graphkit.kv.pool import TokenToKVPool
-from graphkit.kv.pool_use import UsedPool
+from graphkit.kv.pool_use import TrackedPool
 
 
-class LayerGroupKVPool(UsedPool):
+class LayerGroupKVPool(TrackedPool):
     """A ``KVPool`` of groups of layers; a token has the same slot in all of them.
 
     Args:

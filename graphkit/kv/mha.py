@@ -28,8 +28,8 @@ class MHATokenToKVPool(TokenToKVPool):
         head_dim: Elements per head (D).
         layer_num: Layers.
         device: Device of the buffers.
-        key_scale: Scale of the keys in a pool of float8_e4m3fn: one number for all, or a tensor
-            [M] or [layer_num, M] of one per head. ``None`` selects 1.
+        key_scale: Scale of the keys in a pool of float8_e4m3fn: a number for all heads, or a tensor
+            [M] or [layer_num, M] with a number per head. ``None`` selects 1.
         value_scale: Scale of the values, as ``key_scale``.
 
     Raises:

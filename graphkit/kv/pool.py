@@ -9,11 +9,11 @@ import torch
 from graphkit.config import require_int
 from graphkit.errors import AttentionError, ConfigError
 from graphkit.kv.contracts import require_device
-from graphkit.kv.pool_use import UsedPool
+from graphkit.kv.pool_use import TrackedPool
 from graphkit.ops.kv_cache import buffer_table, move_kv
 
 
-class TokenToKVPool(UsedPool):
+class TokenToKVPool(TrackedPool):
     """Buffers addressed by token slot, at least one per layer.
 
     Slots ``page_size`` to ``page_size + size - 1`` are for tokens. The first page is the dummy that
@@ -68,7 +68,8 @@ class TokenToKVPool(UsedPool):
     def get_scales(self, layer: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return the scales of the keys and the values of a layer, [M] float32 each.
 
-        ``None`` in a pool whose numbers are keys and values as they are.
+        A key is its stored number multiplied by the scale. ``None`` where a pool stores keys and
+        values without a scale.
 
         Raises:
             AttentionError: There is no such layer.

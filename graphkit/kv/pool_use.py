@@ -9,11 +9,11 @@ from weakref import WeakSet
 from graphkit.errors import ConfigError
 
 
-class UsedPool:
-    """Base of the pools that record their users."""
+class TrackedPool:
+    """Base of the pools, which know their uses."""
 
     def __init__(self) -> None:
-        self.users: WeakSet[PoolUse] = WeakSet()
+        self.uses: WeakSet[PoolUse] = WeakSet()
 
 
 class PoolUse:
@@ -25,7 +25,7 @@ class PoolUse:
 
     Args:
         user: Name of the user's class.
-        pools: Its pools. Those that are not a ``UsedPool`` are skipped.
+        pools: Its pools. Other objects are skipped.
         allocates: Whether the user allocates rows and slots.
 
     Attributes:
@@ -38,15 +38,15 @@ class PoolUse:
 
     def __init__(self, user: str, pools: Iterable[object], *, allocates: bool) -> None:
         self.user, self.allocates = user, allocates
-        self._pools = [pool for pool in pools if isinstance(pool, UsedPool)]
+        self._pools = [pool for pool in pools if isinstance(pool, TrackedPool)]
         check_unused(user, self._pools, allocates=allocates)
         for pool in self._pools:
-            pool.users.add(self)
+            pool.uses.add(self)
 
     def end(self) -> None:
         """Let others use the pools. May be called repeatedly."""
         for pool in self._pools:
-            pool.users.discard(self)
+            pool.uses.discard(self)
 
 
 def check_unused(user: str, pools: Iterable[object], *, allocates: bool) -> None:
@@ -54,14 +54,14 @@ def check_unused(user: str, pools: Iterable[object], *, allocates: bool) -> None
 
     Args:
         user: Name of the class that is going to use them.
-        pools: The pools. Those that are not a ``UsedPool`` are skipped.
+        pools: The pools. Other objects are skipped.
         allocates: Whether the user allocates rows and slots.
 
     Raises:
         ConfigError: An open engine uses a pool, or the user is an engine and anything uses it.
     """
     for pool in pools:
-        if not isinstance(pool, UsedPool):
+        if not isinstance(pool, TrackedPool):
             continue
         if _other_user(pool, allocates) is not None:
             gc.collect()  # a user may have been dropped in a reference cycle
@@ -76,5 +76,5 @@ def check_unused(user: str, pools: Iterable[object], *, allocates: bool) -> None
             )
 
 
-def _other_user(pool: UsedPool, allocates: bool) -> PoolUse | None:
-    return next((use for use in pool.users if allocates or use.allocates), None)
+def _other_user(pool: TrackedPool, allocates: bool) -> PoolUse | None:
+    return next((use for use in pool.uses if allocates or use.allocates), None)

@@ -14,7 +14,7 @@ import torch
 from graphkit.config import require_int, require_type
 from graphkit.errors import AttentionError, ConfigError
 from graphkit.kv.contracts import require_device
-from graphkit.kv.pool_use import UsedPool
+from graphkit.kv.pool_use import TrackedPool
 from graphkit.ops.kv_cache import buffer_table, move_kv
 from graphkit.ops.tree import parents_and_depths
 
@@ -63,7 +63,7 @@ class StateSlots:
     is_row: torch.Tensor | None = None
 
 
-class RecurrentStatePool(UsedPool):
+class RecurrentStatePool(TrackedPool):
     """Recurrent states by request row: the committed one, and one after each node of a step.
 
     A verify step reads the committed state and stores the state after every node, rejected ones

@@ -10,10 +10,10 @@ from graphkit.config import is_int, require_int
 from graphkit.errors import AttentionError
 from graphkit.kv.contracts import require_device
 from graphkit.kv.free_list import FreeList, ints_to_free
-from graphkit.kv.pool_use import UsedPool
+from graphkit.kv.pool_use import TrackedPool
 
 
-class ReqToTokenPool(UsedPool):
+class ReqToTokenPool(TrackedPool):
     """A table of KV slots, one row per running request.
 
     Row 0 belongs to pad rows: it is never allocated and stays zero, so that a pad row reads the

@@ -72,8 +72,8 @@ def store_kv(
         key_TMD: Keys to write: of any floating-point dtype for a floating-point cache, else of the
             cache's dtype.
         value_TMD: Values to write, as key_TMD.
-        key_scale_M: Divides the keys of each head before they are stored; None for 1. For a cache
-            of float8_e4m3fn, whose numbers end at 448: larger ones become 448.
+        key_scale_M: Divides the keys of each head before they are stored; None for 1. Only for a
+            cache of float8_e4m3fn. Its largest number is 448: larger magnitudes become 448.
         value_scale_M: Divides the values, as key_scale_M.
     """
     _write(key_cache, loc_T, key_TMD, key_scale_M)
@@ -83,7 +83,7 @@ def store_kv(
 def _write(
     cache: torch.Tensor, loc: torch.Tensor, rows: torch.Tensor, scale: torch.Tensor | None
 ) -> None:
-    """Write rows into the slots of one cache, over the scale of each head."""
+    """Write rows into the slots of one cache, divided by the scale of each head."""
     if cache.dtype != FP8:
         cache.index_copy_(0, loc, rows.to(cache.dtype))
         return

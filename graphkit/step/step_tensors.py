@@ -208,9 +208,9 @@ class Verified:
         )
 
     def with_rows(self, width: int, req_to_token: torch.Tensor) -> Verified:
-        """Return so many rows of every request: the first ones, or zeros behind all of them.
+        """Return ``width`` rows of every request: its first rows, or all of them and zeros.
 
-        Rows behind have the next KV slots of the request, like rows of rejected drafts.
+        The added rows have the next KV slots of the request, like rows of rejected drafts.
 
         Args:
             width: Rows per request; at least the longest path.

@@ -12,16 +12,17 @@ import pytest
 
 import graphkit
 from graphkit.audit import AUDITS
-from graphkit.cli import build_parser
+from graphkit.cli import build_parser, options
 from graphkit.cli.exits import exit_code
 from graphkit.errors import CaptureError, ConfigError, DeviceError, GraphkitError, TargetError
+from graphkit.quantization import QUANTIZATIONS
 from graphkit.runners import RUNNERS
 
 RECORD = Path(__file__).parents[1] / "data" / "h200-capture.json"
 GLOBAL = {"-h", "--help", "--version", "-v", "--verbose"}
 CHECKPOINT = {
     "--checkpoint", "--draft", "--dtype", "--algorithm", "--topk", "--num-steps",
-    "--num-draft-tokens", "--page-size", "--quantize", "--kv-dtype",
+    "--num-draft-tokens", "--page-size", "--quantize", "--kv-dtype", "--trust-remote-code",
 }  # fmt: skip
 TARGET = CHECKPOINT | {"--mode", "--batch-sizes", "--device", "--max-context-len"}
 COMMANDS = {
@@ -100,6 +101,7 @@ def test_the_values_of_an_option_are_listed_in_full(run):
     *others, last = (mode.name for mode in RUNNERS)
     assert f"in any case: {', '.join(others)} or {last}; repeatable" in text
     assert f"audits to run, of {', '.join(AUDITS)}; default" in text
+    assert tuple(QUANTIZATIONS) == options.QUANTIZATIONS
 
 
 def test_version(run):

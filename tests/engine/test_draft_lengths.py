@@ -186,6 +186,29 @@ def test_times_are_those_of_the_graphs(make_engine):
     assert torch.equal(times, choices_of(engine).times)
 
 
+def test_measured_replays_compute_pads(make_engine, monkeypatch):
+    """Entries of earlier steps have addresses of tensors that may have been freed since."""
+    engine = make_engine(num_steps=(0, 1, 3), batch_sizes=[1, 8], generation="v2")
+    backend_type = type(engine.runners[0].capturing_backend())
+    measure, measured = backend_type.measure, set()
+
+    def checked(backend, graph):
+        cost = measure(backend, graph)
+        for runner in engine.runners:
+            for size, captured in runner.graphs.items():
+                if captured is graph:
+                    measured.add((runner, size))
+                    for layout in runner.buffers.layouts:
+                        rows = runner.buffers.live_rows(layout.name, size)
+                        assert (rows == layout.pad).all(), layout.name
+        return cost
+
+    monkeypatch.setattr(backend_type, "measure", checked)
+    engine.capture()
+    assert {size for _, size in measured} == {1, 8}
+    assert len({runner for runner, _ in measured}) > 3, "runners of every length"
+
+
 @every_generation
 def test_steps_between_chunks_of_a_prompt_adapt(make_engine, task, generation):
     """A draft after plain steps loses no acceptance while another prompt is prefilled."""

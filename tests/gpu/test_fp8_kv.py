@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 import graphkit as gk
+from graphkit.ops.kernels.float8 import float8_pairs, has_float8_cvt
 from graphkit.ops.kv_cache import store_kv
 from graphkit.ops.paged_attention import paged_attention
-from graphkit.reference import ByteTokenizer, reference_engine
+from graphkit.reference import reference_engine
 
 pytestmark = pytest.mark.gpu
 FILE = Path(__file__).parents[1] / "unit" / "attention" / "fp8_cases.py"
+BENCH = Path(__file__).parents[2] / "tools" / "bench" / "accept_lengths.py"
 CASES = runpy.run_path(str(FILE))
 FP8 = torch.float8_e4m3fn
 every_scale = pytest.mark.parametrize("kind", CASES["SCALES"])
@@ -50,17 +54,80 @@ def test_attention_matches_the_reference(kind, dtype, options):
     )
 
 
+@triton.jit
+def convert(lower, upper, words, HAS_CVT: tl.constexpr):
+    """Convert the two numbers of 1024 words."""
+    at = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    one, other = float8_pairs(tl.load(words + at), HAS_CVT)
+    tl.store(lower + at, one)
+    tl.store(upper + at, other)
+
+
+@pytest.mark.parametrize("has_cvt", [False, True], ids=["integers", "cvt"])
+def test_every_number_converts_exactly(has_cvt):
+    if has_cvt and not has_float8_cvt(torch.device("cuda")):
+        pytest.skip("needs compute capability 8.9")
+    words = torch.arange(65536).int().to(torch.int16)
+    halves = torch.empty(2, 65536, dtype=torch.float16, device="cuda")
+    convert[64,](*halves, words.cuda(), has_cvt)
+    expected = words.view(FP8).view(-1, 2).T.float()
+    is_number = ~expected.isnan()
+    assert is_number.sum() == 2 * 256 * 254
+    halves = halves.cpu()
+    assert torch.equal(halves.float()[is_number], expected[is_number])
+    if has_cvt:
+        assert halves.isnan().equal(~is_number)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("width", [1, 4, 16])
+@pytest.mark.parametrize(
+    ("head_dim", "exponent"), [(10, 0), (16, 0), (64, -30), (80, 0), (128, 30), (256, 0)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_all_numbers_head_sizes_and_widths(dtype, head_dim, exponent, width, tree, page_size):
+    """Queries have a factor of 2**exponent, which float16 does not have."""
+    if dtype == torch.float16:
+        exponent = 0
+    args = CASES["wide_args"](
+        dtype, head_dim=head_dim, width=width, tree=tree, exponent=exponent,
+        page_size=page_size, device="cuda",
+    )  # fmt: skip
+    expected = paged_attention(*on_cpu(args))
+    # Weights of values up to 448 are rounded to 11 bits.
+    rtol, atol = (1e-4, 1e-3) if dtype == torch.float32 else (4 * torch.finfo(dtype).eps, 0.2)
+    torch.testing.assert_close(paged_attention(*args).cpu(), expected, rtol=rtol, atol=atol)
+
+
+def test_nan_that_no_query_sees_does_not_reach_the_output():
+    args = CASES["wide_args"](
+        torch.bfloat16, head_dim=128, width=4, tree=True, exponent=0, device="cuda"
+    )
+    expected = paged_attention(*on_cpu(args))
+    for cache in args[1:3]:
+        cache.view(torch.uint8)[:16] = 0x7F  # no request has page 0
+    # The second request ends within its last page.
+    last = int(args[3][1, 70 // 16]) * 16
+    for cache in args[1:3]:
+        cache.view(torch.uint8)[last + 70 % 16 : last + 16] = 0x7F
+    torch.testing.assert_close(paged_attention(*args).cpu(), expected, rtol=4e-2, atol=0.2)
+
+
 @pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
 def test_accept_lengths_are_those_of_bfloat16(algorithm):
-    texts = ("def replay(self, batch):", "import torch\n")
-    prompts = [ByteTokenizer().encode(text) for text in texts]
+    """The texts differ, so that the lengths of one prompt differ by 0.3 tokens (one deviation).
+
+    The mean over 64 prompts then deviates by 0.04 of 3.4 tokens, and 5 % are four deviations.
+    """
+    prompts = runpy.run_path(str(BENCH))["held_out_prompts"](64)
     lengths = []
     for kv_dtype in (None, FP8):
         with reference_engine(
-            algorithm, dtype=torch.bfloat16, kv_dtype=kv_dtype, max_batch_size=2, device="cuda"
+            algorithm, dtype=torch.bfloat16, kv_dtype=kv_dtype, max_batch_size=8, device="cuda"
         ) as engine:
             engine.capture()
             engine.generate(prompts, gk.SamplingParams(max_new_tokens=64))
             lengths.append(engine.stats.accept_length)
             assert all(not runner.stats.fallbacks for runner in engine.runners)
-    assert lengths[1] > 0.9 * lengths[0], lengths
+    assert lengths[1] > 0.95 * lengths[0], lengths

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphkit.ops.quantized_linear import quantized_linear
+from graphkit.ops.kernels.quantized_linear_config import FEW_ROWS, Product
+from graphkit.ops.quantized_linear import packed_numbers, quantized_linear
+from graphkit.ops.registration import OPS
 
 pytestmark = pytest.mark.gpu
 CASES = runpy.run_path(str(Path(__file__).parents[1] / "unit" / "ops" / "quantized_cases.py"))
@@ -21,7 +23,7 @@ def on_cpu(args):
     return [None if each is None else each.cpu() for each in args]
 
 
-@pytest.mark.parametrize("rows", [0, 1, 2, 3, 8, 16, 17, 33, 64, 65, 130, 256])
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 65, 130, 256])
 def test_the_kernel_matches_the_reference(rows):
     for args in CASES["cases"](CUDA, DTYPES, [rows]):
         expected = quantized_linear(*on_cpu(args))
@@ -48,8 +50,11 @@ def test_a_row_does_not_depend_on_the_rows_beside_it():
     for args in CASES["cases"](CUDA, [torch.bfloat16], [64], shapes=LARGE[:1]):
         x, *others = args
         whole = quantized_linear(x, *others)
-        for rows in (1, 5, 33):
+        for rows in (33, 40):
             assert torch.equal(quantized_linear(x[:rows], *others), whole[:rows])
+        few = quantized_linear(x[:FEW_ROWS], *others)
+        for rows in (1, 5, 17):
+            assert torch.equal(quantized_linear(x[:rows], *others), few[:rows])
 
 
 @pytest.mark.parametrize("rows", [1, 64, 300])
@@ -64,3 +69,40 @@ def test_products_are_captured_without_a_synchronisation(rows):
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(out, quantized_linear(x, *others))
+
+
+PRODUCTS = (
+    Product(32, 8, 2, 2, 4, 2), Product(32, 16, 4, 2, 3, 1, 0), Product(64, 16, 2, 4, 3, 2),
+    Product(64, 64, 1, 2, 3), Product(128, 64, 2, 8, 3), Product(16, 8, 1, 1, 4, 2),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("config", PRODUCTS, ids=str)
+def test_every_configuration_matches_the_reference(config, dtype):
+    op = OPS["quantized_linear"]
+    for args in CASES["cases"](CUDA, [dtype], [7, 33], shapes=((384, 1024), (130, 600))):
+        got = op.launch(op.arguments(*args), config).cpu()
+        CASES["assert_close"](got, quantized_linear(*on_cpu(args)), args[0].shape[1])
+
+
+@pytest.mark.parametrize("rows", [1, 16, 33, 64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_all_numbers_are_exact(dtype, rows):
+    """A row that selects one input gets its number, bit by bit."""
+    one = torch.eye(256, dtype=dtype, device=CUDA)
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes[codes & 127 == 127] = 0  # NaN
+    float8 = codes.repeat(64, 1).view(torch.float8_e4m3fn)
+    ones = torch.ones(64, 1)
+    nibbles = (torch.arange(64)[:, None] + torch.arange(256)).remainder(16).to(torch.uint8)
+    zeros = torch.arange(128, dtype=torch.uint8).remainder(16).view(64, 2)
+    packed = packed_numbers(nibbles)
+    for args in (
+        (float8, ones, None),
+        (packed, ones.expand(64, 2).contiguous(), zeros),
+        (packed, ones.expand(64, 2).contiguous(), None),
+    ):
+        on_device = [None if each is None else each.to(CUDA) for each in args]
+        parts = [quantized_linear(some, *on_device).cpu() for some in one.split(rows)]
+        assert torch.equal(torch.cat(parts), quantized_linear(one.cpu(), *args))

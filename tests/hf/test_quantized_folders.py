@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -104,6 +106,25 @@ def test_other_settings_are_refused(tmp_path, name, changes, text):
         with pytest.raises(CheckpointError, match=text) as caught:
             hf.load(tmp_path, device="cpu")
         assert "cannot be loaded by transformers" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"model_type": "unknown"}, "cannot be loaded by transformers"),
+        (
+            {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}},
+            "needs Python code from its folder.* trust_remote_code=True",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_transformers_does_not_have_is_refused(tmp_path, settings, text):
+    write_quantized(tmp_path, "awq")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    with pytest.raises(CheckpointError, match=text):
+        hf.load(tmp_path, device="cpu")
 
 
 def damaged(tmp_path, name, change):

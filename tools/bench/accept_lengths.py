@@ -2,7 +2,8 @@
 
 Every drafter continues the same prompts, with the same number of drafts. The text of all of them
 must be that of plain decoding. Algorithms whose draft model makes more drafts than it makes steps
-run with those, too.
+run with those, too. EAGLE and EAGLE-3 run again with the target's keys and values in FP8, and are
+compared with plain decoding over such keys and values.
 
     python tools/bench/accept_lengths.py --out tools/bench/results/accept_lengths.json
 """
@@ -25,10 +26,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from training.corpus import read_corpus
 
 RUNS = (
-    ("NGRAM", 3), ("STANDALONE", 3), ("EAGLE", 3), ("EAGLE3", 3), ("MULTI_LAYER_EAGLE", 3),
-    ("DFLASH", 3), ("EAGLE", 7), ("DFLASH", 7),
+    ("NGRAM", 3, None), ("STANDALONE", 3, None), ("EAGLE", 3, None), ("EAGLE3", 3, None),
+    ("MULTI_LAYER_EAGLE", 3, None), ("DFLASH", 3, None), ("EAGLE", 7, None), ("DFLASH", 7, None),
+    ("EAGLE", 3, torch.float8_e4m3fn), ("EAGLE3", 3, torch.float8_e4m3fn),
 )  # fmt: skip
-"""Algorithms with the drafts of a step; 7 are those of a whole block of the DFLASH head."""
+"""Algorithms with the drafts of a step, and the data type of keys and values if it is another.
+
+7 drafts are a whole block of the DFLASH head.
+"""
 _PROMPT = 96
 """Bytes of a prompt."""
 
@@ -41,11 +46,20 @@ def held_out_prompts(count: int) -> list[list[int]]:
 
 
 def texts_and_length(
-    algorithm: str, drafts: int, prompts: list[list[int]], new_tokens: int, device: torch.device
+    algorithm: str,
+    drafts: int,
+    kv_dtype: torch.dtype | None,
+    prompts: list[list[int]],
+    new_tokens: int,
+    device: torch.device,
 ) -> tuple[list[list[int]], float]:
     """Continue the prompts; return the texts and the mean tokens of a verify step."""
     with reference_engine(
-        algorithm, num_steps=drafts, max_context_len=_PROMPT + new_tokens + 32, device=device
+        algorithm,
+        num_steps=drafts,
+        max_context_len=_PROMPT + new_tokens + 32,
+        device=device,
+        kv_dtype=kv_dtype,
     ) as engine:
         requests = engine.generate(prompts, SamplingParams(max_new_tokens=new_tokens))
         return [request.output_ids for request in requests], engine.stats.accept_length
@@ -54,20 +68,25 @@ def texts_and_length(
 def measured(count: int, new_tokens: int, device: torch.device) -> BenchReport:
     """Measure every run, and compare its texts with those of plain decoding."""
     prompts = held_out_prompts(count)
-    expected, _ = texts_and_length("NONE", 0, prompts, new_tokens, device)
+    common = prompts, new_tokens, device
+    expected = {
+        kv_dtype: texts_and_length("NONE", 0, kv_dtype, *common)[0]
+        for kv_dtype in {kv_dtype for *_, kv_dtype in RUNS}
+    }
     measures = []
-    for algorithm, drafts in RUNS:
-        texts, length = texts_and_length(algorithm, drafts, prompts, new_tokens, device)
-        wrong = sum(one != other for one, other in zip(texts, expected, strict=True))
+    for algorithm, drafts, kv_dtype in RUNS:
+        texts, length = texts_and_length(algorithm, drafts, kv_dtype, *common)
+        wrong = sum(one != other for one, other in zip(texts, expected[kv_dtype], strict=True))
+        variant = algorithm if kv_dtype is None else f"{algorithm}, FP8 KV"
         found = {"accept length": (length, "tokens", None), "other texts": (wrong, "texts", 0.0)}
         measures += [
             Measure(
                 name=name, value=float(value), unit=unit, bar=bar,
-                setting=f"{drafts} drafts", variant=algorithm,
+                setting=f"{drafts} drafts", variant=variant,
             )
             for name, (value, unit, bar) in found.items()
         ]  # fmt: skip
-        print(f"{algorithm}, {drafts} drafts: {length:.2f}", file=sys.stderr)
+        print(f"{variant}, {drafts} drafts: {length:.2f}", file=sys.stderr)
     return BenchReport(
         name="accept lengths",
         environment=environment(device),

@@ -3,7 +3,8 @@
 The target is a stack of matrix products whose next token is known, and each draft is right with a
 chosen chance, independently of the others. Requests of a batch run to a fixed number of tokens in
 device loops. On CUDA, tokens count per second; all variants take turns. On the CPU, they count per
-work of the recorded graphs (``RecordedGraph.work``), which is the same in every run.
+work of the recorded graphs (``RecordedGraph.work``), which is the same in every run. The report is
+written after each setting.
 
     python tools/bench/adaptive.py --out tools/bench/results/adaptive.json
 """
@@ -15,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -61,7 +62,7 @@ class Shape:
 SHAPES = {
     "cuda": Shape(
         hidden=4096, target_layers=256, draft_layers=10, dtype=torch.bfloat16,
-        tokens={1: 2000, 8: 2000, 64: 1000},
+        tokens={1: 256, 8: 192, 64: 128},
     ),
     "cpu": Shape(
         hidden=32, target_layers=500, draft_layers=16, dtype=torch.float32,
@@ -237,8 +238,8 @@ class Bench:
         return (engine.stats.new_tokens - tokens) / cost
 
 
-def measures(device: torch.device, rounds: int) -> Iterator[Measure]:
-    """Measure every batch size and chance."""
+def measures(device: torch.device, rounds: int) -> Iterator[tuple[Measure, ...]]:
+    """Measure every batch size and chance, and yield what was found for each."""
     bench = Bench(SHAPES[device.type], device)
     unit = "tokens/s" if device.type == "cuda" else "tokens per work"
     for batch_size in BATCH_SIZES:
@@ -246,20 +247,27 @@ def measures(device: torch.device, rounds: int) -> Iterator[Measure]:
             setting = f"batch {batch_size}, acceptance {chance}"
             print(f"{time.strftime('%H:%M:%S')} {setting}", file=sys.stderr)
             rates, drafted = bench.rates(batch_size, chance, rounds)
-            for name, rate in rates.items():
-                yield Measure(name="speed", value=rate, unit=unit, setting=setting, variant=name)
+            found = [
+                Measure(name="speed", value=rate, unit=unit, setting=setting, variant=name)
+                for name, rate in rates.items()
+            ]
             fixed = {name: rate for name, rate in rates.items() if name != ADAPTIVE}
             ratios = {"the best fixed length": max(fixed.values()), PLAIN: fixed[PLAIN]}
-            for name, rate in ratios.items():
-                yield Measure(
+            found += [
+                Measure(
                     name=f"{name} over {ADAPTIVE}", value=rate / rates[ADAPTIVE], unit="x",
                     bar=BAR, setting=setting,
-                )  # fmt: skip
-            for drafts, steps in drafted.items():
-                yield Measure(
+                )
+                for name, rate in ratios.items()
+            ]  # fmt: skip
+            found += [
+                Measure(
                     name=f"{ADAPTIVE}, steps of {drafts} drafts", value=steps, unit="",
                     setting=setting,
-                )  # fmt: skip
+                )
+                for drafts, steps in drafted.items()
+            ]  # fmt: skip
+            yield tuple(found)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -272,8 +280,6 @@ def main(argv: list[str] | None = None) -> int:
     device = resolve_device(options.device)
     rounds = options.rounds if device.type == "cuda" else 1  # counted work does not vary
     shape = SHAPES[device.type]
-    with torch.no_grad():
-        found = tuple(measures(device, rounds))
     report = BenchReport(
         name="adaptive drafts against fixed draft lengths",
         environment=environment(device),
@@ -283,12 +289,15 @@ def main(argv: list[str] | None = None) -> int:
             "dtype": str(shape.dtype).removeprefix("torch."), "rounds": rounds,
             "tokens per request": ", ".join(map(str, shape.tokens.values())),
         },
-        measures=found,
+        measures=(),
     )  # fmt: skip
+    with torch.no_grad():
+        for found in measures(device, rounds):
+            report = replace(report, measures=(*report.measures, *found))
+            if options.out:
+                options.out.write_text(report.to_json())
     Console(width=120).print(bench_view(report))
-    if options.out:
-        options.out.write_text(report.to_json())
-    return int(any(each.bar is not None and each.value > each.bar for each in found))
+    return int(any(each.bar is not None and each.value > each.bar for each in report.measures))
 
 
 if __name__ == "__main__":

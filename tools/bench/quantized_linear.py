@@ -9,17 +9,20 @@ many copies of a weight as the L2 cache does not hold. Compared are, for 1 to 25
   float8 before, which is part of its time.
 
 The bound is the bytes of the weight and its scales at the speed of a copy. ``--sweep`` compares
-launch configurations of the kernel instead, for one number of rows.
+launch configurations of the kernel instead, and prints the five best beside the present choice.
 
     python tools/bench/quantized_linear.py --out tools/bench/results/quantized_linear.json
-    python tools/bench/quantized_linear.py --sweep --rows 1 --out sweep.json
+    python tools/bench/quantized_linear.py --sweep --out sweep.json
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -31,7 +34,7 @@ from torch.nn.functional import linear
 
 from graphkit.benchmarks import copy_bandwidth, device_ms
 from graphkit.graphs import environment, resolve_device
-from graphkit.ops.kernels.quantized_linear_config import Product, choose_splits
+from graphkit.ops.kernels.quantized_linear_config import Product, choose_product, choose_splits
 from graphkit.ops.quantized_linear import blocks, quantized_linear
 from graphkit.ops.registration import OPS
 from graphkit.quantization import QuantizedWeight, quantize_fp8, quantize_int4
@@ -44,6 +47,7 @@ LAYERS = {
 """Outputs and inputs of the linear layers of Llama-3.1-8B, merged as graphkit merges them."""
 QUICK_LAYERS = {"small": (192, 256)}
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
+SWEPT_ROWS = (1, 8, 16, 64)
 COLD_BYTES = 200 * 2**20
 """Bytes of all copies of a weight: four times the L2 cache of an H200."""
 Call = Callable[[], object]
@@ -146,29 +150,87 @@ def random_inputs(
     return torch.randn(shape, **options), torch.randn(rows, shape[1], **options)
 
 
+def configurations(shape: tuple[int, int], kind: str, rows: int) -> list[Product]:
+    """Return configurations of the kernel for a layer, the present choice first."""
+    outputs, inputs = shape
+    few, middle, many = (choose_splits(inputs, outputs // 32, 132 * each) for each in (3, 6, 10))
+    tile, bits = min(64, max(8, 1 << (rows - 1).bit_length())), 4 if kind == "int4" else 8
+    present = choose_product(rows, inputs, outputs, bits, torch.device("cpu"), torch.bfloat16)
+    found = [present] if present else []
+    if rows <= 16:
+        # Outputs, rows, splits, warps, stages, unroll, early bytes. With 4 warps and 16 rows, the
+        # products are those of a warpgroup.
+        found += [Product(32, tile, each, 2, 4, 2) for each in (few, middle, many)]
+        found += [Product(32, tile, middle, 2, 4, 2, 0), Product(32, tile, middle, 2, 3, 2)]
+        found += [Product(32, tile, middle, 2, 5, 1), Product(16, tile, middle, 1, 4, 2)]
+        found += [Product(64, tile, many, 2, 3, 2), Product(64, 16, many, 4, 3, 2)]
+    else:
+        found += [Product(32, tile, middle, 2, 3), Product(64, tile, few, 2, 3)]
+        found += [Product(64, tile, each, 4, 3) for each in (few, many)]
+        found += [Product(128, tile, few, 4, 3)]
+        found += [Product(128, tile, each, 8, 3) for each in (few, middle, many)]
+    return list(dict.fromkeys(found))
+
+
+def compile_cell(shape: tuple[int, int], kind: str, rows: int) -> None:
+    """Compile the configurations of a cell into the cache of Triton, in a process of its own."""
+    device, op = torch.device("cuda"), OPS["quantized_linear"]
+    weight, x = random_inputs(shape, rows, device)
+    quantized = FORMATS[kind](weight)
+    parts = quantized.numbers, quantized.scale, quantized.zero_point
+    for config in configurations(shape, kind, rows):
+        try:
+            op.launch(op.arguments(x, *parts, None), config)
+        except Exception as error:  # a configuration that needs more shared memory, say
+            print(f"{shape}, {kind}, {rows}: {config}: {error}", file=sys.stderr)
+
+
 def sweep(
-    layers: Mapping[str, tuple[int, int]], rows: int, device: torch.device, rounds: int
+    layers: Mapping[str, tuple[int, int]], rows: Sequence[int], device: torch.device, rounds: int
 ) -> Iterator[Measure]:
-    """Measure configurations of the kernel: a table per layer and format."""
+    """Print and measure the five best configurations of the kernel, and the present choice.
+
+    Processes of their own compile the kernels first, which takes most of the time.
+    """
     op = OPS["quantized_linear"]
-    for (name, shape), (kind, quantize) in product(layers.items(), FORMATS.items()):
-        weight, x = random_inputs(shape, rows, device)
+    cells = list(product(layers.items(), FORMATS.items(), rows))
+    if device.type == "cuda":
+        context = multiprocessing.get_context("spawn")
+        processes = max(1, min(12, (os.cpu_count() or 2) - 2))
+        with ProcessPoolExecutor(processes, mp_context=context) as pool:
+            for (_, shape), (kind, _), count in cells:
+                pool.submit(compile_cell, shape, kind, count)
+    for (name, shape), (kind, quantize), count in cells:
+        weight, x = random_inputs(shape, count, device)
         quantized = quantize(weight)
-        parts = [quantized.numbers, quantized.scale, quantized.zero_point]
-        sets = copies(parts, device)
-        sizes = product((16, 32, 64), (2, 4), (3, 5), (264, 528, 1056))
-        for outputs, warps, stages, programs in sizes:
-            splits = choose_splits(shape[1], shape[0] * 32 // outputs, programs)
-            tile = max(16, 1 << (min(rows, 64) - 1).bit_length())
-            config = Product(outputs, tile, splits, num_warps=warps, num_stages=stages)
+        sets = copies([quantized.numbers, quantized.scale, quantized.zero_point], device)
+        taken: list[tuple[float, Product]] = []
+        present, *_ = configs = configurations(shape, kind, count)
+        for config in configs:
             calls = [partial(op.launch, op.arguments(x, *each, None), config) for each in sets]
-            text = f"{outputs} outputs, {warps} warps, {stages} stages, {splits} splits"
             try:
-                us = us_per_call(calls, device, rounds)
+                taken.append((us_per_call(calls, device, rounds), config))
             except Exception as error:  # a configuration that needs more shared memory, say
-                print(f"{name}, {kind}: {text}: {error}", file=sys.stderr)
-                continue
-            yield Measure(name="time", value=us, unit="us", setting=f"{name}, {kind}", variant=text)
+                print(f"{name}, {kind}, {count}: {config}: {error}", file=sys.stderr)
+        setting = f"{name}, {kind}, {count} rows"
+        chosen = next((each for each in taken if each[1] == present), None)
+        best = sorted(taken, key=lambda each: each[0])[:5]
+        print(setting)
+        for us, config in (*best, *([chosen] if chosen else [])):
+            mark = "present" if config == present else ""
+            print(f"  {us:8.2f} us  {described(config)}  {mark}")
+        for us, config in best:
+            text = described(config)
+            yield Measure(name="time", value=us, unit="us", setting=setting, variant=text)
+
+
+def described(config: Product) -> str:
+    """Return a configuration in one line."""
+    return (
+        f"{config.outputs} outputs, {config.rows} rows, {config.splits} splits, "
+        f"{config.num_warps} warps, {config.num_stages} stages, unroll {config.unroll}, "
+        f"early {config.early_bytes}"
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -185,7 +247,7 @@ def main(argv: list[str] | None = None) -> int:
     rows = options.rows or ((1, 3) if options.quick else ROWS)
     with torch.no_grad():
         if options.sweep:
-            found = list(sweep(layers, rows[0], device, options.rounds))
+            found = list(sweep(layers, options.rows or SWEPT_ROWS, device, options.rounds))
         else:
             found = list(compared(layers, rows, device, options.rounds))
     report = BenchReport(

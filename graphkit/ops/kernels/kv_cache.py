@@ -17,7 +17,7 @@ _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 @triton.jit
 def _scaled(row, scale_M, head, is_inside):
-    """Return elements over the scale of their head, in float32, at most the largest of float8."""
+    """Return elements divided by the scale of their head, float32, limited to float8's range."""
     wide = row.to(tl.float32)
     if scale_M is not None:
         wide = wide / tl.load(scale_M + head, mask=is_inside, other=1.0)

@@ -19,7 +19,7 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
 
     A kernel with a parameter ``STARTS_EARLY`` may be started while the kernel before it runs, which
     hides the latency of the launch (programmatic dependent launch). If the device can do that, the
-    parameter is true, and the kernel must call ``gdc_wait`` before it touches memory.
+    parameter is true, and the kernel must call ``gdc_wait`` before it reads or writes memory.
 
     Args:
         kernel: A Triton kernel.

@@ -9,8 +9,10 @@ import triton.language as tl
 
 from graphkit.ops.attention_layout import is_part_of
 from graphkit.ops.kernels.attention_config import AttentionConfig, choose_config, choose_splits
+from graphkit.ops.kernels.float8 import has_float8_cvt
 from graphkit.ops.kernels.launch import launch
 from graphkit.ops.kernels.paged_attention_kernel import LOG2_E, paged_attention_kernel
+from graphkit.ops.kv_cache import FP8
 
 
 @triton.jit(do_not_specialize=["rows", "splits"])
@@ -58,6 +60,21 @@ def join_splits(args: Any, out: torch.Tensor, partial: torch.Tensor, lse: torch.
     )  # fmt: skip
 
 
+def _is_paired(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Return whether the caches are of float8_e4m3fn and can be read as words of two elements.
+
+    They cannot if values are parts of keys, or if a key may start within a word.
+    """
+    is_float8 = query.element_size() == 2 and key.dtype == value.dtype == FP8
+    if not is_float8 or key.shape != value.shape or is_part_of(value, key):
+        return False
+    return all(
+        size % 2 == 0
+        for cache in (key, value)
+        for size in (cache.storage_offset(), cache.shape[2], *cache.stride()[:2])
+    )
+
+
 def launch_paged_attention(
     args: Any, splits: int | None = None, config: AttentionConfig | None = None
 ) -> torch.Tensor:
@@ -71,7 +88,12 @@ def launch_paged_attention(
         return out.zero_()
     kv_heads, max_keys = key.shape[1], max_pages * args.page_size
     group = heads // kv_heads
-    config = config or choose_config(width * group, key_dim, value_dim, query.element_size())
+    is_paired = _is_paired(query, key, value)
+    if is_paired:
+        key, value = key.view(torch.int16), value.view(torch.int16)
+    config = config or choose_config(
+        width * group, key_dim, value_dim, 1 if is_paired else query.element_size()
+    )
     row_tiles = triton.cdiv(width * group, config.block_rows)
     tiles = max(requests, triton.cdiv(tokens, width)) * row_tiles
     if splits is None:
@@ -103,8 +125,9 @@ def launch_paged_attention(
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         BLOCK_M=config.block_rows, BLOCK_N=config.block_keys,
         RUN=math.gcd(args.page_size, config.block_keys),
-        BLOCK_E=max(16, triton.next_power_of_2(value_dim)),
+        BLOCK_E=max(32 if is_paired else 16, triton.next_power_of_2(value_dim)),
         BLOCK_R=max(16, triton.next_power_of_2(key_dim - value_dim)),
+        HAS_FLOAT8_CVT=has_float8_cvt(query.device),
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if splits > 1:

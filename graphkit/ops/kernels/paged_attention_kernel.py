@@ -12,10 +12,15 @@ rows, and cu_seqlens_q is not read.
 A key has the value's E elements and REST_DIM more, which are multiplied apart, since blocks are
 powers of two: 512 + 64 for latent attention. There the value is the first part of the key (SHARED)
 and is loaded once.
+
+Caches of float8_e4m3fn are read as words of two elements, and queries of 16 bits are multiplied
+with both: even elements with the lower bytes, odd ones with the upper. Products are of float16.
 """
 
 import triton
 import triton.language as tl
+
+from graphkit.ops.kernels.float8 import float8_pairs
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -29,6 +34,21 @@ def _both(a, b):
 def _load_pages(pages, run, end, PAGE_SIZE: tl.constexpr):
     """Return the page of each run of keys, int64; 0 for runs from ``end`` on."""
     return tl.load(pages + run // PAGE_SIZE, mask=run < end, other=0).to(tl.int64)
+
+
+@triton.jit
+def _scaled_to_float16(q):
+    """Return rows in float16 and the factors that they lack, powers of two.
+
+    The largest element of a row is then between 2**15 and 2**16, so that those down to 2**-29 of it
+    keep the 8 bits of bfloat16.
+    """
+    q = q.to(tl.float32)
+    exponent = tl.max(tl.abs(q), 1).to(tl.int32, bitcast=True) >> 23
+    exponent = tl.maximum(exponent, 16)  # that of the factors is in range
+    raised = ((269 - exponent) << 23).to(tl.float32, bitcast=True)
+    lack = ((exponent - 15) << 23).to(tl.float32, bitcast=True)
+    return (q * raised[:, None]).to(tl.float16), lack
 
 
 # Prompts have any width: specialisation would compile this kernel for each. Trees have few. What a
@@ -51,7 +71,7 @@ def paged_attention_kernel(
     WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
     IS_SPLIT: tl.constexpr, STARTS_EARLY: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr,
-    BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr, HAS_FLOAT8_CVT: tl.constexpr,
 ):  # fmt: skip
     """One program per (request, row tile), key-value head and split."""
     if STARTS_EARLY:
@@ -62,6 +82,7 @@ def paged_attention_kernel(
     BITS: tl.constexpr = 64 if MASK_COLUMNS > 32 else 32
     WORD: tl.constexpr = tl.int64 if MASK_COLUMNS > 32 else tl.int32
     IS_WORD: tl.constexpr = MASK_COLUMNS <= 64
+    IS_PAIRED: tl.constexpr = key_cache.dtype.element_ty == tl.int16
     split = tl.program_id(1)
     kv_head = (tl.program_id(0) % (HEADS // GROUP)).to(tl.int64)
     tile = tl.program_id(0) // (HEADS // GROUP)
@@ -96,6 +117,13 @@ def paged_attention_kernel(
     is_dim = dim < VALUE_DIM
     queries = query + token[:, None] * query_token_stride + head[:, None] * query_head_stride
     q = tl.load(queries + dim[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0)
+    part, is_part = dim, is_dim  # of a key or value: elements, or pairs of them
+    if IS_PAIRED:
+        if q.dtype == tl.bfloat16:
+            q, q_lack = _scaled_to_float16(q)
+        q, q_odd = tl.split(tl.reshape(q, [BLOCK_M, BLOCK_E // 2, 2]))
+        part = tl.arange(0, BLOCK_E // 2)
+        is_part = part < VALUE_DIM // 2
     if REST_DIM:
         rest = tl.arange(0, BLOCK_R)
         is_rest = rest < REST_DIM
@@ -139,9 +167,15 @@ def paged_attention_kernel(
         sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
         top = tl.where(split == 0, sink, top)
         total = tl.where(split == 0, 1.0, total)
-    acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    if IS_PAIRED:
+        acc = tl.zeros([BLOCK_M, BLOCK_E // 2], tl.float32)
+        acc_odd = tl.zeros([BLOCK_M, BLOCK_E // 2], tl.float32)
+    else:
+        acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     if key_scale_M is not None:
         scale_log2 *= tl.load(key_scale_M + kv_head)
+    if IS_PAIRED and query.dtype.element_ty == tl.bfloat16:
+        scale_log2 = scale_log2 * q_lack[:, None]
     if WINDOW:
         two_pages = _load_pages(pages, first + runs, keys_end, PAGE_SIZE)
         two_pages |= _load_pages(pages, first + runs + step, keys_end, PAGE_SIZE) << 32
@@ -193,9 +227,14 @@ def paged_attention_kernel(
         else:
             # Keys behind the last are hidden below, and every entry of the page table is a page.
             # Entries before a window need not be.
-            is_cell = is_dim[:, None] & is_key[None, :] if WINDOW else is_dim[:, None]
-            k = tl.load(keys[None, :] + dim[:, None], mask=is_cell, other=0.0)
-            scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
+            is_cell = is_part[:, None] & is_key[None, :] if WINDOW else is_part[:, None]
+            k = tl.load(keys[None, :] + part[:, None], mask=is_cell, other=0.0)
+            if IS_PAIRED:
+                k, k_odd = float8_pairs(k, HAS_FLOAT8_CVT)
+                scores = tl.dot(q, k)
+                scores = tl.dot(q_odd, k_odd, scores)
+            else:
+                scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
         if REST_DIM:
             is_cell = is_rest[:, None] & is_key[None, :]
             k_rest = tl.load(keys[None, :] + VALUE_DIM + rest[:, None], mask=is_cell, other=0.0)
@@ -218,14 +257,20 @@ def paged_attention_kernel(
             total += tl.sum(weights, 1)
         if not SHARED:
             values = value_cache + kv_head * VALUE_HEAD_STRIDE + slot * VALUE_SLOT_STRIDE
-            is_cell = seen[:, None] & is_dim[None, :]
-            v = tl.load(values[:, None] + dim[None, :], mask=is_cell, other=0.0)
+            is_cell = seen[:, None] & is_part[None, :]
+            v = tl.load(values[:, None] + part[None, :], mask=is_cell, other=0.0)
         acc = acc * shrink[:, None]
+        if IS_PAIRED:
+            v, v_odd = float8_pairs(v, HAS_FLOAT8_CVT)
+            acc_odd = acc_odd * shrink[:, None]
+            acc_odd = tl.dot(weights.to(tl.float16), v_odd, acc_odd)
         acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
         top = new_top
 
     if SUMS_LATE:
         total += tl.sum(late, 1)
+    if IS_PAIRED:
+        acc = tl.interleave(acc, acc_odd)
     # The sum of a row without keys is 0 times values that other rows see, which may be NaN.
     divisor = tl.where(total == 0.0, -1.0, total)
     result = tl.where(divisor[:, None] < 0.0, 0.0, acc * (1.0 / divisor)[:, None])

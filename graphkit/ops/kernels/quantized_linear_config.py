@@ -14,11 +14,16 @@ MOST_ROWS = 256
 """Most rows of the kernel. More are limited by arithmetic, where cuBLAS over a dequantised weight
 is faster: writing and reading that weight takes the time of the products of about 460 rows on an
 H200 (five bytes per weight at 4.3 TB/s, two operations per weight and row at 790 TFLOP/s)."""
-TILE = 32
-"""Outputs of a program of up to 64 rows: 4 KiB of float8 numbers per block of inputs."""
-PROGRAMS = 4
-"""Programs of a multiprocessor. Each has 6 to 12 KiB in flight, and about 30 KiB per multiprocessor
-hide the latency of memory."""
+FEW_ROWS = 32
+"""Most rows whose products run by the instructions of a warp, which add inputs in an order of their
+own: up to that many rows, a row's result has the same bits whatever the number of rows. More run by
+the instructions of a warpgroup, which take 0.8 to 1.0 times as long at 64 rows as cuBLAS over a
+weight in bfloat16, those of a warp 1.1 to 1.3 times (``tools/bench/results``)."""
+TILE, LARGE_TILE = 32, 128
+"""Outputs of a program of few rows, 4 KiB of numbers per step of its loop, and of more rows."""
+PROGRAMS = {8: 6, 4: 8}
+"""Programs of a multiprocessor for few rows, by the bits of a number. They have about 40 KiB in
+flight together, which hide the latency of memory. A program of more rows occupies it alone."""
 LEAST_BLOCKS = 4
 """Least blocks of inputs of a part: below that, adding the parts costs more than it saves."""
 
@@ -29,10 +34,13 @@ class Product:
 
     Attributes:
         outputs: Outputs of a program, a power of two, at least 16.
-        rows: Rows of a program, a power of two, at least 16.
+        rows: Rows of a program, a power of two, at least 8.
         splits: Parts of the inputs.
         num_warps: Warps of a program.
-        num_stages: Blocks of inputs in flight in a program, the current one included.
+        num_stages: Steps of the loop in flight in a program, the current one included.
+        unroll: Blocks of inputs of a step of the loop.
+        early_bytes: Bytes of each row of the weight that a program requests while the kernel before
+            it runs, 0 or a power of two of at least 128.
     """
 
     outputs: int
@@ -40,10 +48,22 @@ class Product:
     splits: int
     num_warps: int = 4
     num_stages: int = 4
+    unroll: int = 1
+    early_bytes: int = 512
+
+    @property
+    def is_warpgroup(self) -> bool:
+        """Whether Triton multiplies by the instructions of a warpgroup (``wgmma``)."""
+        return self.num_warps % 4 == 0 and self.outputs % 64 == 0 and self.rows >= 16
+
+    @property
+    def pack(self) -> int:
+        """Consecutive numbers of a row in a register."""
+        return 2 if self.is_warpgroup else 4
 
 
 def choose_product(
-    rows: int, inputs: int, outputs: int, device: torch.device, dtype: torch.dtype
+    rows: int, inputs: int, outputs: int, bits: int, device: torch.device, dtype: torch.dtype
 ) -> Product | None:
     """Return how the kernel runs; ``None`` for a product over the dequantised weight.
 
@@ -55,28 +75,39 @@ def choose_product(
         rows: Rows of the batch.
         inputs: Inputs of the weight.
         outputs: Outputs of the weight.
+        bits: Bits of a number of the weight, 4 or 8.
         device: The device of the rows.
         dtype: The dtype of the rows.
     """
     if rows > MOST_ROWS or dtype == torch.float64:
         return None
-    splits = choose_splits(inputs, outputs, PROGRAMS * _multiprocessors(device))
-    is_small = rows <= 64
-    return Product(
-        outputs=TILE if is_small else 2 * TILE,
-        rows=min(64, max(16, triton.next_power_of_2(rows))),
-        splits=splits,
-        # 16 outputs for each warp: with more warps, two convert the same numbers.
-        num_warps=2 if is_small else 4,
-        num_stages=2 if dtype == torch.float32 else 4,
-    )
+    processors = _multiprocessors(device)
+    if rows > FEW_ROWS and dtype != torch.float32:
+        splits = choose_splits(inputs, -(-outputs // LARGE_TILE), processors)
+        return Product(LARGE_TILE, 64, splits, num_warps=8, num_stages=3)
+    splits = choose_splits(inputs, -(-outputs // TILE), PROGRAMS[bits] * processors)
+    tile = min(64, max(8, triton.next_power_of_2(rows)))
+    if dtype == torch.float32:
+        return Product(TILE, max(16, tile), splits, num_warps=2, num_stages=2)
+    # 16 outputs for each warp: with more warps, two convert the same numbers.
+    unroll = 2 if rows <= 16 and blocks(inputs) // splits % 2 == 0 else 1
+    return Product(TILE, tile, splits, num_warps=2, num_stages=4, unroll=unroll)
 
 
-def choose_splits(inputs: int, outputs: int, programs: int) -> int:
-    """Return the parts of the inputs that give so many programs; no part is empty."""
-    most = max(1, blocks(inputs) // LEAST_BLOCKS)
-    splits = min(most, max(1, programs // -(-outputs // TILE)))
-    return -(-blocks(inputs) // -(-blocks(inputs) // splits))
+def choose_splits(inputs: int, tiles: int, programs: int) -> int:
+    """Return the parts of the inputs that give at most so many programs; no part is empty.
+
+    Parts of equal length are preferred: their loop has no conditions.
+
+    Args:
+        inputs: Inputs of the weight.
+        tiles: Tiles of the outputs.
+        programs: Programs that the device should get.
+    """
+    whole = blocks(inputs)
+    most = min(max(1, whole // LEAST_BLOCKS), max(1, programs // tiles))
+    equal = max(parts for parts in range(1, most + 1) if whole % parts == 0)
+    return equal if 2 * equal > most else -(-whole // -(-whole // most))
 
 
 @cache

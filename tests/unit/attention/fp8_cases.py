@@ -48,6 +48,35 @@ def attention_args(kind, *, dtype=torch.float32, tree=False, window=0, device="c
     return query, *stored, table, lengths, sums, mask, *numbers, None, *scales
 
 
+def wide_args(dtype, *, head_dim, width, tree, exponent, page_size=16, device="cpu"):
+    """Return arguments of ``paged_attention`` with all 254 numbers in both caches.
+
+    Three requests of 300, 70 and 16 keys, with four query heads per key head. The queries have a
+    factor of 2**exponent, which the scale of the scores divides out.
+    """
+    generator = torch.Generator().manual_seed(head_dim + width)
+    lengths, heads = (300, 70, 16), 2
+    pages = [-(-length // page_size) for length in lengths]
+    slots = (sum(pages) + 1) * page_size
+    stored = []
+    for spread in (16.0, 1.0):  # large keys would leave one key per row
+        codes = torch.randint(0, 254, (slots, heads, head_dim), generator=generator)
+        codes += (codes >= 0x7F).int()  # NaN is 0x7F and 0xFF
+        cache = codes.to(torch.uint8).view(FP8).float() / spread
+        stored.append(cache.to(FP8).to(device))
+    stored[1].view(torch.uint8)[:, :, ::2] ^= 0x80
+    query = torch.randn(3 * width, 4 * heads, head_dim, generator=generator).to(dtype)
+    table = torch.zeros(3, max(pages), dtype=torch.int32)
+    order = (torch.randperm(sum(pages), generator=generator) + 1).int().split(pages)
+    for request, own in enumerate(order):
+        table[request, : len(own)] = own
+    mask = torch.eye(width, dtype=torch.bool).repeat(3, 1, 1) if tree else None
+    ints = [table, torch.tensor(lengths).int(), (torch.arange(4) * width).int(), mask]
+    ints = [None if each is None else each.to(device) for each in ints]
+    scale = head_dim**-0.5 / 16 * 2.0**-exponent
+    return (query * 2.0**exponent).to(device), *stored, *ints, scale, page_size, width
+
+
 def dequantised(args):
     """Return the same arguments over caches of float32 without scales."""
     query, key, value, *rest, key_scale, value_scale = args

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import triton
+import triton.language as tl
 
+from graphkit.ops.kernels.float8 import float8_pairs
 from graphkit.ops.kv_cache import store_kv
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.registration import OPS
@@ -45,8 +47,56 @@ def test_store(kind):
 )
 @every_scale
 @pytest.mark.parametrize("options", [{}, {"tree": True}, {"window": 3}], ids=str)
-def test_attention(kind, options):
-    args = CASES["attention_args"](kind, **options)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_attention(kind, options, dtype):
+    args = CASES["attention_args"](kind, dtype=dtype, **options)
+    tolerance = 1e-5 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
     for splits in (1, 2):
         got = launch(paged_attention, *args, splits=splits)
-        torch.testing.assert_close(got, paged_attention(*args), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(got, paged_attention(*args), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.skipif(
+    triton.__version__ < "3.7", reason="triton 3.6 with numpy 2.4 cannot interpret such a loop"
+)
+def test_values_that_are_their_keys():
+    query, keys, _, *others = CASES["attention_args"]("none", dtype=torch.float16)
+    args = query, keys, keys, *others
+    got = launch(paged_attention, *args, splits=1)
+    torch.testing.assert_close(got, paged_attention(*args), rtol=4e-3, atol=4e-3)
+
+
+@triton.jit
+def convert(lower, upper, words):
+    """Convert the two numbers of 1024 words."""
+    at = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    one, other = float8_pairs(tl.load(words + at), False)
+    tl.store(lower + at, one)
+    tl.store(upper + at, other)
+
+
+def test_every_number_converts_exactly():
+    codes = torch.arange(65536).int()
+    words = codes.to(torch.int16)
+    halves = torch.empty(2, 65536, dtype=torch.float16)
+    convert[64,](*halves, words)
+    expected = words.view(torch.float8_e4m3fn).view(-1, 2).T.float()
+    is_number = ~expected.isnan()
+    assert is_number.sum() == 2 * 256 * 254
+    assert torch.equal(halves.float()[is_number], expected[is_number])
+    assert torch.equal(halves.signbit(), expected.signbit())
+
+
+@pytest.mark.skipif(
+    triton.__version__ < "3.7", reason="triton 3.6 with numpy 2.4 cannot interpret such a loop"
+)
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize(("head_dim", "exponent"), [(32, -30), (80, 0), (10, 30)])
+def test_queries_of_any_size(head_dim, exponent, tree):
+    """float16 has neither 2**-30 nor 2**30, the factors of the queries."""
+    args = CASES["wide_args"](
+        torch.bfloat16, head_dim=head_dim, width=4, tree=tree, exponent=exponent
+    )
+    for splits in (1, 3):
+        got = launch(paged_attention, *args, splits=splits)
+        torch.testing.assert_close(got, paged_attention(*args), rtol=2e-2, atol=0.1)

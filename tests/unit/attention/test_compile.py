@@ -81,7 +81,7 @@ def test_store(fp8):
 
 LETTERS = {
     torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32",
-    torch.uint8: "u8", torch.float8_e4m3fn: "fp8e4nv",
+    torch.uint8: "u8", torch.int16: "i16", torch.float8_e4m3fn: "fp8e4nv",
 }  # fmt: skip
 
 
@@ -145,6 +145,26 @@ def test_attention(compiled, dtype, heads, kv_heads, value_dim, splits, options)
     )  # fmt: skip
     launch_paged_attention(given, splits)
     assert compiled == ["paged_attention_kernel", "join_splits_kernel"][: 1 + (splits > 1)]
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("width", [4, 16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_attention_over_float8_with_its_instructions(
+    compiled, monkeypatch, dtype, width, page_size
+):
+    """Blocks of 16 and 64 rows take different instructions of the tensor cores."""
+    checked = "graphkit.ops.kernels.paged_attention.has_float8_cvt"
+    monkeypatch.setattr(checked, lambda device: device.type == "cpu")
+    keys = torch.zeros(64, 8, 128).to(torch.float8_e4m3fn)
+    ints = {"dtype": torch.int32}
+    given = OPS[paged_attention.__name__].arguments(
+        torch.zeros(2 * width, 32, 128, dtype=dtype), keys, keys.clone(),
+        torch.zeros(2, 16, **ints), torch.zeros(2, **ints), torch.zeros(3, **ints),
+        None, 1.0, page_size, width,
+    )  # fmt: skip
+    launch_paged_attention(given, 4)
+    assert compiled == ["paged_attention_kernel", "join_splits_kernel"]
 
 
 def test_kernels_that_start_early(compiled, monkeypatch):

@@ -24,7 +24,7 @@ every_scale = pytest.mark.parametrize("kind", CASES["SCALES"])
 
 @every_scale
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_are_stored_over_their_scale(kind, dtype):
+def test_rows_are_divided_by_their_scale(kind, dtype):
     key, value, loc = CASES["rows"](dtype=dtype)
     scale = CASES["SCALES"][kind](3)
     caches = CASES["caches"]()

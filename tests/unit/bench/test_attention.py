@@ -44,6 +44,41 @@ def test_the_dense_copies_hold_the_paged_batch(bench, page_size, kind):
     torch.testing.assert_close(paged, want, atol=2e-2, rtol=2e-2)
 
 
+def test_the_sweep_over_float8_shows_the_fastest_and_the_default(bench, monkeypatch):
+    """Times are made up: many stages are fast, and 32 keys need more memory than there is."""
+    sweeps = importlib.import_module("attention_sweep")
+
+    class Batch:
+        def __init__(self, condition, device):
+            self.condition = condition
+
+        def launch(self, layer, config, splits):
+            return config
+
+    class Calls:
+        def __init__(self, act, batch, rounds):
+            config, condition = act(0), batch.condition
+            if config.block_keys == 32:
+                raise sweeps.triton.runtime.errors.OutOfResources(2, 1, "shared memory")
+            per_key = condition.shape.slot_bytes / config.num_stages + config.programs
+            self.us = condition.batch_size * per_key
+
+    monkeypatch.setattr(sweeps, "Batch", Batch)
+    monkeypatch.setattr(sweeps, "Calls", Calls)
+    found = list(sweeps.sweep_float8(torch.device("cpu"), 1, lambda text: None))
+    table = {}
+    for measure in found:
+        table.setdefault(measure.variant, []).append(measure.name)
+    assert all(names == ["batch 1", "batch 8", "batch 32"] for names in table.values())
+    *best, default, wide = table
+    assert len(best) == 5
+    assert all("6 stages" in name for name in best)
+    assert best[0].endswith("2 per SM")
+    assert best[-1].endswith("3 per SM")
+    assert default.startswith("default: 16 x 128")
+    assert wide == "default over bfloat16"
+
+
 def test_the_sweep_needs_cuda(bench, capsys):
     with pytest.raises(SystemExit) as stopped:
         bench.main(["--sweep", "--device", "cpu"])

@@ -120,7 +120,7 @@ def test_collectives_of_pushed_words_compile(dtype, monkeypatch):
 
 
 @compiles
-@pytest.mark.parametrize("rows", [1, 200, 300])
+@pytest.mark.parametrize("rows", [1, 40, 200, 300])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_products_with_quantised_weights_compile(dtype, rows, monkeypatch):
     monkeypatch.setattr(triton.JITFunction, "run", compile_only)

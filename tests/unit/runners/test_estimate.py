@@ -10,7 +10,7 @@ import graphkit as gk
 from graphkit.graphs import SizeTable
 from graphkit.records import LoopBody, LoopRecord, ModeRecord, SizeRecord
 from graphkit.reference import reference_target
-from graphkit.runners.memory_estimate import GraphMemoryModel, trial_sizes
+from graphkit.runners.memory_estimate import GraphMemoryModel, mean_bytes_per_node, trial_sizes
 
 SIZES = [1, 2, 3, 5, 6, 8]
 MODES = list(reference_target("cpu").forwards)
@@ -105,16 +105,17 @@ def mode_of(*sizes, loops=()):
 
 
 def graph_memory(mode, label, batch_sizes, *, shares_pool):
-    return GraphMemoryModel([mode], shares_pool=shares_pool).predict(mode, label, batch_sizes)
+    model = GraphMemoryModel(mean_bytes_per_node([mode]), shares_pool=shares_pool)
+    return model.predict(mode, label, batch_sizes)
 
 
 def test_smaller_sizes_use_the_memory_of_the_largest_again():
-    mode = mode_of(size(1, 20, 6), size(4, 0, 12), size(8, 4000, 500))
+    mode = mode_of(size(1, 20, 6), size(4, 0, 12), size(8, 4000, 36))
     few = graph_memory(mode, "DECODE", (1, 4, 8), shares_pool=True)
     many = graph_memory(mode, "DECODE", range(1, 9), shares_pool=True)
     assert few.pool_bytes == many.pool_bytes == 4020
-    assert few.executable_bytes == 518
-    assert many.executable_bytes == 518 + 5 * 9, "the first has what all share"
+    assert few.executable_bytes == 54
+    assert many.executable_bytes == 8 * 9 * 2, "54 bytes for 27 nodes"
     assert graph_memory(mode, "DECODE", (8,), shares_pool=True).pool_bytes == 4000
     assert graph_memory(mode, "DECODE", (16,), shares_pool=True).pool_bytes == 8000
 
@@ -137,7 +138,10 @@ def test_a_loop_copies_every_body():
     mode = mode_of(size(1, 0, 4), size(8, 100, 4), loops=(loop,))
     found = graph_memory(mode, "STEP", (1, 2, 4, 8), shares_pool=True)
     assert found.pool_bytes == 100 + 2 * (1 + 8) + 50
-    assert found.executable_bytes == 2 * 4 + 4 * 4 + 30 + 2 * 4 + 2 * 2 * (4 + 4)
+    nodes, recorded = 4 * 9 + 3 + 2 * 8 * 9, 2 * 9 + 4 * 9 + 3 + 4 * 9
+    assert found.executable_bytes == round(nodes * (2 * 4 + 4 * 4 + 30) / recorded)
+    again = graph_memory(mode, "STEP", (1, 8), shares_pool=True)
+    assert again.executable_bytes == 2 * 4 + 4 * 4 + 30
 
 
 @pytest.mark.parametrize(
