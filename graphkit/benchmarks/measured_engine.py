@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -31,11 +32,13 @@ class Steps:
         ms: Milliseconds per step of each round.
         intervals_ms: Milliseconds between two steps; 0 for steps that the host received together.
         tokens: New tokens of all requests.
+        drafted_lengths: Steps of all requests by the number of drafts that they verified.
     """
 
     ms: list[float] = field(default_factory=list)
     intervals_ms: list[float] = field(default_factory=list)
     tokens: int = 0
+    drafted_lengths: Counter[int] = field(default_factory=Counter)
 
     @property
     def ms_per_step(self) -> float:
@@ -101,6 +104,7 @@ class MeasuredEngine:
         """
         self._restart()
         self._engine.runners[0].backend.wait_for_device()
+        drafted = self._drafted_lengths()
         began = time.perf_counter()
         self._advance(self._variant.steps_ahead)
         tokens = sum(map(len, self.outputs))
@@ -108,6 +112,7 @@ class MeasuredEngine:
         into.ms.append((seen[-1] - seen[0]) / (len(seen) - 1) * 1e3)
         into.intervals_ms += [(after - before) * 1e3 for before, after in pairwise(seen)]
         into.tokens += sum(map(len, self.outputs)) - tokens
+        into.drafted_lengths += self._drafted_lengths() - drafted
 
     def host_us(self, steps: int, *, launches: int = 0) -> dict[str, float]:
         """Return microseconds of CPU time of the host's thread per step, without its waits.
@@ -143,6 +148,13 @@ class MeasuredEngine:
     def bare_step(self) -> BareStep:
         """Return the step of these requests without the engine, which must not run afterwards."""
         return BareStep(self._runner(), self._rows())
+
+    def _drafted_lengths(self) -> Counter[int]:
+        """Return the steps of all requests so far by the number of drafts that they verified."""
+        counts = Counter[int]()
+        for request in self._requests:
+            counts.update(request.drafted_lengths)
+        return counts
 
     def _advance(self, steps: int) -> list[float]:
         """Run at least ``steps`` steps, whole launches.

@@ -16,6 +16,7 @@ from graphkit.benchmarks.open_engine import open_engine, pieces
 from graphkit.benchmarks.step_measures import (
     bound_measures,
     cell,
+    length_measures,
     node_measures,
     setting_name,
     step_measures,
@@ -154,6 +155,9 @@ class StepBench:
                     engine.run(self._round, seen[variant.name])
             for name, steps in seen.items():
                 yield from step_measures(size, name, steps, self.accept_lengths)
+                if self.spec.is_adaptive:
+                    drafts = [length.num_draft_tokens - 1 for length in self.spec.lengths]
+                    yield from length_measures(size, name, steps, drafts)
             if self._is_cuda:
                 for variant, engine in engines.items():
                     progress(f"{setting}, host time: {variant.name}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from graphkit.benchmarks.measured_engine import Steps
 from graphkit.benchmarks.weight_bytes import WeightBytes
@@ -43,6 +43,23 @@ def step_measures(
     for length in accept_lengths:
         speed = batch_size * length / steps.ms_per_step * 1e3
         yield cell(setting, variant, f"tokens at accept length {length:g}", speed, "tokens/s")
+
+
+def length_measures(
+    batch_size: int, variant: str, steps: Steps, lengths: Iterable[int]
+) -> Iterator[Measure]:
+    """Yield the share of each draft length in measured steps.
+
+    Args:
+        batch_size: Requests of the steps.
+        variant: How the steps ran.
+        steps: The measured steps.
+        lengths: Drafts that a step may verify for a request.
+    """
+    drafted = steps.drafted_lengths
+    for drafts in lengths:
+        share = drafted[drafts] / drafted.total()
+        yield cell(setting_name(batch_size), variant, f"steps of {drafts} drafts", share)
 
 
 def node_measures(batch_size: int, nodes: Mapping[str, int]) -> Iterator[Measure]:

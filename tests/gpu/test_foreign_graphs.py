@@ -155,16 +155,16 @@ def assert_sound(program, *options):
     plain = program.run()
     assert plain.returncode == 0, plain.stderr
     audited = program.audit(*options)
-    assert (audited.done.returncode, audited.done.stdout) == (0, plain.stdout), audited
-    assert not [each for each in audited.report.findings if each.severity == "error"], audited
+    assert (audited.done.returncode, audited.done.stdout) == (0, plain.stdout), str(audited)
+    assert not [each for each in audited.report.findings if each.severity == "error"], str(audited)
     checks = [each for each in audited.report.checks if each.audit == "pool-poison"]
-    assert [each for each in checks if each.text.startswith("overwrote")], audited
+    assert [each for each in checks if each.text.startswith("overwrote")], str(audited)
     return checks
 
 
 def first_finding(program, *options):
     audited = program.audit(*options)
-    assert audited.report.findings, audited
+    assert audited.report.findings, str(audited)
     return audited, audited.report.findings[0]
 
 
@@ -184,7 +184,7 @@ def test_a_compiled_model_has_the_same_output_and_no_error(program):
 def test_a_freed_input_is_found(program):
     program = program(FREED)
     audited, found = first_finding(program)
-    assert (found.kind, found.severity) == ("freed memory", "error"), audited
+    assert (found.kind, found.severity) == ("freed memory", "error"), str(audited)
     assert f"program.py:{program.line('torch.cuda.graph(')} in capture" in found.mode
     assert f"program.py:{program.line('# multiplies')}" in found.source
 
@@ -192,7 +192,7 @@ def test_a_freed_input_is_found(program):
 def test_a_replaced_static_tensor_is_found(program):
     program = program(REPLACED)
     audited, found = first_finding(program)
-    assert (found.kind, found.severity) == ("replaced static tensor", "error"), audited
+    assert (found.kind, found.severity) == ("replaced static tensor", "error"), str(audited)
     assert "Engine.x" in found.names
     assert f"program.py:{program.line('torch.cuda.graph(')} in capture" in found.mode
 
@@ -200,38 +200,39 @@ def test_a_replaced_static_tensor_is_found(program):
 def test_a_stale_read_of_the_pool_is_found(program):
     program = program(STALE)
     audited, found = first_finding(program)
-    assert (found.kind, found.severity) == ("stale pool memory", "error"), audited
-    assert f"program.py:{program.line('# never filled')} in step" in found.text, audited
+    assert (found.kind, found.severity) == ("stale pool memory", "error"), str(audited)
+    assert f"program.py:{program.line('# never filled')} in step" in found.text, str(audited)
 
 
 def test_a_fault_is_found_in_its_replay_and_node(program):
     program = program(INDEX)
     audited, found = first_finding(program, "--find-fault")
     assert audited.done.returncode
-    assert (found.audit, found.severity) == ("fault", "error"), audited
-    assert "replay 3" in found.text, audited
-    assert f"program.py:{program.line('# selects')}" in found.source, audited
+    assert (found.audit, found.severity) == ("fault", "error"), str(audited)
+    assert "replay 3" in found.text, str(audited)
+    assert f"program.py:{program.line('# selects')}" in found.source, str(audited)
 
 
 def test_a_weight_zeroed_in_sleep_is_found(program):
     audited, found = first_finding(program(SLEEP))
-    assert audited.done.stdout.startswith("error weight Sequential.2.weight\n"), audited
-    assert found.kind == "weight differs", audited
+    assert audited.done.stdout.startswith("error weight Sequential.2.weight\n"), str(audited)
+    assert found.kind == "weight differs", str(audited)
 
 
 def test_pinned_memory_freed_after_the_capture_is_found(program):
     program = program(PINNED)
     audited, found = first_finding(program)
-    assert (found.kind, found.severity) == ("freed memory", "error"), audited
-    assert "Engine.host" in found.names, audited
-    assert f"program.py:{program.line('# copies')}" in found.source, audited
+    assert (found.kind, found.severity) == ("freed memory", "error"), str(audited)
+    assert "Engine.host" in found.names, str(audited)
+    assert f"program.py:{program.line('# copies')}" in found.source, str(audited)
 
 
 def test_a_weight_that_load_state_dict_puts_elsewhere_is_found_at_the_next_replay(program):
     program = program(MOVED)
     audited, found = first_finding(program)
-    assert (found.kind, found.severity) == ("replaced static tensor", "error"), audited
-    assert "Sequential.2.weight" in found.names, audited
+    assert (found.kind, found.severity) == ("replaced static tensor", "error"), str(audited)
+    names = {name for each in audited.report.findings for name in each.names}
+    assert {"Sequential.0.weight", "Sequential.2.weight"} <= names, str(audited)
 
 
 def test_the_variable_alone_audits_a_program(program, tmp_path):

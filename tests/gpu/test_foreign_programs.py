@@ -7,6 +7,7 @@ processes of their own, because most of their time is spent on imports and compi
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -56,10 +57,10 @@ def test_a_sound_program_prints_the_same_and_has_no_error(runs, name):
     plain, audited = plain.result(), audited.result()
     assert plain.returncode == 0, plain.stderr
     assert plain.stdout.strip(), plain.stderr
-    assert (audited.done.returncode, audited.done.stdout) == (0, plain.stdout), audited
-    assert not [each for each in audited.report.findings if each.severity == "error"], audited
+    assert (audited.done.returncode, audited.done.stdout) == (0, plain.stdout), str(audited)
+    assert not [each for each in audited.report.findings if each.severity == "error"], str(audited)
     checks = [each for each in audited.report.checks if each.audit == "pool-poison"]
-    assert [each for each in checks if each.text.startswith("overwrote")], audited
+    assert [each for each in checks if each.text.startswith("overwrote")], str(audited)
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -67,13 +68,14 @@ def test_a_planted_fault_is_found_first_with_its_line(runs, name):
     program, _, audited = runs[name]
     audited = audited.result()
     kind, mark = FOUND[name]
-    assert audited.report.findings, audited
+    assert re.search(r"planted: True [1-9]\d* of ", audited.done.stdout), str(audited)
+    assert audited.report.findings, str(audited)
     found = audited.report.findings[0]
-    assert (found.kind, found.severity) == (kind, "error"), audited
+    assert (found.kind, found.severity) == (kind, "error"), str(audited)
     if mark:
         line = f"program.py:{program.line(mark)} in "
-        assert line in found.source or line in found.text, audited
+        assert line in found.source or line in found.text, str(audited)
     else:
-        assert "LlamaForCausalLM.lm_head.weight" in found.names, audited
-        assert "`" in found.text, audited
-        assert " at " in found.text, audited
+        assert "LlamaForCausalLM.lm_head.weight" in found.names, str(audited)
+        assert "`" in found.text, str(audited)
+        assert " at " in found.text, str(audited)

@@ -13,6 +13,8 @@ import graphkit
 from graphkit.records import AuditReport
 
 ROOT = Path(graphkit.__file__).parents[1]
+_SHOWN = 400
+"""Characters of a process's output in the message of an assertion, from its end."""
 
 
 def installed(folder: Path) -> str:
@@ -37,8 +39,21 @@ class AuditedRun:
     report: AuditReport
 
     def __str__(self) -> str:
-        """Return the checks and findings as text, for the message of an assertion."""
-        return "\n".join(map(str, (*self.report.findings, *self.report.checks, self.done.stderr)))
+        """Return the run as text for the message of an assertion, the most important last.
+
+        pytest shortens other objects than strings.
+        """
+        checks = [f"{each.audit} {each.mode}: {each.text}" for each in self.report.checks]
+        findings = [
+            f"{each.severity}: {each.kind} {each.names} `{each.kernel}` {each.source}: {each.text}"
+            for each in self.report.findings
+        ]
+        return "\n".join(
+            (
+                self.done.stderr[-_SHOWN:], *dict.fromkeys(checks), *reversed(findings),
+                self.done.stdout[-_SHOWN:], f"exit {self.done.returncode}",
+            )
+        )  # fmt: skip
 
 
 class Program:

@@ -2,6 +2,7 @@
 
 Each is the text of a script that prints what it computes. They are small, run on a CPU as well,
 where they capture nothing, and need no network. ``batching`` returns copies with a planted fault.
+These also print whether the fault is there, and whether graphs captured before it are replayed.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ def generate():
 
 generate()
 {after}
-generate()
+try:
+    generate()
+finally:
+    {end}
 manager.stop(block=True, timeout=5)
 """
 
@@ -140,8 +144,37 @@ for number in range(12):  # a path of the tree warms up, is captured, and is rep
     print(kept.double().sum().item(), loss.item())
 """
 
+_COUNT = """
+from torch.multiprocessing.reductions import StorageWeakRef
+
+captured, replayed = set(), []
+end_capture, replay = torch.cuda.CUDAGraph.capture_end, torch.cuda.CUDAGraph.replay
+
+def counted_capture(graph):
+    end_capture(graph)
+    captured.add(id(graph))
+
+def counted_replay(graph):
+    replayed.append(id(graph))
+    replay(graph)
+
+torch.cuda.CUDAGraph.capture_end, torch.cuda.CUDAGraph.replay = counted_capture, counted_replay
+"""
+
+_PLANT = """
+before_it, is_planted = captured.copy(), {is_planted}
+replayed.clear()
+
+def count_replays():
+    again = sum(each in before_it for each in replayed)
+    print("planted:", is_planted, again, "of", len(replayed), "replays are of earlier graphs",
+          flush=True)
+"""
+
 _SCALE = """
 state.scale = torch.ones(1, 1, 128, device=device)
+state.address = state.scale.data_ptr()
+state.memory = StorageWeakRef(state.scale.untyped_storage())
 
 def multiply(module, inputs, output):
     if state.scale is not None:
@@ -155,6 +188,7 @@ def read(module, inputs, output):
     last = torch.empty_like(output)  # never filled
     out = output + last
     last.copy_(out)
+    state.has_read = True
     return out
 
 model.model.embed_tokens.register_forward_hook(read)  # before the keys and values are written
@@ -174,6 +208,7 @@ _POOL = """
 pool = torch.cuda.MemPool()
 with torch.cuda.use_mem_pool(pool):
     state.scale = torch.ones(1, 1, 128, device=device)
+state.address = state.scale.data_ptr()
 
 def multiply(module, inputs, output):
     if state.scale is not None:
@@ -192,24 +227,41 @@ for each in gk.compare_fingerprint(before):
     print(each.severity, each.kind, each.name)
 """
 
-FAULTS: dict[str, tuple[str, str]] = {
-    "freed input": (_SCALE, "state.scale = None"),
+_MAPPED = (
+    "any(each['address'] <= state.address < each['address'] + each['total_size'] "
+    "for each in torch.cuda.memory_snapshot())"
+)
+
+FAULTS: dict[str, tuple[str, str, str]] = {
+    "freed input": (_SCALE, "state.scale = None", "state.memory.expired()"),
     "replaced static tensor": (
-        _SCALE, "state.scale = torch.full((1, 1, 128), 2.0, device=device)",
+        _SCALE,
+        "state.scale = torch.full((1, 1, 128), 2.0, device=device)",
+        "state.memory.expired() and state.scale.data_ptr() != state.address",
     ),
-    "stale pool read": (_STALE, ""),
-    "dropped pool": (_POOL, "state.scale = None\ndel pool\ntorch.cuda.empty_cache()"),
-    "weight zeroed in sleep": ("", _SLEEP),
-    "index out of range": (_INDEX, "state.rows.fill_(1_000_000_000)"),
+    "stale pool read": (_STALE, "", "state.has_read"),
+    "dropped pool": (
+        _POOL, "state.scale = None\ndel pool\ntorch.cuda.empty_cache()", f"not {_MAPPED}"
+    ),
+    "weight zeroed in sleep": ("", _SLEEP, "not model.lm_head.weight.any().item()"),
+    "index out of range": (
+        _INDEX, "state.rows.fill_(1_000_000_000)", "state.rows.item() >= len(state.table)"
+    ),
 }  # fmt: skip
-"""Code before the captures of ``batching`` and after its first requests, by fault."""
+"""By fault: code before the captures of ``batching``, code after its first requests, and an
+expression that is true if the fault is there then."""
 
 
 def batching(fault: str = "") -> str:
     """Return continuous batching of transformers, with a planted fault or without one."""
-    before, after = FAULTS.get(fault, ("", ""))
+    if not fault:
+        return MODEL + _BATCHING.format(before="", after="", end="pass", requests=3)
+    before, after, is_planted = FAULTS[fault]
+    after += _PLANT.format(is_planted=is_planted)
     # One request at a time has the same replays in every run.
-    return MODEL + _BATCHING.format(before=before, after=after, requests=1 if fault else 3)
+    return MODEL + _BATCHING.format(
+        before=_COUNT + before, after=after, end="count_replays()", requests=1
+    )
 
 
 SOUND = {

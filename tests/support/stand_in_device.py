@@ -54,6 +54,7 @@ class Launch:
     pool: tuple[int, int]
     kind: str
     module: str
+    leftovers: tuple[int, ...] | None
 
 
 class StandInDevice:
@@ -135,8 +136,13 @@ class StandInDevice:
         source: str = "",
         kind: str = "kernel",
         module: str = "",
+        leftovers: tuple[int, ...] | None = None,
     ) -> None:
-        """Call a function on tensors, now or at each replay of the graph that captures."""
+        """Call a function on tensors, now or at each replay of the graph that captures.
+
+        With leftovers, the node has one large struct, as kernels of torch for tensors that are
+        broadcast: leftovers of the host's stack, then the addresses of the tensors.
+        """
         if self.capturing is None:
             function(*tensors)
             return
@@ -146,7 +152,7 @@ class StandInDevice:
             for each in tensors
         )  # fmt: skip
         self.capturing.launches.append(
-            Launch(name, source, function, views, self.capturing.its_pool, kind, module)
+            Launch(name, source, function, views, self.capturing.its_pool, kind, module, leftovers)
         )
 
     def _block(self, pool: tuple[int, int], size: int) -> Block:
@@ -178,7 +184,7 @@ class StandInDevice:
             Node(
                 index=index,
                 kind=launch.kind,
-                name=launch.name,
+                name=launch.name if launch.leftovers is None else f"at::native::{launch.name}",
                 short_name=launch.name,
                 grid=(1, 1, 1),
                 block=(32, 1, 1),
@@ -194,6 +200,18 @@ class StandInDevice:
         )
 
     def _arguments(self, launch: Launch) -> Iterator[Argument]:
+        if launch.leftovers is not None:
+            # Operands of the operation have a size; see ``graphs.walk.arguments.decode``.
+            sizes = dict.fromkeys(launch.leftovers, 0) | {v.address: v.size for v in launch.views}
+            pointers = tuple(
+                Pointer(
+                    address=address, memory=self._memory(address, launch.pool), name="block",
+                    offset=600 + 8 * index, size=size,
+                )
+                for index, (address, size) in enumerate(sizes.items())
+            )  # fmt: skip
+            yield Argument(size=648, kind="struct", text="648 bytes", pointers=pointers)
+            return
         names = ("target", "source") if launch.kind == "memcpy" else ("",) * len(launch.views)
         for name, view in zip(names, launch.views, strict=True):
             memory = self._memory(view.address, launch.pool)

@@ -2,7 +2,8 @@
 
 The program replays one graph, which reads weights and writes a row of a cache in place. Replays
 without an audit and with one take turns in the same process. A check is the one with poisoned
-memory, which copies, repeats and restores; the program waits for it.
+memory, which copies, repeats and restores; the program waits for it. Captures are the first one
+under the audit, and another one that reads the same memory.
 
     python tools/bench/foreign_audit.py --out tools/bench/results/foreign_audit.json
     python tools/bench/foreign_audit.py --device cpu --nodes 12 --gigabytes 0.002
@@ -178,6 +179,7 @@ def measures(program: Program, rounds: int) -> Iterator[Measure]:
     graph_class, audit = followed_class(program, every=0)
     followed = graph_class()
     captures["audit"] = seconds(program, lambda: program.capture(followed))
+    captures["audit, known memory"] = seconds(program, lambda: program.capture(graph_class()))
     for variant, took in captures.items():
         yield Measure(name="capture", variant=variant, setting="program", value=took, unit="s")
 

@@ -77,16 +77,24 @@ class FollowedGraph:
         return not self.is_reset and self.graph() is not None
 
     def references(self) -> Iterator[Reference]:
-        """Yield the distinct addresses outside of the pool, with the first node that has each."""
-        seen: set[int] = set()
+        """Yield the distinct addresses outside of the pool, with the first node that has each.
+
+        A node where the address is set comes before nodes where it may be a leftover. It is set if
+        it is in an operand of the node's operation: kernels for tensors that are broadcast have the
+        addresses of their operands behind strides that torch sets in part.
+        """
+        found: dict[int, Reference] = {}
         for node in self.record.nodes:
             for index, argument in enumerate(node.arguments):
                 for pointer in argument.pointers:
-                    if pointer.memory == "pool" or pointer.address in seen:
+                    before = found.get(pointer.address)
+                    if pointer.memory == "pool" or (before is not None and before.is_set):
                         continue
-                    seen.add(pointer.address)
-                    is_set = not may_be_unset(node, argument, pointer.offset)
-                    yield Reference(node, index, pointer, is_set)
+                    # Without names of memory, the inspection knows the sizes of operands alone.
+                    is_set = pointer.size > 0 or not may_be_unset(node, argument, pointer.offset)
+                    if before is None or is_set:
+                        found[pointer.address] = Reference(node, index, pointer, is_set)
+        yield from found.values()
 
     def scratch(self, segments: Segments, storages: Iterable[Range]) -> list[Range]:
         """Return the ranges of the pool that a replay must write before it reads them.

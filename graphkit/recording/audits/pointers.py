@@ -90,11 +90,10 @@ def check_capture(
     """
     references = list(followed.references())
     addresses = [each.pointer.address for each in references if each.is_set]
-    followed.memories.update(known.find(addresses, live))
+    followed.memories.update(known.find(addresses, live, blocks.at))
     counts: Counter[str] = Counter()
     for reference in references:
         counts[_check_reference(followed, reference, blocks, live, check)] += 1
-    counts.pop("", None)
     _check_copies(followed, check)
     kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items()))
     total = count_of(counts.total(), "address")
@@ -105,24 +104,24 @@ def _check_reference(
     followed: FollowedGraph, reference: Reference, blocks: Blocks, live: LiveTensors, check: Check
 ) -> str:
     """Report one address if it is wrong, and return the kind of memory."""
-    pointer, is_set = reference.pointer, reference.is_set
+    pointer = reference.pointer
+    memory = followed.memories.get(pointer.address)
+    if not reference.is_set:
+        return "possibly unset"
     if pointer.memory == "host":
-        if is_set and not live.contain(pointer.address):
+        if memory is None and not live.contain(pointer.address):
             _report(
                 check, reference, "unowned host memory",
                 "points to pinned host memory that no tensor holds.", _HOST_ADVICE, "warning",
             )  # fmt: skip
         return "host"
     block = blocks.at(pointer.address)
-    memory = followed.memories.get(pointer.address)
     if memory is not None:
         return "weight" if memory.is_weight else "tensor"
     if block is None:
         return "without an allocator"
     if block.is_active:
         return "without a tensor"
-    if not is_set:
-        return ""
     if block.pool not in (DEFAULT_POOL, followed.pool):
         _report(
             check, reference, "memory of another graph's pool",

@@ -26,7 +26,12 @@ from graphkit.recording.audit_files import AuditFileWriter
 from graphkit.recording.audit_options import AuditOptions
 from graphkit.recording.audits.device import CudaDevice
 from graphkit.recording.audits.faults import replay_by_node, report_fault
-from graphkit.recording.audits.followed_graph import FollowedGraph, active_ranges, pool_id
+from graphkit.recording.audits.followed_graph import (
+    DEFAULT_POOL,
+    FollowedGraph,
+    active_ranges,
+    pool_id,
+)
 from graphkit.recording.audits.pointers import Blocks, check_capture, check_references
 from graphkit.recording.audits.stale_memory import Limits, NotChecked, StaleMemoryCheck
 from graphkit.recording.audits.static_memory import StaticMemories
@@ -59,7 +64,9 @@ class ProgramAudit:
     def forget(self) -> None:
         """Forget all graphs and findings: a forked process has none of its parent's."""
         self._lock = threading.Lock()
+        # Also graphs that are gone, until they are half of them.
         self._graphs: list[FollowedGraph] = []
+        self._most_graphs = 1
         self._names: Counter[str] = Counter()
         self._memories = StaticMemories()
         self._checks: dict[tuple[str, str], AuditCheck] = {}
@@ -114,7 +121,10 @@ class ProgramAudit:
             allocations=tuple(attribution.allocations) if attribution is not None else (),
             generators=tuple(getattr(graph, "_graphkit_generators", ())),
         )
-        self._graphs = [*self.graphs, followed]
+        if len(self._graphs) >= self._most_graphs:
+            self._graphs = list(self.graphs)
+            self._most_graphs = 2 * len(self._graphs) + 1
+        self._graphs.append(followed)
         with _Checked(self, "pointers", name) as check:
             blocks = Blocks(segments, device.is_mapped)
             check_capture(followed, blocks, LiveTensors(), self._memories, check)
@@ -335,9 +345,10 @@ class FollowedCapture:
         """Note the line that captures and the memory that is in use, before the stream captures."""
         self._attribution = Attribution()
         self._captured_at = caller_line()
-        segments = self._audit.current_device().segments()
-        for pool in {pool_id(segment) for segment in segments} - {(0, 0)}:
-            self._active += [(pool, span) for span in active_ranges(segments, pool)]
+        for segment in self._audit.current_device().segments():
+            pool = pool_id(segment)
+            if pool != DEFAULT_POOL:
+                self._active += [(pool, span) for span in active_ranges([segment], pool)]
 
     def after_begin(self) -> None:
         """Start to attribute nodes."""

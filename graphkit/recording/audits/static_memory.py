@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from types import ModuleType
@@ -21,6 +22,9 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from graphkit.audit.live_tensors import LiveTensors
+
+_UNKNOWN = object()
+"""In the place of a block, for an address that was not searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,33 +96,62 @@ class StaticMemory:
 
 
 class StaticMemories:
-    """The storages that the graphs of a process point to; each is looked up once."""
+    """The storages that the graphs of a process point to; each is looked up once.
+
+    Addresses without a storage, such as workspaces of libraries, are known by their block of the
+    allocator, so that only new memory takes a search of the process.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, StaticMemory] = {}
+        self._begins: list[int] = []
+        self._without_storage: dict[int, Hashable] = {}
 
-    def find(self, addresses: Iterable[int], live: LiveTensors) -> Mapping[int, StaticMemory]:
+    def find(
+        self,
+        addresses: Iterable[int],
+        live: LiveTensors,
+        block_at: Callable[[int], Hashable] = lambda _address: None,
+    ) -> Mapping[int, StaticMemory]:
         """Return the storage of each address that is in one.
 
-        Takes three passes over the objects of the process if an address is in a new storage.
+        Takes three passes over the objects of the process if an address is in new memory, and
+        otherwise none.
 
         Args:
             addresses: Addresses in memory of the device.
             live: The tensors of the process.
+            block_at: Returns the allocator's block that an address is in.
         """
-        tensors = {address: live.tensors_at(address) for address in addresses}
-        begins = {
-            address: found[0].untyped_storage().data_ptr()
-            for address, found in tensors.items()
-            if found
-        }
-        new = {
-            begin: tensors[address]
-            for address, begin in begins.items()
-            if begin not in self._known or self._known[begin].is_freed
-        }
-        self._known |= dict(_described(new))
-        return {address: self._known[begin] for address, begin in begins.items()}
+        addresses = list(addresses)
+        new: dict[int, Sequence[torch.Tensor]] = {}
+        for address in addresses:
+            if self._at(address) is not None:
+                continue
+            block = block_at(address)
+            if self._without_storage.get(address, _UNKNOWN) == block:
+                continue
+            tensors = live.tensors_at(address)
+            if tensors:
+                self._without_storage.pop(address, None)
+                new[tensors[0].untyped_storage().data_ptr()] = tensors
+            else:
+                self._without_storage[address] = block
+        if new:
+            # Memory of a storage that is gone may be in the middle of another one by now.
+            known = {begin: each for begin, each in self._known.items() if not each.is_freed}
+            self._known = known | dict(_described(new))
+            self._begins = sorted(self._known)
+        found = {address: self._at(address) for address in addresses}
+        return {address: memory for address, memory in found.items() if memory is not None}
+
+    def _at(self, address: int) -> StaticMemory | None:
+        """Return the storage at an address, if it is known and still exists."""
+        index = bisect_right(self._begins, address) - 1
+        memory = self._known[self._begins[index]] if index >= 0 else None
+        if memory is None or address >= memory.end or memory.is_freed:
+            return None
+        return memory
 
 
 def _described(

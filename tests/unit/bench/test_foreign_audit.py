@@ -16,4 +16,5 @@ def test_the_report_measures_replays_and_checks(bench, tmp_path, monkeypatch):
     assert found["checks not done", ""] == found["errors", ""] == 0
     for variant in ("no audit", "audit"):
         assert {("capture", variant), ("host", variant), ("replay", variant)} <= found.keys()
+    assert ("capture", "audit, known memory") in found
     assert {("first check", ""), ("one check", "")} <= found.keys()

@@ -86,7 +86,9 @@ class SimulatedEngine:
         pass
 
     def submit(self, prompt, sampling):
-        self.request = SimpleNamespace(num_verifies=0, is_finished=False, output_ids=[])
+        self.request = SimpleNamespace(
+            num_verifies=0, is_finished=False, output_ids=[], drafted_lengths={}
+        )
         return self.request
 
     def wait_for_device(self):

@@ -23,9 +23,9 @@ VARIANTS = tuple(make_variants(("v1", "v2", "v3"), (1, 2)))
 TIMES = ["time per step", "p50", "p99", "accept length", "tokens"]
 
 
-def bench(algorithm="EAGLE", *, models=None, variants=VARIANTS, **options):
+def bench(algorithm="EAGLE", *, models=None, variants=VARIANTS, num_steps=1, **options):
     models = models or random_models("tiny", algorithm, device="cpu")
-    spec = spec_of(algorithm, num_steps=1)
+    spec = spec_of(algorithm, num_steps=num_steps)
     return StepBench(
         engine=partial(engine_of, models, spec), spec=spec, algorithm=algorithm,
         device=models.device, dtype=models.dtype, weights=WeightBytes.of(models, 1),
@@ -64,6 +64,13 @@ def test_tokens_per_second_are_those_of_the_measured_or_the_given_length(on_cpu)
             per_second = 3 / row["time per step"] * 1e3
             assert row["tokens"] == pytest.approx(row["accept length"] * per_second)
             assert row["tokens at accept length 2"] == pytest.approx(2 * per_second)
+
+
+def test_steps_are_counted_by_their_draft_length():
+    rows = values_of(bench(num_steps=(0, 1, 2)).report("name", [2], {}))["batch 2"]
+    for name in ("v1", "v2", "one launch", "loop of 2"):
+        shares = [rows[name][f"steps of {drafts} drafts"] for drafts in (0, 1, 2)]
+        assert sum(shares) == pytest.approx(1.0)
 
 
 def test_what_needs_cuda_is_left_out_on_the_cpu(on_cpu):

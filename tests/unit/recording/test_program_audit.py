@@ -284,6 +284,54 @@ def add_from(source):
     return step
 
 
+def multiply_broadcast(engine, *leftovers):
+    """Run the step, then multiply its output by ``engine.scale``; the kernel has a large struct."""
+    out = engine.step()
+    engine.device.launch("mul", torch.Tensor.mul_, out, engine.scale, leftovers=leftovers,
+                         source="engine.py:32 in scale")  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize(("new", "kind"), [(None, "freed memory"), (2, "replaced static tensor")])
+def test_an_operand_in_a_large_struct_is_followed(make, new, kind):
+    """Its other bytes may be leftovers of the stack, but the operation has this operand."""
+    engine, audit = make()
+    engine.scale = engine.device.full(1, value=3)
+    engine.capture(partial(multiply_broadcast, engine))
+    engine.graph.replay()
+    assert audit.report().findings == ()
+    engine.scale = new and engine.device.full(1, value=new)
+    engine.graph.replay()
+    assert "Engine.scale" in assert_found(audit, kind, "error", "mul").names
+
+
+def test_leftovers_of_the_stack_are_counted_and_no_finding(make):
+    engine, audit = make()
+    engine.scale = engine.device.full(1, value=3)
+    other = engine.device.full(NUM, value=3)
+    engine.capture(partial(multiply_broadcast, engine, other.data_ptr()))
+    assert "1 possibly unset" in check_texts(audit)["pointers"]
+    del other
+    engine.graph.replay()
+    assert audit.report().findings == ()
+
+
+def test_an_address_that_was_a_leftover_of_an_earlier_node_is_followed(make):
+    engine, audit = make()
+    engine.scale = engine.device.full(1, value=3)
+    engine.other = engine.device.full(NUM, value=3)
+
+    def step():
+        out = multiply_broadcast(engine, engine.other.data_ptr())
+        engine.device.launch("add", torch.Tensor.add_, out, engine.other, source="engine.py:33")
+        return out
+
+    engine.capture(step)
+    del engine.other
+    engine.graph.replay()
+    assert_found(audit, "freed memory", "error", "add")
+
+
 def assert_found(audit, kind, severity, kernel):
     found = first(audit)
     assert (found.kind, found.severity, found.kernel) == (kind, severity, kernel)
@@ -621,6 +669,58 @@ def test_a_graph_that_is_gone_is_followed_no_longer(make):
     del engine.graph
     gc.collect()
     assert not audit.graphs
+
+
+@pytest.mark.parametrize("num_graphs", [4, 16])
+def test_captures_of_known_memory_search_the_process_once(make, monkeypatch, num_graphs):
+    """A weight, inputs, and a workspace that no tensor holds."""
+    engine, audit = make()
+    block = engine.device.workspace(512)
+    workspace = View(block.begin, 256, torch.float32, (NUM,))
+    searches = []
+    get_objects = gc.get_objects
+    monkeypatch.setattr(gc, "get_objects", lambda: searches.append(1) or get_objects())
+    graphs = []
+    for _ in range(num_graphs):
+        engine.graph = type(engine.graph)()
+        engine.graph.capture_begin(graphs[0].pool() if graphs else None)
+        graphs.append(engine.graph)
+        engine.y = add_from(lambda _: workspace)(engine)
+        engine.graph.capture_end()
+    assert len(audit.graphs) == num_graphs
+    assert "1 without a tensor" in check_texts(audit)["pointers"]
+    assert len(searches) == 2  # one for tensors, one for modules
+    engine.x, engine.graph = engine.device.full(NUM, value=2), type(engine.graph)()
+    engine.capture(engine.step)
+    assert len(searches) == 4
+    engine.graph.replay()
+    assert audit.report().findings == ()
+    graphs[0].replay()
+    assert first(audit).kind == "replaced static tensor"
+
+
+def test_new_memory_around_freed_memory_is_known():
+    """A storage that is gone does not hide the one that took its memory."""
+    memory = bytearray(256)
+    memories = StaticMemories()
+    part = torch.frombuffer(memory, dtype=torch.uint8, offset=128)
+    address = part.data_ptr()
+    assert memories.find([address], LiveTensors())[address].begin == address
+    del part
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    found = memories.find([address + 1], LiveTensors())[address + 1]
+    assert found.begin == whole.data_ptr()
+
+
+def test_graphs_that_are_gone_are_forgotten_in_time(make):
+    engine, audit = make()
+    for _ in range(40):
+        engine.graph = type(engine.graph)()
+        engine.graph.capture_begin((0, 1))
+        engine.graph.capture_end()
+        gc.collect(0)
+    assert len(audit.graphs) == 1
+    assert len(audit._graphs) <= 4
 
 
 def test_the_search_for_holders_keeps_no_tensor_alive(monkeypatch):
