@@ -81,7 +81,7 @@ class Attention(MergesProjections):
             {"q_proj": query_size, "k_proj": key_size, "v_proj": key_size},
             bias=config.attention_bias,
         )
-        self.o_proj = Linear(query_size, config.hidden_size, bias=config.output_bias)
+        self.o_proj: nn.Linear = Linear(query_size, config.hidden_size, bias=config.output_bias)
         self.eps = config.rms_norm_eps
         self.has_qk_norm = config.qk_norm
         if config.qk_norm:
@@ -124,7 +124,7 @@ class MLP(MergesProjections):
         self.gate_up_proj = MergedLinear(
             config.hidden_size, {"gate_proj": width, "up_proj": width}, bias=False
         )
-        self.down_proj = Linear(width, config.hidden_size, bias=False)
+        self.down_proj: nn.Linear = Linear(width, config.hidden_size, bias=False)
 
     def forward(self, hidden_TH: Tensor) -> Tensor:
         """Return down(silu(gate(x)) * up(x)), [T, H]."""

@@ -80,6 +80,16 @@ def test_every_matrix_product_reads_its_own_weight(verify):
         assert f"{node.module}.weight" in names or is_sum, node
 
 
+def test_products_of_few_rows_start_while_the_kernel_before_runs(verify):
+    record = verify[2]
+    places = [
+        place for place, node in enumerate(record.nodes) if node.short_name == "linear_kernel"
+    ]
+    kinds = {edge.target: edge.kind for edge in record.edges}
+    assert places
+    assert {kinds[place] for place in places} == {"programmatic"}
+
+
 def test_kernels_have_all_fields(verify):
     kernels = [node for node in verify[2].nodes if node.kind == "kernel"]
     assert all(len(node.grid) == 3 and len(node.block) == 3 for node in kernels)

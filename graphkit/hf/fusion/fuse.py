@@ -41,7 +41,7 @@ def fuse_modules(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
     networks = find_gated_networks(root, linears, merged)
     heads = find_rotated_attention(observed, linears, merged, norms)
     alone = linears - {*merged, output_head(model)}
-    others = {
+    others: dict[nn.Module, Callable[..., Any]] = {
         layer: MethodType(Linear.forward, layer)
         for layer in root.by_module()
         if layer in alone and isinstance(layer, nn.Linear)
