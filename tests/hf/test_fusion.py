@@ -79,6 +79,7 @@ def test_the_replaced_modules_are_named():
     assert replaced[f"{layer}.mlp"].startswith("graphkit::silu_and_mul")
     assert replaced[f"{layer}.self_attn"].startswith("graphkit::rotated_heads")
     assert replaced["model.norm"] == "graphkit::rms_norm"
+    assert replaced[f"{layer}.self_attn.o_proj"] == "graphkit::linear on CUDA"
     assert "lm_head" not in replaced
 
 

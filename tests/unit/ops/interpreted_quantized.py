@@ -90,6 +90,16 @@ def test_other_weights_are_multiplied_by_torch(launched):
     assert not launched
 
 
+@pytest.mark.parametrize("starts_early", [False, True])
+def test_kernels_that_cannot_start_early_leave_weights_of_16_bits_to_torch(
+    starts_early, monkeypatch
+):
+    monkeypatch.setattr(config, "_multiprocessors", lambda _: 132)
+    monkeypatch.setattr(config, "has_dependent_launch", lambda _: starts_early)
+    chosen = config.choose_product(1, 4096, 4096, 16, torch.device("cuda"), torch.bfloat16)
+    assert (chosen is not None) == starts_early
+
+
 @pytest.mark.parametrize("inputs", [128, 640, 4096, 14336])
 @pytest.mark.parametrize("tiles", [1, 32, 192, 896])
 def test_parts_of_the_inputs_are_not_empty(inputs, tiles):
