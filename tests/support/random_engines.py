@@ -21,7 +21,9 @@ import runpy
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -451,16 +453,11 @@ def _step_with_fault(engine, forward, draw, counts):
         forward.countdown = -1
 
 
-def main(argv=None):
-    """Run the command. The exit code is 1 if a text differed, memory leaked or a run hung."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=3000, help="random engines (3,000)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the first run (0)")
-    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
-    options = parser.parse_args(argv)
+def run_all(seeds):
+    """Run engines; return what was counted, and the differences."""
     torch.set_num_threads(1)
-    counts, differences, began = Counter(), [], time.perf_counter()
-    for seed in range(options.seed, options.seed + options.runs):
+    counts, differences = Counter(), []
+    for seed in seeds:
         faulthandler.dump_traceback_later(HANG_S, exit=True)
         try:
             one_run(seed, counts)
@@ -468,6 +465,24 @@ def main(argv=None):
             differences.append(f"run {seed}: {type(error).__name__}: {str(error)[:500]}")
             sys.stderr.write(f"{differences[-1]}\n")
     faulthandler.cancel_dump_traceback_later()
+    return counts, differences
+
+
+def main(argv=None):
+    """Run the command. The exit code is 1 if a text differed, memory leaked or a run hung."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=3000, help="random engines (3,000)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first run (0)")
+    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    parser.add_argument("--processes", type=int, default=1, help="processes that share them (1)")
+    options = parser.parse_args(argv)
+    seeds = range(options.seed, options.seed + options.runs)
+    counts, differences, began = Counter(), [], time.perf_counter()
+    with ProcessPoolExecutor(options.processes, get_context("spawn")) as processes:
+        shares = [seeds[first :: options.processes] for first in range(options.processes)]
+        for some_counts, some_differences in processes.map(run_all, shares):
+            counts += some_counts
+            differences += some_differences
     seconds = time.perf_counter() - began
     report = BenchReport(
         name="random engines under faults: text against plain decoding",
