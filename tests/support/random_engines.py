@@ -500,9 +500,9 @@ def main(argv=None):
     counts, differences, began = Counter(), [], time.perf_counter()
     with ExitStack() as stack:
         workers = max(options.processes, options.ranks)
+        folder = stack.enter_context(TemporaryDirectory())  # left after the processes
         pool = stack.enter_context(ProcessPoolExecutor(workers, get_context("spawn")))
         if options.ranks > 1:
-            folder = stack.enter_context(TemporaryDirectory())
             run = partial(run_rank, ranks=options.ranks, folder=folder, seeds=seeds)
             done = list(pool.map(run, range(options.ranks)))[:1]
         else:
