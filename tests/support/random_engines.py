@@ -512,7 +512,7 @@ def main(argv=None):
             differences += some_differences
     seconds = time.perf_counter() - began
     report = BenchReport(
-        name="random engines under faults: text against plain decoding",
+        name=f"random engines{' under faults' * (options.ranks == 1)}: text against plain decoding",
         environment=environment(torch.device("cpu")),
         settings={"runs": options.runs, "seed": options.seed, "ranks": options.ranks},
         measures=(
