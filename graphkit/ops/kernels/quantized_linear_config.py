@@ -22,8 +22,8 @@ the instructions of a warpgroup, which are faster there
 TILE, LARGE_TILE = 32, 128
 """Outputs of a program of few rows, 4 KiB of numbers per step of its loop, and of more rows."""
 PROGRAMS = {8: 6, 4: 8}
-"""Programs of a multiprocessor for few rows, by the bits of a number, from the same sweep. A program
-of more rows occupies a multiprocessor alone."""
+"""Programs of a multiprocessor for few rows, by the bits of a number, from the same sweep. A
+program of more rows occupies a multiprocessor alone."""
 LEAST_BLOCKS = 4
 """Least blocks of inputs of a part: below that, adding the parts costs more than it saves."""
 
