@@ -44,7 +44,7 @@ def package_version(distribution: str) -> str:
 def driver_version() -> str:
     """Return the NVIDIA driver's version, such as ``580.159.04``, or an empty string.
 
-    Reads the file of the kernel module. Without it, asks ``nvidia-smi``, which can take seconds.
+    Reads the file of the kernel module. Without it, asks ``nvidia-smi`` once per process.
     """
     with suppress(OSError):
         if found := _VERSION.search(_VERSION_FILE.read_text(encoding="utf-8")):

@@ -10,7 +10,7 @@ from graphkit.errors import ConfigError
 
 
 class TrackedPool:
-    """Base of the pools, which know their uses."""
+    """Base class of pools. ``uses`` are the open engines and runners over the pool."""
 
     def __init__(self) -> None:
         self.uses: WeakSet[PoolUse] = WeakSet()

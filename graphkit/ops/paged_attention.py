@@ -98,8 +98,8 @@ def paged_attention(
 
     Keys and values that no query of their request may see, NaN included, never reach the output.
     A query that sees no key gets zeros, and so does a row behind ``cu_seqlens_q_B1[B]``. Sums run
-    in float32. Over float8_e4m3fn, CUDA rounds the weights of the keys to float16 for a query of 16
-    bits. A length beyond the page table is cut to its end.
+    in float32. On CUDA, attention weights are rounded to float16 if the cache is of float8_e4m3fn
+    and the query has 16 bits. A length beyond the page table is cut to its end.
 
     One or two launches.
 

@@ -6,7 +6,7 @@ requests at once, so that requests are preempted. The requests have random promp
 filters, seeds and stop tokens, and join and are aborted at random. A KeyboardInterrupt is raised at
 a random line, or the forward raises an error. Every text is compared with that of the target's own
 logits, computed without a cache, filtered and sampled in float64 by code that shares nothing with
-graphkit.
+graphkit. With several ranks, all run every engine as in tensor parallelism, without faults.
 
     python tests/support/random_engines.py --runs 3000 --out tools/bench/results/random_engines.json
 """
@@ -21,18 +21,24 @@ import runpy
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from rich.console import Console
 
 import window_models
 from decaying_target import DecayingForward
 from graphkit.attention import SdpaAttention
 from graphkit.config import BufferSizes
+from graphkit.distributed import RankGroup
 from graphkit.engine import (
     Drafter,
     DraftTree,
@@ -327,7 +333,7 @@ def mix_lengths(engine, draw):
         times[:, draw.randrange(times.shape[1])] = 0.01
 
 
-def one_run(seed: int, counts: Counter[str]) -> None:
+def one_run(seed: int, counts: Counter[str], group: RankGroup | None = None) -> None:
     """Run a random engine; raises an AssertionError for a wrong text, a leak or a hang."""
     draw = random.Random(seed)
     target = draw.choice(TARGETS())
@@ -359,13 +365,16 @@ def one_run(seed: int, counts: Counter[str]) -> None:
         drafter = NgramDrafter() if kind == "NGRAM" else None
     else:
         drafter = target.drafter(kind, requests, page_size, topk, steps)
+    spec = SpecConfig(
+        algorithm, *draft_lengths(seed, kind, steps, topk, width), page_size=page_size,
+        linear_attention=model.recurrent_state is not None,
+    )  # fmt: skip
+    if group is not None and spec.is_adaptive and generation == "v3":
+        generation = "v2"  # ranks without loops refuse several lengths in v3
     engine = SpeculativeEngine(
         model,
         drafter,
-        spec=SpecConfig(
-            algorithm, *draft_lengths(seed, kind, steps, topk, width), page_size=page_size,
-            linear_attention=model.recurrent_state is not None,
-        ),
+        spec=spec,
         sizes=BufferSizes(
             REQUESTS, CONTEXT, target.hidden_size, target.vocab_size, torch.float32,
             page_size=page_size,
@@ -375,6 +384,7 @@ def one_run(seed: int, counts: Counter[str]) -> None:
         generation=generation,
         steps_per_launch=draw.randint(1, 6),
         chunked_prefill_size=draw.choice([1, 3, 7, 64]),
+        group=group,
     )  # fmt: skip
     counts[f"{kind}, {generation}"] += 1
     counts["with windows"] += isinstance(target, WindowTarget)
@@ -382,7 +392,7 @@ def one_run(seed: int, counts: Counter[str]) -> None:
     with engine:
         if draw.random() < 0.6:
             engine.capture()
-        _serve(engine, target, forward, texts, draw, counts, most)
+        _serve(engine, target, forward, texts, draw, counts, most, has_faults=group is None)
         counts["several draft lengths"] += engine.spec.is_adaptive
         for drafts, number in engine.stats.drafted_lengths.items():
             counts["plain steps among drafts"] += number * (engine.spec.is_adaptive and not drafts)
@@ -394,7 +404,7 @@ def one_run(seed: int, counts: Counter[str]) -> None:
         assert memory.available_rows == memory.pool.size, "rows leak"
 
 
-def _serve(engine, target, forward, texts, draw, counts, most):
+def _serve(engine, target, forward, texts, draw, counts, most, *, has_faults):
     """Submit, step, abort and fail at random, and compare the texts."""
     waiting = []
     for _ in range(draw.randint(2, 6)):
@@ -404,6 +414,7 @@ def _serve(engine, target, forward, texts, draw, counts, most):
         texts.append([*prompt, *text])
         waiting.append((prompt, params, text, certain))
     expected, faults, lengths = {}, draw.choice([0, 0, 1, 1, 2, 3]), random.Random(len(texts))
+    faults *= has_faults
     for _ in range(900):
         mix_lengths(engine, lengths)
         for _ in range(min(len(waiting), draw.randint(0, 2))):
@@ -451,28 +462,59 @@ def _step_with_fault(engine, forward, draw, counts):
         forward.countdown = -1
 
 
+def run_all(seeds, group=None):
+    """Run engines; return what was counted, and the differences."""
+    torch.set_num_threads(1)
+    counts, differences = Counter(), []
+    for seed in seeds:
+        faulthandler.dump_traceback_later(HANG_S, exit=True)
+        try:
+            one_run(seed, counts, group)
+        except Exception as error:
+            differences.append(f"run {seed}: {type(error).__name__}: {str(error)[:500]}")
+            sys.stderr.write(f"{differences[-1]}\n")
+    faulthandler.cancel_dump_traceback_later()
+    return counts, differences
+
+
+def run_rank(rank, ranks, folder, seeds):
+    """Run engines as one of several ranks with the same requests; see ``run_all``."""
+    store = dist.FileStore(f"{folder}/store", ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    try:
+        return run_all(seeds, RankGroup(same_batch=True, time_limit=HANG_S / 2))
+    finally:
+        dist.destroy_process_group()
+
+
 def main(argv=None):
     """Run the command. The exit code is 1 if a text differed, memory leaked or a run hung."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=3000, help="random engines (3,000)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first run (0)")
     parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    parser.add_argument("--processes", type=int, default=1, help="processes that share them (1)")
+    parser.add_argument("--ranks", type=int, default=1, help="ranks that run each of them (1)")
     options = parser.parse_args(argv)
-    torch.set_num_threads(1)
+    seeds = range(options.seed, options.seed + options.runs)
     counts, differences, began = Counter(), [], time.perf_counter()
-    for seed in range(options.seed, options.seed + options.runs):
-        faulthandler.dump_traceback_later(HANG_S, exit=True)
-        try:
-            one_run(seed, counts)
-        except Exception as error:
-            differences.append(f"run {seed}: {type(error).__name__}: {str(error)[:500]}")
-            sys.stderr.write(f"{differences[-1]}\n")
-    faulthandler.cancel_dump_traceback_later()
+    with ExitStack() as stack:
+        workers = max(options.processes, options.ranks)
+        folder = stack.enter_context(TemporaryDirectory())  # left after the processes
+        pool = stack.enter_context(ProcessPoolExecutor(workers, get_context("spawn")))
+        if options.ranks > 1:
+            run = partial(run_rank, ranks=options.ranks, folder=folder, seeds=seeds)
+            done = list(pool.map(run, range(options.ranks)))[:1]
+        else:
+            done = pool.map(run_all, [seeds[first::workers] for first in range(workers)])
+        for some_counts, some_differences in done:
+            counts += some_counts
+            differences += some_differences
     seconds = time.perf_counter() - began
     report = BenchReport(
-        name="random engines under faults: text against plain decoding",
+        name=f"random engines{' under faults' * (options.ranks == 1)}: text against plain decoding",
         environment=environment(torch.device("cpu")),
-        settings={"runs": options.runs, "seed": options.seed},
+        settings={"runs": options.runs, "seed": options.seed, "ranks": options.ranks},
         measures=(
             Measure(name="differences, leaks and hangs", value=len(differences), unit="", bar=0),
             *(Measure(name=name, value=value, unit="") for name, value in sorted(counts.items())),

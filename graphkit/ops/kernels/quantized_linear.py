@@ -9,8 +9,8 @@ is the left operand of the product, so that few rows of ``x`` waste little of it
 dtype of the rows has no scales and is not converted.
 
 Where the outputs give too few tiles for the device, the inputs are split. Each part writes its sums
-in float32, and a second kernel adds them in order. The split depends on the weight alone: a row's
-result does not depend on the other rows.
+in float32, and a second kernel adds them in order. The split depends on the weight, and on whether
+there are few rows (``FEW_ROWS``): otherwise a row's result does not depend on the other rows.
 
 Few rows of numbers of four bits are limited by the conversion, not by memory, if it is left to the
 compiler. ``nibble_ptx`` is its code for sm_90, checked on Triton 3.6.0 and 3.7.1. Triton's

@@ -18,13 +18,13 @@ H200 (five bytes per weight at 4.3 TB/s, two operations per weight and row at 79
 FEW_ROWS = 32
 """Most rows whose products run by the instructions of a warp, which add inputs in an order of their
 own: up to that many rows, a row's result has the same bits whatever the number of rows. More run by
-the instructions of a warpgroup, which take 0.8 to 1.0 times as long at 64 rows as cuBLAS over a
-weight in bfloat16, those of a warp 1.1 to 1.3 times (``tools/bench/results``)."""
+the instructions of a warpgroup, which are faster there
+(``tools/bench/results/quantized_linear_sweep.json``)."""
 TILE, LARGE_TILE = 32, 128
 """Outputs of a program of few rows, 4 KiB of numbers per step of its loop, and of more rows."""
 PROGRAMS = {8: 6, 4: 8}
-"""Programs of a multiprocessor for few rows, by the bits of a number. They have about 40 KiB in
-flight together, which hide the latency of memory. A program of more rows occupies it alone."""
+"""Programs of a multiprocessor for few rows, by the bits of a number, from the same sweep. A
+program of more rows occupies a multiprocessor alone."""
 MOST_PLAIN_ROWS = 64
 """Most rows of the kernel over a weight of 16 bits: what the two operands of 4 or 3 steps take of
 the shared memory lets two programs run on a multiprocessor. More run by cuBLAS."""
