@@ -81,6 +81,7 @@ class CudaBackend:
         self.pool = CudaPool(self.device)
         self.stream = torch.cuda.Stream(self.device)
         self.wait_for_replays = self.pool.wait_for_replays
+        self._executable_bytes_per_node = 0.0
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -186,10 +187,17 @@ class CudaBackend:
         return min(times)
 
     def executable_bytes_per_node(self) -> float:
-        """See ``Backend.executable_bytes_per_node``. Makes and destroys executables."""
-        graphs = [(captured.graph, captured.num_nodes) for captured in self.pool.graphs]
-        with torch.cuda.device(self.device):
-            return executable_bytes_per_node(graphs, self.device)
+        """See ``Backend.executable_bytes_per_node``. Makes and destroys executables.
+
+        Measured once: each measurement needs about 18 MiB of further memory, which the driver keeps
+        for later executables.
+        """
+        if not self._executable_bytes_per_node:
+            graphs = [(captured.graph, captured.num_nodes) for captured in self.pool.graphs]
+            with torch.cuda.device(self.device):
+                measured = executable_bytes_per_node(graphs, self.device)
+            self._executable_bytes_per_node = measured
+        return self._executable_bytes_per_node
 
     def diagnose(self, function: Callable[[], Any]) -> CaptureFailure | None:
         """Run the function on the current stream until an operation that captures refuse."""

@@ -126,8 +126,8 @@ def executable_bytes_per_node(
 
     The driver takes memory in blocks of 2 MiB that hold several executables, and keeps what
     destroyed ones leave. So executables are made until several blocks were taken, and those before
-    the first block do not count. All are destroyed; later ones use their memory. Waits for the
-    device.
+    the first block do not count. All are destroyed. The driver keeps their memory for later
+    executables, so that each call takes further memory. Waits for the device.
 
     Args:
         graphs: Kept graphs and their numbers of nodes.

@@ -112,6 +112,16 @@ def backend(cuda):
     return CudaBackend()
 
 
+def test_memory_of_executables_is_measured_once(backend, monkeypatch):
+    """The driver keeps the memory of a measurement."""
+    measured = iter([0.0, 4000.0])
+    monkeypatch.setattr(
+        "graphkit.graphs.cuda.executable_bytes_per_node", lambda _graphs, _device: next(measured)
+    )
+    found = [backend.executable_bytes_per_node() for _ in range(3)]
+    assert found == [0.0, 4000.0, 4000.0]
+
+
 def test_only_the_capture_itself_is_on_the_capture_stream(cuda, backend):
     with backend.session():
         backend.warm_up(lambda: cuda.note("warm-up"))
