@@ -76,7 +76,8 @@ class Node:
         source: Line that called the operation, ``file.py:12 in forward``.
         scope: The user's scopes around it, outermost first, joined by ``/``.
         parent: Index of the node whose child graph or conditional body contains this one.
-        duration_us: Median time on the device in microseconds; ``None`` if not measured.
+        duration_us: Median time on the device in microseconds; ``None`` if not measured. A kernel
+            that starts while the kernel before it runs (PDL) counts from the end of that kernel.
         start_us: Median start in microseconds after the start of the replay's first node.
     """
 

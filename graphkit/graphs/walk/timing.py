@@ -3,6 +3,9 @@
 The profiler does not report nodes. But all work of one launch has one correlation id, and in a
 graph without branches work starts in the order of the nodes, with those of a child graph in its
 place. (Disabling nodes to measure the difference does not work: neighbouring nodes overlap.)
+
+A kernel with a programmatic edge starts early and waits for the kernel before it. Its time counts
+from the end of that kernel; otherwise a chain of such kernels would count the same time repeatedly.
 """
 
 from __future__ import annotations
@@ -47,6 +50,11 @@ class Span:
         """End, in nanoseconds."""
         return self.start + self.duration
 
+    def after(self, time: int) -> Span:
+        """Return the part of the span that is not before a time, in nanoseconds."""
+        start = min(max(self.start, time), self.end)
+        return replace(self, start=start, duration=self.end - start)
+
 
 def with_times(
     nodes: Sequence[Node], edges: Sequence[Edge], launches: Sequence[Sequence[Span]]
@@ -68,12 +76,19 @@ def with_times(
     if not expected or not launches:
         return tuple(nodes), None
     by_order = all(_is_in_order(expected, launch) for launch in launches)
+    waits: dict[int, list[int]] = defaultdict(list)
+    for edge in edges:
+        if edge.kind == "programmatic":
+            waits[edge.target].append(edge.source)
     spans: dict[int, list[Span]] = defaultdict(list)
     for launch in launches:
         found = launch if by_order else _matched(expected, launch)
-        for node, each in zip(expected, found, strict=True):
-            if each is not None:
-                spans[node.index].append(replace(each, start=each.start - launch[0].start))
+        indices = (node.index for node in expected)
+        by_node = {index: each for index, each in zip(indices, found, strict=True) if each}
+        for index, each in by_node.items():
+            ends = (by_node[source].end for source in waits[index] if source in by_node)
+            at_work = each.after(max(ends, default=each.start))
+            spans[index].append(replace(at_work, start=at_work.start - launch[0].start))
     timed = tuple(_node_with_times(node, spans.get(node.index, ())) for node in nodes)
     return timed, _graph_timing(timed, edges, launches, "order" if by_order else "name and grid")
 

@@ -57,6 +57,22 @@ def test_the_times_of_a_node_are_medians_over_replays():
     assert timing.p50_us == 2.31
 
 
+def test_a_kernel_that_starts_early_counts_from_the_end_of_the_one_it_waits_for():
+    early = [replace(edge, kind="programmatic") for edge in edges((0, 1), (1, 2))]
+    runs = launch(("a", 0, 1000), ("b", 100, 1900), ("c", 200, 2800))
+    timed, timing = with_times(nodes_of("a", "b", "c"), early, [runs])
+    assert times(timed) == [(0.0, 1.0), (1.0, 1.0), (2.0, 1.0)]
+    assert (timing.p50_us, timing.critical_us) == (3.0, 3.0)
+    overlapping, timing = with_times(nodes_of("a", "b", "c"), edges((0, 1), (1, 2)), [runs])
+    assert times(overlapping) == [(0.0, 1.0), (0.1, 1.9), (0.2, 2.8)]
+
+
+def test_a_kernel_that_starts_early_and_ends_first_has_no_time():
+    early = [Edge(source=0, target=1, kind="programmatic")]
+    runs = launch(("a", 0, 1000), ("b", 100, 500))
+    assert times(with_times(nodes_of("a", "b"), early, [runs])[0]) == [(0.0, 1.0), (0.6, 0.0)]
+
+
 def test_branches_are_bound_by_name_and_grid():
     wide, narrow = (64, 1, 1), (2, 1, 1)
     nodes = nodes_of(of_kind("kernel", "a", wide), of_kind("kernel", "a", narrow), "b")
