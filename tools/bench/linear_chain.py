@@ -1,126 +1,275 @@
-"""Decoder layers in bfloat16 of few rows: products by cuBLAS and by ``graphkit.ops.linear``.
+"""Decoder layers of few rows: products by cuBLAS, by ``graphkit.ops``, and with quantised weights.
 
 The layers have the shapes of Llama-3.1-8B, and run one after the other in one CUDA graph, with the
 norms, the rotation and the gate between their products: each kernel waits for the one before it.
-Compared are
+Compared are, in bfloat16,
 
 - ``bfloat16``: ``torch.nn.functional.linear``, the library of the device,
-- ``linear``: ``graphkit.ops.linear``,
-- other configurations of its kernel, for numbers of rows beyond its limit as well.
+- ``linear``: ``graphkit.ops.linear`` over the same weights,
+- ``fp8 channel``, ``fp8 blocks``, ``int4``: ``graphkit.ops.quantized_linear`` per layout.
 
-The bound is the bytes of the weights at the speed of a copy. The results decide up to how many rows
-``linear`` uses its kernel, and how it divides the work (``quantized_linear_config.py``).
+The bound is the bytes of the weights and their scales at the speed of a copy.
+
+``--sweep`` compares launch configurations instead: one product at a time, while the others run as
+``choose_product`` has it. It gives the five best of each product beside the present choice, which
+decide how ``quantized_linear_config.py`` divides the work. A product by itself is no measure of
+that: it starts while no kernel runs, and its weight may be requested earlier.
 
     python tools/bench/linear_chain.py --out tools/bench/results/linear_chain.json
+    python tools/bench/linear_chain.py --sweep --formats "fp8 channel" int4 --rows 8 48
 """
 
 from __future__ import annotations
 
+import argparse
+import multiprocessing
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 import torch
-from quantized_linear import LAYERS, PLAIN, compile_cells, random_inputs, us_per_call
-from timing import publish
+from quantized_linear import KINDS, LAYERS, op_and_tensors, random_inputs, us_per_call
+from rich.console import Console
 from torch.nn.functional import linear
 
 from graphkit.benchmarks import copy_bandwidth
-from graphkit.graphs import environment
+from graphkit.graphs import environment, resolve_device
 from graphkit.ops.decoder import add_rms_norm, rms_norm, rotated_heads, silu_and_mul
-from graphkit.ops.kernels.quantized_linear_config import Product
+from graphkit.ops.kernels.quantized_linear_config import Product, choose_splits
 from graphkit.ops.registration import OPS
 from graphkit.records import BenchReport, Measure
+from graphkit.views import bench_view
 
 ROWS = (1, 4, 8, 16, 32, 48, 64, 128)
+SWEPT_ROWS = (8, 16, 48)
 COUNT = 12
-"""Layers: 5 GB of weights."""
+"""Layers: 5 GB of weights in bfloat16."""
 HEAD_SIZE = 128
+PROCESSORS = 132
+"""Multiprocessors of an H200."""
+PARTS = 4
+"""Processes that compile the configurations of a product."""
 SMALL = {"qkv": (512, 256), "o": (256, 256), "gate_up": (1024, 256), "down": (256, 512)}
-Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Tensors = Sequence[torch.Tensor | None]
+Layer = Mapping[str, Tensors]
+"""The tensors of the weight of each product, in the order of ``LAYERS``."""
+Multiply = Callable[[torch.Tensor, str, Tensors], torch.Tensor]
 
 
-def chained(
-    layers: Sequence[Sequence[torch.Tensor]], x: torch.Tensor, multiply: Multiply
-) -> torch.Tensor:
+def chained(layers: Sequence[Layer], x: torch.Tensor, multiply: Multiply) -> torch.Tensor:
     """Run decoder layers without their attention: queries go to the output projection as they are.
 
     Args:
-        layers: The weights of QKV, output, gate and up, and down projection of each layer.
+        layers: The weights of each layer.
         x: The rows.
-        multiply: Returns the product of rows and a weight.
+        multiply: Returns the product of rows and a weight, given the product's name.
     """
-    query_size, norm = layers[0][1].shape[1], torch.ones_like(x[0])
-    heads, key_heads = (
-        size // HEAD_SIZE for size in (query_size, (len(layers[0][0]) - query_size) // 2)
-    )
+    norm, size = torch.ones_like(x[0]), x.shape[1]
     frequencies = torch.linspace(1, 1e-4, HEAD_SIZE // 2, device=x.device)
     positions = torch.zeros(len(x), dtype=torch.int32, device=x.device)
     stream, normed = x, rms_norm(x, norm, 1e-5)
-    for qkv, out, gate_up, down in layers:
-        query, _, _ = rotated_heads(multiply(normed, qkv), positions, frequencies, heads, key_heads)
-        normed, stream = add_rms_norm(multiply(query.flatten(1), out), stream, norm, 1e-5)
-        gated = silu_and_mul(multiply(normed, gate_up))
-        normed, stream = add_rms_norm(multiply(gated, down), stream, norm, 1e-5)
+    for layer in layers:
+        qkv, out, gate_up, down = (partial(multiply, **_named(*each)) for each in layer.items())
+        projected = qkv(normed)
+        heads, key_heads = size // HEAD_SIZE, (projected.shape[1] - size) // 2 // HEAD_SIZE
+        query, _, _ = rotated_heads(projected, positions, frequencies, heads, key_heads)
+        normed, stream = add_rms_norm(out(query.flatten(1)), stream, norm, 1e-5)
+        gated = silu_and_mul(gate_up(normed))
+        normed, stream = add_rms_norm(down(gated), stream, norm, 1e-5)
     return normed
 
 
-def by_configuration(
-    choose: Callable[[tuple[int, int], int], Product], x: torch.Tensor, weight: torch.Tensor
+def _named(name: str, tensors: Tensors) -> dict[str, object]:
+    return {"name": name, "tensors": tensors}
+
+
+def by_torch(x: torch.Tensor, name: str, tensors: Tensors) -> torch.Tensor:  # noqa: ARG001
+    """Multiply by the library of the device."""
+    return linear(x, *tensors)
+
+
+def by_op(
+    x: torch.Tensor,
+    name: str,
+    tensors: Tensors,
+    kind: str,
+    chosen: Mapping[str, Product] | None = None,
 ) -> torch.Tensor:
-    """Multiply by the kernel of ``linear`` with a configuration."""
-    op, (outputs, inputs) = OPS["linear"], weight.shape
-    found: torch.Tensor = op.launch(op.arguments(x, weight), choose((outputs, inputs), len(x)))
-    return found
+    """Multiply by the op of a kind of weight, some products with a configuration."""
+    op = OPS["linear" if kind == "linear" else "quantized_linear"]
+    if not chosen or name not in chosen:
+        found: torch.Tensor = getattr(torch.ops.graphkit, op.name)(x, *tensors)
+        return found
+    launched: torch.Tensor = op.launch(op.arguments(x, *tensors), chosen[name])
+    return launched
 
 
-def measures(
-    shapes: Mapping[str, tuple[int, int]], rows: Sequence[int], device: torch.device, rounds: int
+def make_layers(
+    shapes: Mapping[str, tuple[int, int]], kind: str, count: int, device: torch.device
+) -> list[Layer]:
+    """Return layers with weights of a kind, of the same numbers in each layer."""
+    layers: list[Layer] = [{} for _ in range(count)]
+    for name, shape in shapes.items():
+        weight = random_inputs(shape, 1, device)[0] / shape[1] ** 0.5
+        _, tensors = op_and_tensors(kind, weight)
+        for layer in layers:
+            layer[name] = [None if each is None else each.clone() for each in tensors]
+    return layers
+
+
+def nbytes_of(layer: Layer) -> int:
+    """Return the bytes of a layer's weights and scales."""
+    return sum(each.nbytes for tensors in layer.values() for each in tensors if each is not None)
+
+
+def compared(
+    shapes: Mapping[str, tuple[int, int]],
+    kinds: Sequence[str],
+    rows: Sequence[int],
+    device: torch.device,
+    rounds: int,
 ) -> Iterator[Measure]:
-    """Measure a layer for each number of rows and each way to multiply."""
+    """Measure a layer for each number of rows and each kind of weight, cuBLAS first."""
     bandwidth = copy_bandwidth(device) if device.type == "cuda" else None
-    compile_cells(product(shapes.values(), ["linear"], rows), device)
-    variants: dict[str, Multiply] = {"bfloat16": linear, "linear": torch.ops.graphkit.linear}
-    if device.type == "cuda":  # or the kernel does not run
-        variants |= {name: partial(by_configuration, choose) for name, choose in PLAIN.items()}
-    layers = [
-        [random_inputs(shape, 1, device)[0] / shape[1] ** 0.5 for shape in shapes.values()]
-        for _ in range(COUNT)
-    ]
-    nbytes = sum(weight.nbytes for weight in layers[0])
-    for count in rows:
-        x = random_inputs(shapes["qkv"], count, device)[1]
-        expected, plain = chained(layers, x, linear).float(), 0.0
-        for variant, multiply in variants.items():
-            got = chained(layers, x, multiply).float()
-            if (got - expected).norm() > 0.1 * expected.norm():
-                raise AssertionError(f"{variant} computes something else at {count} rows")
-            run = partial(chained, layers, x, multiply)
-            us = us_per_call([run], device, rounds) / COUNT
-            plain = plain or us
+    ways: list[tuple[str, str, Multiply]] = [("bfloat16", "linear", by_torch)]
+    ways += [(kind, kind, partial(by_op, kind=kind)) for kind in kinds]
+    plain: dict[int, float] = {}
+    for variant, kind, multiply in ways:
+        layers = make_layers(shapes, kind, COUNT, device)
+        for count in rows:
+            x = random_inputs(shapes["qkv"], count, device)[1]
+            us = us_per_call([partial(chained, layers, x, multiply)], device, rounds) / COUNT
+            plain.setdefault(count, us)
             cell = partial(Measure, setting=f"layer, {count} rows", variant=variant)
             yield cell(name="time", value=us, unit="us")
-            yield cell(name="over bfloat16", value=us / plain, unit="x")
+            yield cell(name="over bfloat16", value=us / plain[count], unit="x")
             if bandwidth is not None:
-                yield cell(name="over its bound", value=us * bandwidth / nbytes / 1e6, unit="x")
+                bound = nbytes_of(layers[0]) / bandwidth / 1e3
+                yield cell(name="over its bound", value=us / bound, unit="x")
 
 
-def run(rounds: int, device: torch.device) -> BenchReport:
-    """Measure on a device; on the CPU a small layer."""
-    is_cuda = device.type == "cuda"
-    shapes, rows = (LAYERS, ROWS) if is_cuda else (SMALL, ROWS[:2])
-    return BenchReport(
-        name="decoder layers of few rows",
-        environment=environment(device),
-        settings={"rounds": rounds, "layers": COUNT},
-        measures=tuple(measures(shapes, rows, device, rounds)),
+def configurations(shape: tuple[int, int], kind: str, rows: int) -> list[Product]:
+    """Return configurations of a product whose programs all run at the same time.
+
+    They differ in the tile of a program, its warps, the programs of a multiprocessor, and the bytes
+    that these have in flight. Triton keeps ``unroll * (num_stages - 1)`` blocks of 128 inputs in
+    the shared memory of a program.
+    """
+    outputs, inputs = shape
+    tile = min(64, max(16 if kind == "linear" else 8, 1 << (rows - 1).bit_length()))
+    width = {"linear": 256, "int4": 64}.get(kind, 128)
+    few = [(32, 2, 4), (32, 2, 6), (32, 2, 8), (64, 2, 4), (64, 4, 2), (64, 4, 4), (128, 8, 1)]
+    many = [(64, 4, 1), (64, 4, 2), (64, 4, 3), (128, 4, 1), (128, 8, 1), (128, 8, 2), (256, 8, 1)]
+    found = []
+    for tile_outputs, warps, most in few if tile <= 32 else many:
+        tiles = -(-outputs // tile_outputs)
+        splits = choose_splits(inputs, tiles, PROCESSORS * most)
+        programs = -(-tiles * splits // PROCESSORS)
+        for in_flight in (65536, 131072, 196608):
+            depth = in_flight // (programs * (tile_outputs * width + tile * 256))
+            unroll = 2 if depth >= 4 and inputs // 128 // splits % 2 == 0 else 1
+            stages = min(8, 1 + max(1, depth // unroll))
+            found.append(Product(tile_outputs, tile, splits, warps, stages, unroll))
+    return list(dict.fromkeys(found))
+
+
+def compile_some(shape: tuple[int, int], kind: str, rows: int, first: int) -> None:
+    """Compile every ``PARTS``-th configuration of a product into the cache of Triton."""
+    weight, x = random_inputs(shape, rows, torch.device("cuda"))
+    op, tensors = op_and_tensors(kind, weight)
+    for config in configurations(shape, kind, rows)[first::PARTS]:
+        try:
+            op.launch(op.arguments(x, *tensors), config)
+        except Exception as error:  # a configuration that needs more shared memory, say
+            print(f"{shape}, {kind}, {rows}: {config}: {error}", file=sys.stderr)
+
+
+def compile_cells(cells: Iterable[tuple[tuple[int, int], str, int]]) -> None:
+    """Compile the kernels of cells in processes of their own: it takes longer than they run."""
+    context = multiprocessing.get_context("spawn")
+    processes = max(1, min(14, (os.cpu_count() or 2) - 2))
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        for cell, first in product(cells, range(PARTS)):
+            pool.submit(compile_some, *cell, first)
+
+
+def sweep(
+    shapes: Mapping[str, tuple[int, int]],
+    kinds: Sequence[str],
+    rows: Sequence[int],
+    device: torch.device,
+    rounds: int,
+) -> Iterator[Measure]:
+    """Measure a layer with each configuration of one product; give the five best of each."""
+    compile_cells(product(shapes.values(), kinds, rows))
+    for kind in kinds:
+        layers = make_layers(shapes, kind, COUNT, device)
+        for count in rows:
+            x = random_inputs(shapes["qkv"], count, device)[1]
+
+            def us_of(
+                chosen: Mapping[str, Product] | None,
+                kind: str = kind,
+                layers: Sequence[Layer] = layers,
+                x: torch.Tensor = x,
+            ) -> float:
+                multiply = partial(by_op, kind=kind, chosen=chosen)
+                return us_per_call([partial(chained, layers, x, multiply)], device, rounds) / COUNT
+
+            for name, shape in shapes.items():
+                setting = f"{name}, {kind}, {count} rows"
+                taken = [(us_of(None), "present")]
+                for config in configurations(shape, kind, count):
+                    try:
+                        taken.append((us_of({name: config}), described(config)))
+                    except Exception as error:  # as in compile_some
+                        print(f"{setting}: {config}: {error}", file=sys.stderr)
+                best = sorted(taken[1:])[:5]
+                for us, text in [taken[0], *best]:
+                    yield Measure(name="layer", value=us, unit="us", setting=setting, variant=text)
+
+
+def described(config: Product) -> str:
+    """Return a configuration in one line."""
+    return (
+        f"{config.outputs} outputs, {config.rows} rows, {config.splits} splits, "
+        f"{config.num_warps} warps, {config.num_stages} stages, unroll {config.unroll}"
     )
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark."""
-    return publish(__doc__ or "", 20, run, argv, has_device=True)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    parser.add_argument("--rounds", type=int, default=20, help="replays of each variant (20)")
+    parser.add_argument("--rows", type=int, nargs="+", help="numbers of rows")
+    parser.add_argument("--formats", choices=KINDS, nargs="+", default=KINDS, help="weights")
+    parser.add_argument("--sweep", action="store_true", help="compare configurations instead")
+    parser.add_argument("--device", default="auto", help="device to run on; default: auto")
+    options = parser.parse_args(argv)
+    device = resolve_device(options.device)
+    is_cuda = device.type == "cuda"
+    if options.sweep and not is_cuda:
+        parser.error("--sweep needs a CUDA device: it launches the kernel.")
+    shapes, usual = (LAYERS, ROWS) if is_cuda else (SMALL, ROWS[:2])
+    rows = options.rows or (SWEPT_ROWS if options.sweep else usual)
+    measure = sweep if options.sweep else compared
+    with torch.no_grad():
+        found = tuple(measure(shapes, options.formats, rows, device, options.rounds))
+    report = BenchReport(
+        name="decoder layers of few rows",
+        environment=environment(device),
+        settings={"rounds": options.rounds, "layers": COUNT},
+        measures=found,
+    )
+    Console(width=120).print(bench_view(report))
+    if options.out:
+        options.out.write_text(report.to_json())
+    return 0
 
 
 if __name__ == "__main__":

@@ -11,21 +11,14 @@ many copies of a weight as the L2 cache does not hold. Compared are, for 1 to 25
 
 The bound is the bytes of the weight and its scales at the speed of a copy.
 
-``--sweep`` compares launch configurations of the kernel instead, and prints the five best beside
-the present choice, of all formats or of those of ``--formats``.
-
     python tools/bench/quantized_linear.py --out tools/bench/results/quantized_linear.json
-    python tools/bench/quantized_linear.py --sweep --formats linear --out sweep.json
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -37,7 +30,6 @@ from torch.nn.functional import linear
 
 from graphkit.benchmarks import copy_bandwidth, device_ms
 from graphkit.graphs import environment, resolve_device
-from graphkit.ops.kernels.quantized_linear_config import Product, choose_product, choose_splits
 from graphkit.ops.quantized_linear import blocks
 from graphkit.ops.registration import OPS, RegisteredOp
 from graphkit.quantization import QuantizedWeight, quantize_fp8, quantize_int4
@@ -50,7 +42,6 @@ LAYERS = {
 """Outputs and inputs of the linear layers of Llama-3.1-8B, merged as graphkit merges them."""
 QUICK_LAYERS = {"small": (192, 256)}
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
-SWEPT_ROWS = (1, 8, 16, 64)
 COLD_BYTES = 200 * 2**20
 """Bytes of all copies of a weight: four times the L2 cache of an H200."""
 Call = Callable[[], object]
@@ -170,129 +161,6 @@ def random_inputs(
     return torch.randn(shape, **options), torch.randn(rows, shape[1], **options)
 
 
-def configurations(shape: tuple[int, int], kind: str, rows: int) -> list[Product]:
-    """Return configurations of the kernel for a layer, the present choice first."""
-    outputs, inputs = shape
-    if kind == "linear":
-        present = choose_product(rows, inputs, outputs, 16, torch.device("cpu"), torch.bfloat16)
-        found = [present] if present else []
-        return list(dict.fromkeys(found + [each(shape, rows) for each in PLAIN.values()]))
-    few, middle, many = (choose_splits(inputs, outputs // 32, 132 * each) for each in (3, 6, 10))
-    tile, bits = min(64, max(8, 1 << (rows - 1).bit_length())), 4 if kind == "int4" else 8
-    present = choose_product(rows, inputs, outputs, bits, torch.device("cpu"), torch.bfloat16)
-    found = [present] if present else []
-    if rows <= 16:
-        # Outputs, rows, splits, warps, stages, unroll, early bytes. With 4 warps and 16 rows, the
-        # products are those of a warpgroup.
-        found += [Product(32, tile, each, 2, 4, 2) for each in (few, middle, many)]
-        found += [Product(32, tile, middle, 2, 4, 2, 0), Product(32, tile, middle, 2, 3, 2)]
-        found += [Product(32, tile, middle, 2, 5, 1), Product(16, tile, middle, 1, 4, 2)]
-        found += [Product(64, tile, many, 2, 3, 2), Product(64, 16, many, 4, 3, 2)]
-    else:
-        found += [Product(32, tile, middle, 2, 3), Product(64, tile, few, 2, 3)]
-        found += [Product(64, tile, each, 4, 3) for each in (few, many)]
-        found += [Product(128, tile, few, 4, 3)]
-        found += [Product(128, tile, each, 8, 3) for each in (few, middle, many)]
-    return list(dict.fromkeys(found))
-
-
-def plain_product(
-    shape: tuple[int, int],
-    rows: int,
-    *,
-    outputs: int = 64,
-    programs: int = 2,
-    warps: int = 4,
-    stages: int = 4,
-    early: int = 256,
-) -> Product:
-    """Return a configuration for a weight of 16 bits, with so many programs per multiprocessor."""
-    tile = min(64, max(16, 1 << (rows - 1).bit_length()))
-    splits = choose_splits(shape[1], max(1, shape[0] // outputs), 132 * programs)
-    return Product(outputs, tile, splits, warps, min(stages, 3) if tile > 32 else stages, 1, early)
-
-
-PLAIN: Mapping[str, Callable[[tuple[int, int], int], Product]] = {
-    "64 outputs": plain_product,
-    "nothing early": partial(plain_product, early=0),
-    "512 bytes early": partial(plain_product, early=512),
-    "3 stages": partial(plain_product, stages=3),
-    "3 stages, 3 programs": partial(plain_product, stages=3, programs=3),
-    "4 programs": partial(plain_product, programs=4),
-    "32 outputs, 4 programs": partial(plain_product, outputs=32, warps=2, programs=4),
-    "32 outputs, 6 stages, 2 programs": partial(plain_product, outputs=32, warps=2, stages=6),
-    "128 outputs, 1 program": partial(plain_product, outputs=128, warps=8, programs=1),
-}
-"""Configurations of the kernel for weights of 16 bits."""
-
-
-def compile_cell(shape: tuple[int, int], kind: str, rows: int) -> None:
-    """Compile the configurations of a cell into the cache of Triton, in a process of its own."""
-    weight, x = random_inputs(shape, rows, torch.device("cuda"))
-    op, parts = op_and_tensors(kind, weight)
-    for config in configurations(shape, kind, rows):
-        try:
-            op.launch(op.arguments(x, *parts), config)
-        except Exception as error:  # a configuration that needs more shared memory, say
-            print(f"{shape}, {kind}, {rows}: {config}: {error}", file=sys.stderr)
-
-
-def compile_cells(cells: Iterable[tuple[tuple[int, int], str, int]], device: torch.device) -> None:
-    """Compile the kernels of cells in processes of their own: it takes longer than they run."""
-    if device.type == "cuda":
-        context = multiprocessing.get_context("spawn")
-        processes = max(1, min(12, (os.cpu_count() or 2) - 2))
-        with ProcessPoolExecutor(processes, mp_context=context) as pool:
-            for cell in cells:
-                pool.submit(compile_cell, *cell)
-
-
-def sweep(
-    layers: Mapping[str, tuple[int, int]],
-    kinds: Sequence[str],
-    rows: Sequence[int],
-    device: torch.device,
-    rounds: int,
-) -> Iterator[Measure]:
-    """Print and measure the five best configurations of the kernel, and the present choice."""
-    cells = list(product(layers.items(), kinds, rows))
-    compile_cells([(shape, kind, count) for (_, shape), kind, count in cells], device)
-    for (name, shape), kind, count in cells:
-        weight, x = random_inputs(shape, count, device)
-        op, tensors = op_and_tensors(kind, weight)
-        sets = copies(tensors, device)
-        taken: list[tuple[float, Product]] = []
-        present, *_ = configs = configurations(shape, kind, count)
-        for config in configs:
-            calls = [partial(op.launch, op.arguments(x, *each), config) for each in sets]
-            try:
-                taken.append((us_per_call(calls, device, rounds), config))
-            except Exception as error:  # a configuration that needs more shared memory, say
-                print(f"{name}, {kind}, {count}: {config}: {error}", file=sys.stderr)
-        setting = f"{name}, {kind}, {count} rows"
-        chosen = next((each for each in taken if each[1] == present), None)
-        best = sorted(taken, key=lambda each: each[0])[:5]
-        print(setting)
-        if kind == "linear":
-            us = us_per_call([partial(linear, x, *each) for each in sets], device, rounds)
-            print(f"  {us:8.2f} us  torch.nn.functional.linear")
-        for us, config in (*best, *([chosen] if chosen else [])):
-            mark = "present" if config == present else ""
-            print(f"  {us:8.2f} us  {described(config)}  {mark}")
-        for us, config in best:
-            text = described(config)
-            yield Measure(name="time", value=us, unit="us", setting=setting, variant=text)
-
-
-def described(config: Product) -> str:
-    """Return a configuration in one line."""
-    return (
-        f"{config.outputs} outputs, {config.rows} rows, {config.splits} splits, "
-        f"{config.num_warps} warps, {config.num_stages} stages, unroll {config.unroll}, "
-        f"early {config.early_bytes}"
-    )
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -300,18 +168,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=20, help="replays of each variant (20)")
     parser.add_argument("--rows", type=int, nargs="+", help="numbers of rows")
     parser.add_argument("--quick", action="store_true", help="one small layer, a few rows")
-    parser.add_argument("--sweep", action="store_true", help="compare configurations instead")
-    parser.add_argument("--formats", choices=KINDS, nargs="+", default=KINDS, help="of --sweep")
     options = parser.parse_args(argv)
     device = resolve_device("auto")
     layers = QUICK_LAYERS if options.quick else LAYERS
     rows = options.rows or ((1, 3) if options.quick else ROWS)
     with torch.no_grad():
-        if options.sweep:
-            rows = options.rows or SWEPT_ROWS
-            found = list(sweep(layers, options.formats, rows, device, options.rounds))
-        else:
-            found = list(compared(layers, rows, device, options.rounds))
+        found = list(compared(layers, rows, device, options.rounds))
     report = BenchReport(
         name="products with quantised weights",
         environment=environment(device),

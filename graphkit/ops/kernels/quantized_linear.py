@@ -152,6 +152,8 @@ def linear_kernel(
         some = tl.load(inputs + block * 128, mask=is_input, other=0.0)
         column = block if SCALE_COLUMNS > 1 else 0
         is_scale = is_n if ALL_K else is_n & (column < SCALE_COLUMNS)
+        # Sums start at zero where each block has its own scale.
+        products = tl.zeros([BLOCK_N, BLOCK_T], tl.float32) if SCALE_COLUMNS > 1 else total
         if IS_PACKED:
             zero = None
             if zero_point is not None:
@@ -162,18 +164,16 @@ def linear_kernel(
                 zeros = tl.full([BLOCK_N, 1], 8, tl.uint8) if zero_point is None else zero
                 low, high = _numbers(loaded, zeros, x.dtype.element_ty)
             more = tl.load(inputs + block * 128 + 64, mask=is_more, other=0.0)
-            products = tl.dot(low, some, input_precision=PRECISION)
+            products = tl.dot(low, some, products, input_precision=PRECISION)
             products = tl.dot(high, more, products, input_precision=PRECISION)
-        elif scale is not None:
-            wide = _float8(loaded, x.dtype.element_ty)
-            products = tl.dot(wide, some, input_precision=PRECISION)
-        if scale is None:
-            total = tl.dot(loaded, some, total, input_precision=PRECISION)
-        elif SCALE_COLUMNS > 1:
+        else:
+            wide = loaded if scale is None else _float8(loaded, x.dtype.element_ty)
+            products = tl.dot(wide, some, products, input_precision=PRECISION)
+        if SCALE_COLUMNS > 1:
             factor = tl.load(scale + place + column, mask=is_scale, other=0.0).to(tl.float32)
             total += products * factor[:, None]
         else:
-            total += products
+            total = products
     if SCALE_COLUMNS == 1:
         total *= tl.load(scale + scale_row, mask=is_n, other=0.0).to(tl.float32)[:, None]
     places = t.to(tl.int64)[None, :] * N + n[:, None]

@@ -2,33 +2,67 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from graphkit.ops.linear import linear
 from graphkit.records import BenchReport
 
 
-def test_the_op_is_measured_beside_torch(bench, tmp_path):
+def test_every_kind_is_measured_beside_torch(bench, tmp_path):
     out = tmp_path / "report.json"
-    assert bench.main(["--rounds", "1", "--device", "cpu", "--out", str(out)]) == 0
+    command = ["--rounds", "1", "--device", "cpu", "--rows", "1", "3", "--out", str(out)]
+    assert bench.main(command) == 0
     report = BenchReport.from_json(out.read_text())
     seen = {(measure.setting, measure.variant) for measure in report.measures}
     assert seen == {
         (f"layer, {rows} rows", variant)
-        for rows in bench.ROWS[:2]
-        for variant in ("bfloat16", "linear")
+        for rows in (1, 3)
+        for variant in ("bfloat16", *bench.KINDS)
     }
 
 
 def test_every_product_of_a_layer_counts(bench):
-    weights = [
-        bench.random_inputs(shape, 1, torch.device("cpu"))[0] for shape in bench.SMALL.values()
-    ]
+    layers = bench.make_layers(bench.SMALL, "linear", 2, torch.device("cpu"))
     x, called = torch.ones(2, 256, dtype=torch.bfloat16), []
 
-    def multiply(rows, weight):
-        called.append(tuple(weight.shape))
-        return linear(rows, weight)
+    def multiply(rows, name, tensors):
+        called.append((name, tuple(tensors[0].shape)))
+        return bench.by_torch(rows, name, tensors)
 
-    bench.chained([weights, weights], x, multiply)
-    assert called == [*bench.SMALL.values()] * 2
+    bench.chained(layers, x, multiply)
+    assert called == [*bench.SMALL.items()] * 2
+
+
+def test_quantised_layers_compute_the_same_but_for_their_rounding(bench):
+    x = bench.random_inputs(bench.SMALL["qkv"], 3, torch.device("cpu"))[1]
+    results = {}
+    for kind in ("linear", "fp8 channel", "int4"):
+        layers = bench.make_layers(bench.SMALL, kind, 2, torch.device("cpu"))
+        multiply = bench.partial(bench.by_op, kind=kind)
+        results[kind] = bench.chained(layers, x, multiply).float()
+    layers = bench.make_layers(bench.SMALL, "linear", 2, torch.device("cpu"))
+    plain = bench.chained(layers, x, bench.by_torch).float()
+    for kind, error in (("linear", 1e-2), ("fp8 channel", 0.15), ("int4", 0.4)):
+        assert (results[kind] - plain).norm() < error * plain.norm(), kind
+
+
+@pytest.mark.parametrize("kind", ["linear", "fp8 channel", "int4"])
+@pytest.mark.parametrize("rows", [1, 8, 48])
+def test_programs_of_a_swept_configuration_share_the_memory_of_a_multiprocessor(bench, kind, rows):
+    width = {"linear": 256, "int4": 64}.get(kind, 128)
+    for outputs, inputs in bench.LAYERS.values():
+        found = bench.configurations((outputs, inputs), kind, rows)
+        assert len(found) >= 5
+        for each in found:
+            assert each.rows >= rows
+            assert inputs // 128 // each.splits % each.unroll == 0
+            programs = -(-(outputs // each.outputs) * each.splits // bench.PROCESSORS)
+            blocks = each.unroll * (each.num_stages - 1)
+            shared = programs * blocks * (each.outputs * width + each.rows * 256)
+            assert blocks == 1 or shared <= 196608
+
+
+def test_a_sweep_needs_a_gpu(bench, capsys):
+    with pytest.raises(SystemExit):
+        bench.main(["--sweep", "--device", "cpu"])
+    assert "--sweep needs a CUDA device" in capsys.readouterr().err
