@@ -26,12 +26,13 @@ PROGRAMS = {8: 6, 4: 8}
 """Programs of a multiprocessor for few rows, by the bits of a number, from the same sweep. A
 program of more rows occupies a multiprocessor alone."""
 MOST_PLAIN_ROWS = 64
-"""Most rows of the kernel over a weight of 16 bits: what the two operands of 4 or 3 steps take of
-the shared memory lets two programs run on a multiprocessor. More run by cuBLAS."""
+"""Most rows of the kernel over a weight of 16 bits. In a chain of decoder layers of Llama-3.1-8B on
+an H200 it takes 0.95 of the time of cuBLAS for 1 to 16 rows, 0.97 for 32 and 48, and 0.99 for 64
+(``tools/bench/results/linear_chain.json``). More run by cuBLAS."""
 PLAIN_TILE, PLAIN_PROGRAMS = 64, 2
-"""Outputs of a program over a weight of 16 bits, and programs of a multiprocessor. The chain of the
-four products of a layer of Llama-3.1-8B takes 109 us for a row on an H200 with these, 111 us with
-32 outputs and four programs, and 115 us by cuBLAS."""
+"""Outputs of a program over a weight of 16 bits, and programs of a multiprocessor. A layer of that
+chain takes 117 us for one row with these, 146 us with 32 outputs and four programs, and 123 us by
+cuBLAS."""
 LEAST_BLOCKS = 4
 """Least blocks of inputs of a part: below that, adding the parts costs more than it saves."""
 
