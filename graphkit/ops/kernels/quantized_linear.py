@@ -4,9 +4,10 @@ Contracts: ``graphkit.ops.quantized_linear`` and ``graphkit.ops.linear``.
 
 A program holds a tile of outputs by rows, and passes over a part of the inputs, a block of 128 at a
 time. It loads the numbers of the block, converts them in registers to the dtype of the rows, which
-is exact, and multiplies. Scales are applied to the sum of a block, not to each number. The weight
-is the left operand of the product, so that few rows of ``x`` waste little of it. A weight of the
-dtype of the rows has no scales and is not converted.
+is exact, and multiplies. Scales are applied to the sum of a block, or of all blocks where an output
+has one scale, and not to each number. The weight is the left operand of the product, so that few
+rows of ``x`` waste little of it. A weight of the dtype of the rows has no scales and is not
+converted.
 
 Where the outputs give too few tiles for the device, the inputs are split. Each part writes its sums
 in float32, and a second kernel adds them in order. The split depends on the weight, and on whether
