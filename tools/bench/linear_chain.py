@@ -1,8 +1,8 @@
 """Decoder layers of few rows: products by cuBLAS, by ``graphkit.ops``, and with quantised weights.
 
-The layers have the shapes of Llama-3.1-8B, and run one after the other in one CUDA graph, with the
-norms, the rotation and the gate between their products: each kernel waits for the one before it.
-Compared are, in bfloat16,
+The layers have the shapes of Llama-3.1-8B, and run one after the other in one CUDA graph, with all
+that is between their products: each kernel waits for the one before it. Attention reads 256 keys of
+each request, which has up to 8 rows. Compared are, in bfloat16,
 
 - ``bfloat16``: ``torch.nn.functional.linear``, the library of the device,
 - ``linear``: ``graphkit.ops.linear`` over the same weights,
@@ -27,6 +27,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -39,7 +40,9 @@ from torch.nn.functional import linear
 from graphkit.benchmarks import copy_bandwidth
 from graphkit.graphs import environment, resolve_device
 from graphkit.ops.decoder import add_rms_norm, rms_norm, rotated_heads, silu_and_mul
-from graphkit.ops.kernels.quantized_linear_config import Product, choose_splits
+from graphkit.ops.kernels.quantized_linear_config import Product, choose_product, choose_splits
+from graphkit.ops.kv_cache import store_kv
+from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.registration import OPS
 from graphkit.records import BenchReport, Measure
 from graphkit.views import bench_view
@@ -48,7 +51,7 @@ ROWS = (1, 4, 8, 16, 32, 48, 64, 128)
 SWEPT_ROWS = (8, 16, 48)
 COUNT = 12
 """Layers: 5 GB of weights in bfloat16."""
-HEAD_SIZE = 128
+HEAD_SIZE, CONTEXT = 128, 256
 PROCESSORS = 132
 """Multiprocessors of an H200."""
 PARTS = 4
@@ -60,27 +63,63 @@ Layer = Mapping[str, Tensors]
 Multiply = Callable[[torch.Tensor, str, Tensors], torch.Tensor]
 
 
-def chained(layers: Sequence[Layer], x: torch.Tensor, multiply: Multiply) -> torch.Tensor:
-    """Run decoder layers without their attention: queries go to the output projection as they are.
+class Chain:
+    """Decoder layers over rows of requests, which have up to 8 rows each.
 
     Args:
         layers: The weights of each layer.
-        x: The rows.
-        multiply: Returns the product of rows and a weight, given the product's name.
+        x: The rows; above 8 a multiple of 8.
     """
-    norm, size = torch.ones_like(x[0]), x.shape[1]
-    frequencies = torch.linspace(1, 1e-4, HEAD_SIZE // 2, device=x.device)
-    positions = torch.zeros(len(x), dtype=torch.int32, device=x.device)
-    stream, normed = x, rms_norm(x, norm, 1e-5)
-    for layer in layers:
-        qkv, out, gate_up, down = (partial(multiply, **_named(*each)) for each in layer.items())
-        projected = qkv(normed)
-        heads, key_heads = size // HEAD_SIZE, (projected.shape[1] - size) // 2 // HEAD_SIZE
-        query, _, _ = rotated_heads(projected, positions, frequencies, heads, key_heads)
-        normed, stream = add_rms_norm(out(query.flatten(1)), stream, norm, 1e-5)
-        gated = silu_and_mul(gate_up(normed))
-        normed, stream = add_rms_norm(down(gated), stream, norm, 1e-5)
-    return normed
+
+    def __init__(self, layers: Sequence[Layer], x: torch.Tensor) -> None:
+        self._layers, self._x = layers, x
+        (rows, size), device = x.shape, x.device
+        (qkv, *_), *_ = layers[0].values()
+        self._heads = size // HEAD_SIZE, (len(qkv) - size) // 2 // HEAD_SIZE
+        self._norm = torch.ones_like(x[0])
+        self._frequencies = torch.linspace(1, 1e-4, HEAD_SIZE // 2, device=device)
+        requests = -(-rows // 8)
+        self._width = rows // requests
+        slots = torch.arange(requests * CONTEXT, dtype=torch.int32, device=device)
+        self._table = slots.view(requests, CONTEXT)
+        self._lengths = torch.full((requests,), CONTEXT, dtype=torch.int32, device=device)
+        self._starts = torch.arange(0, rows + 1, self._width, dtype=torch.int32, device=device)
+        self._locations = self._table[:, -self._width :].flatten().long()
+        shape = len(layers), 2, len(slots), self._heads[1], HEAD_SIZE
+        self._caches = torch.zeros(shape, dtype=x.dtype, device=device)
+
+    def run(self, multiply: Multiply) -> torch.Tensor:
+        """Run the layers.
+
+        Args:
+            multiply: Returns the product of rows and a weight, given the product's name.
+        """
+        norm, eps = self._norm, 1e-5
+        stream, normed = self._x, rms_norm(self._x, norm, eps)
+        for layer, cache in zip(self._layers, self._caches, strict=True):
+            qkv, out, gate_up, down = (partial(multiply, **_named(*each)) for each in layer.items())
+            query, key, value = rotated_heads(
+                qkv(normed), self._locations, self._frequencies, *self._heads
+            )
+            attended = self._attend(query, key, value, *cache)
+            normed, stream = add_rms_norm(out(attended.flatten(1)), stream, norm, eps)
+            gated = silu_and_mul(gate_up(normed))
+            normed, stream = add_rms_norm(down(gated), stream, norm, eps)
+        return normed
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> torch.Tensor:
+        store_kv(keys, values, self._locations, key, value)
+        return paged_attention(
+            query, keys, values, self._table, self._lengths, self._starts, None, HEAD_SIZE**-0.5,
+            page_size=1, max_seqlen_q=self._width,
+        )  # fmt: skip
 
 
 def _named(name: str, tensors: Tensors) -> dict[str, object]:
@@ -142,7 +181,8 @@ def compared(
         layers = make_layers(shapes, kind, COUNT, device)
         for count in rows:
             x = random_inputs(shapes["qkv"], count, device)[1]
-            us = us_per_call([partial(chained, layers, x, multiply)], device, rounds) / COUNT
+            run = partial(Chain(layers, x).run, multiply)
+            us = us_per_call([run], device, rounds) / COUNT
             plain.setdefault(count, us)
             cell = partial(Measure, setting=f"layer, {count} rows", variant=variant)
             yield cell(name="time", value=us, unit="us")
@@ -157,14 +197,20 @@ def configurations(shape: tuple[int, int], kind: str, rows: int) -> list[Product
 
     They differ in the tile of a program, its warps, the programs of a multiprocessor, and the bytes
     that these have in flight. Triton keeps ``unroll * (num_stages - 1)`` blocks of 128 inputs in
-    the shared memory of a program.
+    the shared memory of a program. Further ones differ from the present choice in the bytes that
+    are requested early.
     """
     outputs, inputs = shape
     tile = min(64, max(16 if kind == "linear" else 8, 1 << (rows - 1).bit_length()))
     width = {"linear": 256, "int4": 64}.get(kind, 128)
     few = [(32, 2, 4), (32, 2, 6), (32, 2, 8), (64, 2, 4), (64, 4, 2), (64, 4, 4), (128, 8, 1)]
+    few += [(128, 8, 2), (256, 8, 1)]
     many = [(64, 4, 1), (64, 4, 2), (64, 4, 3), (128, 4, 1), (128, 8, 1), (128, 8, 2), (256, 8, 1)]
+    bits = {"linear": 16, "int4": 4}.get(kind, 8)
+    present = choose_product(rows, inputs, outputs, bits, torch.device("cpu"), torch.bfloat16)
     found = []
+    if present is not None:
+        found = [replace(present, early_bytes=each) for each in (0, 256, 512, 1024, 2048, 4096)]
     for tile_outputs, warps, most in few if tile <= 32 else many:
         tiles = -(-outputs // tile_outputs)
         splits = choose_splits(inputs, tiles, PROCESSORS * most)
@@ -209,16 +255,13 @@ def sweep(
     for kind in kinds:
         layers = make_layers(shapes, kind, COUNT, device)
         for count in rows:
-            x = random_inputs(shapes["qkv"], count, device)[1]
+            chain = Chain(layers, random_inputs(shapes["qkv"], count, device)[1])
 
             def us_of(
-                chosen: Mapping[str, Product] | None,
-                kind: str = kind,
-                layers: Sequence[Layer] = layers,
-                x: torch.Tensor = x,
+                chosen: Mapping[str, Product] | None, kind: str = kind, chain: Chain = chain
             ) -> float:
-                multiply = partial(by_op, kind=kind, chosen=chosen)
-                return us_per_call([partial(chained, layers, x, multiply)], device, rounds) / COUNT
+                run = partial(chain.run, partial(by_op, kind=kind, chosen=chosen))
+                return us_per_call([run], device, rounds) / COUNT
 
             for name, shape in shapes.items():
                 setting = f"{name}, {kind}, {count} rows"
@@ -237,7 +280,8 @@ def described(config: Product) -> str:
     """Return a configuration in one line."""
     return (
         f"{config.outputs} outputs, {config.rows} rows, {config.splits} splits, "
-        f"{config.num_warps} warps, {config.num_stages} stages, unroll {config.unroll}"
+        f"{config.num_warps} warps, {config.num_stages} stages, unroll {config.unroll}, "
+        f"early {config.early_bytes}"
     )
 
 

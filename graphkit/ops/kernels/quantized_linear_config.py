@@ -25,6 +25,11 @@ TILE, LARGE_TILE = 32, 128
 PROGRAMS = {8: 6, 4: 8}
 """Programs of a multiprocessor for few rows, by the bits of a number, from the same sweep. A
 program of more rows occupies a multiprocessor alone."""
+MOST_IN_FLIGHT, RESERVED_BYTES = 6, 1024
+"""Most blocks of inputs that a program of few rows has in flight, and the shared memory that CUDA
+keeps of each program on sm_90. A program has fewer blocks in flight where otherwise not all of them
+would run at the same time: for 8 rows in FP8 the gate and up projection takes 35 us instead of
+44 us (``tools/bench/results/quantized_linear_sweep.json``)."""
 MOST_PLAIN_ROWS = 64
 """Most rows of the kernel over a weight of 16 bits. In a chain of decoder layers of Llama-3.1-8B on
 an H200 it takes 0.95 of the time of cuBLAS for 1 to 16 rows, 0.97 for 32 and 48, and 0.99 for 64
@@ -92,7 +97,7 @@ def choose_product(
         device: The device of the rows.
         dtype: The dtype of the rows.
     """
-    processors = _multiprocessors(device)
+    processors, shared_bytes = _multiprocessors(device)
     if bits > 8:
         starts_early = device.type != "cuda" or has_dependent_launch(device)
         is_divided = outputs % PLAIN_TILE == 0 and inputs % BLOCK == 0
@@ -107,13 +112,18 @@ def choose_product(
     if rows > FEW_ROWS and dtype != torch.float32:
         splits = choose_splits(inputs, -(-outputs // LARGE_TILE), processors)
         return Product(LARGE_TILE, 64, splits, num_warps=8, num_stages=3)
-    splits = choose_splits(inputs, -(-outputs // TILE), PROGRAMS[bits] * processors)
-    tile = min(64, max(8, triton.next_power_of_2(rows)))
+    tiles, tile = -(-outputs // TILE), min(64, max(8, triton.next_power_of_2(rows)))
+    splits = choose_splits(inputs, tiles, PROGRAMS[bits] * processors)
     if dtype == torch.float32:
         return Product(TILE, max(16, tile), splits, num_warps=2, num_stages=2)
+    programs = -(-tiles * splits // processors)
+    block_bytes = BLOCK * (TILE * bits // 8 + 2 * tile)
+    in_flight = min(MOST_IN_FLIGHT, (shared_bytes // programs - RESERVED_BYTES) // block_bytes)
+    is_even = blocks(inputs) // splits % 2 == 0
+    unroll = 2 if rows <= 16 and is_even and in_flight >= 4 else 1
+    stages = 1 + max(1, in_flight // unroll)
     # 16 outputs for each warp: with more warps, two convert the same numbers.
-    unroll = 2 if rows <= 16 and blocks(inputs) // splits % 2 == 0 else 1
-    return Product(TILE, tile, splits, num_warps=2, num_stages=4, unroll=unroll)
+    return Product(TILE, tile, splits, num_warps=2, num_stages=min(stages, 4), unroll=unroll)
 
 
 def choose_splits(inputs: int, tiles: int, programs: int) -> int:
@@ -133,8 +143,12 @@ def choose_splits(inputs: int, tiles: int, programs: int) -> int:
 
 
 @cache
-def _multiprocessors(device: torch.device) -> int:
-    """Return the multiprocessors of a device; 132, as an H200 has, for the interpreter."""
+def _multiprocessors(device: torch.device) -> tuple[int, int]:
+    """Return the multiprocessors of a device and the bytes of shared memory of each.
+
+    For the interpreter they are those of an H200.
+    """
     if device.type != "cuda":
-        return 132
-    return torch.cuda.get_device_properties(device).multi_processor_count
+        return 132, 233472
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, properties.shared_memory_per_multiprocessor

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -29,7 +31,7 @@ def test_every_product_of_a_layer_counts(bench):
         called.append((name, tuple(tensors[0].shape)))
         return bench.by_torch(rows, name, tensors)
 
-    bench.chained(layers, x, multiply)
+    bench.Chain(layers, x).run(multiply)
     assert called == [*bench.SMALL.items()] * 2
 
 
@@ -39,9 +41,9 @@ def test_quantised_layers_compute_the_same_but_for_their_rounding(bench):
     for kind in ("linear", "fp8 channel", "int4"):
         layers = bench.make_layers(bench.SMALL, kind, 2, torch.device("cpu"))
         multiply = bench.partial(bench.by_op, kind=kind)
-        results[kind] = bench.chained(layers, x, multiply).float()
+        results[kind] = bench.Chain(layers, x).run(multiply).float()
     layers = bench.make_layers(bench.SMALL, "linear", 2, torch.device("cpu"))
-    plain = bench.chained(layers, x, bench.by_torch).float()
+    plain = bench.Chain(layers, x).run(bench.by_torch).float()
     for kind, error in (("linear", 1e-2), ("fp8 channel", 0.15), ("int4", 0.4)):
         assert (results[kind] - plain).norm() < error * plain.norm(), kind
 
@@ -52,8 +54,12 @@ def test_programs_of_a_swept_configuration_share_the_memory_of_a_multiprocessor(
     width = {"linear": 256, "int4": 64}.get(kind, 128)
     for outputs, inputs in bench.LAYERS.values():
         found = bench.configurations((outputs, inputs), kind, rows)
-        assert len(found) >= 5
+        assert len({each.outputs for each in found}) > 2
+        assert len({each.early_bytes for each in found}) > 4
+        present, *_ = found
         for each in found:
+            if replace(each, early_bytes=present.early_bytes) == present:
+                continue
             assert each.rows >= rows
             assert inputs // 128 // each.splits % each.unroll == 0
             programs = -(-(outputs // each.outputs) * each.splits // bench.PROCESSORS)

@@ -94,10 +94,25 @@ def test_other_weights_are_multiplied_by_torch(launched):
 def test_kernels_that_cannot_start_early_leave_weights_of_16_bits_to_torch(
     starts_early, monkeypatch
 ):
-    monkeypatch.setattr(config, "_multiprocessors", lambda _: 132)
+    monkeypatch.setattr(config, "_multiprocessors", lambda _: (132, 233472))
     monkeypatch.setattr(config, "has_dependent_launch", lambda _: starts_early)
     chosen = config.choose_product(1, 4096, 4096, 16, torch.device("cuda"), torch.bfloat16)
     assert (chosen is not None) == starts_early
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [1, 8, 16, 32])
+@pytest.mark.parametrize(
+    ("outputs", "inputs"),
+    [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (16384, 53248)],
+)
+def test_all_programs_of_few_rows_run_at_the_same_time(outputs, inputs, rows, bits):
+    chosen = config.choose_product(rows, inputs, outputs, bits, CPU, torch.bfloat16)
+    programs = -(-(outputs // chosen.outputs) * chosen.splits // 132)
+    in_flight = chosen.unroll * (chosen.num_stages - 1)
+    block_bytes = chosen.outputs * 16 * bits + chosen.rows * 256
+    assert in_flight > 1
+    assert programs * (in_flight * block_bytes + 1024) <= 233472
 
 
 @pytest.mark.parametrize("inputs", [128, 640, 4096, 14336])
