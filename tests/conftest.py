@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from contextlib import nullcontext
 
 import pytest
 
@@ -72,8 +73,25 @@ def one_thread():
 
 
 def pytest_configure():
-    """Collect garbage less often: imported modules and tests alone are 700,000 objects."""
-    gc.set_threshold(1_000_000, 10, 50)
+    """Collect no garbage while modules are imported and tests are found."""
+    gc.disable()
+
+
+def pytest_collection_finish():
+    """Exclude modules and tests from collections: they are 700,000 objects."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def search_of_tests():
+    """Exclude imported modules and tests from searches of the process, too."""
+    from graphkit.graphs import tracked_objects
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracked_objects, "_thawed", nullcontext)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -6,12 +6,10 @@ refers to it, so a target cannot declare it; it lives as long as the process.
 
 from __future__ import annotations
 
-import gc
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
-from itertools import accumulate, compress
-from operator import is_
+from functools import cached_property
+from itertools import accumulate
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +17,7 @@ import torch
 
 from graphkit.graphs.operations import tensors_in
 from graphkit.graphs.recorded_op import RecordedOp
+from graphkit.graphs.tracked_objects import find_objects, find_referrers
 from graphkit.runners.reachable_objects import ReachableObjects
 
 
@@ -38,15 +37,12 @@ class LiveTensors:
         self._roots, self._ignored = roots or {}, list(ignored)
 
     def contain(self, address: int) -> bool:
-        """Return whether an address is in the storage of a tensor.
-
-        Also true if the tensors are unknown: ``gc.freeze`` hides objects from the collector.
-        """
-        return self._ranges is None or _is_in(self._ranges, address)
+        """Return whether an address is in the storage of a tensor."""
+        return _is_in(self._ranges, address)
 
     def contain_unrecorded(self, address: int) -> bool:
         """Return the same without tensors that only the recorder's graphs refer to."""
-        return self._ranges is None or _is_in(self._unrecorded, address)
+        return _is_in(self._unrecorded, address)
 
     def names(self, addresses: Sequence[int]) -> list[str]:
         """Return where the tensor of each address is held, or its dtype and shape.
@@ -108,20 +104,13 @@ class LiveTensors:
         return begins, [found[begin] for begin in begins]
 
     @cached_property
-    def _found(self) -> list[Any] | None:
-        """The tensors and the recorded operations of the process; ``None`` if they are unknown."""
-        # Types are few and objects half a million, so no Python code runs for each object.
-        objects = gc.get_objects()
-        # The collector always lists torch.Tensor, unless gc.freeze hides it and tensors with it.
-        if gc.get_freeze_count() and not any(map(partial(is_, torch.Tensor), objects)):
-            return None
-        types = list(map(type, objects))
-        kinds = {kind for kind in set(types) if issubclass(kind, (torch.Tensor, RecordedOp))}
-        return list(compress(objects, map(kinds.__contains__, types)))
+    def _found(self) -> list[Any]:
+        """The tensors and the recorded operations of the process."""
+        return find_objects(lambda kind: issubclass(kind, (torch.Tensor, RecordedOp)))
 
     @cached_property
-    def _ranges(self) -> _Ranges | None:
-        return None if self._found is None else _storage_ranges(self._found)
+    def _ranges(self) -> _Ranges:
+        return _storage_ranges(self._found)
 
     @cached_property
     def _unrecorded(self) -> _Ranges:
@@ -129,7 +118,7 @@ class LiveTensors:
 
     @cached_property
     def _unrecorded_tensors(self) -> list[torch.Tensor]:
-        found = self._found or []
+        found = self._found
         without = {id(tensor) for tensor in self._ignored} | {
             id(tensor)
             for op in found
@@ -180,9 +169,9 @@ def _holder_names(tensors: Sequence[torch.Tensor]) -> dict[int, str]:
     if not tensors:
         return {}
     wanted, names = {id(tensor) for tensor in tensors}, dict[int, str]()
-    holders = gc.get_referrers(*tensors)
+    holders = find_referrers(list(tensors))
     attributes_of_owners = [holder for holder in holders if isinstance(holder, dict)]
-    owners = [*holders, *gc.get_referrers(*attributes_of_owners)]
+    owners = [*holders, *find_referrers(attributes_of_owners)]
     for owner in {id(each): each for each in owners}.values():
         attributes = getattr(owner, "__dict__", None)
         if not isinstance(attributes, dict):

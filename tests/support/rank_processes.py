@@ -85,7 +85,6 @@ def _received(receiver, scenarios, deadline):
 
 def _serve(rank, size, port, scenarios, sender, backend):
     gc.freeze()  # a collection would copy every page that the server and its processes share
-    gc.set_threshold(200_000, 10, 50)  # as in tests/conftest.py
     torch.set_num_threads(1)
     device = None
     if backend == "nccl":

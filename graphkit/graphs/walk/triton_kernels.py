@@ -7,11 +7,11 @@ checked on Triton 3.6 and 3.7. With another version, parameters have no names.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import compress
 from typing import Any
+
+from graphkit.graphs.tracked_objects import find_objects
 
 _JIT, _STATIC = "CompiledKernel", "StaticallyLaunchedCudaKernel"
 """Classes of Triton and of torch.compile that hold a loaded function."""
@@ -28,8 +28,7 @@ The name is a part of the key because handles are used again after a module was 
 class TritonKernels:
     """Finds the names of kernels for one walk, which lists the objects of the process at most once.
 
-    It lists them, in about 0.1 s, if it meets a new kernel with a plain C name. Objects that
-    ``gc.freeze`` hides are not found.
+    It lists them, in about 0.1 s, if it meets a new kernel with a plain C name.
     """
 
     def __init__(self) -> None:
@@ -59,12 +58,7 @@ class TritonKernels:
 def _loaded_kernels() -> dict[int, tuple[str, ...]]:
     """Return the parameter names of all loaded kernels by the handles of their functions."""
     found: dict[int, tuple[str, ...]] = {}
-    objects = gc.get_objects()
-    # Types are few and objects half a million, so no Python code runs for each object.
-    types = {kind for kind in set(map(type, objects)) if kind.__name__ in (_JIT, _STATIC)}
-    if not types:
-        return found
-    for kernel in compress(objects, map(types.__contains__, map(type, objects))):
+    for kernel in find_objects(lambda kind: kind.__name__ in (_JIT, _STATIC)):
         # Compiled from a file, or of a version or a library with other attributes.
         with suppress(AttributeError, TypeError):
             if kernel.function is not None:

@@ -8,12 +8,10 @@ and through the attributes that held the tensors at the capture.
 
 from __future__ import annotations
 
-import gc
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +20,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from graphkit.audit.live_tensors import LiveTensors
+from graphkit.graphs.tracked_objects import find_objects, find_referrers
 
 _UNKNOWN = object()
 """In the place of a block, for an address that was not searched."""
@@ -190,11 +189,7 @@ def _described(
 
 def _weight_holders(begins: set[int]) -> dict[int, list[Holder]]:
     """Return the modules that hold storages as parameters or buffers, by address."""
-    objects = gc.get_objects()
-    types = list(map(type, objects))
-    kinds = {kind for kind in set(types) if issubclass(kind, nn.Module)}
-    modules = list(compress(objects, map(kinds.__contains__, types)))
-    del objects
+    modules = find_objects(lambda kind: issubclass(kind, nn.Module))
     inner = {id(child) for module in modules for child in module._modules.values()}
     found: dict[int, list[Holder]] = {}
     for root in (module for module in modules if id(module) not in inner):
@@ -216,13 +211,13 @@ def _attribute_holders(tensors: list[torch.Tensor]) -> dict[int, list[Holder]]:
         return {}
     wanted = {id(tensor) for tensor in tensors}
     # Without lists: those of this function would refer to each other and keep the tensors.
-    referrers = [each for each in gc.get_referrers(*tensors) if type(each) not in (list, tuple)]
+    referrers = [each for each in find_referrers(tensors) if type(each) not in (list, tuple)]
     owners = [each for each in referrers if type(each) is not dict]
     # A dict has the attributes of an object, or is itself an attribute.
     dicts = [each for each in referrers if type(each) is dict]
     known = set(map(id, dicts))
     for _ in range(2):
-        outer = gc.get_referrers(*dicts) if dicts else []
+        outer = find_referrers(dicts) if dicts else []
         owners += [each for each in outer if type(each) not in (list, tuple, dict)]
         dicts = [each for each in outer if type(each) is dict]
         del outer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import re
 
@@ -51,14 +50,6 @@ def audited(forward, model=None, **dynamic):
     with target.runner(MODE, batch_sizes=[2, 4], device="cpu") as runner:
         audit_baked(target, runner, log)
     return log
-
-
-@pytest.fixture(autouse=True, scope="module")
-def frozen_collector():
-    """Exclude imported modules from the collection that each audit waits for."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from graphkit.audit.live_tensors import LiveTensors
+from graphkit.graphs import tracked_objects
+from graphkit.graphs.tracked_objects import _thawed as thawed
 
 
 def test_a_storage_contains_its_addresses_only():
@@ -37,6 +39,14 @@ def test_memory_of_a_deleted_tensor_is_not_contained():
     assert not LiveTensors().contain(begin)
 
 
+class Holder:
+    """An object whose attributes are tensors."""
+
+    def __init__(self, count):
+        for number in range(count):
+            setattr(self, f"tensor_{number}", torch.zeros(4))
+
+
 def fake_tensor() -> torch.Tensor:
     with FakeTensorMode():
         return torch.zeros(4)
@@ -52,21 +62,27 @@ def test_tensors_without_memory_are_ignored(other):
     assert kept is not None
 
 
-def test_every_address_may_belong_to_a_tensor_while_the_collector_is_frozen():
-    assert not LiveTensors().contain(1)
+def test_frozen_tensors_are_found_and_stay_frozen(monkeypatch):
+    holder = Holder(1)
     gc.freeze()
+    address = holder.tensor_0.data_ptr()
+    assert not LiveTensors().contain(address)  # tests hide frozen objects
+    monkeypatch.setattr(tracked_objects, "_thawed", thawed)
+    before = gc.get_freeze_count()
+    live = LiveTensors()
+    assert live.contain(address)
+    assert live.names([address]) == ["Holder.tensor_0"]
+    assert gc.get_freeze_count() >= before > 0
+
+
+def test_a_search_freezes_nothing_by_itself(monkeypatch):
+    monkeypatch.setattr(tracked_objects, "_thawed", thawed)
+    gc.unfreeze()
     try:
-        assert LiveTensors().contain(1)
+        assert not LiveTensors().contain(1)
+        assert not gc.get_freeze_count()
     finally:
-        gc.unfreeze()
-
-
-class Holder:
-    """An object whose attributes are tensors."""
-
-    def __init__(self, count):
-        for number in range(count):
-            setattr(self, f"tensor_{number}", torch.zeros(4))
+        gc.freeze()
 
 
 @pytest.mark.parametrize("count", [1, 40])

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from graphkit.audit.live_tensors import LiveTensors
+from graphkit.graphs import tracked_objects
+from graphkit.graphs.tracked_objects import _thawed as thawed
 from graphkit.recording import following
 from graphkit.recording.audit_options import AuditOptions
 from graphkit.recording.audits.graph_fingerprints import fingerprint_of_graphs
@@ -212,6 +214,21 @@ def test_a_replaced_input_is_named_by_what_held_it(make, held, name, severity):
     assert name in found.names
     assert found.kernel == "matmul"
     del kept
+
+
+@pytest.mark.parametrize("name", ["Engine.x", "Module.x", "program.static['x']"])
+def test_a_program_that_freezes_the_collector_is_audited(make, held, name, monkeypatch):
+    monkeypatch.setattr(tracked_objects, "_thawed", thawed)
+    engine, audit = make()
+    held[name]["x"] = engine.device.full(NUM, value=3)
+    gc.freeze()
+    engine.capture(lambda: engine.step(held[name]["x"]))
+    held[name]["x"] = engine.device.full(NUM, value=4)
+    engine.graph.replay()
+    found = first(audit)
+    assert (found.kind, found.severity) == ("replaced static tensor", "error")
+    assert name in found.names
+    assert gc.get_freeze_count()
 
 
 def test_a_replaced_tensor_that_still_exists_is_a_warning(make):

@@ -8,7 +8,6 @@ Parameters are in real memory, because the code under test reads them from there
 from __future__ import annotations
 
 import ctypes
-import gc
 import sys
 from enum import Enum
 from pathlib import Path
@@ -19,14 +18,6 @@ import pytest
 from graphkit.reference import reference_target
 
 _INVALID_VALUE = 1
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few_objects():
-    """Hide the objects of other files from the search for kernels, which lists all objects."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 class NodeType(Enum):
