@@ -5,7 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help capture test models check docs package-check gpu sanitize
+.PHONY: help capture test test-all models check docs package-check gpu sanitize
 
 help: ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1|\2/' | column -t -s '|'
@@ -13,8 +13,12 @@ help: ## list what can be made
 capture: $(STAMP) ## the main job: capture the reference model's graphs and check every replay
 	$(BIN)/graphkit capture
 
-test: $(STAMP) ## run every test that this machine can run, one process per core
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+test: $(STAMP) ## run the tests that are not slow, one process per core
+	$(PYTEST) -m "not slow and not gpu"
+
+test-all: $(STAMP) ## run every test that this machine can run
+	$(PYTEST)
 
 models: $(STAMP) ## compare small models of every type that docs/transformers.md lists with transformers
 	GRAPHKIT_ALL_MODELS=1 $(BIN)/python -m pytest -n auto tests/hf/test_kinds.py

@@ -88,6 +88,7 @@ def test_modes_ignore_case_and_come_in_the_order_given(run, tiny):
     assert [[size.batch_size for size in mode.sizes] for mode in record.modes] == [[2], [2]]
 
 
+@pytest.mark.slow
 def test_every_mode_of_the_reference_model_is_correct(run):
     ended = run("capture", "--batch-sizes", "2")
     assert ended.code == 0
@@ -101,6 +102,7 @@ def test_every_mode_of_the_reference_model_is_correct(run):
     assert "8 steps in one launch, as in single replays" in text
 
 
+@pytest.mark.slow
 def test_the_modes_of_draft_models_can_be_named(run):
     options = ("--mode", "draft_extend_v2", "--mode", "Multi_Layer_EAGLE", "--batch-sizes", "1")
     ended = run("capture", *options)

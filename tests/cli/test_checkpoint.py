@@ -21,8 +21,6 @@ from checkpoint_folders import (
 from mtp_folders import save_with_mtp
 from small_models import small_model
 
-pytestmark = pytest.mark.slow
-
 KINDS = {"qwen3": "self_attn", "qwen3_moe": "mlp.experts", "qwen3_next": "linear_attn"}
 """A module of the first layer by kind: dense, with experts, and with recurrent layers."""
 ONE = ("--batch-sizes", 2)
@@ -42,6 +40,7 @@ def folders(tmp_path_factory):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_capture_compares_every_replay_and_the_model(run, folders, here, kind):
     ended = run("capture", "--checkpoint", folders(kind), *ONE, "--out", "record.json")
@@ -52,6 +51,7 @@ def test_a_capture_compares_every_replay_and_the_model(run, folders, here, kind)
     assert [size.batch_size for size in record.modes[0].sizes] == [2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_modules_are_named_as_in_the_folder(run, folders, kind):
     ended = run(
@@ -67,6 +67,7 @@ def test_modules_are_named_as_in_the_folder(run, folders, kind):
     assert "lm_head" in modules
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sound_model_has_no_error(run, folders, kind):
     ended = run("audit", "--checkpoint", folders(kind), *ONE, "--json")
@@ -108,6 +109,7 @@ def test_the_steps_of_a_folder_are_measured(run, folders, kind):
     assert has_bound == (kind == "qwen3")
 
 
+@pytest.mark.slow
 def test_a_draft_head_adds_its_modes(run, folders, here):
     folder = folders("qwen3_moe")
     write_eagle_head(here / "head", folder)
@@ -117,6 +119,7 @@ def test_a_draft_head_adds_its_modes(run, folders, here):
     assert {"TARGET_VERIFY", "DECODE", "DRAFT", "DRAFT_EXTEND", "STEP"} <= set(modes)
 
 
+@pytest.mark.slow
 def test_mtp_layers_in_the_folder_draft(run, here):
     """The text is that of plain decoding."""
     save_with_mtp(small_model("deepseek_v3", vocab_size=320), here / "target", 1)
@@ -174,6 +177,7 @@ def test_weights_are_quantised_at_load(run, folders, here, quantize):
     assert "quantized_linear" in record
 
 
+@pytest.mark.slow
 def test_the_reference_model_is_quantised_and_a_target_is_not(run):
     options = ("--mode", "decode", "--batch-sizes", 1, "--quantize", "fp8")
     ended = run("inspect", *options, "--json")
@@ -184,6 +188,7 @@ def test_the_reference_model_is_quantised_and_a_target_is_not(run):
     assert "--quantize applies to a --checkpoint: a TARGET has its own settings." in ended.err
 
 
+@pytest.mark.slow
 def test_keys_and_values_are_stored_in_fp8(run, folders):
     options = ("--checkpoint", folders("qwen3"), *ONE, "--kv-dtype", "fp8")
     ended = run("capture", *options)

@@ -90,6 +90,7 @@ def constant_model(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

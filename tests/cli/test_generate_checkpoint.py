@@ -24,7 +24,6 @@ from checkpoint_folders import (
 from graphkit.records import GenerateRecord
 
 hf = pytest.importorskip("graphkit.hf")
-pytestmark = pytest.mark.slow
 PROMPT, COUNT = "The verifier reads é日", 24
 PLAIN = ("--algorithm", "none", "--eager")
 """The fastest settings."""
@@ -83,6 +82,7 @@ def recorded(run):
     return command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["NONE", "NGRAM", "EAGLE"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_text_is_that_of_transformers(folders, recorded, kind, algorithm):

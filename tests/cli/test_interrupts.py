@@ -74,6 +74,7 @@ def test_a_signal_ends_a_command_and_restores_the_cursor(number, code, text):
     assert b"Traceback" not in written
 
 
+@pytest.mark.slow
 @SIGNALS
 def test_a_signal_ends_the_screen_and_restores_the_terminal(number, code, text):
     screen = ("-m", "graphkit", "inspect", RECORD)

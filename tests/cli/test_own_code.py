@@ -15,8 +15,6 @@ from transformers import AutoModelForCausalLM, dynamic_module_utils
 from checkpoint_folders import greedy_ids, write_checkpoint
 from graphkit import hf
 
-pytestmark = pytest.mark.slow
-
 MODEL = """
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -6,8 +6,6 @@ pytest.importorskip("sybil")
 
 from documentation_blocks import DOCS, PAGES, ROOT, needs_gpu, page_of
 
-pytestmark = pytest.mark.slow
-
 GPU_PAGES = [path for path in PAGES if any(map(needs_gpu, page_of(path).examples()))]
 
 
@@ -20,6 +18,7 @@ def workplace(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_the_blocks_of_a_page_run(path):
     for example in page_of(path).examples():

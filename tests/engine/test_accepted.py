@@ -138,6 +138,7 @@ def accepted_lengths(drafter, prompt, continuation, nodes):
     return lengths
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topk", [1, 3], ids=["chain", "tree"])
 @pytest.mark.parametrize("algorithm", DRAFTERS)
 def test_accepted_lengths_are_those_of_a_drafter_without_cache(

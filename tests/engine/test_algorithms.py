@@ -90,6 +90,7 @@ class OfWidth(CustomSpecAlgorithm):
         return self.kind == "is_standalone"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @each_generation
 @pytest.mark.parametrize("kind", ["is_eagle", "is_standalone", "none of both"])
@@ -112,6 +113,7 @@ def test_a_chain_may_be_shorter_than_verify(
     assert max(max(counts, default=0) for counts in lengths[1]) == 4, "whole chains are accepted"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page_size", [1, 4])
 @each_generation
 @pytest.mark.parametrize(("drafts", "width"), [(4, 6), (3, 6), (2, 3)])

@@ -11,8 +11,6 @@ from graphkit.engine import EagleDrafter, NgramDrafter, SamplingParams
 from graphkit.errors import ConfigError, InputError
 from graphkit.spec import CustomSpecAlgorithm, SpecAlgorithm
 
-pytestmark = pytest.mark.slow
-
 REQUESTS, NEW = 4, 7
 each_generation = pytest.mark.parametrize("generation", ["v1", "v2"])
 chain_and_tree = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
@@ -114,6 +112,7 @@ class TestLossless:
 class TestNarrowTrees:
     """Trees of fewer nodes than draft steps: W < S + 1."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("width", [1, 2, 3])
     @pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM"])
     @pytest.mark.parametrize(

@@ -465,6 +465,7 @@ def test_launch_needs_a_capture(make_engine):
         engine.runners[0].launch([1], max_steps=1)
 
 
+@pytest.mark.slow
 def test_launches_that_are_not_read_run_one_after_the_other(make_engine, task):
     """Also more than the mailbox holds: a launch then waits for the oldest loop, which ends."""
     engine = make_engine(generation="v3", batch_sizes=[2], max_batch_size=2)

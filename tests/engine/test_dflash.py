@@ -25,8 +25,6 @@ from graphkit.reference import (
     engine_of,
 )
 
-pytestmark = pytest.mark.slow
-
 VOCAB, BLOCK, CONTEXT, MASK = 7, 5, 80, 6
 CONFIG = LlamaConfig(
     vocab_size=VOCAB,
@@ -103,6 +101,7 @@ def texts(requests):
     return [request.output_ids for request in requests]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("width", "page_size"), [(3, 1), (BLOCK, 4)])
 def test_text_is_that_of_plain_decoding_in_every_generation(make_engine, params, width, page_size):
@@ -122,6 +121,7 @@ def test_text_is_that_of_plain_decoding_in_every_generation(make_engine, params,
     assert sum(accepted[0]) > len(COUNTS) + 3, "no draft was right: change the seed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [2, BLOCK])
 def test_eager_padded_and_exact_sizes_accept_the_same(make_engine, width):
     eager = make_engine(width)
@@ -177,6 +177,7 @@ def expected_drafts(target, head, text, length):
     return head.logits(hidden).argmax(-1)[1:].tolist()
 
 
+@pytest.mark.slow
 def test_values_are_checked_in_the_checking_mode(make_engine, monkeypatch):
     monkeypatch.setenv("GRAPHKIT_CHECK", "1")
     expected = texts(generated(make_engine(1), GREEDY))

@@ -36,6 +36,7 @@ def run_with_random_times(engine, random):
         engine.step()
 
 
+@pytest.mark.slow
 @every_generation
 @any_lengths
 def test_greedy_text_is_that_of_plain_decoding(make_engine, task, generation, lengths):
@@ -55,6 +56,7 @@ def test_greedy_text_is_that_of_plain_decoding(make_engine, task, generation, le
     assert sum(drafted.values()) == engine.stats.num_verifies
 
 
+@pytest.mark.slow
 @any_lengths
 def test_sampled_text_does_not_depend_on_the_lengths(make_engine, task, lengths):
     texts = []
@@ -76,6 +78,7 @@ def test_sampled_text_does_not_depend_on_the_lengths(make_engine, task, lengths)
     assert texts[1:] == texts[:1] * len(GENERATIONS)
 
 
+@pytest.mark.slow
 @every_generation
 @pytest.mark.parametrize("topk", [1, 2])
 @pytest.mark.parametrize("algorithm", ["EAGLE3", "STANDALONE", "NGRAM", "MULTI_LAYER_EAGLE"])
@@ -94,6 +97,7 @@ def test_every_drafter_that_has_lengths(make_engine, task, algorithm, topk, gene
     assert [request.output_ids for request in requests] == short.expected
 
 
+@pytest.mark.slow
 @every_generation
 @pytest.mark.parametrize("plain_steps", [1, 3, 8])
 def test_a_draft_after_plain_steps_is_as_good_as_before(make_engine, task, generation, plain_steps):
@@ -133,6 +137,7 @@ def test_a_drafter_of_one_length_is_refused(make_engine):
     assert caught.value.field == "num_steps"
 
 
+@pytest.mark.slow
 @every_generation
 @any_lengths
 def test_layers_catch_up_in_steps_of_every_length(make_engine, task, generation, lengths):
@@ -160,6 +165,7 @@ def test_layers_catch_up_in_steps_of_every_length(make_engine, task, generation,
     assert len(engine.stats.drafted_lengths) == len(engine.spec.lengths)
 
 
+@pytest.mark.slow
 def test_layers_draft_as_well_at_every_length(make_engine, task):
     """The first layer's draft is right as often in short drafts as in long ones."""
     shares = {}

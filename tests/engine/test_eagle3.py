@@ -12,8 +12,6 @@ from graphkit.reference import Eagle3Head, LlamaConfig, LlamaModel, full_logits
 from graphkit.reference.engine import engine_of, spec_of
 from graphkit.reference.engine_models import EngineModels
 
-pytestmark = pytest.mark.slow
-
 chain_and_tree = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 NEW = 14
 SIZES = {
@@ -22,6 +20,7 @@ SIZES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @chain_and_tree
 @pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 def test_the_order_of_the_draft_vocabulary_does_not_matter(

@@ -16,8 +16,6 @@ from graphkit.engine import (
 )
 from graphkit.errors import CaptureError, ConfigError, InputError, ReplayError
 
-pytestmark = pytest.mark.slow
-
 GENERATIONS = ["v1", "v2", "v3"]
 chain_and_tree = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 each_generation = pytest.mark.parametrize("generation", GENERATIONS)

@@ -8,8 +8,6 @@ pytest.importorskip("transformers")
 
 from latent_engine import KINDS, case, engine, generated
 
-pytestmark = pytest.mark.slow
-
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 

@@ -45,6 +45,7 @@ class CountingRecorder(RecorderBackend):
         return sum(graph.pool_bytes for graph in self.graphs if graph.ops)
 
 
+@pytest.mark.slow
 @every_generation
 @every_case
 def test_the_prediction_is_what_the_capture_takes(
@@ -68,6 +69,7 @@ def test_the_prediction_is_what_the_capture_takes(
     assert requests[0].output_ids == short.expected[0]
 
 
+@pytest.mark.slow
 @every_generation
 def test_the_number_of_sizes_does_not_change_the_number_of_captures(make_engine, generation):
     counts = []
@@ -99,6 +101,7 @@ def test_parts_are_the_bytes_of_their_tensors(make_engine):
     assert MemoryEstimate.from_json(found.to_json()) == found
 
 
+@pytest.mark.slow
 def test_a_record_of_other_sizes_predicts_without_a_capture(make_engine):
     first = make_engine(generation="v3", batch_sizes=[1, 3, 8], num_steps=(0, 1, 3))
     (runner,) = first.runners

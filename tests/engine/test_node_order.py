@@ -11,8 +11,6 @@ from decaying_target import STEPS, DecayingForward, recurrent_engine
 from erring_oracle import ErringOracle
 from graphkit.engine import DraftTree, SamplingParams
 
-pytestmark = pytest.mark.slow
-
 NEW = 15
 PROMPTS = [[5, 9, 2], [7], [1, 2, 3, 4, 5, 6], [33, 20, 11, 50]]
 

@@ -14,8 +14,6 @@ from graphkit.engine.schedules import HostInLoop, Overlapped, PendingReport
 from graphkit.errors import ReplayError
 from graphkit.graphs.capture_rules import HOST_READS, CaptureRulesMode
 
-pytestmark = pytest.mark.slow
-
 DRAFTING = ["EAGLE", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM", "NONE"]
 
 

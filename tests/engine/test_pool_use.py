@@ -11,8 +11,6 @@ import graphkit as gk
 from engine_target import CONTEXT, ROWS, SIZES, SPEC, TableForward
 from graphkit.kv import RecurrentStatePool
 
-pytestmark = pytest.mark.slow
-
 PARAMS = gk.SamplingParams(max_new_tokens=9)
 
 

@@ -7,7 +7,6 @@ import pytest
 from decaying_target import DecayingForward, recurrent_engine
 from graphkit.engine import FinishReason, NgramDrafter, SamplingParams
 
-pytestmark = pytest.mark.slow
 each_generation = pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 LONG = 40
 
@@ -39,6 +38,7 @@ def run(engine, prompts, **params):
     return requests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "topk", "page_size"),
     [("EAGLE", 1, 4), ("EAGLE", 16, 1), ("EAGLE3", 2, 1), ("MULTI_LAYER_EAGLE", 1, 1),
@@ -60,6 +60,7 @@ def test_no_text_changes(make_engine, long_task, generation, algorithm, topk, pa
     assert {each.finish_reason for each in requests} == {FinishReason.LENGTH}
 
 
+@pytest.mark.slow
 @each_generation
 def test_no_sampled_text_changes(make_engine, long_task, generation):
     prompts, _ = long_task

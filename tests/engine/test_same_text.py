@@ -20,8 +20,6 @@ from graphkit.step import SpecStepInputs, SpecStepRunner
 from graphkit.step.step_tensors import ChainTree
 from table_models import StatelessDrafter, filtered, table_model
 
-pytestmark = pytest.mark.slow
-
 VOCAB, PERIOD, CONTEXT = 24, 5, 64
 SETTINGS = (
     {"temperature": 0.8},

@@ -17,8 +17,6 @@ from graphkit.engine import SamplingParams
 from graphkit.step.step_tensors import ChainTree
 from table_models import STEPS, StatelessDrafter, filtered, table_engine
 
-pytestmark = pytest.mark.slow
-
 VOCAB, REQUESTS, NEW = 16, 8, 200
 GREEDY = {"temperature": 0.0, "top_k": 3, "top_p": 0.5, "min_p": 0.1}
 SETTINGS = (
@@ -125,6 +123,7 @@ def p_value(texts, setting, logits=None):
     return float(torch.special.gammaincc(torch.tensor(freedom / 2), torch.tensor(statistic / 2)))
 
 
+@pytest.mark.slow
 @chain_and_tree
 @with_and_without
 @pytest.mark.parametrize("setting", range(len(SETTINGS)), ids=lambda i: " ".join(SETTINGS[i]))
@@ -223,6 +222,7 @@ def constrained(device, topk, has_probs):
         return [(*request.prompt_ids, *request.output_ids) for request in requests]
 
 
+@pytest.mark.slow
 @chain_and_tree
 @with_and_without
 def test_constrained_texts_follow_the_masked_and_filtered_distribution(device, topk, has_probs):

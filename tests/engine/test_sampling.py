@@ -18,8 +18,6 @@ from graphkit.ops.target_probs import target_probs
 from graphkit.reference import LlamaConfig, LlamaModel
 from graphkit.step.acceptance import Draws, sample_tokens
 
-pytestmark = pytest.mark.slow
-
 VOCAB, TEMPERATURES = 6, (0.6, 2.0)
 chain_and_tree = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 each_generation = pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
@@ -205,6 +203,7 @@ def test_the_ends_of_the_ranges_are_accepted():
     SamplingParams(top_k=-1, top_p=1e-300, min_p=1, stop_token_ids=range(16))
 
 
+@pytest.mark.slow
 @chain_and_tree
 def test_equal_seeds_draw_equal_tokens_in_any_batch_and_generation(make_engine, task, topk):
     params = [SamplingParams(max_new_tokens=8, temperature=0.9, seed=100 + i) for i in range(5)]

@@ -14,8 +14,6 @@ import graphkit as gk
 from engine_target import ROWS, SPEC, VOCAB, TableForward
 from graphkit.kv import ReqToTokenPool, TokenSlotAllocator
 
-pytestmark = pytest.mark.slow
-
 SMALL, LARGE, CONTEXT, NEW = 16_384, 1_000_000, 96, 8
 NOISE = 64 * 1024
 """Bytes by which two runs of the same work may differ."""

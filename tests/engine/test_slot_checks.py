@@ -13,8 +13,6 @@ from engine_target import CONTEXT, ROWS, SIZES, SPEC, TableForward
 from graphkit.step import SpecStepInputs
 from graphkit.step.slot_checks import SlotChecks
 
-pytestmark = pytest.mark.slow
-
 SLOTS, PROMPT, NEW = ROWS * CONTEXT, [1, 2, 3], 9
 NEEDED = len(PROMPT) + NEW + SPEC.num_draft_tokens
 

@@ -44,6 +44,7 @@ def own_nodes(algorithm, topk, device):
     return Counter(op for op in own if op.partition(".")[0] not in UNINITIALISED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "topk"), MOST)
 def test_nodes_between_the_forwards(algorithm, topk, device):
     own = own_nodes(algorithm, topk, device)

@@ -45,6 +45,7 @@ def run(engine, prompts):
         return eager, engine.generate(prompts, SamplingParams(max_new_tokens=NEW)), engine.stats
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "topk", "least"),
     [

@@ -11,6 +11,7 @@ from graphkit.errors import CaptureError
 each_generation = pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 
 
+@pytest.mark.slow
 @each_generation
 def test_chunks_of_several_lengths_run_on_pads(make_engine, generation):
     lengths = []

@@ -20,8 +20,6 @@ from window_models import (
     window_target,
 )
 
-pytestmark = pytest.mark.slow
-
 PROMPTS = [[5, 9, 2, 33, 20, 11, 50, 8], [7], [1, 2, 3], [60, 1, 4, 4, 19, 21]]
 NEW = 17
 

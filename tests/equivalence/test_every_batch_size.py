@@ -2,9 +2,8 @@
 
 import pytest
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.slow
 def test_every_live_size_runs_at_the_smallest_size_that_holds_it(capture):
     captured = capture()
     table = captured.runner.table
@@ -16,6 +15,7 @@ def test_every_live_size_runs_at_the_smallest_size_that_holds_it(capture):
     assert captured.runner.stats.replays_by_size.keys() == set(table)
 
 
+@pytest.mark.slow
 def test_every_captured_size_takes_every_smaller_batch(capture):
     captured = capture()
     for size in (3, 7, 16):

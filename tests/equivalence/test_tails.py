@@ -1,11 +1,8 @@
 """Earlier contents of the buffers do not affect live rows."""
 
-import pytest
 import torch
 
 from graphkit.audit.batch_variants import Requests
-
-pytestmark = pytest.mark.slow
 
 SIZES = 2, 8, 12, 16
 """One set for all tests, since captures take most of their time."""

@@ -33,6 +33,7 @@ def test_replays_read_the_temperatures_of_their_batch(target):
         assert runner.buffers.view(4).temperatures.tolist() == [2.0, 2.0, 2.0, 1.0]
 
 
+@pytest.mark.slow
 def test_the_mode_has_no_finding(target):
     sizes = [target.sizes.max_batch_size]
     report = audit_target(target, modes=[VERIFY], batch_sizes=sizes, device="cpu")

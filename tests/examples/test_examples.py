@@ -9,12 +9,11 @@ import pytest
 
 from graphkit.records import BenchReport
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "tools" / "examples").glob("*.py"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(path, capsys):
     if path.stem == "structured_output":
@@ -31,6 +30,7 @@ def test_verify_chain_is_an_example():
     assert "verify_chain" in {path.stem for path in EXAMPLES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["capture", "audit"])
 def test_the_command_accepts_the_own_target_example(command, monkeypatch, capsys):
     """It has no finding but its constants, because users start from it."""
@@ -53,6 +53,7 @@ def test_the_command_accepts_the_own_target_example(command, monkeypatch, capsys
     )
 
 
+@pytest.mark.slow
 def test_the_command_audits_recurrent_layers_without_an_error(monkeypatch, capsys):
     from graphkit.cli import main
 
@@ -81,6 +82,7 @@ COMMANDS = re.findall(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", COMMANDS, ids=lambda line: line.split()[0])
 def test_the_commands_of_the_readme_run(line, monkeypatch, capsys, tmp_path):
     from graphkit.cli import main
@@ -102,6 +104,7 @@ def test_the_readme_shows_the_commands():
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factory", ["dense", "moe"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_model_that_declares_nothing_has_no_error_and_few_findings(factory, device):

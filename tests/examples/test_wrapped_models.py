@@ -13,8 +13,6 @@ from graphkit.verify.wrapper import compare_wrapper
 from small_models import DIFFERENT_KINDS, small_config, small_model
 from tools.examples.broken import dropped_positions
 
-pytestmark = pytest.mark.slow
-
 CHUNK = 16
 
 
@@ -55,6 +53,7 @@ def test_learnt_positions_that_are_not_passed_are_found(kind, module):
     assert found.source
 
 
+@pytest.mark.slow
 def test_a_capture_of_a_lossy_wrapper_fails(capsys):
     from graphkit.cli import main
 

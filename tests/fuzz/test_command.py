@@ -125,6 +125,7 @@ def argument_lists(draw):
     return [command, *arguments]
 
 
+@pytest.mark.slow
 def test_any_arguments_end_a_command(many, here):
     codes = []
 

@@ -103,6 +103,7 @@ def tried(call, *given, **facts):
         return None
 
 
+@pytest.mark.slow
 @every_mode
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 def test_any_batch_is_taken_or_refused(many, mode, topk):

@@ -208,6 +208,7 @@ def give_up_soon(monkeypatch):
     monkeypatch.setattr(mailbox, "_CHECK_EVERY", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("callers", [Callers, ByHand], ids=["by verbs", "by hand"])
 def test_any_order_ends_well(many, callers):
     run_machine(callers, settings=many(40, stateful_step_count=25))

@@ -104,6 +104,7 @@ def test_any_spec_is_taken_or_refused(many):
     assert len(taken) > 20
 
 
+@pytest.mark.slow
 def test_any_runner_is_planned_or_refused(many):
     planned = []
 

@@ -12,7 +12,6 @@ from graphkit.hf.draft_model import SharedModules
 from graphkit.reference import DFlashHead, LlamaConfig, save_draft_head
 from small_models import small_model
 
-pytestmark = pytest.mark.slow
 PROMPTS = [[5, 17, 3, 17, 3, 17, 9, 5, 17], [7, 8, 9], list(range(30, 42))]
 NEW_TOKENS = 14
 
@@ -50,6 +49,7 @@ def texts(loaded, sampling, **options):
         return [request.output_ids for request in requests]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_text_is_that_of_plain_decoding(loaded, temperature):
     sampling = gk.SamplingParams(max_new_tokens=NEW_TOKENS, temperature=temperature, seed=3)

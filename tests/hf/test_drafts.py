@@ -14,7 +14,6 @@ from graphkit.errors import CheckpointError, ConfigError
 from graphkit.reference import Eagle3Head, EagleHead
 from small_models import small_model
 
-pytestmark = pytest.mark.slow
 PROMPTS = [[5, 17, 3, 17, 3, 17, 9, 5, 17], [7, 8, 9], list(range(30, 42))]
 NEW_TOKENS = 14
 SAMPLED = gk.SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.8, top_p=0.9, seed=3)
@@ -49,6 +48,7 @@ def expected(loaded):
     return [greedy, *texts(loaded, SAMPLED, algorithm="NONE")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 @pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 def test_the_text_does_not_depend_on_the_draft_model(loaded, expected, generation, topk):
@@ -56,6 +56,7 @@ def test_the_text_does_not_depend_on_the_draft_model(loaded, expected, generatio
     assert texts(loaded, greedy, SAMPLED, generation=generation, topk=topk) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loaded", ["standalone", "eagle3", "mtp-chain"], indirect=True)
 def test_every_mode_is_captured_and_audits_clean(loaded):
     target = loaded.target(max_batch_size=4, max_context_len=64, topk=2)

@@ -21,7 +21,6 @@ from graphkit.hf.fusion.residual import DeferredSums, PendingSum, normalised
 from graphkit.reference import reference_target
 from small_models import small_model
 
-pytestmark = pytest.mark.slow
 MODE = gk.ForwardMode.TARGET_VERIFY
 FAST_KINDS = ["llama", "mistral", "qwen2", "qwen3"]
 """Model types of the fast layout."""
@@ -239,6 +238,7 @@ print((resident("VmHWM") - before) / weights)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_loading_takes_the_memory_of_the_weights(tmp_path):
     config = LlamaConfig(

@@ -11,7 +11,6 @@ import graphkit as gk
 from graphkit import hf
 from small_models import DIFFERENT_KINDS, KINDS, small_model
 
-pytestmark = pytest.mark.slow
 PROMPTS = [[5, 17, 3, 17, 3, 17, 9, 5, 17], [7, 8, 9], list(range(30, 42))]
 NEW_TOKENS = 14
 ALL = "GRAPHKIT_ALL_MODELS" in os.environ  # `make models`
@@ -30,6 +29,7 @@ def expected(model, prompt, **options):
     return ids[0, len(prompt) :].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["NONE", "NGRAM"])
 def test_the_text_is_that_of_transformers(loaded, algorithm):
     with loaded.engine(
@@ -40,6 +40,7 @@ def test_the_text_is_that_of_transformers(loaded, algorithm):
         assert request.output_ids == expected(loaded, prompt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 def test_captured_loops_give_the_text_of_transformers(loaded, topk):
     with loaded.engine(

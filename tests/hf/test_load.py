@@ -83,6 +83,7 @@ def test_a_bad_folder_is_one_line(tmp_path, damage):
     assert str(tmp_path) in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "qwen3_next"])
 def test_a_target_is_captured_and_audits_clean(kind):
     target = hf.load(small_model(kind), device="cpu").target(max_batch_size=4, max_context_len=64)

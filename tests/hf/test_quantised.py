@@ -14,7 +14,6 @@ from graphkit import hf
 from graphkit.errors import CaptureError, CheckpointError
 from small_models import small_model
 
-pytestmark = pytest.mark.slow
 PROMPT = [5, 17, 3, 17, 3, 17, 9]
 
 

@@ -14,7 +14,6 @@ from graphkit.quantization import QUANTIZATIONS, QuantizedLinear
 from mtp_folders import save_with_mtp
 from small_models import small_model
 
-pytestmark = pytest.mark.slow
 PROMPT = [5, 17, 3, 17, 3, 17, 9]
 every_format = pytest.mark.parametrize("quantize", QUANTIZATIONS)
 
@@ -53,6 +52,7 @@ def continued(model, prompt=PROMPT):
     return ids[0, len(prompt) :].tolist()
 
 
+@pytest.mark.slow
 @every_format
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "phi3", "mixtral", "qwen3_next"])
 def test_text_and_logits_are_those_of_the_dequantised_weights(kind, quantize):
@@ -97,6 +97,7 @@ def _storages(module):
     return {each.untyped_storage().data_ptr(): each for each in module.parameters()}.values()
 
 
+@pytest.mark.slow
 @every_format
 def test_a_draft_model_is_quantised_too(quantize):
     loaded = hf.load(
@@ -106,6 +107,7 @@ def test_a_draft_model_is_quantised_too(quantize):
     assert generated(loaded) == continued(dequantized(loaded.original))
 
 
+@pytest.mark.slow
 @every_format
 def test_mtp_layers_are_quantised_after_they_are_read(tmp_path, quantize):
     save_with_mtp(small_model("deepseek_v3"), tmp_path, template=1)

@@ -16,7 +16,6 @@ from graphkit.quantization import QuantizedLinear
 from graphkit.reference import full_logits, load_checkpoint
 from quantized_folders import LAYOUTS, change_settings, linears, write_quantized
 
-pytestmark = pytest.mark.slow
 PROMPT = [5, 17, 3, 17, 3, 17, 9]
 every_layout = pytest.mark.parametrize("name", LAYOUTS)
 
@@ -28,6 +27,7 @@ def continued(model, count=8):
     return ids[0, len(PROMPT) :].tolist()
 
 
+@pytest.mark.slow
 @every_layout
 def test_text_and_logits_are_those_of_the_dequantised_model(tmp_path, name):
     expected = write_quantized(tmp_path, name)

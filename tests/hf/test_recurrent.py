@@ -10,7 +10,6 @@ from graphkit import hf
 from graphkit.hf.recurrent import PooledMixer
 from small_models import small_model
 
-pytestmark = pytest.mark.slow
 WIDTH = 4
 
 

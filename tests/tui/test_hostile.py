@@ -51,6 +51,7 @@ def spoilt(record, text):
     return replace(record, target=text, graphs=graphs, modes=modes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEXTS)
 def test_any_text_is_shown_without_control_characters(capture, drive, name):
     async def script(on):

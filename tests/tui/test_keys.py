@@ -90,6 +90,7 @@ def test_no_key_is_bound_twice():
 QUITS = ("q", "ctrl+c")
 
 
+@pytest.mark.slow
 def test_every_key_does_what_the_table_says(capture, drive):
     """In one app, which starts again with the first page for each key."""
 

@@ -7,6 +7,8 @@ import runpy
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import pytest
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -14,6 +16,7 @@ def shown(svg):
     return [text.replace("\xa0", " ").strip() for text in ET.fromstring(svg).itertext()]
 
 
+@pytest.mark.slow
 def test_the_picture_is_up_to_date_and_not_taller_than_wide():
     taken = asyncio.run(runpy.run_path(str(DOCS / "figures" / "screen.py"))["picture"]())
     stored = (DOCS / "inspect.svg").read_text(encoding="utf-8")

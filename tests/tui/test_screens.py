@@ -12,8 +12,6 @@ from rich.console import Console
 from graphkit.views import inspect_view
 from graphkit.views.columns import clip
 
-pytestmark = pytest.mark.slow
-
 SIZES = ((60, 24), (80, 24), (120, 40))
 WALK = {
     "overview": (),
@@ -47,6 +45,7 @@ COMPILED = {
 """A walk through the record of a compiled program."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
 def test_every_page_matches_its_golden_text(capture, drive, golden, size):
     check_walk(drive, capture, WALK, size, golden)
@@ -282,6 +281,7 @@ def test_the_screen_shows_the_tables_of_the_pipe(h200, drive):
 LONG = ("a title that goes on, " * 8).strip()
 
 
+@pytest.mark.slow
 def test_clipped_text_ends_in_an_ellipsis(capture, drive):
     """Title, facts, the note of the selected row and the status."""
     node, *others = capture.graphs[0].nodes

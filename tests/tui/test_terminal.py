@@ -52,6 +52,7 @@ def on_terminal(*words, keys=(), stdin=None, **environment):
     return written, command.wait()
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_screen_and_is_left_as_it_was(saved):
     written, code = on_terminal("inspect", saved, keys=(b"jjj\r", b"q"))
     assert code == 0
@@ -61,6 +62,7 @@ def test_a_terminal_gets_a_screen_and_is_left_as_it_was(saved):
     assert written.rindex(b"\x1b[?25h") > written.index(ENTERS), "the cursor is shown again"
 
 
+@pytest.mark.slow
 def test_bytes_that_arrive_at_once_are_handled_in_order(saved):
     written, code = on_terminal("inspect", saved, keys=(b"jjj\r+GksSc+mb?\x1b", b"\x1b", b"q"))
     assert code == 0
@@ -68,6 +70,7 @@ def test_bytes_that_arrive_at_once_are_handled_in_order(saved):
     assert written.count(LEAVES) == 1
 
 
+@pytest.mark.slow
 def test_colours_are_those_of_the_terminal_and_no_color_has_none(saved):
     coloured, _ = on_terminal("inspect", saved, keys=(b"j", b"q"))
     plain, code = on_terminal("inspect", saved, keys=(b"j", b"q"), NO_COLOR="1")

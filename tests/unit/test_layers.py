@@ -126,6 +126,7 @@ def test_every_room_has_a_level():
     assert rooms - {"__init__", "__main__"} <= set(LEVEL_OF)
 
 
+@pytest.mark.slow
 def test_imports_point_down():
     found = []
     for file in python_files("graphkit"):
@@ -157,6 +158,7 @@ def file_imports():
     return graph
 
 
+@pytest.mark.slow
 def test_no_circle_between_files():
     graphlib.TopologicalSorter(file_imports()).prepare()  # raises CycleError
 
@@ -182,6 +184,7 @@ def test_the_package_imports_no_room_before_a_name_is_used():
     assert found == ["graphkit.version"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("top", ["graphkit", "tests", "tools"])
 def test_no_file_imports_a_bare_room(top):
     found = [
@@ -233,6 +236,7 @@ def test_a_room_without_torch_stays_without(room):
     assert not {"torch", "numpy", "triton"} & loaded_after(f"import graphkit.{room}")
 
 
+@pytest.mark.slow
 def test_the_package_stays_without_torch():
     code = "import graphkit; dir(graphkit); graphkit.SpecConfig('EAGLE', 3, 1, 4).plan()"
     assert not {"torch", "numpy", "triton"} & loaded_after(code)

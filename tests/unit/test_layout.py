@@ -86,6 +86,7 @@ def test_the_command_points_at_main():
     assert callable(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("links", [True, False], ids=["links", "links lost"])
 def test_a_wheel_holds_all_of_graphkit_and_nothing_else(tmp_path, links):
     """Also where the links became plain files, as on a file system without them."""

@@ -118,6 +118,7 @@ ATTRIBUTES = {
 }
 
 
+@pytest.mark.slow
 def test_each_private_name_of_torch_has_one_module():
     found = []
     for path, file in source_files():

@@ -11,7 +11,6 @@ import torch
 from foreign_programs import FAULTS, GENERATE, batching
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU tests run them"),
 ]
 

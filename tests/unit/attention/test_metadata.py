@@ -161,6 +161,7 @@ def test_no_requests_at_all():
         assert made[3].shape == (0, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extend_lens_B", [None, torch.tensor([2, 1], dtype=torch.int32)])
 def test_fake_shapes_agree_with_the_real_ones(extend_lens_B):
     torch.library.opcheck(

@@ -138,6 +138,7 @@ def test_the_table_names_each_buffer():
     assert buffer_table(buffers).tolist() == [[addresses[0], 12, 0], [addresses[1], 2, 12]]
 
 
+@pytest.mark.slow
 def test_tracers_see_the_mutation():
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.graphkit.move_kv.default, (), _args(), test_utils=checks)

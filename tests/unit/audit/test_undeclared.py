@@ -219,6 +219,7 @@ def test_upper_case_globals_and_fields_of_configurations_are_constants(value):
     assert bool(baked(log)) == (value == 0.8)
 
 
+@pytest.mark.slow
 def test_the_reference_model_has_no_finding():
     report = audit_target(
         reference_target("cpu", max_batch_size=2), only=["baked"], batch_sizes=[2], device="cpu"
@@ -246,6 +247,7 @@ def test_a_declared_value_is_not_reported_again():
     assert model.temperature == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mix", [None, *PLANTED])
 def test_the_number_of_captures_does_not_grow_with_the_layers(mix, monkeypatch):
     counts = []

@@ -9,6 +9,7 @@ import pytest
 from graphkit.errors import DeviceError
 
 
+@pytest.mark.slow
 def test_times_of_a_burst(bench, tmp_path, monkeypatch, capsys):
     small = {"RUNNING": 4, "CONTEXT": 200, "BUDGET": 32, "SHORT": 3, "LONG": 90, "NEW": 4}
     for name, value in small.items():

@@ -72,6 +72,7 @@ def measured(modules, tmp_path_factory):
     return BenchReport.from_json(out.read_text()), code, events
 
 
+@pytest.mark.slow
 def test_every_variant_is_measured_idle_and_loaded(measured, modules):
     report, code, _ = measured
     assert code == 0

@@ -46,6 +46,7 @@ def on_cpu():
     return bench(accept_lengths=[2]).report("name", [1, 3], {"note": "text"})
 
 
+@pytest.mark.slow
 def test_every_variant_of_every_batch_size_is_measured(on_cpu):
     values = values_of(on_cpu)
     assert list(values) == ["", "batch 1", "batch 3"]
@@ -66,6 +67,7 @@ def test_tokens_per_second_are_those_of_the_measured_or_the_given_length(on_cpu)
             assert row["tokens at accept length 2"] == pytest.approx(2 * per_second)
 
 
+@pytest.mark.slow
 def test_steps_are_counted_by_their_draft_length():
     rows = values_of(bench(num_steps=(0, 1, 2)).report("name", [2], {}))["batch 2"]
     for name in ("v1", "v2", "one launch", "loop of 2"):
@@ -147,6 +149,7 @@ def test_there_is_no_bare_step_without_v3(events):
     assert "GPU busy" not in row["v1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["EAGLE", "NGRAM"])
 def test_all_variants_run_the_same_steps_and_no_request_ends(algorithm, monkeypatch):
     """Reference models accept most drafts, so that they need the most room."""

@@ -95,6 +95,7 @@ class Ring(RuleBasedStateMachine):
         assert self.buffers.mailbox.sequence - done == len(self.queue) <= ENTRIES
 
 
+@pytest.mark.slow
 def test_every_batch_is_seen_once_in_order_and_intact(make_capacity, make_inputs, monkeypatch):
     monkeypatch.setattr(mailbox, "_CHECK_EVERY", 1)  # wait less
     inputs_type = make_inputs(

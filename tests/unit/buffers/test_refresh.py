@@ -33,6 +33,7 @@ def parts(draw, make_part):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_any_fields_any_sizes(make_case, make_part, data):

@@ -9,8 +9,6 @@ import graphkit as gk
 from function_models import MODELS, called
 from graphkit.testing import assert_replay_equivalent, assert_target_equivalent
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module", params=MODELS)
 def model_and_example(request):

@@ -130,6 +130,7 @@ def test_collectives_of_pushed_words_compile(dtype, monkeypatch):
     launch_push_add_rms_norm(x, x, weight, 1e-5, memory)
 
 
+@pytest.mark.slow
 @compiles
 @pytest.mark.parametrize("rows", [1, 40, 200, 300])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -141,6 +142,7 @@ def test_products_with_quantised_weights_compile(dtype, rows, monkeypatch):
         op.launch(op.arguments(*args))
 
 
+@pytest.mark.slow
 @compiles
 @pytest.mark.parametrize("rows", [1, 20, 64])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -179,6 +181,7 @@ def early_cases():
     yield quantized_linear, (rows, *channel)
 
 
+@pytest.mark.slow
 @compiles
 def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
     """Their rules are those of ``graphkit.ops.kernels.launch``."""

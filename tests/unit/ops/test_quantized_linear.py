@@ -28,6 +28,7 @@ def value(weight, scale, zero_point, outputs, row, column):
     return (number - zero) * factor
 
 
+@pytest.mark.slow
 def test_weights_are_dequantised_number_by_number():
     for _, weight, scale, zero_point, inputs in CASES["weights"](CPU, ((3, 5), (130, 140))):
         outputs = len(weight)

@@ -157,6 +157,7 @@ def test_an_op_must_describe_every_argument():
         )
 
 
+@pytest.mark.slow
 def test_ops_load_without_their_kernels():
     modules = ", ".join(["graphkit.ops", *(f"graphkit.ops.{name}" for name in MODULES)])
     script = f"import sys, {modules}; print(*sys.modules)"

@@ -103,6 +103,7 @@ def test_a_missing_file_is_named(tmp_path):
         read_traffic(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_million_lines(read):
     assert read("batch_size\n" + "7\n" * 1_000_000) == {7: 1_000_000}
     assert read(json.dumps({"batch_size": 9}) + "\n" + "9\n" * 1000) == {9: 1001}

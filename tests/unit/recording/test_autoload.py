@@ -10,8 +10,6 @@ import pytest
 
 from audited_runs import installed
 
-pytestmark = pytest.mark.slow
-
 IS_FOLLOWED = (
     "import torch, sys; print(hasattr(torch.cuda.CUDAGraph, '_graphkit_followed'), "
     "'graphkit.recording' in sys.modules)"
@@ -35,6 +33,7 @@ def start(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_process_and_its_child_in_another_folder_are_followed(start, tmp_path):
     code = (
         f"import os, subprocess, sys; {IS_FOLLOWED}; os.mkdir('other'); "
@@ -48,6 +47,7 @@ def test_a_process_and_its_child_in_another_folder_are_followed(start, tmp_path)
     assert not (tmp_path / "r.json").exists(), "no graph was captured"
 
 
+@pytest.mark.slow
 def test_without_a_value_torch_is_left_alone(start, tmp_path):
     done = start(IS_FOLLOWED, GRAPHKIT_AUDIT="")
     assert (done.stdout, done.stderr) == ("False False\n", "")
@@ -62,6 +62,7 @@ def test_a_python_without_torch_imports_nothing(start, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["installed"]
 
 
+@pytest.mark.slow
 def test_an_audit_that_cannot_begin_leaves_torch_usable(start, tmp_path):
     (tmp_path / "r.json.processes").touch()  # where the folder should be
     done = start("import torch; print(torch.ones(2).sum())", GRAPHKIT_AUDIT="r.json")

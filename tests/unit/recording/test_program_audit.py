@@ -24,8 +24,6 @@ from graphkit.recording.fingerprints import differences
 from graphkit.recording.hooks import observe_captures, observe_replays
 from stand_in_device import StandInDevice, View
 
-pytestmark = pytest.mark.slow
-
 NUM = 64
 HERE = "recording/test_program_audit.py"
 
@@ -131,6 +129,7 @@ def run(engine, replays=6):
     return [*seen, torch.rand(4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [0, 1, 2])
 def test_a_sound_program_computes_the_same_bits_and_has_no_finding(make, every):
     expected = run(make(is_audited=False)[0])
@@ -196,6 +195,7 @@ def held(monkeypatch):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["Engine.x", "program.x", "Module.x", "Engine.static['x']", "program.static['x']"],
@@ -216,6 +216,7 @@ def test_a_replaced_input_is_named_by_what_held_it(make, held, name, severity):
     del kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Engine.x", "Module.x", "program.static['x']"])
 def test_a_program_that_freezes_the_collector_is_audited(make, held, name, monkeypatch):
     monkeypatch.setattr(tracked_objects, "_thawed", thawed)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from importlib import import_module
 
+import pytest
+
 from graphkit.recording.launch import STARTUP
 
 PRINT_STATE = "import json, sys; print(json.dumps([sys.path, sorted(sys.modules), sys.argv]))"
@@ -59,6 +61,7 @@ def test_its_errors_are_shown_as_python_shows_them(start, tmp_path):
     assert "no_such_module_at_all" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_graphs_of_torch_are_observed(start):
     code = (
         "import sys, torch\n"

@@ -45,6 +45,7 @@ def greedy(target, count):
     return ids[-count:]
 
 
+@pytest.mark.slow
 @every_format
 def test_drafted_text_is_that_of_the_dequantised_target(quantize):
     models = load_models("EAGLE", device="cpu", quantize=quantize)
@@ -54,6 +55,7 @@ def test_drafted_text_is_that_of_the_dequantised_target(quantize):
     assert output == greedy(models.target, TOKENS)
 
 
+@pytest.mark.slow
 @every_format
 @pytest.mark.parametrize(
     "algorithm", ["EAGLE3", "MULTI_LAYER_EAGLE", "STANDALONE", "DFLASH", "NGRAM"]

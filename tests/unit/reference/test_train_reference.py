@@ -71,6 +71,7 @@ def test_too_little_source(training, tmp_path):
         training.corpus.read_corpus(tmp_path, held_out=True)
 
 
+@pytest.mark.slow
 def test_the_target_alone(run, training, tmp_path, capsys):
     out = run(tmp_path, "--steps", "3", "--batch", "2", "--seed", "5")
     results = results_of(out / "target")
@@ -88,6 +89,7 @@ def test_the_target_alone(run, training, tmp_path, capsys):
     assert (out / "target" / "model.safetensors").stat().st_size < 7_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "load", "size"),
     [
@@ -114,6 +116,7 @@ def test_a_draft_model_for_the_shipped_target(name, load, size, run, training, t
     assert dtypes == "bfloat16"
 
 
+@pytest.mark.slow
 def test_all_models_draft_for_the_new_target(run, tool, tmp_path, monkeypatch):
     calls = []
     train_model = tool.train_model
@@ -129,6 +132,7 @@ def test_all_models_draft_for_the_new_target(run, tool, tmp_path, monkeypatch):
     assert all((tmp_path / name / "training.json").is_file() for name in MODELS)
 
 
+@pytest.mark.slow
 def test_saved_weights_are_measured_again(run, tmp_path, capsys):
     folder = run(tmp_path, "--model", "eagle3", "--steps", "1") / "eagle3"
     results, weights = results_of(folder), (folder / "model.safetensors").read_bytes()
@@ -140,6 +144,7 @@ def test_saved_weights_are_measured_again(run, tmp_path, capsys):
     assert (folder / "model.safetensors").read_bytes() == weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["target", "eagle"])
 def test_a_run_repeats(name, run, tmp_path):
     folders = [run(tmp_path / n, "--model", name, "--steps", "2") / name for n in ("one", "two")]

@@ -37,6 +37,7 @@ def test_every_mode_is_predicted(target, mode):
     assert before.kv > 0
 
 
+@pytest.mark.slow
 def test_modes_of_a_target_are_predicted_together(target):
     options = {"batch_sizes": SIZES, "device": "cpu"}
     before = gk.estimate_target(target, **options, backend=gk.RecorderBackend())

@@ -27,6 +27,7 @@ def target(models):
     return model_target(models[0], head, name="tiny", max_batch_size=3)
 
 
+@pytest.mark.slow
 def test_blocks_and_the_step_replay_as_they_run(target):
     record = gk.capture_target(target, device="cpu", batch_sizes=[1, 3])
     assert record.mismatches == ()
@@ -45,6 +46,7 @@ def test_the_runner_is_that_of_a_draft_worker(target):
     assert (rows == batch.seq_lens[:, None] + range(BLOCK)).all()
 
 
+@pytest.mark.slow
 def test_audits_find_nothing(target):
     report = gk.audit_target(target, batch_sizes=[1, 3], device="cpu")
     assert report.findings == ()

@@ -18,8 +18,6 @@ from graphkit.buffers import Axis, declare
 from graphkit.runners import RUNNERS
 from graphkit.testing import assert_replay_equivalent, batches, target_batches
 
-pytestmark = pytest.mark.slow
-
 VERIFY, DRAFT = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DRAFT
 EXTEND, EXTEND_V2 = gk.ForwardMode.DRAFT_EXTEND, gk.ForwardMode.DRAFT_EXTEND_V2
 LAYERS = gk.ForwardMode.MULTI_LAYER_EAGLE
@@ -239,6 +237,7 @@ def test_a_mistake_at_a_boundary_is_found_and_shrunk(target_of):
     assert batch.batch_size == 1  # which is padded to a larger size, too
 
 
+@pytest.mark.slow
 def test_the_kit_loads_torch_and_hypothesis_when_they_are_needed():
     code = (
         "import sys, graphkit.testing, graphkit.testing.plugin\n"

@@ -139,6 +139,7 @@ def test_the_work_of_an_export_grows_with_the_number_of_nodes(make_graph, graph,
     assert calls_made(FORMATS[suffix], twice) < 2.5 * calls_made(FORMATS[suffix], small)
 
 
+@pytest.mark.slow
 @settings(
     deadline=None, derandomize=True, max_examples=20, suppress_health_check=list(HealthCheck),
     phases=[Phase.generate],
@@ -151,6 +152,7 @@ def test_any_record_that_can_be_read_can_be_shown(text, record):
     text(diff_view(diff_records(record, record)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", REAL, ids=lambda path: path.name)
 def test_records_of_real_machines(path, text):
     record = load_record(path)

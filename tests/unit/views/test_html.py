@@ -184,6 +184,7 @@ def test_a_time_that_is_no_number_is_one_that_was_not_measured(graph):
     assert view["us"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("repeats", "sizes"), [(10, 1), (4, 5)], ids=["1760 nodes", "5 x 704 nodes"]
 )

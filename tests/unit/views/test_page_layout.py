@@ -15,8 +15,6 @@ from graphkit.records import load_record
 from graphkit.views.html import html_text
 from graphkit.views.selection import named_graphs
 
-pytestmark = pytest.mark.slow
-
 RECORD = Path(__file__).parents[2] / "data" / "h200-8b-step.json"
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None

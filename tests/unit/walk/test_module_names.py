@@ -151,6 +151,7 @@ def test_a_shared_module_of_an_undeclared_model_is_named_below_the_running_one()
     assert paths == ["Towers", "Towers.right", "Towers.right.0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after", "never"])
 def test_a_compiled_module_has_the_path_of_the_original(model, when):
     """Compiled before or after the model was declared, or in an undeclared model."""
