@@ -142,6 +142,7 @@ def test_a_changed_graph_is_an_error_of_a_check(run, small, here):
     assert "sigmoid" in ended.out
 
 
+@pytest.mark.slow
 def test_a_check_of_one_mode_does_not_miss_the_others(run, small, here):
     run("audit", "graphkit.reference:reference_target", "--lock", "all.json", "--batch-sizes", "1",
         "--mode", "DECODE", "--mode", "DRAFT_EXTEND_V2")  # fmt: skip

@@ -47,6 +47,7 @@ def _environment():
     return environment(torch.device("cpu"))
 
 
+@pytest.mark.slow
 def test_the_tables_have_a_row_per_variant_and_the_bound_of_a_step(run):
     ended = run("bench", *TINY, "--generations", "v2,v3", "--steps-per-launch", "1,2")
     assert (ended.code, ended.messages) == (0, [])

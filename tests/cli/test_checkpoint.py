@@ -200,6 +200,7 @@ def test_keys_and_values_are_stored_in_fp8(run, folders):
     assert (ended.code, "--kv-dtype applies to a --checkpoint" in ended.err) == (2, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("small", "threads"), [(64 << 20, 1), (0, 2)])
 def test_a_small_model_computes_with_one_thread(run, folders, monkeypatch, small, threads):
     monkeypatch.setattr("graphkit.cli.models._SMALL_WEIGHTS", small)

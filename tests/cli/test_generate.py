@@ -197,6 +197,7 @@ def test_more_prompts_than_the_largest_batch_are_all_completed(recorded, constan
     assert [each.text for each in record.completions] == ["xx"] * 40
 
 
+@pytest.mark.slow
 def test_a_seed_makes_sampling_reproducible(recorded):
     arguments = (*PLAIN, "--prompt", "import os\n", "--temperature", "2", "--seed")
     assert recorded(*arguments, "1").text == recorded(*arguments, "1").text

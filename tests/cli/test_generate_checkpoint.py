@@ -101,6 +101,7 @@ def test_greedy_text_is_that_of_transformers(folders, recorded, kind, algorithm)
     assert list(completion.token_ids) == folder.new_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -132,6 +133,7 @@ def test_trees_pages_and_other_generations(folders, recorded, options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [("--top-k", "1"), ("--top-p", "1e-6"), ("--min-p", "1")], ids=" ".join
 )
@@ -198,6 +200,7 @@ def test_a_file_of_prompts(folders, recorded, tmp_path, is_json):
     assert record.completions[2].text == folder.text
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_the_text_as_it_is_generated(folders, run, monkeypatch):
     written, folder = [], folders("mistral")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -208,6 +211,7 @@ def test_a_terminal_gets_the_text_as_it_is_generated(folders, run, monkeypatch):
     assert len(written) > 10
 
 
+@pytest.mark.slow
 def test_the_context_ends_at_the_limit(folders, recorded):
     folder = folders("qwen3")
     record = recorded(folder.path, *PLAIN, "--prompt", PROMPT, "--max-context-len", "30")
@@ -250,6 +254,7 @@ def delete_a_shard(folder):
     max(folder.glob("*.safetensors")).unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "options", "text"),
     [
@@ -302,6 +307,7 @@ def test_transformers_is_named_if_it_is_missing(run, folders, monkeypatch, comma
     assert ended.error.startswith("error: --checkpoint cannot be loaded: import of graphkit.hf")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "text"),
     [

@@ -88,6 +88,7 @@ def test_a_folder_with_code_is_refused_without_the_option(run, folder):
         hf.load(folder, device="cpu")
 
 
+@pytest.mark.slow
 def test_the_code_of_model_and_tokenizer_runs_with_the_option(run, folder, here):
     on_cpu = ("--checkpoint", folder, "--trust-remote-code", "--device", "cpu")
     options = ("--prompt", PROMPT, "--max-new-tokens", COUNT, "--eager", "--json")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 sys.path.append(str(Path(__file__).parents[2] / "tools" / "bench"))  # processes import it, too
 cases = importlib.import_module("rank_failure_cases")
 
@@ -33,7 +35,6 @@ def endings():
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda each: each.name)
 def test_all_ranks_end_and_name_the_first_failure(case, endings):
     assert not case.problems(endings[case])

@@ -11,6 +11,8 @@ import rank_models as models
 import rank_scenarios as scenarios
 from rank_processes import DIED, PASSED, run_scenarios
 
+pytestmark = pytest.mark.slow
+
 OF_TWO = (
     scenarios.agree_on_random_steps,
     scenarios.agree_on_staged_batches,
@@ -91,7 +93,6 @@ def expected(scenario, size):
     return ranks
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scenario", OF_TWO + WAITING, ids=lambda each: each.__name__)
 def test_two_ranks(scenario, outcomes):
     assert outcomes[2][scenario.__name__] == expected(scenario, 2)

@@ -23,6 +23,7 @@ def example():
     return runpy.run_path(str(EXAMPLE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @each_generation
 def test_a_custom_algorithm_is_lossless(

@@ -55,6 +55,7 @@ def check_lossless(engine, task, captured):
 
 
 class TestLossless:
+    @pytest.mark.slow
     @pytest.mark.parametrize("alter", [wrong_root, random_tokens, wrong_everything])
     @pytest.mark.parametrize("kind", [EagleDrafter, NgramDrafter])
     @chain_and_tree

@@ -17,6 +17,7 @@ def engine(make_engine, monkeypatch):
     return engine
 
 
+@pytest.mark.slow
 def test_it_captures_steps_and_keeps_their_tokens(engine, task, run_in_waves):
     some = task.first(6)
     assert [each.output_ids for each in run_in_waves(engine, some)] == some.expected

@@ -30,6 +30,7 @@ def run(engine):
         engine.step()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 def test_sampled_tokens_equal_those_of_v1(make_engine, task, topk):
     """Beside greedy requests, in other batches and with a stop token."""
@@ -207,6 +208,7 @@ class TestRunner:
     def rest(self, task):
         return {row: task.expected[row][1:13] for row in self.ROWS}
 
+    @pytest.mark.slow
     def test_a_second_capture_is_refused_and_changes_nothing(self, runner, task):
         with pytest.raises(ReplayError, match="needs a planned runner, but this one is captured"):
             runner.capture()

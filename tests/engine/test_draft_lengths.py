@@ -183,6 +183,7 @@ def test_layers_draft_as_well_at_every_length(make_engine, task):
     assert shares[(1, 3)] > 0.9 * min(shares[1], shares[3]) > 0.2
 
 
+@pytest.mark.slow
 def test_times_are_those_of_the_graphs(make_engine):
     engine = make_engine(num_steps=(0, 1, 3), batch_sizes=[1, 8])
     engine.capture()

@@ -80,6 +80,7 @@ def plain_texts(models, device):
     return prompts, texts
 
 
+@pytest.mark.slow
 @chain_and_tree
 @pytest.mark.parametrize(("generation", "page_size"), [("v1", 16), ("v2", 1), ("v3", 16)])
 def test_a_head_with_a_reduced_vocabulary_is_lossless(

@@ -52,6 +52,7 @@ class TestPages:
         assert request.finish_reason is FinishReason.CONTEXT
         assert [request.output_ids] == plain([prompt_of(5)], [engine.context_limit - 5])
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("page_size", [4, 16])
     @pytest.mark.parametrize("topk", [3, 4])  # 2 in the tests of each generation
     @pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM"])

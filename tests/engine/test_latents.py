@@ -21,6 +21,7 @@ def kind(request, device):
     return case(request.param, device)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "topk", "page_size", "generation"),
     [

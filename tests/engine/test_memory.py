@@ -22,6 +22,7 @@ def assert_no_shared_slots(engine, requests):
     assert len({request.row for request in running}) == len(running)
 
 
+@pytest.mark.slow
 @chain_and_tree
 @each_generation
 def test_no_two_requests_share_a_slot(make_engine, task, generation, topk):

@@ -79,6 +79,7 @@ def run(engine):
         return [request.output_ids for request in requests], engine.stats
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])

@@ -202,6 +202,7 @@ CASES = [
 """Drafts, generation, draft length and tree, and batch size."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("guess", "generation", "settings", "batch_size"), CASES)
 def test_any_drafts(device, guess, generation, settings, batch_size):
     """Right drafts, wrong drafts, and both."""
@@ -237,6 +238,7 @@ def test_verify_may_be_wider_than_the_tree(device, guess, generation, topk, page
     assert guess is not oracle or accepted > 2.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "options"),
     [

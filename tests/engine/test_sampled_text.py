@@ -134,6 +134,7 @@ def test_texts_follow_the_filtered_distribution(device, topk, has_probs, setting
     assert p_value(chosen, SETTINGS[setting]) > LIKELY
 
 
+@pytest.mark.slow
 @chain_and_tree
 @with_and_without
 def test_filters_do_not_change_greedy_requests(device, topk, has_probs):

@@ -85,6 +85,7 @@ def transitions(requests):
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("generation", "topk"), [("v1", 1), ("v3", 2)])
 def test_every_token_follows_the_target_at_its_temperature(engine_of, logits, generation, topk):
     """Two temperatures and greedy requests in one batch, drafts often right.

@@ -76,6 +76,7 @@ def work_of_steps(slots, generation, past_requests, waiting=0):
         return work
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 def test_a_step_does_no_more_work_with_more_slots_and_past_requests(generation):
     few, many = work_of_steps(SMALL, generation, 0), work_of_steps(LARGE, generation, 60)

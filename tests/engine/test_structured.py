@@ -121,6 +121,7 @@ def run(engine):
         engine.step()
 
 
+@pytest.mark.slow
 @each_setup
 @each_generation
 @pytest.mark.parametrize("is_captured", [True, False], ids=["captured", "eager"])

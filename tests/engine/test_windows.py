@@ -46,6 +46,7 @@ def engine(model, texts, topk, generation, *, page_size=1, **pools):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_window_pool", [False, True], ids=["one pool", "two pools"])
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("generation", ["v1", "v2", "v3"])

@@ -92,6 +92,7 @@ def run(engine, grammar, constrained):
     return requests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topk", [1, 3], ids=["chain", "tree"])
 @pytest.mark.parametrize("generation", ["v1", "v2"])
 def test_every_text_follows_the_schema(logits, grammar, topk, generation):

@@ -24,6 +24,7 @@ def test_every_captured_size_takes_every_smaller_batch(capture):
             captured.assert_right(captured.batch(live, 100 + live), size)
 
 
+@pytest.mark.slow
 def test_the_empty_batch_gives_empty_rows(capture):
     captured = capture()
     batch, before = captured.batch(1, 0), captured.runner.stats.replays

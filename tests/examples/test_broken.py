@@ -13,6 +13,8 @@ from graphkit.audit import AUDITS, audit_target
 from graphkit.targets import locate
 from graphkit.testing import assert_target_equivalent
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 BROKEN = ROOT / "tools" / "examples" / "broken"
 FOUND = [
@@ -157,7 +159,6 @@ def test_the_sound_model_has_no_finding_but_its_constants(device):
     assert {check.audit for check in report.checks} == set(AUDITS)
 
 
-@pytest.mark.slow
 @devices
 @pytest.mark.parametrize(("name", "audit", "kind", "text"), FOUND)
 def test_a_broken_model_is_found(name, audit, kind, text, device):
@@ -197,7 +198,6 @@ FIRST_IF_BARE = FIRST | {"dropped_positions": ("error", "rows depend on batch or
 """The same for targets that declare no weights and state."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FIRST)
 @pytest.mark.parametrize("is_declared", [True, False], ids=["declared", "bare"])
 def test_the_planted_error_comes_first_and_once(name, is_declared):
@@ -235,7 +235,6 @@ def test_the_kit_gives_the_cause_the_same_name_and_line(name):
     assert place.endswith(finding.source)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -35,6 +35,7 @@ def test_chunked_attention_is_found_at_the_first_row_of_the_second_chunk(monkeyp
     assert f"attention_chunk_size of the model is {CHUNK}" in found.advice
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DIFFERENT_KINDS)
 def test_a_right_wrapper_agrees_in_bfloat16(kind):
     loaded = hf.load(small_model(kind).bfloat16(), device="cpu", check=False)

@@ -90,6 +90,7 @@ def test_any_changed_record_is_read_or_refused(many, tmp_path, kind):
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_a_damaged_real_record_is_read_or_refused(many, tmp_path, path):
     text, seen = path.read_text(encoding="utf-8"), []

@@ -59,6 +59,7 @@ def test_the_text_is_that_of_plain_decoding(loaded, temperature):
     assert texts(loaded, sampling, generation="v3", page_size=4) == plain
 
 
+@pytest.mark.slow
 def test_the_whole_step_is_captured_and_audits_clean(loaded):
     target = loaded.target(max_batch_size=4, max_context_len=64)
     assert target.modes[-1] is gk.ForwardMode.STEP

@@ -53,6 +53,7 @@ def test_captured_loops_give_the_text_of_transformers(loaded, topk):
         assert request.output_ids == expected(loaded, prompt)
 
 
+@pytest.mark.slow
 def test_a_seeded_text_is_that_of_plain_decoding(loaded):
     sampling = gk.SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.8, top_p=0.9, seed=3)
     texts = []

@@ -68,6 +68,7 @@ def test_moving_through_all_rows_formats_those_that_come_into_sight(huge, drive,
     assert work["lines"] <= 12 * HEIGHT
 
 
+@pytest.mark.slow
 def test_a_verb_formats_each_row_at_most_once(large, drive, work):
     async def script(on):
         await on.press("+")

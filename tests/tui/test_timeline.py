@@ -251,6 +251,7 @@ def test_panning_scrolls_the_list_to_the_window(h200, drive):
     assert window.begin > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["K", "t", "m", "c", "b"])
 @pytest.mark.parametrize("page", ["K", "t", "m", "c"])
 def test_every_page_of_a_graph_leads_to_the_others_of_that_graph(capture, drive, page, key):

@@ -170,6 +170,7 @@ def test_imports_of_types_count_for_circles():
     assert [module for _, module, _ in typed] == ["graphkit.cli", "graphkit.tui"]
 
 
+@pytest.mark.slow
 def test_the_search_for_circles_finds_one():
     graph = file_imports()
     assert len(graph) > 200

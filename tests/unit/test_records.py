@@ -87,6 +87,7 @@ def refused(text):
     return str(caught.value)
 
 
+@pytest.mark.slow
 @FUZZ
 @given(RECORDS)
 def test_a_record_survives_json(record):

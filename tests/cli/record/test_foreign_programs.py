@@ -10,9 +10,7 @@ import torch
 
 from foreign_programs import FAULTS, GENERATE, batching
 
-pytestmark = [
-    pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU tests run them"),
-]
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU tests run them")
 
 
 @pytest.fixture

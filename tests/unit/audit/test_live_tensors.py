@@ -62,6 +62,7 @@ def test_tensors_without_memory_are_ignored(other):
     assert kept is not None
 
 
+@pytest.mark.slow
 def test_frozen_tensors_are_found_and_stay_frozen(monkeypatch):
     holder = Holder(1)
     gc.freeze()

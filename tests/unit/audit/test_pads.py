@@ -81,6 +81,7 @@ def storing(cache, slots=lambda inputs: inputs.out_cache_loc):
     return mix
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 @every_mode
 def test_real_models_have_no_finding_in_any_mode(models, mode, topk):

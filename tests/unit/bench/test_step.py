@@ -87,6 +87,7 @@ def test_every_variant_is_measured_idle_and_loaded(measured, modules):
     assert values["chain, 2, bare step"] > 0
 
 
+@pytest.mark.slow
 def test_own_nodes_are_those_outside_of_the_models(measured):
     report, _, _ = measured
     values = {measure.name: measure.value for measure in report.measures}

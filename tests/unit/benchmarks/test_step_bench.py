@@ -59,6 +59,7 @@ def test_every_variant_of_every_batch_size_is_measured(on_cpu):
         assert 0 < rows[""]["own nodes"] < rows[""]["nodes"]
 
 
+@pytest.mark.slow
 def test_tokens_per_second_are_those_of_the_measured_or_the_given_length(on_cpu):
     for name, row in values_of(on_cpu)["batch 3"].items():
         if name:

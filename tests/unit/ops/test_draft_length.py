@@ -78,6 +78,7 @@ def test_accepted_drafts_lead_to_long_drafts():
     assert body == 2
 
 
+@pytest.mark.slow
 def test_counts_decay_and_slowly_in_plain_steps():
     choose = chooser(steps=[0, 1, 3], times=[1, 1, 1])
     counts = choose.state["acceptance"]

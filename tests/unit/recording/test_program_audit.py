@@ -649,6 +649,7 @@ def test_a_graph_that_cannot_run_node_by_node_still_names_the_replay(make):
     assert "replay 3 failed" in found.text
 
 
+@pytest.mark.slow
 def test_a_replay_node_by_node_without_a_fault_computes_the_same(make):
     expected = run(make(is_audited=False)[0])
     engine, _ = make()

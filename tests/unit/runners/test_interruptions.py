@@ -34,6 +34,7 @@ def observed(runner, batch):
         return runner.replay(batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 @pytest.mark.parametrize("act", [by_numpy, by_stage, by_padded_run, observed])
 def test_an_interrupt_at_any_line(runner, make_batch, expect, assert_same, act, kind):

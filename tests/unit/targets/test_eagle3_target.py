@@ -31,6 +31,7 @@ def target(models, head, request):
     return model_target(models[0], head, name="tiny", topk=request.param, max_batch_size=3)
 
 
+@pytest.mark.slow
 def test_every_mode_and_the_step_replay_as_they_run(target):
     record = gk.capture_target(target, device="cpu", batch_sizes=[3])
     assert record.mismatches == ()

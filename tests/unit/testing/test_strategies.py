@@ -47,6 +47,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_drawn_batches_are_valid(case):
     mode, spec, options = CASES[case]
@@ -186,6 +187,7 @@ def test_requests_without_room_are_refused():
         batches(VERIFY, spec_of(1), SIZES, table=np.zeros((1, CONTEXT)))
 
 
+@pytest.mark.slow
 @every_mode
 def test_real_models_are_right_on_drawn_batches(real_target, mode):
     attention = real_target.attention[mode]

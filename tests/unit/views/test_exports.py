@@ -121,6 +121,7 @@ def calls_made(function, *arguments):
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_the_work_of_an_export_grows_with_the_number_of_nodes(make_graph, graph, suffix):
     def large(num_layers):

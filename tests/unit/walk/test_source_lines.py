@@ -75,6 +75,7 @@ def test_internal_files(path, expected):
     assert not is_own or path.exists(), "a file of graphkit has moved"
 
 
+@pytest.mark.slow
 def test_nodes_of_a_step_have_the_lines_of_drafters_and_models():
     target = reference_target(device="cpu", max_batch_size=2)
     record = capture_target(

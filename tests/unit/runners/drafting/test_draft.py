@@ -27,6 +27,7 @@ def same(got, expected):
         assert torch.equal(getattr(got, name), rows), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_way_makes_the_tree_by_hand(draft_case, poison, assert_in_step, shape):
     """Also in buffers full of garbage, and at every size that holds the batch."""
