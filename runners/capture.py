@@ -172,7 +172,7 @@ def mode_record(step: Step[Any], sizes: tuple[SizeRecord, ...], eager_reason: st
     Args:
         step: Its step.
         sizes: Records of the captured sizes.
-        eager_reason: Why no size was captured; empty if some were.
+        eager_reason: Reason why no size was captured, or an empty string.
     """
     buffers = step.buffers
     return ModeRecord(

@@ -40,7 +40,7 @@ class Decision:
 
     Attributes:
         ok: Whether ``replay`` accepts the batch.
-        reason: Why not, with the field or the sizes; empty if ``ok``.
+        reason: Reason of the refusal, with the field or the sizes, or an empty string.
         padded_batch_size: Captured size that would run; 0 for an idle batch.
         kind: Class of the reason.
     """
@@ -175,7 +175,7 @@ class Dispatch:
         self._buffers.check(batch, tokens)
 
     def wrong_width(self, requests: int, tokens: int) -> str:
-        """Return why so many requests cannot have so many rows in a graph; empty if they can."""
+        """Return the reason why no graph takes so many rows per request, or an empty string."""
         most = requests * self._width
         least = requests if self._ragged else most
         if least <= tokens <= most:

@@ -157,7 +157,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             self.tokens_per_request,
             may_stay_eager=self.may_stay_eager,
         )
-        """Why no batch has a graph, as a sentence; empty if that is not so."""
+        """Reason why no batch has a graph, or an empty string."""
         self.buffers = InputBuffers(
             runner_capacity(
                 spec,

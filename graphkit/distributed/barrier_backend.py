@@ -42,7 +42,7 @@ class BarrierBackend:
 
     @property
     def loop_refusal(self) -> str:
-        """Why ``loop`` is not available to these ranks, as a phrase; empty if it is."""
+        """Reason why ``loop`` is not available to these ranks, or an empty string."""
         return self._group.loop_refusal or self._backend.loop_refusal
 
     @contextmanager

@@ -108,7 +108,7 @@ class RankGroup(FailureDetector):
 
     @property
     def loop_refusal(self) -> str:
-        """Why these ranks run no device loops, as a phrase; empty if they can."""
+        """Reason why these ranks run no device loops, or an empty string."""
         if not self.same_batch:
             return "ranks with batches of their own agree on the host before each step"
         if self.uses_nccl and not isinstance(self.collectives, OneShotCollectives):

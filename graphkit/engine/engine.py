@@ -609,7 +609,7 @@ def _check_tokens(seed: object, bos_token_id: object, vocab_size: int) -> None:
 
 
 def _loop_refusal(backend: Backend, spec: SpecConfig, group: RankGroup | None) -> str:
-    """Return why v3 needs loops that are not available, as a phrase; empty if it does not."""
+    """Return the reason why v3 cannot run for lack of loops, or an empty string."""
     if group is None:
         return backend.loop_refusal
     if not (spec.is_adaptive and group.loop_refusal):

@@ -103,7 +103,7 @@ class Backend(Protocol):
 
     @property
     def loop_refusal(self) -> str:
-        """Reason why ``loop`` is not available, as a phrase, or an empty string."""
+        """Reason why ``loop`` is not available, or an empty string."""
         ...
 
     def session(self) -> AbstractContextManager[None]:

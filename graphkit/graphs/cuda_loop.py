@@ -60,7 +60,7 @@ _ASSIGN_DEFAULT = 1
 
 
 def loop_refusal() -> str:
-    """Return why CUDA graphs cannot loop here, as a phrase; empty if they can."""
+    """Return the reason why CUDA graphs cannot loop here, or an empty string."""
     return "" if runtime() else "cuda-bindings are not installed: install graphkit-cuda[cuda]"
 
 

@@ -157,7 +157,7 @@ class ModeRecord:
             the graph.
         input_bytes: Bytes of the input arena.
         sizes: Captured sizes, ascending; empty if the mode stays eager.
-        eager_reason: Sentence that says why the mode stays eager; empty if it is captured.
+        eager_reason: Reason why the mode stays eager, or an empty string.
         buffers: Fields of the inputs, in the order of their declaration.
         stats: Counts of replays and fallbacks until the record was made.
         loops: Device loops over the step; empty without any.

@@ -25,7 +25,7 @@ class WrapperDifference:
         module: Path of the first module whose inputs agree and whose output, or a call in it,
             differs; empty if it is not known.
         source: Line that calls a module of which the first difference is an argument or the output.
-        first: What differs first in that module, as a sentence; empty if it is not known.
+        first: The first difference in that module; empty if it is not known.
         advice: What to look at.
     """
 
@@ -69,7 +69,7 @@ class WrapperRecord:
         not_reached: Windows and chunks of the model that no row of the comparison leaves, such as
             ``sliding_window 4096``.
         difference: The first row that differs; ``None`` if all agree within rounding.
-        skipped: Reason why nothing was compared, as a phrase; empty if rows were compared.
+        skipped: Reason why nothing was compared, or an empty string.
     """
 
     rows: Count = 0

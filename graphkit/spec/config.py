@@ -149,8 +149,8 @@ class SpecConfig:
         ``SpeculativeEngine`` refuses a target without one.
 
         Args:
-            refusal: Why the device cannot run the steps alone, as a phrase: a backend's
-                ``loop_refusal`` or a step's ``host_reason``. v2 runs then.
+            refusal: Reason why the device cannot run the steps alone, or an empty string: a
+                backend's ``loop_refusal`` or a step's ``host_reason``. With a reason, v2 runs.
         """
         reason = "a chain" if self.topk == 1 else "a tree"
         if self.linear_attention:

@@ -52,8 +52,8 @@ class Drafter(ABC):
     """The drafter's runners, set by ``prepare``. The engine captures and closes them."""
 
     host_reason: str = ""
-    """Why ``draft`` or ``extend`` needs the host between steps, as a phrase; empty if they only
-    enqueue work. Generation v3 is refused with this reason. Read after ``prepare``."""
+    """Reason why ``draft`` or ``extend`` needs the host between steps, or an empty string if they
+    only enqueue work. Generation v3 is refused with this reason. Read after ``prepare``."""
 
     @abstractmethod
     def prepare(self, context: EngineContext) -> None:

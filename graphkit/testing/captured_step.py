@@ -33,7 +33,7 @@ class CapturedStep:
         batch_sizes: Sizes to capture; ``None`` selects the target's.
 
     Attributes:
-        eager_reason: Why there is no graph of the whole step, as a sentence; empty if there is.
+        eager_reason: Reason why the whole step has no graph, or an empty string.
 
     Raises:
         CaptureError: The step cannot be captured.

@@ -32,7 +32,7 @@ class CapturedMode:
         wanted: Properties that will be checked; some audits run before the capture.
 
     Attributes:
-        eager_reason: Why there are no graphs, as a sentence; empty if there are.
+        eager_reason: Reason why there are no graphs, or an empty string.
 
     Raises:
         CaptureError: The forward cannot be captured.

@@ -43,7 +43,7 @@ class WholeStep:
         engine: Its engine, which runs no request.
 
     Attributes:
-        refusal: Why there is no graph of the whole step, as a phrase; empty if there is.
+        refusal: Reason why the whole step has no graph, or an empty string.
     """
 
     def __init__(self, target: CaptureTarget, engine: SpeculativeEngine) -> None:

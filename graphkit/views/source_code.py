@@ -27,7 +27,7 @@ class SourceCode:
         path: The file that was found; empty without one.
         lines: Numbers and texts of lines, in order.
         line: Number of the line that made the node.
-        problem: Why there are no lines; else empty.
+        problem: Reason why there are no lines, or an empty string.
     """
 
     path: str = ""

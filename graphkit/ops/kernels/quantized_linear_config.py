@@ -31,9 +31,9 @@ keeps of each program on sm_90. A program has fewer blocks in flight where other
 would run at the same time: for 8 rows in FP8 the gate and up projection takes 35 us instead of
 44 us (``tools/bench/results/quantized_linear_sweep.json``)."""
 MOST_PLAIN_ROWS = 64
-"""Most rows of the kernel over a weight of 16 bits. A chain of decoder layers of Llama-3.1-8B without
-attention takes 0.95 of its time with cuBLAS for 1 to 16 rows on an H200, 0.97 for 32 and 48, and
-0.99 for 64 (``tools/bench/results/linear_chain.json``). More rows run by cuBLAS."""
+"""Most rows of the kernel over a weight of 16 bits. On an H200, a chain of decoder layers of
+Llama-3.1-8B without attention takes 0.95 of its time with cuBLAS for 1 to 16 rows, 0.97 for 32 and
+48, and 0.99 for 64 (``tools/bench/results/linear_chain.json``). More rows run by cuBLAS."""
 PLAIN_TILE, PLAIN_PROGRAMS = 64, 2
 """Outputs of a program over a weight of 16 bits, and programs of a multiprocessor. A layer of that
 chain takes 117 us for one row with these, 146 us with 32 outputs and four programs, and 123 us by

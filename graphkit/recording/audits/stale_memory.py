@@ -76,7 +76,7 @@ class Limits:
 
 
 def refusal(record: GraphRecord, num_ranks: int) -> str:
-    """Return why the replays of a graph cannot be repeated; empty if they can.
+    """Return the reason why the replays of a graph cannot be repeated, or an empty string.
 
     Args:
         record: The graph.

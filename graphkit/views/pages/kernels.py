@@ -120,7 +120,7 @@ class _Costs:
         self.columns = (*_COLUMNS, *_BYTES) if self.has_bytes else _COLUMNS
 
     def reason(self, nodes: Sequence[Node]) -> str:
-        """Return why the columns of bytes are empty for these nodes; empty if they are not."""
+        """Return the reason why the columns of bytes have no values, or an empty string."""
         if not self.has_bytes:
             return ""
         unknown = unknown_bytes_reason(nodes)
@@ -172,7 +172,7 @@ def addressed_bytes(nodes: Sequence[Node]) -> int | None:
 
 
 def unknown_bytes_reason(nodes: Sequence[Node]) -> str:
-    """Return why ``addressed_bytes`` is unknown, as a clause; empty if it is known."""
+    """Return the reason why ``addressed_bytes`` is unknown, or an empty string."""
     for node in nodes:
         pointers = [pointer for argument in node.arguments for pointer in argument.pointers]
         if not pointers:
