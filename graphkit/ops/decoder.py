@@ -1,11 +1,12 @@
 """Parts of a decoder layer other than its products: norms, rotation, the gate.
 
-Dimensions: T rows, H hidden, N query heads, M key and value heads, D head size, F = D / 2,
+Dimensions: T rows, S parts, H hidden, N query heads, M key and value heads, D head size, F = D / 2,
 C columns of gate and up projection.
 """
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Annotated, Any
 
 import torch
@@ -40,29 +41,36 @@ def rms_norm(
 
 
 @register_op(
-    fake=lambda args: (args.x.new_empty(args.x.shape), args.x.new_empty(args.x.shape)),
+    fake=lambda args: (torch.empty_like(args.residual), torch.empty_like(args.residual)),
     differentiable=True,
+    sizes_from=("residual",),
 )
 def add_rms_norm(
-    x: Annotated[torch.Tensor, "[T, H >= 1] floating-point"],
-    residual: Annotated[torch.Tensor, "[T, H] floating-point"],
+    x: Annotated[torch.Tensor, "[T, H] or [S, T, H] floating-point"],
+    residual: Annotated[torch.Tensor, "[T, H >= 1] floating-point"],
     weight: Annotated[torch.Tensor, "[H] floating-point"],
     eps: Annotated[float, "eps >= 0"],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add rows to the residual stream and normalise the sum; see ``rms_norm``.
 
     Args:
-        x: Added to the stream.
+        x: Added to the stream; or parts of it, which are added in order first, in their dtype.
+            It is rounded to the dtype of the stream.
         residual: The stream so far.
         weight: Factor of each column.
         eps: Added to the mean square.
 
     Returns:
-        The normalised sum, and the sum, each [T, H] of x's dtype.
+        The normalised sum, and the sum, each [T, H] of the stream's dtype.
     """
-    total = residual + x
+    total = residual + _whole(x, residual.dtype)
     wide = functional.rms_norm(total.float(), total.shape[1:], eps=eps)
-    return (weight * wide.to(x.dtype)).to(x.dtype), total
+    return (weight * wide.to(total.dtype)).to(total.dtype), total
+
+
+def _whole(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return rows [T, C], or the sum of their parts [S, T, C] in order, in a dtype."""
+    return (rows if rows.dim() == 2 else reduce(torch.add, rows.unbind())).to(dtype)
 
 
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -70,17 +78,20 @@ Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def empty_heads(args: Any) -> Heads:
     """Allocate the results of ``rotated_heads``."""
-    rows, size = len(args.qkv), 2 * len(args.inverse_frequencies)
-    return (
-        args.qkv.new_empty(rows, args.query_heads, size),
-        args.qkv.new_empty(rows, args.key_heads, size),
-        args.qkv.new_empty(rows, args.key_heads, size),
+    rows, size = len(args.positions), 2 * len(args.inverse_frequencies)
+    dtype = args.dtype or args.qkv.dtype
+    query, key, value = (
+        args.qkv.new_empty(rows, heads, size, dtype=dtype)
+        for heads in (args.query_heads, args.key_heads, args.key_heads)
     )
+    return query, key, value
 
 
 @register_op(fake=empty_heads, differentiable=True, sizes_from=("inverse_frequencies", "positions"))
 def rotated_heads(
-    qkv: Annotated[torch.Tensor, "[T, 2 * (N + 2 * M) * F] floating-point"],
+    qkv: Annotated[
+        torch.Tensor, "[T, 2 * (N + 2 * M) * F] or [S, T, 2 * (N + 2 * M) * F] floating-point"
+    ],
     positions: Annotated[torch.Tensor, "[T] int32 or int64"],
     inverse_frequencies: Annotated[torch.Tensor, "[F >= 1] float32"],
     query_heads: Annotated[int, "N >= 0"],
@@ -88,6 +99,7 @@ def rotated_heads(
     query_weight: Annotated[torch.Tensor | None, "[2 * F] floating-point"] = None,
     key_weight: Annotated[torch.Tensor | None, "[2 * F] floating-point"] = None,
     eps: Annotated[float, "eps >= 0"] = 0.0,
+    dtype: torch.dtype | None = None,
 ) -> Heads:
     """Split projected rows into heads, and rotate queries and keys by their positions (RoPE).
 
@@ -96,7 +108,8 @@ def rotated_heads(
     the rows. With weights, queries and keys are normalised before by ``rms_norm`` (Qwen3).
 
     Args:
-        qkv: Queries, then keys, then values of each row.
+        qkv: Queries, then keys, then values of each row; or parts of them, which are added in order
+            first, in their dtype.
         positions: Position of each row in its request.
         inverse_frequencies: Angle per position of each pair, F = D / 2.
         query_heads: Query heads (N); 0 for rows that have keys and values only.
@@ -104,10 +117,12 @@ def rotated_heads(
         query_weight: Weight of the queries' norm.
         key_weight: Weight of the keys' norm.
         eps: Of the norms.
+        dtype: The dtype of the rows, to which ``qkv`` is rounded; None for its own.
 
     Returns:
         Queries [T, N, D], keys and values [T, M, D].
     """
+    qkv = _whole(qkv, dtype or qkv.dtype)
     heads = qkv.view(len(qkv), query_heads + 2 * key_heads, 2 * len(inverse_frequencies))
     both, value = heads.split((query_heads + key_heads, key_heads), dim=1)
     if query_weight is not None or key_weight is not None:

@@ -1,6 +1,6 @@
-"""Products with weights of the dtype of their rows.
+"""Products with weights of the dtype of their rows, and what both kinds of products return.
 
-Dimensions: T rows, K inputs, N outputs.
+Dimensions: T rows, K inputs, N outputs, S parts of the inputs.
 """
 
 from __future__ import annotations
@@ -12,14 +12,56 @@ from torch.nn import functional
 
 from graphkit.errors import InputError
 from graphkit.ops.argument_rules import describe
+from graphkit.ops.decoder import silu_and_mul
 from graphkit.ops.registration import register_op
 
 _FAST = (torch.bfloat16, torch.float16)
 """Dtypes that the kernel multiplies."""
 
 
-def _check_dtypes(args: Any) -> None:
-    """Refuse a weight or a bias of another dtype than that of the rows."""
+def check_result(op: str, args: Any) -> None:
+    """Refuse results that exclude each other, and a gate without as many columns behind it."""
+    if args.gated and args.in_parts:
+        raise InputError(
+            f"{op}: gated and in_parts are both True, but a gate is applied to whole sums. Pass "
+            "one of them.",
+            field="gated",
+        )
+    if args.gated and len(args.weight) % 2:
+        raise InputError(
+            f"{op}: weight is {describe(args.weight)}, expected an even number of rows: the "
+            "gate's, then the up projection's.",
+            field="weight",
+        )
+
+
+def result_of(product: torch.Tensor, gated: bool, in_parts: bool) -> torch.Tensor:
+    """Return the result of the references of both ops from their product, [T, N]."""
+    if gated:
+        gate, up = product.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+    return product[None] if in_parts else product
+
+
+def empty_result(args: Any, bits: int) -> torch.Tensor:
+    """Allocate the result of a product with numbers of so many bits."""
+    x, (rows, inputs), outputs = args.x, args.x.shape, len(args.weight)
+    if not args.in_parts:
+        empty: torch.Tensor = x.new_empty(rows, outputs // 2 if args.gated else outputs)
+        return empty
+    parts = 1
+    if x.device.type == "cuda":
+        from graphkit.ops.kernels.quantized_linear_config import choose_product  # imports Triton
+
+        product = choose_product(rows, inputs, outputs, bits, x.device, x.dtype)
+        parts = 1 if product is None else product.splits
+    empty = x.new_empty(parts, rows, outputs, dtype=x.dtype if parts == 1 else torch.float32)
+    return empty
+
+
+def _check(args: Any) -> None:
+    """Refuse results that do not exist, and a weight or a bias of another dtype than the rows."""
+    check_result("linear", args)
     for name in ("weight", "bias"):
         tensor = getattr(args, name)
         if tensor is not None and tensor.dtype != args.x.dtype:
@@ -31,14 +73,16 @@ def _check_dtypes(args: Any) -> None:
 
 
 @register_op(
-    fake=lambda args: args.x.new_empty(len(args.x), len(args.weight)),
-    check=_check_dtypes,
+    fake=lambda args: empty_result(args, 8 * args.weight.element_size()),
+    check=_check,
     differentiable=True,
 )
 def linear(
     x: Annotated[torch.Tensor, "[T, K >= 1] floating-point"],
     weight: Annotated[torch.Tensor, "[N >= 1, K] floating-point"],
     bias: Annotated[torch.Tensor | None, "[N] floating-point"] = None,
+    gated: bool = False,
+    in_parts: bool = False,
 ) -> torch.Tensor:
     """Multiply rows with a weight, as ``torch.nn.functional.linear`` does.
 
@@ -50,16 +94,27 @@ def linear(
     Args:
         x: The rows.
         weight: The weight, of x's dtype.
-        bias: Added to the result, of x's dtype.
+        bias: Added to the products, of x's dtype.
+        gated: Whether to return ``silu_and_mul`` of the products. The weight has the rows of the
+            gate, then as many of the up projection.
+        in_parts: Whether to return the sums of parts of the inputs. ``add_rms_norm`` and
+            ``rotated_heads`` take them, so that no kernel adds them before. The rows, the weight
+            and the device decide on the number of parts.
 
     Returns:
-        The products, [T, N] of x's dtype.
+        The products, [T, N] of x's dtype; gated [T, N / 2]; in parts [S, T, N] of float32, or of
+        x's dtype if S is 1.
     """
-    return functional.linear(x, weight, bias)
+    return result_of(functional.linear(x, weight, bias), gated, in_parts)
 
 
 def project(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    gated: bool = False,
+    in_parts: bool = False,
 ) -> torch.Tensor:
     """Return ``torch.nn.functional.linear``, by the op ``linear`` where it may be faster.
 
@@ -69,12 +124,18 @@ def project(
     Args:
         x: Rows, [..., K].
         weight: The weight, [N, K].
-        bias: Added to the result, [N].
+        bias: Added to the products, [N].
+        gated: As for ``linear``.
+        in_parts: As for ``linear``.
 
     Returns:
-        The products, [..., N].
+        The products, [..., N]; gated [..., N / 2]; in parts [S, ..., N].
     """
     is_fast = x.is_cuda and x.dtype in _FAST and x.dtype == weight.dtype
-    if not is_fast or torch.is_grad_enabled():
-        return functional.linear(x, weight, bias)
-    return linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], len(weight))
+    if is_fast and not torch.is_grad_enabled():
+        out = linear(x.reshape(-1, x.shape[-1]), weight, bias, gated, in_parts)
+        return out.view(*out.shape[:-2], *x.shape[:-1], out.shape[-1])
+    out = functional.linear(x, weight, bias)
+    if gated:
+        return silu_and_mul(out.view(-1, out.shape[-1])).view(*x.shape[:-1], -1)
+    return out[None] if in_parts else out

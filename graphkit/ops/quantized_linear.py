@@ -1,7 +1,7 @@
 """Products with weights of eight or four bits, which are dequantised on the way.
 
 Dimensions: T rows, K inputs, N outputs, L bytes of a row of the weight, R rows and C columns of
-scales. A block is 128 inputs or outputs.
+scales, S parts of the inputs. A block is 128 inputs or outputs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch.nn.functional import linear, pad
 
 from graphkit.errors import InputError
 from graphkit.ops.argument_rules import describe
+from graphkit.ops.linear import check_result, empty_result, result_of
 from graphkit.ops.registration import register_op
 
 BLOCK = 128
@@ -29,6 +30,7 @@ def blocks(size: int) -> int:
 
 def _check(args: Any) -> None:
     """Refuse weights and scales that fit no layout of ``quantized_linear``."""
+    check_result("quantized_linear", args)
     (outputs, length), inputs = args.weight.shape, args.x.shape[1]
     is_packed = args.weight.dtype == torch.uint8
     expected = blocks(inputs) * BLOCK // 2 if is_packed else inputs
@@ -60,7 +62,7 @@ def _check(args: Any) -> None:
 
 
 @register_op(
-    fake=lambda args: args.x.new_empty(len(args.x), len(args.weight)),
+    fake=lambda args: empty_result(args, 4 if args.weight.dtype == torch.uint8 else 8),
     check=_check,
     sizes_from=("x", "weight", "scale"),
 )
@@ -70,6 +72,8 @@ def quantized_linear(
     scale: Annotated[torch.Tensor, "[R, C] floating-point"],
     zero_point: Annotated[torch.Tensor | None, "[R, C] uint8"] = None,
     bias: Annotated[torch.Tensor | None, "[N] floating-point"] = None,
+    gated: bool = False,
+    in_parts: bool = False,
 ) -> torch.Tensor:
     """Multiply rows with a quantised weight, as ``torch.nn.functional.linear`` does with another.
 
@@ -89,14 +93,18 @@ def quantized_linear(
             one of all inputs, or ceil(K / 128) for blocks.
         zero_point: Numbers of four bits that stand for 0, of each scale; None for 8, and for
             float8_e4m3fn.
-        bias: Added to the result.
+        bias: Added to the products.
+        gated: As for ``linear``.
+        in_parts: As for ``linear``.
 
     Returns:
-        The products, [T, N] of x's dtype.
+        The products, [T, N] of x's dtype; gated [T, N / 2]; in parts [S, T, N] of float32, or of
+        x's dtype if S is 1.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     matrix = dequantized(weight, scale, zero_point, x.shape[1], wide)
-    return linear(x.to(wide), matrix, None if bias is None else bias.to(wide)).to(x.dtype)
+    product = linear(x.to(wide), matrix, None if bias is None else bias.to(wide)).to(x.dtype)
+    return result_of(product, gated, in_parts)
 
 
 def dequantized(

@@ -18,9 +18,15 @@ class Linear(nn.Linear):
     It is ``torch.nn.Linear`` itself on other devices and where gradients are recorded.
     """
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name in nn.Linear
-        """Multiply rows, [..., K] to [..., N]."""
-        return project(input, self.weight, self.bias)
+    def forward(
+        self,
+        input: torch.Tensor,  # noqa: A002 - the name in nn.Linear
+        *,
+        gated: bool = False,
+        in_parts: bool = False,
+    ) -> torch.Tensor:
+        """Multiply rows, [..., K] to [..., N]; see ``graphkit.ops.linear.project``."""
+        return project(input, self.weight, self.bias, gated=gated, in_parts=in_parts)
 
 
 class QuantizedLinear(nn.Module):
@@ -67,11 +73,19 @@ class QuantizedLinear(nn.Module):
         )
         self.zero_point = _constant(weight.zero_point)
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name in nn.Linear
-        """Multiply rows, [..., K] to [..., N]."""
+    def forward(
+        self,
+        input: torch.Tensor,  # noqa: A002 - the name in nn.Linear
+        *,
+        gated: bool = False,
+        in_parts: bool = False,
+    ) -> torch.Tensor:
+        """Multiply rows, [..., K] to [..., N]; see ``graphkit.ops.linear.project``."""
         rows = input.reshape(-1, self.in_features)
-        out = quantized_linear(rows, self.weight, self.scale, self.zero_point, self.bias)
-        return out.view(*input.shape[:-1], self.out_features)
+        out = quantized_linear(
+            rows, self.weight, self.scale, self.zero_point, self.bias, gated, in_parts
+        )
+        return out.view(*out.shape[:-2], *input.shape[:-1], out.shape[-1])
 
     def extra_repr(self) -> str:
         """Describe the layer in the representation of its model."""
@@ -140,11 +154,11 @@ def quantize_linears(
 
 
 def restore_linears(module: nn.Module, dtype: torch.dtype) -> None:
-    """Replace the quantised layers in a module, in place, by ``nn.Linear`` with empty weights."""
+    """Replace the quantised layers in a module, in place, by ``Linear`` with empty weights."""
     for owner in list(module.modules()):
         for name, layer in list(owner.named_children()):
             if isinstance(layer, QuantizedLinear):
-                plain = nn.Linear(
+                plain = Linear(
                     layer.in_features, layer.out_features, bias=layer.bias is not None,
                     device=layer.weight.device, dtype=dtype,
                 )  # fmt: skip

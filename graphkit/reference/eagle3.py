@@ -1,6 +1,6 @@
 """The draft head of EAGLE-3: features of three target layers and a reduced vocabulary.
 
-Tensor suffixes: T tokens, H hidden, F features (H or 3 H), V draft vocabulary.
+Tensor suffixes: T tokens, S parts of a product, H hidden, F features (H or 3 H), V draft vocabulary.
 """
 # ruff: noqa: N803, N806 -- the suffixes are shapes
 
@@ -43,10 +43,10 @@ class Eagle3Layer(nn.Module):
         """Return the residual stream after this layer, [T, H]. It starts with the feature."""
         feature_TH = self.hidden_norm(hidden_TH)
         both = torch.cat((self.input_layernorm(embedded_TH), feature_TH), dim=-1)
-        mixed_TH: Tensor = self.self_attn(both, rotation, attend)
+        mixed_STH: Tensor = self.self_attn(both, rotation, attend)
         if self.norm_before_residual:
             hidden_TH = feature_TH
-        normed_TH, hidden_TH = self.post_attention_layernorm(mixed_TH, hidden_TH)
+        normed_TH, hidden_TH = self.post_attention_layernorm(mixed_STH, hidden_TH)
         fed_TH: Tensor = self.mlp(normed_TH)
         return hidden_TH + fed_TH
 

@@ -1,6 +1,6 @@
 """Layers of a Llama-layout decoder. Their state dicts have the names of Hugging Face.
 
-Tensor suffixes: T tokens, H hidden, N query heads, M key and value heads, D head dim.
+Tensor suffixes: T tokens, S parts of a product, H hidden, N query heads, M key and value heads, D head dim.
 Every forward can be captured in a CUDA graph: no host synchronisation, static shapes.
 """
 # ruff: noqa: N803, N806 -- the suffixes are shapes
@@ -13,7 +13,7 @@ from typing import Protocol, overload
 import torch
 from torch import Tensor, nn
 
-from graphkit.ops.decoder import add_rms_norm, rms_norm, rotated_heads, silu_and_mul
+from graphkit.ops.decoder import add_rms_norm, rms_norm, rotated_heads
 from graphkit.ops.linear import project
 from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.quantization import Linear, QuantizedLinear, quantize_linears
@@ -55,10 +55,10 @@ class RMSNorm(nn.Module):
         """Normalise rows; with ``residual``, return their normalised sum, and the sum."""
         if residual is None:
             return rms_norm(x, self.weight, self.eps)
-        return self.add(x.to(residual.dtype), residual)
+        return self.add(x, residual)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the normalised sum of tensors of one dtype, and the sum."""
+        """Return the normalised sum, and the sum; see ``graphkit.ops.decoder.add_rms_norm``."""
         return add_rms_norm(x, residual, self.weight, self.eps)
 
 
@@ -89,18 +89,24 @@ class Attention(MergesProjections):
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
     def forward(self, hidden_TH: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
-        """Project to heads, rotate, call ``attend``, and project back to [T, H]."""
+        """Project to heads, rotate, call ``attend``, and project back.
+
+        Shapes:
+            hidden_TH: [T, H].
+            result: [S, T, H], the parts of the last projection, for the norm behind it.
+        """
         positions_T, frequencies = rotation
         query_heads, key_heads = self.heads
         query_TND, key_TMD, value_TMD = rotated_heads(
-            self.qkv_proj(hidden_TH), positions_T, frequencies, query_heads, key_heads,
+            self.qkv_proj(hidden_TH, in_parts=True), positions_T, frequencies,
+            query_heads, key_heads,
             self.q_norm.weight if self.has_qk_norm else None,
             self.k_norm.weight if self.has_qk_norm else None,
-            self.eps,
+            self.eps, hidden_TH.dtype,
         )  # fmt: skip
         attended_TND = attend(self.layer, query_TND, key_TMD, value_TMD)
-        out_TH: Tensor = self.o_proj(attended_TND.flatten(1))
-        return out_TH
+        out_STH: Tensor = self.o_proj(attended_TND.flatten(1), in_parts=True)
+        return out_STH
 
     def keys_and_values(self, hidden_TH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Return the keys, rotated, and the values of rows, [T, M, D] each, without queries."""
@@ -126,10 +132,11 @@ class MLP(MergesProjections):
         )
         self.down_proj: nn.Linear = Linear(width, config.hidden_size, bias=False)
 
-    def forward(self, hidden_TH: Tensor) -> Tensor:
-        """Return down(silu(gate(x)) * up(x)), [T, H]."""
-        out_TH: Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(hidden_TH)))
-        return out_TH
+    def forward(self, hidden_TH: Tensor, *, in_parts: bool = False) -> Tensor:
+        """Return down(silu(gate(x)) * up(x)), [T, H]; in parts [S, T, H], for a norm."""
+        gated = self.gate_up_proj(hidden_TH, gated=True)
+        out: Tensor = self.down_proj(gated, in_parts=in_parts)
+        return out
 
 
 class DecoderLayer(nn.Module):
@@ -153,7 +160,13 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(
-        self, normed_TH: Tensor, hidden_TH: Tensor, rotation: Rotation, attend: Attend
+        self,
+        normed_TH: Tensor,
+        hidden_TH: Tensor,
+        rotation: Rotation,
+        attend: Attend,
+        *,
+        in_parts: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Run the layer.
 
@@ -162,16 +175,17 @@ class DecoderLayer(nn.Module):
             hidden_TH: The residual stream.
             rotation: Rotation of the rows.
             attend: Stores keys and values, and attends.
+            in_parts: Whether the result of the MLP is in parts, for a norm.
 
         Returns:
             The result of the MLP, and the residual stream to which the caller adds it.
 
         Shapes:
-            normed_TH, hidden_TH, results: [T, H].
+            normed_TH, hidden_TH, results: [T, H]; in parts, the first result is [S, T, H].
         """
-        mixed_TH: Tensor = self.self_attn(normed_TH, rotation, attend)
-        normed_TH, hidden_TH = self.post_attention_layernorm(mixed_TH, hidden_TH)
-        return self.mlp(normed_TH), hidden_TH
+        mixed_STH: Tensor = self.self_attn(normed_TH, rotation, attend)
+        normed_TH, hidden_TH = self.post_attention_layernorm(mixed_STH, hidden_TH)
+        return self.mlp(normed_TH, in_parts=in_parts), hidden_TH
 
 
 def last_outputs(layer: nn.Linear | QuantizedLinear, rows_TH: Tensor, first: int) -> Tensor:

@@ -1,7 +1,7 @@
 """A Llama-layout language model over flat tokens. The caller provides attention.
 
-Tensor suffixes: B requests, L tokens of each, T tokens, H hidden, V vocabulary, N query heads,
-M key and value heads, D head dim.
+Tensor suffixes: B requests, L tokens of each, T tokens, S parts of a product, H hidden,
+V vocabulary, N query heads, M key and value heads, D head dim.
 """
 # ruff: noqa: N803, N806 -- the suffixes are shapes
 
@@ -76,8 +76,8 @@ def run_layers(
     normed_TH: Tensor = norms[0](hidden_TH)
     for number, layer in enumerate(layers):
         aux.record(number, hidden_TH)
-        fed_TH, hidden_TH = layer(normed_TH, hidden_TH, rotation, attend)
-        normed_TH, hidden_TH = norms[number + 1](fed_TH, hidden_TH)
+        fed_STH, hidden_TH = layer(normed_TH, hidden_TH, rotation, attend, in_parts=True)
+        normed_TH, hidden_TH = norms[number + 1](fed_STH, hidden_TH)
     aux.record(len(layers), hidden_TH)
     return normed_TH
 

@@ -54,8 +54,9 @@ class InputSplitLinear(nn.Linear):
         self._has_bias = has_bias and group.rank == 0  # one summand has it
         self._adds_up, self._collectives = adds_up, group.collectives
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the product, [T, out]."""
+    def forward(self, x: Tensor, *, in_parts: bool = False) -> Tensor:
+        """Return the product, [T, out], which is one part."""
+        del in_parts
         out = project(x, self.weight, self.bias if self._has_bias else None)
         return self._collectives.all_reduce(out) if self._adds_up else out
 

@@ -1,7 +1,8 @@
 """Decoder layers of few rows: products by cuBLAS, by ``graphkit.ops``, and with quantised weights.
 
 The layers have the shapes of Llama-3.1-8B, and run one after the other in one CUDA graph, with all
-that is between their products: each kernel waits for the one before it. Attention reads 256 keys of
+that is between their products: each kernel waits for the one before it. The ops apply the gate, and
+leave the sum of parts of the inputs to the kernels behind them. Attention reads 256 keys of
 each request, which has up to 8 rows. Compared are, in bfloat16,
 
 - ``bfloat16``: ``torch.nn.functional.linear``, the library of the device,
@@ -60,7 +61,7 @@ SMALL = {"qkv": (512, 256), "o": (256, 256), "gate_up": (1024, 256), "down": (25
 Tensors = Sequence[torch.Tensor | None]
 Layer = Mapping[str, Tensors]
 """The tensors of the weight of each product, in the order of ``LAYERS``."""
-Multiply = Callable[[torch.Tensor, str, Tensors], torch.Tensor]
+Multiply = Callable[..., torch.Tensor]
 
 
 class Chain:
@@ -92,19 +93,21 @@ class Chain:
         """Run the layers.
 
         Args:
-            multiply: Returns the product of rows and a weight, given the product's name.
+            multiply: Returns the product of rows and a weight, given the product's name, gated or
+                in parts on request.
         """
         norm, eps = self._norm, 1e-5
         stream, normed = self._x, rms_norm(self._x, norm, eps)
         for layer, cache in zip(self._layers, self._caches, strict=True):
             qkv, out, gate_up, down = (partial(multiply, **_named(*each)) for each in layer.items())
             query, key, value = rotated_heads(
-                qkv(normed), self._locations, self._frequencies, *self._heads
-            )
-            attended = self._attend(query, key, value, *cache)
-            normed, stream = add_rms_norm(out(attended.flatten(1)), stream, norm, eps)
-            gated = silu_and_mul(gate_up(normed))
-            normed, stream = add_rms_norm(down(gated), stream, norm, eps)
+                qkv(normed, in_parts=True), self._locations, self._frequencies, *self._heads,
+                dtype=stream.dtype,
+            )  # fmt: skip
+            attended = self._attend(query, key, value, *cache).flatten(1)
+            normed, stream = add_rms_norm(out(attended, in_parts=True), stream, norm, eps)
+            gated = gate_up(normed, gated=True)
+            normed, stream = add_rms_norm(down(gated, in_parts=True), stream, norm, eps)
         return normed
 
     def _attend(
@@ -126,24 +129,29 @@ def _named(name: str, tensors: Tensors) -> dict[str, object]:
     return {"name": name, "tensors": tensors}
 
 
-def by_torch(x: torch.Tensor, name: str, tensors: Tensors) -> torch.Tensor:  # noqa: ARG001
-    """Multiply by the library of the device."""
-    return linear(x, *tensors)
+def by_torch(
+    x: torch.Tensor, *, tensors: Tensors, gated: bool = False, **_: object
+) -> torch.Tensor:
+    """Multiply by the library of the device, in one part."""
+    product = linear(x, *tensors)
+    return silu_and_mul(product) if gated else product
 
 
 def by_op(
     x: torch.Tensor,
+    *,
     name: str,
     tensors: Tensors,
     kind: str,
     chosen: Mapping[str, Product] | None = None,
+    **result: bool,
 ) -> torch.Tensor:
     """Multiply by the op of a kind of weight, some products with a configuration."""
     op = OPS["linear" if kind == "linear" else "quantized_linear"]
     if not chosen or name not in chosen:
-        found: torch.Tensor = getattr(torch.ops.graphkit, op.name)(x, *tensors)
+        found: torch.Tensor = getattr(torch.ops.graphkit, op.name)(x, *tensors, **result)
         return found
-    launched: torch.Tensor = op.launch(op.arguments(x, *tensors), chosen[name])
+    launched: torch.Tensor = op.launch(op.arguments(x, *tensors, **result), chosen[name])
     return launched
 
 
@@ -188,7 +196,7 @@ def compared(
             yield cell(name="time", value=us, unit="us")
             yield cell(name="over bfloat16", value=us / plain[count], unit="x")
             if bandwidth is not None:
-                bound = nbytes_of(layers[0]) / bandwidth / 1e3
+                bound = nbytes_of(layers[0]) / bandwidth * 1e6
                 yield cell(name="over its bound", value=us / bound, unit="x")
 
 

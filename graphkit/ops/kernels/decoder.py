@@ -1,5 +1,6 @@
 """Parts of a decoder layer for CUDA. Contracts: ``graphkit.ops.decoder``."""
 
+import math
 from typing import Any
 
 import torch
@@ -24,10 +25,13 @@ def normalised(x, scale, weight):
 
 @triton.jit
 def rms_norm_kernel(
-    out, total, x, residual, weight, eps,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    out, total, x, residual, weight, eps, size,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program per row; ``total`` and ``residual`` are both tensors or both None."""
+    """One program per row; ``total`` and ``residual`` are both tensors or both None.
+
+    ``x`` has PARTS parts, of ``size`` elements each.
+    """
     if STARTS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -36,7 +40,7 @@ def rms_norm_kernel(
     squares = tl.zeros([BLOCK], tl.float32)
     for begin in tl.static_range(0, WIDTH, BLOCK):
         inside = begin + lane < WIDTH
-        value = tl.load(x + row + begin + lane, mask=inside, other=0.0)
+        value = sum_of_parts(x + row + begin + lane, size, inside, PARTS, out.dtype.element_ty)
         if residual is not None:
             # A sum of two bf16 numbers is exact in float32 before it is rounded.
             before = tl.load(residual + row + begin + lane, mask=inside, other=0.0)
@@ -54,6 +58,15 @@ def rms_norm_kernel(
         tl.store(out + row + begin + lane, normalised(value, scale, factor), mask=inside)
 
 
+@triton.jit
+def sum_of_parts(pointer, size, mask, PARTS: tl.constexpr, dtype: tl.constexpr):
+    """Return the sum of numbers that are ``size`` elements apart, in order, rounded to a dtype."""
+    total = tl.load(pointer, mask=mask, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(pointer + part * size, mask=mask, other=0.0)
+    return total.to(dtype)
+
+
 def launch_rms_norm(args: Any) -> torch.Tensor:
     """Launch ``rms_norm``."""
     out: torch.Tensor = args.x.new_empty(args.x.shape)
@@ -63,25 +76,29 @@ def launch_rms_norm(args: Any) -> torch.Tensor:
 
 def launch_add_rms_norm(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch ``add_rms_norm``."""
-    out, total = args.x.new_empty(args.x.shape), args.x.new_empty(args.x.shape)
+    residual = args.residual
+    out, total = residual.new_empty(residual.shape), residual.new_empty(residual.shape)
     _launch_norm(args, out=out, total=total)
     return out, total
 
 
 def _launch_norm(args: Any, **others: Any) -> None:
-    rows, width = args.x.shape
+    *parts, rows, width = args.x.shape
     block = min(NORM_BLOCK, triton.next_power_of_2(width))
     warps = min(16, max(1, block // 256))
-    launch(rms_norm_kernel, (rows,), args, WIDTH=width, BLOCK=block, num_warps=warps, **others)
+    launch(
+        rms_norm_kernel, (rows,), args, size=rows * width, WIDTH=width, BLOCK=block,
+        PARTS=math.prod(parts), num_warps=warps, **others,
+    )  # fmt: skip
 
 
 @triton.jit
 def rotated_heads_kernel(
-    query, key, value, qkv, positions, inverse_frequencies, query_weight, key_weight, eps,
+    query, key, value, qkv, positions, inverse_frequencies, query_weight, key_weight, eps, size,
     QUERY_HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
-    STARTS_EARLY: tl.constexpr,
+    PARTS: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program per row and head."""
+    """One program per row and head. ``qkv`` has PARTS parts, of ``size`` elements each."""
     if STARTS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -89,8 +106,8 @@ def rotated_heads_kernel(
     lane = tl.arange(0, BLOCK)
     inside = lane < HALF
     begin = qkv + (row * (QUERY_HEADS + 2 * KEY_HEADS) + head) * 2 * HALF + lane
-    first = tl.load(begin, mask=inside, other=0.0)
-    second = tl.load(begin + HALF, mask=inside, other=0.0)
+    first = sum_of_parts(begin, size, inside, PARTS, query.dtype.element_ty)
+    second = sum_of_parts(begin + HALF, size, inside, PARTS, query.dtype.element_ty)
     if head < QUERY_HEADS:
         out = query + (row * QUERY_HEADS + head) * 2 * HALF + lane
         if query_weight is not None:
@@ -134,9 +151,10 @@ def launch_rotated_heads(args: Any) -> Heads:
     """Launch ``rotated_heads``."""
     query, key, value = empty_heads(args)
     half = len(args.inverse_frequencies)
-    grid = len(args.qkv), args.query_heads + 2 * args.key_heads
+    *parts, rows, columns = args.qkv.shape
     launch(
-        rotated_heads_kernel, grid, args, query=query, key=key, value=value,
+        rotated_heads_kernel, (rows, args.query_heads + 2 * args.key_heads), args,
+        query=query, key=key, value=value, size=rows * columns, PARTS=math.prod(parts),
         QUERY_HEADS=args.query_heads, KEY_HEADS=args.key_heads, HALF=half,
         BLOCK=triton.next_power_of_2(half), num_warps=1,
     )  # fmt: skip
@@ -156,18 +174,28 @@ def silu_and_mul_kernel(
     begin = gate_up + row * 2 * WIDTH + column
     gate = tl.load(begin, mask=inside, other=0.0)
     up = tl.load(begin + WIDTH, mask=inside, other=0.0)
+    tl.store(out + row * WIDTH + column, gated(gate, up), mask=inside)
+
+
+@triton.jit
+def gated(gate, up):
+    """Return ``silu(gate) * up``; silu is rounded to the dtype before the product."""
     wide = gate.to(tl.float32)
     opened = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
-    product = (opened.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
-    tl.store(out + row * WIDTH + column, product, mask=inside)
+    return (opened.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
 
 
 def launch_silu_and_mul(args: Any) -> torch.Tensor:
     """Launch ``silu_and_mul``."""
-    rows, columns = args.gate_up.shape
+    return gate_rows(args, args.gate_up.contiguous())
+
+
+def gate_rows(args: Any, gate_up: torch.Tensor) -> torch.Tensor:
+    """Launch ``silu_and_mul`` of contiguous rows, in an op with these arguments."""
+    rows, columns = gate_up.shape
     width = columns // 2
-    out: torch.Tensor = args.gate_up.new_empty(rows, width)
+    out: torch.Tensor = gate_up.new_empty(rows, width)
     block = min(GATE_BLOCK, triton.next_power_of_2(width))
     grid = rows, triton.cdiv(width, block)
-    launch(silu_and_mul_kernel, grid, args, out=out, WIDTH=width, BLOCK=block)
+    launch(silu_and_mul_kernel, grid, args, out=out, gate_up=gate_up, WIDTH=width, BLOCK=block)
     return out

@@ -24,6 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
+from graphkit.ops.kernels.decoder import gate_rows, gated, sum_of_parts
 from graphkit.ops.kernels.launch import launch
 from graphkit.ops.kernels.quantized_linear_config import Product, choose_product
 from graphkit.ops.quantized_linear import blocks
@@ -102,16 +103,23 @@ def linear_kernel(
     out, x, weight, scale, zero_point, bias, rows,
     N: tl.constexpr, K: tl.constexpr, ROW: tl.constexpr, IS_PACKED: tl.constexpr,
     SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr, BLOCKS: tl.constexpr,
-    IS_SPLIT: tl.constexpr, STARTS_EARLY: tl.constexpr, PRECISION: tl.constexpr,
+    STARTS_EARLY: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, EARLY_BYTES: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, PACK: tl.constexpr, UNROLL: tl.constexpr,
+    IS_GATED: tl.constexpr, IS_WARPGROUP: tl.constexpr,
 ):  # fmt: skip
     """One program per tile of outputs, tile of rows and part of the inputs, of BLOCKS blocks.
 
     A row of the weight has ROW elements: numbers, or bytes of them. Without ``scale``, SCALE_ROWS
-    and SCALE_COLUMNS are 0.
+    and SCALE_COLUMNS are 0. A tile of a gated product has outputs of the gate, then those of the up
+    projection at the same places.
     """
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n = tl.arange(0, BLOCK_N)
+    HALF: tl.constexpr = BLOCK_N // 2
+    if IS_GATED:
+        n = tl.program_id(0) * HALF + n % HALF + n // HALF * (N // 2)
+    else:
+        n += tl.program_id(0) * BLOCK_N
     t = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
     first = tl.program_id(2) * BLOCKS
     WIDTH: tl.constexpr = 64 if IS_PACKED else 128
@@ -137,6 +145,11 @@ def linear_kernel(
                     _request(zero_point + place + first)
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    # A warpgroup that multiplies converted numbers waits before each addition to the same sum. The
+    # products of a block are therefore added apart, times its scale.
+    SCALES_BLOCKS: tl.constexpr = SCALE_COLUMNS > 1 or (SCALE_COLUMNS == 1 and IS_WARPGROUP)
+    if SCALE_COLUMNS == 1:
+        one_factor = tl.load(scale + scale_row, mask=is_n, other=0.0).to(tl.float32)[:, None]
     lane = tl.arange(0, WIDTH)
     numbers = row[:, None] + lane[None, :]
     inputs = x + t.to(tl.int64)[None, :] * K + lane[:, None]
@@ -153,8 +166,12 @@ def linear_kernel(
         some = tl.load(inputs + block * 128, mask=is_input, other=0.0)
         column = block if SCALE_COLUMNS > 1 else 0
         is_scale = is_n if ALL_K else is_n & (column < SCALE_COLUMNS)
-        # Sums start at zero where each block has its own scale.
-        products = tl.zeros([BLOCK_N, BLOCK_T], tl.float32) if SCALE_COLUMNS > 1 else total
+        if SCALE_COLUMNS > 1:
+            factor = tl.load(scale + place + column, mask=is_scale, other=0.0)
+            factor = factor.to(tl.float32)[:, None]
+        elif SCALES_BLOCKS:
+            factor = one_factor
+        products = tl.zeros([BLOCK_N, BLOCK_T], tl.float32) if SCALES_BLOCKS else total
         if IS_PACKED:
             zero = None
             if zero_point is not None:
@@ -166,26 +183,34 @@ def linear_kernel(
                 low, high = _numbers(loaded, zeros, x.dtype.element_ty)
             more = tl.load(inputs + block * 128 + 64, mask=is_more, other=0.0)
             products = tl.dot(low, some, products, input_precision=PRECISION)
-            products = tl.dot(high, more, products, input_precision=PRECISION)
+            if IS_WARPGROUP:
+                total += tl.dot(high, more, input_precision=PRECISION) * factor
+            else:
+                products = tl.dot(high, more, products, input_precision=PRECISION)
         else:
             wide = loaded if scale is None else _float8(loaded, x.dtype.element_ty)
             products = tl.dot(wide, some, products, input_precision=PRECISION)
-        if SCALE_COLUMNS > 1:
-            factor = tl.load(scale + place + column, mask=is_scale, other=0.0).to(tl.float32)
-            total += products * factor[:, None]
+        if SCALES_BLOCKS:
+            total += products * factor
         else:
             total = products
-    if SCALE_COLUMNS == 1:
-        total *= tl.load(scale + scale_row, mask=is_n, other=0.0).to(tl.float32)[:, None]
-    places = t.to(tl.int64)[None, :] * N + n[:, None]
-    is_place = is_n[:, None] & is_t[None, :]
-    if IS_SPLIT:
-        part = tl.program_id(2).to(tl.int64) * rows * N
-        tl.store(out + part + places, total, mask=is_place)
-    else:
-        if bias is not None:
+    if SCALE_COLUMNS == 1 and not SCALES_BLOCKS:
+        total *= one_factor
+    if bias is not None:
+        if first == 0:
             total += tl.load(bias + n, mask=is_n, other=0.0).to(tl.float32)[:, None]
-        tl.store(out + places, total.to(out.dtype.element_ty), mask=is_place)
+    result = total.to(out.dtype.element_ty)
+    if IS_GATED:
+        halves = tl.permute(tl.reshape(result, [2, HALF, BLOCK_T]), (1, 2, 0))
+        gate, up = tl.split(halves)
+        column = tl.program_id(0) * HALF + tl.arange(0, HALF)
+        places = t.to(tl.int64)[None, :] * (N // 2) + column[:, None]
+        is_place = (column < N // 2)[:, None] & is_t[None, :]
+        tl.store(out + places, gated(gate, up), mask=is_place)
+    else:
+        part = tl.program_id(2).to(tl.int64) * rows * N
+        places = part + t.to(tl.int64)[None, :] * N + n[:, None]
+        tl.store(out + places, result, mask=is_n[:, None] & is_t[None, :])
 
 
 def nibble_ptx(dtype: torch.dtype, pack: int, has_zeros: bool) -> tuple[str, str]:
@@ -222,21 +247,16 @@ def nibble_ptx(dtype: torch.dtype, pack: int, has_zeros: bool) -> tuple[str, str
 
 @triton.jit(do_not_specialize=["size"])
 def sum_parts_kernel(
-    out, parts, bias, size, SPLITS: tl.constexpr, N: tl.constexpr, STARTS_EARLY: tl.constexpr,
-    BLOCK: tl.constexpr,
+    out, parts, size, SPLITS: tl.constexpr, STARTS_EARLY: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Add the sums of all parts of the inputs in order, and the bias."""
+    """Add the sums of all parts of the inputs in order."""
     if STARTS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     is_place = place < size
-    total = tl.zeros([BLOCK], tl.float32)
-    for split in tl.static_range(SPLITS):
-        total += tl.load(parts + split * size + place, mask=is_place, other=0.0)
-    if bias is not None:
-        total += tl.load(bias + place % N, mask=is_place, other=0.0).to(tl.float32)
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=is_place)
+    total = sum_of_parts(parts + place, size, is_place, SPLITS, out.dtype.element_ty)
+    tl.store(out + place, total, mask=is_place)
 
 
 @triton.jit
@@ -292,12 +312,12 @@ def launch_quantized_linear(args: Any, product: Product | None = None) -> torch.
         grid = blocks(inputs), triton.cdiv(outputs, 64)
         launch(dequantize_kernel, grid, args, out=matrix, BLOCK_N=64, **weight)
         bias = None if args.bias is None else args.bias.to(x.dtype)
-        return torch.nn.functional.linear(x, matrix, bias)
+        return finished(args, torch.nn.functional.linear(x, matrix, bias))
     return launch_product(args, product, x, **weight)
 
 
 def launch_product(args: Any, product: Product, x: torch.Tensor, **weight: Any) -> torch.Tensor:
-    """Launch the product of rows with a weight of any format, and the sum of its parts.
+    """Launch the product of rows with a weight of any format, and what the op does with it.
 
     Args:
         args: Arguments of the op.
@@ -306,9 +326,11 @@ def launch_product(args: Any, product: Product, x: torch.Tensor, **weight: Any) 
         weight: The weight, and what describes it among the parameters of ``linear_kernel``.
     """
     rows, inputs, outputs = len(x), weight["K"], weight["N"]
-    out: torch.Tensor = x.new_empty(rows, outputs)
     splits = product.splits
-    parts = out if splits == 1 else x.new_empty(splits, rows, outputs, dtype=torch.float32)
+    is_gated = args.gated and splits == 1 and outputs % product.outputs == 0
+    columns = outputs // 2 if is_gated else outputs
+    dtype = x.dtype if splits == 1 else torch.float32
+    parts: torch.Tensor = x.new_empty(splits, rows, columns, dtype=dtype)
     grid_of_product = triton.cdiv(outputs, product.outputs), triton.cdiv(rows, product.rows), splits
     blocks_of_part = triton.cdiv(blocks(inputs), splits)
     is_compiled = isinstance(linear_kernel, triton.JITFunction)
@@ -317,16 +339,28 @@ def launch_product(args: Any, product: Product, x: torch.Tensor, **weight: Any) 
         low, high = nibble_ptx(x.dtype, product.pack, args.zero_point is not None)
     launch(
         linear_kernel, grid_of_product, args, out=parts, x=x, rows=rows,
-        BLOCKS=blocks_of_part, IS_SPLIT=splits > 1,
+        BLOCKS=blocks_of_part, IS_GATED=is_gated, IS_WARPGROUP=product.is_warpgroup,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         BLOCK_N=product.outputs, BLOCK_T=product.rows, EARLY_BYTES=product.early_bytes,
         LOW=low, HIGH=high, PACK=product.pack, UNROLL=product.unroll,
         num_warps=product.num_warps, num_stages=product.num_stages, **weight,
     )  # fmt: skip
-    if splits > 1:
-        grid_of_sum = (triton.cdiv(out.numel(), SUM_BLOCK),)
-        launch(
-            sum_parts_kernel, grid_of_sum, args, out=out, parts=parts, size=out.numel(),
-            SPLITS=splits, N=outputs, BLOCK=SUM_BLOCK, num_warps=4,
-        )  # fmt: skip
-    return out
+    if args.in_parts:
+        return parts
+    if is_gated:
+        return parts[0]
+    if splits == 1:
+        return finished(args, parts[0])
+    out: torch.Tensor = x.new_empty(rows, outputs)
+    launch(
+        sum_parts_kernel, (triton.cdiv(out.numel(), SUM_BLOCK),), args, out=out, parts=parts,
+        size=out.numel(), SPLITS=splits, BLOCK=SUM_BLOCK, num_warps=4,
+    )  # fmt: skip
+    return finished(args, out)
+
+
+def finished(args: Any, out: torch.Tensor) -> torch.Tensor:
+    """Return what an op with these arguments returns, from the product of all inputs, [T, N]."""
+    if args.gated:
+        return gate_rows(args, out)
+    return out[None] if args.in_parts else out

@@ -21,10 +21,10 @@ own: up to that many rows, a row's result has the same bits whatever the number 
 the instructions of a warpgroup, which are faster there
 (``tools/bench/results/quantized_linear_sweep.json``)."""
 TILE, LARGE_TILE = 32, 128
-"""Outputs of a program of few rows, 4 KiB of numbers per step of its loop, and of more rows."""
+"""Outputs of a program of few rows, 4 KiB of numbers per step of its loop, and of more rows. Over
+numbers of four bits, three programs of a multiprocessor have half of the larger tile each."""
 PROGRAMS = {8: 6, 4: 8}
-"""Programs of a multiprocessor for few rows, by the bits of a number, from the same sweep. A
-program of more rows occupies a multiprocessor alone."""
+"""Programs of a multiprocessor for few rows, by the bits of a number, from the same sweep."""
 MOST_IN_FLIGHT, RESERVED_BYTES = 6, 1024
 """Most blocks of inputs that a program of few rows has in flight, and the shared memory that CUDA
 keeps of each program on sm_90. A program has fewer blocks in flight where otherwise not all of them
@@ -110,8 +110,9 @@ def choose_product(
     if rows > MOST_ROWS or dtype == torch.float64:
         return None
     if rows > FEW_ROWS and dtype != torch.float32:
-        splits = choose_splits(inputs, -(-outputs // LARGE_TILE), processors)
-        return Product(LARGE_TILE, 64, splits, num_warps=8, num_stages=3)
+        tile, programs = (LARGE_TILE, 1) if bits == 8 else (LARGE_TILE // 2, 3)
+        splits = choose_splits(inputs, -(-outputs // tile), programs * processors)
+        return Product(tile, 64, splits, num_warps=tile // 16, num_stages=3)
     tiles, tile = -(-outputs // TILE), min(64, max(8, triton.next_power_of_2(rows)))
     splits = choose_splits(inputs, tiles, PROGRAMS[bits] * processors)
     if dtype == torch.float32:

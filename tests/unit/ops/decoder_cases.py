@@ -26,6 +26,8 @@ def cases(device):
         )
         yield rms_norm, (x, weight, 1e-6)
         yield add_rms_norm, (x, residual, weight, 1e-5)
+        parts = random(3, rows, width, dtype=torch.float32)
+        yield add_rms_norm, (parts, residual, weight, 1e-5)
         yield silu_and_mul, (3 * random(rows, 2 * width, dtype=dtype),)
     for dtype, rows, half, has_norm in product(DTYPES, (0, 1, 5), (1, 12, 64), (False, True)):
         frequencies = 1.0 / 10000 ** (torch.arange(half, device=device) / half)
@@ -35,6 +37,8 @@ def cases(device):
             norms = (random(2 * half, dtype=dtype), random(2 * half, dtype=dtype), 1e-6)
         qkv = random(rows, 14 * half, dtype=dtype)
         yield rotated_heads, (qkv, positions, frequencies, 3, 2, *norms)
+        parts = random(2, rows, 14 * half, dtype=torch.float32)
+        yield rotated_heads, (parts, positions, frequencies, 3, 2, *norms, dtype)
 
 
 def assert_close(got, expected):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from graphkit.ops.kernels import decoder
 from graphkit.ops.kernels import quantized_linear as kernels
 from graphkit.ops.kernels import quantized_linear_config as config
 from graphkit.ops.linear import linear
@@ -35,6 +36,7 @@ def launched(monkeypatch):
         launch(kernel, *args, **options)
 
     monkeypatch.setattr(kernels, "launch", note)
+    monkeypatch.setattr(decoder, "launch", note)
     return names
 
 
@@ -57,6 +59,42 @@ def test_split_inputs_match_the_reference(monkeypatch, launched):
     monkeypatch.setattr(config, "LEAST_BLOCKS", 2)  # several blocks in each part
     check((torch.float32, torch.float16), (1, 33), shapes=((40, 648), (264, 600)))
     assert "sum_parts_kernel" in launched
+
+
+@pytest.mark.parametrize(
+    ("shape", "names"),
+    [
+        ((128, 384), ["linear_kernel"]),
+        ((64, 1024), ["linear_kernel", "sum_parts_kernel", "silu_and_mul_kernel"]),
+        ((72, 128), ["linear_kernel", "silu_and_mul_kernel"]),
+    ],
+    ids=["whole", "split", "uneven"],
+)
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of a large negative gate: 0
+def test_a_product_applies_the_gate_itself_where_its_tiles_hold_both(shape, names, rows, launched):
+    op = OPS["quantized_linear"]
+    for x, *others in CASES["cases"](CPU, [torch.float16], [rows], [shape]):
+        if rows > config.FEW_ROWS and shape[0] == 128:
+            assert config.choose_product(rows, shape[1], 128, 8, CPU, x.dtype).is_warpgroup
+        x = x / 16  # products of gate and up projection stay within float16
+        launched.clear()
+        got = op.launch(op.arguments(x, *others, gated=True))
+        CASES["assert_close"](got, quantized_linear(x, *others, gated=True), shape[1])
+        assert launched == names or len(others[0]) != shape[0]
+
+
+@pytest.mark.parametrize("shape", [(128, 384), (64, 1024)], ids=["whole", "split"])
+def test_parts_are_left_to_the_next_kernel(shape, launched):
+    op = OPS["linear"]
+    for args in CASES["plain_cases"](CPU, [torch.float16], [3], [shape]):
+        launched.clear()
+        arguments = op.arguments(*args, in_parts=True)
+        parts = op.launch(arguments)
+        assert launched == ["linear_kernel"]
+        assert parts.dtype == (torch.float16 if len(parts) == 1 else torch.float32)
+        assert len(parts) == 1 or shape[1] == 1024
+        CASES["assert_close"](parts.sum(0).half(), linear(*args), shape[1])
 
 
 def test_many_rows_run_over_the_dequantised_weight(monkeypatch):

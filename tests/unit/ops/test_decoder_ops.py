@@ -41,6 +41,23 @@ def test_gradients_are_those_of_the_reference(op):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_parts_are_added_and_rounded_before(count):
+    generator = torch.Generator().manual_seed(3)
+
+    def random(*shape):
+        return torch.randn(shape, generator=generator)
+
+    parts, residual, weight = random(count, ROWS, 16), random(ROWS, 16).bfloat16(), random(16)
+    rows = parts.sum(0).bfloat16()
+    got = add_rms_norm(parts, residual, weight.bfloat16(), 1e-6)
+    expected = add_rms_norm(rows, residual, weight.bfloat16(), 1e-6)
+    assert all(map(torch.equal, got, expected))
+    rest = torch.arange(ROWS), FREQUENCIES, 2, 1
+    got = rotated_heads(parts, *rest, dtype=torch.bfloat16)
+    assert all(map(torch.equal, got, rotated_heads(rows, *rest)))
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 def test_rotated_heads_share_no_memory(rows):
     """A slice of one row is contiguous, so it is a view unless it is copied."""
@@ -64,6 +81,10 @@ def test_results_that_are_not_used_need_no_gradient():
             r"weight is \[3\].*expected \[H\]",
         ),
         (lambda: rms_norm(torch.ones(2, 4), torch.ones(4), -1.0), "eps is -1.0, expected at least"),
+        (
+            lambda: add_rms_norm(torch.ones(1, 3, 4), torch.ones(2, 4), torch.ones(4), 0.0),
+            r"x is \[1, 3, 4\].*expected \[S, T, H\] = \[1, 2, 4\]",
+        ),
         (lambda: silu_and_mul(torch.ones(2, 5)), "expected an even number of columns"),
         (
             lambda: rotated_heads(torch.ones(2, 9), torch.arange(2), FREQUENCIES, 2, 1),

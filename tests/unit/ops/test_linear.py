@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from graphkit import InputError
 from graphkit.ops import linear as module
+from graphkit.ops.decoder import silu_and_mul
 from graphkit.ops.linear import linear, project
 from graphkit.quantization import Linear
 
@@ -21,6 +22,17 @@ def test_products_have_the_bits_of_torch(rows, dtype):
     )
     for args in ((x, weight), (x, weight, bias)):
         assert torch.equal(linear(*args), functional.linear(*args))
+
+
+def test_results_may_be_gated_or_in_parts():
+    x, weight, bias = torch.randn(3, 8), torch.randn(6, 8), torch.randn(6)
+    whole = functional.linear(x, weight, bias)
+    assert torch.equal(linear(x, weight, bias, gated=True), silu_and_mul(whole))
+    assert torch.equal(linear(x, weight, bias, in_parts=True), whole[None])
+    layer, rows = Linear(8, 6), torch.randn(2, 3, 8)
+    gate, up = layer(rows).chunk(2, -1)
+    torch.testing.assert_close(layer(rows, gated=True), functional.silu(gate) * up)
+    assert torch.equal(layer(rows, in_parts=True), layer(rows)[None])
 
 
 def test_gradients_are_those_of_torch():
@@ -51,6 +63,14 @@ def test_refusals(x, weight, bias, text):
         linear(torch.ones(x), torch.ones(weight), None if bias is None else torch.ones(bias))
 
 
+def test_a_gate_needs_whole_sums_of_two_halves():
+    x, weight = torch.ones(2, 8), torch.ones(5, 8)
+    with pytest.raises(InputError, match=r"weight is \[5, 8\].*an even number of rows"):
+        linear(x, weight, gated=True)
+    with pytest.raises(InputError, match="gated and in_parts are both True"):
+        linear(x, weight[:4], gated=True, in_parts=True)
+
+
 def test_dtypes_must_be_equal():
     x, weight = torch.ones(2, 8), torch.ones(4, 8)
     with pytest.raises(InputError, match=r"weight is .* bfloat16.*the dtype of x, float32"):
@@ -68,9 +88,9 @@ class OnCuda(torch.Tensor):
 def test_layers_call_the_op_on_cuda_without_gradients(monkeypatch):
     called = []
 
-    def note(x, weight, bias):
+    def note(x, *args):
         called.append(x.shape)
-        return functional.linear(x, weight, bias)
+        return linear(x, *args)
 
     monkeypatch.setattr(module, "linear", note)
     layer, rows = Linear(8, 4).bfloat16(), torch.randn(2, 3, 8).bfloat16()
@@ -82,6 +102,8 @@ def test_layers_call_the_op_on_cuda_without_gradients(monkeypatch):
         assert called == [(6, 8)]
         with pytest.raises(RuntimeError, match="dtype"):  # as torch: the op is not called
             project(rows.half().as_subclass(OnCuda), layer.weight)
+        assert torch.equal(layer(rows.as_subclass(OnCuda), in_parts=True), expected[None])
+        assert called.pop() == (6, 8)
         wide = project(rows.float().as_subclass(OnCuda), layer.weight.float())
         assert wide.dtype == torch.float32
         assert len(called) == 1
