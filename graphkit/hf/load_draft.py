@@ -30,7 +30,7 @@ from graphkit.reference import (
     load_eagle_head,
 )
 from graphkit.reference.eagle import check_fit
-from graphkit.reference.layers import quantize_layers
+from graphkit.reference.engine_models import quantize_draft
 
 ALGORITHMS_BY_KIND: Mapping[str | None, tuple[str, ...]] = {
     "EAGLE": ("EAGLE",),
@@ -115,7 +115,7 @@ def load_draft(
         draft = _HEADS[kind](draft, shared)
     check_fit(draft.config, shared)
     if quantize is not None:
-        quantize_layers(draft, quantize)
+        quantize_draft(draft, quantize)
     return DFlashDraft(draft) if isinstance(draft, DFlashHead) else HeadDraft(draft)
 
 

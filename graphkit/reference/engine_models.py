@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from graphkit.config import BufferSizes
 from graphkit.distributed import RankGroup
@@ -18,7 +19,7 @@ from graphkit.engine import (
     NgramDrafter,
 )
 from graphkit.errors import ConfigError
-from graphkit.quantization import check_quantization
+from graphkit.quantization import check_quantization, quantize_linears
 from graphkit.reference.checkpoint import (
     default_checkpoint,
     default_standalone_checkpoint,
@@ -157,8 +158,8 @@ def load_models(
         draft: Folder of an EAGLE, EAGLE-3 or DFLASH head that was trained for the target.
         device: Device of the weights.
         dtype: Data type of the weights.
-        quantize: ``"fp8"`` or ``"int4"`` stores the weights of all decoder layers in eight or four
-            bits; ``None`` keeps them.
+        quantize: ``"fp8"`` or ``"int4"`` stores the weights of all decoder layers, and of an output
+            head that a draft head does not share, in eight or four bits; ``None`` keeps them.
         group: Ranks that split the target and its draft head; see ``load_checkpoint``. The model of
             STANDALONE is on each rank.
 
@@ -175,7 +176,7 @@ def load_models(
 
 
 def quantized_models(models: EngineModels, quantize: str) -> EngineModels:
-    """Quantise the decoder layers of models, in place, and return them.
+    """Quantise the layers of models, in place, and return them.
 
     Args:
         models: The models.
@@ -191,10 +192,26 @@ def quantized_models(models: EngineModels, quantize: str) -> EngineModels:
             "are not quantised. Run on one device, or without quantize.",
             field="quantize",
         )
-    for module in (models.target, models.draft):
-        if module is not None:
-            quantize_layers(module, quantize)
+    quantize_layers(models.target, quantize)
+    if models.draft is not None:
+        quantize_draft(models.draft, quantize)
     return models
+
+
+def quantize_draft(draft: nn.Module, quantize: str) -> None:
+    """Quantise the decoder layers of a draft model, in place, and an output head of its own.
+
+    The text does not depend on a draft model, only the number of accepted tokens does. The layer
+    that merges the inputs of a head keeps the dtype of the head.
+
+    Args:
+        draft: The draft model.
+        quantize: See ``load_models``.
+    """
+    if isinstance(draft, EagleHead | Eagle3Head):
+        quantize_linears(draft, quantize, kept=[draft.fc])
+    else:
+        quantize_layers(draft, quantize)
 
 
 def _draft_model(algorithm: str, draft: str | Path | None, target: LlamaModel) -> DraftModel | None:

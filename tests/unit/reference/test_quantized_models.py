@@ -7,6 +7,7 @@ import torch
 
 import graphkit as gk
 from graphkit.errors import ConfigError
+from graphkit.ops.linear import project
 from graphkit.quantization import QUANTIZATIONS, Linear, QuantizedLinear
 from graphkit.reference import engine_of, load_models, random_models, spec_of
 from graphkit.reference.engine_models import EngineModels
@@ -31,9 +32,9 @@ def text(models):
 def greedy(target, count):
     """Return the target's own tokens, from linear layers over its dequantised weights."""
 
-    def plain(layer, args):
+    def plain(layer, rows, **result):
         weight = layer.quantized.dequantized(torch.float32)
-        return torch.nn.functional.linear(args, weight, layer.bias)
+        return project(rows, weight, layer.bias, **result)
 
     for layer in target.modules():
         if isinstance(layer, QuantizedLinear):
@@ -72,9 +73,17 @@ def test_every_algorithm_drafts_for_a_quantised_target(algorithm, quantize):
 @every_format
 def test_heads_embeddings_and_merging_layers_stay(quantize):
     models = load_models("EAGLE", device="cpu", quantize=quantize)
-    assert type(models.target.lm_head) is torch.nn.Linear
+    assert type(models.target.lm_head) is torch.nn.Linear  # the draft head's, too
     assert type(models.draft.fc) is Linear
     assert models.dtype == torch.float32
+
+
+@every_format
+def test_the_output_head_of_a_draft_head_is_quantised_and_the_target_s_is_not(quantize):
+    models = load_models("EAGLE3", device="cpu", quantize=quantize)
+    assert isinstance(models.draft.lm_head, QuantizedLinear)
+    assert type(models.draft.fc) is Linear
+    assert type(models.target.lm_head) is torch.nn.Linear
 
 
 def test_shapes_are_quantised():
