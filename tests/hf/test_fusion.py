@@ -17,6 +17,7 @@ from graphkit import hf
 from graphkit.attention import TritonAttention
 from graphkit.audit.live_tensors import _storages
 from graphkit.errors import TargetError
+from graphkit.hf.fusion.linears import DeferredProduct
 from graphkit.hf.fusion.residual import DeferredSums, PendingSum, normalised
 from graphkit.reference import reference_target
 from small_models import small_model
@@ -64,8 +65,7 @@ def test_nodes_have_the_modules_of_the_checkpoint():
         *[f"{layer}.self_attn"] * (modules.count(f"{layer}.self_attn")),
         f"{layer}.self_attn.o_proj",
         f"{layer}.post_attention_layernorm",
-        f"{layer}.mlp.gate_proj",
-        f"{layer}.mlp",
+        *[f"{layer}.mlp.gate_proj"] * modules.count(f"{layer}.mlp.gate_proj"),
         f"{layer}.mlp.down_proj",
     ]
 
@@ -159,6 +159,20 @@ def test_models_in_bfloat16_are_fused(kind):
     assert any(text.startswith("one product") for text in loaded.layout.replaced.values())
 
 
+def test_norms_add_the_parts_of_products_that_reach_the_residual_stream_unchanged():
+    def deferred(kind):
+        model = hf.load(small_model(kind), device="cpu").model
+        layers = dict(model.named_modules())
+        return {
+            name.rpartition(".")[2]
+            for name, layer in layers.items()
+            if isinstance(vars(layer).get("forward"), DeferredProduct)
+        }
+
+    assert deferred("llama") == {"o_proj", "down_proj"}
+    assert not deferred("granite")  # multiplies them by a number before
+
+
 class TestPendingSum:
     terms = torch.arange(12.0).view(1, 3, 4), torch.full((1, 3, 4), 0.5)
 
@@ -181,6 +195,22 @@ class TestPendingSum:
         got, expected = read(self.sum()), read(self.terms[0] + self.terms[1])
         assert type(got) is type(expected)
         assert torch.equal(torch.as_tensor(got), torch.as_tensor(expected))
+
+    def test_a_product_in_parts_is_added_by_the_norm(self):
+        parts, (residual, _) = torch.randn(2, 1, 3, 4), self.terms
+        expected = residual + parts.sum(0)
+        weight = torch.ones(4)
+        for swap in (False, True):
+            product = PendingSum(parts, torch.float32)
+            with DeferredSums({4}):
+                found = product + residual if swap else residual + product
+            assert product.is_unread_product
+            assert found._total is None
+            assert torch.equal(normalised(found, weight, 0.0), normalised(expected, weight, 0.0))
+            assert torch.equal(found.total(), expected)
+        alone = PendingSum(parts, torch.float32)
+        assert torch.equal(normalised(alone, weight, 0.0), normalised(parts.sum(0), weight, 0.0))
+        assert not alone.is_unread_product
 
     def test_metadata_does_not_compute_it(self):
         rows = self.sum()

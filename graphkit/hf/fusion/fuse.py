@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from types import MethodType
 from typing import Any
@@ -15,11 +15,17 @@ from transformers import PreTrainedModel
 from graphkit.hf.fusion.agreement import agree
 from graphkit.hf.fusion.gates import find_gated_networks
 from graphkit.hf.fusion.heads import RotatedAttention, find_rotated_attention
-from graphkit.hf.fusion.linears import MergedLinears, merge_linears, plain_linears
+from graphkit.hf.fusion.linears import (
+    MergedLinears,
+    defer_products,
+    merge_linears,
+    plain_linears,
+)
 from graphkit.hf.fusion.norms import find_norms
 from graphkit.hf.fusion.observation import ROWS, ModuleCall, observe
+from graphkit.hf.fusion.residual import DeferredSums
 from graphkit.hf.layout import ModelLayout, output_head
-from graphkit.quantization import Linear
+from graphkit.quantization import Linear, QuantizedLinear
 
 
 def fuse_modules(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
@@ -37,34 +43,50 @@ def fuse_modules(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
     linears = plain_linears(root)
     groups = merge_linears(root, linears, near)
     merged = {layer: group for group in groups for layer in group.layers}
+    alone = linears - {*merged, output_head(model)}
+    others = [
+        layer for layer in root.by_module() if layer in alone and isinstance(layer, nn.Linear)
+    ]
+    for layer in others:
+        layer.forward = MethodType(Linear.forward, layer)
     norms = find_norms(root)
     networks = find_gated_networks(root, linears, merged)
     heads = find_rotated_attention(observed, linears, merged, norms)
-    alone = linears - {*merged, output_head(model)}
-    others: dict[nn.Module, Callable[..., Any]] = {
-        layer: MethodType(Linear.forward, layer)
-        for layer in root.by_module()
-        if layer in alone and isinstance(layer, nn.Linear)
-    }
-    forwards: dict[nn.Module, Callable[..., Any]] = {**others, **norms, **networks, **heads}
+    forwards: dict[nn.Module, Callable[..., Any]] = {**norms, **networks, **heads}
     for module, forward in forwards.items():
         module.forward = forward
     unused = _without_unused(model, root, near, heads.values())
+    norm_sizes = frozenset(
+        len(norms[call.module].weight)
+        for call in root.walk()
+        if call.module in norms and call.output.dim() == 3
+    )
+    _defer_products(model, alone, norm_sizes)
     names = {module: name for name, module in model.named_modules()}
     return replace(
         layout,
         replaced={names[layer]: _merged_text(group, names) for layer, group in merged.items()}
         | {names[layer]: "graphkit::linear on CUDA" for layer in others}
         | {names[module]: "graphkit::rms_norm" for module in norms}
-        | {names[module]: "graphkit::silu_and_mul between products" for module in networks}
+        | {names[module]: "graphkit::silu_and_mul within a product" for module in networks}
         | {names[module]: "graphkit::rotated_heads before attention" for module in heads}
         | {names[module]: "nothing, since its results are not used" for module in unused},
-        norm_sizes=frozenset(
-            len(norms[call.module].weight)
-            for call in root.walk()
-            if call.module in norms and call.output.dim() == 3
-        ),
+        norm_sizes=norm_sizes,
     )
+
+
+def _defer_products(
+    model: PreTrainedModel, layers: Collection[nn.Module], norm_sizes: frozenset[int]
+) -> None:
+    """Let norms add the parts of products that the model adds to the residual stream."""
+    positions = torch.arange(ROWS, device=model.device)
+
+    def run() -> None:
+        with DeferredSums(norm_sizes):
+            observe(model, positions)
+
+    wide = [layer for layer in layers if isinstance(layer, nn.Linear | QuantizedLinear)]
+    defer_products([layer for layer in wide if layer.out_features in norm_sizes], run)
 
 
 def _without_unused(

@@ -1,4 +1,4 @@
-"""Gated feed-forward networks of any class, with ``graphkit::silu_and_mul`` between products."""
+"""Gated feed-forward networks of any class, whose first product applies the gate."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import nn
 from graphkit.hf.fusion.agreement import agree, random_rows
 from graphkit.hf.fusion.linears import MergedLinears
 from graphkit.hf.fusion.observation import ModuleCall
-from graphkit.ops.decoder import silu_and_mul
+from graphkit.quantization import QuantizedLinear
 
-Project = Callable[[torch.Tensor], torch.Tensor]
+Project = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,7 +21,8 @@ class GatedNetwork:
     """A network ``down(silu(gate(rows)) * up(rows))``.
 
     Attributes:
-        gate_up: Returns the columns of the gate, then as many of the up projection.
+        gate_up: Projects to the columns of the gate, then as many of the up projection, gated on
+            request.
         down: The projection behind the product.
     """
 
@@ -30,9 +31,7 @@ class GatedNetwork:
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Run the network over rows, [..., H]."""
-        both = self.gate_up(hidden_states)
-        gated = silu_and_mul(both.reshape(-1, both.shape[-1]))
-        out: torch.Tensor = self.down(gated.view(*both.shape[:-1], -1))
+        out: torch.Tensor = self.down(self.gate_up(hidden_states, gated=True))
         return out
 
 
@@ -65,6 +64,8 @@ def _gated_network(
         return None
     down, readers = used[-1].module, [each for each in used if each.only_input() is rows]
     first = used[0].module
+    if not isinstance(first, nn.Linear | QuantizedLinear):
+        return None
     gate_up: Project = merged.get(first, first)
     layers = gate_up.layers if isinstance(gate_up, MergedLinears) else (first,)
     widths = {len(layer.weight) for layer in layers}  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from graphkit.hf.fusion.linears import MergedLinears
 from graphkit.hf.fusion.norms import Norm
 from graphkit.hf.fusion.observation import ModuleCall, run_at
 from graphkit.ops.decoder import rotated_heads
+from graphkit.quantization import QuantizedLinear
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +31,7 @@ class RotatedAttention:
     Attributes:
         call: An observed call of the attention. Its rows are replaced by those of the forward.
         place: Index or name of the argument with the hidden states.
-        qkv: Returns queries, keys and values of rows side by side.
+        qkv: Projects to queries, keys and values of rows side by side, in parts on request.
         frequencies: Angle per position of each pair of elements, [D / 2] float32; zeros rotate
             nothing.
         norms: Norms of queries and keys; ``None`` without.
@@ -40,7 +41,7 @@ class RotatedAttention:
 
     call: AttentionCall
     place: int | str
-    qkv: Callable[[torch.Tensor], torch.Tensor]
+    qkv: Callable[..., torch.Tensor]
     frequencies: torch.Tensor
     norms: tuple[Norm, Norm] | None
     out: nn.Module
@@ -49,9 +50,10 @@ class RotatedAttention:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module; takes its arguments."""
         running, (query_norm, key_norm) = running_forward(), self.norms or (None, None)
-        rows = self.qkv(args[self.place] if isinstance(self.place, int) else kwargs[self.place])
+        rows = args[self.place] if isinstance(self.place, int) else kwargs[self.place]
+        parts = self.qkv(rows, in_parts=True)
         query, key, value = rotated_heads(
-            rows.reshape(-1, rows.shape[-1]),
+            parts.reshape(len(parts), -1, parts.shape[-1]),
             running.positions,
             self.frequencies,
             self.call.query.shape[1],
@@ -59,6 +61,7 @@ class RotatedAttention:
             query_norm.weight if query_norm else None,
             key_norm.weight if key_norm else None,
             query_norm.eps if query_norm else 0.0,
+            rows.dtype,
         )
         query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))
         attended = running.attend(replace(self.call, query=query, key=key, value=value))
@@ -118,6 +121,8 @@ def _candidates(
     columns = [len(layer.weight) for layer in layers]  # type: ignore[arg-type]
     split = [heads * size, key_heads * size, key_heads * size]
     if place is None or columns not in (split, [sum(split)]) or out in layers:
+        return
+    if not isinstance(first.module, nn.Linear | QuantizedLinear):
         return
     if attention.key.shape[-1] != size or attention.value.shape[-1] != size or attention.others:
         return

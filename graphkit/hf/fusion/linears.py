@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -17,8 +17,9 @@ from torch.nn.functional import linear
 
 from graphkit.hf.fusion.agreement import agree, random_rows
 from graphkit.hf.fusion.observation import ModuleCall
+from graphkit.hf.fusion.residual import PendingSum
 from graphkit.ops.linear import project
-from graphkit.quantization import QuantizedLinear, merge_quantized
+from graphkit.quantization import Linear, QuantizedLinear, merge_quantized
 
 _PAGEOUT = 21
 """``MADV_PAGEOUT`` of ``<asm-generic/mman-common.h>``, which Python 3.11 does not name."""
@@ -43,14 +44,19 @@ class MergedLinears:
         for index, layer in enumerate(layers):
             layer.forward = partial(self._columns_of_layer, index)
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the columns of all layers side by side, [..., C]."""
-        first, *_ = [layer(rows) for layer in self.layers]  # as modules, so that hooks see them
-        shape = *first.shape[:-1], sum(self.sizes)
-        whole: torch.Tensor = first.as_strided(shape, first.stride(), first.storage_offset())
+    def __call__(self, rows: torch.Tensor, **result: bool) -> torch.Tensor:
+        """Return the columns of all layers side by side, [..., C]; ``result`` as for ``project``."""
+        whole: torch.Tensor = self.layers[0](rows, whole=result)  # a module, so that hooks see it
         return whole
 
-    def _columns_of_layer(self, index: int, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name in nn.Linear
+    def _columns_of_layer(
+        self,
+        index: int,
+        input: torch.Tensor,  # noqa: A002 - the name in nn.Linear
+        whole: Mapping[str, bool] | None = None,
+    ) -> torch.Tensor:
+        if whole is not None:
+            return self._product(input, **whole)
         version = 0 if input.is_inference() else input._version
         known = self._input is not None and self._input[0] is input and self._input[1] == version
         if not known or index not in self._columns:
@@ -61,6 +67,57 @@ class MergedLinears:
         if not self._columns:
             self._input = None
         return columns
+
+
+class DeferredProduct:
+    """The forward of a linear layer whose parts are added by the norm behind it.
+
+    Args:
+        layer: The layer.
+    """
+
+    def __init__(self, layer: nn.Linear | QuantizedLinear) -> None:
+        self._layer = layer
+        self._results: list[PendingSum] = []
+        self._is_tried = False
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name in nn.Linear
+        """Return the product of rows, [..., N], as a sum that is not computed yet."""
+        multiply = QuantizedLinear if isinstance(self._layer, QuantizedLinear) else Linear
+        parts = multiply.forward(self._layer, input, in_parts=True)  # type: ignore[arg-type]
+        found = PendingSum(parts, input.dtype)
+        if not self._is_tried:
+            self._results.append(found)
+        return found
+
+    def end_trial(self) -> bool:
+        """Return whether all results so far were read by norms, with the residual stream."""
+        self._is_tried = True
+        results, self._results = self._results, []
+        return bool(results) and all(result.is_unread_product for result in results)
+
+
+def defer_products(layers: Iterable[nn.Module], run: Callable[[], object]) -> list[nn.Module]:
+    """Let layers return products that wait for the norm behind them, where one reads them.
+
+    Args:
+        layers: Linear layers whose outputs may be added to the residual stream.
+        run: Runs the model under ``DeferredSums``.
+
+    Returns:
+        The layers that do.
+    """
+    tried = {layer: DeferredProduct(layer) for layer in layers}  # type: ignore[arg-type]
+    before = {layer: vars(layer).get("forward") for layer in tried}
+    for layer, product in tried.items():
+        layer.forward = product
+    run()
+    kept = [layer for layer, product in tried.items() if product.end_trial()]
+    for layer in tried.keys() - kept:
+        vars(layer).pop("forward")
+        if before[layer] is not None:
+            layer.forward = before[layer]  # type: ignore[method-assign]
+    return kept
 
 
 def plain_linears(root: ModuleCall) -> set[nn.Module]:
@@ -133,7 +190,7 @@ def _kind(module: nn.Module) -> tuple[object, ...]:
     return weight.dtype, weight.device, module.bias is None, quantized
 
 
-def _merged_product(layers: Sequence[nn.Module]) -> Callable[[torch.Tensor], torch.Tensor]:
+def _merged_product(layers: Sequence[nn.Module]) -> Callable[..., torch.Tensor]:
     """Return the product of layers of one kind, whose parameters become views of its own."""
     quantized = [layer for layer in layers if isinstance(layer, QuantizedLinear)]
     if quantized:

@@ -1,12 +1,14 @@
 """Sums of the residual stream that wait for the norm that reads them.
 
-``rms_norm(a + b)`` is one kernel as ``add_rms_norm``. A sum is therefore not computed where a model
-writes it, but by the norm behind it, or by the first operation that reads it otherwise.
+``rms_norm(a + b)`` is one kernel as ``add_rms_norm``, also where ``b`` is a product in parts. A sum
+is therefore not computed where a model writes it, but by the norm behind it, or by the first
+operation that reads it otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import reduce
 from typing import Any, Self
 
 import torch
@@ -28,25 +30,45 @@ _METADATA = frozenset(
 
 
 class PendingSum(torch.Tensor):
-    """The sum of two tensors of one shape, computed when it is first read.
+    """The sum of two tensors of one shape, or of the parts of one, computed when it is first read.
 
     Private names of torch, checked on 2.13: ``torch.Tensor._make_wrapper_subclass``, the documented
     way to a tensor without memory.
     """
 
-    _terms: tuple[torch.Tensor, torch.Tensor]
+    _parts: torch.Tensor
+    _residual: torch.Tensor | None
     _versions: tuple[int, int]
     _total: torch.Tensor | None
 
     @staticmethod
-    def __new__(cls, one: torch.Tensor, other: torch.Tensor) -> Self:
-        """Create a sum that is not computed yet."""
+    def __new__(cls, parts: torch.Tensor, dtype: torch.dtype) -> Self:
+        """Create a sum of parts, [S, ...], that is not computed yet, in a dtype."""
         self: Self = torch.Tensor._make_wrapper_subclass(
-            cls, one.shape, dtype=one.dtype, device=one.device
+            cls, parts.shape[1:], dtype=dtype, device=parts.device
         )
-        self._terms, self._versions = (one, other), (_version(one), _version(other))
-        self._total = None
+        self._parts, self._residual, self._total = parts, None, None
+        self._versions = _version(parts), 0
         return self
+
+    @classmethod
+    def of(cls, one: torch.Tensor, other: torch.Tensor) -> Self:
+        """Return the sum of two tensors. One of them may be a sum of parts that nothing has read."""
+        if isinstance(one, PendingSum) and one.is_unread_product:
+            one, other = other, one
+        residual = one.total() if isinstance(one, PendingSum) else one
+        if isinstance(other, PendingSum) and other.is_unread_product:
+            parts = other._checked_parts()
+        else:
+            parts = (other.total() if isinstance(other, PendingSum) else other)[None]
+        self = cls(parts, residual.dtype)
+        self._residual, self._versions = residual, (_version(parts), _version(residual))
+        return self
+
+    @property
+    def is_unread_product(self) -> bool:
+        """Whether this is a sum of parts alone, which nothing has read."""
+        return self._residual is None and self._total is None
 
     def total(self) -> torch.Tensor:
         """Return the sum.
@@ -55,26 +77,29 @@ class PendingSum(torch.Tensor):
             TargetError: A term was written after the addition.
         """
         if self._total is None:
-            one, other = self._checked_terms()
-            self._total = one + other
+            rows = reduce(torch.add, self._checked_parts().unbind()).to(self.dtype)
+            self._total = rows if self._residual is None else self._residual + rows
         return self._total
 
     def normalised(self, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Return ``rms_norm`` of the sum, and keep the sum."""
-        if self._total is not None:
-            return normalised(self._total, weight, eps)
-        one, other = (term.reshape(-1, term.shape[-1]) for term in self._checked_terms())
-        rows, total = add_rms_norm(one, other, weight, eps)
+        if self._total is not None or self._residual is None:
+            return normalised(self.total(), weight, eps)
+        parts, width = self._checked_parts(), self.shape[-1]
+        rows, total = add_rms_norm(
+            parts.reshape(len(parts), -1, width), self._residual.reshape(-1, width), weight, eps
+        )
         self._total = total.view(self.shape)
         return rows.view(self.shape)
 
-    def _checked_terms(self) -> tuple[torch.Tensor, torch.Tensor]:
-        if tuple(map(_version, self._terms)) != self._versions:
+    def _checked_parts(self) -> torch.Tensor:
+        residual = self._residual
+        if self._versions != (_version(self._parts), 0 if residual is None else _version(residual)):
             raise TargetError(
                 "the model writes a tensor after adding it to the residual stream, where the sum "
                 "is not computed yet. Load it with fuse=False."
             )
-        return self._terms
+        return self._parts
 
     @classmethod
     def __torch_function__(
@@ -124,8 +149,7 @@ class DeferredSums(TorchFunctionMode):
     ) -> Any:
         """Run a function, or defer it."""
         if func in _SUMS and not kwargs and self._may_wait(*args):
-            one, other = tree_map_only(PendingSum, PendingSum.total, args)
-            return PendingSum(one, other)
+            return PendingSum.of(*args)
         return func(*args, **(kwargs or {}))
 
     def _may_wait(self, one: Any, other: Any) -> bool:
