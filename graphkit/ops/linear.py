@@ -47,16 +47,16 @@ def empty_result(args: Any, bits: int) -> torch.Tensor:
     """Allocate the result of a product with numbers of so many bits."""
     x, (rows, inputs), outputs = args.x, args.x.shape, len(args.weight)
     if not args.in_parts:
-        empty: torch.Tensor = x.new_empty(rows, outputs // 2 if args.gated else outputs)
-        return empty
+        columns = outputs // 2 if args.gated else outputs
+        return torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     parts = 1
     if x.device.type == "cuda":
         from graphkit.ops.kernels.quantized_linear_config import choose_product  # imports Triton
 
         product = choose_product(rows, inputs, outputs, bits, x.device, x.dtype)
         parts = 1 if product is None else product.splits
-    empty = x.new_empty(parts, rows, outputs, dtype=x.dtype if parts == 1 else torch.float32)
-    return empty
+    dtype = x.dtype if parts == 1 else torch.float32
+    return torch.empty(parts, rows, outputs, dtype=dtype, device=x.device)
 
 
 def _check(args: Any) -> None:
@@ -137,5 +137,5 @@ def project(
         return out.view(*out.shape[:-2], *x.shape[:-1], out.shape[-1])
     out = functional.linear(x, weight, bias)
     if gated:
-        return silu_and_mul(out.view(-1, out.shape[-1])).view(*x.shape[:-1], -1)
+        return silu_and_mul(out.view(-1, len(weight))).view(*x.shape[:-1], len(weight) // 2)
     return out[None] if in_parts else out

@@ -1,6 +1,7 @@
 """The draft head of EAGLE-3: features of three target layers and a reduced vocabulary.
 
-Tensor suffixes: T tokens, S parts of a product, H hidden, F features (H or 3 H), V draft vocabulary.
+Tensor suffixes: T tokens, S parts of a product, H hidden, F features (H or 3 H),
+V draft vocabulary.
 """
 # ruff: noqa: N803, N806 -- the suffixes are shapes
 

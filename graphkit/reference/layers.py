@@ -1,6 +1,7 @@
 """Layers of a Llama-layout decoder. Their state dicts have the names of Hugging Face.
 
-Tensor suffixes: T tokens, S parts of a product, H hidden, N query heads, M key and value heads, D head dim.
+Tensor suffixes: T tokens, S parts of a product, H hidden, N query heads, M key and value heads,
+D head dim.
 Every forward can be captured in a CUDA graph: no host synchronisation, static shapes.
 """
 # ruff: noqa: N803, N806 -- the suffixes are shapes

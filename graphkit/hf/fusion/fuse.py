@@ -48,7 +48,7 @@ def fuse_modules(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
         layer for layer in root.by_module() if layer in alone and isinstance(layer, nn.Linear)
     ]
     for layer in others:
-        layer.forward = MethodType(Linear.forward, layer)
+        layer.forward = MethodType(Linear.forward, layer)  # type: ignore[method-assign]
     norms = find_norms(root)
     networks = find_gated_networks(root, linears, merged)
     heads = find_rotated_attention(observed, linears, merged, norms)

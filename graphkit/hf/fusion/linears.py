@@ -45,7 +45,7 @@ class MergedLinears:
             layer.forward = partial(self._columns_of_layer, index)
 
     def __call__(self, rows: torch.Tensor, **result: bool) -> torch.Tensor:
-        """Return the columns of all layers side by side, [..., C]; ``result`` as for ``project``."""
+        """Return the columns of all layers side by side, [..., C]; see ``project``."""
         whole: torch.Tensor = self.layers[0](rows, whole=result)  # a module, so that hooks see it
         return whole
 
@@ -81,10 +81,16 @@ class DeferredProduct:
         self._results: list[PendingSum] = []
         self._is_tried = False
 
-    def __call__(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name in nn.Linear
-        """Return the product of rows, [..., N], as a sum that is not computed yet."""
-        multiply = QuantizedLinear if isinstance(self._layer, QuantizedLinear) else Linear
-        parts = multiply.forward(self._layer, input, in_parts=True)  # type: ignore[arg-type]
+    def __call__(self, input: torch.Tensor, **result: bool) -> torch.Tensor:  # noqa: A002 - the name in nn.Linear
+        """Return the product of rows, [..., N], as a sum that is not computed yet.
+
+        With ``result``, as for ``project``, it is computed.
+        """
+        kind = QuantizedLinear if isinstance(self._layer, QuantizedLinear) else Linear
+        multiply = partial(kind.forward, self._layer, input)  # type: ignore[arg-type]
+        if result:
+            return multiply(**result)
+        parts = multiply(in_parts=True)
         found = PendingSum(parts, input.dtype)
         if not self._is_tried:
             self._results.append(found)
@@ -97,27 +103,23 @@ class DeferredProduct:
         return bool(results) and all(result.is_unread_product for result in results)
 
 
-def defer_products(layers: Iterable[nn.Module], run: Callable[[], object]) -> list[nn.Module]:
+def defer_products(layers: Iterable[nn.Module], run: Callable[[], object]) -> None:
     """Let layers return products that wait for the norm behind them, where one reads them.
 
     Args:
         layers: Linear layers whose outputs may be added to the residual stream.
         run: Runs the model under ``DeferredSums``.
-
-    Returns:
-        The layers that do.
     """
     tried = {layer: DeferredProduct(layer) for layer in layers}  # type: ignore[arg-type]
-    before = {layer: vars(layer).get("forward") for layer in tried}
+    before: dict[nn.Module, Any] = {layer: vars(layer).get("forward") for layer in tried}
     for layer, product in tried.items():
         layer.forward = product
     run()
-    kept = [layer for layer, product in tried.items() if product.end_trial()]
-    for layer in tried.keys() - kept:
-        vars(layer).pop("forward")
-        if before[layer] is not None:
-            layer.forward = before[layer]  # type: ignore[method-assign]
-    return kept
+    for layer, product in tried.items():
+        if not product.end_trial():
+            vars(layer).pop("forward")
+            if before[layer] is not None:
+                layer.forward = before[layer]
 
 
 def plain_linears(root: ModuleCall) -> set[nn.Module]:

@@ -53,7 +53,7 @@ class PendingSum(torch.Tensor):
 
     @classmethod
     def of(cls, one: torch.Tensor, other: torch.Tensor) -> Self:
-        """Return the sum of two tensors. One of them may be a sum of parts that nothing has read."""
+        """Return the sum of two tensors, of which one may be an unread product."""
         if isinstance(one, PendingSum) and one.is_unread_product:
             one, other = other, one
         residual = one.total() if isinstance(one, PendingSum) else one

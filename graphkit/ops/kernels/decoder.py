@@ -11,7 +11,7 @@ from graphkit.ops.decoder import Heads, empty_heads
 from graphkit.ops.kernels.launch import launch
 
 NORM_BLOCK = 16384
-"""Columns that a program holds at a time. Each row is read twice, the second time from a cache."""
+"""Columns that a program holds at a time. Wider rows are read twice, then from a cache."""
 GATE_BLOCK = 1024
 """Columns of a program of the gate."""
 
@@ -37,6 +37,9 @@ def rms_norm_kernel(
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64) * WIDTH
     lane = tl.arange(0, BLOCK)
+    IS_WHOLE: tl.constexpr = WIDTH <= BLOCK
+    if IS_WHOLE:  # nothing is read again, and the weights come together with the row
+        factor = tl.load(weight + lane, mask=lane < WIDTH, other=0.0)
     squares = tl.zeros([BLOCK], tl.float32)
     for begin in tl.static_range(0, WIDTH, BLOCK):
         inside = begin + lane < WIDTH
@@ -49,12 +52,14 @@ def rms_norm_kernel(
         wide = value.to(tl.float32)
         squares += wide * wide
     scale = tl.rsqrt(tl.sum(squares, 0) / WIDTH + eps)
-    tl.debug_barrier()  # other threads may read the sums that a thread has written
+    if not IS_WHOLE:
+        tl.debug_barrier()  # other threads may read the sums that a thread has written
     for begin in tl.static_range(0, WIDTH, BLOCK):
         inside = begin + lane < WIDTH
-        source = x if residual is None else total
-        value = tl.load(source + row + begin + lane, mask=inside, other=0.0)
-        factor = tl.load(weight + begin + lane, mask=inside, other=0.0)
+        if not IS_WHOLE:
+            source = x if residual is None else total
+            value = tl.load(source + row + begin + lane, mask=inside, other=0.0)
+            factor = tl.load(weight + begin + lane, mask=inside, other=0.0)
         tl.store(out + row + begin + lane, normalised(value, scale, factor), mask=inside)
 
 

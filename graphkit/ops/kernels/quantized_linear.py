@@ -196,7 +196,7 @@ def linear_kernel(
             total = products
     if SCALE_COLUMNS == 1 and not SCALES_BLOCKS:
         total *= one_factor
-    if bias is not None:
+    if bias is not None:  # noqa: SIM102 - the compiler knows this, the program the next
         if first == 0:
             total += tl.load(bias + n, mask=is_n, other=0.0).to(tl.float32)[:, None]
     result = total.to(out.dtype.element_ty)

@@ -126,7 +126,7 @@ def test_layers_that_compute_something_else_or_are_kept_stay():
     assert type(model.inner[1]) is Doubled
     restore_linears(model, torch.bfloat16)
     assert model.first.weight.dtype == torch.bfloat16
-    assert type(model.inner[0]) is nn.Linear
+    assert type(model.inner[0]) is Linear
 
 
 def test_a_layer_states_its_bits_and_keeps_the_shape_of_rows():

@@ -183,7 +183,7 @@ def test_aux_states_are_the_inputs_of_layers_and_the_output_of_the_last(target, 
     ids, _, *rest = rows
     seen, handles = [], []
     for layer in target.model.layers:
-        record = lambda _module, given, out: seen.extend((given[1], sum(out)))  # noqa: E731
+        record = lambda _, given, out: seen.extend((given[1], out[0].sum(0) + out[1]))  # noqa: E731
         handles.append(layer.register_forward_hook(record))
     aux = AuxStates((2, 0, 1))
     hidden = target(ids, *rest, aux=aux)
