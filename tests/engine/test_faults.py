@@ -121,6 +121,22 @@ def test_a_prompt_whose_prefill_raises_ends_alone(make_engine, task, labelling_f
     assert [requests[i].output_ids for i in (0, 2)] == [task.expected[i][:3] for i in (0, 2)]
 
 
+@each_generation
+def test_an_error_before_a_request_has_its_row_ends_no_request(
+    make_engine, task, monkeypatch, generation
+):
+    engine = make_engine(generation=generation)
+    requests = [
+        engine.submit(prompt, SamplingParams(max_new_tokens=6)) for prompt in task.prompts[:3]
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(type(engine.memory), "allocate_row", _no_memory)
+        with pytest.raises(MemoryError, match="no memory left"):
+            engine.step()
+    finish(engine)
+    assert [request.output_ids for request in requests] == [task.expected[i][:6] for i in range(3)]
+
+
 class Interrupted:
     """A forward that is interrupted once, at a given call."""
 
@@ -204,3 +220,7 @@ def test_an_interrupted_close_can_be_repeated(make_engine, task, monkeypatch):
 
 def _interrupt(*_):
     raise KeyboardInterrupt
+
+
+def _no_memory(*_):
+    raise MemoryError("no memory left")
