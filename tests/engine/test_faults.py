@@ -202,18 +202,22 @@ def test_steps_of_a_closed_engine_are_refused(make_engine, task):
     engine.close()
 
 
-def test_an_interrupted_close_can_be_repeated(make_engine, task, monkeypatch):
+@pytest.mark.parametrize("at", ["free_all", "free"])
+def test_an_interrupted_close_can_be_repeated(make_engine, task, monkeypatch, at):
+    """It is interrupted before rows and slots, or before the rows of the pool, are free."""
     for generation in ("v1", "v2", "v3"):
         engine = make_engine(generation=generation, batch_sizes=[8])
         engine.capture()
         request = engine.submit(task.prompts[0], SamplingParams(max_new_tokens=9))
         engine.step()
+        pool = engine.memory.pool
         with monkeypatch.context() as patch:
-            patch.setattr(type(engine.memory), "free_all", _interrupt)
+            patch.setattr(type(engine.memory if at == "free_all" else pool), at, _interrupt)
             with pytest.raises(KeyboardInterrupt):
                 engine.close()
         engine.close()
         assert {runner.status for runner in engine.runners} == {"closed"}
+        assert pool.available == pool.size
         assert request.output_ids == task.expected[0][: len(request.output_ids)]
         assert torch.is_grad_enabled()
 
