@@ -339,17 +339,17 @@ class SpeculativeEngine:
             )
         if request.is_finished:
             return
-        if request in self._queue:
-            self._schedule.interrupt()
-        elif self._queue.drop(request):
-            self._end([request])
-        else:
+        if request not in self._queue:
             raise InputError(
                 "abort got a request that neither waits nor runs in this engine. Pass a Request "
                 "that submit of this engine returned.",
                 field="request",
             )
-        request.finish_reason = FinishReason.ABORTED
+        request.finish_reason = FinishReason.ABORTED  # first: an interrupted call ends it, too
+        if self._queue.drop(request):
+            self._end([request])
+        else:
+            self._schedule.interrupt()
         if self._broadcast is not None:
             self._broadcast.aborted(request)
 

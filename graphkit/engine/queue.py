@@ -70,8 +70,8 @@ class RequestQueue:
         return bool(self._waiting or self._admitted)
 
     def __contains__(self, request: Request) -> bool:
-        """Return whether a request has been admitted."""
-        return request in self._admitted
+        """Return whether a request waits or has been admitted."""
+        return request in self._waiting or request in self._admitted
 
     @property
     def can_admit(self) -> bool:
