@@ -265,14 +265,17 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             self._frozen = FrozenValues(self, self._forward)
             if self.buffers.value_checks is not None and self.group is None:
                 self._replayer.frozen = self._frozen  # with a group, a comparison is collective
-            self.status = "captured"
-        self._captured_mode = mode = mode_record(self.step, sizes, self.eager_reason)
-        return CaptureRecord(
+        mode = mode_record(self.step, sizes, self.eager_reason)
+        record = CaptureRecord(
             target=self.step.name,
             backend=self.backend.name,
             environment=environment(self.device),
             modes=(mode,),
         )
+        self._captured_mode = mode
+        if not self.eager_reason:
+            self.status = "captured"
+        return record
 
     def estimate(self, record: CaptureRecord | None = None) -> MemoryEstimate:
         """Return the device memory that this runner takes once it is captured.

@@ -22,7 +22,7 @@ from graphkit.engine.stats import EngineStats, Tally
 from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.graphs import Backend, BatchSizes, backend_for
-from graphkit.kv.contracts import check_request_pool
+from graphkit.kv.contracts import RequestPool, check_request_pool
 from graphkit.kv.pool_use import PoolUse, check_unused
 from graphkit.records import CaptureRecord, MemoryEstimate
 from graphkit.runners.memory_estimate import estimate_memory
@@ -121,9 +121,10 @@ class SpeculativeEngine:
 
     Raises:
         ConfigError: An argument has a wrong type, settings or pools contradict each other, an open
-            engine or ``SpecStepRunner`` uses the pools, the drafter or the algorithm does not
-            implement its interface, ``generation="v3"`` cannot run, or ``spec.linear_attention`` is
-            set for a target without ``recurrent_state``: rejected drafts would stay in its state.
+            engine or ``SpecStepRunner`` uses the pools, no row is free, the drafter or the
+            algorithm does not implement its interface, ``generation="v3"`` cannot run, or
+            ``spec.linear_attention`` is set for a target without ``recurrent_state``: rejected
+            drafts would stay in its state.
     """
 
     def __init__(
@@ -166,6 +167,7 @@ class SpeculativeEngine:
         attention = target.attention
         rows = check_request_pool("target.attention.req_to_token_pool", attention.req_to_token_pool)
         check_unused("SpeculativeEngine", target.pools, allocates=True)
+        _check_free_rows(rows)
         device_step = DeviceStep(target, drafter, context)
         loop_refusal = _loop_refusal(options.backend, spec, group)
         self.plan = _plan(spec, generation, device_step.host_reason or loop_refusal)
@@ -337,17 +339,17 @@ class SpeculativeEngine:
             )
         if request.is_finished:
             return
-        if request in self._queue:
-            self._schedule.interrupt()
-        elif self._queue.drop(request):
-            self._end([request])
-        else:
+        if request not in self._queue:
             raise InputError(
                 "abort got a request that neither waits nor runs in this engine. Pass a Request "
                 "that submit of this engine returned.",
                 field="request",
             )
-        request.finish_reason = FinishReason.ABORTED
+        request.finish_reason = FinishReason.ABORTED  # first: an interrupted call ends it, too
+        if self._queue.drop(request):
+            self._end([request])
+        else:
+            self._schedule.interrupt()
         if self._broadcast is not None:
             self._broadcast.aborted(request)
 
@@ -588,6 +590,21 @@ def _check_generation(generation: object) -> None:
     if generation not in ("v1", "v2", "v3", None):
         raise ConfigError(
             f"generation must be 'v1', 'v2', 'v3' or None, got {generation!r}.", field="generation"
+        )
+
+
+def _check_free_rows(pool: RequestPool) -> None:
+    """Check that an engine can admit a request.
+
+    Raises:
+        ConfigError: The pool has no free row.
+    """
+    if not pool.available:
+        raise ConfigError(
+            f"target.attention.req_to_token_pool is a {type(pool).__name__}: of its {pool.size} "
+            "rows, none is free. SpeculativeEngine takes all free rows for its requests. Free the "
+            "rows, or create a pool for the engine.",
+            field="req_to_token_pool",
         )
 
 

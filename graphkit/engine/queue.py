@@ -70,8 +70,8 @@ class RequestQueue:
         return bool(self._waiting or self._admitted)
 
     def __contains__(self, request: Request) -> bool:
-        """Return whether a request has been admitted."""
-        return request in self._admitted
+        """Return whether a request waits or has been admitted."""
+        return request in self._waiting or request in self._admitted
 
     @property
     def can_admit(self) -> bool:
@@ -137,12 +137,9 @@ class RequestQueue:
             request = next(iter(self._waiting))
             self._admitted[request] = None  # first, so that it is always in one of both
             del self._waiting[request]
-            try:
-                self.prefilling[request] = self._start(request)
-            except Exception as error:
-                if not self._fails_alone:
-                    raise
-                request.fail(error)
+            prefill = self._start(request)
+            if not request.is_finished:
+                self.prefilling[request] = prefill
 
     def prefill(self, begin: Callable[[Sequence[Request], torch.Tensor], None]) -> None:
         """Prefill the next chunks of the admitted requests, in one forward.
@@ -251,19 +248,21 @@ class RequestQueue:
         check_matcher(matcher, self._admission.vocab_size)
 
     def _start(self, request: Request) -> Prefill:
-        """Allocate row and slots; return what is to be prefilled."""
+        """Allocate row and slots; return what is to be prefilled.
+
+        An exception of the matcher fails the request.
+        """
         request.num_admissions += 1
         request.row = self._memory.allocate_row(self._step_slots.most(request))
         has_room = self._memory.reserve([(request.row, self._step_slots.needed(request, 1))])
         assert has_room, "the caller has checked it"
-        matcher, left = request.matcher, request.max_tokens - request.num_tokens
-        return Prefill(
-            request.row,
-            request.sampling,
-            left,
-            (*request.prompt_ids, *request.output_ids),
-            None if matcher is None else root_bitmask(matcher, self._admission.vocab_size),
-        )
+        bitmask = None
+        if request.matcher is not None:
+            with request.matching():
+                bitmask = root_bitmask(request.matcher, self._admission.vocab_size)
+        left = request.max_tokens - request.num_tokens
+        ids = (*request.prompt_ids, *request.output_ids)
+        return Prefill(request.row, request.sampling, left, ids, bitmask)
 
     def _has_room_for(self, request: Request) -> bool:
         if len(self._admitted) >= self._max_running or not self._memory.available_rows:

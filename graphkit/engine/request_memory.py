@@ -76,8 +76,8 @@ class RequestMemory:
     def close(self) -> None:
         """Free all rows and slots, and return the rows to the pool. May be called repeatedly."""
         self.free_all()
-        rows, self._rows = self._rows, []
-        self.pool.free(rows)
+        self.pool.free(self._rows)
+        self._rows = []  # after the call, which an interrupt may prevent
 
     @property
     def available_rows(self) -> int:

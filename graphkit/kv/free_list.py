@@ -13,8 +13,8 @@ from graphkit.errors import AttentionError
 class FreeList:
     """Allocates the numbers 1 to ``count``, the last freed first.
 
-    Every call takes time in proportion to the numbers that it allocates or frees. The memory is a
-    byte per number, and eight bytes per number that was freed.
+    Every call takes time in proportion to the numbers that it allocates or frees. An interrupt
+    before the end of ``free`` frees nothing.
 
     Args:
         count: Largest number.
@@ -25,10 +25,9 @@ class FreeList:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._freed: list[int] = []
+        self._freed: dict[int, None] = {}
         self._next = 1
         """Smallest number that was never allocated."""
-        self._is_allocated = bytearray(count + 1)
 
     def __len__(self) -> int:
         """Return how many numbers are free."""
@@ -36,27 +35,21 @@ class FreeList:
 
     def is_allocated(self, number: int) -> bool:
         """Return whether a number is allocated; False for a number out of range."""
-        return 1 <= number <= self.count and bool(self._is_allocated[number])
+        return 1 <= number < self._next and number not in self._freed
 
     def alloc(self, n: int) -> list[int]:
         """Allocate ``n`` numbers, at most as many as are free; smallest first in a new list."""
         assert n <= len(self), "the caller checks that there are enough"
-        freed = min(n, len(self._freed))
-        numbers = self._freed[len(self._freed) - freed :][::-1]
-        del self._freed[len(self._freed) - freed :]
-        new = n - freed
+        numbers = [self._freed.popitem()[0] for _ in range(min(n, len(self._freed)))]
+        new = n - len(numbers)
         numbers += range(self._next, self._next + new)
         self._next += new
-        for number in numbers:
-            self._is_allocated[number] = 1
         return numbers
 
     def free(self, numbers: Sequence[int]) -> None:
         """Free distinct numbers that are allocated. ``alloc`` returns them in the same order."""
-        for number in numbers:
-            assert self._is_allocated[number], "the caller checks what it frees"
-            self._is_allocated[number] = 0
-        self._freed.extend(reversed(numbers))
+        assert all(map(self.is_allocated, numbers)), "the caller checks what it frees"
+        self._freed |= dict.fromkeys(reversed(numbers))
 
 
 def ints_to_free(owner: str, values: object) -> list[int]:

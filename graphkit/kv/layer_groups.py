@@ -8,10 +8,9 @@ import torch
 
 from graphkit.errors import ConfigError
 from graphkit.kv.pool import TokenToKVPool
-from graphkit.kv.pool_use import TrackedPool
 
 
-class LayerGroupKVPool(TrackedPool):
+class LayerGroupKVPool:
     """A ``KVPool`` of groups of layers; a token has the same slot in all of them.
 
     Args:
@@ -27,7 +26,6 @@ class LayerGroupKVPool(TrackedPool):
     """
 
     def __init__(self, groups: Sequence[TokenToKVPool]) -> None:
-        super().__init__()
         shapes = {(pool.size, pool.page_size, pool.device) for pool in groups}
         if len(shapes) != 1:
             raise ConfigError(

@@ -9,11 +9,10 @@ import torch
 from graphkit.config import require_int
 from graphkit.errors import AttentionError, ConfigError
 from graphkit.kv.contracts import require_device
-from graphkit.kv.pool_use import TrackedPool
 from graphkit.ops.kv_cache import buffer_table, move_kv
 
 
-class TokenToKVPool(TrackedPool):
+class TokenToKVPool:
     """Buffers addressed by token slot, at least one per layer.
 
     Slots ``page_size`` to ``page_size + size - 1`` are for tokens. The first page is the dummy that
@@ -47,7 +46,6 @@ class TokenToKVPool(TrackedPool):
         device: torch.device | str,
         **dims: int,
     ) -> None:
-        super().__init__()
         name = type(self).__name__
         for field, value in ({"size": size, "page_size": page_size} | dims).items():
             require_int(name, field, value)

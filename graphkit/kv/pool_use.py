@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from graphkit.errors import ConfigError
-
-
-class TrackedPool:
-    """Base class of pools. ``uses`` are the open engines and runners over the pool."""
-
-    def __init__(self) -> None:
-        self.uses: WeakSet[PoolUse] = WeakSet()
 
 
 class PoolUse:
@@ -25,11 +18,12 @@ class PoolUse:
 
     Args:
         user: Name of the user's class.
-        pools: Its pools. Other objects are skipped.
+        pools: Its pools, of any class.
         allocates: Whether the user allocates rows and slots.
 
     Attributes:
         user: As passed.
+        pools: As passed.
         allocates: As passed.
 
     Raises:
@@ -37,16 +31,17 @@ class PoolUse:
     """
 
     def __init__(self, user: str, pools: Iterable[object], *, allocates: bool) -> None:
-        self.user, self.allocates = user, allocates
-        self._pools = [pool for pool in pools if isinstance(pool, TrackedPool)]
-        check_unused(user, self._pools, allocates=allocates)
-        for pool in self._pools:
-            pool.uses.add(self)
+        self.user, self.pools, self.allocates = user, tuple(pools), allocates
+        check_unused(user, self.pools, allocates=allocates)
+        _OPEN[id(self)] = self
 
     def end(self) -> None:
         """Let others use the pools. May be called repeatedly."""
-        for pool in self._pools:
-            pool.uses.discard(self)
+        _OPEN.pop(id(self), None)
+
+
+_OPEN: WeakValueDictionary[int, PoolUse] = WeakValueDictionary()
+"""All uses that have not ended, by id."""
 
 
 def check_unused(user: str, pools: Iterable[object], *, allocates: bool) -> None:
@@ -54,15 +49,13 @@ def check_unused(user: str, pools: Iterable[object], *, allocates: bool) -> None
 
     Args:
         user: Name of the class that is going to use them.
-        pools: The pools. Other objects are skipped.
+        pools: The pools.
         allocates: Whether the user allocates rows and slots.
 
     Raises:
         ConfigError: An open engine uses a pool, or the user is an engine and anything uses it.
     """
     for pool in pools:
-        if not isinstance(pool, TrackedPool):
-            continue
         if _other_user(pool, allocates) is not None:
             gc.collect()  # a user may have been dropped in a reference cycle
         other = _other_user(pool, allocates)
@@ -76,5 +69,9 @@ def check_unused(user: str, pools: Iterable[object], *, allocates: bool) -> None
             )
 
 
-def _other_user(pool: TrackedPool, allocates: bool) -> PoolUse | None:
-    return next((use for use in pool.uses if allocates or use.allocates), None)
+def _other_user(pool: object, allocates: bool) -> PoolUse | None:
+    uses = [use for reference in _OPEN.valuerefs() if (use := reference()) is not None]
+    for use in uses:
+        if (allocates or use.allocates) and any(pool is other for other in use.pools):
+            return use
+    return None

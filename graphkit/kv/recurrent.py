@@ -14,7 +14,6 @@ import torch
 from graphkit.config import require_int, require_type
 from graphkit.errors import AttentionError, ConfigError
 from graphkit.kv.contracts import require_device
-from graphkit.kv.pool_use import TrackedPool
 from graphkit.ops.kv_cache import buffer_table, move_kv
 from graphkit.ops.tree import parents_and_depths
 
@@ -63,7 +62,7 @@ class StateSlots:
     is_row: torch.Tensor | None = None
 
 
-class RecurrentStatePool(TrackedPool):
+class RecurrentStatePool:
     """Recurrent states by request row: the committed one, and one after each node of a step.
 
     A verify step reads the committed state and stores the state after every node, rejected ones
@@ -104,7 +103,6 @@ class RecurrentStatePool(TrackedPool):
         shapes: Mapping[str, Sequence[int]],
         dtypes: torch.dtype | Mapping[str, torch.dtype] = torch.float32,
     ) -> None:
-        super().__init__()
         for field, value in {"size": size, "width": width, "layer_num": layer_num}.items():
             require_int("RecurrentStatePool", field, value)
         _check_shapes(shapes)

@@ -10,10 +10,9 @@ from graphkit.config import is_int, require_int
 from graphkit.errors import AttentionError
 from graphkit.kv.contracts import require_device
 from graphkit.kv.free_list import FreeList, ints_to_free
-from graphkit.kv.pool_use import TrackedPool
 
 
-class ReqToTokenPool(TrackedPool):
+class ReqToTokenPool:
     """A table of KV slots, one row per running request.
 
     Row 0 belongs to pad rows: it is never allocated and stays zero, so that a pad row reads the
@@ -32,7 +31,6 @@ class ReqToTokenPool(TrackedPool):
     """
 
     def __init__(self, size: int, max_context_len: int, device: torch.device | str) -> None:
-        super().__init__()
         require_int("ReqToTokenPool", "size", size)
         require_int("ReqToTokenPool", "max_context_len", max_context_len)
         self.size = size

@@ -283,7 +283,8 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         try:
             record = super().capture(progress, attribution=attribution)
         except BaseException:
-            self._loops.close()
+            if self.status == "planned":
+                self._loops.close()
             raise
         self._captured_mode = mode = replace(record.modes[0], loops=self._loops.records())
         return replace(record, modes=(mode,))

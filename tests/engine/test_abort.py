@@ -22,6 +22,10 @@ def engine(request, make_engine):
     return engine
 
 
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
 def run(engine):
     while engine.has_work:
         engine.step()
@@ -43,6 +47,22 @@ def test_a_running_request_keeps_its_tokens_and_the_next_step_frees_its_memory(e
     assert (second.output_ids, second.finish_reason) == (task.expected[1], FinishReason.LENGTH)
     assert engine.memory.held_slots == 0
     assert engine.stats.new_tokens == len(tokens) + 13
+
+
+@pytest.mark.parametrize("at", ["drop", "add"])
+def test_an_interrupted_abort_of_a_waiting_request_ends_it(engine, task, monkeypatch, at):
+    """It is interrupted before the request leaves the queue, or before it is counted."""
+    *running, waiting = (engine.submit(prompt, LONG) for prompt in task.prompts[:3])
+    engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(type(engine._queue if at == "drop" else engine._tally), at, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            engine.abort(waiting)
+    assert waiting.finish_reason is FinishReason.ABORTED
+    engine.abort(waiting)
+    run(engine)
+    assert (waiting.output_ids, waiting.row) == ([], 0)
+    assert [request.output_ids for request in running] == task.expected[:2]
 
 
 def test_waiting_requests_take_the_place_of_aborted_ones(engine, task):

@@ -15,6 +15,7 @@ from graphkit.engine import (
     SamplingParams,
 )
 from graphkit.errors import CaptureError, ConfigError, InputError, ReplayError
+from graphkit.graphs import environment
 
 GENERATIONS = ["v1", "v2", "v3"]
 chain_and_tree = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
@@ -222,6 +223,30 @@ class TestCapture:
             engine.capture()
         engine.capture()
         assert {runner.status for runner in engine.runners} == {"captured"}
+        requests = engine.generate(task.prompts[:8], SamplingParams(max_new_tokens=6))
+        assert outputs(requests) == [text[:6] for text in task.expected[:8]]
+        assert engine.stats.fallbacks == {}
+
+    @pytest.mark.parametrize(("generation", "call"), [("v1", 1), ("v2", 1), ("v3", 1), ("v3", 2)])
+    def test_an_interrupted_capture_may_be_repeated(
+        self, make_engine, task, monkeypatch, generation, call
+    ):
+        """It is interrupted after all sizes are captured: in v3, of the prologue or of the step."""
+        engine = make_engine(generation=generation, batch_sizes=[8])
+        calls = []
+
+        def interrupt(device):
+            calls.append(device)
+            if len(calls) == call:
+                raise KeyboardInterrupt
+            return environment(device)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("graphkit.runners.runner.environment", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                engine.capture()
+        assert {runner.status for runner in engine.runners} == {"planned"}
+        engine.capture()
         requests = engine.generate(task.prompts[:8], SamplingParams(max_new_tokens=6))
         assert outputs(requests) == [text[:6] for text in task.expected[:8]]
         assert engine.stats.fallbacks == {}

@@ -121,6 +121,22 @@ def test_a_prompt_whose_prefill_raises_ends_alone(make_engine, task, labelling_f
     assert [requests[i].output_ids for i in (0, 2)] == [task.expected[i][:3] for i in (0, 2)]
 
 
+@each_generation
+def test_an_error_before_a_request_has_its_row_ends_no_request(
+    make_engine, task, monkeypatch, generation
+):
+    engine = make_engine(generation=generation)
+    requests = [
+        engine.submit(prompt, SamplingParams(max_new_tokens=6)) for prompt in task.prompts[:3]
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(type(engine.memory), "allocate_row", _no_memory)
+        with pytest.raises(MemoryError, match="no memory left"):
+            engine.step()
+    finish(engine)
+    assert [request.output_ids for request in requests] == [task.expected[i][:6] for i in range(3)]
+
+
 class Interrupted:
     """A forward that is interrupted once, at a given call."""
 
@@ -186,21 +202,29 @@ def test_steps_of_a_closed_engine_are_refused(make_engine, task):
     engine.close()
 
 
-def test_an_interrupted_close_can_be_repeated(make_engine, task, monkeypatch):
+@pytest.mark.parametrize("at", ["free_all", "free"])
+def test_an_interrupted_close_can_be_repeated(make_engine, task, monkeypatch, at):
+    """It is interrupted before rows and slots, or before the rows of the pool, are free."""
     for generation in ("v1", "v2", "v3"):
         engine = make_engine(generation=generation, batch_sizes=[8])
         engine.capture()
         request = engine.submit(task.prompts[0], SamplingParams(max_new_tokens=9))
         engine.step()
+        pool = engine.memory.pool
         with monkeypatch.context() as patch:
-            patch.setattr(type(engine.memory), "free_all", _interrupt)
+            patch.setattr(type(engine.memory if at == "free_all" else pool), at, _interrupt)
             with pytest.raises(KeyboardInterrupt):
                 engine.close()
         engine.close()
         assert {runner.status for runner in engine.runners} == {"closed"}
+        assert pool.available == pool.size
         assert request.output_ids == task.expected[0][: len(request.output_ids)]
         assert torch.is_grad_enabled()
 
 
 def _interrupt(*_):
     raise KeyboardInterrupt
+
+
+def _no_memory(*_):
+    raise MemoryError("no memory left")

@@ -10,6 +10,7 @@ import torch
 import graphkit as gk
 from engine_target import CONTEXT, ROWS, SIZES, SPEC, TableForward
 from graphkit.kv import RecurrentStatePool
+from own_attention import BlockTable, GatherAttention, StackedPool
 
 PARAMS = gk.SamplingParams(max_new_tokens=9)
 
@@ -31,7 +32,8 @@ def model(device):
 
 
 def open_engine(model, **options):
-    settings = {"spec": SPEC, "sizes": SIZES, "device": model.attention.kv_pool.device}
+    device = model.attention.req_to_token_pool.device
+    settings = {"spec": SPEC, "sizes": SIZES, "device": device}
     return gk.SpeculativeEngine(model, gk.NgramDrafter(), **settings | options)
 
 
@@ -72,6 +74,42 @@ def test_each_pool_has_one_engine(device):
             with pytest.raises(gk.ConfigError, match=f"cannot use this {name}: {ENGINE}"):
                 open_engine(model_over(*pools))
         open_engine(model_over(*others)).close()
+
+
+def test_pools_that_derive_from_no_class_of_graphkit_have_one_engine():
+    def own_model(table, pool):
+        return gk.EngineModel(lambda inputs: None, GatherAttention(table, pool))
+
+    def own_pools():
+        table = BlockTable(ROWS, CONTEXT, "cpu")
+        return table, StackedPool(ROWS * CONTEXT, 1, 1, 1, 16, "cpu")
+
+    def open_own_engine(*pools):
+        return open_engine(own_model(*pools))
+
+    table, pool = own_pools()
+    with open_own_engine(table, pool):
+        others = own_pools()
+        for pools, name in (
+            ((table, others[1]), "BlockTable"),
+            ((others[0], pool), "StackedPool"),
+        ):
+            with pytest.raises(gk.ConfigError, match=f"cannot use this {name}: {ENGINE}"):
+                open_own_engine(*pools)
+        open_own_engine(*others).close()
+    open_own_engine(table, pool).close()
+
+
+def test_an_engine_without_a_free_row_is_refused(model):
+    """It would admit no request, and ``generate`` would not end."""
+    pool = model.attention.req_to_token_pool
+    rows = pool.alloc(ROWS)
+    with pytest.raises(gk.ConfigError, match=f"of its {ROWS} rows, none is free") as caught:
+        open_engine(model)
+    assert caught.value.field == "req_to_token_pool"
+    pool.free(rows[:1])
+    with open_engine(model) as engine:
+        assert_works(engine)
 
 
 def test_an_engine_that_is_refused_does_not_hold_its_pools(model):
