@@ -212,10 +212,12 @@ class Replayer(Generic[OutputT]):
         """Prepare the replays of so many requests at a size, or at the smallest that holds them.
 
         Raises:
-            InputError: ``requests`` is not an int.
+            InputError: ``requests`` or ``size`` is not an int.
             SizeError: The size was not captured, or does not hold the requests.
         """
         require_count("batch_size", requests)
+        if size is not None:
+            require_count("padded_batch_size", size)
         padded = self._table.fit(max(requests, 0)) if size is None else size
         least = 1 if size is None else 0  # an idle batch replays pads at the size that it names
         if padded not in self.graphs or not least <= requests <= padded:

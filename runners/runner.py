@@ -252,7 +252,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
                 f"capture() needs a planned runner, but this one is {self.status}. "
                 "Create a new runner."
             )
-        _check_callable("progress", progress)
+        if progress is not None:
+            _check_callable("progress", progress)
         self._captured_at = caller_line()
         sizes: tuple[SizeRecord, ...] = ()
         if not self.eager_reason:
@@ -365,7 +366,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             CaptureError: A size cannot be captured.
             ConfigError: The runner has no such size, or an argument has a wrong type.
         """
-        _check_callable("make_batch", make_batch)
+        if make_batch is not None:
+            _check_callable("make_batch", make_batch)
         table = self.table
         chosen_backend = self.capturing_backend(
             None if backend is None else backend_for("auto", backend)
@@ -486,13 +488,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         """
         if self._replayer is None or self.status != "captured":
             self._require_captured("stage")
-        try:
-            return stage(self._replayer, batch_size, num_tokens)  # type: ignore[arg-type]
-        except TypeError:
-            require_count("batch_size", batch_size)
-            if num_tokens is not None:
-                require_count("num_tokens", num_tokens)
-            raise
+        return stage(self._replayer, batch_size, num_tokens)  # type: ignore[arg-type]
 
     def run(
         self, batch: InputsT, *, padded_batch_size: int | None = None, clone: bool = False
@@ -622,9 +618,12 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         batches that fall back are not observed.
 
         Raises:
+            ConfigError: ``observer`` cannot be called.
             ReplayError: The runner is not ``captured``.
         """
-        return observed(self._require_captured("observe"), observer)
+        replayer = self._require_captured("observe")
+        _check_callable("observer", observer)
+        return observed(replayer, observer)
 
     @contextmanager
     def without_stats(self) -> Iterator[None]:
@@ -835,5 +834,5 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
 
 
 def _check_callable(argument: str, value: object) -> None:
-    if value is not None and not callable(value):
+    if not callable(value):
         raise ConfigError(f"{argument} must be a function, got {value!r}.", field=argument)
