@@ -82,8 +82,21 @@ class ReplayConsensus:
             return self._message(Choice.REPLAY, requests, padded_batch_size)
 
         agreed = self._agree(ready)
-        self.require_replay(agreed)
+        self._require_replay(agreed)
         return agreed.padded_batch_size
+
+    def size_to_replay(self, batch: Any, status: str, padded_batch_size: int | None) -> int | None:
+        """Return the size at which all ranks replay; without agreement, ``padded_batch_size``.
+
+        Raises:
+            RankError: Another rank cannot replay.
+            InputError, ReplayError, SizeError: See ``agree``.
+        """
+        if not self.agrees:
+            return padded_batch_size
+        agreed = self.agree(batch, status, padded_batch_size)
+        self._require_replay(agreed)
+        return agreed.padded_batch_size or None
 
     def counted(self, agreed: AgreedSize) -> AgreedSize:
         """Count an agreement, and return it."""
@@ -91,19 +104,6 @@ class ReplayConsensus:
             self.agreements += 1
             self.idle += not agreed.batch_sizes[self._group.rank]
         return agreed
-
-    def require_replay(self, agreed: AgreedSize) -> None:
-        """Refuse an agreement to run without a graph.
-
-        Raises:
-            RankError: A rank cannot replay.
-        """
-        if not agreed.can_replay:
-            raise RankError(
-                f"the ranks cannot replay this step: {self.explain(agreed)}. Call run(batch) on "
-                "all ranks, which falls back on all.",
-                ranks=agreed.eager_ranks,
-            )
 
     def explain(self, agreed: AgreedSize) -> str:
         """Return the reason why this rank cannot replay, or else the first rank that cannot."""
@@ -129,6 +129,19 @@ class ReplayConsensus:
         if self.agrees:
             self._group.refuse(self._message(Choice.REFUSED), error)
         raise error
+
+    def _require_replay(self, agreed: AgreedSize) -> None:
+        """Refuse an agreement to run without a graph.
+
+        Raises:
+            RankError: A rank cannot replay.
+        """
+        if not agreed.can_replay:
+            raise RankError(
+                f"the ranks cannot replay this step: {self.explain(agreed)}. Call run(batch) on "
+                "all ranks, which falls back on all.",
+                ranks=agreed.eager_ranks,
+            )
 
     def _agree(self, ready: Callable[[], RankReady]) -> AgreedSize:
         try:

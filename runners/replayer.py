@@ -123,7 +123,11 @@ class Replayer(Generic[OutputT]):
         if self._value_checks is not None:
             self._value_checks.report()
             self._value_checks.check(batch)
-        plan = self.plans.get((batch.batch_size, padded_batch_size))
+        try:
+            plan = self.plans.get((batch.batch_size, padded_batch_size))
+        except TypeError:  # it has no hash
+            require_count("padded_batch_size", padded_batch_size)
+            raise
         if plan is None:
             if batch.batch_size == 0:
                 self.dispatch.check_idle(batch)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, Literal, Self, TypeVar
@@ -255,13 +255,13 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         if progress is not None:
             _check_callable("progress", progress)
         self._captured_at = caller_line()
-        sizes: tuple[SizeRecord, ...] = ()
+        sizes: Sequence[SizeRecord] = ()
         if not self.eager_reason:
             capture = SizeCapture(
                 self.step, self.table, self.capturing_backend(), self.mutable_state, attribution
             )
-            graphs, sizes = capture.capture(progress or (lambda _size: None))
-            self._replayer = self.make_replayer(graphs)
+            self._replayer = self.make_replayer(capture.capture(progress))
+            sizes = capture.records
             self._replayer.consensus = self._consensus
             self._frozen = FrozenValues(self, self._forward)
             if self.buffers.value_checks is not None and self.group is None:
@@ -280,16 +280,9 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
 
         The tensors of the runner exist already, so their bytes are exact. The memory of the graphs
         is predicted: the largest, the middle and the smallest size are captured, measured and
-        closed. On CUDA, all sizes share one pool, and the largest one is captured first, so that
-        the others add little: the pool does not grow with the number of sizes. Two small sizes
-        would not show that, since the allocator of torch rounds small and large blocks
-        differently. On the recorder, graphs share no memory, and the bytes of the other sizes are
-        interpolated.
-
-        The prediction needs the memory of the largest size for a while. Memory of executables is
-        what the driver allocates during their captures; other processes on the device disturb it.
-        Runners that share a backend share its pool: estimate them together, as
-        ``SpeculativeEngine.estimate`` does.
+        closed, which needs the memory of the largest one for a while. Other processes on the device
+        disturb the measurement. Runners that share a backend share its pool: estimate them
+        together, as ``SpeculativeEngine.estimate`` does.
 
         A captured runner returns what its graphs took. With ``group`` all ranks call this.
 
@@ -325,14 +318,10 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             return
         for size in self.table:
             self.buffers.prepare(size)
-        capture = SizeCapture(
-            self.step, trial_sizes(self.table), self.capturing_backend(), self.mutable_state
-        )
-        graphs, sizes = capture.capture()
-        with ExitStack() as closing:
-            for graph in graphs.values():
-                closing.callback(graph.close)
-            yield mode_record(self.step, sizes, "")
+        table = trial_sizes(self.table)
+        capture = SizeCapture(self.step, table, self.capturing_backend(), self.mutable_state)
+        with capture.temporary_graphs():
+            yield mode_record(self.step, capture.records, "")
 
     @property
     def graph_bytes(self) -> int:
@@ -448,11 +437,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             self._require_captured("replay")
         if self._consensus is not None:
             return self._consensus.run(self._replay_on_ranks, batch, padded_batch_size, clone)
-        try:
-            output: OutputT = self._replayer.replay(batch, padded_batch_size)  # type: ignore[union-attr]
-        except (AttributeError, TypeError):
-            self._check_arguments(batch, padded_batch_size)
-            raise
+        output: OutputT = self._replayer.replay(batch, padded_batch_size)  # type: ignore[union-attr]
         return output.clone() if clone else output
 
     def sample_batch(self, batch_size: int, seed: int = 0) -> InputsT:
@@ -507,7 +492,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             ReplayError: The runner is closed.
         """
         if self._consensus is not None and self.status != "closed":
-            return self._consensus.run(self._run_on_ranks, batch, padded_batch_size, clone)
+            call = self._run_on_ranks if self._consensus.agrees else self._run_alone
+            return self._consensus.run(call, batch, padded_batch_size, clone)
         return self._run_alone(batch, padded_batch_size, clone)
 
     def _run_alone(self, batch: InputsT, padded_batch_size: int | None, clone: bool) -> OutputT:
@@ -742,22 +728,13 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
     ) -> OutputT:
         """Replay as all ranks do."""
         assert self._consensus is not None, "a member of a group has a consensus"
-        if self._consensus.agrees:
-            agreed = self._consensus.agree(batch, self.status, padded_batch_size)
-            self._consensus.require_replay(agreed)
-            padded_batch_size = agreed.padded_batch_size or None
-        try:
-            output: OutputT = self._require_captured("replay").replay(batch, padded_batch_size)
-        except (AttributeError, TypeError):
-            self._check_arguments(batch, padded_batch_size)
-            raise
+        size = self._consensus.size_to_replay(batch, self.status, padded_batch_size)
+        output: OutputT = self._require_captured("replay").replay(batch, size)
         return output.clone() if clone else output
 
     def _run_on_ranks(self, batch: InputsT, padded_batch_size: int | None, clone: bool) -> OutputT:
         """Replay or fall back, as all ranks do."""
         assert self._consensus is not None, "a member of a group has a consensus"
-        if not self._consensus.agrees:
-            return self._run_alone(batch, padded_batch_size, clone)
         agreed = self._consensus.agree(batch, self.status, padded_batch_size)
         if agreed.mode is ForwardMode.IDLE:
             return self._fall_back(batch, ())
@@ -770,12 +747,6 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         reason = self._consensus.explain(agreed)
         self.dispatch.count_fallback(reason, self.mode.name, lambda: reason)
         return self.fall_back(batch)
-
-    def _check_arguments(self, batch: InputsT, padded_batch_size: int | None) -> None:
-        """Refuse arguments of a wrong type."""
-        self.dispatch.require_inputs(batch)
-        if padded_batch_size is not None:
-            require_count("padded_batch_size", padded_batch_size)
 
     def _pads_without_graph(self) -> OutputT:
         """Run a padded step on pads alone, for collectives that others run eagerly."""

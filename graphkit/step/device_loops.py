@@ -358,7 +358,7 @@ class DeviceLoops:
             return output
 
         mode = ForwardMode.STEP
-        graphs, _ = SizeCapture(
+        return SizeCapture(
             _LoopBody(
                 body,
                 mode,
@@ -373,7 +373,6 @@ class DeviceLoops:
             self._backend,
             {},
         ).capture()
-        return graphs
 
     def _signals_of_ranks(self) -> torch.Tensor | None:
         """Return the sum of ``end_signals`` of all ranks; ``None`` for one rank."""

@@ -15,5 +15,5 @@ COMPRESSED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
 )
 def test_what_is_no_object_is_named(groups):
     config = {"quantization_config": {**COMPRESSED, "config_groups": groups}}
-    with pytest.raises(CheckpointError, match=r"config_groups of compressed-tensors .* expected objects by name"):
+    with pytest.raises(CheckpointError, match=r"config_groups of .* expected objects by name"):
         stored_layout(config)
