@@ -401,11 +401,12 @@ class SpeculativeEngine:
         self._remove_finished()  # requests that were aborted
         if self._queue.prefilling or self._queue.can_admit:
             self._schedule.interrupt()
+            if self._schedule.can_admit:
+                self._queue.admit()
+                if self._queue.prefilling:
+                    self._queue.prefill(self._schedule.begin)
+                self._remove_finished()  # requests that failed
         if self._schedule.can_admit:
-            self._queue.admit()
-            if self._queue.prefilling:
-                self._queue.prefill(self._schedule.begin)
-            self._remove_finished()
             self._make_room()
         if self._queue.running:
             self._schedule.advance(

@@ -35,8 +35,8 @@ from graphkit.ops.loop_layout import Report
 from graphkit.runners import Runner
 from graphkit.step import DeviceStep, StepBody, StepResult
 from graphkit.step.acceptance import Links
+from graphkit.step.device_copies import to_device
 from graphkit.step.draft_lengths import HostLengths
-from graphkit.step.step_tensors import to_device
 
 
 class RunningBatch:

@@ -24,7 +24,8 @@ from graphkit.runners.dispatch import Reason
 from graphkit.runners.memory_estimate import trial_sizes
 from graphkit.spec import SpecConfig
 from graphkit.step.admission import Admission, Prefill
-from graphkit.step.context import EngineContext, EngineModel, StepOptions
+from graphkit.step.context import EngineContext, StepOptions
+from graphkit.step.device_copies import to_device
 from graphkit.step.device_loops import DeviceLoops, LoopStep
 from graphkit.step.device_step import (
     DeviceStep,
@@ -35,11 +36,11 @@ from graphkit.step.device_step import (
 )
 from graphkit.step.draft_lengths import DraftLengths
 from graphkit.step.drafter import Drafter
+from graphkit.step.engine_model import EngineModel
 from graphkit.step.request_state import RequestState
 from graphkit.step.sampling_params import SamplingParams
 from graphkit.step.slot_checks import SlotChecks
 from graphkit.step.step_stream import StepStream
-from graphkit.step.step_tensors import to_device
 
 logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
