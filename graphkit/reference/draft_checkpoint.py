@@ -15,7 +15,6 @@ from graphkit.config import is_int
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.reference.checkpoint_folder import (
     StoredWeights,
-    default_folder,
     read_config,
     write_folder,
 )
@@ -39,10 +38,10 @@ from graphkit.reference.eagle3_layout import (
     is_eagle3,
     layer_config,
 )
+from graphkit.reference.layers import store_by_columns
 from graphkit.reference.mtp import MTPHead
 from graphkit.reference.sharded_layers import part_of, split_head
 from graphkit.reference.tensor_parallel import group_of
-from graphkit.reference.weight_layout import store_by_columns
 
 Head = TypeVar("Head", bound=nn.Module)
 
@@ -53,26 +52,6 @@ _ARCHITECTURES = {
     MTPHead: "LlamaForCausalLMNextN",
     DFlashHead: ARCHITECTURE,
 }
-
-
-def default_eagle_checkpoint() -> Path:
-    """Return the folder of the Eagle head trained for the reference model."""
-    return default_folder("eagle")
-
-
-def default_eagle3_checkpoint() -> Path:
-    """Return the folder of the EAGLE-3 head trained for the reference model."""
-    return default_folder("eagle3")
-
-
-def default_dflash_checkpoint() -> Path:
-    """Return the folder of the DFLASH head trained for the reference model."""
-    return default_folder("dflash")
-
-
-def default_mtp_checkpoint() -> Path:
-    """Return the folder of the MTP layers trained for the reference model."""
-    return default_folder("mtp")
 
 
 def head_algorithm(folder: str | Path) -> str:

@@ -17,9 +17,9 @@ from graphkit.engine import SpeculativeEngine
 from graphkit.errors import ConfigError
 from graphkit.graphs import Backend, named_tensors
 from graphkit.kv import ReqToTokenPool
+from graphkit.reference.checkpoint import default_checkpoint
 from graphkit.reference.dflash import DFlashHead
 from graphkit.reference.draft_checkpoint import (
-    default_mtp_checkpoint,
     load_mtp_head,
 )
 from graphkit.reference.eagle import EagleHead
@@ -87,7 +87,7 @@ def reference_target(
     if checkpoint is not None:
         name = f"reference {Path(checkpoint).name}"
         return model_target(models.target, name=name, attention=attention, **options)
-    head, mtp = models.draft, load_mtp_head(default_mtp_checkpoint(), models.target)
+    head, mtp = models.draft, load_mtp_head(default_checkpoint("mtp"), models.target)
     assert isinstance(head, EagleHead), "the draft model of EAGLE"
     if quantize is not None:
         quantize_layers(mtp, quantize)
