@@ -38,7 +38,7 @@ from graphkit.records import (
     SizeRecord,
 )
 from graphkit.runners.capture import SizeCapture, mode_record
-from graphkit.runners.dispatch import Decision, Dispatch, require_count, size_error
+from graphkit.runners.dispatch import Decision, Dispatch
 from graphkit.runners.frozen_values import FrozenValue, FrozenValues
 from graphkit.runners.known_memory import memory_names, memory_parts
 from graphkit.runners.memory_estimate import estimate_memory, trial_sizes
@@ -219,9 +219,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             state = self.status if self.group is None else "in a group"
             raise ReplayError(f"join() needs a planned runner without group; this one is {state}.")
         self.group = group
-        self._consensus = ReplayConsensus(
-            group, group.add(self), self.step, self.dispatch, self.table
-        )
+        self._consensus = ReplayConsensus(group, group.add(self), self.step, self.dispatch)
 
     def capture(
         self,
@@ -547,7 +545,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
 
         Args:
             batch: As for ``replay``.
-            padded_batch_size: Size to run at; by default the smallest that fits.
+            padded_batch_size: Captured size to run at; by default the smallest that fits.
 
         Returns:
             The live rows.
@@ -565,20 +563,12 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
 
     def _run_padded(self, batch: InputsT, padded_batch_size: int | None) -> OutputT:
         self.dispatch.require_inputs(batch)
-        requests, tokens = batch.batch_size, self.buffers.count_tokens(batch)
-        if not requests:
+        if not batch.batch_size:
             return self.fall_back(batch)
-        if padded_batch_size is not None:
-            require_count("padded_batch_size", padded_batch_size)
-        size = self.table.fit(requests) if padded_batch_size is None else padded_batch_size
-        if not 0 < requests <= size <= self.table.largest:
-            raise size_error(requests, size, self.table)
-        self.dispatch.check(batch)
-        if self.buffers.value_checks is not None:
-            self.buffers.value_checks.report()
-            self.buffers.value_checks.check(batch)
+        size = self.dispatch.checked_size(batch, padded_batch_size)
         self.backend.wait_for_replays()
-        return self.step.padded(batch, size).live(requests, tokens)
+        output = self.step.padded(batch, size)
+        return output.live(batch.batch_size, self.buffers.count_tokens(batch))
 
     def run_pads(self, agreed: AgreedSize) -> None:
         """Run pads as agreed with the other ranks; see ``RankGroup.idle``."""
