@@ -183,9 +183,7 @@ def last_outputs(layer: nn.Linear | QuantizedLinear, rows_TH: Tensor, first: int
     return project(rows_TH, layer.weight[first:], bias)
 
 
-def quantize_layers(
-    module: nn.Module, quantization: str, device: torch.device | str | None = None
-) -> None:
+def quantize_layers(module: nn.Module, quantization: str) -> None:
     """Quantise the linear layers of the decoder layers in a model or head, in place.
 
     Other layers stay as they are: the output head, and those that merge the inputs of a head.
@@ -193,11 +191,10 @@ def quantize_layers(
     Args:
         module: The model or head.
         quantization: A name of ``QUANTIZATIONS``.
-        device: Where to quantise; ``None`` for the device of each layer.
     """
     for layer in module.modules():
         if isinstance(layer, Attention | MLP):
-            quantize_linears(layer, quantization, device=device)
+            quantize_linears(layer, quantization)
 
 
 def store_by_columns(model: nn.Module) -> None:

@@ -101,9 +101,7 @@ def tree_target(device: str = "cpu") -> CaptureTarget:
     return reference_target(device, topk=2)
 
 
-def eagle3_target(
-    device: str = "cpu", *, topk: int = 1, max_batch_size: int | None = None
-) -> CaptureTarget:
+def eagle3_target(device: str = "cpu", *, topk: int = 1) -> CaptureTarget:
     """Create a target of the reference model and its EAGLE-3 head; see ``reference_target``.
 
     The head reads three layers of the model, so that MULTI_LAYER_EAGLE is left out.
@@ -112,12 +110,10 @@ def eagle3_target(
     models = load_models("EAGLE3", device=device, dtype=dtype)
     assert isinstance(models.draft, Eagle3Head), "the draft model of EAGLE3"
     name = "reference model with EAGLE-3"
-    return model_target(
-        models.target, models.draft, name=name, topk=topk, max_batch_size=max_batch_size
-    )
+    return model_target(models.target, models.draft, name=name, topk=topk)
 
 
-def dflash_target(device: str = "cpu", *, max_batch_size: int | None = None) -> CaptureTarget:
+def dflash_target(device: str = "cpu") -> CaptureTarget:
     """Create a target of the DFLASH head of the reference model; see ``reference_target``.
 
     TARGET_VERIFY is that of the draft worker, which runs the blocks of the head. STEP is the whole
@@ -127,7 +123,7 @@ def dflash_target(device: str = "cpu", *, max_batch_size: int | None = None) -> 
     models = load_models("DFLASH", device=device, dtype=dtype)
     assert isinstance(models.draft, DFlashHead), "the draft model of DFLASH"
     name = "DFLASH head of the reference model"
-    return model_target(models.target, models.draft, name=name, max_batch_size=max_batch_size)
+    return model_target(models.target, models.draft, name=name)
 
 
 def model_target(
