@@ -217,7 +217,7 @@ def check_algorithm(algorithm: str) -> str:
     Raises:
         ConfigError: The name is not in ``ALGORITHMS``.
     """
-    name = algorithm.upper()
+    name = algorithm.upper() if isinstance(algorithm, str) else ""
     if name not in ALGORITHMS:
         raise ConfigError(
             f"algorithm {algorithm!r} has no reference drafter. Use one of "
