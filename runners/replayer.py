@@ -173,6 +173,15 @@ class Replayer(Generic[OutputT]):
             count.padded_rows += plan.replays * (rows - plan.tokens) + plan.missing_rows
         return count
 
+    def counts(self) -> dict[ReplayPlan, tuple[int, int]]:
+        """Return replays and missing rows of each plan, for ``reset_counts``."""
+        return {plan: (plan.replays, plan.missing_rows) for plan in self.plans.values()}
+
+    def reset_counts(self, counts: Mapping[ReplayPlan, tuple[int, int]]) -> None:
+        """Set the counts of plans to earlier ones; 0 for plans that were made since."""
+        for plan in self.plans.values():
+            plan.replays, plan.missing_rows = counts.get(plan, (0, 0))
+
     def close(self) -> None:
         """Close the graphs. Staged batches become invalid."""
         self._final_count = self.count()

@@ -603,15 +603,16 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
 
     @contextmanager
     def without_stats(self) -> Iterator[None]:
-        """Leave the replays and fallbacks of a block out of ``stats``."""
+        """Leave the replays and fallbacks of a block out of ``stats`` when it has ended."""
         replayer, counts_fallbacks = self._replayer, self.dispatch.counts_fallbacks
+        before = {} if replayer is None else replayer.counts()
         self.dispatch.counts_fallbacks = False
-        if replayer is not None and self.status == "captured":
-            self._replayer = self.make_replayer(replayer.graphs)
         try:
             yield
         finally:
-            self._replayer, self.dispatch.counts_fallbacks = replayer, counts_fallbacks
+            self.dispatch.counts_fallbacks = counts_fallbacks
+            if self._replayer is not None:
+                self._replayer.reset_counts(before)
 
     # Sight.
 

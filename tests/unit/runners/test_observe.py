@@ -69,6 +69,18 @@ def test_observers_nest(runner, make_batch):
     assert order == ["inner", "outer"]
 
 
+def test_replays_that_are_not_counted_are_observed(runner, make_batch):
+    seen = []
+
+    def observer(replay):
+        seen.append(replay.batch_size)
+        return replay()
+
+    with runner.observe(observer), runner.without_stats():
+        runner.replay(make_batch(2))
+    assert (seen, runner.stats.replays) == ([2], 0)
+
+
 def test_an_observer_that_fails_leaves_the_runner_usable(
     runner, make_batch, expect, assert_same, assert_in_step
 ):
