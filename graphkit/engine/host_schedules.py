@@ -10,21 +10,19 @@ extra step are dropped.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 import torch
 
 from graphkit.engine.request import Request
-from graphkit.engine.request_memory import RequestMemory, StepSlots
 from graphkit.engine.running_batch import PendingReport, RunningBatch
 from graphkit.engine.schedule import Schedule
 from graphkit.ops.loop_layout import Report
-from graphkit.step import DeviceStep, StepResult
+from graphkit.step import StepResult
 
 
 class HostInLoop(Schedule):
-    """Generation v1: waits for each step's tokens; see ``Schedule`` for the arguments."""
+    """Generation v1: waits for each step's tokens; see ``Schedule``."""
 
     def begin(self, requests: Sequence[Request], report: torch.Tensor) -> None:
         """See ``Schedule.begin``. Waits for the tokens."""
@@ -51,29 +49,13 @@ class HostInLoop(Schedule):
         ]
         result.body.drafter.extend_accepted(result.verified, catch_up)
 
-    def drain(self) -> None:
-        """Do nothing: every step delivers its own tokens."""
-
     def _catch_up(self, result: StepResult) -> None:
         counts = result.verified.counts.num_accepted_tokens.tolist()
         result.body.drafter.extend_accepted(result.verified, counts)
 
 
 class Overlapped(Schedule):
-    """Generation v2: enqueues a step before it reads the previous one's tokens.
-
-    See ``Schedule`` for the arguments.
-    """
-
-    def __init__(
-        self,
-        device_step: DeviceStep,
-        memory: RequestMemory,
-        step_slots: StepSlots,
-        steps_at_once: int,
-    ) -> None:
-        super().__init__(device_step, memory, step_slots, steps_at_once)
-        self._pending: deque[PendingReport] = deque()
+    """Generation v2: enqueues a step before it reads the one before; see ``Schedule``."""
 
     def begin(self, requests: Sequence[Request], report: torch.Tensor) -> None:
         """See ``Schedule.begin``. Does not wait; the next step delivers the tokens."""
@@ -92,19 +74,6 @@ class Overlapped(Schedule):
         self._enqueue(batch)
         self._deliver(len(self._pending) - 1)
 
-    def drain(self) -> None:
-        """See ``Schedule.drain``."""
-        self._deliver(len(self._pending))
-
-    def reset(self) -> None:
-        """See ``Schedule.reset``."""
-        super().reset()
-        self._pending.clear()
-
-    @property
-    def _steps_in_flight(self) -> int:
-        return len(self._pending)
-
     def _enqueue(self, batch: RunningBatch) -> None:
         """Enqueue a whole step without waiting for the device."""
         result = self._draft_and_verify(batch)
@@ -113,7 +82,3 @@ class Overlapped(Schedule):
 
     def _catch_up(self, result: StepResult) -> None:
         result.body.drafter.extend(result.verified)
-
-    def _deliver(self, count: int) -> None:
-        for _ in range(count):
-            self._deliver_one(self._pending.popleft())

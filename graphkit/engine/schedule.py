@@ -9,6 +9,7 @@ on the tokens of all earlier steps.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -56,6 +57,8 @@ class Schedule(ABC):
         """The batch that slots are reserved for."""
         self._steps_left = 0
         """Steps of this batch that have slots."""
+        self._pending: deque[PendingReport] = deque()
+        """Reports on their way to the host, of first tokens and of steps."""
         self._chooser: HostLengths | None = None
         if device_step.context.spec.is_adaptive:
             self._chooser = HostLengths(device_step, device_step.verifier.runner.table.sizes)
@@ -82,18 +85,13 @@ class Schedule(ABC):
         if batch is not self._batch:
             self._batch, self._steps_left = batch, 0
         if not self._steps_left:
-            self._steps_left = self._reserve(batch, self._steps_in_flight)
+            self._steps_left = self._reserve(batch, len(self._pending))
         return self._steps_left > 0
 
     def give_back(self, batch: RunningBatch) -> None:
         """Free the slots that the next step does not need. No step is in flight."""
         self._memory.shrink(self._lengths(batch, 1))
         self._batch = None
-
-    @property
-    def _steps_in_flight(self) -> int:
-        """Steps and first tokens that the host has not seen."""
-        return 0
 
     def _reserve(self, batch: RunningBatch, in_flight: int) -> int:
         """Reserve slots for as many steps as possible, and return how many.
@@ -128,13 +126,14 @@ class Schedule(ABC):
             is_prefilling: Whether a prompt is to be continued before the next step.
         """
 
-    @abstractmethod
     def drain(self) -> None:
         """Wait for all tokens on their way to the host and deliver them."""
+        self._deliver(len(self._pending))
 
     def reset(self) -> None:
         """Discard all tokens on their way to the host, after an interrupted step."""
         self._batch = None
+        self._pending.clear()
 
     def _draft_and_verify(self, batch: RunningBatch) -> StepResult:
         fill = partial(self._fill_bitmask, batch.requests) if batch.is_constrained else None
@@ -149,6 +148,11 @@ class Schedule(ABC):
         """Forget the requests that had the rows of new ones before."""
         if self._chooser is not None:
             self._chooser.begin([request.row for request in requests])
+
+    def _deliver(self, count: int) -> None:
+        """Deliver the oldest reports."""
+        for _ in range(count):
+            self._deliver_one(self._pending.popleft())
 
     def _deliver_one(self, pending: PendingReport) -> None:
         """Wait for a report and deliver it."""
