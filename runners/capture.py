@@ -41,6 +41,9 @@ class SizeCapture:
         mutable_state: Tensors that a step changes. They are restored after the captures.
         attribution: Records what creates each node.
         make_batch: Returns the batch to run on at a size, instead of pads.
+
+    Attributes:
+        records: Records of the sizes that ``capture`` has captured, ascending.
     """
 
     def __init__(
@@ -55,10 +58,11 @@ class SizeCapture:
         self._step, self._table, self._backend = step, table, backend
         self._state, self._attribution, self._make_batch = mutable_state, attribution, make_batch
         self._buffers = step.buffers
+        self.records: list[SizeRecord] = []
 
     def capture(
-        self, progress: Callable[[SizeRecord], None] = lambda _size: None
-    ) -> tuple[dict[int, CapturedGraph], tuple[SizeRecord, ...]]:
+        self, progress: Callable[[SizeRecord], None] | None = None
+    ) -> dict[int, CapturedGraph]:
         """Capture the sizes, the largest first, so that smaller sizes reuse its memory.
 
         Mutable state, random generators and the mailbox are restored.
@@ -67,13 +71,13 @@ class SizeCapture:
             progress: Called after each size.
 
         Returns:
-            The graphs by size, and their records in the order of the table.
+            The graphs by size.
 
         Raises:
             CaptureError: A size cannot be captured. Graphs captured before it are closed.
         """
         graphs: dict[int, CapturedGraph] = {}
-        records: list[SizeRecord] = []
+        self.records = records = list[SizeRecord]()
         size, name = self._table.largest, f"{self._step.mode.name} of {self._step.name}"
         logger.info("Capturing %s, up to batch size %d.", name, size)
         try:
@@ -84,7 +88,8 @@ class SizeCapture:
                     elapsed_ms = (time.perf_counter() - began) * 1e3
                     records.insert(0, self._record(size, graphs[size], elapsed_ms))
                     logger.debug("Captured %s at %d in %.0f ms.", name, size, elapsed_ms)
-                    progress(records[0])
+                    if progress is not None:
+                        progress(records[0])
         except CaptureFailure as failure:
             _close(graphs.values())
             raise capture_error(self._step.mode, size, failure) from failure.__cause__
@@ -93,13 +98,19 @@ class SizeCapture:
             raise
         finally:
             self._buffers.mailbox.rewind()
-        log_capture(name, records)
-        return graphs, tuple(records)
+        logger.info(
+            "Captured %s at batch sizes %s in %.1f s; its graphs take %.1f MiB.",
+            name,
+            ", ".join(str(record.batch_size) for record in records),
+            sum(record.capture_ms for record in records) / 1e3,
+            sum(record.pool_bytes for record in records) / 2**20,
+        )
+        return graphs
 
     @contextmanager
     def temporary_graphs(self) -> Iterator[Mapping[int, CapturedGraph]]:
         """Capture the sizes for a block, and close the graphs after it."""
-        graphs, _ = self.capture()
+        graphs = self.capture()
         try:
             yield graphs
         finally:
@@ -149,24 +160,13 @@ class SizeCapture:
         )
 
 
-def log_capture(name: str, records: Sequence[SizeRecord]) -> None:
-    """Log the sizes of a step that were captured, with the time and the memory that they took."""
-    logger.info(
-        "Captured %s at batch sizes %s in %.1f s; its graphs take %.1f MiB.",
-        name,
-        ", ".join(str(record.batch_size) for record in records),
-        sum(record.capture_ms for record in records) / 1e3,
-        sum(record.pool_bytes for record in records) / 2**20,
-    )
-
-
 def capture_error(mode: ForwardMode, batch_size: int, failure: CaptureFailure) -> CaptureError:
     """Return the error of a failed capture, with the rank that failed if ranks capture together."""
     rank = getattr(failure, "rank", None)
     return CaptureError(mode.name, batch_size, failure.cause, failure.where, rank)
 
 
-def mode_record(step: Step[Any], sizes: tuple[SizeRecord, ...], eager_reason: str) -> ModeRecord:
+def mode_record(step: Step[Any], sizes: Sequence[SizeRecord], eager_reason: str) -> ModeRecord:
     """Return the record of a mode.
 
     Args:
@@ -180,7 +180,7 @@ def mode_record(step: Step[Any], sizes: tuple[SizeRecord, ...], eager_reason: st
         tokens_per_request=buffers.capacity.tokens_per_request,
         host_planned=step.plans_on_host,
         input_bytes=buffers.arena.nbytes,
-        sizes=sizes,
+        sizes=tuple(sizes),
         buffers=tuple(buffer_records(buffers)),
         eager_reason=eager_reason,
     )

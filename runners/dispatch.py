@@ -174,6 +174,29 @@ class Dispatch:
                 )
         self._buffers.check(batch, tokens)
 
+    def checked_size(self, batch: Any, padded_batch_size: int | None) -> int:
+        """Check a batch, in the checking mode its values too, and return the size that holds it.
+
+        Args:
+            batch: Inputs of the mode with at least one request.
+            padded_batch_size: A captured size; ``None`` selects the smallest that holds the batch.
+
+        Raises:
+            InputError: See ``check``, or ``padded_batch_size`` is not an int.
+            SizeError: The size does not hold the batch, or was not captured.
+        """
+        requests, size = batch.batch_size, padded_batch_size
+        if size is None:
+            size = self._table.fit(requests)
+        require_count("padded_batch_size", size)
+        if size not in self._table.sizes or size < requests:
+            raise size_error(requests, size, self._table)
+        self.check(batch)
+        if self._buffers.value_checks is not None:
+            self._buffers.value_checks.report()
+            self._buffers.value_checks.check(batch)
+        return size
+
     def wrong_width(self, requests: int, tokens: int) -> str:
         """Return the reason why no graph takes so many rows per request, or an empty string."""
         most = requests * self._width

@@ -7,8 +7,7 @@ from typing import Any, NoReturn
 
 from graphkit.distributed import AgreedSize, Choice, RankGroup, RankReady
 from graphkit.errors import GraphkitError, RankError, ReplayError
-from graphkit.graphs import SizeTable
-from graphkit.runners.dispatch import Dispatch, Reason, require_count, size_error
+from graphkit.runners.dispatch import Dispatch, Reason
 from graphkit.runners.step import Step
 from graphkit.spec import ForwardMode
 
@@ -26,7 +25,6 @@ class ReplayConsensus:
         number: Number of the runner in the group.
         step: The runner's step.
         dispatch: Says which batches have a graph.
-        table: Captured sizes.
 
     Attributes:
         agrees: Whether the ranks agree before each step; not if all have the same batch, except in
@@ -41,10 +39,9 @@ class ReplayConsensus:
         number: int,
         step: Step[Any],
         dispatch: Dispatch,
-        table: SizeTable,
     ) -> None:
         self._group, self._number, self._mode = group, number, step.mode
-        self._dispatch, self._table, self._step = dispatch, table, step
+        self._dispatch, self._step = dispatch, step
         self.run = group.run
         self.agrees = not group.same_batch or step.buffers.value_checks is not None
         self.agreements = self.idle = 0
@@ -82,8 +79,21 @@ class ReplayConsensus:
             return self._message(Choice.REPLAY, requests, padded_batch_size)
 
         agreed = self._agree(ready)
-        self.require_replay(agreed)
+        self._require_replay(agreed)
         return agreed.padded_batch_size
+
+    def size_to_replay(self, batch: Any, status: str, padded_batch_size: int | None) -> int | None:
+        """Return the size at which all ranks replay; without agreement, ``padded_batch_size``.
+
+        Raises:
+            RankError: Another rank cannot replay.
+            InputError, ReplayError, SizeError: See ``agree``.
+        """
+        if not self.agrees:
+            return padded_batch_size
+        agreed = self.agree(batch, status, padded_batch_size)
+        self._require_replay(agreed)
+        return agreed.padded_batch_size or None
 
     def counted(self, agreed: AgreedSize) -> AgreedSize:
         """Count an agreement, and return it."""
@@ -91,19 +101,6 @@ class ReplayConsensus:
             self.agreements += 1
             self.idle += not agreed.batch_sizes[self._group.rank]
         return agreed
-
-    def require_replay(self, agreed: AgreedSize) -> None:
-        """Refuse an agreement to run without a graph.
-
-        Raises:
-            RankError: A rank cannot replay.
-        """
-        if not agreed.can_replay:
-            raise RankError(
-                f"the ranks cannot replay this step: {self.explain(agreed)}. Call run(batch) on "
-                "all ranks, which falls back on all.",
-                ranks=agreed.eager_ranks,
-            )
 
     def explain(self, agreed: AgreedSize) -> str:
         """Return the reason why this rank cannot replay, or else the first rank that cannot."""
@@ -130,6 +127,19 @@ class ReplayConsensus:
             self._group.refuse(self._message(Choice.REFUSED), error)
         raise error
 
+    def _require_replay(self, agreed: AgreedSize) -> None:
+        """Refuse an agreement to run without a graph.
+
+        Raises:
+            RankError: A rank cannot replay.
+        """
+        if not agreed.can_replay:
+            raise RankError(
+                f"the ranks cannot replay this step: {self.explain(agreed)}. Call run(batch) on "
+                "all ranks, which falls back on all.",
+                ranks=agreed.eager_ranks,
+            )
+
     def _agree(self, ready: Callable[[], RankReady]) -> AgreedSize:
         try:
             message = ready()
@@ -148,17 +158,7 @@ class ReplayConsensus:
         if miss is not None:
             self._step.check_unpadded(batch)
             return self._message(Choice.EAGER, requests, reason=_REASONS.index(miss))
-        self._dispatch.check(batch)
-        checks = self._step.buffers.value_checks
-        if checks is not None:
-            checks.report()
-            checks.check(batch)
-        size = self._table.fit(requests)
-        if padded_batch_size is not None:
-            require_count("padded_batch_size", padded_batch_size)
-            if padded_batch_size not in self._table.sizes or padded_batch_size < requests:
-                raise size_error(requests, padded_batch_size, self._table)
-            size = padded_batch_size
+        size = self._dispatch.checked_size(batch, padded_batch_size)
         return self._message(Choice.REPLAY, requests, size)
 
     def _message(

@@ -123,7 +123,11 @@ class Replayer(Generic[OutputT]):
         if self._value_checks is not None:
             self._value_checks.report()
             self._value_checks.check(batch)
-        plan = self.plans.get((batch.batch_size, padded_batch_size))
+        try:
+            plan = self.plans.get((batch.batch_size, padded_batch_size))
+        except TypeError:  # it has no hash
+            require_count("padded_batch_size", padded_batch_size)
+            raise
         if plan is None:
             if batch.batch_size == 0:
                 self.dispatch.check_idle(batch)
@@ -169,6 +173,15 @@ class Replayer(Generic[OutputT]):
             count.padded_rows += plan.replays * (rows - plan.tokens) + plan.missing_rows
         return count
 
+    def counts(self) -> dict[ReplayPlan, tuple[int, int]]:
+        """Return replays and missing rows of each plan, for ``reset_counts``."""
+        return {plan: (plan.replays, plan.missing_rows) for plan in self.plans.values()}
+
+    def reset_counts(self, counts: Mapping[ReplayPlan, tuple[int, int]]) -> None:
+        """Set the counts of plans to earlier ones; 0 for plans that were made since."""
+        for plan in self.plans.values():
+            plan.replays, plan.missing_rows = counts.get(plan, (0, 0))
+
     def close(self) -> None:
         """Close the graphs. Staged batches become invalid."""
         self._final_count = self.count()
@@ -212,10 +225,12 @@ class Replayer(Generic[OutputT]):
         """Prepare the replays of so many requests at a size, or at the smallest that holds them.
 
         Raises:
-            InputError: ``requests`` is not an int.
+            InputError: ``requests`` or ``size`` is not an int.
             SizeError: The size was not captured, or does not hold the requests.
         """
         require_count("batch_size", requests)
+        if size is not None:
+            require_count("padded_batch_size", size)
         padded = self._table.fit(max(requests, 0)) if size is None else size
         least = 1 if size is None else 0  # an idle batch replays pads at the size that it names
         if padded not in self.graphs or not least <= requests <= padded:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, Literal, Self, TypeVar
@@ -38,7 +38,7 @@ from graphkit.records import (
     SizeRecord,
 )
 from graphkit.runners.capture import SizeCapture, mode_record
-from graphkit.runners.dispatch import Decision, Dispatch, require_count, size_error
+from graphkit.runners.dispatch import Decision, Dispatch
 from graphkit.runners.frozen_values import FrozenValue, FrozenValues
 from graphkit.runners.known_memory import memory_names, memory_parts
 from graphkit.runners.memory_estimate import estimate_memory, trial_sizes
@@ -219,9 +219,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             state = self.status if self.group is None else "in a group"
             raise ReplayError(f"join() needs a planned runner without group; this one is {state}.")
         self.group = group
-        self._consensus = ReplayConsensus(
-            group, group.add(self), self.step, self.dispatch, self.table
-        )
+        self._consensus = ReplayConsensus(group, group.add(self), self.step, self.dispatch)
 
     def capture(
         self,
@@ -252,15 +250,16 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
                 f"capture() needs a planned runner, but this one is {self.status}. "
                 "Create a new runner."
             )
-        _check_callable("progress", progress)
+        if progress is not None:
+            _check_callable("progress", progress)
         self._captured_at = caller_line()
-        sizes: tuple[SizeRecord, ...] = ()
+        sizes: Sequence[SizeRecord] = ()
         if not self.eager_reason:
             capture = SizeCapture(
                 self.step, self.table, self.capturing_backend(), self.mutable_state, attribution
             )
-            graphs, sizes = capture.capture(progress or (lambda _size: None))
-            self._replayer = self.make_replayer(graphs)
+            self._replayer = self.make_replayer(capture.capture(progress))
+            sizes = capture.records
             self._replayer.consensus = self._consensus
             self._frozen = FrozenValues(self, self._forward)
             if self.buffers.value_checks is not None and self.group is None:
@@ -282,16 +281,9 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
 
         The tensors of the runner exist already, so their bytes are exact. The memory of the graphs
         is predicted: the largest, the middle and the smallest size are captured, measured and
-        closed. On CUDA, all sizes share one pool, and the largest one is captured first, so that
-        the others add little: the pool does not grow with the number of sizes. Two small sizes
-        would not show that, since the allocator of torch rounds small and large blocks
-        differently. On the recorder, graphs share no memory, and the bytes of the other sizes are
-        interpolated.
-
-        The prediction needs the memory of the largest size for a while. Memory of executables is
-        what the driver allocates during their captures; other processes on the device disturb it.
-        Runners that share a backend share its pool: estimate them together, as
-        ``SpeculativeEngine.estimate`` does.
+        closed, which needs the memory of the largest one for a while. Other processes on the device
+        disturb the measurement. Runners that share a backend share its pool: estimate them
+        together, as ``SpeculativeEngine.estimate`` does.
 
         A captured runner returns what its graphs took. With ``group`` all ranks call this.
 
@@ -327,14 +319,10 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             return
         for size in self.table:
             self.buffers.prepare(size)
-        capture = SizeCapture(
-            self.step, trial_sizes(self.table), self.capturing_backend(), self.mutable_state
-        )
-        graphs, sizes = capture.capture()
-        with ExitStack() as closing:
-            for graph in graphs.values():
-                closing.callback(graph.close)
-            yield mode_record(self.step, sizes, "")
+        table = trial_sizes(self.table)
+        capture = SizeCapture(self.step, table, self.capturing_backend(), self.mutable_state)
+        with capture.temporary_graphs():
+            yield mode_record(self.step, capture.records, "")
 
     @property
     def graph_bytes(self) -> int:
@@ -368,7 +356,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             CaptureError: A size cannot be captured.
             ConfigError: The runner has no such size, or an argument has a wrong type.
         """
-        _check_callable("make_batch", make_batch)
+        if make_batch is not None:
+            _check_callable("make_batch", make_batch)
         table = self.table
         chosen_backend = self.capturing_backend(
             None if backend is None else backend_for("auto", backend)
@@ -449,11 +438,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             self._require_captured("replay")
         if self._consensus is not None:
             return self._consensus.run(self._replay_on_ranks, batch, padded_batch_size, clone)
-        try:
-            output: OutputT = self._replayer.replay(batch, padded_batch_size)  # type: ignore[union-attr]
-        except (AttributeError, TypeError):
-            self._check_arguments(batch, padded_batch_size)
-            raise
+        output: OutputT = self._replayer.replay(batch, padded_batch_size)  # type: ignore[union-attr]
         return output.clone() if clone else output
 
     def sample_batch(self, batch_size: int, seed: int = 0) -> InputsT:
@@ -489,13 +474,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         """
         if self._replayer is None or self.status != "captured":
             self._require_captured("stage")
-        try:
-            return stage(self._replayer, batch_size, num_tokens)  # type: ignore[arg-type]
-        except TypeError:
-            require_count("batch_size", batch_size)
-            if num_tokens is not None:
-                require_count("num_tokens", num_tokens)
-            raise
+        return stage(self._replayer, batch_size, num_tokens)  # type: ignore[arg-type]
 
     def run(
         self, batch: InputsT, *, padded_batch_size: int | None = None, clone: bool = False
@@ -514,7 +493,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             ReplayError: The runner is closed.
         """
         if self._consensus is not None and self.status != "closed":
-            return self._consensus.run(self._run_on_ranks, batch, padded_batch_size, clone)
+            call = self._run_on_ranks if self._consensus.agrees else self._run_alone
+            return self._consensus.run(call, batch, padded_batch_size, clone)
         return self._run_alone(batch, padded_batch_size, clone)
 
     def _run_alone(self, batch: InputsT, padded_batch_size: int | None, clone: bool) -> OutputT:
@@ -568,7 +548,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
 
         Args:
             batch: As for ``replay``.
-            padded_batch_size: Size to run at; by default the smallest that fits.
+            padded_batch_size: Captured size to run at; by default the smallest that fits.
 
         Returns:
             The live rows.
@@ -586,20 +566,12 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
 
     def _run_padded(self, batch: InputsT, padded_batch_size: int | None) -> OutputT:
         self.dispatch.require_inputs(batch)
-        requests, tokens = batch.batch_size, self.buffers.count_tokens(batch)
-        if not requests:
+        if not batch.batch_size:
             return self.fall_back(batch)
-        if padded_batch_size is not None:
-            require_count("padded_batch_size", padded_batch_size)
-        size = self.table.fit(requests) if padded_batch_size is None else padded_batch_size
-        if not 0 < requests <= size <= self.table.largest:
-            raise size_error(requests, size, self.table)
-        self.dispatch.check(batch)
-        if self.buffers.value_checks is not None:
-            self.buffers.value_checks.report()
-            self.buffers.value_checks.check(batch)
+        size = self.dispatch.checked_size(batch, padded_batch_size)
         self.backend.wait_for_replays()
-        return self.step.padded(batch, size).live(requests, tokens)
+        output = self.step.padded(batch, size)
+        return output.live(batch.batch_size, self.buffers.count_tokens(batch))
 
     def run_pads(self, agreed: AgreedSize) -> None:
         """Run pads as agreed with the other ranks; see ``RankGroup.idle``."""
@@ -625,21 +597,25 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         batches that fall back are not observed.
 
         Raises:
+            ConfigError: ``observer`` cannot be called.
             ReplayError: The runner is not ``captured``.
         """
-        return observed(self._require_captured("observe"), observer)
+        replayer = self._require_captured("observe")
+        _check_callable("observer", observer)
+        return observed(replayer, observer)
 
     @contextmanager
     def without_stats(self) -> Iterator[None]:
-        """Leave the replays and fallbacks of a block out of ``stats``."""
+        """Leave the replays and fallbacks of a block out of ``stats`` when it has ended."""
         replayer, counts_fallbacks = self._replayer, self.dispatch.counts_fallbacks
+        before = {} if replayer is None else replayer.counts()
         self.dispatch.counts_fallbacks = False
-        if replayer is not None and self.status == "captured":
-            self._replayer = self.make_replayer(replayer.graphs)
         try:
             yield
         finally:
-            self._replayer, self.dispatch.counts_fallbacks = replayer, counts_fallbacks
+            self.dispatch.counts_fallbacks = counts_fallbacks
+            if self._replayer is not None:
+                self._replayer.reset_counts(before)
 
     # Sight.
 
@@ -746,22 +722,13 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
     ) -> OutputT:
         """Replay as all ranks do."""
         assert self._consensus is not None, "a member of a group has a consensus"
-        if self._consensus.agrees:
-            agreed = self._consensus.agree(batch, self.status, padded_batch_size)
-            self._consensus.require_replay(agreed)
-            padded_batch_size = agreed.padded_batch_size or None
-        try:
-            output: OutputT = self._require_captured("replay").replay(batch, padded_batch_size)
-        except (AttributeError, TypeError):
-            self._check_arguments(batch, padded_batch_size)
-            raise
+        size = self._consensus.size_to_replay(batch, self.status, padded_batch_size)
+        output: OutputT = self._require_captured("replay").replay(batch, size)
         return output.clone() if clone else output
 
     def _run_on_ranks(self, batch: InputsT, padded_batch_size: int | None, clone: bool) -> OutputT:
         """Replay or fall back, as all ranks do."""
         assert self._consensus is not None, "a member of a group has a consensus"
-        if not self._consensus.agrees:
-            return self._run_alone(batch, padded_batch_size, clone)
         agreed = self._consensus.agree(batch, self.status, padded_batch_size)
         if agreed.mode is ForwardMode.IDLE:
             return self._fall_back(batch, ())
@@ -774,12 +741,6 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         reason = self._consensus.explain(agreed)
         self.dispatch.count_fallback(reason, self.mode.name, lambda: reason)
         return self.fall_back(batch)
-
-    def _check_arguments(self, batch: InputsT, padded_batch_size: int | None) -> None:
-        """Refuse arguments of a wrong type."""
-        self.dispatch.require_inputs(batch)
-        if padded_batch_size is not None:
-            require_count("padded_batch_size", padded_batch_size)
 
     def _pads_without_graph(self) -> OutputT:
         """Run a padded step on pads alone, for collectives that others run eagerly."""
@@ -838,5 +799,5 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
 
 
 def _check_callable(argument: str, value: object) -> None:
-    if value is not None and not callable(value):
+    if not callable(value):
         raise ConfigError(f"{argument} must be a function, got {value!r}.", field=argument)

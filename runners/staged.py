@@ -10,6 +10,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 import numpy as np
 
 from graphkit.errors import GraphkitError, InputError, ReplayError
+from graphkit.runners.dispatch import require_count
 from graphkit.runners.outputs import Output
 from graphkit.runners.replayer import Replayer, ReplayPlan
 
@@ -109,11 +110,16 @@ def stage(
     buffers = replayer.buffers
     if buffers.value_checks is not None:
         buffers.value_checks.report()
-    plan = replayer.plans.get((batch_size, None)) or replayer.make_plan(batch_size, None)
+    try:
+        plan = replayer.plans.get((batch_size, None)) or replayer.make_plan(batch_size, None)
+    except TypeError:  # it has no hash
+        require_count("batch_size", batch_size)
+        raise
     if replayer.frozen is not None:
         replayer.frozen.check(plan.padded_batch_size)
     tokens = plan.tokens
     if num_tokens is not None:
+        require_count("num_tokens", num_tokens)
         if wrong := replayer.dispatch.wrong_width(plan.requests, num_tokens):
             raise InputError(f"{wrong}.", field="num_tokens")
         tokens = num_tokens

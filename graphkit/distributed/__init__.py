@@ -2,8 +2,9 @@
 
 Built on ``torch.distributed``. ``RankGroup`` is the argument ``group=`` of runners. Before a
 replay, each rank sends a ``RankReady``, and all derive the same ``AgreedSize``. Captures wait at
-each ``CaptureBarrier``. ``failure_detector`` finds out which rank failed first, through
-``rank_store``, ``heartbeat`` and ``connections``. Forwards use ``collectives``.
+each ``CaptureBarrier``. ``guarded_calls`` reports failures of calls, and ``failure_detector`` finds
+out which rank failed first, through ``rank_store``, ``heartbeat`` and ``connections``. Forwards use
+``collectives``.
 """
 
 from graphkit.distributed.agreed_size import ANY_RUNNER, AgreedSize, Choice, RankReady

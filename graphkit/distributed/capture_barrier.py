@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from graphkit.distributed.connections import is_connection_error
-from graphkit.distributed.failure_detector import failure_of_wait
 from graphkit.distributed.rank_group import RankGroup
-from graphkit.distributed.rank_store import Failure
+from graphkit.distributed.rank_store import Failure, failure_of_wait
 from graphkit.errors import CaptureCause, ConfigError, RankError
 from graphkit.graphs import CaptureFailure
 from graphkit.graphs.capture_failure import as_capture_failure

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 
@@ -15,7 +14,6 @@ from graphkit.distributed.connections import (
     abort_nccl,
     break_gloo,
     first_line,
-    is_connection_error,
     is_open,
     new_cpu_group,
     num_collectives,
@@ -32,11 +30,10 @@ from graphkit.distributed.heartbeat import (
     missing_ranks,
     write_heartbeat,
 )
-from graphkit.distributed.rank_store import Failure, RankStore
-from graphkit.errors import GraphkitError, RankError, ReplayError
+from graphkit.distributed.rank_store import FAILURE, Failure, RankStore
+from graphkit.errors import RankError, ReplayError
 
 logger = logging.getLogger(__name__)
-ResultT = TypeVar("ResultT")
 _SLICE_S = 0.25
 """How long a rank waits for others before it looks at interrupts and failures.
 
@@ -45,16 +42,10 @@ A ``^C`` takes effect within this time; each look is one read of the store.
 _GLOO_MARGIN_S = 60.0
 """Time that gloo's limit exceeds ``time_limit`` by, so that gloo does not time out while ranks find
 out who is missing."""
-# Failures have topics in the store. A rank looks under the topic of its own call:
-# "failure" ends the group, "refusal N" a call that a rank refuses before it waits for others, and
-# "failure of wait N" one wait, such as a barrier of a capture.
-_FAILURE = "failure"
-_KNOWN = "known"
-"""Topic of a call whose failure all ranks know, so that nothing is reported under it."""
 
 
 class FailureDetector:
-    """Base of ``RankGroup``: finds out which rank failed first, and ends the others.
+    """Finds out which rank of a group failed first, and ends the others.
 
     A rank that fails writes a ``Failure`` into the store before anything else, and the first one
     counts. A rank that is killed writes nothing, but its heartbeat stops and its connections close.
@@ -64,9 +55,6 @@ class FailureDetector:
     The thread of the heartbeat reads the failure while its rank waits in a collective, and ends the
     collective: with gloo at once, with NCCL after a while in which the work that is enqueued may
     end. The process groups cannot be used afterwards.
-
-    A call may also fail alone: the rank that refuses it reports that under the topic of the call,
-    and the others end with an error if they wait in it. The ranks can go on with the next call.
 
     Args:
         process_group: The process group whose collectives are in the forwards.
@@ -92,9 +80,10 @@ class FailureDetector:
         self._host = rank_of_host(store, self.control)
         self._failure: Failure | None = None
         self._has_raised = False
-        self.waits = self._runs = self._refusals = 0
+        self.waits = self._runs = 0
         self._topic: str | None = None
-        """Topic of failures that end the call that this rank makes; ``None`` outside of calls."""
+        """Topic of failures that end the call that this rank makes; ``None`` outside of calls. Set
+        with ``waits`` and ``_runs`` by ``GuardedCalls``."""
         self._stalls = StallDetector(self.others, time_limit)
         self._heartbeat = Heartbeat(self.store, self._on_beat)
 
@@ -117,77 +106,6 @@ class FailureDetector:
     def has_raised(self) -> bool:
         """Whether a rank has failed, and this one has raised an error for it."""
         return self.is_lost and self._has_raised
-
-    # Calls that all ranks make.
-
-    def run(self, call: Callable[..., ResultT], *arguments: Any) -> ResultT:
-        """Count a call that all ranks make, with collectives inside, and ``guard`` it.
-
-        The end counts, too: the device of a rank whose call has ended may wait for another rank
-        whose call has not.
-        """
-        self._runs += 1
-        result = self.guard(call, *arguments)
-        self._runs += 1
-        return result
-
-    def guard(self, call: Callable[..., ResultT], *arguments: Any) -> ResultT:
-        """Call a function that all ranks call in the same order.
-
-        If it raises an exception, this rank reports that first, so that no other rank waits for the
-        rest of the call. Before the first wait for other ranks, a ``GraphkitError`` fails the call
-        alone; see ``FailureDetector``.
-
-        Raises:
-            RankError: Another rank has failed. Results that an aborted collective left are dropped.
-            ReplayError: The process group was destroyed.
-        """
-        if self._topic is not None:  # part of such a call
-            return call(*arguments)
-        self.require_open()
-        try:
-            try:
-                self._topic = f"refusal {self._refusals + 1}"
-                result = call(*arguments)
-            except BaseException as error:
-                self._after(error)
-                raise
-            finally:
-                self._topic = None
-        finally:
-            self._topic = None  # again: an interrupt may have prevented the other assignment
-        if self._failure is not None:
-            raise self._error(self._failure)
-        return result
-
-    def begin_wait(self) -> None:
-        """Count a call in which each rank waits for all others.
-
-        They rely on this rank until the end of the guarded call: any exception ends the group.
-        """
-        self.waits, self._runs, self._topic = self.waits + 1, 0, _FAILURE
-
-    def begin_barrier(self) -> None:
-        """Count a barrier of a capture; see ``guard_captures``."""
-        self.waits, self._runs = self.waits + 1, 0
-        if self._topic is not None:
-            self._topic = failure_of_wait(self.waits + 1)
-
-    def end_refusal(self) -> None:
-        """Do not report the exception of this call: all ranks know why it fails."""
-        self._topic = _KNOWN
-
-    @contextmanager
-    def guard_captures(self) -> Iterator[None]:
-        """End collectives of a block that wait for a rank that fails before its next barrier.
-
-        The block reports its own failures, under ``failure_of_wait`` of the next barrier.
-        """
-        outer, self._topic = self._topic, _FAILURE
-        try:
-            yield
-        finally:
-            self._topic = outer
 
     # Failures.
 
@@ -307,7 +225,7 @@ class FailureDetector:
     def _report(self, failure: Failure) -> RankError:
         first = self._failure
         if first is None:
-            first = self._set_failure(self.store.report(_FAILURE, failure))
+            first = self._set_failure(self.store.report(FAILURE, failure))
             for cpu_group in self._cpu_groups:  # other ranks must not complete an agreement
                 break_gloo(cpu_group)
             self._heartbeat.wake()
@@ -316,23 +234,6 @@ class FailureDetector:
     def _error(self, failure: Failure) -> RankError:
         self._has_raised = True
         return failure.error(self.rank)
-
-    def _after(self, error: BaseException) -> None:
-        """Report an exception of a call, or raise the failure of another rank that led to it."""
-        if isinstance(error, RankError) or self._topic == _KNOWN:
-            return
-        if isinstance(error, Exception) and is_connection_error(error):
-            raise self.failure_behind(error) from error
-        if isinstance(error, GraphkitError) and self._topic != _FAILURE:
-            # Ranks that refuse the call, too, continue. A rank that waits in it ends.
-            self._refusals += 1
-            self.store.report(f"refusal {self._refusals}", self.refusal(error))
-        else:
-            self.leave(error)
-
-    def refusal(self, error: BaseException) -> Failure:
-        """Return the failure of this rank that refuses a batch."""
-        return Failure((self.rank,), f"rank {self.rank} refused its batch: {described(error)}")
 
     def _missing(self, silent: Sequence[int], late: Sequence[int]) -> Failure:
         """Return the failure of ranks that ended, or else of late ones."""
@@ -364,7 +265,7 @@ class FailureDetector:
 
     def _is_reported(self) -> bool:
         if self._failure is None:
-            reported = self.store.failure(_FAILURE)
+            reported = self.store.failure(FAILURE)
             if reported is not None:
                 self._set_failure(reported)
         return self._failure is not None
@@ -376,10 +277,10 @@ class FailureDetector:
         if not is_open(self.process_group):
             return False
         write_heartbeat(store, number, self._progress())
-        failure = self._failure or store.failure(_FAILURE)
+        failure = self._failure or store.failure(FAILURE)
         if failure is None:
             failure = self._stalls.failure(store, self._progress(), self._topic)
-            failure = failure and store.report(_FAILURE, failure)
+            failure = failure and store.report(FAILURE, failure)
         if failure is None and store.is_gone:
             failure = self._end_of_host()
         if failure is None:
@@ -392,15 +293,6 @@ class FailureDetector:
             break_gloo(self.process_group)
         abort_nccl(self.process_group, DRAIN_S)
         return False
-
-
-def failure_of_wait(number: int) -> str:
-    """Return the topic of a failure that ends one of ``waits``, but not the group.
-
-    Args:
-        number: ``waits`` of that call.
-    """
-    return f"failure of wait {number}"
 
 
 def described(error: BaseException) -> str:

@@ -20,7 +20,8 @@ from graphkit.distributed.agreed_size import (
 )
 from graphkit.distributed.collectives import Collectives, OneShotCollectives
 from graphkit.distributed.connections import limit_gloo
-from graphkit.distributed.failure_detector import FailureDetector, failure_of_wait
+from graphkit.distributed.guarded_calls import GuardedCalls
+from graphkit.distributed.rank_store import failure_of_wait
 from graphkit.errors import ConfigError, RankError, ReplayError
 from graphkit.spec import ForwardMode
 
@@ -37,7 +38,7 @@ class Member(Protocol):
         ...
 
 
-class RankGroup(FailureDetector):
+class RankGroup(GuardedCalls):
     """Ranks whose runners capture the same graphs and replay them together.
 
     A forward with collectives runs on all ranks or on none. Runners of a group therefore capture

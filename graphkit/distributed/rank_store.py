@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store as Store
 
 ValueT = TypeVar("ValueT")
+FAILURE = "failure"
+"""Topic of the failure that ends a group.
+
+A rank looks for failures under the topic of its own call: this one, "refusal N" of a call that a
+rank refuses before it waits for others, or ``failure_of_wait`` of one wait.
+"""
 _PAUSES_S = 2e-4, 2e-2
 """First and longest pause between reads, each twice as long as the one before.
 
@@ -47,6 +53,15 @@ class Failure:
             text = f"this rank arrived {late:.1f} s late: {self.text}, and the other ranks gave up"
             return RankError(f"{text}.", ranks=self.ranks)
         return RankError(f"{self.text.removesuffix('.')}.", ranks=self.ranks)
+
+
+def failure_of_wait(number: int) -> str:
+    """Return the topic of a failure that ends one of ``waits``, but not the group.
+
+    Args:
+        number: ``waits`` of that call.
+    """
+    return f"failure of wait {number}"
 
 
 def names_of_ranks(ranks: Sequence[int]) -> str:

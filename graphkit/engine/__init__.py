@@ -5,9 +5,10 @@ of ``graphkit.step`` and decides when the host waits for their tokens. ``request
 KV slots meanwhile.
 """
 
-from graphkit.engine.engine import EngineOptions, SpeculativeEngine
+from graphkit.engine.engine import SpeculativeEngine
 from graphkit.engine.request import FinishReason, NewTokens, Request
 from graphkit.engine.request_memory import RequestMemory
+from graphkit.engine.settings import EngineOptions
 from graphkit.engine.stats import EngineStats
 from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.step import (

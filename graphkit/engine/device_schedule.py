@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
+from graphkit.engine.host_schedules import Overlapped
 from graphkit.engine.request import Request
 from graphkit.engine.request_memory import RequestMemory, StepSlots
-from graphkit.engine.schedules import Overlapped, PendingReport, RunningBatch
+from graphkit.engine.running_batch import PendingReport, RunningBatch
 from graphkit.ops.loop_layout import Report
 from graphkit.step import SpecStepInputs, SpecStepRunner, StepResult, StepStream
 

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import Literal, Self, TypedDict
+from typing import Literal, Self
 
 import torch
 
-from graphkit.config import BufferSizes, is_int, require_int, require_type
+from graphkit.config import BufferSizes, require_int, require_type
 from graphkit.distributed import RankGroup
 from graphkit.engine.call_broadcast import CallBroadcast
 from graphkit.engine.device_schedule import OnDevice
+from graphkit.engine.host_schedules import HostInLoop, Overlapped
 from graphkit.engine.queue import RequestQueue
 from graphkit.engine.request import FinishReason, NewTokens, Request
 from graphkit.engine.request_memory import RequestMemory, StepSlots
-from graphkit.engine.schedules import HostInLoop, Overlapped, RunningBatch, Schedule
+from graphkit.engine.running_batch import RunningBatch
+from graphkit.engine.schedule import Schedule
+from graphkit.engine.settings import (
+    check_free_rows,
+    check_generation,
+    check_tokens,
+    context_limit_of,
+    loop_refusal,
+    plan_generation,
+)
 from graphkit.engine.stats import EngineStats, Tally
 from graphkit.engine.token_matcher import TokenMatcher
-from graphkit.errors import ConfigError, InputError, ReplayError
+from graphkit.errors import InputError, ReplayError
 from graphkit.graphs import Backend, BatchSizes, backend_for
-from graphkit.kv.contracts import RequestPool, check_request_pool
+from graphkit.kv.contracts import check_request_pool
 from graphkit.kv.pool_use import PoolUse, check_unused
 from graphkit.records import CaptureRecord, MemoryEstimate
 from graphkit.runners.memory_estimate import estimate_memory
-from graphkit.spec import Plan, SpecConfig
+from graphkit.spec import SpecConfig
 from graphkit.step import (
     Admission,
     DeviceStep,
@@ -37,25 +46,6 @@ from graphkit.step import (
     SpecStepRunner,
     StepOptions,
 )
-
-logger = logging.getLogger(__name__)
-
-
-class EngineOptions(TypedDict, total=False):
-    """Optional arguments of ``SpeculativeEngine``, for functions that pass them on.
-
-    ``SpeculativeEngine`` documents them and has their defaults.
-    """
-
-    batch_sizes: BatchSizes | None
-    backend: Backend | None
-    generation: Literal["v1", "v2", "v3"] | None
-    steps_per_launch: int
-    chunked_prefill_size: int
-    bos_token_id: int | None
-    seed: int
-    structured_output: bool
-    debug: bool
 
 
 class SpeculativeEngine:
@@ -149,7 +139,7 @@ class SpeculativeEngine:
         if group is not None:
             require_type("SpeculativeEngine", "group", group, RankGroup, "a graphkit.RankGroup")
         require_int("SpeculativeEngine", "steps_per_launch", steps_per_launch)
-        _check_generation(generation)
+        check_generation(generation)
         options = StepOptions(
             backend=backend_for(device, backend),
             batch_sizes=batch_sizes,
@@ -161,21 +151,21 @@ class SpeculativeEngine:
             group=group,
         )
         context = EngineContext.create(target, spec, sizes, options, owner="SpeculativeEngine")
-        _check_tokens(seed, bos_token_id, sizes.vocab_size)
+        check_tokens(seed, bos_token_id, sizes.vocab_size)
         self.spec, self.sizes, self.device = spec, sizes, context.device
         self.structured_output = structured_output
         attention = target.attention
         rows = check_request_pool("target.attention.req_to_token_pool", attention.req_to_token_pool)
         check_unused("SpeculativeEngine", target.pools, allocates=True)
-        _check_free_rows(rows)
+        check_free_rows(rows)
         device_step = DeviceStep(target, drafter, context)
-        loop_refusal = _loop_refusal(options.backend, spec, group)
-        self.plan = _plan(spec, generation, device_step.host_reason or loop_refusal)
+        refusal = loop_refusal(options.backend, spec, group)
+        self.plan = plan_generation(spec, generation, device_step.host_reason or refusal)
         self.generation = self.plan.generation
         self.max_path = device_step.max_path
         slots = StepSlots(device_step.max_path, device_step.slots_ahead)
         # v2 enqueues one more step after the one that finishes a request.
-        self.context_limit = _context_limit(sizes, slots.max_path + slots.ahead)
+        self.context_limit = context_limit_of(sizes, slots.max_path + slots.ahead)
         kv_pool = attention.kv_pool
         self.memory = RequestMemory(rows, kv_pool.size, kv_pool.page_size)
         self._admission = Admission(
@@ -403,11 +393,12 @@ class SpeculativeEngine:
         self._remove_finished()  # requests that were aborted
         if self._queue.prefilling or self._queue.can_admit:
             self._schedule.interrupt()
+            if self._schedule.can_admit:
+                self._queue.admit()
+                if self._queue.prefilling:
+                    self._queue.prefill(self._schedule.begin)
+                self._remove_finished()  # requests that failed
         if self._schedule.can_admit:
-            self._queue.admit()
-            if self._queue.prefilling:
-                self._queue.prefill(self._schedule.begin)
-            self._remove_finished()
             self._make_room()
         if self._queue.running:
             self._schedule.advance(
@@ -584,77 +575,3 @@ def _free(schedule: Schedule, memory: RequestMemory) -> None:
     """Free the memory of an engine that was dropped without ``close``."""
     schedule.interrupt()
     memory.close()
-
-
-def _check_generation(generation: object) -> None:
-    if generation not in ("v1", "v2", "v3", None):
-        raise ConfigError(
-            f"generation must be 'v1', 'v2', 'v3' or None, got {generation!r}.", field="generation"
-        )
-
-
-def _check_free_rows(pool: RequestPool) -> None:
-    """Check that an engine can admit a request.
-
-    Raises:
-        ConfigError: The pool has no free row.
-    """
-    if not pool.available:
-        raise ConfigError(
-            f"target.attention.req_to_token_pool is a {type(pool).__name__}: of its {pool.size} "
-            "rows, none is free. SpeculativeEngine takes all free rows for its requests. Free the "
-            "rows, or create a pool for the engine.",
-            field="req_to_token_pool",
-        )
-
-
-def _check_tokens(seed: object, bos_token_id: object, vocab_size: int) -> None:
-    """Check the seed and the BOS token of an engine.
-
-    Raises:
-        ConfigError: One of them is not an int, or the vocabulary lacks the BOS token.
-    """
-    if not is_int(seed):
-        raise ConfigError(f"SpeculativeEngine.seed must be an int, got {seed!r}.", field="seed")
-    is_token = is_int(bos_token_id) and 0 <= bos_token_id < vocab_size
-    if bos_token_id is not None and not is_token:
-        raise ConfigError(
-            "SpeculativeEngine.bos_token_id must be None or a token id from 0 to "
-            f"{vocab_size - 1}, got {bos_token_id!r}.",
-            field="bos_token_id",
-        )
-
-
-def _loop_refusal(backend: Backend, spec: SpecConfig, group: RankGroup | None) -> str:
-    """Return the reason why v3 cannot run for lack of loops, or an empty string."""
-    if group is None:
-        return backend.loop_refusal
-    if not (spec.is_adaptive and group.loop_refusal):
-        return ""  # each step is a launch of its own where ranks have no loops
-    longest = "without loops, v3 runs the longest of several draft lengths alone"
-    return f"{group.loop_refusal}; {longest}: use v2, or one draft length"
-
-
-def _plan(spec: SpecConfig, requested: Literal["v1", "v2", "v3"] | None, refusal: str) -> Plan:
-    """Return the generation to run.
-
-    Raises:
-        ConfigError: v3 is requested, but cannot run.
-    """
-    if requested == "v3" and refusal:
-        raise ConfigError(f"generation 'v3' cannot run: {refusal}.", field="generation")
-    if requested is None and refusal:
-        logger.warning("The engine runs no device loops: %s. It runs generation v2.", refusal)
-    return spec.plan(refusal) if requested is None else Plan(requested, "as requested")
-
-
-def _context_limit(sizes: BufferSizes, slots_ahead: int) -> int:
-    limit = sizes.max_context_len - slots_ahead
-    if limit < 2:
-        raise ConfigError(
-            f"BufferSizes.max_context_len is {sizes.max_context_len}, but two steps may write "
-            f"{slots_ahead} tokens ahead, and a request needs room for 2 tokens. Set it to at "
-            f"least {slots_ahead + 2}.",
-            field="max_context_len",
-        )
-    return limit

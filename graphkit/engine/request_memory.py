@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from graphkit.engine.request import Request
 from graphkit.kv import RequestPool, TokenSlotAllocator
-from graphkit.step.step_tensors import to_device
+from graphkit.step.device_copies import to_device
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,29 +40,8 @@ class RecorderBackend:
     once it has read its inputs, floating-point numbers with NaN. Replays and loops run in the order
     of their launches. A loop advances when the host waits for it; a replay runs it to its end.
 
-    A CPU cannot show:
-
-    - host tensors that no call identifies: those made before the capture, by ``frombuffer``, and
-      by ``zeros`` or ``arange`` without ``device=`` count as device tensors;
-    - pinned memory: ``pin_memory`` needs CUDA, and ``.to("cpu", non_blocking=True)`` is accepted;
-    - errors of tensors on different devices, and host operations that a graph does not repeat: a
-      replay repeats them;
-    - CUDA kernels that synchronise where the CPU kernel does not, other than ``grouped_mm``,
-      ``histc`` without a range, ``linspace`` of tensors and the error checks of ``torch.linalg``;
-      ``linalg.svd`` is one of them;
-    - values that a custom op reads inside of its kernel;
-    - generators that are registered with a graph: it refuses all but the default one;
-    - work that is not a torch operation, such as writes through NumPy: it runs at capture and is
-      missing at replay;
-    - the order of work on several streams: operations run one after the other;
-    - operations of the caller while a loop runs: they run at once;
-    - copies to the host: ``.cpu()`` and ``.numpy()`` of an output return the memory itself, which a
-      later replay overwrites;
-    - reuse of other memory of the pool: intermediate results, outputs that another graph reads, and
-      outputs of closed graphs keep their values;
-    - ``torch.cuda.is_current_stream_capturing()`` outside of a capture, where torch is built
-      without CUDA: it raises an error;
-    - the times and the memory of CUDA kernels.
+    The page "Recorder limits" of the documentation lists what a CPU cannot show, and what the
+    recorder does there.
 
     Attributes:
         name: ``recorder``.

@@ -125,8 +125,7 @@ def _gptq(settings: Mapping[str, Any]) -> StoredLayout:
 
 def _compressed(settings: Mapping[str, Any]) -> StoredLayout:
     name = "compressed-tensors"
-    groups = settings.get("config_groups") or {}
-    schemes = [dict(group.get("weights") or {}) for group in groups.values()]
+    schemes = _schemes(settings.get("config_groups") or {})
     layout = settings.get("format")
     _require(name, "format", layout, "pack-quantized", "float-quantized", "naive-quantized")
     for scheme in schemes or [{}]:
@@ -146,6 +145,17 @@ def _compressed(settings: Mapping[str, Any]) -> StoredLayout:
         suffixes = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape")
         return StoredLayout(name, "weight_packed", suffixes, _unpack_compressed)
     return _fp8_layout(name, "weight_scale")
+
+
+def _schemes(groups: Any) -> list[Mapping[str, Any]]:
+    """Return the settings of the weights of each group."""
+    try:
+        return [{**(group.get("weights") or {})} for group in groups.values()]
+    except (AttributeError, TypeError) as error:
+        raise CheckpointError(
+            f"config_groups of compressed-tensors is {groups!r}, expected objects by name, each "
+            "with an object of weights. Correct config.json."
+        ) from error
 
 
 def _fbgemm(_settings: Mapping[str, Any]) -> StoredLayout:

@@ -3,17 +3,12 @@
 from graphkit.reference.checkpoint import (
     checkpoint_dtype,
     default_checkpoint,
-    default_standalone_checkpoint,
     load_checkpoint,
     save_checkpoint,
 )
 from graphkit.reference.config import LlamaConfig, RopeScaling
 from graphkit.reference.dflash import DFlashHead
 from graphkit.reference.draft_checkpoint import (
-    default_dflash_checkpoint,
-    default_eagle3_checkpoint,
-    default_eagle_checkpoint,
-    default_mtp_checkpoint,
     head_algorithm,
     load_dflash_head,
     load_eagle3_head,
@@ -78,11 +73,6 @@ __all__ = [
     "checkpoint_dtype",
     "decode",
     "default_checkpoint",
-    "default_dflash_checkpoint",
-    "default_eagle3_checkpoint",
-    "default_eagle_checkpoint",
-    "default_mtp_checkpoint",
-    "default_standalone_checkpoint",
     "dflash_target",
     "eagle3_target",
     "encode",

@@ -12,28 +12,35 @@ from graphkit.errors import CheckpointError
 from graphkit.quantization import stored_layout
 from graphkit.reference.checkpoint_folder import (
     StoredWeights,
-    default_folder,
     read_config,
     write_folder,
 )
 from graphkit.reference.config import LlamaConfig
+from graphkit.reference.layers import store_by_columns
 from graphkit.reference.model import LlamaModel
 from graphkit.reference.quantized_checkpoint import fill_quantized
 from graphkit.reference.sharded_layers import part_of
 from graphkit.reference.tensor_parallel import ShardedLlama
-from graphkit.reference.weight_layout import store_by_columns
 
+_WEIGHTS = Path(__file__).parent / "weights"
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
-def default_checkpoint() -> Path:
-    """Return the folder of the trained reference model that ships with the package."""
-    return default_folder("target")
+def default_checkpoint(kind: str = "target") -> Path:
+    """Return the folder of trained weights that ship with the package.
 
+    Args:
+        kind: ``target`` (the reference model), or what drafts for it: ``standalone`` (a small
+            language model), ``eagle``, ``eagle3``, ``mtp`` or ``dflash`` (heads).
 
-def default_standalone_checkpoint() -> Path:
-    """Return the folder of the small language model that drafts for the reference model."""
-    return default_folder("standalone")
+    Raises:
+        CheckpointError: There are no such weights.
+    """
+    folder = _WEIGHTS / kind
+    if not folder.is_dir():
+        kinds = ", ".join(sorted(each.name for each in _WEIGHTS.iterdir()))
+        raise CheckpointError(f"graphkit has no weights {kind!r}: kinds are {kinds}.")
+    return folder
 
 
 def load_checkpoint(

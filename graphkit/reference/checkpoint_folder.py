@@ -26,11 +26,6 @@ _WEIGHTS, _BIN = "model.safetensors", "pytorch_model.bin"
 _INDEX = "model.safetensors.index.json"
 
 
-def default_folder(name: str) -> Path:
-    """Return the folder of the weights ``name`` that the package contains."""
-    return Path(__file__).parent / "weights" / name
-
-
 def read_config(folder: Path) -> Mapping[str, object]:
     """Read ``config.json``.
 
@@ -38,15 +33,6 @@ def read_config(folder: Path) -> Mapping[str, object]:
         CheckpointError: The folder or file does not exist, or the file is not a JSON object.
     """
     return _read_json(folder, _CONFIG)
-
-
-def read_json_if_present(folder: Path, name: str) -> Mapping[str, object]:
-    """Read a JSON object from a file of the folder; empty if there is no such file.
-
-    Raises:
-        CheckpointError: The file is not a JSON object.
-    """
-    return _read_json(folder, name) if (folder / name).exists() else {}
 
 
 class StoredWeights:

@@ -15,7 +15,6 @@ from graphkit.config import is_int
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.reference.checkpoint_folder import (
     StoredWeights,
-    default_folder,
     read_config,
     write_folder,
 )
@@ -39,10 +38,10 @@ from graphkit.reference.eagle3_layout import (
     is_eagle3,
     layer_config,
 )
+from graphkit.reference.layers import store_by_columns
 from graphkit.reference.mtp import MTPHead
 from graphkit.reference.sharded_layers import part_of, split_head
 from graphkit.reference.tensor_parallel import group_of
-from graphkit.reference.weight_layout import store_by_columns
 
 Head = TypeVar("Head", bound=nn.Module)
 
@@ -53,26 +52,6 @@ _ARCHITECTURES = {
     MTPHead: "LlamaForCausalLMNextN",
     DFlashHead: ARCHITECTURE,
 }
-
-
-def default_eagle_checkpoint() -> Path:
-    """Return the folder of the Eagle head trained for the reference model."""
-    return default_folder("eagle")
-
-
-def default_eagle3_checkpoint() -> Path:
-    """Return the folder of the EAGLE-3 head trained for the reference model."""
-    return default_folder("eagle3")
-
-
-def default_dflash_checkpoint() -> Path:
-    """Return the folder of the DFLASH head trained for the reference model."""
-    return default_folder("dflash")
-
-
-def default_mtp_checkpoint() -> Path:
-    """Return the folder of the MTP layers trained for the reference model."""
-    return default_folder("mtp")
 
 
 def head_algorithm(folder: str | Path) -> str:
@@ -92,13 +71,7 @@ def head_algorithm(folder: str | Path) -> str:
     return "EAGLE3" if is_eagle3(names) else "EAGLE"
 
 
-def load_eagle_head(
-    folder: str | Path,
-    target: HeadTarget,
-    *,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> EagleHead:
+def load_eagle_head(folder: str | Path, target: HeadTarget) -> EagleHead:
     """Build the EAGLE or EAGLE-2 head of a local folder.
 
     Args:
@@ -106,11 +79,9 @@ def load_eagle_head(
             ``model.safetensors`` or ``pytorch_model.bin``.
         target: The model that the head was trained for. The head uses its output head and its
             embedding unless the folder contains them. Ranks that split it split the head too.
-        device: Device of the weights; ``None`` selects the target's.
-        dtype: Data type of the weights; ``None`` selects the target's.
 
     Returns:
-        The head, in evaluation mode and without gradients.
+        The head on the target's device and in its dtype, in evaluation mode and without gradients.
 
     Raises:
         CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
@@ -130,16 +101,10 @@ def load_eagle_head(
         has_embedding=_EMBEDDING in stored.forms,
         has_head=_HEAD in stored.forms,
     )
-    return _load(build, LlamaConfig.from_dict(data), stored, target, device, dtype)
+    return _load(build, LlamaConfig.from_dict(data), stored, target)
 
 
-def load_eagle3_head(
-    folder: str | Path,
-    target: HeadTarget,
-    *,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> Eagle3Head:
+def load_eagle3_head(folder: str | Path, target: HeadTarget) -> Eagle3Head:
     """Build the EAGLE-3 head of a local folder; arguments as for ``load_eagle_head``.
 
     The folder has the layout of the authors and SpecForge, or that of Speculators; see
@@ -178,18 +143,10 @@ def load_eagle3_head(
     )
     # t2d marks the tokens of the draft vocabulary, which d2t lists too.
     ignored = frozenset({"t2d"})
-    return _load(
-        build, config, stored, target, device, dtype, ignored=ignored, rename=canonical_name
-    )
+    return _load(build, config, stored, target, ignored=ignored, rename=canonical_name)
 
 
-def load_dflash_head(
-    folder: str | Path,
-    target: HeadTarget,
-    *,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> DFlashHead:
+def load_dflash_head(folder: str | Path, target: HeadTarget) -> DFlashHead:
     """Build the DFLASH head of a local folder; arguments as for ``load_eagle_head``.
 
     The folder has the layout of transformers or that of the authors; see ``dflash_layout``.
@@ -207,26 +164,18 @@ def load_dflash_head(
         )
     config = LlamaConfig.from_dict(dflash_layers(data, target.config.vocab_size))
     build = partial(DFlashHead, target=target, **draft_settings(data))
-    return _load(build, config, StoredWeights(folder), target, device, dtype, rename=dflash_name)
+    return _load(build, config, StoredWeights(folder), target, rename=dflash_name)
 
 
-def load_mtp_head(
-    folder: str | Path,
-    target: HeadTarget,
-    *,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> MTPHead:
+def load_mtp_head(folder: str | Path, target: HeadTarget) -> MTPHead:
     """Build the MTP layers of a folder that ``save_draft_head`` wrote.
 
     Args:
         folder: ``config.json``, with num_hidden_layers as the number of layers, and the weights.
         target: The model that the layers were trained for. They use its embedding and output head.
-        device: Device of the weights; ``None`` selects the target's.
-        dtype: Data type of the weights; ``None`` selects the target's.
 
     Returns:
-        The head, in evaluation mode and without gradients.
+        The head on the target's device and in its dtype, in evaluation mode and without gradients.
 
     Raises:
         CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
@@ -235,7 +184,7 @@ def load_mtp_head(
     folder = Path(folder)
     config = LlamaConfig.from_dict(read_config(folder))
     build = partial(MTPHead, target=target)
-    return _load(build, config, StoredWeights(folder), target, device, dtype)
+    return _load(build, config, StoredWeights(folder), target)
 
 
 def save_draft_head(
@@ -268,18 +217,16 @@ def _load(
     config: LlamaConfig,
     stored: StoredWeights,
     target: HeadTarget,
-    device: torch.device | str | None,
-    dtype: torch.dtype | None,
     ignored: frozenset[str] = frozenset(),
     rename: Callable[[str], str] = lambda name: name,
 ) -> Head:
     target_weight, group = target.lm_head.get_parameter("weight"), group_of(target)
     with _on_meta_device():
         whole, head = build(config), split_head(build, config, group)
-    head.to(dtype or target_weight.dtype)
+    head.to(target_weight.dtype)
     stored.fill(
         head,
-        device or target_weight.device,
+        target_weight.device,
         ignored=ignored,
         rename=rename,
         expected=whole.state_dict(),

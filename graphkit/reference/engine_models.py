@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,15 +23,10 @@ from graphkit.errors import ConfigError
 from graphkit.quantization import check_quantization, quantize_linears
 from graphkit.reference.checkpoint import (
     default_checkpoint,
-    default_standalone_checkpoint,
     load_checkpoint,
 )
 from graphkit.reference.dflash import DFlashHead
 from graphkit.reference.draft_checkpoint import (
-    default_dflash_checkpoint,
-    default_eagle3_checkpoint,
-    default_eagle_checkpoint,
-    default_mtp_checkpoint,
     load_dflash_head,
     load_eagle3_head,
     load_eagle_head,
@@ -54,7 +50,13 @@ ALGORITHMS = ("NONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "STANDALONE", "NGR
 """Algorithms of ``reference_engine``. MULTI_LAYER_EAGLE is EAGLE with a chain of draft layers."""
 DraftModel = EagleHead | Eagle3Head | MTPHead | DFlashHead | LlamaModel
 """What drafts for a target."""
-_HEAD_ALGORITHMS = ("EAGLE", "EAGLE3", "DFLASH")
+_HEADS: Mapping[str, tuple[Callable[..., DraftModel], str]] = {
+    "EAGLE": (load_eagle_head, "eagle"),
+    "EAGLE3": (load_eagle3_head, "eagle3"),
+    "DFLASH": (load_dflash_head, "dflash"),
+    "MULTI_LAYER_EAGLE": (load_mtp_head, "mtp"),
+}
+"""Loader of the head of each algorithm, and the weights that ship with the package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,17 +218,12 @@ def quantize_draft(draft: nn.Module, quantize: str) -> None:
 
 def _draft_model(algorithm: str, draft: str | Path | None, target: LlamaModel) -> DraftModel | None:
     """Load the draft model of an algorithm for a target."""
-    if algorithm == "EAGLE":
-        return load_eagle_head(draft or default_eagle_checkpoint(), target)
-    if algorithm == "EAGLE3":
-        return load_eagle3_head(draft or default_eagle3_checkpoint(), target)
-    if algorithm == "DFLASH":
-        return load_dflash_head(draft or default_dflash_checkpoint(), target)
-    if algorithm == "MULTI_LAYER_EAGLE":
-        return load_mtp_head(default_mtp_checkpoint(), target)
+    if algorithm in _HEADS:
+        load, kind = _HEADS[algorithm]
+        return load(draft or default_checkpoint(kind), target)
     if algorithm == "STANDALONE":
         weight = target.lm_head.weight
-        folder = default_standalone_checkpoint()
+        folder = default_checkpoint("standalone")
         return load_checkpoint(folder, device=weight.device, dtype=weight.dtype)
     return None
 
@@ -237,7 +234,7 @@ def check_algorithm(algorithm: str) -> str:
     Raises:
         ConfigError: The name is not in ``ALGORITHMS``.
     """
-    name = algorithm.upper()
+    name = algorithm.upper() if isinstance(algorithm, str) else ""
     if name not in ALGORITHMS:
         raise ConfigError(
             f"algorithm {algorithm!r} has no reference drafter. Use one of "
@@ -253,7 +250,7 @@ def _check_folders(algorithm: str, checkpoint: str | Path | None, draft: str | P
     Raises:
         ConfigError: It takes no draft head, or needs one.
     """
-    if draft is not None and algorithm not in _HEAD_ALGORITHMS:
+    if draft is not None and algorithm not in ("EAGLE", "EAGLE3", "DFLASH"):
         raise ConfigError(
             f"{algorithm} takes no draft head, but got {str(draft)!r}. Use EAGLE, "
             "EAGLE3 or DFLASH, or omit the draft head.",

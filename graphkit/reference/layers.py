@@ -198,9 +198,7 @@ def last_outputs(layer: nn.Linear | QuantizedLinear, rows_TH: Tensor, first: int
     return project(rows_TH, layer.weight[first:], bias)
 
 
-def quantize_layers(
-    module: nn.Module, quantization: str, device: torch.device | str | None = None
-) -> None:
+def quantize_layers(module: nn.Module, quantization: str) -> None:
     """Quantise the linear layers of the decoder layers in a model or head, in place.
 
     Other layers stay as they are: the output head, and those that merge the inputs of a head.
@@ -208,11 +206,23 @@ def quantize_layers(
     Args:
         module: The model or head.
         quantization: A name of ``QUANTIZATIONS``.
-        device: Where to quantise; ``None`` for the device of each layer.
     """
     for layer in module.modules():
         if isinstance(layer, Attention | MLP):
-            quantize_linears(layer, quantization, device=device)
+            quantize_linears(layer, quantization)
+
+
+def store_by_columns(model: nn.Module) -> None:
+    """Store the float32 weights of linear layers on CUDA column by column; values do not change.
+
+    With weights by rows, cuBLAS 13 chooses kernels of 31 us for small float32 products of 8 or 16
+    rows on an H200, and others of 6 us for weights by columns. Weights of other types stay by rows.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            weight = module.weight
+            if weight.is_cuda and weight.dtype == torch.float32:
+                weight.data = weight.data.t().contiguous().t()
 
 
 def initialise(module: nn.Module, num_layers: int) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError
+from graphkit.graphs import resolve_device
 from graphkit.reference.config import LlamaConfig, RopeScaling
 from graphkit.reference.dflash import DFlashHead
 from graphkit.reference.eagle import EagleHead
@@ -103,12 +104,12 @@ def random_models(
         ConfigError: The shape is unknown, the algorithm has no draft model of its sizes, or the
             ranks cannot split the target evenly.
     """
-    if shape not in SHAPES:
+    if shape not in list(SHAPES):  # a list takes unhashable values
         raise ConfigError(
             f"unknown shape {shape!r}: shapes are {', '.join(SHAPES)}.", field="shape"
         )
     name = check_algorithm(algorithm)
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(resolve_device(device)).manual_seed(seed)
     with torch.device("meta"):
         config = SHAPES[shape]
         target = LlamaModel(config) if group is None else ShardedLlama(config, group)

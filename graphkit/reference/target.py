@@ -15,11 +15,11 @@ from graphkit.attention import PagedAttention, SdpaAttention, TritonAttention
 from graphkit.distributed import RankGroup
 from graphkit.engine import SpeculativeEngine
 from graphkit.errors import ConfigError
-from graphkit.graphs import Backend, named_tensors
+from graphkit.graphs import Backend, named_tensors, resolve_device
 from graphkit.kv import ReqToTokenPool
+from graphkit.reference.checkpoint import default_checkpoint
 from graphkit.reference.dflash import DFlashHead
 from graphkit.reference.draft_checkpoint import (
-    default_mtp_checkpoint,
     load_mtp_head,
 )
 from graphkit.reference.eagle import EagleHead
@@ -74,20 +74,13 @@ def reference_target(
         CheckpointError: The folder cannot be loaded.
         ConfigError: ``topk`` is out of range, or ``quantize`` is unknown or comes with ranks.
     """
-    dtype = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
-    models = load_models(
-        "EAGLE" if checkpoint is None else "NONE",
-        checkpoint=checkpoint,
-        device=device,
-        dtype=dtype,
-        quantize=quantize,
-        group=group,
-    )
+    algorithm = "EAGLE" if checkpoint is None else "NONE"
+    models = _load(algorithm, device, checkpoint=checkpoint, quantize=quantize, group=group)
     options: dict[str, Any] = {"topk": topk, "max_batch_size": max_batch_size}
     if checkpoint is not None:
         name = f"reference {Path(checkpoint).name}"
         return model_target(models.target, name=name, attention=attention, **options)
-    head, mtp = models.draft, load_mtp_head(default_mtp_checkpoint(), models.target)
+    head, mtp = models.draft, load_mtp_head(default_checkpoint("mtp"), models.target)
     assert isinstance(head, EagleHead), "the draft model of EAGLE"
     if quantize is not None:
         quantize_layers(mtp, quantize)
@@ -101,33 +94,34 @@ def tree_target(device: str = "cpu") -> CaptureTarget:
     return reference_target(device, topk=2)
 
 
-def eagle3_target(
-    device: str = "cpu", *, topk: int = 1, max_batch_size: int | None = None
-) -> CaptureTarget:
+def eagle3_target(device: str = "cpu", *, topk: int = 1) -> CaptureTarget:
     """Create a target of the reference model and its EAGLE-3 head; see ``reference_target``.
 
     The head reads three layers of the model, so that MULTI_LAYER_EAGLE is left out.
     """
-    dtype = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
-    models = load_models("EAGLE3", device=device, dtype=dtype)
+    models = _load("EAGLE3", device)
     assert isinstance(models.draft, Eagle3Head), "the draft model of EAGLE3"
     name = "reference model with EAGLE-3"
-    return model_target(
-        models.target, models.draft, name=name, topk=topk, max_batch_size=max_batch_size
-    )
+    return model_target(models.target, models.draft, name=name, topk=topk)
 
 
-def dflash_target(device: str = "cpu", *, max_batch_size: int | None = None) -> CaptureTarget:
+def dflash_target(device: str = "cpu") -> CaptureTarget:
     """Create a target of the DFLASH head of the reference model; see ``reference_target``.
 
     TARGET_VERIFY is that of the draft worker, which runs the blocks of the head. STEP is the whole
     step of an engine, with the target's verify and the context of the head.
     """
-    dtype = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
-    models = load_models("DFLASH", device=device, dtype=dtype)
+    models = _load("DFLASH", device)
     assert isinstance(models.draft, DFlashHead), "the draft model of DFLASH"
     name = "DFLASH head of the reference model"
-    return model_target(models.target, models.draft, name=name, max_batch_size=max_batch_size)
+    return model_target(models.target, models.draft, name=name)
+
+
+def _load(algorithm: str, device: str, **options: Any) -> EngineModels:
+    """Load models: in bfloat16 on CUDA, in float32 elsewhere; see ``load_models``."""
+    found = resolve_device(device)
+    dtype = torch.bfloat16 if found.type == "cuda" else torch.float32
+    return load_models(algorithm, device=found, dtype=dtype, **options)
 
 
 def model_target(

@@ -266,7 +266,7 @@ def default_spec(
     if algorithm.upper() == "NONE":
         num_steps, topk, num_draft_tokens = 0, 1, 1
     if num_draft_tokens is None:
-        longest = max(num_steps, default=0) if isinstance(num_steps, Sequence) else num_steps
+        longest = [0, *num_steps][-1] if isinstance(num_steps, Sequence) else num_steps
         require_int("SpecConfig", "num_steps", longest, least=0)
         num_draft_tokens = longest + 1 if topk == 1 else 2 * (longest + 1)
     return SpecConfig(

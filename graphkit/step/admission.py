@@ -17,9 +17,10 @@ import torch
 from graphkit.errors import InputError
 from graphkit.graphs import Backend
 from graphkit.ops.logits import bitmask_words
+from graphkit.step.device_copies import copied_to, to_device
 from graphkit.step.device_step import DeviceStep
+from graphkit.step.prefill_batch import PrefillBatch
 from graphkit.step.sampling_params import SamplingParams
-from graphkit.step.step_tensors import PrefillBatch, copied_to, to_device
 
 
 @dataclass(eq=False, slots=True)

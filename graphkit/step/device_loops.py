@@ -2,114 +2,33 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from struct import Struct
 
 import torch
 
-from graphkit.buffers import Axis, FieldLayout, InputBuffers, Rows, StepInputs, declare
 from graphkit.errors import ReplayError
 from graphkit.graphs import CapturedGraph, CaptureFailure, LoopGraph, SizeTable, scope
 from graphkit.ops.device_loop import advance_loop, begin_loop, end_signals
 from graphkit.ops.loop_layout import Control
-from graphkit.records import LoopBody, LoopRecord
-from graphkit.runners import Output, StepRunner, declare_output
+from graphkit.records import LoopBody, LoopRecord, ReplayStats
+from graphkit.runners import StepRunner
 from graphkit.runners.capture import SizeCapture, capture_error
 from graphkit.runners.known_memory import attribute_tensors
 from graphkit.runners.step import Step, stage_tensors
 from graphkit.spec import ForwardMode
-from graphkit.step.device_step import SpecStepInputs, SpecStepOutput
+from graphkit.step.device_step import DeviceStep, SpecStepInputs, SpecStepOutput
 from graphkit.step.draft_lengths import DraftLengths
+from graphkit.step.loop_launcher import LaunchInputs, LaunchOutput, LoopLauncher
 from graphkit.step.output_ring import OutputRing
 from graphkit.step.step_stream import LoopReader, StepStream
 
 LoopStep = Callable[[SpecStepInputs], SpecStepOutput]
 """A step that a body runs."""
-
-_CODES = {torch.int64: "q", torch.bool: "?"}
-"""Format of each dtype in ``struct``."""
-
-
-@dataclass(kw_only=True, eq=False)
-class LaunchInputs(StepInputs):
-    """Batch of a launch."""
-
-    req_pool_indices: Rows = declare(Axis.REQUEST, torch.int64, "row of the request")
-    is_watched: Rows = declare(
-        Axis.REQUEST, torch.bool, "whether the loop ends when the request ends"
-    )
-    max_steps: Rows = declare(Axis.NONE, torch.int64, "most steps of the loop")
-    launch: Rows = declare(Axis.NONE, torch.int64, "number of the launch")
-
-
-@dataclass(kw_only=True, eq=False)
-class LaunchOutput(Output):
-    """Rows of the first step, [B] int64."""
-
-    req_pool_indices: torch.Tensor = declare_output(Axis.REQUEST, torch.int64)
-
-
-class LoopLauncher:
-    """Writes the batches of launches into a mailbox, and launches loops.
-
-    A launch usually follows a wait, in which other code has filled the CPU's caches, so the less
-    code a launch runs, the faster it is. One call of ``struct`` therefore writes the whole batch,
-    which the caller has validated, instead of a ``Replayer``.
-
-    Args:
-        buffers: Buffers of the prologue, for ``LaunchInputs``.
-    """
-
-    def __init__(self, buffers: InputBuffers) -> None:
-        self._mailbox = buffers.mailbox
-        self._payload = buffers.layouts[0].payload
-        sizes = range(buffers.capacity.requests + 1)
-        self._packers = [_packer(buffers, requests) for requests in sizes]
-
-    def launch(
-        self,
-        graph: LoopGraph,
-        rows: Sequence[int],
-        watched: Collection[int],
-        max_steps: int,
-        number: int,
-    ) -> None:
-        """Launch a loop. After an exception, the next launch waits for the device.
-
-        Args:
-            graph: The loop.
-            rows: Rows of the requests, valid and at most as many as the largest size.
-            watched: Rows of ``rows`` at whose end the loop ends.
-            max_steps: Most steps.
-            number: Number of the launch.
-
-        Raises:
-            ReplayError: CUDA refused the launch, or the device has failed.
-        """
-        mailbox, requests = self._mailbox, len(rows)
-        entry = mailbox.claim()
-        self._packers[requests].pack_into(
-            mailbox.words(entry), self._payload,
-            *rows, *map(watched.__contains__, rows), max_steps, number,
-        )  # fmt: skip
-        mailbox.post(entry, requests, requests)
-        graph.replay()
-        mailbox.commit()
-
-
-def _packer(buffers: InputBuffers, requests: int) -> Struct:
-    """Return the format of a batch from the first field's payload to the last one's."""
-    layouts: Sequence[FieldLayout] = buffers.layouts
-    parts, end = ["="], layouts[0].payload
-    for layout in layouts:
-        rows = buffers.capacity.rows(layout.field.axis, requests)
-        parts.append(f"{layout.payload - end}x{rows}{_CODES[layout.dtype]}")
-        end = layout.payload + rows * layout.row_bytes
-    return Struct("".join(parts))
 
 
 class _LoopBody(Step[SpecStepOutput]):
@@ -139,9 +58,8 @@ class DeviceLoops:
     Args:
         runner: Runner of the step, which gives sizes, backend and group. The loops write the rows
             of its buffers in place.
-        longest_path: Most tokens of a path.
+        step: The step, which gives the longest path and the draft lengths.
         ring_entries: Most steps that wait for the host to read them.
-        lengths: Chooses among the bodies of a size; ``None`` if there is one.
 
     Attributes:
         refusal: Reason why the backend cannot loop, or an empty string.
@@ -150,11 +68,12 @@ class DeviceLoops:
     def __init__(
         self,
         runner: StepRunner[SpecStepInputs, SpecStepOutput],
-        longest_path: int,
+        step: DeviceStep,
         ring_entries: int,
-        lengths: DraftLengths | None = None,
     ) -> None:
-        self._lengths = lengths
+        self._lengths: DraftLengths | None = None
+        if step.context.spec.is_adaptive:
+            self._lengths = DraftLengths(step, runner.table.sizes, step.state.behind, runner.device)
         self._buffers, self._group, self._spec = runner.buffers, runner.group, runner.spec
         self._table, self._largest = runner.table, runner.table.largest
         self._backend, device = runner.capturing_backend(), runner.device
@@ -163,12 +82,12 @@ class DeviceLoops:
         self._watched = torch.zeros(self._largest, dtype=torch.bool, device=device)
         self._control = torch.zeros(len(Control), dtype=torch.int64, device=device)
         self._sizes = torch.tensor(self._table.sizes, dtype=torch.int32, device=device)
-        self._ring = OutputRing(ring_entries, self._largest, longest_path, device)
+        self._ring = OutputRing(ring_entries, self._largest, step.max_path, device)
         self._reader = LoopReader(
             self._ring,
             self._poll,
             self._backend.check_device,
-            counts_lengths=lengths is not None,
+            counts_lengths=self._lengths is not None,
         )
         self._launch_sizes = replace(runner.sizes, max_batch_size=self._largest)
         self._prologue: StepRunner[LaunchInputs, LaunchOutput] | None = None
@@ -178,20 +97,28 @@ class DeviceLoops:
         self._launched = 0
         self._is_launching = False
 
-    @property
-    def steps_by_size(self) -> Mapping[int, int]:
-        """Steps that have been read, by captured size."""
-        return self._reader.steps_by_size
-
-    @property
-    def live_sizes(self) -> Mapping[int, int]:
-        """Steps that have been read, by the number of requests that took part."""
-        return self._reader.live_sizes
-
-    @property
-    def steps_by_length(self) -> Mapping[int, int]:
-        """Steps that have been read, by index of the draft length, if there are several."""
-        return self._reader.lengths
+    def add_steps(self, stats: ReplayStats) -> ReplayStats:
+        """Return the statistics of single steps with the steps of launches that have been read."""
+        by_size, live_sizes = Counter(self._reader.steps_by_size), Counter(self._reader.live_sizes)
+        rows = sum(size * count for size, count in by_size.items())
+        pads = rows - sum(size * count for size, count in live_sizes.items())
+        by_size.update(stats.replays_by_size)
+        live_sizes.update(stats.live_sizes)
+        del live_sizes[0]  # steps of pads alone
+        drafted = Counter[int]()
+        if self._lengths is not None:  # a single step has the longest
+            drafts = self._lengths.drafts
+            drafted[drafts[self._lengths.count - 1]] += stats.replays
+            for length, steps in self._reader.lengths.items():
+                drafted[drafts[length]] += steps
+        return replace(
+            stats,
+            replays=by_size.total(),
+            padded_rows=stats.padded_rows + pads,
+            replays_by_size=dict(sorted(by_size.items())),
+            live_sizes=dict(sorted(live_sizes.items())),
+            drafted_lengths=dict(sorted(drafted.items())),
+        )
 
     def capture(
         self, steps: Mapping[bool, Sequence[LoopStep]], table: SizeTable | None = None
@@ -358,7 +285,7 @@ class DeviceLoops:
             return output
 
         mode = ForwardMode.STEP
-        graphs, _ = SizeCapture(
+        return SizeCapture(
             _LoopBody(
                 body,
                 mode,
@@ -373,7 +300,6 @@ class DeviceLoops:
             self._backend,
             {},
         ).capture()
-        return graphs
 
     def _signals_of_ranks(self) -> torch.Tensor | None:
         """Return the sum of ``end_signals`` of all ranks; ``None`` for one rank."""

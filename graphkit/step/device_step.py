@@ -15,11 +15,13 @@ from graphkit.graphs import Backend, CaptureFailure, scope
 from graphkit.runners import Output, Runner, declare_output
 from graphkit.runners.capture import capture_error
 from graphkit.runners.known_memory import attribute_tensors
-from graphkit.step.context import EngineContext, EngineModel
-from graphkit.step.drafter import Drafter, NullDrafter, check_prepared, prepare_drafter
+from graphkit.step.context import EngineContext
+from graphkit.step.drafter import Drafter, NullDrafter
+from graphkit.step.drafter_checks import check_prepared, prepare_drafter
+from graphkit.step.engine_model import EngineModel
 from graphkit.step.plain_step import CatchUpDrafter, PlainDrafter, StoredTokens
-from graphkit.step.step_tensors import Verified
 from graphkit.step.tree_checks import check_tree
+from graphkit.step.verified import Verified
 from graphkit.step.verifier import FillBitmask, Verifier
 
 

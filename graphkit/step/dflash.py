@@ -18,9 +18,14 @@ from graphkit.ops.logits import argmax_rows
 from graphkit.ops.step_rows import extend_rows, verify_rows
 from graphkit.runners import DraftContextOutput, StepRunner, TargetVerifyRunner
 from graphkit.spec import ForwardMode
-from graphkit.step.context import EngineContext, EngineModel
-from graphkit.step.drafter import Drafter, check_draft_width, require_hidden_states
-from graphkit.step.step_tensors import ChainTree, DraftTree, PrefillChunk, Verified, to_device
+from graphkit.step.context import EngineContext
+from graphkit.step.device_copies import to_device
+from graphkit.step.draft_tree import ChainTree, DraftTree
+from graphkit.step.drafter import Drafter
+from graphkit.step.drafter_checks import check_draft_width, require_hidden_states
+from graphkit.step.engine_model import EngineModel
+from graphkit.step.prefill_batch import PrefillChunk
+from graphkit.step.verified import Verified
 
 
 class DFlashDrafter(Drafter):
@@ -110,7 +115,7 @@ class DFlashDrafter(Drafter):
         starts = torch.arange(requests)[:, None] * width
         # The token at the root of a tree is not read: its row predicts nothing.
         self._drafted_rows = (starts + torch.arange(self._drafted)).flatten().to(device)
-        self._chain = ChainTree(1, context.verify_width, requests, device, drafted=self._drafted)
+        self._chain = ChainTree.one_chain(context, self._drafted)
 
     @property
     def max_path(self) -> int:

@@ -17,16 +17,21 @@ from graphkit.buffers import AcceptedCounts, DraftExtendInputs, DraftInputs
 from graphkit.errors import ConfigError
 from graphkit.ops import create_extend_after_decode_spec_info
 from graphkit.ops.logits import argmax_rows, top_candidates
-from graphkit.ops.step_rows import extend_rows, first_draft_rows
+from graphkit.ops.step_rows import first_draft_rows
 from graphkit.runners import (
     DraftExtendOutput,
     DraftExtendRunner,
     DraftExtendV2Runner,
     DraftRunner,
 )
-from graphkit.step.context import EngineContext, EngineModel
-from graphkit.step.drafter import Drafter, check_draft_width, require_hidden_states
-from graphkit.step.step_tensors import ChainTree, DraftTree, PrefillBatch, Verified, to_device
+from graphkit.step.context import EngineContext
+from graphkit.step.device_copies import to_device
+from graphkit.step.draft_tree import ChainTree, DraftTree
+from graphkit.step.drafter import Drafter
+from graphkit.step.drafter_checks import check_draft_width, require_hidden_states
+from graphkit.step.engine_model import EngineModel
+from graphkit.step.prefill_batch import PrefillBatch
+from graphkit.step.verified import Verified
 
 
 class EagleDrafter(Drafter):
@@ -68,13 +73,7 @@ class EagleDrafter(Drafter):
         self.runners = (self._draft, self._extend)
         self._uses_hidden = not self._spec.resolved.is_standalone()
         self._is_chain = self._spec.topk == 1
-        self._chain = ChainTree(
-            1,
-            context.verify_width,
-            context.sizes.max_batch_size,
-            context.device,
-            drafted=self._spec.num_draft_tokens,
-        )
+        self._chain = ChainTree.one_chain(context, self._spec.num_draft_tokens)
         # A chain takes the most probable token: its probability decides nothing.
         self._certain = torch.ones(context.sizes.max_batch_size, 1, device=context.device)
 
@@ -138,24 +137,17 @@ class EagleDrafter(Drafter):
 
     def extend(self, verified: Verified) -> None:
         """See ``Drafter.extend``."""
-        verified = verified.front(self._spec.num_draft_tokens)
-        rows = verified.req_pool_indices
-        seq_lens, extend_seq_lens, positions, select_index = extend_rows(
-            verified.seq_lens, verified.counts.num_accepted_drafts, self._spec.num_draft_tokens
-        )
+        width = self._spec.num_draft_tokens
+        verified = verified.front(width)
+        fields, select_index = verified.extend_fields(width)
         out = self._extend.run(
             DraftExtendInputs(
-                req_pool_indices=rows,
-                seq_lens=seq_lens,
-                extend_seq_lens=extend_seq_lens,
                 input_ids=verified.predict,
-                positions=positions,
-                out_cache_loc=verified.out_cache_loc,
                 hidden_states=self._hidden_input(verified.hidden_states),
-                **verified.counts.fields(),
+                **fields,
             )
         )
-        self._store_candidates(rows, out, select_index)
+        self._store_candidates(verified.req_pool_indices, out, select_index)
 
     def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:
         """See ``Drafter.extend_accepted``."""

@@ -8,12 +8,16 @@ from copy import copy
 import torch
 
 from graphkit.buffers import MultiLayerDraftExtendInputs
-from graphkit.ops.step_rows import extend_rows
 from graphkit.runners import MultiLayerEagleRunner
 from graphkit.runners.tree_growth import TreeGrowth
-from graphkit.step.context import EngineContext, EngineModel
-from graphkit.step.drafter import Drafter, check_draft_width, require_hidden_states
-from graphkit.step.step_tensors import ChainTree, DraftTree, PrefillBatch, Verified, to_device
+from graphkit.step.context import EngineContext
+from graphkit.step.device_copies import to_device
+from graphkit.step.draft_tree import ChainTree, DraftTree
+from graphkit.step.drafter import Drafter
+from graphkit.step.drafter_checks import check_draft_width, require_hidden_states
+from graphkit.step.engine_model import EngineModel
+from graphkit.step.prefill_batch import PrefillBatch
+from graphkit.step.verified import Verified
 
 
 class MultiLayerDrafter(Drafter):
@@ -51,7 +55,7 @@ class MultiLayerDrafter(Drafter):
         self.runners = (self._layers,)
         requests, topk = context.sizes.max_batch_size, context.spec.topk
         self._others = torch.zeros(requests, topk * (topk - 1), device=context.device)
-        self._chain = self._new_chain()
+        self._chain = ChainTree.one_chain(context, context.spec.num_draft_tokens)
 
     def at_length(self, context: EngineContext) -> MultiLayerDrafter:
         """See ``Drafter.at_length``. The runner and the future map are shared."""
@@ -59,18 +63,8 @@ class MultiLayerDrafter(Drafter):
         check_draft_width(type(self).__name__, context)
         other = copy(self)
         other._context, other._spec, other.runners = context, context.spec, ()
-        other._chain = other._new_chain()
+        other._chain = ChainTree.one_chain(context, context.spec.num_draft_tokens)
         return other
-
-    def _new_chain(self) -> ChainTree:
-        context = self._context
-        return ChainTree(
-            1,
-            context.verify_width,
-            context.sizes.max_batch_size,
-            context.device,
-            drafted=context.spec.num_draft_tokens,
-        )
 
     @property
     def max_path(self) -> int:
@@ -111,24 +105,16 @@ class MultiLayerDrafter(Drafter):
         """See ``Drafter.extend``."""
         width = self._layers.tokens_per_request
         verified = verified.with_rows(width, self._context.req_to_token)
-        rows = verified.req_pool_indices
-        seq_lens, extend_seq_lens, positions, select_index = extend_rows(
-            verified.seq_lens, verified.counts.num_accepted_drafts, width
-        )
+        fields, select_index = verified.extend_fields(width)
         out = self._layers.run(
             MultiLayerDraftExtendInputs(
-                req_pool_indices=rows,
-                seq_lens=seq_lens,
-                extend_seq_lens=extend_seq_lens,
                 input_ids=verified.predict,
-                positions=positions,
-                out_cache_loc=verified.out_cache_loc,
                 hidden_states=require_hidden_states(type(self).__name__, verified.hidden_states),
                 select_index=select_index,
-                **verified.counts.fields(),
+                **fields,
             )
         )
-        self._store_candidates(rows, out.tensors())
+        self._store_candidates(verified.req_pool_indices, out.tensors())
 
     def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:
         """Catch up on all W rows of the requests that continue; the runner has a fixed width."""

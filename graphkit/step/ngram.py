@@ -12,8 +12,10 @@ import torch
 
 from graphkit.ops.ngram import append_tokens, ngram_drafts
 from graphkit.step.context import EngineContext
+from graphkit.step.draft_tree import ChainTree, DraftTree
 from graphkit.step.drafter import Drafter
-from graphkit.step.step_tensors import ChainTree, DraftTree, PrefillBatch, Verified
+from graphkit.step.prefill_batch import PrefillBatch
+from graphkit.step.verified import Verified
 
 
 class NgramDrafter(Drafter):

@@ -14,8 +14,8 @@ import torch
 from graphkit.buffers import AcceptedCounts
 from graphkit.ops.stored_tokens import store_tokens
 from graphkit.step.context import EngineContext
-from graphkit.step.drafter import Drafter
-from graphkit.step.step_tensors import ChainTree, DraftTree, PrefillChunk, Verified
+from graphkit.step.drafter import Drafter, NullDrafter
+from graphkit.step.verified import Verified
 
 
 class StoredTokens:
@@ -88,7 +88,7 @@ class StoredTokens:
         )
 
 
-class PlainDrafter(Drafter):
+class PlainDrafter(NullDrafter):
     """Proposes no drafts in a step of one node, and stores its tokens for a later catch-up.
 
     Args:
@@ -97,29 +97,6 @@ class PlainDrafter(Drafter):
 
     def __init__(self, stored: StoredTokens) -> None:
         self._stored = stored
-
-    def prepare(self, context: EngineContext) -> None:
-        """See ``Drafter.prepare``."""
-        self._chain = ChainTree(
-            1, context.verify_width, context.sizes.max_batch_size, context.device, drafted=1
-        )
-
-    @property
-    def max_path(self) -> int:
-        """One: the bonus token."""
-        return 1
-
-    def prefill(self, chunk: PrefillChunk) -> None:
-        """Do nothing: the longest drafter prefills."""
-
-    def draft(
-        self,
-        req_pool_indices: torch.Tensor,  # noqa: ARG002
-        seq_lens: torch.Tensor,  # noqa: ARG002
-        bonus_tokens: torch.Tensor,
-    ) -> DraftTree:
-        """Return trees of one node, the bonus token."""
-        return self._chain.of(bonus_tokens[:, None])
 
     def extend(self, verified: Verified) -> None:
         """Store the tokens."""

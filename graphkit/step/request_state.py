@@ -9,8 +9,8 @@ import torch
 
 from graphkit.errors import InputError
 from graphkit.ops.step_state import begin_step, finish_step
+from graphkit.step.device_copies import to_device
 from graphkit.step.sampling_params import MAX_STOP_IDS, SamplingParams
-from graphkit.step.step_tensors import to_device
 
 _INT = {int}
 """Types of the elements of the usual list, which needs no numpy."""

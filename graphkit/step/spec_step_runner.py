@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -24,7 +23,8 @@ from graphkit.runners.dispatch import Reason
 from graphkit.runners.memory_estimate import trial_sizes
 from graphkit.spec import SpecConfig
 from graphkit.step.admission import Admission, Prefill
-from graphkit.step.context import EngineContext, EngineModel, StepOptions
+from graphkit.step.context import EngineContext, StepOptions
+from graphkit.step.device_copies import to_device
 from graphkit.step.device_loops import DeviceLoops, LoopStep
 from graphkit.step.device_step import (
     DeviceStep,
@@ -33,13 +33,12 @@ from graphkit.step.device_step import (
     StepBody,
     StepResult,
 )
-from graphkit.step.draft_lengths import DraftLengths
 from graphkit.step.drafter import Drafter
+from graphkit.step.engine_model import EngineModel
 from graphkit.step.request_state import RequestState
 from graphkit.step.sampling_params import SamplingParams
 from graphkit.step.slot_checks import SlotChecks
 from graphkit.step.step_stream import StepStream
-from graphkit.step.step_tensors import to_device
 
 logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
@@ -155,10 +154,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             step.state, context.req_to_token, step.slots_ahead, context.sizes.page_size,
             context.kv_slots + context.sizes.page_size,
         )  # fmt: skip
-        self._lengths: DraftLengths | None = None
-        if context.spec.is_adaptive:
-            self._lengths = DraftLengths(step, self.table.sizes, step.state.behind, self.device)
-        self._loops = DeviceLoops(self, step.max_path, options.ring_entries, self._lengths)
+        self._loops = DeviceLoops(self, step, options.ring_entries)
         self.loop_refusal = self._loops.refusal
 
     @property
@@ -385,21 +381,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
     @property
     def stats(self) -> ReplayStats:
         """Steps that were replayed or read from launches, and fallbacks."""
-        stats, loops = super().stats, self._loops
-        by_size, live_sizes = Counter(loops.steps_by_size), Counter(loops.live_sizes)
-        rows = sum(size * count for size, count in by_size.items())
-        pads = rows - sum(size * count for size, count in live_sizes.items())
-        by_size.update(stats.replays_by_size)
-        live_sizes.update(stats.live_sizes)
-        del live_sizes[0]  # steps of pads alone
-        return replace(
-            stats,
-            replays=by_size.total(),
-            padded_rows=stats.padded_rows + pads,
-            replays_by_size=dict(sorted(by_size.items())),
-            live_sizes=dict(sorted(live_sizes.items())),
-            drafted_lengths=self._drafted_lengths(stats.replays),
-        )
+        return self._loops.add_steps(super().stats)
 
     def close(self) -> None:
         """Stop all launches, wait for them, and close all graphs. Streams remain readable."""
@@ -417,16 +399,6 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
                 self.group.end_collectives()
                 with suppress(RuntimeError):  # of loops that were running
                     self._loops.close()
-
-    def _drafted_lengths(self, single_steps: int) -> dict[int, int]:
-        """Return the steps by drafts per request; replays of single steps have the longest."""
-        if self._lengths is None:
-            return {}
-        drafts, counts = self._lengths.drafts, Counter[int]()
-        counts[drafts[self._lengths.count - 1]] += single_steps
-        for length, steps in self._loops.steps_by_length.items():
-            counts[drafts[length]] += steps
-        return dict(sorted(counts.items()))
 
     def _shared_settings(self) -> dict[str, str]:
         inner = [f"{runner.mode.name} {runner.sizes}" for runner in self.device_step.runners]

@@ -17,8 +17,8 @@ from graphkit.errors import InputError
 from graphkit.graphs import is_capturing
 from graphkit.ops.argument_rules import describe
 from graphkit.step.context import EngineContext
+from graphkit.step.draft_tree import DraftTree
 from graphkit.step.drafter import Drafter
-from graphkit.step.step_tensors import DraftTree
 
 _ROUNDING = 1e-3
 """Distance from 1 that rounding explains in a sum of probabilities."""

@@ -22,9 +22,11 @@ from graphkit.step.acceptance import (
     move_accepted_kv,
     sample_tokens,
 )
-from graphkit.step.context import EngineContext, EngineModel
+from graphkit.step.context import EngineContext
+from graphkit.step.draft_tree import DraftTree
+from graphkit.step.engine_model import EngineModel
 from graphkit.step.request_state import RequestState
-from graphkit.step.step_tensors import DraftTree, Verified
+from graphkit.step.verified import Verified
 
 FillBitmask = Callable[[torch.Tensor, Links], torch.Tensor]
 """Returns the token bitmask of trees, [B * W, ceil(V / 32)] int32 on the device or the CPU.

@@ -95,7 +95,7 @@ def test_v3_is_the_default_and_says_why_not(make_engine, caplog):
     assert engine.generation == "v2"
     assert engine.plan.reason == "a chain; v3 cannot run: the drafter asks a grammar"
     (record,) = caplog.records
-    assert (record.name, record.levelname) == ("graphkit.engine.engine", "WARNING")
+    assert (record.name, record.levelname) == ("graphkit.engine.settings", "WARNING")
     assert "no device loops: the drafter asks a grammar. It runs" in record.getMessage()
     with pytest.raises(ConfigError, match="'v3' cannot run: the drafter asks a grammar") as caught:
         make_engine(drafter=Hosted, generation="v3")

@@ -10,7 +10,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from graphkit.engine import EagleDrafter, SamplingParams
-from graphkit.engine.schedules import HostInLoop, Overlapped, PendingReport
+from graphkit.engine.host_schedules import HostInLoop, Overlapped
+from graphkit.engine.running_batch import PendingReport
 from graphkit.errors import ReplayError
 from graphkit.graphs.capture_rules import HOST_READS, CaptureRulesMode
 

@@ -17,7 +17,7 @@ from graphkit.ops.sampling import target_samples
 from graphkit.ops.target_probs import target_probs
 from graphkit.spec import CustomSpecAlgorithm, SpecConfig
 from graphkit.step import SpecStepInputs, SpecStepRunner
-from graphkit.step.step_tensors import ChainTree
+from graphkit.step.draft_tree import ChainTree
 from table_models import StatelessDrafter, filtered, table_model
 
 VOCAB, PERIOD, CONTEXT = 24, 5, 64

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from graphkit.engine import FinishReason, Request, SamplingParams
-from graphkit.engine.schedules import tree_bitmask
+from graphkit.engine.schedule import tree_bitmask
 from graphkit.errors import ConfigError, InputError
 from graphkit.reference import full_logits
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from graphkit.engine import SamplingParams
-from graphkit.engine.schedules import Overlapped
+from graphkit.engine.host_schedules import Overlapped
 from graphkit.reference import encode, reference_engine
 
 pytestmark = pytest.mark.gpu

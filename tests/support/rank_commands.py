@@ -29,7 +29,7 @@ attempts = itertools.count()
 def small_target(device, group, max_batch_size=1):
     """Return a target of the reference model that commands capture quickly."""
     model = reference.load_checkpoint(reference.default_checkpoint(), device=device, group=group)
-    eagle = reference.load_eagle_head(reference.default_eagle_checkpoint(), model)
+    eagle = reference.load_eagle_head(reference.default_checkpoint("eagle"), model)
     return reference.model_target(model, eagle, name="small", max_batch_size=max_batch_size)
 
 

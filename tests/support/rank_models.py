@@ -156,8 +156,8 @@ def refuse_an_uneven_split():
 
 def reference_modes(model):
     """Return a target of all modes of the reference model and its draft heads."""
-    eagle = reference.load_eagle_head(reference.default_eagle_checkpoint(), model)
-    mtp = reference.load_mtp_head(reference.default_mtp_checkpoint(), model)
+    eagle = reference.load_eagle_head(reference.default_checkpoint("eagle"), model)
+    mtp = reference.load_mtp_head(reference.default_checkpoint("mtp"), model)
     return reference.model_target(model, eagle, mtp, name="reference", max_batch_size=2)
 
 

@@ -264,7 +264,8 @@ def preempting_engine(group, generation, num_steps):
 def draft_times(engine):
     """Return the times that an engine chooses draft lengths by, [sizes, lengths]."""
     schedule = engine._schedule
-    return (schedule._runner._lengths if engine.generation == "v3" else schedule._chooser).times
+    is_looping = engine.generation == "v3"
+    return (schedule._runner._loops._lengths if is_looping else schedule._chooser).times
 
 
 def assert_same_on_all_ranks(value):

@@ -10,7 +10,7 @@ from graphkit.engine import Drafter, EngineModel, SpeculativeEngine
 from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.runners import ForwardOutput
 from graphkit.spec import SpecConfig
-from graphkit.step.step_tensors import ChainTree
+from graphkit.step.draft_tree import ChainTree
 
 STEPS = 3
 

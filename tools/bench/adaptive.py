@@ -30,7 +30,7 @@ from graphkit.graphs import environment, resolve_device
 from graphkit.graphs.recorded_graph import ELEMENTS_PER_WORK, RecordedGraph
 from graphkit.ops import philox_uniform
 from graphkit.records import BenchReport, Measure
-from graphkit.step.step_tensors import ChainTree
+from graphkit.step.draft_tree import ChainTree
 from graphkit.views import bench_view
 
 LENGTHS, ADAPTIVE, PLAIN = (0, 1, 3, 5), "adaptive", "plain"

@@ -19,7 +19,7 @@ import torch
 from step_engines import prompts
 
 from graphkit.benchmarks import synchronise
-from graphkit.reference import default_checkpoint, default_standalone_checkpoint
+from graphkit.reference import default_checkpoint
 
 _WARM_UPS = 2
 """torch.compile compiles the first run, and records CUDA graphs in the second one."""
@@ -51,7 +51,7 @@ def ways(tokens: int, device: torch.device) -> Iterator[tuple[str, float]]:
         return (out.shape[1] - ids.shape[1]) / elapsed
 
     yield "dynamic cache", tokens_per_second()
-    assistant = load(default_standalone_checkpoint())
+    assistant = load(default_checkpoint("standalone"))
     yield "assisted by the draft model", tokens_per_second(assistant_model=assistant)
     speed = tokens_per_second(cache_implementation="static")
     is_compiled = getattr(model, "_compiled_call", None) is not None

@@ -81,7 +81,7 @@ def create_runner(model: reference.LlamaModel, pool: gk.ReqToTokenPool) -> gk.Sp
     """Create a runner of the reference model with its EAGLE head."""
     kind = gk.TritonAttention if pool.device.type == "cuda" else gk.SdpaAttention
     pools = reference.PoolFactory(pool, kind, page_size=1, dtype=torch.float32)
-    head = reference.load_eagle_head(reference.default_eagle_checkpoint(), model)
+    head = reference.load_eagle_head(reference.default_checkpoint("eagle"), model)
     target, draft = pools.attention(model.config), pools.attention(head.config)
     return gk.SpecStepRunner(
         gk.EngineModel(reference.VerifyForward(model, target), target),

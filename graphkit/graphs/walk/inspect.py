@@ -98,6 +98,10 @@ def named_tensors(
 def _check_arguments(names: object, attribution: object, replay: object) -> None:
     if names is not None and not isinstance(names, (nn.Module, Mapping)):
         raise InspectError(f"names must be a module or tensors by kind and name, got {names!r}.")
+    for kind, tensors in names.items() if isinstance(names, Mapping) else ():
+        is_named = isinstance(tensors, Mapping)
+        if not is_named or not all(isinstance(one, torch.Tensor) for one in tensors.values()):
+            raise InspectError(f"names[{kind!r}] must be tensors by name, got {tensors!r}.")
     if attribution is not None and not isinstance(attribution, Attribution):
         raise InspectError(f"attribution must be the capture's Attribution, got {attribution!r}.")
     if replay is not None and not callable(replay):

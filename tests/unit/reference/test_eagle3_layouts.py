@@ -83,7 +83,7 @@ def test_what_graphkit_saves_it_loads(eagle3, target, rows, tmp_path, is_reduced
         head = Eagle3Head(eagle3.config, target, aux_layers=(0, 2, 1), norm_before_residual=True)
         torch.nn.init.normal_(head.fc.weight)
     save_draft_head(head.bfloat16(), tmp_path)
-    loaded = load_eagle3_head(tmp_path, target, dtype=torch.bfloat16)
+    loaded = load_eagle3_head(tmp_path, target.bfloat16())
     assert loaded.aux_layers == head.aux_layers
     assert loaded.midlayer.norm_before_residual is head.midlayer.norm_before_residual
     assert loaded.state_dict().keys() == head.state_dict().keys()

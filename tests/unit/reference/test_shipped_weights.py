@@ -11,11 +11,6 @@ import torch
 
 from graphkit.reference import (
     default_checkpoint,
-    default_dflash_checkpoint,
-    default_eagle3_checkpoint,
-    default_eagle_checkpoint,
-    default_mtp_checkpoint,
-    default_standalone_checkpoint,
     encode,
     load_checkpoint,
     load_dflash_head,
@@ -26,11 +21,11 @@ from graphkit.reference import (
 
 FOLDERS = {
     "target": default_checkpoint(),
-    "eagle": default_eagle_checkpoint(),
-    "eagle3": default_eagle3_checkpoint(),
-    "mtp": default_mtp_checkpoint(),
-    "dflash": default_dflash_checkpoint(),
-    "standalone": default_standalone_checkpoint(),
+    "eagle": default_checkpoint("eagle"),
+    "eagle3": default_checkpoint("eagle3"),
+    "mtp": default_checkpoint("mtp"),
+    "dflash": default_checkpoint("dflash"),
+    "standalone": default_checkpoint("standalone"),
 }
 
 

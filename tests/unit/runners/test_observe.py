@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphkit import ReplayError
+from graphkit import ConfigError, ReplayError
 
 
 def test_an_observer_sees_every_replay(runner, make_batch, expect, assert_same, assert_in_step):
@@ -69,6 +69,18 @@ def test_observers_nest(runner, make_batch):
     assert order == ["inner", "outer"]
 
 
+def test_replays_that_are_not_counted_are_observed(runner, make_batch):
+    seen = []
+
+    def observer(replay):
+        seen.append(replay.batch_size)
+        return replay()
+
+    with runner.observe(observer), runner.without_stats():
+        runner.replay(make_batch(2))
+    assert (seen, runner.stats.replays) == ([2], 0)
+
+
 def test_an_observer_that_fails_leaves_the_runner_usable(
     runner, make_batch, expect, assert_same, assert_in_step
 ):
@@ -88,6 +100,12 @@ def test_only_a_captured_runner_can_be_observed(make_runner, close):
         runner.close()
     with pytest.raises(ReplayError, match="observe needs a captured runner"):
         runner.observe(lambda replay: replay())
+
+
+@pytest.mark.parametrize("value", [None, 3])
+def test_an_observer_is_a_function(runner, value):
+    with pytest.raises(ConfigError, match=rf"observer must be a function, got {value}"):
+        runner.observe(value)
 
 
 def test_a_wrapped_forward_runs_eagerly_and_padded_but_not_in_graphs(runner, make_batch):

@@ -112,3 +112,20 @@ def test_closing_gives_memory_back(make_runner, model):
     runner.close()
     gc.collect()
     assert all(storage.expired() for storage in made)
+
+
+def test_a_runner_may_be_captured_while_replays_are_not_counted(make_runner, make_batch):
+    runner = make_runner()
+    with runner.without_stats():
+        runner.capture()
+        runner.replay(make_batch(2))
+    runner.replay(make_batch(3))
+    assert (runner.stats.replays, runner.stats.live_sizes) == (1, {3: 1})
+
+
+def test_replays_that_are_not_counted_leave_the_counts_of_their_plans(runner, make_batch):
+    runner.replay(make_batch(2))
+    with runner.without_stats():
+        runner.replay(make_batch(2))
+        runner.replay(make_batch(1))
+    assert runner.stats.replays_by_size == {2: 1}

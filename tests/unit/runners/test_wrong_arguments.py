@@ -18,6 +18,7 @@ from graphkit import (
     TargetVerifyRunner,
 )
 
+COUNTS = [(None,), ("2",), ([2],), (1.5,), (1, "4"), (1, [4]), (1, 4.0)]
 NO_BATCH = [None, {"input_ids": [1]}, [1, 2], torch.zeros(3), 5, TargetVerifyInputs]
 
 
@@ -54,7 +55,7 @@ def test_a_batch_may_be_of_a_subclass(runner, make_batch):
     runner.replay(make_batch(2, cls=Own))
 
 
-@pytest.mark.parametrize("size", ["2", [2], 1.5, {}], ids=str)
+@pytest.mark.parametrize("size", ["2", [2], 1.5, 2.0, {}], ids=str)
 @pytest.mark.parametrize("verb", ["replay", "run", "run_padded"])
 def test_a_padded_size_must_be_an_int(runner, make_batch, size, verb, assert_in_step):
     with pytest.raises((InputError, SizeError)):
@@ -62,7 +63,7 @@ def test_a_padded_size_must_be_an_int(runner, make_batch, size, verb, assert_in_
     assert_in_step(runner)
 
 
-@pytest.mark.parametrize("counts", [(None,), ("2",), ([2],), (1.5,), (1, "4"), (1, [4])], ids=str)
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
 def test_staged_counts_must_be_ints(runner, counts, assert_in_step):
     name = ("batch_size", "num_tokens")[len(counts) - 1]
     with pytest.raises(InputError, match=f"{name} must be an int, got ") as caught:

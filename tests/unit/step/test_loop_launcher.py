@@ -10,7 +10,7 @@ import torch
 
 from graphkit.config import BufferSizes
 from graphkit.runners import StepRunner
-from graphkit.step.device_loops import LaunchInputs, LaunchOutput, LoopLauncher
+from graphkit.step.loop_launcher import LaunchInputs, LaunchOutput, LoopLauncher
 
 
 class Launches:

@@ -177,6 +177,19 @@ def test_a_graph_without_a_template_is_refused(driver, graph, text):
     assert "Stack" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ({"weight": 3}, r"names\['weight'\] must be tensors by name, got 3"),
+        ({"input": {"ids": 3}}, r"names\['input'\] must be tensors by name, got \{'ids': 3\}"),
+    ],
+)
+def test_names_are_tensors_by_kind_and_name(names, text):
+    graph = RecorderBackend().capture(lambda: torch.ones(2) + 1)
+    with pytest.raises(InspectError, match=text):
+        gk.inspect_graph(graph, names=names)
+
+
 def test_missing_bindings_are_reported_with_their_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda", None)
     with pytest.raises(InspectError, match=r"graphkit-cuda\[cuda\]"):

@@ -1,16 +1,9 @@
-"""Schedules: when the host waits for the device in a step. See ``device_schedule`` for v3.
-
-v1 (host in the loop) waits for the accepted tokens of every step. The host knows which requests
-have finished before the draft model catches up.
-
-v2 (overlapped) enqueues a step before it reads the tokens of the previous one, so host and device
-work at the same time. The host learns one step late that a request has finished; the tokens of the
-extra step are dropped.
+"""The base of all generations: KV slots ahead of the steps, draft lengths, bitmasks, warm-ups.
 
 KV slots are reserved for several steps at once, for fewer if the pool is short.
 
-A batch with a matcher makes the host wait between draft and verify, in both: masks depend on the
-drafts, and on the tokens of all earlier steps.
+A batch with a matcher makes the host wait between draft and verify: masks depend on the drafts, and
+on the tokens of all earlier steps.
 """
 
 from __future__ import annotations
@@ -19,8 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -28,75 +20,14 @@ import torch
 
 from graphkit.engine.request import Request
 from graphkit.engine.request_memory import RequestMemory, StepSlots
+from graphkit.engine.running_batch import PendingReport, RunningBatch
 from graphkit.engine.token_matcher import fill_tree
 from graphkit.graphs import Backend
 from graphkit.ops.logits import bitmask_words
-from graphkit.ops.loop_layout import Report
 from graphkit.runners import Runner
 from graphkit.step import DeviceStep, StepBody, StepResult
 from graphkit.step.acceptance import Links
 from graphkit.step.draft_lengths import HostLengths
-from graphkit.step.step_tensors import to_device
-
-
-class RunningBatch:
-    """The running requests.
-
-    Args:
-        requests: The requests.
-        device: The device.
-
-    Attributes:
-        is_greedy: Whether every temperature is 0.
-        is_constrained: Whether a request has a matcher.
-    """
-
-    def __init__(self, requests: Sequence[Request], device: torch.device) -> None:
-        self.requests, self._device = list(requests), device
-        self.is_greedy = not any(request.sampling.temperature for request in requests)
-        self.is_constrained = any(request.matcher is not None for request in requests)
-
-    @cached_property
-    def rows(self) -> torch.Tensor:
-        """Request rows on the device, [B] int64; copied at the first use, without waiting."""
-        return to_device([request.row for request in self.requests], self._device)
-
-
-@dataclass(frozen=True, slots=True)
-class PendingReport:
-    """A report on its way to the host.
-
-    Attributes:
-        requests: The requests of the step, in batch order.
-        report: [B, 4 + longest path] int32 on the host; valid once ``copied`` has completed.
-        copied: Recorded behind the copy; ``None`` on the CPU, where copies complete at once.
-        body: What the step ran; ``None`` for a prefill.
-    """
-
-    requests: tuple[Request, ...]
-    report: torch.Tensor
-    copied: torch.cuda.Event | None
-    body: StepBody | None
-
-    @classmethod
-    def send(
-        cls, requests: Sequence[Request], report: torch.Tensor, body: StepBody | None
-    ) -> PendingReport:
-        """Start the copy to the host on the current stream."""
-        copied = torch.cuda.Event() if report.is_cuda else None
-        on_host = report.to("cpu", non_blocking=True)
-        if copied is not None:
-            copied.record(torch.cuda.current_stream(report.device))
-        return cls(tuple(requests), on_host, copied, body)
-
-    def deliver(self) -> None:
-        """Wait for the copy, then append the tokens to every request that has not finished."""
-        if self.copied is not None:
-            self.copied.synchronize()
-        drafts = None if self.body is None else self.body.drafts
-        for request, row in zip(self.requests, self.report.tolist(), strict=True):
-            request.receive(row, drafts)
-
 
 _STEPS_AHEAD = 1024
 """Steps for which slots are reserved while at least half of the pool is free: 16 of the longest
@@ -126,6 +57,8 @@ class Schedule(ABC):
         """The batch that slots are reserved for."""
         self._steps_left = 0
         """Steps of this batch that have slots."""
+        self._pending: deque[PendingReport] = deque()
+        """Reports on their way to the host, of first tokens and of steps."""
         self._chooser: HostLengths | None = None
         if device_step.context.spec.is_adaptive:
             self._chooser = HostLengths(device_step, device_step.verifier.runner.table.sizes)
@@ -152,18 +85,13 @@ class Schedule(ABC):
         if batch is not self._batch:
             self._batch, self._steps_left = batch, 0
         if not self._steps_left:
-            self._steps_left = self._reserve(batch, self._steps_in_flight)
+            self._steps_left = self._reserve(batch, len(self._pending))
         return self._steps_left > 0
 
     def give_back(self, batch: RunningBatch) -> None:
         """Free the slots that the next step does not need. No step is in flight."""
         self._memory.shrink(self._lengths(batch, 1))
         self._batch = None
-
-    @property
-    def _steps_in_flight(self) -> int:
-        """Steps and first tokens that the host has not seen."""
-        return 0
 
     def _reserve(self, batch: RunningBatch, in_flight: int) -> int:
         """Reserve slots for as many steps as possible, and return how many.
@@ -198,13 +126,14 @@ class Schedule(ABC):
             is_prefilling: Whether a prompt is to be continued before the next step.
         """
 
-    @abstractmethod
     def drain(self) -> None:
         """Wait for all tokens on their way to the host and deliver them."""
+        self._deliver(len(self._pending))
 
     def reset(self) -> None:
         """Discard all tokens on their way to the host, after an interrupted step."""
         self._batch = None
+        self._pending.clear()
 
     def _draft_and_verify(self, batch: RunningBatch) -> StepResult:
         fill = partial(self._fill_bitmask, batch.requests) if batch.is_constrained else None
@@ -219,6 +148,11 @@ class Schedule(ABC):
         """Forget the requests that had the rows of new ones before."""
         if self._chooser is not None:
             self._chooser.begin([request.row for request in requests])
+
+    def _deliver(self, count: int) -> None:
+        """Deliver the oldest reports."""
+        for _ in range(count):
+            self._deliver_one(self._pending.popleft())
 
     def _deliver_one(self, pending: PendingReport) -> None:
         """Wait for a report and deliver it."""
@@ -292,102 +226,6 @@ class Schedule(ABC):
         device = self._device_step.context.device
         pads = torch.zeros(batch_size, dtype=torch.int64, device=device)
         self._catch_up(self._device_step.draft_and_verify(pads, is_greedy=is_greedy, body=body))
-
-
-class HostInLoop(Schedule):
-    """Generation v1: waits for each step's tokens; see ``Schedule`` for the arguments."""
-
-    def begin(self, requests: Sequence[Request], report: torch.Tensor) -> None:
-        """See ``Schedule.begin``. Waits for the tokens."""
-        self._forget_rows(requests)
-        PendingReport.send(requests, report, None).deliver()
-
-    def advance(
-        self,
-        batch: RunningBatch,
-        *,
-        is_anyone_waiting: bool,  # noqa: ARG002
-        is_prefilling: bool,  # noqa: ARG002
-    ) -> None:
-        """See ``Schedule.advance``. Waits for verify, before the draft model catches up."""
-        requests = batch.requests
-        self._steps_left -= 1
-        result = self._draft_and_verify(batch)
-        pending = PendingReport.send(requests, result.report, result.body)
-        self._deliver_one(pending)
-        accepted = pending.report[:, Report.ACCEPTED].tolist()
-        catch_up = [
-            0 if request.is_finished else count
-            for request, count in zip(requests, accepted, strict=True)
-        ]
-        result.body.drafter.extend_accepted(result.verified, catch_up)
-
-    def drain(self) -> None:
-        """Do nothing: every step delivers its own tokens."""
-
-    def _catch_up(self, result: StepResult) -> None:
-        counts = result.verified.counts.num_accepted_tokens.tolist()
-        result.body.drafter.extend_accepted(result.verified, counts)
-
-
-class Overlapped(Schedule):
-    """Generation v2: enqueues a step before it reads the previous one's tokens.
-
-    See ``Schedule`` for the arguments.
-    """
-
-    def __init__(
-        self,
-        device_step: DeviceStep,
-        memory: RequestMemory,
-        step_slots: StepSlots,
-        steps_at_once: int,
-    ) -> None:
-        super().__init__(device_step, memory, step_slots, steps_at_once)
-        self._pending: deque[PendingReport] = deque()
-
-    def begin(self, requests: Sequence[Request], report: torch.Tensor) -> None:
-        """See ``Schedule.begin``. Does not wait; the next step delivers the tokens."""
-        self._forget_rows(requests)
-        self._pending.append(PendingReport.send(requests, report, None))
-
-    def advance(
-        self,
-        batch: RunningBatch,
-        *,
-        is_anyone_waiting: bool,  # noqa: ARG002
-        is_prefilling: bool,  # noqa: ARG002
-    ) -> None:
-        """See ``Schedule.advance``. Waits for earlier steps only, after enqueueing this one."""
-        self._steps_left -= 1
-        self._enqueue(batch)
-        self._deliver(len(self._pending) - 1)
-
-    def drain(self) -> None:
-        """See ``Schedule.drain``."""
-        self._deliver(len(self._pending))
-
-    def reset(self) -> None:
-        """See ``Schedule.reset``."""
-        super().reset()
-        self._pending.clear()
-
-    @property
-    def _steps_in_flight(self) -> int:
-        return len(self._pending)
-
-    def _enqueue(self, batch: RunningBatch) -> None:
-        """Enqueue a whole step without waiting for the device."""
-        result = self._draft_and_verify(batch)
-        self._pending.append(PendingReport.send(batch.requests, result.report, result.body))
-        self._catch_up(result)
-
-    def _catch_up(self, result: StepResult) -> None:
-        result.body.drafter.extend(result.verified)
-
-    def _deliver(self, count: int) -> None:
-        for _ in range(count):
-            self._deliver_one(self._pending.popleft())
 
 
 def tree_bitmask(

@@ -1,0 +1,122 @@
+"""Settings of an engine: the optional ones by name, their checks, and the generation that runs."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal, TypedDict
+
+from graphkit.config import BufferSizes, is_int
+from graphkit.distributed import RankGroup
+from graphkit.errors import ConfigError
+from graphkit.graphs import Backend, BatchSizes
+from graphkit.kv.contracts import RequestPool
+from graphkit.spec import Plan, SpecConfig
+
+logger = logging.getLogger(__name__)
+
+
+class EngineOptions(TypedDict, total=False):
+    """Optional arguments of ``SpeculativeEngine``, for functions that pass them on.
+
+    ``SpeculativeEngine`` documents them and has their defaults.
+    """
+
+    batch_sizes: BatchSizes | None
+    backend: Backend | None
+    generation: Literal["v1", "v2", "v3"] | None
+    steps_per_launch: int
+    chunked_prefill_size: int
+    bos_token_id: int | None
+    seed: int
+    structured_output: bool
+    debug: bool
+
+
+def check_generation(generation: object) -> None:
+    """Check the name of a generation; ``None`` selects one.
+
+    Raises:
+        ConfigError: There is no such generation.
+    """
+    if generation not in ("v1", "v2", "v3", None):
+        raise ConfigError(
+            f"generation must be 'v1', 'v2', 'v3' or None, got {generation!r}.", field="generation"
+        )
+
+
+def check_tokens(seed: object, bos_token_id: object, vocab_size: int) -> None:
+    """Check the seed and the BOS token of an engine.
+
+    Raises:
+        ConfigError: One of them is not an int, or the vocabulary lacks the BOS token.
+    """
+    if not is_int(seed):
+        raise ConfigError(f"SpeculativeEngine.seed must be an int, got {seed!r}.", field="seed")
+    is_token = is_int(bos_token_id) and 0 <= bos_token_id < vocab_size
+    if bos_token_id is not None and not is_token:
+        raise ConfigError(
+            "SpeculativeEngine.bos_token_id must be None or a token id from 0 to "
+            f"{vocab_size - 1}, got {bos_token_id!r}.",
+            field="bos_token_id",
+        )
+
+
+def check_free_rows(pool: RequestPool) -> None:
+    """Check that an engine can admit a request.
+
+    Raises:
+        ConfigError: The pool has no free row.
+    """
+    if not pool.available:
+        raise ConfigError(
+            f"target.attention.req_to_token_pool is a {type(pool).__name__}: of its {pool.size} "
+            "rows, none is free. SpeculativeEngine takes all free rows for its requests. Free the "
+            "rows, or create a pool for the engine.",
+            field="req_to_token_pool",
+        )
+
+
+def loop_refusal(backend: Backend, spec: SpecConfig, group: RankGroup | None) -> str:
+    """Return the reason why v3 cannot run for lack of loops, or an empty string."""
+    if group is None:
+        return backend.loop_refusal
+    if not (spec.is_adaptive and group.loop_refusal):
+        return ""  # each step is a launch of its own where ranks have no loops
+    longest = "without loops, v3 runs the longest of several draft lengths alone"
+    return f"{group.loop_refusal}; {longest}: use v2, or one draft length"
+
+
+def plan_generation(
+    spec: SpecConfig, requested: Literal["v1", "v2", "v3"] | None, refusal: str
+) -> Plan:
+    """Return the generation to run.
+
+    Raises:
+        ConfigError: v3 is requested, but cannot run.
+    """
+    if requested == "v3" and refusal:
+        raise ConfigError(f"generation 'v3' cannot run: {refusal}.", field="generation")
+    if requested is None and refusal:
+        logger.warning("The engine runs no device loops: %s. It runs generation v2.", refusal)
+    return spec.plan(refusal) if requested is None else Plan(requested, "as requested")
+
+
+def context_limit_of(sizes: BufferSizes, slots_ahead: int) -> int:
+    """Return the most tokens of a request.
+
+    Args:
+        sizes: Limits on batch and context.
+        slots_ahead: Slots that two steps may write behind the last token.
+
+    Raises:
+        ConfigError: A request has no room for a prompt and a new token.
+    """
+    limit = sizes.max_context_len - slots_ahead
+    if limit < 2:
+        raise ConfigError(
+            f"BufferSizes.max_context_len is {sizes.max_context_len}, but two steps may write "
+            f"{slots_ahead} tokens ahead, and a request needs room for 2 tokens. Set it to at "
+            f"least {slots_ahead + 2}.",
+            field="max_context_len",
+        )
+    return limit
