@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from graphkit.audit.audit_log import AuditLog, row_text
 from graphkit.audit.ranks import on_any_rank
 from graphkit.records import count_of
+from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 from graphkit.verify import EqualStateRuns
@@ -42,7 +43,7 @@ def audit_finite(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
         live = min(size, runner.table.max_batch_size)
         batch = target.batch(runner.mode, live, _SEED)
         with (
-            log.check("finite", runner.mode.name, size) as check,
+            log.check(Audit.FINITE, runner.mode.name, size) as check,
             EqualStateRuns(runner, batch, size) as runs,
         ):
             check.text = f"output of {count_of(live, 'request')}"

@@ -18,6 +18,7 @@ from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.node_switches import Incomparable, bisected, switches
 from graphkit.graphs import NodeOrigin
 from graphkit.records import GraphRecord, Node, count_of, distinct_text
+from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 from graphkit.verify import EqualStateRuns
@@ -47,7 +48,7 @@ def audit_forward(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog
     for size in runner.table:
         batch = target.batch(runner.mode, min(size, runner.table.max_batch_size), _SEED)
         with (
-            log.check("forward", runner.mode.name, size) as check,
+            log.check(Audit.FORWARD, runner.mode.name, size) as check,
             EqualStateRuns(runner, batch, size) as runs,
         ):
             watch = ForwardWatch(runner.step, runner.device, target.weights)

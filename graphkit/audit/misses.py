@@ -14,6 +14,7 @@ from graphkit.config import is_int
 from graphkit.errors import TargetError
 from graphkit.graphs import SizeTable
 from graphkit.records import count_of
+from graphkit.records.audit import Audit
 from graphkit.runners import Decision, Reason, Runner
 from graphkit.runners.dispatch import Dispatch
 from graphkit.spec import ForwardMode, SpecConfig
@@ -54,10 +55,10 @@ def audit_misses(
         if mode is ForwardMode.STEP and target.engine is not None:
             continue  # its batches come from the engine
         runner = target.runner(mode, device=device)
-        with log.check("misses", mode.name) as check, runner:
+        with log.check(Audit.MISSES, mode.name) as check, runner:
             _check_batches(target, runner, check)
     if modes is None:
-        with log.check("misses") as check:
+        with log.check(Audit.MISSES) as check:
             _check_modes(target, check)
 
 

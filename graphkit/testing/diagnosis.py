@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphkit.audit.bugs import Bug
+from graphkit.audit.bugs import UNDECLARED_STATE, Bug
 from graphkit.audit.padding_cause import Cause, padding_cause
-from graphkit.audit.undeclared_state import ADVICE, KIND, undeclared_state
+from graphkit.audit.undeclared_state import ADVICE, undeclared_state
 from graphkit.runners import Runner
 from graphkit.verify import EqualStateRuns, Rounding
 from graphkit.verify.differences import Tensors, even_owner, first_difference
@@ -34,7 +34,7 @@ def probable_bug(runner: Runner[Any, Any], batch: Any, size: int, *, is_padding:
     """
     undeclared, _ = undeclared_state(runner, batch) if runner.group is None else ({}, [])
     if undeclared:
-        return f"{KIND}. A replay changes {_quoted(undeclared)}. {ADVICE}"
+        return f"{UNDECLARED_STATE}. A replay changes {_quoted(undeclared)}. {ADVICE}"
     rounding = Rounding(runner.sizes.dtype)
 
     def differ(one: Tensors, other: Tensors, allowed: float = 0.0) -> bool:

@@ -30,6 +30,7 @@ from graphkit.audit.pool_poison.ranges import (
 from graphkit.audit.pool_poison.stale_reads import StaleRead, first_stale_read
 from graphkit.graphs import Allocation, StateSnapshot
 from graphkit.records import count_of
+from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.reachable_objects import walk_roots
 from graphkit.targets import CaptureTarget
@@ -72,7 +73,7 @@ def audit_pool_poison(target: CaptureTarget, runner: Runner[Any, Any], log: Audi
     )
     for size in runner.table:
         with (
-            log.check("pool-poison", runner.mode.name, size) as check,
+            log.check(Audit.POOL_POISON, runner.mode.name, size) as check,
             StateSnapshot(restorable_state(runner), runner.device, memory.restore) as start,
         ):
             batch = target.batch(runner.mode, min(size, runner.table.max_batch_size), _SEED)

@@ -7,6 +7,7 @@ from typing import Any
 from graphkit.audit.audit_log import AuditLog, requests_text
 from graphkit.audit.shadow.watch import ShadowWatch
 from graphkit.graphs import StateSnapshot
+from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 from graphkit.verify import live_sizes
@@ -24,7 +25,7 @@ def audit_shadow(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
         log: Receives checks and findings.
     """
     for size in runner.table:
-        with log.check("shadow", runner.mode.name, size) as check:
+        with log.check(Audit.SHADOW, runner.mode.name, size) as check:
             watch = ShadowWatch(
                 runner,
                 every=1,

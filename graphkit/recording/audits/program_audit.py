@@ -36,7 +36,7 @@ from graphkit.recording.audits.pointers import Blocks, check_capture, check_refe
 from graphkit.recording.audits.stale_memory import Limits, NotChecked, StaleMemoryCheck
 from graphkit.recording.audits.static_memory import StaticMemories
 from graphkit.records import AuditCheck, AuditReport, Finding, count_of
-from graphkit.records.audit import SEVERITIES
+from graphkit.records.audit import Audit, worst_severity
 
 Replay = Callable[[Any], object]
 """Replays a ``CUDAGraph``, as its method does without the audit."""
@@ -125,7 +125,7 @@ class ProgramAudit:
             self._graphs = list(self.graphs)
             self._most_graphs = 2 * len(self._graphs) + 1
         self._graphs.append(followed)
-        with _Checked(self, "pointers", name) as check:
+        with _Checked(self, Audit.POINTERS, name) as check:
             blocks = Blocks(segments, device.is_mapped)
             check_capture(followed, blocks, LiveTensors(), self._memories, check)
         return followed
@@ -165,7 +165,7 @@ class ProgramAudit:
         blocks = Blocks(device.segments(), device.is_mapped) if is_full else None
         followed.is_checked_next = False
         self._schedule(followed)
-        with _Checked(self, "pointers", followed.name) as check:
+        with _Checked(self, Audit.POINTERS, followed.name) as check:
             check_references(followed, blocks, check)
         if self._options.node_by_node == (followed.name, number):
             self._replay_by_node(followed, graph, replay)
@@ -191,7 +191,7 @@ class ProgramAudit:
         stale = StaleMemoryCheck(device, followed, graph, lambda: replay(graph), limits)
         problem = ""
         try:
-            with _Checked(self, "pool-poison", followed.name) as check:
+            with _Checked(self, Audit.POOL_POISON, followed.name) as check:
                 try:
                     stale.prepare()
                 except Exception as error:
@@ -200,7 +200,7 @@ class ProgramAudit:
             if not problem:
                 # ``prepare`` has waited for all earlier work.
                 is_failed = self._note_fault(f"replay {followed.replays} failed", followed)
-                with _Checked(self, "pool-poison", followed.name) as check:
+                with _Checked(self, Audit.POOL_POISON, followed.name) as check:
                     try:
                         check.text = "not checked: the replay failed"
                         if not is_failed:
@@ -211,12 +211,12 @@ class ProgramAudit:
             with suppress(Exception):
                 stale.close()
         if followed.replays == 1:
-            with _Checked(self, "launch") as check:
+            with _Checked(self, Audit.LAUNCH) as check:
                 used = count_of(device.num_streams(), "stream")
                 check.text = f"{used} in use; {ONE_STREAM_ADVICE}"
 
     def _replay_by_node(self, followed: FollowedGraph, graph: Any, replay: Replay) -> None:
-        with _Checked(self, "fault", followed.name) as check:
+        with _Checked(self, Audit.FAULT, followed.name) as check:
             self._fault = replay_by_node(
                 self.current_device(), followed, graph, lambda: replay(graph), check
             )
@@ -231,7 +231,7 @@ class ProgramAudit:
         error = self._device.fault()
         if error and not self._fault:
             self._fault = True
-            with _Checked(self, "fault", followed.name if followed else "") as check:
+            with _Checked(self, Audit.FAULT, followed.name if followed else "") as check:
                 report_fault(text, error, check)
             if followed is not None and self._writer is not None:
                 self._writer.write_fault(followed.name, followed.replays)
@@ -251,7 +251,7 @@ class ProgramAudit:
         with self._lock:
             blocks = Blocks(device.segments(), device.is_mapped)
             for followed in self.graphs:
-                with _Checked(self, "pointers", followed.name) as check:
+                with _Checked(self, Audit.POINTERS, followed.name) as check:
                     check_references(followed, blocks, check)
         return self.report()
 
@@ -311,9 +311,9 @@ class ProgramAudit:
 class _Checked:
     """One check; an error in it becomes its summary, and it is added when the block ends."""
 
-    def __init__(self, audit: ProgramAudit, name: str, graph: str = "") -> None:
-        self._audit, self._log = audit, AuditLog()
-        self._context = self._log.check(name, graph)
+    def __init__(self, program: ProgramAudit, audit: Audit, graph: str = "") -> None:
+        self._program, self._log = program, AuditLog()
+        self._context = self._log.check(audit, graph)
 
     def __enter__(self) -> Check:
         self._check = self._context.__enter__()
@@ -324,7 +324,7 @@ class _Checked:
         if error is not None:
             self._check.text = f"not checked: {_reason(error)}"
         self._context.__exit__(None, None, None)
-        self._audit.add(self._log)
+        self._program.add(self._log)
         return is_handled
 
 
@@ -370,11 +370,10 @@ class FollowedCapture:
 
 def _added(before: AuditCheck, check: AuditCheck, new_findings: int) -> AuditCheck:
     """Return two checks of a graph as one: the later text, and findings and times of both."""
-    severities = [severity for severity in (before.severity, check.severity) if severity]
     return replace(
         check,
         findings=before.findings + new_findings,
-        severity=min(severities, key=SEVERITIES.index, default=""),
+        severity=worst_severity([before, check]),
         seconds=before.seconds + check.seconds,
         text=check.text or before.text,
     )
