@@ -20,6 +20,7 @@ from graphkit.audit.row_axes import row_axes, rows_of_batch
 from graphkit.graphs import StateSnapshot
 from graphkit.graphs.operations import storage_id
 from graphkit.graphs.snapshot import restore_problem
+from graphkit.records import tensor_text
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
@@ -95,10 +96,9 @@ def declare_for_audits(target: CaptureTarget, runner: Runner[Any, Any], log: Aud
                 f"; not searched, beyond {COPY_BUDGET >> 20} MiB of copies: {', '.join(left)}"
             )
         for name, tensor in new.items():
-            dtype = str(tensor.dtype).removeprefix("torch.")
             text = (
-                f"a replay changes the rows of its requests in `{name}` ({dtype} "
-                f"{list(tensor.shape)}), which the target does not declare."
+                f"a replay changes the rows of its requests in `{name}` "
+                f"({tensor_text(tensor.dtype, tensor.shape)}), which the target does not declare."
             )
             check.report(
                 UNDECLARED_STATE,

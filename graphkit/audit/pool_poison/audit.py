@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from graphkit.audit.audit_log import AuditLog, Check, argument_text, row_facts
+from graphkit.audit.audit_log import AuditLog, Check, row_facts
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.pool_poison.effects import PoisonedReplays
+from graphkit.audit.pool_poison.findings import report_stale_read
 from graphkit.audit.pool_poison.memory import PoolMemory
 from graphkit.audit.pool_poison.ranges import (
     FILLS,
@@ -25,6 +26,7 @@ from graphkit.audit.pool_poison.ranges import (
     Range,
     ranges_to_fill,
     tensor_range,
+    unset_allocation,
     without,
 )
 from graphkit.audit.pool_poison.stale_reads import StaleRead, first_stale_read
@@ -128,45 +130,19 @@ class _Search:
         is_live = self._replays.memory.block_at(address).is_live
         name = self._live.names([address])[0] if is_live else ""
         allocation = _allocation_at(address, is_live, self._own, self._all)
-        _report_stale_read(self._check, read, name, allocation)
+        effect = read.effect
+        report_stale_read(
+            self._check,
+            read.node,
+            read.argument,
+            allocation,
+            f"With {read.fill.text} there, {effect.text}",
+            name=name,
+            field=effect.field,
+            advice=_ADVICE,
+            **({} if effect.mismatch is None else row_facts(effect.mismatch)),
+        )
         return read.unit if allocation is None else (allocation.begin, allocation.end)
-
-
-def _report_stale_read(
-    check: Check, read: StaleRead, name: str, allocation: Allocation | None
-) -> None:
-    """Report a read of pool memory before it is written.
-
-    Args:
-        check: Receives the finding.
-        read: The read.
-        name: Where a live Python object holds the memory; empty if none does.
-        allocation: What allocated it during the capture, if it is known.
-    """
-    memory = f": `{name}`" if name else ""
-    if allocation is not None:
-        op = allocation.op.split("::")[-1].split(".")[0]
-        line = f" at {allocation.source}" if allocation.source else ""
-        memory += f"{',' if name else ': memory'} allocated by `{op}`{line}"
-    node, mismatch = read.node, read.effect.mismatch
-    reader = "a node, whose arguments do not point there,"
-    if node is not None:
-        reader = f"`{node.short_name}` (node {node.index})"
-        if read.argument is not None:
-            reader = argument_text(node, read.argument)
-    line = allocation.source if allocation is not None else ""
-    check.report(
-        "stale pool memory",
-        f"{reader} reads memory of the graph pool before any node writes it{memory}. With "
-        f"{read.fill.text} there, {read.effect.text}.",
-        node=node,
-        argument=read.argument,
-        field=read.effect.field,
-        names=(name,) if name else (),
-        cause="; ".join((line or name, *((node.module, node.source) if node else ()))),
-        advice=_ADVICE,
-        **({} if mismatch is None else row_facts(mismatch)),
-    )
 
 
 def _allocation_at(
@@ -180,19 +156,10 @@ def _allocation_at(
         own: Allocations of the captures of the graph that reads.
         others: Allocations of all graphs, in the order of their captures.
     """
-    if is_live:
-        return next(
-            (
-                allocation
-                for allocation in reversed(others)
-                if allocation.begin <= address < allocation.end
-            ),
-            None,
-        )
-    unset = (allocation for allocation in own if not allocation.is_initialised)
-    return next(
-        (allocation for allocation in unset if allocation.begin <= address < allocation.end), None
-    )
+    if not is_live:
+        return unset_allocation(address, own)
+    found = (each for each in reversed(others) if each.begin <= address < each.end)
+    return next(found, None)
 
 
 def _device_segments(device: torch.device) -> list[Range]:

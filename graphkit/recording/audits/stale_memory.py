@@ -19,19 +19,27 @@ from typing import Any
 
 import torch
 
-from graphkit.audit.audit_log import Check, argument_text
+from graphkit.audit.audit_log import Check
 from graphkit.audit.launch import report_launch_time
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.node_switches import bisected
+from graphkit.audit.pool_poison.findings import report_stale_read
 from graphkit.audit.pool_poison.memory import PoolMemory
-from graphkit.audit.pool_poison.ranges import FILLS, Poison, Range, ranges_to_fill, without
-from graphkit.graphs import Allocation, PoolBlock
+from graphkit.audit.pool_poison.ranges import (
+    FILLS,
+    Poison,
+    Range,
+    joined,
+    ranges_to_fill,
+    unset_allocation,
+    without,
+)
+from graphkit.graphs import PoolBlock
 from graphkit.graphs.launch_cost import REPETITIONS
 from graphkit.graphs.walk.node_order import execution_order
 from graphkit.recording.audits.followed_graph import (
     FollowedGraph,
     first_node_in,
-    joined,
     pool_id,
 )
 from graphkit.recording.audits.watched_memory import CHUNK, WatchedMemory
@@ -259,7 +267,7 @@ class StaleMemoryCheck:
 
     def _report(self, check: Check, poison: Poison, span: Range, address: int) -> Range:
         """Report a read, and return the range of the memory that it reads from."""
-        allocation = _allocation_at(span[0], self._followed.allocations)
+        allocation = unset_allocation(span[0], self._followed.allocations)
         around = span if allocation is None else (allocation.begin, allocation.end)
         nodes = list(execution_order(self._followed.record.nodes))
         block = next(
@@ -268,22 +276,14 @@ class StaleMemoryCheck:
         node, argument = first_node_in(nodes, around)
         if node is None and block is not None:
             node, argument = first_node_in(nodes, (block.begin, span[1]))
-        reader = "a node, whose arguments do not point there,"
-        if node is not None and argument is not None:
-            reader = argument_text(node, argument)
-        memory = ""
-        if allocation is not None:
-            line = f" at {allocation.source}" if allocation.source else ""
-            memory = f": memory allocated by `{allocation.op.split('::')[-1].split('.')[0]}`{line}"
         changed = self._name_at(address)
-        check.report(
-            "stale pool memory",
-            f"{reader} reads memory of the graph's pool before any node writes it{memory}. With "
-            f"{poison.fill.text} there, {changed} differs from a replay after another replay.",
-            node=node,
-            argument=argument,
+        report_stale_read(
+            check,
+            node,
+            argument,
+            allocation,
+            f"With {poison.fill.text} there, {changed} differs from a replay after another replay",
             field=changed.strip("`"),
-            cause=f"{allocation.source if allocation else ''}; {node.source if node else ''}",
             advice=_ADVICE,
         )
         return around
@@ -378,14 +378,6 @@ def _copied(
         at = bisect_right(small, first, key=lambda span: span[1])
         inside = small[at : bisect_left(small, end, key=lambda span: span[0])]
         yield [(max(span[0], first) - first, min(span[1], end) - first) for span in inside]
-
-
-def _allocation_at(address: int, allocations: Sequence[Allocation]) -> Allocation | None:
-    """Return the uninitialised allocation of the capture that an address is in."""
-    for allocation in allocations:
-        if not allocation.is_initialised and allocation.begin <= address < allocation.end:
-            return allocation
-    return None
 
 
 def _contains(ranges: Sequence[Range], address: int) -> bool:

@@ -21,6 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.graphs.tracked_objects import find_objects, find_referrers
+from graphkit.records import tensor_text
 
 _UNKNOWN = object()
 """In the place of a block, for an address that was not searched."""
@@ -254,4 +255,4 @@ def _attributes(owner: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _shape(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    return tensor_text(tensor.dtype, tensor.shape)
