@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from graphkit.cli.exits import UsageError
 from graphkit.cli.generate_texts import OnText, TextDisplay, TextStream, prompt_end
-from graphkit.cli.models import OpenModels, load_tokenizer, open_models
+from graphkit.cli.models import OpenModels, open_models
 from graphkit.cli.output import progress_on_stderr
 from graphkit.distributed import RankGroup
 from graphkit.engine import Request, SamplingParams, SpeculativeEngine
@@ -41,7 +41,7 @@ def complete(
             cannot be captured.
     """
     models = open_models(arguments, group, arguments.quantize)
-    tokenizer = load_tokenizer(models)
+    tokenizer = models.load_tokenizer()
     encode = tokenizer.encode_chat if arguments.chat else tokenizer.encode
     prompt_ids = [encode(prompt) for prompt in prompts]
     sampling = SamplingParams(
