@@ -113,11 +113,10 @@ def _audit(program: list[str], out: Path, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_result(report.to_json())
     else:
-        for finding in report.findings:
-            print_message(f"{finding.severity}: {finding.kind}: {finding.mode}: {finding.text}")
-            print_message(f"  {finding.source}  {finding.advice}".rstrip())
-        checks = count_of(len(report.checks), "check")
-        print_message(f"{checks}, {count_of(len(report.findings), 'finding')}: wrote {out}")
+        from graphkit.views import findings_view
+
+        print_message(findings_view(report))
+        print_message(f"wrote {out}")
     worst = SEVERITIES.index(arguments.fail_on) if arguments.fail_on else -1
     is_bad = any(SEVERITIES.index(finding.severity) <= worst for finding in report.findings)
     return FAILED if is_bad and not audited.exit_code else audited.exit_code

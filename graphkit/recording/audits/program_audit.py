@@ -19,12 +19,13 @@ from typing import Any
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.causes import merged_by_cause
 from graphkit.audit.live_tensors import LiveTensors
-from graphkit.graphs import Attribution, caller_line
+from graphkit.audit.pool_poison.ranges import Range
+from graphkit.graphs import Attribution
 from graphkit.graphs.capture_failure import describe_exception
 from graphkit.graphs.streams import ONE_STREAM_ADVICE
 from graphkit.recording.audit_files import AuditFileWriter
 from graphkit.recording.audit_options import AuditOptions
-from graphkit.recording.audits.device import CudaDevice
+from graphkit.recording.audits.device import CudaDevice, PoolId
 from graphkit.recording.audits.faults import replay_by_node, report_fault
 from graphkit.recording.audits.followed_graph import (
     DEFAULT_POOL,
@@ -35,6 +36,7 @@ from graphkit.recording.audits.followed_graph import (
 from graphkit.recording.audits.pointers import Blocks, check_capture, check_references
 from graphkit.recording.audits.stale_memory import Limits, NotChecked, StaleMemoryCheck
 from graphkit.recording.audits.static_memory import StaticMemories
+from graphkit.recording.capture_observers import CaptureObserver
 from graphkit.records import AuditCheck, AuditReport, Finding, count_of
 from graphkit.records.audit import Audit, worst_severity
 
@@ -95,7 +97,7 @@ class ProgramAudit:
         graph: Any,
         attribution: Attribution | None,
         captured_at: str,
-        active_before: Sequence[tuple[tuple[int, int], tuple[int, int]]],
+        active_before: Sequence[tuple[PoolId, Range]],
     ) -> FollowedGraph:
         """Follow a graph that was just captured, and check its pointers.
 
@@ -328,44 +330,41 @@ class _Checked:
         return is_handled
 
 
-class FollowedCapture:
-    """Observes one capture; see ``hooks.observe_captures``.
+class FollowedCapture(CaptureObserver):
+    """Hands a finished graph to the audit.
 
     Args:
-        audit: The audit of this process.
+        program: The audit of this process.
     """
 
-    def __init__(self, audit: ProgramAudit) -> None:
-        self._audit = audit
-        self._attribution: Attribution | None = None
-        self._captured_at = ""
-        self._active: list[tuple[tuple[int, int], tuple[int, int]]] = []
+    def __init__(self, program: ProgramAudit) -> None:
+        super().__init__()
+        self._program = program
+        self._active: list[tuple[PoolId, Range]] = []
 
     def before_begin(self) -> None:
-        """Note the line that captures and the memory that is in use, before the stream captures."""
-        self._attribution = Attribution()
-        self._captured_at = caller_line()
-        for segment in self._audit.current_device().segments():
+        """Note also the memory that is in use."""
+        super().before_begin()
+        for segment in self._program.current_device().segments():
             pool = pool_id(segment)
             if pool != DEFAULT_POOL:
                 self._active += [(pool, span) for span in active_ranges([segment], pool)]
 
     def after_begin(self) -> None:
-        """Start to attribute nodes."""
-        self._audit.capture_began()
-        if self._attribution is not None:
-            self._attribution.__enter__()
+        """Let nothing wait for the device meanwhile."""
+        self._program.capture_began()
+        super().after_begin()
 
     def before_end(self) -> None:
-        """Stop attributing nodes, while the stream still captures."""
-        self._audit.capture_ended()
-        if self._attribution is not None:
-            self._attribution.__exit__()
+        """Allow checks again."""
+        self._program.capture_ended()
+        super().before_end()
 
     def after_end(self, graph: Any) -> None:
         """Follow the graph."""
-        followed = self._audit.follow(graph, self._attribution, self._captured_at, self._active)
-        graph._graphkit_followed = followed
+        graph._graphkit_followed = self._program.follow(
+            graph, self.attribution, self.captured_at, self._active
+        )
 
 
 def _added(before: AuditCheck, check: AuditCheck, new_findings: int) -> AuditCheck:
