@@ -33,7 +33,7 @@ def complete(
         arguments: The parsed options.
         prompts: At least one; bytes that are not UTF-8 are lone surrogates.
         display: Shows the text as it is generated.
-        group: Ranks that split the target; the others call ``worker_loop``.
+        group: Ranks that split the target; the others call ``follow``.
 
     Raises:
         UsageError: A prompt or the context is too long.

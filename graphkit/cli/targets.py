@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from graphkit.targets import CaptureTarget
 
 _REFERENCE = "graphkit.reference:reference_target"
-_FOLDER_OPTIONS = (
+FOLDER_OPTIONS = (
     "draft", "dtype", "trust_remote_code", "kv_dtype", "algorithm", *SPECULATION,
     "max_context_len",
 )  # fmt: skip
+"""Options that apply to a --checkpoint alone."""
 _LARGEST_BATCH = 8
 """Requests that a target of a folder has room for by default."""
 
@@ -72,7 +73,7 @@ def select_target(arguments: argparse.Namespace, group: RankGroup | None = None)
         target = _folder_target(arguments, device, group)
     else:
         why = "applies to a --checkpoint: a TARGET has its own settings."
-        refuse_options(arguments, _FOLDER_OPTIONS, why)
+        refuse_options(arguments, FOLDER_OPTIONS, why)
         name = arguments.target or _REFERENCE
         if name != _REFERENCE:
             refuse_options(arguments, ("quantize",), why)
@@ -164,7 +165,7 @@ def _folder_target(
         )
     if group is not None:
         why = "does not apply with --tp, where the layout of Llama has its own settings."
-        refuse_options(arguments, _FOLDER_OPTIONS, why)
+        refuse_options(arguments, FOLDER_OPTIONS, why)
         return _reference_target(arguments, device, group)
     return load_folder(arguments, device, arguments.quantize).target(
         max_batch_size=max(arguments.batch_sizes or [_LARGEST_BATCH]),
