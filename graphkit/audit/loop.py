@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -182,14 +183,12 @@ class _Search:
         """Return the number of the first step after which a launch differs, by bisection."""
         pairs = zip_longest(self.expected[-1].reports, reports)
         steps = (number for number, (one, other) in enumerate(pairs, 1) if one != other)
-        right, wrong = 0, next(steps, self.count)
-        while wrong - right > 1:
-            middle = (right + wrong) // 2
-            if self._differences(middle, self._runs.launched(middle, middle)):
-                wrong = middle
-            else:
-                right = middle
-        return wrong
+        wrong = next(steps, self.count)
+
+        def differs(count: int) -> bool:
+            return bool(self._differences(count, self._runs.launched(count, count)))
+
+        return 1 + bisect_left(range(1, wrong), True, key=differs)
 
     def _report_step(self, number: int, check: Check) -> None:
         found = self._differences(number, self._runs.launched(number, number))

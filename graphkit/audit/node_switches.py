@@ -6,6 +6,7 @@ replaced by its first operations. The refresh always runs, since a replay waits 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -144,10 +145,4 @@ def bisected(differ: Callable[[int], bool], count: int) -> int | None:
         differ: Returns whether results differ after the first so many steps; after 0 they do not.
         count: Number of steps. The result is ``None`` if nothing differs after all of them.
     """
-    equal, different = 0, count
-    if not differ(different):
-        return None
-    while different - equal > 1:
-        middle = (equal + different) // 2
-        equal, different = (equal, middle) if differ(middle) else (middle, different)
-    return equal
+    return bisect_left(range(1, count), True, key=differ) if differ(count) else None

@@ -162,14 +162,14 @@ class SampleBatches:
         """
         if previous is not None:
             self.leave(*previous)
+        strays: list[int] = []
+
+        def look(trace: ForwardTrace) -> None:
+            is_outside = None in trace.ops[-1].values
+            if not strays and is_outside and self.state.stray_write(runs.padded_batch):
+                strays.append(len(trace.ops) - 1)
+
         for call in count():
-            strays: list[int] = []
-
-            def look(trace: ForwardTrace, strays: list[int] = strays) -> None:
-                is_outside = None in trace.ops[-1].values
-                if not strays and is_outside and self.state.stray_write(runs.padded_batch):
-                    strays.append(len(trace.ops) - 1)
-
             with traced(self.runner.step, call, self.weights, look) as trace:
                 runs.padded()
             if strays:
