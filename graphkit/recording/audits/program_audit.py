@@ -25,6 +25,7 @@ from graphkit.graphs.capture_failure import describe_exception
 from graphkit.graphs.streams import ONE_STREAM_ADVICE
 from graphkit.recording.audit_files import AuditFileWriter
 from graphkit.recording.audit_options import AuditOptions
+from graphkit.recording.audits.checked_memory import Limits, NotChecked
 from graphkit.recording.audits.device import CudaDevice, PoolId
 from graphkit.recording.audits.faults import replay_by_node, report_fault
 from graphkit.recording.audits.followed_graph import (
@@ -34,7 +35,7 @@ from graphkit.recording.audits.followed_graph import (
     pool_id,
 )
 from graphkit.recording.audits.pointers import Blocks, check_capture, check_references
-from graphkit.recording.audits.stale_memory import Limits, NotChecked, StaleMemoryCheck
+from graphkit.recording.audits.stale_memory import StaleMemoryCheck
 from graphkit.recording.audits.static_memory import StaticMemories
 from graphkit.recording.capture_observers import CaptureObserver
 from graphkit.records import AuditCheck, AuditReport, Finding, count_of
