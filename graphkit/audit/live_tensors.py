@@ -179,7 +179,7 @@ def _holder_names(tensors: Sequence[torch.Tensor]) -> dict[int, str]:
     holders = find_referrers(list(tensors))
     attributes_of_owners = [holder for holder in holders if isinstance(holder, dict)]
     owners = [*holders, *find_referrers(attributes_of_owners)]
-    for owner in {id(each): each for each in owners}.values():
+    for owner in {id(owner): owner for owner in owners}.values():
         attributes = getattr(owner, "__dict__", None)
         if not isinstance(attributes, dict):
             continue

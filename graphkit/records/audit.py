@@ -104,13 +104,13 @@ _T = TypeVar("_T", bound=_WithSeverity)
 
 def worst_severity(found: Iterable[_WithSeverity]) -> str:
     """Return the worst severity of findings or checks; empty if none has one."""
-    severities = (each.severity for each in found if each.severity)
+    severities = (finding.severity for finding in found if finding.severity)
     return min(severities, key=SEVERITIES.index, default="")
 
 
 def worst_first(found: Iterable[_T]) -> tuple[_T, ...]:
     """Return errors, then warnings, then notes; those of equal severity keep their order."""
-    return tuple(sorted(found, key=lambda each: SEVERITIES.index(each.severity)))
+    return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

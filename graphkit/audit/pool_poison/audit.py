@@ -158,7 +158,11 @@ def _allocation_at(
     """
     if not is_live:
         return unset_allocation(address, own)
-    found = (each for each in reversed(others) if each.begin <= address < each.end)
+    found = (
+        allocation
+        for allocation in reversed(others)
+        if allocation.begin <= address < allocation.end
+    )
     return next(found, None)
 
 

@@ -41,7 +41,7 @@ def fingerprint_of_graphs(device: Any, graphs: Sequence[FollowedGraph]) -> Finge
 
 def _memory(followed: FollowedGraph) -> Iterator[tuple[int, int, str, str]]:
     """Yield begin, end, kind and name of the memory that must last between replays."""
-    for memory in {each.begin: each for each in followed.memories.values()}.values():
+    for memory in {memory.begin: memory for memory in followed.memories.values()}.values():
         yield memory.begin, memory.end, "weight" if memory.is_weight else "tensor", memory.name
     for begin, end in followed.kept:
         yield begin, end, "pool", f"pool {begin:#x} to {end:#x}"

@@ -90,7 +90,7 @@ def check_capture(
         check: Receives the findings.
     """
     references = list(followed.references())
-    addresses = [each.pointer.address for each in references if each.is_set]
+    addresses = [reference.pointer.address for reference in references if reference.is_set]
     followed.memories.update(known.find(addresses, live, blocks.at))
     counts: Counter[str] = Counter()
     for reference in references:
