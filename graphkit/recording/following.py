@@ -141,7 +141,7 @@ def compare_fingerprint(
     found = differences(before, fingerprint() if after is None else after)
     for difference in found:
         if difference.severity == "error" and _audits:
-            _audits[0].add_finding(difference.finding())
+            _audits[0].results.add_finding(difference.finding())
     return found
 
 
