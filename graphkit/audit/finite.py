@@ -21,8 +21,8 @@ from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 from graphkit.verify import EqualStateRuns
 from graphkit.verify.differences import even_owner, first_not_finite, not_finite_rows
+from graphkit.verify.size_check import SEED
 
-_SEED = 60
 _ADVICE = (
     "Check the weights and the sample batches, then the module. A mask may leave -inf in a part of "
     "a row only: every row needs a finite number, and softmax over a row of -inf is NaN."
@@ -41,7 +41,7 @@ def audit_finite(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
     """
     for size in runner.table:
         live = min(size, runner.table.max_batch_size)
-        batch = target.batch(runner.mode, live, _SEED)
+        batch = target.batch(runner.mode, live, SEED)
         with (
             log.check(Audit.FINITE, runner.mode.name, size) as check,
             EqualStateRuns(runner, batch, size) as runs,

@@ -23,8 +23,8 @@ from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 from graphkit.verify import EqualStateRuns
 from graphkit.verify.forward_watch import SAMPLER, ForwardWatch, InputWrite
+from graphkit.verify.size_check import SEED
 
-_SEED = 70
 _WRITE_ADVICE = (
     "Write the result to a new tensor, such as `positions + 1`. The inputs belong to the runner: "
     "later stages of the step read them, and other graphs."
@@ -46,7 +46,7 @@ def audit_forward(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog
         log: Collects the findings.
     """
     for size in runner.table:
-        batch = target.batch(runner.mode, min(size, runner.table.max_batch_size), _SEED)
+        batch = target.batch(runner.mode, min(size, runner.table.max_batch_size), SEED)
         with (
             log.check(Audit.FORWARD, runner.mode.name, size) as check,
             EqualStateRuns(runner, batch, size) as runs,

@@ -19,8 +19,8 @@ from graphkit.runners import Decision, Reason, Runner
 from graphkit.runners.dispatch import Dispatch
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.targets import CaptureTarget
+from graphkit.verify.size_check import SEED
 
-_SEED = 10
 _MAX_PAD_SHARE = 1 / 3
 """Share of pad rows above which the audit reports it; sizes that double each time stay below."""
 _ADVICE = {
@@ -68,7 +68,7 @@ def _check_batches(target: CaptureTarget, runner: Runner[Any, Any], check: Check
     decisions: dict[int, Decision] = {}
     for batch_size in range(1, _max_running(runner) + 1):
         try:
-            batch = target.batch(runner.mode, batch_size, _SEED + batch_size)
+            batch = target.batch(runner.mode, batch_size, SEED + batch_size)
         except TargetError:  # the scheduler forms no batch of this size
             continue
         decisions[batch_size] = dispatch.decide(batch, "captured")

@@ -28,12 +28,12 @@ from graphkit.targets import CaptureTarget
 from graphkit.verify import EqualStateRuns
 from graphkit.verify.equal_state_runs import restorable_state
 from graphkit.verify.forward_trace import Weights
+from graphkit.verify.size_check import SEED
 
 ADVICE = "Declare it as mutable_state: captures and audits then restore its contents."
 COPY_BUDGET = 1 << 30
 """Bytes of undeclared tensors that are copied, smallest first. Weights that are plain tensors look
 like state until a replay has run, and a model may have many times as many."""
-_SEED = 60
 
 
 def undeclared_state(
@@ -80,7 +80,7 @@ def declare_for_audits(target: CaptureTarget, runner: Runner[Any, Any], log: Aud
         runner: Its ``mutable_state`` is extended.
         log: Receives the finding, and a check that lists tensors that were not searched.
     """
-    batch = target.batch(runner.mode, runner.table.largest, _SEED)
+    batch = target.batch(runner.mode, runner.table.largest, SEED)
     found, left = undeclared_state(runner, batch)
     runner.mutable_state |= found
     known = (finding for finding in log.findings if finding.kind == UNDECLARED_STATE)

@@ -23,8 +23,8 @@ from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
 from graphkit.targets import CaptureTarget
+from graphkit.verify.size_check import SEED
 
-_SEED = 30
 _LEAK_ADVICE = "Move it out of the forward, or keep it in a tensor declared as mutable_state."
 _CACHE_ADVICE = "Compute it from the inputs in every forward, or cache only constants."
 _BUFFER_ADVICE = "Allocate the largest size before capture, and write the buffer in place."
@@ -161,7 +161,7 @@ def _constant_caches(
         return set()
 
     def live_batch(size: int) -> Any:
-        return target.batch(runner.mode, min(size, target.sizes.max_batch_size), _SEED)
+        return target.batch(runner.mode, min(size, target.sizes.max_batch_size), SEED)
 
     before.restore()
     with runner.recapture(live_batch):

@@ -37,8 +37,8 @@ from graphkit.runners import Runner
 from graphkit.runners.reachable_objects import walk_roots
 from graphkit.targets import CaptureTarget
 from graphkit.verify.equal_state_runs import restorable_state
+from graphkit.verify.size_check import SEED
 
-_SEED = 70
 _MOST = 8
 """Findings per graph."""
 _ADVICE = (
@@ -78,7 +78,7 @@ def audit_pool_poison(target: CaptureTarget, runner: Runner[Any, Any], log: Audi
             log.check(Audit.POOL_POISON, runner.mode.name, size) as check,
             StateSnapshot(restorable_state(runner), runner.device, memory.restore) as start,
         ):
-            batch = target.batch(runner.mode, min(size, runner.table.max_batch_size), _SEED)
+            batch = target.batch(runner.mode, min(size, runner.table.max_batch_size), SEED)
             replays = PoisonedReplays(runner, batch, size, memory, start)
             _Search(target, replays, live, check).run()
 

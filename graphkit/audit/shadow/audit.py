@@ -12,8 +12,7 @@ from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 from graphkit.verify import live_sizes
 from graphkit.verify.equal_state_runs import restorable_state
-
-_SEED = 50
+from graphkit.verify.size_check import SEED
 
 
 def audit_shadow(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
@@ -36,7 +35,7 @@ def audit_shadow(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
             sizes = live_sizes(runner.table, size)
             with StateSnapshot(restorable_state(runner), runner.device), watch:
                 for live in sizes:
-                    batch = target.batch(runner.mode, live, _SEED + live)
+                    batch = target.batch(runner.mode, live, SEED + live)
                     runner.replay(batch, padded_batch_size=size)
             check.findings += watch.findings
             check.text = f"compared {requests_text(sizes)} with the padded and the unpadded step"
