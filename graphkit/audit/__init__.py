@@ -9,11 +9,13 @@ from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.lock import fingerprint
 from graphkit.audit.loop import audit_loop
 from graphkit.audit.ranks import merged_reports
-from graphkit.audit.report import AUDITS, audit_target, lock_target
+from graphkit.audit.report import audit_target, lock_target
 from graphkit.audit.shadow import ShadowWatch
+from graphkit.records.audit import AUDITS, Audit
 
 __all__ = [
     "AUDITS",
+    "Audit",
     "AuditLog",
     "Check",
     "ShadowWatch",

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from graphkit.records import AuditCheck, Finding, Mismatch, Node, distinct_text
-from graphkit.records.audit import SEVERITIES
+from graphkit.records.audit import Audit, worst_severity
 
 
 class Check:
@@ -20,7 +20,7 @@ class Check:
         batch_size: The captured size; 0 for a check of all sizes.
     """
 
-    def __init__(self, audit: str, mode: str, batch_size: int) -> None:
+    def __init__(self, audit: Audit, mode: str, batch_size: int) -> None:
         self.text, self.batch_size = "", batch_size
         self.findings: list[Finding] = []
         self._facts: dict[str, Any] = {"audit": audit, "mode": mode, "batch_size": batch_size}
@@ -57,17 +57,17 @@ class AuditLog:
         self.checks: list[AuditCheck] = []
         self.findings: list[Finding] = []
 
-    def skip(self, audit: str, mode: str, reason: str) -> None:
+    def skip(self, audit: Audit, mode: str, reason: str) -> None:
         """Log that an audit was not run, with the reason as a phrase."""
         with self.check(audit, mode) as check:
             check.text = f"not run: {reason}"
 
     @contextmanager
-    def check(self, audit: str, mode: str = "", batch_size: int = 0) -> Iterator[Check]:
+    def check(self, audit: Audit, mode: str = "", batch_size: int = 0) -> Iterator[Check]:
         """Run one check; it is logged when the block ends, unless the block raises.
 
         Args:
-            audit: Name of the audit.
+            audit: The audit.
             mode: Forward mode; empty for a check of the whole target.
             batch_size: Captured size; 0 for a check of all sizes.
         """
@@ -82,11 +82,7 @@ class AuditLog:
                 batch_size=batch_size,
                 text=check.text,
                 findings=len(check.findings),
-                severity=min(
-                    (finding.severity for finding in check.findings),
-                    key=SEVERITIES.index,
-                    default="",
-                ),
+                severity=worst_severity(check.findings),
                 seconds=time.perf_counter() - began,
             )
         )

@@ -1,12 +1,18 @@
-"""Classes of bugs that runs of a step on different batches show. One cause has one name."""
+"""Classes of bugs. One cause has one name, whichever audit finds it."""
 
 from __future__ import annotations
 
 from enum import Enum
 
+BAKED_VALUE = "baked value"
+FREED_MEMORY = "freed memory"
+STALE_POOL_MEMORY = "stale pool memory"
+UNDECLARED_STATE = "undeclared state"
+WARM_UP_LEAK = "warm-up leak"
+
 
 class Bug(Enum):
-    """A class of bug. The value is the advice."""
+    """A class of bug that runs of a step on different batches show. The value is the advice."""
 
     LEAKING_PAD_ROW = (
         "Compute every row from that row alone: no mean, maximum, norm or scale over the batch. "

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from graphkit.audit.bugs import BAKED_VALUE, UNDECLARED_STATE, WARM_UP_LEAK
 from graphkit.records import Finding
-from graphkit.records.audit import SEVERITIES
+from graphkit.records.audit import Audit, worst_first
 
-_EARLIER = {"pads": ("warmup",), "shadow": ("warmup", "pads")}
+_EARLIER: Mapping[str, Sequence[str]] = {
+    Audit.PADS: (Audit.WARMUP,),
+    Audit.SHADOW: (Audit.WARMUP, Audit.PADS),
+}
 """For an audit, the audits that run before it and may report the same cause."""
-_WARM_UP_LEAK, _UNDECLARED = "warm-up leak", "undeclared state"
 
 
 def merged_by_cause(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -23,8 +26,7 @@ def merged_by_cause(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
         groups.setdefault(_cause(finding), []).append(finding)
-    merged = _without_consequences([_merged(group) for group in groups.values()])
-    return tuple(sorted(merged, key=lambda finding: SEVERITIES.index(finding.severity)))
+    return worst_first(_without_consequences([_merged(group) for group in groups.values()]))
 
 
 def _cause(finding: Finding) -> tuple[str, ...]:
@@ -54,10 +56,10 @@ def _without_consequences(findings: Sequence[Finding]) -> list[Finding]:
     named_by_shadow = {
         _argument(finding)
         for finding in findings
-        if (finding.audit, finding.kind) == ("shadow", "baked value")
+        if (finding.audit, finding.kind) == (Audit.SHADOW, BAKED_VALUE)
     }
     for finding in findings:
-        if finding.audit == "baked" and _argument(finding) in named_by_shadow:
+        if finding.audit == Audit.BAKED and _argument(finding) in named_by_shadow:
             continue  # shadow reports it with the name of the host number
         earlier = [other for other in kept if other.audit in _EARLIER.get(finding.audit, ())]
         reported = {
@@ -74,7 +76,7 @@ def _shares_cause(finding: Finding, earlier: Finding) -> bool:
 
     An earlier finding of ``warmup`` must also name all of its tensors.
     """
-    if earlier.audit == "warmup":
+    if earlier.audit == Audit.WARMUP:
         return finding.kind == earlier.kind and {*finding.names} <= {*earlier.names}
     is_same_line = finding.source == earlier.source != "" and finding.kernel == earlier.kernel
     return finding.kind == earlier.kind or (is_same_line and finding.severity == earlier.severity)
@@ -85,12 +87,12 @@ def _explains_leak(cause: Finding, leak: Finding) -> bool:
 
     They are undeclared state, or statistics over rows (as of a batch norm) that a module keeps.
     """
-    if leak.kind != _WARM_UP_LEAK or not leak.names:
+    if leak.kind != WARM_UP_LEAK or not leak.names:
         return False
-    if cause.kind == _UNDECLARED:
+    if cause.kind == UNDECLARED_STATE:
         return {*leak.names} <= {*cause.names}
     is_of_module = all(name.rpartition(".")[0] == cause.module != "" for name in leak.names)
-    return cause.audit in ("pads", "shadow") and cause.severity == "error" and is_of_module
+    return cause.audit in (Audit.PADS, Audit.SHADOW) and cause.severity == "error" and is_of_module
 
 
 def _argument(finding: Finding) -> tuple[str, str, int | None]:

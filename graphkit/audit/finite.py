@@ -16,12 +16,13 @@ from torch.utils._pytree import tree_leaves
 from graphkit.audit.audit_log import AuditLog, row_text
 from graphkit.audit.ranks import on_any_rank
 from graphkit.records import count_of
+from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 from graphkit.verify import EqualStateRuns
 from graphkit.verify.differences import even_owner, first_not_finite, not_finite_rows
+from graphkit.verify.size_check import SEED
 
-_SEED = 60
 _ADVICE = (
     "Check the weights and the sample batches, then the module. A mask may leave -inf in a part of "
     "a row only: every row needs a finite number, and softmax over a row of -inf is NaN."
@@ -40,9 +41,9 @@ def audit_finite(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
     """
     for size in runner.table:
         live = min(size, runner.table.max_batch_size)
-        batch = target.batch(runner.mode, live, _SEED)
+        batch = target.batch(runner.mode, live, SEED)
         with (
-            log.check("finite", runner.mode.name, size) as check,
+            log.check(Audit.FINITE, runner.mode.name, size) as check,
             EqualStateRuns(runner, batch, size) as runs,
         ):
             check.text = f"output of {count_of(live, 'request')}"

@@ -16,14 +16,15 @@ import torch
 
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.node_switches import Incomparable, bisected, switches
-from graphkit.graphs import NodeOrigin, Stage
+from graphkit.graphs import NodeOrigin
 from graphkit.records import GraphRecord, Node, count_of, distinct_text
+from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 from graphkit.verify import EqualStateRuns
 from graphkit.verify.forward_watch import SAMPLER, ForwardWatch, InputWrite
+from graphkit.verify.size_check import SEED
 
-_SEED = 70
 _WRITE_ADVICE = (
     "Write the result to a new tensor, such as `positions + 1`. The inputs belong to the runner: "
     "later stages of the step read them, and other graphs."
@@ -45,9 +46,9 @@ def audit_forward(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog
         log: Collects the findings.
     """
     for size in runner.table:
-        batch = target.batch(runner.mode, min(size, runner.table.max_batch_size), _SEED)
+        batch = target.batch(runner.mode, min(size, runner.table.max_batch_size), SEED)
         with (
-            log.check("forward", runner.mode.name, size) as check,
+            log.check(Audit.FORWARD, runner.mode.name, size) as check,
             EqualStateRuns(runner, batch, size) as runs,
         ):
             watch = ForwardWatch(runner.step, runner.device, target.weights)
@@ -136,15 +137,11 @@ def _find_node(origin: NodeOrigin, record: GraphRecord) -> Node | None:
 def _first_writer(runs: EqualStateRuns, record: GraphRecord, field: str) -> int | None:
     """Return the index of the first node after which an input field has other bytes."""
     runner, size = runs.runner, runs.padded_batch_size
-    always_on = {node.index for node in record.nodes if node.module == Stage.REFRESH}
-    with switches(runner.graphs[size], record.nodes) as switched:
+    graph, wait = runner.graphs[size], runner.backend.wait_for_device
+    with switches(graph, record.nodes, wait) as switched:
 
         def rows_after(count: int) -> torch.Tensor:
-            switched.keep_first(count, always_on)
-            graph: Any = switched.graph
-            runs.replay(graph)
-            # A graph whose last nodes are off lets the stream continue before the others end.
-            runner.backend.wait_for_device()
+            switched.replay_first(count, runs.replay)
             return runner.buffers.live_rows(field, size).contiguous().view(torch.uint8).clone()
 
         refreshed = rows_after(0)

@@ -16,6 +16,7 @@ from torch import nn
 
 from graphkit.audit.bugs import Bug
 from graphkit.graphs.operations import storage_id
+from graphkit.records import tensor_text
 from graphkit.runners import Runner
 from graphkit.runners.containers import Container
 from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
@@ -99,8 +100,7 @@ def _forgetting(
 def _cache(name: str, kept: torch.Tensor, made: torch.Tensor) -> ForwardCache:
     is_size = made.shape != kept.shape or torch.equal(made, kept)
     bug = Bug.METADATA_OF_ANOTHER_SIZE if is_size else Bug.LAZY_CACHE
-    dtype = str(kept.dtype).removeprefix("torch.")
-    return ForwardCache(name, f"{dtype} {list(kept.shape)}", bug)
+    return ForwardCache(name, tensor_text(kept.dtype, kept.shape), bug)
 
 
 def _removals(container: Container, values: dict[Any, Any], key: Any) -> Iterator[dict[Any, Any]]:

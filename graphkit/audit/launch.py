@@ -17,6 +17,7 @@ from graphkit.graphs import CudaBackend, GraphSequence, StateSnapshot
 from graphkit.graphs.launch_cost import TrivialGraphs, driver_executable, launch_us
 from graphkit.graphs.streams import ONE_STREAM_ADVICE, streams_in_use
 from graphkit.records import GraphRecord, count_of
+from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 from graphkit.verify.equal_state_runs import restorable_state
@@ -109,12 +110,12 @@ def audit_launch(_target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog
     """
     backend = runner.backend
     if not isinstance(backend, CudaBackend):
-        with log.check("launch", runner.mode.name) as check:
+        with log.check(Audit.LAUNCH, runner.mode.name) as check:
             check.text = "not measured: the recorder launches no graph"
         return
     with torch.cuda.device(runner.device), TrivialGraphs(backend) as trivial:
         for size in runner.table:
-            with log.check("launch", runner.mode.name, size) as check:
+            with log.check(Audit.LAUNCH, runner.mode.name, size) as check:
                 shape = GraphShape.from_record(runner.inspect(size))
                 report_launch(shape, _launch_times(runner, size, shape, trivial), check)
 
@@ -179,7 +180,7 @@ def audit_streams(device: torch.device, log: AuditLog) -> None:
     """
     if device.type != "cuda":
         return
-    with log.check("launch") as check:
+    with log.check(Audit.LAUNCH) as check:
         used = count_of(len(streams_in_use(device)), "stream")
         check.text = f"{used} in use; {ONE_STREAM_ADVICE}"
 

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from graphkit.graphs.operations import tensors_in
 from graphkit.graphs.recorded_op import RecordedOp
 from graphkit.graphs.tracked_objects import find_objects, find_referrers
+from graphkit.records import tensor_text
 from graphkit.runners.reachable_objects import ReachableObjects
 
 
@@ -58,8 +59,12 @@ class LiveTensors:
             if not name and (found := self.tensors_at(address))
         }
         held = _holder_names(list(tensors.values()))
-        others = {each: held.get(id(it)) or _description(it) for each, it in tensors.items()}
-        return [name or others.get(each, "") for each, name in zip(addresses, reached, strict=True)]
+        others = {
+            address: held.get(id(tensor)) or tensor_text(tensor.dtype, tensor.shape)
+            for address, tensor in tensors.items()
+        }
+        pairs = zip(addresses, reached, strict=True)
+        return [name or others.get(address, "") for address, name in pairs]
 
     def storages(self) -> list[tuple[int, int]]:
         """Return beginning and end of the storage of each tensor, ascending."""
@@ -67,41 +72,30 @@ class LiveTensors:
 
     def tensors_at(self, address: int) -> Sequence[torch.Tensor]:
         """Return the tensors on the storage that holds an address; empty if none does."""
-        index = bisect_right(self._tensors[0], address) - 1
-        if index < 0:
-            return ()
-        end, tensors = self._tensors[1][index]
-        return tensors if address < end else ()
+        return _at(self._tensors, address, ())
 
     @cached_property
-    def _tensors(self) -> tuple[list[int], list[tuple[int, list[torch.Tensor]]]]:
-        """Beginnings of storages, and for each its end and its tensors."""
+    def _tensors(self) -> _Storages[Sequence[torch.Tensor]]:
+        """The tensors on each storage."""
         found: dict[int, tuple[int, list[torch.Tensor]]] = {}
         for tensor in self._unrecorded_tensors:
             for begin, end in _storages([tensor]):
                 found.setdefault(begin, (end, []))[1].append(tensor)
-        begins = sorted(found)
-        return begins, [found[begin] for begin in begins]
+        return sorted(found), found
 
     def _reached(self, address: int) -> str:
         """Return the path by which a forward reaches an address; empty if none does."""
-        begins, storages = self._names
-        index = bisect_right(begins, address) - 1
-        if index < 0:
-            return ""
-        end, name = storages[index]
-        return name if address < end else ""
+        return _at(self._names, address, "")
 
     @cached_property
-    def _names(self) -> tuple[list[int], list[tuple[int, str]]]:
-        """Beginnings of the storages that forwards reach, and for each its end and first path."""
+    def _names(self) -> _Storages[str]:
+        """The first path by which forwards reach each storage."""
         found: dict[int, tuple[int, str]] = {}
         for container, values in ReachableObjects(self._roots).entries:
             for key, value in values.items():
                 for begin, end in _storages([value]):
                     found.setdefault(begin, (end, container.name(key)))
-        begins = sorted(found)
-        return begins, [found[begin] for begin in begins]
+        return sorted(found), found
 
     @cached_property
     def _found(self) -> list[Any]:
@@ -130,8 +124,21 @@ class LiveTensors:
         ]
 
 
+_T = TypeVar("_T")
+_Storages = tuple[Sequence[int], Mapping[int, tuple[int, _T]]]
+"""Beginnings of storages, ascending, and for each its end and what belongs to it."""
 _Ranges = tuple[list[int], list[int]]
 """Sorted beginnings of storages, and for each the largest end among it and those before it."""
+
+
+def _at(storages: _Storages[_T], address: int, default: _T) -> _T:
+    """Return what belongs to the storage that an address is in."""
+    begins, found = storages
+    index = bisect_right(begins, address) - 1
+    if index < 0:
+        return default
+    end, value = found[begins[index]]
+    return value if address < end else default
 
 
 def _storage_ranges(objects: Iterable[object]) -> _Ranges:
@@ -172,7 +179,7 @@ def _holder_names(tensors: Sequence[torch.Tensor]) -> dict[int, str]:
     holders = find_referrers(list(tensors))
     attributes_of_owners = [holder for holder in holders if isinstance(holder, dict)]
     owners = [*holders, *find_referrers(attributes_of_owners)]
-    for owner in {id(each): each for each in owners}.values():
+    for owner in {id(owner): owner for owner in owners}.values():
         attributes = getattr(owner, "__dict__", None)
         if not isinstance(attributes, dict):
             continue
@@ -181,8 +188,3 @@ def _holder_names(tensors: Sequence[torch.Tensor]) -> dict[int, str]:
             if id(value) in wanted:
                 names.setdefault(id(value), f"{owner_name}.{key}")
     return names
-
-
-def _description(tensor: torch.Tensor) -> str:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return f"{dtype} {list(tensor.shape)}"

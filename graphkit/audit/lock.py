@@ -15,6 +15,7 @@ from graphkit.audit.audit_log import AuditLog
 from graphkit.diff import diff_graphs
 from graphkit.graphs import UNSET_MARKER, Attribution, inspect_graph
 from graphkit.records import Argument, Environment, GraphRecord, LockRecord, Node, Pointer, count_of
+from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 
@@ -65,7 +66,7 @@ def check_lock(lock: LockRecord, now: LockRecord, log: AuditLog) -> None:
     """Report what changed since a lock was written."""
     before = {graph.name: graph for graph in lock.graphs}
     for graph in now.graphs:
-        with log.check("lock", graph.mode, graph.batch_size) as check:
+        with log.check(Audit.LOCK, graph.mode, graph.batch_size) as check:
             locked = before.pop(graph.name, None)
             if locked is None:
                 check.text = "not in the lock file"
@@ -78,7 +79,7 @@ def check_lock(lock: LockRecord, now: LockRecord, log: AuditLog) -> None:
                 text = _summary((*diff.words, *diff.details))
                 check.report("graph changed", text, advice=_ADVICE)
     for graph in before.values():
-        with log.check("lock", graph.mode, graph.batch_size) as check:
+        with log.check(Audit.LOCK, graph.mode, graph.batch_size) as check:
             check.text = "not captured"
             check.report(
                 "graph is gone",

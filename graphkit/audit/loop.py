@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -14,6 +15,7 @@ from graphkit.audit.ranks import NOT_ON_RANKS
 from graphkit.config import require_int
 from graphkit.graphs import Attribution
 from graphkit.records import Finding, count_of, distinct_text
+from graphkit.records.audit import Audit
 from graphkit.spec import ForwardMode
 from graphkit.step import SpecStepRunner
 from graphkit.targets import CaptureTarget
@@ -72,7 +74,7 @@ def audit_loop(
 def audited_step(
     target: CaptureTarget,
     log: AuditLog,
-    chosen: Collection[str],
+    chosen: Collection[Audit],
     *,
     batch_sizes: Sequence[int],
     device: str,
@@ -85,7 +87,7 @@ def audited_step(
     Args:
         target: Has an engine.
         log: Collects checks and findings.
-        chosen: Names of audits.
+        chosen: Audits.
         batch_sizes: Sizes to capture.
         device: ``auto``, ``cpu`` or ``cuda``.
         needs_graphs: Whether to capture the step even if no audit runs.
@@ -98,19 +100,19 @@ def audited_step(
         TargetError: The engine is invalid.
     """
     mode = ForwardMode.STEP.name
-    for name in chosen:
-        if name != "loop":
-            log.skip(name, mode, _ONE_FORWARD)
-    runs_loop = "loop" in chosen
+    for audit in chosen:
+        if audit is not Audit.LOOP:
+            log.skip(audit, mode, _ONE_FORWARD)
+    runs_loop = Audit.LOOP in chosen
     if runs_loop and target.group is not None:
-        log.skip("loop", mode, NOT_ON_RANKS["loop"])
+        log.skip(Audit.LOOP, mode, NOT_ON_RANKS[Audit.LOOP])
         runs_loop = False
     if not (needs_graphs or runs_loop):
         yield None
         return
     with open_step(target, batch_sizes=batch_sizes, device=device) as step:
         if step.refusal:
-            log.skip("loop", mode, step.refusal)
+            log.skip(Audit.LOOP, mode, step.refusal)
             yield None
             return
         step.runner.capture(attribution=Attribution(target.weights))
@@ -121,7 +123,7 @@ def audited_step(
 
 def check_loop(runs: RequestRuns, steps: int, log: AuditLog) -> None:
     """Log the check and the finding of ``audit_loop``, and release the rows."""
-    with torch.no_grad(), log.check("loop", runs.runner.mode.name) as check:
+    with torch.no_grad(), log.check(Audit.LOOP, runs.runner.mode.name) as check:
         try:
             _Search(runs, steps, log.tolerance).report_to(check)
         finally:
@@ -181,14 +183,12 @@ class _Search:
         """Return the number of the first step after which a launch differs, by bisection."""
         pairs = zip_longest(self.expected[-1].reports, reports)
         steps = (number for number, (one, other) in enumerate(pairs, 1) if one != other)
-        right, wrong = 0, next(steps, self.count)
-        while wrong - right > 1:
-            middle = (right + wrong) // 2
-            if self._differences(middle, self._runs.launched(middle, middle)):
-                wrong = middle
-            else:
-                right = middle
-        return wrong
+        wrong = next(steps, self.count)
+
+        def differs(count: int) -> bool:
+            return bool(self._differences(count, self._runs.launched(count, count)))
+
+        return 1 + bisect_left(range(1, wrong), True, key=differs)
 
     def _report_step(self, number: int, check: Check) -> None:
         found = self._differences(number, self._runs.launched(number, number))

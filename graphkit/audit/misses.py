@@ -14,12 +14,13 @@ from graphkit.config import is_int
 from graphkit.errors import TargetError
 from graphkit.graphs import SizeTable
 from graphkit.records import count_of
+from graphkit.records.audit import Audit
 from graphkit.runners import Decision, Reason, Runner
 from graphkit.runners.dispatch import Dispatch
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.targets import CaptureTarget
+from graphkit.verify.size_check import SEED
 
-_SEED = 10
 _MAX_PAD_SHARE = 1 / 3
 """Share of pad rows above which the audit reports it; sizes that double each time stay below."""
 _ADVICE = {
@@ -54,10 +55,10 @@ def audit_misses(
         if mode is ForwardMode.STEP and target.engine is not None:
             continue  # its batches come from the engine
         runner = target.runner(mode, device=device)
-        with log.check("misses", mode.name) as check, runner:
+        with log.check(Audit.MISSES, mode.name) as check, runner:
             _check_batches(target, runner, check)
     if modes is None:
-        with log.check("misses") as check:
+        with log.check(Audit.MISSES) as check:
             _check_modes(target, check)
 
 
@@ -67,7 +68,7 @@ def _check_batches(target: CaptureTarget, runner: Runner[Any, Any], check: Check
     decisions: dict[int, Decision] = {}
     for batch_size in range(1, _max_running(runner) + 1):
         try:
-            batch = target.batch(runner.mode, batch_size, _SEED + batch_size)
+            batch = target.batch(runner.mode, batch_size, SEED + batch_size)
         except TargetError:  # the scheduler forms no batch of this size
             continue
         decisions[batch_size] = dispatch.decide(batch, "captured")

@@ -1,16 +1,17 @@
 """Replay of the first nodes of a graph, and bisection over their number.
 
 Kernels, copies and fills of an executable CUDA graph can be switched off. A recorded graph is
-replaced by its first operations.
+replaced by its first operations. The refresh always runs, since a replay waits for its entry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from graphkit.graphs import RecordedGraph
+from graphkit.graphs import RecordedGraph, Stage
 from graphkit.graphs.cuda_graph import CudaGraph
 from graphkit.graphs.driver import checked, runtime
 from graphkit.graphs.recorded_op import RecordedOp, replay_context
@@ -20,6 +21,8 @@ SWITCHABLE = ("kernel", "memcpy", "memset")
 """Kinds of nodes that the driver can leave out of a replay."""
 _WITHOUT_EFFECT = ("empty", "event record", "event wait")
 Nodes = Sequence[Node]
+ReplayGraph = Callable[[Any], object]
+"""Replays a graph."""
 
 
 class Incomparable(Exception):  # noqa: N818 - its text becomes part of a finding
@@ -27,21 +30,24 @@ class Incomparable(Exception):  # noqa: N818 - its text becomes part of a findin
 
 
 @contextmanager
-def switches(graph: Any, nodes: Nodes) -> Iterator[NodeSwitches | FirstOps]:
+def switches(
+    graph: Any, nodes: Nodes, wait: Callable[[], object]
+) -> Iterator[NodeSwitches | FirstOps]:
     """Yield the switches of a graph, and switch all nodes on afterwards.
 
     Args:
         graph: A ``CudaGraph`` or a ``RecordedGraph``, or a sequence of them.
-        nodes: Its nodes.
+        nodes: Its nodes, with their modules.
+        wait: Waits for the device.
 
     Raises:
         Incomparable: A node cannot be switched off.
     """
     graphs = getattr(graph, "graphs", (graph,))
     if isinstance(graphs[0], RecordedGraph):
-        yield FirstOps(graph, [op for part in graphs for op in part.ops])
+        yield FirstOps(graph, nodes)
         return
-    switched = NodeSwitches(graph, nodes)
+    switched = NodeSwitches(graph, nodes, wait)
     try:
         yield switched
     finally:
@@ -51,30 +57,41 @@ def switches(graph: Any, nodes: Nodes) -> Iterator[NodeSwitches | FirstOps]:
 class NodeSwitches:
     """Switches the nodes of an executable CUDA graph off and on.
 
-    Attributes:
+    Args:
         graph: The graph to replay.
+        nodes: Its nodes.
+        wait: Waits for the device.
     """
 
-    def __init__(self, graph: Any, nodes: Nodes) -> None:
+    def __init__(self, graph: Any, nodes: Nodes, wait: Callable[[], object] = lambda: None) -> None:
         for node in nodes:
             if node.kind not in (*SWITCHABLE, *_WITHOUT_EFFECT):
                 raise Incomparable(f"node {node.index}, a {node.kind}, cannot be switched off")
-        self.graph, self._bindings = graph, runtime()
+        self._graph, self._wait, self._bindings = graph, wait, runtime()
         graphs: Sequence[CudaGraph] = getattr(graph, "graphs", (graph,))
         handles = [handle for part in graphs for handle in self._handles(part)]
         self._nodes = list(zip(nodes, handles, strict=True))
+        self._refresh = _refresh(nodes)
 
-    def keep_first(self, count: int, always_on: Collection[int] = ()) -> None:
-        """Switch off all nodes except the first ``count`` and those that must always run."""
+    def replay_first(self, count: int, replay: ReplayGraph) -> None:
+        """Replay the refresh and the first ``count`` nodes, and wait for their end."""
+        self.keep_only({*range(count), *self._refresh})
+        replay(self._graph)
+        # A graph whose last nodes are off lets the stream go on before its last node that is on has
+        # ended (driver 580, seen on a busy device).
+        self._wait()
+
+    def keep_first(self, count: int) -> None:
+        """Switch off all nodes except the first ``count``."""
+        self.keep_only(range(count))
+
+    def keep_only(self, indices: Container[int]) -> None:
+        """Switch off all nodes except those of the indices."""
         assert self._bindings is not None, "an inspected graph has bindings"
         for node, (executable, handle) in self._nodes:
             if node.kind in SWITCHABLE:
-                is_on = node.index < count or node.index in always_on
-                checked(self._bindings.cudaGraphNodeSetEnabled(executable, handle, int(is_on)))
-
-    def keep_only(self, indices: Collection[int]) -> None:
-        """Switch off all nodes except those of the indices."""
-        self.keep_first(0, always_on=indices)
+                is_on = int(node.index in indices)
+                checked(self._bindings.cudaGraphNodeSetEnabled(executable, handle, is_on))
 
     def _handles(self, graph: CudaGraph) -> list[tuple[Any, Any]]:
         """Return the executable graph and the template's node, for each node."""
@@ -91,23 +108,34 @@ class FirstOps:
     """The first operations of recorded graphs, replayed like a graph.
 
     Attributes:
-        graph: The graph to replay, which is this object.
         output: Output of the whole graph.
     """
 
-    def __init__(self, graph: Any, ops: Sequence[RecordedOp]) -> None:
-        self.graph, self.output, self._ops = self, graph.output, ops
-        self._kept = list(ops)
+    def __init__(self, graph: Any, nodes: Nodes) -> None:
+        self.output, self._ops, self._refresh = graph.output, recorded_ops(graph), _refresh(nodes)
+        self._kept: list[RecordedOp] = []
 
-    def keep_first(self, count: int, always_on: Collection[int] = ()) -> None:
-        """Leave out all operations except the first ``count`` and those that must always run."""
-        self._kept = [op for i, op in enumerate(self._ops) if i < count or i in always_on]
+    def replay_first(self, count: int, replay: ReplayGraph) -> None:
+        """Replay the refresh and the first ``count`` operations."""
+        kept = {*range(count), *self._refresh}
+        self._kept = [op for index, op in enumerate(self._ops) if index in kept]
+        replay(self)
 
     def replay(self) -> None:
         """Run the kept operations; see ``RecordedGraph.replay``."""
         with replay_context():
             for op in self._kept:
                 op.run()
+
+
+def recorded_ops(graph: Any) -> list[RecordedOp]:
+    """Return the operations of a ``RecordedGraph``, or of a sequence of them."""
+    graphs: Sequence[RecordedGraph] = getattr(graph, "graphs", (graph,))
+    return [op for part in graphs for op in part.ops]
+
+
+def _refresh(nodes: Nodes) -> set[int]:
+    return {node.index for node in nodes if node.module == Stage.REFRESH}
 
 
 def bisected(differ: Callable[[int], bool], count: int) -> int | None:
@@ -117,10 +145,4 @@ def bisected(differ: Callable[[int], bool], count: int) -> int | None:
         differ: Returns whether results differ after the first so many steps; after 0 they do not.
         count: Number of steps. The result is ``None`` if nothing differs after all of them.
     """
-    equal, different = 0, count
-    if not differ(different):
-        return None
-    while different - equal > 1:
-        middle = (equal + different) // 2
-        equal, different = (equal, middle) if differ(middle) else (middle, different)
-    return equal
+    return bisect_left(range(1, count), True, key=differ) if differ(count) else None

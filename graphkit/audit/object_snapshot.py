@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from graphkit.records import count_of
+from graphkit.records import count_of, tensor_text
 from graphkit.runners.reachable_objects import MAX_ITEMS, ReachableObjects
 
 RANDOM_STATE = "random state"
@@ -113,7 +113,7 @@ class ObjectSnapshot:
         if isinstance(value, torch.Tensor):
             return self._summary_of_tensor(value)
         if isinstance(value, np.ndarray):
-            return ObjectSummary(f"{value.dtype} {list(value.shape)}", hash(value.tobytes()))
+            return ObjectSummary(tensor_text(value.dtype, value.shape), hash(value.tobytes()))
         if isinstance(value, _GENERATORS):
             return ObjectSummary(RANDOM_STATE, _generator_state(value))
         if value is None:
@@ -125,8 +125,7 @@ class ObjectSnapshot:
         return ObjectSummary(count_of(len(value), "item"), len(value))
 
     def _summary_of_tensor(self, tensor: torch.Tensor) -> ObjectSummary:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        text = f"{dtype} {list(tensor.shape)}"
+        text = tensor_text(tensor.dtype, tensor.shape)
         if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
             return ObjectSummary(text, text, id(tensor))
         address = tensor.data_ptr()

@@ -15,10 +15,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog, Check, argument_text
+from graphkit.audit.bugs import FREED_MEMORY
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.buffers import fields_of
 from graphkit.graphs import Stage, named_tensors
 from graphkit.records import Argument, GraphRecord, Node, Pointer
+from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.reachable_objects import walk_roots
 from graphkit.targets import CaptureTarget
@@ -52,7 +54,7 @@ def audit_pointers(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLo
     """
     live = LiveTensors(walk_roots(target.forwards[runner.mode]))
     for size in runner.table:
-        with log.check("pointers", runner.mode.name, size) as check:
+        with log.check(Audit.POINTERS, runner.mode.name, size) as check:
             declared = {**named_tensors(target.weights), **target.kept_tensors()}
             record = runner.inspect(size, weights=declared)
             check_pointers(record, check, live)
@@ -129,7 +131,7 @@ def _pointers(record: GraphRecord) -> Iterator[tuple[Node, int, Pointer]]:
 def _report_error(check: Check, node: Node, argument: int, pointer: Pointer, severity: str) -> None:
     """Report memory that was freed, or that the device cannot rely on."""
     block = pointer.name.partition("+")[0]  # without addresses, which differ from run to run
-    kind, state = "freed memory", f"was freed ({block})"
+    kind, state = FREED_MEMORY, f"was freed ({block})"
     if pointer.memory == "external":
         state = "was freed: only the recorded graph still holds it"
     elif pointer.memory == "host":

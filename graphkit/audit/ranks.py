@@ -12,17 +12,17 @@ from typing import Any
 
 from graphkit.distributed import CaptureBarrier
 from graphkit.records import AuditReport, Finding
-from graphkit.records.audit import SEVERITIES
+from graphkit.records.audit import Audit, worst_first
 from graphkit.runners import Runner
 
 NOT_ON_RANKS = {
-    "pool-poison": "ranks have pools of their own, and would overwrite and replay them a different "
+    Audit.POOL_POISON: "ranks have pools of their own, and would overwrite and replay them a "
+    "different number of times",
+    Audit.SHADOW: "the search for the first node that differs would replay other parts of a graph "
+    "on each rank",
+    Audit.LAUNCH: "launches are timed until they are steady, and ranks would launch a different "
     "number of times",
-    "shadow": "the search for the first node that differs would replay other parts of a graph on "
-    "each rank",
-    "launch": "launches are timed until they are steady, and ranks would launch a different number "
-    "of times",
-    "loop": "ranks would search for the first step that differs through different launches",
+    Audit.LOOP: "ranks would search for the first step that differs through different launches",
 }
 """Audits that cannot run on several ranks, with the reason."""
 
@@ -54,8 +54,7 @@ def merged_reports(reports: Iterable[AuditReport]) -> AuditReport:
             for finding in report.findings
             if not any(_is_same(finding, known) for known in findings)
         ]
-    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return replace(first, findings=tuple(findings))
+    return replace(first, findings=worst_first(findings))
 
 
 def _is_same(finding: Finding, known: Finding) -> bool:

@@ -29,6 +29,7 @@ from graphkit.config import require_type
 from graphkit.errors import ConfigError, TargetError
 from graphkit.graphs import Attribution, SizeTable, backend_for, environment
 from graphkit.records import AuditReport, GraphRecord, LockRecord
+from graphkit.records.audit import AUDITS, Audit
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget, selected_modes
@@ -36,20 +37,18 @@ from graphkit.verify import check_tolerance
 
 RunnerAudit = Callable[[CaptureTarget, Runner[Any, Any], AuditLog], None]
 
-BEFORE_CAPTURE: dict[str, RunnerAudit] = {"warmup": audit_warmup, "baked": audit_baked}
+BEFORE_CAPTURE: dict[Audit, RunnerAudit] = {Audit.WARMUP: audit_warmup, Audit.BAKED: audit_baked}
 """Audits of a planned runner, by name. ``warmup`` must see the first capture of a forward."""
-AFTER_CAPTURE: dict[str, RunnerAudit] = {
-    "forward": audit_forward,
-    "pointers": audit_pointers,
-    "pool-poison": audit_pool_poison,
-    "finite": audit_finite,
-    "pads": audit_pads,
-    "shadow": audit_shadow,
-    "launch": audit_launch,
+AFTER_CAPTURE: dict[Audit, RunnerAudit] = {
+    Audit.FORWARD: audit_forward,
+    Audit.POINTERS: audit_pointers,
+    Audit.POOL_POISON: audit_pool_poison,
+    Audit.FINITE: audit_finite,
+    Audit.PADS: audit_pads,
+    Audit.SHADOW: audit_shadow,
+    Audit.LAUNCH: audit_launch,
 }
 """Audits of a captured runner, by name."""
-AUDITS = (*BEFORE_CAPTURE, *AFTER_CAPTURE, "loop", "misses", "wrapper")
-"""Names of all audits."""
 
 
 def audit_target(
@@ -87,7 +86,7 @@ def audit_target(
             lock.
         TargetError: ``target`` is not a target, or lacks a mode.
     """
-    chosen = _names(only)
+    chosen = _chosen(only)
     check_tolerance(tolerance)
     log = AuditLog(tolerance)
     all_modes = selected_modes(target, modes)
@@ -100,13 +99,13 @@ def audit_target(
         sizes = batch_sizes or representative_sizes(target)
         with _audited(target, mode, log, chosen, sizes, device, lock is not None) as runner:
             graphs += graphs_to_lock(target, runner) if lock is not None and runner else []
-    if "loop" in chosen and modes is None and target.engine is None:
-        log.skip("loop", "", "the target declares no engine, so that there is no loop")
-    if "misses" in chosen:
+    if Audit.LOOP in chosen and modes is None and target.engine is None:
+        log.skip(Audit.LOOP, "", "the target declares no engine, so that there is no loop")
+    if Audit.MISSES in chosen:
         audit_misses(target, log, modes=modes, device=device)
-    if "wrapper" in chosen:
+    if Audit.WRAPPER in chosen:
         audit_wrapper(target, log, device=device)
-    if "launch" in chosen:
+    if Audit.LAUNCH in chosen:
         audit_streams(backend.device, log)
     progress(len(all_modes), len(all_modes), "audited")
     if lock is not None:
@@ -151,7 +150,7 @@ def representative_sizes(target: CaptureTarget) -> list[int]:
     return sorted({table.sizes[0], table.fit(max(table.largest // 8, 1)), table.largest})
 
 
-def _names(only: Collection[str] | None) -> Collection[str]:
+def _chosen(only: Collection[str] | None) -> Collection[Audit]:
     expected = "names of audits, or None"
     require_type("audit_target", "only", only, (Collection, NoneType), expected)
     unknown = [name for name in only or () if name not in AUDITS]
@@ -159,7 +158,7 @@ def _names(only: Collection[str] | None) -> Collection[str]:
         raise ConfigError(
             f"unknown audit {unknown[0]!r}; audits are {', '.join(AUDITS)}.", field="only"
         )
-    return AUDITS if only is None else only
+    return AUDITS if only is None else [Audit(name) for name in only]
 
 
 @contextmanager
@@ -167,7 +166,7 @@ def _audited(
     target: CaptureTarget,
     mode: ForwardMode,
     log: AuditLog,
-    chosen: Collection[str],
+    chosen: Collection[Audit],
     batch_sizes: Sequence[int],
     device: str,
     needs_graphs: bool,
@@ -183,7 +182,7 @@ def _audited(
             if name in chosen and not runner.eager_reason:
                 audit(target, runner, log)
         runner.capture(attribution=Attribution(target.weights))
-        if not runner.eager_reason and not {"warmup", *AFTER_CAPTURE}.isdisjoint(chosen):
+        if not runner.eager_reason and not {Audit.WARMUP, *AFTER_CAPTURE}.isdisjoint(chosen):
             declare_for_audits(target, runner, log)
         for name, audit in AFTER_CAPTURE.items():
             if name not in chosen or runner.eager_reason:

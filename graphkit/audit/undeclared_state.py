@@ -14,24 +14,26 @@ import torch
 from torch import nn
 
 from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.bugs import UNDECLARED_STATE
 from graphkit.audit.changing_lines import changing_lines
 from graphkit.audit.row_axes import row_axes, rows_of_batch
 from graphkit.graphs import StateSnapshot
 from graphkit.graphs.operations import storage_id
 from graphkit.graphs.snapshot import restore_problem
+from graphkit.records import tensor_text
+from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
 from graphkit.targets import CaptureTarget
 from graphkit.verify import EqualStateRuns
 from graphkit.verify.equal_state_runs import restorable_state
 from graphkit.verify.forward_trace import Weights
+from graphkit.verify.size_check import SEED
 
-KIND = "undeclared state"
 ADVICE = "Declare it as mutable_state: captures and audits then restore its contents."
 COPY_BUDGET = 1 << 30
 """Bytes of undeclared tensors that are copied, smallest first. Weights that are plain tensors look
 like state until a replay has run, and a model may have many times as many."""
-_SEED = 60
 
 
 def undeclared_state(
@@ -78,34 +80,34 @@ def declare_for_audits(target: CaptureTarget, runner: Runner[Any, Any], log: Aud
         runner: Its ``mutable_state`` is extended.
         log: Receives the finding, and a check that lists tensors that were not searched.
     """
-    batch = target.batch(runner.mode, runner.table.largest, _SEED)
+    batch = target.batch(runner.mode, runner.table.largest, SEED)
     found, left = undeclared_state(runner, batch)
     runner.mutable_state |= found
-    reported = {name for finding in log.findings if finding.kind == KIND for name in finding.names}
+    known = (finding for finding in log.findings if finding.kind == UNDECLARED_STATE)
+    reported = {name for finding in known for name in finding.names}
     new = {name: tensor for name, tensor in found.items() if name not in reported}
     if not new and not left:
         return
     lines = _lines(runner, batch, new)
-    with log.check("warmup", runner.mode.name) as check:
+    with log.check(Audit.WARMUP, runner.mode.name) as check:
         check.text = "compared the state of requests before and after a replay"
         if left:
             check.text += (
                 f"; not searched, beyond {COPY_BUDGET >> 20} MiB of copies: {', '.join(left)}"
             )
         for name, tensor in new.items():
-            dtype = str(tensor.dtype).removeprefix("torch.")
             text = (
-                f"a replay changes the rows of its requests in `{name}` ({dtype} "
-                f"{list(tensor.shape)}), which the target does not declare."
+                f"a replay changes the rows of its requests in `{name}` "
+                f"({tensor_text(tensor.dtype, tensor.shape)}), which the target does not declare."
             )
             check.report(
-                KIND,
+                UNDECLARED_STATE,
                 text,
                 advice=ADVICE,
                 severity="warning",
                 names=(name,),
                 source=lines.get(name, ""),
-                cause=KIND,
+                cause=UNDECLARED_STATE,
             )
 
 

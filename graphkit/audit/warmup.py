@@ -12,18 +12,20 @@ from functools import partial
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.bugs import UNDECLARED_STATE, WARM_UP_LEAK
 from graphkit.audit.changing_lines import changing_lines
 from graphkit.audit.object_snapshot import ABSENT, RANDOM_STATE, ObjectChange, ObjectSnapshot
 from graphkit.audit.ranks import on_any_rank
+from graphkit.audit.undeclared_state import ADVICE
 from graphkit.graphs import CapturedGraph, inspect_graph, named_tensors
 from graphkit.records import count_of
+from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
 from graphkit.targets import CaptureTarget
+from graphkit.verify.size_check import SEED
 
-_SEED = 30
 _LEAK_ADVICE = "Move it out of the forward, or keep it in a tensor declared as mutable_state."
-_STATE_ADVICE = "Declare it as mutable_state: capture then restores its contents."
 _CACHE_ADVICE = "Compute it from the inputs in every forward, or cache only constants."
 _BUFFER_ADVICE = "Allocate the largest size before capture, and write the buffer in place."
 
@@ -41,7 +43,7 @@ def audit_warmup(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
     Raises:
         CaptureError: The forward cannot be captured.
     """
-    with log.check("warmup", runner.mode.name) as check:
+    with log.check(Audit.WARMUP, runner.mode.name) as check:
         before = _snapshot(target, runner)
         try:
             changes = _changes(target, runner, before)
@@ -159,7 +161,7 @@ def _constant_caches(
         return set()
 
     def live_batch(size: int) -> Any:
-        return target.batch(runner.mode, min(size, target.sizes.max_batch_size), _SEED)
+        return target.batch(runner.mode, min(size, target.sizes.max_batch_size), SEED)
 
     before.restore()
     with runner.recapture(live_batch):
@@ -184,7 +186,7 @@ def _state_finding(change: ObjectChange) -> tuple[str, str, str]:
         f"capture changed the contents of `{change.name}` ({change.after.text}), which the graph "
         "uses and the target does not declare: it keeps what pad rows wrote."
     )
-    return "undeclared state", text, _STATE_ADVICE
+    return UNDECLARED_STATE, text, ADVICE
 
 
 def _finding(change: ObjectChange, is_replayed: bool) -> tuple[str, str, str]:
@@ -204,5 +206,5 @@ def _finding(change: ObjectChange, is_replayed: bool) -> tuple[str, str, str]:
         text = f"capture changed {name} from {before} to {after}"
     if is_replayed:
         text += ", and each replay changes it further: it starts from what pad rows left."
-        return "warm-up leak", text, _STATE_ADVICE
-    return "warm-up leak", f"{text}: replays do not.", _LEAK_ADVICE
+        return WARM_UP_LEAK, text, ADVICE
+    return WARM_UP_LEAK, f"{text}: replays do not.", _LEAK_ADVICE

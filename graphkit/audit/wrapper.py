@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from graphkit.audit.audit_log import AuditLog
 from graphkit.records import count_of
+from graphkit.records.audit import Audit
 from graphkit.targets import CaptureTarget
 from graphkit.verify.wrapper import compare_wrapper
 
@@ -23,7 +24,7 @@ def audit_wrapper(target: CaptureTarget, log: AuditLog, *, device: str = "auto")
     Raises:
         TargetError: The target or its model cannot be compared, see ``compare_wrapper``.
     """
-    with log.check("wrapper") as check:
+    with log.check(Audit.WRAPPER) as check:
         if target.model is None:
             check.text = "not run: the target declares no model to compare it with"
             return

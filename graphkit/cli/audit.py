@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkit.cli.exits import DONE, FAILED, UsageError
-from graphkit.cli.models import TargetSelection, announce, select_target
 from graphkit.cli.options import HelpFormatter, add_target_options
 from graphkit.cli.output import check_writable, print_result, progress_on_stderr, write_output
 from graphkit.cli.ranks import add_tp_option, merge_rank_reports, rank_path, run_on_ranks
+from graphkit.cli.targets import TargetSelection, announce, select_target
 from graphkit.records import AuditReport, LockRecord, count_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkit.cli.exits import DONE, UsageError
-from graphkit.cli.models import OpenModels, load_tokenizer, open_models
+from graphkit.cli.models import OpenModels, open_models
 from graphkit.cli.options import (
     HelpFormatter,
     add_checkpoint_options,
@@ -272,7 +272,7 @@ def _weights(models: OpenModels) -> WeightBytes | None:
 def _text_ids(models: OpenModels) -> Sequence[int]:
     """Return Python source in the tokens of the target."""
     source = Path(argparse.__file__).read_text(encoding="utf-8")
-    return load_tokenizer(models).encode(source)
+    return models.load_tokenizer().encode(source)
 
 
 def _accept_lengths(arguments: argparse.Namespace, longest: int) -> Sequence[float]:

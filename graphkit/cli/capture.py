@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkit.cli.exits import DONE, FAILED
-from graphkit.cli.models import capture_selected, estimate_selected, select_target
 from graphkit.cli.options import HelpFormatter, add_target_options
 from graphkit.cli.output import check_writable, print_result, write_output
 from graphkit.cli.ranks import add_tp_option, check_same_order, rank_path, run_on_ranks
+from graphkit.cli.targets import capture_selected, estimate_selected, select_target
 
 if TYPE_CHECKING:
     from graphkit.distributed import RankGroup

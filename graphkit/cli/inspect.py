@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 from graphkit.cli.exits import DONE, FAILED, UsageError, signals_as_exit
-from graphkit.cli.models import capture_selected, select_target
+from graphkit.cli.models import refuse_options
 from graphkit.cli.options import HelpFormatter, add_target_options, exists, is_folder
 from graphkit.cli.output import is_terminal, print_message, print_result
+from graphkit.cli.targets import FOLDER_OPTIONS, capture_selected, select_target
 from graphkit.records import RecordWithGraphs, count_of, load_record, require_graphs
 
 
@@ -114,6 +115,8 @@ def _load(path: Path, arguments: argparse.Namespace) -> RecordWithGraphs:
             f"--mode was given {len(arguments.mode)} times, but the saved record {path} is shown "
             "by one mode or whole. Give --mode once."
         )
+    why = f"applies to a --checkpoint, but {path} is a saved record. Leave it out."
+    refuse_options(arguments, (*FOLDER_OPTIONS, "quantize"), why)
     return require_graphs(load_record(path))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -124,9 +125,11 @@ class _MessageHandler(logging.Handler):
 
 
 def _render(result: RenderableType, console: Console) -> str:
+    """Return a result as text; outside of terminals without spaces that end lines."""
     with console.capture() as captured:
         console.print(result)
-    return captured.get()
+    text = captured.get()
+    return text if console.is_terminal else re.sub(r" +$", "", text, flags=re.MULTILINE)
 
 
 def _write(text: str, stream: TextIO) -> None:

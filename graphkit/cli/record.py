@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkit.cli.exits import FAILED, UsageError
-from graphkit.cli.options import HelpFormatter, exists
+from graphkit.cli.options import HelpFormatter, exists, parse_count
 from graphkit.cli.output import check_writable, print_message, print_result, write_output
 from graphkit.records import count_of
 from graphkit.records.audit import SEVERITIES
@@ -47,7 +47,7 @@ Examples:
         help="audit the graphs instead of recording them; default of --out: graphkit-audit.json",
     )  # fmt: skip
     parser.add_argument(
-        "--every", type=int, default=0, metavar="N",
+        "--every", type=parse_count, metavar="N",
         help="with --audit: repeat every N-th replay of a graph with poisoned memory; default: "
         "the first alone",
     )  # fmt: skip
@@ -91,9 +91,11 @@ def run(arguments: argparse.Namespace) -> int:
     out = out or arguments.out or Path(name)
     _check_program(program, is_module=is_module)
     check_writable(out)
+    command = ["-m", *program] if is_module else program
     if arguments.audit:
-        return _audit(["-m", *program] if is_module else program, out, arguments)
-    recorded = record_program(["-m", *program] if is_module else program)
+        return _audit(command, out, arguments)
+    _refuse_audit_options(arguments)
+    recorded = record_program(command)
     _report(recorded, out)
     return recorded.exit_code
 
@@ -103,7 +105,7 @@ def _audit(program: list[str], out: Path, arguments: argparse.Namespace) -> int:
     from graphkit.recording import AuditOptions, audit_program
 
     options = AuditOptions(
-        report=out.absolute(), every=max(arguments.every, 0), find_fault=arguments.find_fault
+        report=out.absolute(), every=arguments.every or 0, find_fault=arguments.find_fault
     )
     audited = audit_program(program, options)
     report = audited.report
@@ -113,14 +115,20 @@ def _audit(program: list[str], out: Path, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_result(report.to_json())
     else:
-        for finding in report.findings:
-            print_message(f"{finding.severity}: {finding.kind}: {finding.mode}: {finding.text}")
-            print_message(f"  {finding.source}  {finding.advice}".rstrip())
-        checks = count_of(len(report.checks), "check")
-        print_message(f"{checks}, {count_of(len(report.findings), 'finding')}: wrote {out}")
+        from graphkit.views import findings_view
+
+        print_message(findings_view(report))
+        print_message(f"wrote {out}")
     worst = SEVERITIES.index(arguments.fail_on) if arguments.fail_on else -1
     is_bad = any(SEVERITIES.index(finding.severity) <= worst for finding in report.findings)
     return FAILED if is_bad and not audited.exit_code else audited.exit_code
+
+
+def _refuse_audit_options(arguments: argparse.Namespace) -> None:
+    for name in ("every", "find_fault", "json", "fail_on"):
+        if getattr(arguments, name):
+            option = name.replace("_", "-")
+            raise UsageError(f"--{option} applies to an audit. Add --audit, or leave it out.")
 
 
 def _split(arguments: list[str]) -> tuple[list[str], Path | None]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from graphkit.cli.exits import UsageError
 from graphkit.cli.generate_texts import OnText, TextDisplay, TextStream, prompt_end
-from graphkit.cli.models import OpenModels, load_tokenizer, open_models
+from graphkit.cli.models import OpenModels, open_models
 from graphkit.cli.output import progress_on_stderr
 from graphkit.distributed import RankGroup
 from graphkit.engine import Request, SamplingParams, SpeculativeEngine
@@ -33,7 +33,7 @@ def complete(
         arguments: The parsed options.
         prompts: At least one; bytes that are not UTF-8 are lone surrogates.
         display: Shows the text as it is generated.
-        group: Ranks that split the target; the others call ``worker_loop``.
+        group: Ranks that split the target; the others call ``follow``.
 
     Raises:
         UsageError: A prompt or the context is too long.
@@ -41,7 +41,7 @@ def complete(
             cannot be captured.
     """
     models = open_models(arguments, group, arguments.quantize)
-    tokenizer = load_tokenizer(models)
+    tokenizer = models.load_tokenizer()
     encode = tokenizer.encode_chat if arguments.chat else tokenizer.encode
     prompt_ids = [encode(prompt) for prompt in prompts]
     sampling = SamplingParams(

@@ -35,7 +35,7 @@ def _modules_in(fn: Any) -> dict[str, nn.Module]:
     if isinstance(fn, nn.Module):
         return {type(fn).__name__: fn}
     if isinstance(fn, partial):
-        bound = {f"argument_{index}": each for index, each in enumerate(fn.args)}
+        bound = {f"argument_{index}": value for index, value in enumerate(fn.args)}
         return {**_modules_in(fn.func), **_modules_among({**bound, **fn.keywords})}
     owner = getattr(fn, "__self__", None)
     if isinstance(owner, nn.Module):
@@ -50,4 +50,4 @@ def _modules_in(fn: Any) -> dict[str, nn.Module]:
 
 
 def _modules_among(values: dict[str, Any]) -> dict[str, nn.Module]:
-    return {name: each for name, each in values.items() if isinstance(each, nn.Module)}
+    return {name: value for name, value in values.items() if isinstance(value, nn.Module)}

@@ -46,8 +46,8 @@ class Results:
         self.dtypes = {tensor.dtype for tensor in first.values()}
         self._build = self._builder(next(iter(returned.values())))
         declared = [
-            (field, torch.Tensor, declare_output(Axis.REQUEST, each.dtype, row=_row(each)))
-            for field, each in zip(names, first.values(), strict=True)
+            (field, torch.Tensor, declare_output(Axis.REQUEST, tensor.dtype, row=_row(tensor)))
+            for field, tensor in zip(names, first.values(), strict=True)
         ]
         self.output_type: type[Output] = make_dataclass(
             f"{identifier(name)}Output", declared, bases=(Output,), kw_only=True, eq=False
@@ -62,7 +62,7 @@ class Results:
         tensors = dict(self._tensors(returned))
         if tensors.keys() != self._names.keys():
             raise self._changed(tensors, self._names)
-        values: dict[str, Any] = {self._names[path]: each for path, each in tensors.items()}
+        values: dict[str, Any] = {self._names[path]: tensor for path, tensor in tensors.items()}
         return self.output_type(**values)
 
     def returned(self, output: Output) -> Any:

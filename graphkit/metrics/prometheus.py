@@ -111,7 +111,7 @@ class PrometheusCollector:
         for runner in runners:
             by_mode.setdefault(runner.label, []).append(runner)
         known = [
-            (mode, same, _sum([each.stats for each in same])) for mode, same in by_mode.items()
+            (mode, same, _sum([runner.stats for runner in same])) for mode, same in by_mode.items()
         ]
         yield self._counter(
             "graph_replays",
@@ -144,9 +144,9 @@ class PrometheusCollector:
             "Memory of the captured graphs.",
             ("mode",),
             (
-                ((mode,), sum(each.graph_bytes for each in same))
+                ((mode,), sum(runner.graph_bytes for runner in same))
                 for mode, same, _ in known
-                if all(each.status == "captured" for each in same)
+                if all(runner.status == "captured" for runner in same)
             ),
         )
         yield self._histogram(
@@ -252,11 +252,11 @@ def _sum(stats: Sequence[ReplayStats]) -> ReplayStats:
         return stats[0]
 
     def added(name: str) -> Counter[Any]:
-        return sum((Counter(getattr(each, name)) for each in stats), Counter())
+        return sum((Counter(getattr(runner_stats, name)) for runner_stats in stats), Counter())
 
     return ReplayStats(
-        replays=sum(each.replays for each in stats),
-        padded_rows=sum(each.padded_rows for each in stats),
+        replays=sum(runner_stats.replays for runner_stats in stats),
+        padded_rows=sum(runner_stats.padded_rows for runner_stats in stats),
         fallbacks=added("fallbacks"),
         replays_by_size=added("replays_by_size"),
         live_sizes=added("live_sizes"),

@@ -101,10 +101,10 @@ def _cost(sizes: Sequence[int], live_sizes: Mapping[int, int], costs: SizeCosts)
         us += (steps[~is_replayed] * costs.eager_us[live[~is_replayed]]).sum()
     pads = (replayed * (fitted - live[is_replayed])).sum()
 
-    def used(each: np.ndarray | None, largest: np.ndarray | None) -> float | None:
-        if each is None or largest is None or not len(table):
+    def used(smaller: np.ndarray | None, largest: np.ndarray | None) -> float | None:
+        if smaller is None or largest is None or not len(table):
             return None
-        return float(each[table[:-1]].sum() + largest[table[-1]])
+        return float(smaller[table[:-1]].sum() + largest[table[-1]])
 
     memory = used(costs.memory_bytes, costs.largest_bytes)
     return SizeListCost(

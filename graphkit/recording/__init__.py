@@ -36,6 +36,7 @@ from graphkit.recording.following import (
 from graphkit.recording.graph_files import GraphFileWriter, RecordedProgram, collect
 from graphkit.recording.launch import run_python
 from graphkit.records import AuditReport
+from graphkit.records.audit import Audit
 
 __all__ = [
     "AuditOptions",
@@ -98,10 +99,10 @@ def audit_program(arguments: Sequence[str], options: AuditOptions) -> AuditedPro
 
 def _with_node(first: AuditReport | None, repeated: AuditReport) -> AuditReport:
     """Return the report of the first run, with the fault as the second run found it."""
-    faults = [finding for finding in repeated.findings if finding.audit == "fault"]
+    faults = [finding for finding in repeated.findings if finding.audit == Audit.FAULT]
     if first is None or not faults:
         return first or repeated
-    others = tuple(finding for finding in first.findings if finding.audit != "fault")
+    others = tuple(finding for finding in first.findings if finding.audit != Audit.FAULT)
     return replace(first, findings=(*faults, *others))
 
 

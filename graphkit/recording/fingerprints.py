@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from graphkit.records import Finding
-from graphkit.records.audit import SEVERITIES
+from graphkit.records.audit import Audit, worst_first
 
 _ADVICE = {
     "weight": "Restore the weights in the memory that the graph reads, before its next replay.",
@@ -82,7 +82,7 @@ class FingerprintDifference:
     def finding(self) -> Finding:
         """Return it as a finding of a report."""
         return Finding(
-            audit="fingerprint",
+            audit=Audit.FINGERPRINT,
             kind=f"{self.kind} differs",
             severity=self.severity,
             mode=self.graphs[0],
@@ -110,7 +110,7 @@ def differences(before: Fingerprint, after: Fingerprint) -> tuple[FingerprintDif
             merged[key] = FingerprintDifference(
                 found.kind, found.severity, found.name, found.text, graphs
             )
-    return tuple(sorted(merged.values(), key=lambda each: SEVERITIES.index(each.severity)))
+    return worst_first(merged.values())
 
 
 def _memory_differences(

@@ -8,7 +8,7 @@ import os
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from graphkit.errors import ConfigError, InspectError
+from graphkit.errors import ConfigError
 from graphkit.recording.audit_files import AuditFileWriter
 from graphkit.recording.audit_options import REPORT_VARIABLE, AuditOptions
 from graphkit.recording.fingerprints import Fingerprint, FingerprintDifference, differences
@@ -53,10 +53,6 @@ def follow_from_environment(graph_class: Any) -> None:
     options = AuditOptions.from_environment()
     if options is None or hasattr(graph_class, "_graphkit_followed"):
         return
-    if not hasattr(graph_class, "raw_cuda_graph"):
-        raise InspectError(
-            "this version of torch cannot keep the template of a graph. Use torch 2.11 or newer."
-        )
     # Absolute, for child processes with another working directory.
     os.environ[REPORT_VARIABLE] = str(options.report)
     follow(graph_class, options)
@@ -145,7 +141,7 @@ def compare_fingerprint(
     found = differences(before, fingerprint() if after is None else after)
     for difference in found:
         if difference.severity == "error" and _audits:
-            _audits[0].add_finding(difference.finding())
+            _audits[0].results.add_finding(difference.finding())
     return found
 
 

@@ -1,4 +1,4 @@
-"""Hooks into the captures of ``torch.cuda.CUDAGraph``, and what they do at each capture.
+"""Hooks into the captures and replays of ``torch.cuda.CUDAGraph``.
 
 An error in a hook never reaches the program: the first one of a process is printed to stderr, the
 others are dropped.
@@ -11,34 +11,17 @@ import os
 import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import InspectError
 from graphkit.recording.audit_options import AuditOptions
+from graphkit.recording.capture_observers import CaptureObserver, RecordedCapture
 from graphkit.recording.graph_files import GraphFileWriter
 
 if TYPE_CHECKING:
-    from graphkit.graphs.attribution import Attribution
     from graphkit.recording.audits.program_audit import ProgramAudit
-    from graphkit.records import GraphRecord
 
 _errors: list[str] = []
-
-
-class Observer(Protocol):
-    """Methods that are called at the steps of one capture, in this order."""
-
-    def before_begin(self) -> None:
-        """Before the stream captures."""
-
-    def after_begin(self) -> None:
-        """As soon as the stream captures."""
-
-    def before_end(self) -> None:
-        """While the stream still captures."""
-
-    def after_end(self, graph: Any) -> None:
-        """Once the graph can be replayed."""
 
 
 def hook_into(graph_class: Any) -> None:
@@ -52,18 +35,21 @@ def hook_into(graph_class: Any) -> None:
         writer.mark_torch_imported()
     if writer is None or options is not None:  # ``following`` audits the graphs
         return
+    observe_captures(graph_class, lambda: RecordedCapture(writer))
+
+
+def observe_captures(graph_class: Any, new_observer: Callable[[], CaptureObserver]) -> None:
+    """Observe each capture of a class.
+
+    Graphs behave as before, except that they keep their template.
+
+    Raises:
+        InspectError: This torch cannot keep a graph's template.
+    """
     if not hasattr(graph_class, "raw_cuda_graph"):
         raise InspectError(
             "this version of torch cannot keep the template of a graph. Use torch 2.11 or newer."
         )
-    observe_captures(graph_class, lambda: CaptureObserver(writer))
-
-
-def observe_captures(graph_class: Any, new_observer: Callable[[], Observer]) -> None:
-    """Observe each capture of a class.
-
-    Graphs behave as before, except that they keep their template.
-    """
     init, begin, end = graph_class.__init__, graph_class.capture_begin, graph_class.capture_end
 
     @wraps(init)
@@ -137,54 +123,6 @@ def observe_replays(graph_class: Any, audit: Callable[[], ProgramAudit]) -> None
     graph_class.reset = observed_reset
     if register is not None:
         graph_class.register_generator_state = register_generator_state
-
-
-class CaptureObserver:
-    """Attributes the nodes of one capture and writes the finished graph.
-
-    Imports of torch wait until the program captures, because the hooks are installed while torch is
-    still being imported.
-
-    Args:
-        writer: The writer of this process.
-    """
-
-    def __init__(self, writer: GraphFileWriter) -> None:
-        self._writer = writer
-        self._attribution: Attribution | None = None
-        self._captured_at = ""
-
-    def before_begin(self) -> None:
-        """Note the line that captures, before the stream captures."""
-        from graphkit.graphs.attribution import Attribution
-        from graphkit.graphs.source_lines import caller_line
-
-        self._attribution = Attribution()
-        self._captured_at = caller_line()
-
-    def after_begin(self) -> None:
-        """Start to attribute nodes, as soon as the stream captures."""
-        if self._attribution is not None:
-            self._attribution.__enter__()
-
-    def before_end(self) -> None:
-        """Stop attributing nodes, while the stream still captures."""
-        if self._attribution is not None:
-            self._attribution.__exit__()
-
-    def after_end(self, graph: Any) -> None:
-        """Inspect and write the graph, without a replay: replays have effects in the program."""
-        self._writer.write(lambda: self._inspect(graph))
-
-    def _inspect(self, graph: Any) -> GraphRecord:
-        from graphkit.graphs.walk import inspect_graph
-
-        return inspect_graph(
-            graph,
-            attribution=self._attribution,
-            name=self._captured_at,
-            captured_at=self._captured_at,
-        )
 
 
 def call_safely(hook: Callable[..., None], *args: Any) -> None:

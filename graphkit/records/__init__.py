@@ -32,7 +32,14 @@ from graphkit.records.node import Argument, Edge, Node, Pointer
 from graphkit.records.plan import PlanRecord, SizeListCost
 from graphkit.records.record import SCHEMA, Record, load_record
 from graphkit.records.recording import Process, RecordingRecord
-from graphkit.records.text import count_of, distinct_text, extent, figure_heading, figure_name
+from graphkit.records.text import (
+    count_of,
+    distinct_text,
+    extent,
+    figure_heading,
+    figure_name,
+    tensor_text,
+)
 from graphkit.records.timeline import Gap, Timeline
 from graphkit.records.with_graphs import RecordWithGraphs, require_graphs
 from graphkit.records.wrapper import WrapperDifference, WrapperRecord
@@ -89,4 +96,5 @@ __all__ = [
     "figure_name",
     "load_record",
     "require_graphs",
+    "tensor_text",
 ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from enum import StrEnum
+from typing import ClassVar, Protocol, TypeVar
 
 from graphkit.records.environment import Environment
 from graphkit.records.graph import GraphRecord, check_graphs
@@ -14,14 +15,42 @@ SEVERITIES = ("error", "warning", "note")
 """Severities of findings, the worst first."""
 
 
+class Audit(StrEnum):
+    """Names of the audits.
+
+    ``lock`` compares graphs with a lock file. ``fault`` and ``fingerprint`` find what other
+    programs do wrong, see ``graphkit.recording``. All others are the audits of a target.
+    """
+
+    WARMUP = "warmup"
+    BAKED = "baked"
+    FORWARD = "forward"
+    POINTERS = "pointers"
+    POOL_POISON = "pool-poison"
+    FINITE = "finite"
+    PADS = "pads"
+    SHADOW = "shadow"
+    LAUNCH = "launch"
+    LOOP = "loop"
+    MISSES = "misses"
+    WRAPPER = "wrapper"
+    LOCK = "lock"
+    FAULT = "fault"
+    FINGERPRINT = "fingerprint"
+
+
+AUDITS = tuple(
+    audit for audit in Audit if audit not in (Audit.LOCK, Audit.FAULT, Audit.FINGERPRINT)
+)
+"""The audits of a target, in the order in which they run."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """What an audit found, with every mode and size that it holds for.
 
     Attributes:
-        audit: Audit that found it: ``baked``, ``forward``, ``pointers``, ``pool-poison``,
-            ``finite``, ``pads``, ``shadow``, ``launch``, ``warmup``, ``misses``, ``wrapper``,
-            ``loop`` or ``lock``.
+        audit: Audit that found it, see ``Audit``.
         kind: Class of bug, such as ``baked value``; one class has the same text in all reports.
         severity: ``error`` if a replay can give a wrong result or crash, ``note`` for what is
             merely unusual, ``warning`` in between.
@@ -63,6 +92,25 @@ class Finding:
     field: str = ""
     row: Count | None = None
     request: Count | None = None
+
+
+class _WithSeverity(Protocol):
+    @property
+    def severity(self) -> str: ...
+
+
+_T = TypeVar("_T", bound=_WithSeverity)
+
+
+def worst_severity(found: Iterable[_WithSeverity]) -> str:
+    """Return the worst severity of findings or checks; empty if none has one."""
+    severities = (finding.severity for finding in found if finding.severity)
+    return min(severities, key=SEVERITIES.index, default="")
+
+
+def worst_first(found: Iterable[_T]) -> tuple[_T, ...]:
+    """Return errors, then warnings, then notes; those of equal severity keep their order."""
+    return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

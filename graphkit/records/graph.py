@@ -20,8 +20,8 @@ MAX_DEPTH = 100
 class Timing:
     """Time of replays on the device.
 
-    A profiler measures the nodes and makes replays longer, above all the gaps between nodes.
-    ``timeline_of`` returns these gaps.
+    A profiler measures the nodes and makes replays longer, above all the gaps between nodes, which
+    ``GraphRecord.timeline`` has.
 
     Attributes:
         replays: Number of profiled replays.

@@ -1,4 +1,4 @@
-"""Text of extents, counts, numbers and names of measured times, for sentences and tables."""
+"""Text of shapes, counts, numbers and names of measured times, for sentences and tables."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ _TIMES = {
 def extent(shape: Sequence[int]) -> str:
     """Return a shape as text, such as ``8x1x1``."""
     return "x".join(map(str, shape))
+
+
+def tensor_text(dtype: object, shape: Sequence[int]) -> str:
+    """Return the dtype and shape of a tensor as text, such as ``float32 [8, 64]``."""
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
 
 
 def count_of(number: int, noun: str) -> str:

@@ -11,16 +11,13 @@ from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.loop import check_loop
 from graphkit.graphs import Attribution
 from graphkit.targets import CaptureTarget
+from graphkit.testing.diagnosis import baked_value
 from graphkit.testing.failures import comparison_text, fail_on_errors
 from graphkit.verify import live_sizes
 from graphkit.verify.whole_step import LOOP_STEPS, compare_steps, open_step
 
 STEP_PROPERTIES = ("equivalence", "loop")
 """Names of the properties: replays are right, and a launch of many steps equals single ones."""
-_BUG = (
-    "baked value. The graph kept a host value of its capture, or reads memory that was replaced "
-    "since. `graphkit audit --only loop` names the first step and the state that differ."
-)
 
 
 class CapturedStep:
@@ -87,7 +84,8 @@ class CapturedStep:
             for live in live_sizes(runner.table, size):
                 comparison = compare_steps(runner, self._step.batch(live), size)
                 if comparison.mismatches:
-                    raise AssertionError(comparison_text(comparison, _BUG))
+                    bug = baked_value("loop", "first step and the state that differ")
+                    raise AssertionError(comparison_text(comparison, bug))
         finally:
             runs.release()
 

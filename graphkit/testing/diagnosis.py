@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphkit.audit.bugs import Bug
+from graphkit.audit.bugs import BAKED_VALUE, UNDECLARED_STATE, Bug
 from graphkit.audit.padding_cause import Cause, padding_cause
-from graphkit.audit.undeclared_state import ADVICE, KIND, undeclared_state
+from graphkit.audit.undeclared_state import ADVICE, undeclared_state
 from graphkit.runners import Runner
 from graphkit.verify import EqualStateRuns, Rounding
 from graphkit.verify.differences import Tensors, even_owner, first_difference
 
-_BAKED = (
-    "baked value. The graph kept a host value of its capture, or reads memory that was replaced "
-    "since. `graphkit audit --only baked,pointers` names the node."
-)
 _ROUNDING_IN_GRAPH = (
     "rounding, or a baked value. The graph differs by no more than kernels that add in a different "
     "order. `graphkit audit --only baked,shadow` names the node that differs."
@@ -34,7 +30,7 @@ def probable_bug(runner: Runner[Any, Any], batch: Any, size: int, *, is_padding:
     """
     undeclared, _ = undeclared_state(runner, batch) if runner.group is None else ({}, [])
     if undeclared:
-        return f"{KIND}. A replay changes {_quoted(undeclared)}. {ADVICE}"
+        return f"{UNDECLARED_STATE}. A replay changes {_quoted(undeclared)}. {ADVICE}"
     rounding = Rounding(runner.sizes.dtype)
 
     def differ(one: Tensors, other: Tensors, allowed: float = 0.0) -> bool:
@@ -46,8 +42,16 @@ def probable_bug(runner: Runner[Any, Any], batch: Any, size: int, *, is_padding:
             return _text(Cause(Bug.NONDETERMINISTIC_STEP, runs.first_unstable_node()))
         if not is_padding:
             is_large = differ(padded, replayed, rounding.most)
-            return _BAKED if is_large else _ROUNDING_IN_GRAPH
+            return baked_value("baked,pointers", "node") if is_large else _ROUNDING_IN_GRAPH
         return _text(padding_cause(runs))
+
+
+def baked_value(audits: str, found: str) -> str:
+    """Return why a graph differs from the same step without it, and which audits find what."""
+    return (
+        f"{BAKED_VALUE}. The graph kept a host value of its capture, or reads memory that was "
+        f"replaced since. `graphkit audit --only {audits}` names the {found}."
+    )
 
 
 def _text(cause: Cause) -> str:

@@ -10,6 +10,7 @@ from graphkit.audit.undeclared_state import declare_for_audits
 from graphkit.errors import GraphkitError
 from graphkit.graphs import Attribution
 from graphkit.records import Finding
+from graphkit.records.audit import Audit
 from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget
 from graphkit.testing.equivalence import assert_replay_equivalent, sample_batches
@@ -83,7 +84,7 @@ class CapturedMode:
         """Run an audit of all sizes once. Its error is raised by the checks of its property."""
         log = AuditLog(self._tolerance)
         try:
-            _AUDITS[name](self._target, self._runner, log)
+            _AUDITS[Audit(name)](self._target, self._runner, log)
         except GraphkitError as error:
             self._audited[name] = _raising(error)
         else:

@@ -6,13 +6,6 @@ from rich.style import Style
 
 HEADING = Style(bold=True, underline=True)
 SELECTED = Style(reverse=True)
-TONES = {
-    "": Style(),
-    "good": Style(color="green"),
-    "warning": Style(color="yellow"),
-    "bad": Style(color="red", bold=True),
-    "faint": Style(dim=True),
-}
 _PARTS = {
     "refresh": "cyan", "metadata": "bright_cyan",
     "draft": "magenta", "build": "bright_magenta", "verify": "green", "accept": "yellow",

@@ -13,8 +13,9 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from graphkit.tui.listing import Listing
-from graphkit.tui.palette import HEADING, SELECTED, TONES, heat_style, part_style
+from graphkit.tui.palette import HEADING, SELECTED, heat_style, part_style
 from graphkit.views.columns import GAP, ColumnSpan, align_cells, fit, widest
+from graphkit.views.page_view import TONES
 from graphkit.views.pages import Column, Row
 
 _MARGIN = 2

@@ -15,12 +15,11 @@ from graphkit.runners.memory_estimate import estimate_memory
 from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget, selected_modes
 from graphkit.verify.comparison import Comparison, compare_runs
-from graphkit.verify.size_check import SizeCheck
+from graphkit.verify.size_check import SEED, SizeCheck
 from graphkit.verify.whole_step import WholeStep, compare_loop, compare_steps, open_step
 from graphkit.verify.wrapper import WRAPPED_MODES, compare_wrapper
 
 Progress = Callable[[int, int, str], None]
-_SEED = 20
 
 
 def capture_target(
@@ -137,7 +136,7 @@ class _CapturedMode:
 
 
 def _sample_batch(target: CaptureTarget, mode: ForwardMode, batch_size: int) -> Any:
-    return target.batch(mode, batch_size, _SEED + batch_size)
+    return target.batch(mode, batch_size, SEED + batch_size)
 
 
 def _captured(

@@ -240,9 +240,5 @@ def _matched(expected: ForwardTrace, got: ForwardTrace) -> Iterator[tuple[int | 
             yield from ((None, index) for index in range(j, j_end))
 
 
-def _key(op: TracedOp, origin: NodeOrigin) -> tuple[str, tuple[str, str]]:
-    return op.name, _place(origin)
-
-
-def _place(origin: NodeOrigin) -> tuple[str, str]:
-    return origin.module, origin.source
+def _key(op: TracedOp, origin: NodeOrigin) -> tuple[str, str, str]:
+    return op.name, origin.module, origin.source

@@ -16,7 +16,10 @@ from graphkit.runners import Runner
 from graphkit.verify.comparison import Comparison
 from graphkit.verify.equal_state_runs import restorable_state
 
+SEED = 40
+"""Seed of the batches and requests that checks and audits draw. Any number serves."""
 _REPEATS = {"cuda": 20, "cpu": 3}
+"""Runs of which the median is taken."""
 _TRY_ALL_UP_TO = 8
 """Captured sizes up to which every number of live requests is tried."""
 

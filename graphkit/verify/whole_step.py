@@ -25,12 +25,12 @@ from graphkit.verify.differences import Tensors, largest_difference
 from graphkit.verify.equal_state_runs import EqualStateRuns
 from graphkit.verify.request_runs import RequestRuns, request_state, step_batch
 from graphkit.verify.rounding import Rounding
+from graphkit.verify.size_check import SEED
 
 LOOP_DIFFERS = "a launch of several steps differs from single replays"
 """Kind of a mismatch between a loop and replays."""
 LOOP_STEPS = 8
 """Most steps of a launch that is compared with the same steps one by one."""
-_SEED = 40
 _LONGEST_PROMPT = 13
 _MOST_NEW_TOKENS = 64
 
@@ -94,7 +94,7 @@ class WholeStep:
                 size.
             is_greedy: If False, every second request has a temperature.
         """
-        random, most = np.random.default_rng(_SEED), self._most_tokens
+        random, most = np.random.default_rng(SEED), self._most_tokens
         requests = {}
         for index, row in enumerate(self.rows[:count]):
             # Steps of 3 and of 5 give neighbours different lengths, over the whole range.

@@ -1,6 +1,6 @@
 """Records as rich renderables for terminals, pipes and files, and as pages for the screen."""
 
-from graphkit.views.audit import audit_view
+from graphkit.views.audit import audit_view, findings_view
 from graphkit.views.bench import bench_view
 from graphkit.views.capture import capture_view
 from graphkit.views.diff import diff_view
@@ -21,6 +21,7 @@ __all__ = [
     "capture_view",
     "diff_view",
     "doctor_view",
+    "findings_view",
     "generate_view",
     "inspect_view",
     "memory_view",

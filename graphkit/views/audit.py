@@ -20,17 +20,19 @@ _MAX_NAMES = 6
 
 
 def audit_view(report: AuditReport) -> RenderableType:
-    """Return the checks of each audit, every finding with its advice, and the verdict."""
-    return Group(*_parts(report))
+    """Return the checks of each audit, and what ``findings_view`` returns."""
+    checks = groupby(report.checks, key=lambda check: check.audit)
+    return Group(
+        Text(environment_line(report.target, report.backend, report.environment)),
+        *(_checks_table(audit, list(of_audit)) for audit, of_audit in checks),
+        findings_view(report),
+    )
 
 
-def _parts(report: AuditReport) -> Iterator[RenderableType]:
-    yield Text(environment_line(report.target, report.backend, report.environment))
-    for audit, checks in groupby(report.checks, key=lambda check: check.audit):
-        yield _checks_table(audit, list(checks))
-    for finding in report.findings:
-        yield from _finding(finding)
-    yield _verdict(report)
+def findings_view(report: AuditReport) -> RenderableType:
+    """Return every finding with its advice, and the verdict."""
+    findings = (part for finding in report.findings for part in _finding(finding))
+    return Group(*findings, _verdict(report))
 
 
 def _checks_table(audit: str, checks: list[AuditCheck]) -> Table:

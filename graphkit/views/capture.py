@@ -19,7 +19,7 @@ from graphkit.records import (
     figure_heading,
 )
 from graphkit.views.facts import environment_line
-from graphkit.views.formatting import size
+from graphkit.views.formatting import number, size, us
 
 _MAX_MISMATCHES = 10
 
@@ -65,11 +65,11 @@ def _cells(captured: SizeRecord) -> Iterator[str]:
     yield str(captured.num_nodes)
     yield f"{captured.capture_ms:.1f}"
     yield size(captured.pool_bytes)
-    yield _number(captured.replay_us, ",.0f")
-    yield _number(captured.eager_us, ",.0f")
+    yield us(captured.replay_us)
+    yield us(captured.eager_us)
     both = captured.replay_us and captured.eager_us
     yield f"{captured.eager_us / captured.replay_us:.1f}x" if both else "-"  # type: ignore[operator]
-    yield _number(captured.largest_difference, ".2g")
+    yield number(captured.largest_difference, ".2g")
 
 
 def _verdict(record: CaptureRecord) -> Iterator[Text]:
@@ -140,7 +140,3 @@ def _sentence(m: Mismatch) -> str:
         f"{m.field} row {m.row} (request {m.request}) is {value}"
         f"{f', made by {location}' if location else ''}"
     )
-
-
-def _number(value: float | None, spec: str) -> str:
-    return "-" if value is None else format(value, spec)

@@ -20,7 +20,7 @@ from graphkit.records import (
     NodeChange,
     figure_heading,
 )
-from graphkit.views.formatting import facts_table, listed, plain, text_table
+from graphkit.views.formatting import facts_table, listed, number, plain, text_table
 
 _MAX_NODES = 12
 _MAX_LENGTH = 80
@@ -85,9 +85,8 @@ def _figures_table(figures: Sequence[tuple[str, MetricChange]]) -> Table:
 
 
 def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
+    is_count = value is not None and float(value).is_integer()
+    return number(value, ",.0f" if is_count else ",.2f")
 
 
 def _ratio(figure: MetricChange) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from graphkit.records import GraphRecord, Node, count_of, extent
-from graphkit.views.formatting import plain, us
+from graphkit.views.formatting import plain, us, within_one
 from graphkit.views.frames import module_frames
 from graphkit.views.module_tree import nodes_in_modules, total_us
 from graphkit.views.outline import flatten
@@ -178,8 +178,7 @@ def _summary(nodes: int, branches: int, end: float, gaps: Sequence[float]) -> st
 
 
 def _share(part: float | None, whole: float | None) -> float:
-    share = part / whole if part is not None and whole else 0.0
-    return round(min(1.0, max(0.0, share)), 4)  # in this order: NaN is not more than 0.0
+    return round(within_one(part / whole), 4) if part is not None and whole else 0.0
 
 
 def _ns(time_us: float) -> float:

@@ -15,7 +15,17 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 def us(value: float | None) -> str:
     """Return microseconds as text; ``-`` if they were not measured."""
-    return "-" if value is None else f"{value:,.2f}"
+    return number(value, ",.2f")
+
+
+def number(value: float | None, spec: str) -> str:
+    """Return a number in a format; ``-`` if there is none."""
+    return "-" if value is None else format(value, spec)
+
+
+def within_one(share: float) -> float:
+    """Return a share between 0 and 1; 0 for NaN."""
+    return min(1.0, max(0.0, share))  # in this order: NaN is not more than 0.0
 
 
 def size(num_bytes: float) -> str:
@@ -29,8 +39,7 @@ def size(num_bytes: float) -> str:
 
 def bar(share: float, width: int) -> str:
     """Return a share of one as a bar of at most ``width`` cells; NaN has none."""
-    share = min(1.0, max(0.0, share))  # in this order: NaN is not more than 0.0
-    full, rest = divmod(round(share * width * 8), 8)
+    full, rest = divmod(round(within_one(share) * width * 8), 8)
     return "█" * full + _EIGHTHS[rest].strip()
 
 

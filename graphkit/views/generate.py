@@ -6,20 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from graphkit.records import GenerateRecord, count_of
+from graphkit.views.formatting import facts_table
 
 
 def generate_view(record: GenerateRecord) -> RenderableType:
     """Return settings, speed, replays by mode, and fallbacks with their reasons."""
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, fact in _facts(record):
-        table.add_row(Text(name), Text(fact))  # as Text: a device may have brackets in its name
-    return table
+    return facts_table(_facts(record))
 
 
 def _facts(record: GenerateRecord) -> Iterator[tuple[str, str]]:
@@ -35,8 +29,10 @@ def _facts(record: GenerateRecord) -> Iterator[tuple[str, str]]:
         yield "drafted", _counts(record.drafted_lengths, "draft")
     if record.capture_seconds is not None:
         yield "capture", f"{record.capture_seconds:.2f} s"
-    yield "graphs", "\n".join(_replays(record)) or "none"
-    yield "without a graph", "\n".join(_fallbacks(record)) or "none"
+    for name, texts in (("graphs", _replays(record)), ("without a graph", _fallbacks(record))):
+        first, *others = [*texts] or ["none"]
+        yield name, first
+        yield from (("", text) for text in others)
 
 
 def _settings(record: GenerateRecord) -> str:

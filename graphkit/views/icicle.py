@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 
 from graphkit.records import GraphRecord
+from graphkit.views.module_runs import module_runs
 from graphkit.views.module_tree import nodes_in_modules
 from graphkit.views.parts import common_part, node_parts
 
@@ -55,7 +55,7 @@ class Level:
 class _Span:
     begin: float
     end: float
-    names: tuple[str, ...]
+    modules: tuple[str, ...]
     part: str
 
 
@@ -65,31 +65,17 @@ def module_levels(graph: GraphRecord) -> tuple[Level, ...]:
     In a whole step, the outermost level has its phases. A module that runs again after others has
     a box for each time.
     """
-    spans = sorted(_spans(graph), key=lambda span: (span.begin, -span.end))
     levels: list[list[Box]] = []
-    _add(levels, spans, 0, math.inf)
+    for run in module_runs(_spans(graph)):
+        depth, part = len(run.modules) - 1, common_part(span.part for span in run.spans)
+        if depth == len(levels):
+            levels.append([])
+        levels[depth].append(Box(run.begin, run.end, run.modules[-1], part))
     return tuple(Level(tuple(boxes)) for boxes in levels)
 
 
 def _spans(graph: GraphRecord) -> Iterator[_Span]:
     parts = node_parts(graph)
-    for names, node in nodes_in_modules(graph):
+    for modules, node in nodes_in_modules(graph):
         if node.start_us is not None and math.isfinite(node.end_us):
-            yield _Span(node.start_us, node.end_us, names, parts[node.index])
-
-
-def _add(levels: list[list[Box]], spans: Sequence[_Span], depth: int, limit: float) -> None:
-    """Add a box for each run of nodes of one module, and the boxes inside it.
-
-    A box ends where the next one begins, even if its last node runs longer.
-    """
-    runs = [list(run) for _, run in groupby(spans, key=lambda span: span.names[: depth + 1])]
-    begins = [*(run[0].begin for run in runs), limit]
-    for run, following in zip(runs, begins[1:], strict=True):
-        names, end = run[0].names, min(max(span.end for span in run), following)
-        if len(names) > depth:
-            if len(levels) == depth:
-                levels.append([])
-            part = common_part(span.part for span in run)
-            levels[depth].append(Box(run[0].begin, end, names[depth], part))
-            _add(levels, run, depth + 1, end)
+            yield _Span(node.start_us, node.end_us, modules, parts[node.index])

@@ -16,13 +16,14 @@ from graphkit.views.formatting import facts_table, plain
 from graphkit.views.outline import Line, flatten
 from graphkit.views.pages.page import Page, Row
 
-_TONES = {
+TONES = {
     "": Style(),
     "good": Style(color="green"),
     "warning": Style(color="yellow"),
-    "bad": Style(color="red"),
+    "bad": Style(color="red", bold=True),
     "faint": Style(dim=True),
 }
+"""Styles of rows; each repeats in colour what the text says."""
 _BOLD = Style(bold=True)
 _ASCII_BAR = str.maketrans("█▉▊▋▌▍▎▏", "#### " + " " * 3)
 
@@ -105,4 +106,4 @@ def _chopped(text: str, width: int) -> list[str]:
 
 
 def _style(line: Line) -> Style:
-    return _TONES[line.row.tone] + _BOLD if line.row.make_children else _TONES[line.row.tone]
+    return TONES[line.row.tone] + _BOLD if line.row.make_children else TONES[line.row.tone]

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from graphkit.records import PlanRecord, count_of
-from graphkit.views.formatting import bar, facts_table, plain, size, text_table
+from graphkit.views.formatting import bar, facts_table, number, plain, size, text_table
 
 _BAR = 40
 
@@ -65,9 +65,9 @@ def _lists(record: PlanRecord) -> RenderableType:
         cells = [f"{len(cost.batch_sizes)}", f"{cost.padding:,.2f}"]
         if record.mode:
             cells += [
-                _number(cost.step_us),
+                number(cost.step_us, ",.1f"),
                 "-" if cost.memory_bytes is None else size(cost.memory_bytes),
-                _number(cost.capture_s),
+                number(cost.capture_s, ",.1f"),
                 f"{cost.eager_share:.1%}",
             ]
         table.add_row(name, *cells)
@@ -114,7 +114,3 @@ def _budget(name: str, limit: float) -> str:
         "capture_s": f"{limit:,.1f} s of capture",
     }
     return texts.get(name, plain(f"{name} {limit:g}"))
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.1f}"

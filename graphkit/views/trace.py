@@ -6,10 +6,11 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, count, groupby
+from itertools import chain, count
 from typing import Any
 
 from graphkit.records import GraphRecord, Node, extent
+from graphkit.views.module_runs import module_runs
 from graphkit.views.module_tree import nodes_in_modules
 from graphkit.views.selection import NamedGraph
 
@@ -59,7 +60,7 @@ def _process(number: int, title: str, graph: GraphRecord, flows: Iterator[int]) 
     for track in range(1, max(tracks, default=0) + 1):
         name = "nodes" if track == 1 else f"nodes {track}"
         yield _name("thread_name", number, modules + track, name)
-    for event in _module_slices(spans, 0, max((span.end for span in spans), default=0)):
+    for event in _module_slices(spans):
         yield {**event, "pid": number, "tid": modules}
     for span, track in zip(spans, tracks, strict=True):
         place = {"pid": number, "tid": modules + track}
@@ -83,24 +84,17 @@ def _ns(time_us: float) -> int:
     return round(time) if 0 <= time < _LIMIT_NS else 0
 
 
-def _module_slices(spans: Sequence[_Span], depth: int, limit: int) -> Iterator[Event]:
-    """Yield a slice for each run of nodes of one module, its flows, and the slices inside it.
+def _module_slices(spans: Sequence[_Span]) -> Iterator[Event]:
+    """Yield a slice for each run of nodes of one module, and its flows.
 
     The flows start with the slice, before those inside it: Perfetto binds a flow to the slice of
-    the track that began last, even if that has ended. A slice ends where the next one begins, even
-    if its last node takes longer: slices of a track must nest.
+    the track that began last, even if that has ended. Slices of a track must nest, as runs do.
     """
-    runs = [list(run) for _, run in groupby(spans, key=lambda span: span.modules[: depth + 1])]
-    begins = [run[0].begin for run in runs] + [limit]
-    for run, following in zip(runs, begins[1:], strict=True):
-        end = min(max(span.end for span in run), following, limit)
-        modules = run[0].modules
-        if len(modules) > depth:
-            path = {"module": ".".join(modules[: depth + 1]), "nodes": len(run)}
-            yield _slice(modules[depth], "module", run[0].begin, end, path)
-            own = (span for span in run if len(span.modules) == depth + 1)
-            yield from (_flow("s", span, run[0].begin) for span in own)
-            yield from _module_slices(run, depth + 1, end)
+    for run in module_runs(spans):
+        path = {"module": ".".join(run.modules), "nodes": len(run.spans)}
+        yield _slice(run.modules[-1], "module", run.begin, run.end, path)
+        own = (span for span in run.spans if span.modules == run.modules)
+        yield from (_flow("s", span, run.begin) for span in own)
 
 
 def _node_slice(span: _Span) -> Event:
@@ -114,16 +108,16 @@ def _node_slice(span: _Span) -> Event:
     return _slice(node.short_name, node.kind, span.begin, span.end, known)
 
 
-def _slice(name: str, category: str, begin: int, end: int, facts: Event) -> Event:
+def _slice(name: str, category: str, begin: float, end: float, facts: Event) -> Event:
     times = {"ts": _us(begin), "dur": _us(end - begin)}
     return {"ph": "X", "name": name or category, "cat": category, **times, "args": facts}
 
 
-def _flow(phase: str, span: _Span, time: int) -> Event:
+def _flow(phase: str, span: _Span, time: float) -> Event:
     return {"ph": phase, "name": "launch", "cat": "flow", "id": span.flow, "ts": _us(time)}
 
 
-def _us(time_ns: int) -> float:
+def _us(time_ns: float) -> float:
     """Return microseconds that Perfetto, which truncates to nanoseconds, reads back exactly."""
     time = time_ns / 1000
     return time if int(time * 1000.0) == time_ns else math.nextafter(time, math.inf)

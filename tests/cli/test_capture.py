@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from graphkit.cli.models import (
+from graphkit.cli.targets import (
     TargetSelection,
     announce,
 )

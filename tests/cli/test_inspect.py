@@ -132,6 +132,8 @@ def test_a_record_without_graphs_is_refused_on_one_line(run, here):
         (("--mode", "decode", "--mode", "draft"), "--mode was given 2 times"),
         (("--mode", "nonsense"), "no mode 'nonsense'"),
         (("--batch-size", "3"), "no batch size 3"),
+        (("--topk", "2"), "--topk applies to a --checkpoint"),
+        (("--quantize", "fp8"), "--quantize applies to a --checkpoint"),
     ],
 )
 def test_an_option_that_does_not_apply_to_the_record_is_a_usage_error(run, saved, options, text):

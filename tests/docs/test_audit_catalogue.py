@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from graphkit import audit
-from graphkit.audit.bugs import Bug
+from graphkit.audit import bugs
 
 PAGE = Path(__file__).parents[2] / "docs" / "audits.md"
 
@@ -16,6 +16,9 @@ def literals(node):
         return {*literals(node.body), *literals(node.orelse)}
     if isinstance(node, ast.Tuple):
         return literals(node.elts[0])
+    if isinstance(node, ast.Name):
+        value = getattr(bugs, node.id, None)
+        return {value} if isinstance(value, str) else set()
     return {node.value} if isinstance(node, ast.Constant) and isinstance(node.value, str) else set()
 
 
@@ -34,7 +37,7 @@ def kinds_in(tree):
 def test_every_kind_of_finding_is_in_the_catalogue():
     files = Path(audit.__file__).parent.rglob("*.py")
     found = {kind for path in files for kind in kinds_in(ast.parse(path.read_text()))}
-    found |= {bug.kind for bug in Bug}
+    found |= {bug.kind for bug in bugs.Bug}
     described = re.findall(r"^([a-z -]+)\n: ", PAGE.read_text(), re.MULTILINE)
     assert len(described) == len({*described})
     assert {*described} == found

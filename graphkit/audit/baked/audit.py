@@ -26,6 +26,7 @@ from graphkit.audit.baked.host_changes import (
 from graphkit.audit.baked.recaptures import Baseline, Recaptures
 from graphkit.audit.baked.undeclared import UndeclaredNumbers
 from graphkit.records import count_of
+from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 
@@ -47,16 +48,16 @@ def audit_baked(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) 
     set_first_values(target)
     recaptures = Recaptures(target, runner)
     with recaptures.first_kept():
-        with log.check("baked", runner.mode.name) as check:
+        with log.check(Audit.BAKED, runner.mode.name) as check:
             baseline = _check_determinism(recaptures, check)
             is_deterministic = not check.findings
         for change in host_changes(target, runner, recaptures):
-            with log.check("baked", runner.mode.name) as check:
+            with log.check(Audit.BAKED, runner.mode.name) as check:
                 found = confirmed_differences(recaptures, baseline, change)
                 for size, differences in found.items():
                     report_change(check, change, differences, size, baseline.records[size])
                 check.text = f"changed {change.name}: {_counts(found, baseline)}"
-        with log.check("baked", runner.mode.name) as check:
+        with log.check(Audit.BAKED, runner.mode.name) as check:
             if target.group is not None:
                 check.text = "undeclared numbers: not searched on several ranks"
             elif not is_deterministic:

@@ -11,6 +11,7 @@ from typing import Any
 from graphkit.audit.audit_log import Check, argument_text
 from graphkit.audit.baked.host_changes import DifferencesBySize, HostChange
 from graphkit.audit.baked.undeclared import Candidate, comparable
+from graphkit.audit.bugs import BAKED_VALUE
 from graphkit.graphs.walk.capture_differences import CaptureDifference
 from graphkit.records import Node, count_of
 from graphkit.runners.host_numbers import HostNumber
@@ -46,7 +47,7 @@ def report_change(
     for first, *others in groups.values():
         more = f" The same holds for {count_of(len(others), 'more node')}." if others else ""
         check.report(
-            "baked value",
+            BAKED_VALUE,
             f"{_sentence(first, change, nodes)}{more}",
             **_place(first, nodes, size),
             advice=_STRUCTURE if first.what in ("kernel", "number of nodes") else _VALUE,
@@ -67,7 +68,7 @@ def report_followed(
         first, *others = comparable(differences)
         nodes = records[size]
         check.report(
-            "baked value",
+            BAKED_VALUE,
             f"`{number.name}` = {number.before!r} is frozen in {_frozen_in(number, first, nodes)}"
             f"{_more(others)}.",
             severity="note",

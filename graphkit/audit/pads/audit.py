@@ -24,6 +24,7 @@ from graphkit.audit.pads.sample_batches import SampleBatches, in_order
 from graphkit.audit.pads.variations import LiveBatch, Variation
 from graphkit.audit.ranks import on_any_rank
 from graphkit.records import count_of
+from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 from graphkit.verify import EqualStateRuns, Rounding, first_difference, live_sizes
@@ -46,7 +47,7 @@ def audit_pads(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -
     """
     with SampleBatches(target, runner) as samples:
         for size in runner.table:
-            with log.check("pads", runner.mode.name, size) as check:
+            with log.check(Audit.PADS, runner.mode.name, size) as check:
                 sizes = live_sizes(runner.table, size)
                 audits = [
                     _BatchAudit(LiveBatch(samples, size, live), log.tolerance) for live in sizes

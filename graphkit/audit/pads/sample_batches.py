@@ -24,10 +24,10 @@ from graphkit.verify.equal_state_runs import restorable_state
 from graphkit.verify.first_node import FirstNode, first_node, node_at
 from graphkit.verify.forward_trace import ForwardTrace, traced
 from graphkit.verify.live_rows import LiveRows, reordered_rows, same_rows
+from graphkit.verify.size_check import SEED
 
 Previous = tuple[Any, int]
 """A batch, and the captured size to replay it at."""
-_SEED = 40
 _POOLS = ("attention.kv_pool.", "attention.window_kv_pool.")
 
 
@@ -84,7 +84,7 @@ class SampleBatches:
 
     def draw(self, live: int, variant: int = 0) -> Any:
         """Return a batch of ``live`` requests, a different one for each variant."""
-        return self._target.batch(self.runner.mode, live, _SEED + live + 1000 * variant)
+        return self._target.batch(self.runner.mode, live, SEED + live + 1000 * variant)
 
     def requests(self, live: int, variant: int = 0) -> Requests:
         """Return the requests of ``draw(live, variant)``."""
@@ -162,14 +162,14 @@ class SampleBatches:
         """
         if previous is not None:
             self.leave(*previous)
+        strays: list[int] = []
+
+        def look(trace: ForwardTrace) -> None:
+            is_outside = None in trace.ops[-1].values
+            if not strays and is_outside and self.state.stray_write(runs.padded_batch):
+                strays.append(len(trace.ops) - 1)
+
         for call in count():
-            strays: list[int] = []
-
-            def look(trace: ForwardTrace, strays: list[int] = strays) -> None:
-                is_outside = None in trace.ops[-1].values
-                if not strays and is_outside and self.state.stray_write(runs.padded_batch):
-                    strays.append(len(trace.ops) - 1)
-
             with traced(self.runner.step, call, self.weights, look) as trace:
                 runs.padded()
             if strays:

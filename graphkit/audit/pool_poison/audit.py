@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from graphkit.audit.audit_log import AuditLog, Check, argument_text, row_facts
+from graphkit.audit.audit_log import AuditLog, Check, row_facts
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.pool_poison.effects import PoisonedReplays
+from graphkit.audit.pool_poison.findings import report_stale_read
 from graphkit.audit.pool_poison.memory import PoolMemory
 from graphkit.audit.pool_poison.ranges import (
     FILLS,
@@ -25,17 +26,19 @@ from graphkit.audit.pool_poison.ranges import (
     Range,
     ranges_to_fill,
     tensor_range,
+    unset_allocation,
     without,
 )
 from graphkit.audit.pool_poison.stale_reads import StaleRead, first_stale_read
 from graphkit.graphs import Allocation, StateSnapshot
 from graphkit.records import count_of
+from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.reachable_objects import walk_roots
 from graphkit.targets import CaptureTarget
 from graphkit.verify.equal_state_runs import restorable_state
+from graphkit.verify.size_check import SEED
 
-_SEED = 70
 _MOST = 8
 """Findings per graph."""
 _ADVICE = (
@@ -72,10 +75,10 @@ def audit_pool_poison(target: CaptureTarget, runner: Runner[Any, Any], log: Audi
     )
     for size in runner.table:
         with (
-            log.check("pool-poison", runner.mode.name, size) as check,
+            log.check(Audit.POOL_POISON, runner.mode.name, size) as check,
             StateSnapshot(restorable_state(runner), runner.device, memory.restore) as start,
         ):
-            batch = target.batch(runner.mode, min(size, runner.table.max_batch_size), _SEED)
+            batch = target.batch(runner.mode, min(size, runner.table.max_batch_size), SEED)
             replays = PoisonedReplays(runner, batch, size, memory, start)
             _Search(target, replays, live, check).run()
 
@@ -127,45 +130,19 @@ class _Search:
         is_live = self._replays.memory.block_at(address).is_live
         name = self._live.names([address])[0] if is_live else ""
         allocation = _allocation_at(address, is_live, self._own, self._all)
-        _report_stale_read(self._check, read, name, allocation)
+        effect = read.effect
+        report_stale_read(
+            self._check,
+            read.node,
+            read.argument,
+            allocation,
+            f"With {read.fill.text} there, {effect.text}",
+            name=name,
+            field=effect.field,
+            advice=_ADVICE,
+            **({} if effect.mismatch is None else row_facts(effect.mismatch)),
+        )
         return read.unit if allocation is None else (allocation.begin, allocation.end)
-
-
-def _report_stale_read(
-    check: Check, read: StaleRead, name: str, allocation: Allocation | None
-) -> None:
-    """Report a read of pool memory before it is written.
-
-    Args:
-        check: Receives the finding.
-        read: The read.
-        name: Where a live Python object holds the memory; empty if none does.
-        allocation: What allocated it during the capture, if it is known.
-    """
-    memory = f": `{name}`" if name else ""
-    if allocation is not None:
-        op = allocation.op.split("::")[-1].split(".")[0]
-        line = f" at {allocation.source}" if allocation.source else ""
-        memory += f"{',' if name else ': memory'} allocated by `{op}`{line}"
-    node, mismatch = read.node, read.effect.mismatch
-    reader = "a node, whose arguments do not point there,"
-    if node is not None:
-        reader = f"`{node.short_name}` (node {node.index})"
-        if read.argument is not None:
-            reader = argument_text(node, read.argument)
-    line = allocation.source if allocation is not None else ""
-    check.report(
-        "stale pool memory",
-        f"{reader} reads memory of the graph pool before any node writes it{memory}. With "
-        f"{read.fill.text} there, {read.effect.text}.",
-        node=node,
-        argument=read.argument,
-        field=read.effect.field,
-        names=(name,) if name else (),
-        cause="; ".join((line or name, *((node.module, node.source) if node else ()))),
-        advice=_ADVICE,
-        **({} if mismatch is None else row_facts(mismatch)),
-    )
 
 
 def _allocation_at(
@@ -179,19 +156,14 @@ def _allocation_at(
         own: Allocations of the captures of the graph that reads.
         others: Allocations of all graphs, in the order of their captures.
     """
-    if is_live:
-        return next(
-            (
-                allocation
-                for allocation in reversed(others)
-                if allocation.begin <= address < allocation.end
-            ),
-            None,
-        )
-    unset = (allocation for allocation in own if not allocation.is_initialised)
-    return next(
-        (allocation for allocation in unset if allocation.begin <= address < allocation.end), None
+    if not is_live:
+        return unset_allocation(address, own)
+    found = (
+        allocation
+        for allocation in reversed(others)
+        if allocation.begin <= address < allocation.end
     )
+    return next(found, None)
 
 
 def _device_segments(device: torch.device) -> list[Range]:

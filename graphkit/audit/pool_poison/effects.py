@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from graphkit.audit.audit_log import row_text
+from graphkit.audit.node_switches import ReplayGraph
 from graphkit.audit.object_snapshot import checksum
 from graphkit.audit.pool_poison.memory import PoolMemory
 from graphkit.audit.pool_poison.ranges import Poison, Range
@@ -76,23 +78,22 @@ class PoisonedReplays:
         changed = changed_state(self._state, self._batch, self.runner.sizes.page_size)
         return Effect(f"the state `{changed[0]}` differs", changed[0]) if changed else None
 
-    def image(self, poison: Poison, graph: Any, ignored: Range) -> list[int]:
+    def image(
+        self, poison: Poison, run: Callable[[ReplayGraph], object], ignored: Range
+    ) -> list[int]:
         """Return checksums of the memory and the state after another graph of the same step.
 
         Empty if the replay fails.
 
         Args:
             poison: What to overwrite before.
-            graph: The graph to replay, on the same memory.
+            run: Runs a graph on the same memory, by the function that it gets.
             ignored: Range of the pool that does not count.
         """
         try:
-            self._runs(poison).replay(graph)
+            run(self._runs(poison).replay)
         except Exception:
             return []
-        # A graph whose last nodes are off lets the stream go on before its last node that is on
-        # has ended (driver 580).
-        self.runner.backend.wait_for_device()
         for part in self.memory.parts([ignored]):
             part.zero_()
         blocks = [block.data for block in self.memory.blocks]

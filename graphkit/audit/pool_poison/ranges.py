@@ -132,13 +132,7 @@ def _float_ranges(
 
 def without(ranges: Iterable[Range], holes: Iterable[Range]) -> list[Range]:
     """Return what remains of each range outside of the holes."""
-    merged: list[Range] = []
-    for begin, end in sorted(holes):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        else:
-            merged.append((begin, end))
-    remaining = []
+    merged, remaining = joined(holes), []
     for begin, end in ranges:
         at = begin
         for hole in merged[bisect_right(merged, begin, key=lambda hole: hole[1]) :]:
@@ -150,6 +144,25 @@ def without(ranges: Iterable[Range], holes: Iterable[Range]) -> list[Range]:
         if at < end:
             remaining.append((at, end))
     return remaining
+
+
+def joined(ranges: Iterable[Range]) -> list[Range]:
+    """Return ranges in ascending order, those that touch or overlap as one."""
+    found: list[Range] = []
+    for begin, end in sorted(ranges):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((begin, end))
+    return found
+
+
+def unset_allocation(address: int, allocations: Iterable[Allocation]) -> Allocation | None:
+    """Return the uninitialised allocation of a capture that an address is in, if there is one."""
+    for allocation in allocations:
+        if not allocation.is_initialised and allocation.begin <= address < allocation.end:
+            return allocation
+    return None
 
 
 def tensor_range(tensor: torch.Tensor) -> Range:

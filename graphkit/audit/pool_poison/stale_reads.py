@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from graphkit.audit.node_switches import Incomparable, bisected, switches
 from graphkit.audit.pool_poison.effects import Effect, PoisonedReplays
 from graphkit.audit.pool_poison.ranges import Fill, Poison, Range
-from graphkit.graphs import Stage
 from graphkit.graphs.walk.node_order import execution_order
 from graphkit.records import Node
 
@@ -66,16 +66,15 @@ def _first_dependent(
     Replays the first nodes with the units before it overwritten, and again with the unit as well.
     Returns ``None`` if nodes cannot be left out.
     """
-    span = poison.unit(unit)
-    always_on = {node.index for node in nodes if node.module == Stage.REFRESH}
+    span, runner = poison.unit(unit), replays.runner
+    graph, wait = runner.graphs[replays.size], runner.backend.wait_for_device
     try:
-        with switches(replays.runner.graphs[replays.size], nodes) as switched:
+        with switches(graph, nodes, wait) as switched:
 
             def differ(count: int) -> bool:
-                switched.keep_first(count, always_on)
+                run = partial(switched.replay_first, count)
                 before, after = (
-                    replays.image(poison.first(units), switched.graph, span)
-                    for units in (unit, unit + 1)
+                    replays.image(poison.first(units), run, span) for units in (unit, unit + 1)
                 )
                 return before != after
 

@@ -7,12 +7,12 @@ from typing import Any
 from graphkit.audit.audit_log import AuditLog, requests_text
 from graphkit.audit.shadow.watch import ShadowWatch
 from graphkit.graphs import StateSnapshot
+from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 from graphkit.verify import live_sizes
 from graphkit.verify.equal_state_runs import restorable_state
-
-_SEED = 50
+from graphkit.verify.size_check import SEED
 
 
 def audit_shadow(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
@@ -24,7 +24,7 @@ def audit_shadow(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
         log: Receives checks and findings.
     """
     for size in runner.table:
-        with log.check("shadow", runner.mode.name, size) as check:
+        with log.check(Audit.SHADOW, runner.mode.name, size) as check:
             watch = ShadowWatch(
                 runner,
                 every=1,
@@ -35,7 +35,7 @@ def audit_shadow(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
             sizes = live_sizes(runner.table, size)
             with StateSnapshot(restorable_state(runner), runner.device), watch:
                 for live in sizes:
-                    batch = target.batch(runner.mode, live, _SEED + live)
+                    batch = target.batch(runner.mode, live, SEED + live)
                     runner.replay(batch, padded_batch_size=size)
             check.findings += watch.findings
             check.text = f"compared {requests_text(sizes)} with the padded and the unpadded step"

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from graphkit.audit.audit_log import Check, row_facts, row_text
-from graphkit.audit.bugs import Bug
+from graphkit.audit.bugs import BAKED_VALUE, Bug
 from graphkit.audit.padding_cause import Cause, padding_cause
 from graphkit.audit.shadow.divergence import Divergence, first_divergence
 from graphkit.records import Finding, Mismatch, count_of
+from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.verify import EqualStateRuns
 from graphkit.verify.forward_trace import Weights
@@ -34,7 +35,7 @@ class ShadowFindings:
 
     def __init__(self, runner: Runner[Any, Any], weights: Weights, *, bisect: bool) -> None:
         self._runner, self._weights, self._bisect = runner, weights, bisect
-        self._check = Check("shadow", runner.mode.name, 0)
+        self._check = Check(Audit.SHADOW, runner.mode.name, 0)
         self._reported: set[tuple[str, int, str]] = set()
 
     @property
@@ -55,7 +56,7 @@ class ShadowFindings:
         for value in found:
             values = {"before": value.before, "after": value.after, "names": (value.name,)}
             facts = {**values, "argument": value.argument, "node": value.node}
-            self._report("baked value", runs, value.name, value.text, _FROZEN, **facts)
+            self._report(BAKED_VALUE, runs, value.name, value.text, _FROZEN, **facts)
         return bool(found)
 
     def report_wrong_row(self, runs: EqualStateRuns, wrong: Mismatch) -> None:

@@ -10,18 +10,24 @@ difference beyond rounding shows that a node computes something else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
-from graphkit.audit.node_switches import Incomparable, Nodes, bisected, switches
+from graphkit.audit.node_switches import (
+    Incomparable,
+    Nodes,
+    ReplayGraph,
+    bisected,
+    recorded_ops,
+    switches,
+)
 from graphkit.audit.object_snapshot import checksum
-from graphkit.graphs import Stage
 from graphkit.graphs.operations import arguments_written
 from graphkit.graphs.pool_memory import UNINITIALISED, device_bytes
-from graphkit.graphs.recorded_graph import RecordedGraph
 from graphkit.graphs.recorded_op import RecordedOp, replay_context
 from graphkit.records import Argument
 
@@ -35,7 +41,7 @@ _ROUNDINGS = {4: 64, 2: 4}
 """Rounding errors of a sum of products by item size. In two bytes only the result is rounded."""
 
 
-def first_result_difference(graph: Any, new: Any, replay: Callable[[Any], object]) -> int | None:
+def first_result_difference(graph: Any, new: Any, replay: ReplayGraph) -> int | None:
     """Return the index of the first operation whose results differ between two graphs.
 
     Ignores results that differ between two replays of the first graph, too: the refresh counts
@@ -57,10 +63,8 @@ class _CheckedReplay:
     """A captured graph that keeps the checksums of each operation's results."""
 
     def __init__(self, graph: Any) -> None:
-        graphs: Sequence[RecordedGraph] = getattr(graph, "graphs", (graph,))
-        self.output = graph.output
+        self.output, self._ops = graph.output, recorded_ops(graph)
         self.checksums: list[list[int]] = []
-        self._ops = [op for part in graphs for op in part.ops]
 
     def replay(self) -> None:
         """Run every operation; see ``RecordedGraph.replay``."""
@@ -80,7 +84,7 @@ def written_tensors(op: RecordedOp) -> Iterator[torch.Tensor]:
 def first_memory_difference(
     graphs: tuple[Any, Any],
     nodes: tuple[Nodes, Nodes],
-    replay: Callable[[Any], object],
+    replay: ReplayGraph,
     device: torch.device,
     dtype: torch.dtype | None = None,
 ) -> int | None:
@@ -101,21 +105,17 @@ def first_memory_difference(
     """
     if [node.name for node in nodes[0]] != [node.name for node in nodes[1]]:
         raise Incomparable("the two captures have different nodes")
-    always_on = {node.index for node in nodes[1] if node.module == Stage.REFRESH}
-    pools = _Pools(*nodes, device)
+    pools, wait = _Pools(*nodes, device), partial(torch.cuda.synchronize, device)
     with pools.preserved(), ExitStack() as stack:
         switched = [
-            stack.enter_context(switches(*captured)) for captured in zip(graphs, nodes, strict=True)
+            stack.enter_context(switches(graph, nodes[1], wait))  # the nodes that have modules
+            for graph in graphs
         ]
 
         def differ(count: int) -> bool:
             pools.clear()
             for switch in switched:
-                switch.keep_first(count, always_on)
-                replay(switch.graph)
-                # A graph whose last nodes are off lets the stream go on before its last node that
-                # is on has ended (driver 580, seen on a busy device).
-                torch.cuda.synchronize(device)
+                switch.replay_first(count, replay)
             return pools.differ(dtype)
 
         return bisected(differ, len(nodes[1]))

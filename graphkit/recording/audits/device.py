@@ -80,7 +80,9 @@ class CudaDevice:
 
     def segments(self) -> Segments:
         """Return the segments of torch's allocator on this device."""
-        return [each for each in torch.cuda.memory_snapshot() if each["device"] == self.index]
+        return [
+            segment for segment in torch.cuda.memory_snapshot() if segment["device"] == self.index
+        ]
 
     def is_mapped(self, address: int) -> bool:
         """Return whether device memory is mapped at an address; reading other memory faults."""
@@ -136,7 +138,7 @@ class CudaDevice:
         """Return the states of the device's default generator and of others."""
         return [
             torch.cuda.get_rng_state(self.torch_device),
-            *(each.get_state() for each in generators),
+            *(generator.get_state() for generator in generators),
         ]
 
     def set_random_states(

@@ -135,17 +135,6 @@ def active_ranges(segments: Segments, pool: PoolId) -> list[Range]:
     ]
 
 
-def joined(ranges: Iterable[Range]) -> list[Range]:
-    """Return ranges in ascending order, those that touch or overlap as one."""
-    found: list[Range] = []
-    for begin, end in sorted(ranges):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        else:
-            found.append((begin, end))
-    return found
-
-
 def first_node_in(nodes: Sequence[Node], span: Range) -> tuple[Node | None, int | None]:
     """Return the first node that points into a range, and the argument that does."""
     for node in nodes:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from graphkit.recording.audits.followed_graph import FollowedGraph, first_node_in
+from graphkit.recording.audits.followed_graph import FollowedGraph
 from graphkit.recording.audits.pointers import Blocks
 from graphkit.recording.audits.watched_memory import chunk_sums
 from graphkit.recording.fingerprints import Fingerprint, GraphPrint, MemoryPrint
@@ -28,12 +29,11 @@ def fingerprint_of_graphs(device: Any, graphs: Sequence[FollowedGraph]) -> Finge
     for followed in graphs:
         graph = followed.graph()
         record = device.inspect(graph, None, followed.name)
-        memory = {}
+        memory, readers = {}, _Readers(followed.record.nodes)
         for begin, end, kind, name in _memory(followed):
             if (begin, end) not in sums:
                 sums[begin, end] = _checksum(device, blocks, begin, end)
-            node, _ = first_node_in(followed.record.nodes, (begin, end))
-            memory[begin] = MemoryPrint(kind, name, *sums[begin, end], _reader(node))
+            memory[begin] = MemoryPrint(kind, name, *sums[begin, end], readers.first(begin, end))
         nodes = tuple((node.short_name, _node_hash(node)) for node in record.nodes)
         prints[followed.name] = GraphPrint(nodes, memory)
     return Fingerprint(prints, sum(followed.replays for followed in graphs))
@@ -41,7 +41,7 @@ def fingerprint_of_graphs(device: Any, graphs: Sequence[FollowedGraph]) -> Finge
 
 def _memory(followed: FollowedGraph) -> Iterator[tuple[int, int, str, str]]:
     """Yield begin, end, kind and name of the memory that must last between replays."""
-    for memory in {each.begin: each for each in followed.memories.values()}.values():
+    for memory in {memory.begin: memory for memory in followed.memories.values()}.values():
         yield memory.begin, memory.end, "weight" if memory.is_weight else "tensor", memory.name
     for begin, end in followed.kept:
         yield begin, end, "pool", f"pool {begin:#x} to {end:#x}"
@@ -70,8 +70,24 @@ def _node_hash(node: Node) -> str:
     return f"{zlib.crc32(repr((plain, arguments)).encode()):08x}"
 
 
-def _reader(node: Node | None) -> str:
-    if node is None:
-        return ""
-    line = f" at {node.source}" if node.source else ""
-    return f"`{node.short_name}` (node {node.index}){line}"
+class _Readers:
+    """The nodes that point to memory, by address."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = nodes
+        self._places = sorted(
+            (pointer.address, place)
+            for place, node in enumerate(nodes)
+            for argument in node.arguments
+            for pointer in argument.pointers
+        )
+
+    def first(self, begin: int, end: int) -> str:
+        """Return the first node that points into a range, with its line; empty if none does."""
+        inside = slice(*(bisect_left(self._places, (address, 0)) for address in (begin, end)))
+        place = min((place for _, place in self._places[inside]), default=None)
+        if place is None:
+            return ""
+        node = self._nodes[place]
+        line = f" at {node.source}" if node.source else ""
+        return f"`{node.short_name}` (node {node.index}){line}"

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from graphkit.audit.audit_log import Check, argument_text
+from graphkit.audit.bugs import FREED_MEMORY
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.recording.audits.device import PoolId, Segments
 from graphkit.recording.audits.followed_graph import (
@@ -89,7 +90,7 @@ def check_capture(
         check: Receives the findings.
     """
     references = list(followed.references())
-    addresses = [each.pointer.address for each in references if each.is_set]
+    addresses = [reference.pointer.address for reference in references if reference.is_set]
     followed.memories.update(known.find(addresses, live, blocks.at))
     counts: Counter[str] = Counter()
     for reference in references:
@@ -131,7 +132,7 @@ def _check_reference(
         return "other pool"
     size = f"block of {block.end - block.begin:,} bytes"
     text = f"points to memory that was freed before the capture ended ({size})."
-    _report(check, reference, "freed memory", text, _FREED_ADVICE)
+    _report(check, reference, FREED_MEMORY, text, _FREED_ADVICE)
     return "freed"
 
 
@@ -177,7 +178,7 @@ def check_references(followed: FollowedGraph, blocks: Blocks | None, check: Chec
         if is_gone and _was_allocated(reference.pointer):
             what = "was freed since the capture" if block else "is no longer mapped"
             text = f"points to memory without a tensor that {what}."
-            _report(check, reference, "freed memory", text, _FREED_ADVICE)
+            _report(check, reference, FREED_MEMORY, text, _FREED_ADVICE)
     if blocks is not None:
         _check_pool(followed, blocks, check)
     check.text = f"{count_of(checked, 'address')} outside of the graph's pool"
@@ -191,7 +192,7 @@ def _check_pool(followed: FollowedGraph, blocks: Blocks, check: Check) -> None:
         node, argument = first_node_in(followed.record.nodes, span)
         what = "a node" if node is None or argument is None else argument_text(node, argument)
         check.report(
-            "freed memory",
+            FREED_MEMORY,
             f"{what} points to memory of the graph's pool that is no longer mapped.",
             node=node,
             argument=argument,
@@ -220,14 +221,14 @@ def _check_memory(
         _report(check, reference, kind, text, _REPLACED_ADVICE, severity, **facts)
     elif memory.is_freed:
         text = f"points to the memory of a tensor that was freed since the capture ({what})."
-        _report(check, reference, "freed memory", text, _FREED_ADVICE, **facts)
+        _report(check, reference, FREED_MEMORY, text, _FREED_ADVICE, **facts)
     elif (
         blocks is not None
         and reference.pointer.memory != "host"
         and not blocks.is_mapped(memory.begin)
     ):
         text = f"points to the memory of a tensor that is no longer mapped ({what})."
-        _report(check, reference, "freed memory", text, _UNMAPPED_ADVICE, **facts)
+        _report(check, reference, FREED_MEMORY, text, _UNMAPPED_ADVICE, **facts)
 
 
 def _was_allocated(pointer: Pointer) -> bool:

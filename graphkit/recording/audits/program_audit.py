@@ -7,24 +7,21 @@ Python call.
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
-from graphkit.audit.audit_log import AuditLog, Check
-from graphkit.audit.causes import merged_by_cause
 from graphkit.audit.live_tensors import LiveTensors
-from graphkit.graphs import Attribution, caller_line
-from graphkit.graphs.capture_failure import describe_exception
+from graphkit.audit.pool_poison.ranges import Range
+from graphkit.graphs import Attribution
 from graphkit.graphs.streams import ONE_STREAM_ADVICE
 from graphkit.recording.audit_files import AuditFileWriter
 from graphkit.recording.audit_options import AuditOptions
-from graphkit.recording.audits.device import CudaDevice
+from graphkit.recording.audits.checked_memory import Limits
+from graphkit.recording.audits.device import CudaDevice, PoolId
 from graphkit.recording.audits.faults import replay_by_node, report_fault
 from graphkit.recording.audits.followed_graph import (
     DEFAULT_POOL,
@@ -33,10 +30,12 @@ from graphkit.recording.audits.followed_graph import (
     pool_id,
 )
 from graphkit.recording.audits.pointers import Blocks, check_capture, check_references
-from graphkit.recording.audits.stale_memory import Limits, NotChecked, StaleMemoryCheck
+from graphkit.recording.audits.process_report import ProcessReport, failure_text
+from graphkit.recording.audits.stale_memory import StaleMemoryCheck
 from graphkit.recording.audits.static_memory import StaticMemories
-from graphkit.records import AuditCheck, AuditReport, Finding, count_of
-from graphkit.records.audit import SEVERITIES
+from graphkit.recording.capture_observers import CaptureObserver
+from graphkit.records import AuditReport, count_of
+from graphkit.records.audit import Audit
 
 Replay = Callable[[Any], object]
 """Replays a ``CUDAGraph``, as its method does without the audit."""
@@ -49,6 +48,9 @@ class ProgramAudit:
         options: What to check.
         writer: Receives the report after each check; ``None`` keeps it in memory.
         current_device: Returns the device of the current thread.
+
+    Attributes:
+        results: What was checked and found so far.
     """
 
     def __init__(
@@ -69,12 +71,10 @@ class ProgramAudit:
         self._most_graphs = 1
         self._names: Counter[str] = Counter()
         self._memories = StaticMemories()
-        self._checks: dict[tuple[str, str], AuditCheck] = {}
-        self._findings: list[Finding] = []
-        self._reported: set[tuple[object, ...]] = set()
         self._num_captures = 0
         self._fault = False
         self._device: Any = None
+        self.results = ProcessReport(self._writer, lambda: self._device or self.current_device())
 
     # Captures.
 
@@ -95,7 +95,7 @@ class ProgramAudit:
         graph: Any,
         attribution: Attribution | None,
         captured_at: str,
-        active_before: Sequence[tuple[tuple[int, int], tuple[int, int]]],
+        active_before: Sequence[tuple[PoolId, Range]],
     ) -> FollowedGraph:
         """Follow a graph that was just captured, and check its pointers.
 
@@ -125,7 +125,7 @@ class ProgramAudit:
             self._graphs = list(self.graphs)
             self._most_graphs = 2 * len(self._graphs) + 1
         self._graphs.append(followed)
-        with _Checked(self, "pointers", name) as check:
+        with self.results.check(Audit.POINTERS, name) as check:
             blocks = Blocks(segments, device.is_mapped)
             check_capture(followed, blocks, LiveTensors(), self._memories, check)
         return followed
@@ -165,7 +165,7 @@ class ProgramAudit:
         blocks = Blocks(device.segments(), device.is_mapped) if is_full else None
         followed.is_checked_next = False
         self._schedule(followed)
-        with _Checked(self, "pointers", followed.name) as check:
+        with self.results.check(Audit.POINTERS, followed.name) as check:
             check_references(followed, blocks, check)
         if self._options.node_by_node == (followed.name, number):
             self._replay_by_node(followed, graph, replay)
@@ -191,32 +191,32 @@ class ProgramAudit:
         stale = StaleMemoryCheck(device, followed, graph, lambda: replay(graph), limits)
         problem = ""
         try:
-            with _Checked(self, "pool-poison", followed.name) as check:
+            with self.results.check(Audit.POOL_POISON, followed.name) as check:
                 try:
                     stale.prepare()
                 except Exception as error:
-                    problem = check.text = f"not checked: {_reason(error)}"
+                    problem = check.text = f"not checked: {failure_text(error)}"
             replay(graph)
             if not problem:
                 # ``prepare`` has waited for all earlier work.
                 is_failed = self._note_fault(f"replay {followed.replays} failed", followed)
-                with _Checked(self, "pool-poison", followed.name) as check:
+                with self.results.check(Audit.POOL_POISON, followed.name) as check:
                     try:
                         check.text = "not checked: the replay failed"
                         if not is_failed:
                             stale.run(check)
                     except Exception as error:
-                        check.text = f"not checked: {_reason(error)}"
+                        check.text = f"not checked: {failure_text(error)}"
         finally:
             with suppress(Exception):
                 stale.close()
         if followed.replays == 1:
-            with _Checked(self, "launch") as check:
+            with self.results.check(Audit.LAUNCH) as check:
                 used = count_of(device.num_streams(), "stream")
                 check.text = f"{used} in use; {ONE_STREAM_ADVICE}"
 
     def _replay_by_node(self, followed: FollowedGraph, graph: Any, replay: Replay) -> None:
-        with _Checked(self, "fault", followed.name) as check:
+        with self.results.check(Audit.FAULT, followed.name) as check:
             self._fault = replay_by_node(
                 self.current_device(), followed, graph, lambda: replay(graph), check
             )
@@ -231,7 +231,7 @@ class ProgramAudit:
         error = self._device.fault()
         if error and not self._fault:
             self._fault = True
-            with _Checked(self, "fault", followed.name if followed else "") as check:
+            with self.results.check(Audit.FAULT, followed.name if followed else "") as check:
                 report_fault(text, error, check)
             if followed is not None and self._writer is not None:
                 self._writer.write_fault(followed.name, followed.replays)
@@ -251,134 +251,54 @@ class ProgramAudit:
         with self._lock:
             blocks = Blocks(device.segments(), device.is_mapped)
             for followed in self.graphs:
-                with _Checked(self, "pointers", followed.name) as check:
+                with self.results.check(Audit.POINTERS, followed.name) as check:
                     check_references(followed, blocks, check)
-        return self.report()
+        return self.results.report()
 
     @property
     def graphs(self) -> Sequence[FollowedGraph]:
         """The graphs that the program still has."""
         return [followed for followed in self._graphs if followed.is_alive]
 
-    def report(self) -> AuditReport:
-        """Return what was checked and found so far in this process, one finding per cause."""
-        device = self._device or self.current_device()
-        return AuditReport(
-            target=" ".join(sys.orig_argv),
-            backend=device.backend,
-            environment=device.environment(),
-            checks=tuple(self._checks.values()),
-            findings=merged_by_cause(self._findings),
-        )
-
     def end(self) -> None:
         """Report a fault that no replay was found for, and write the report."""
         if any(followed.replays for followed in self._graphs):
             self._note_fault("a replay or other work failed, it is not known which")
-        if self._checks:
-            self._write(at_end=True)
-
-    # Findings.
-
-    def add(self, log: AuditLog) -> None:
-        """Add a finished check: repeated ones become one, and findings are reported once."""
-        new = []
-        for finding in log.findings:
-            key = (finding.audit, finding.mode, finding.kind, finding.node, finding.argument)
-            if key not in self._reported:
-                self._reported.add(key)
-                new.append(finding)
-        self._findings += new
-        for check in log.checks:
-            graph = check.audit, check.mode
-            before = self._checks.get(graph)
-            self._checks[graph] = check if before is None else _added(before, check, len(new))
-        self._write(at_end=bool(new))
-
-    def add_finding(self, finding: Finding) -> None:
-        """Add a finding of a check that is no replay's, such as a comparison of fingerprints."""
-        self._findings.append(finding)
-        self._write(at_end=True)
-
-    def _write(self, *, at_end: bool) -> None:
-        if self._writer is None or (not at_end and not self._writer.is_due()):
-            return
-        report = self.report()
-        # Parts of several processes are merged by cause once more, from single findings.
-        self._writer.write(replace(report, findings=tuple(self._findings)))
+        self.results.end()
 
 
-class _Checked:
-    """One check; an error in it becomes its summary, and it is added when the block ends."""
-
-    def __init__(self, audit: ProgramAudit, name: str, graph: str = "") -> None:
-        self._audit, self._log = audit, AuditLog()
-        self._context = self._log.check(name, graph)
-
-    def __enter__(self) -> Check:
-        self._check = self._context.__enter__()
-        return self._check
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        is_handled = isinstance(error, Exception)
-        if error is not None:
-            self._check.text = f"not checked: {_reason(error)}"
-        self._context.__exit__(None, None, None)
-        self._audit.add(self._log)
-        return is_handled
-
-
-class FollowedCapture:
-    """Observes one capture; see ``hooks.observe_captures``.
+class FollowedCapture(CaptureObserver):
+    """Hands a finished graph to the audit.
 
     Args:
-        audit: The audit of this process.
+        program: The audit of this process.
     """
 
-    def __init__(self, audit: ProgramAudit) -> None:
-        self._audit = audit
-        self._attribution: Attribution | None = None
-        self._captured_at = ""
-        self._active: list[tuple[tuple[int, int], tuple[int, int]]] = []
+    def __init__(self, program: ProgramAudit) -> None:
+        super().__init__()
+        self._program = program
+        self._active: list[tuple[PoolId, Range]] = []
 
     def before_begin(self) -> None:
-        """Note the line that captures and the memory that is in use, before the stream captures."""
-        self._attribution = Attribution()
-        self._captured_at = caller_line()
-        for segment in self._audit.current_device().segments():
+        """Note also the memory that is in use."""
+        super().before_begin()
+        for segment in self._program.current_device().segments():
             pool = pool_id(segment)
             if pool != DEFAULT_POOL:
                 self._active += [(pool, span) for span in active_ranges([segment], pool)]
 
     def after_begin(self) -> None:
-        """Start to attribute nodes."""
-        self._audit.capture_began()
-        if self._attribution is not None:
-            self._attribution.__enter__()
+        """Let nothing wait for the device meanwhile."""
+        self._program.capture_began()
+        super().after_begin()
 
     def before_end(self) -> None:
-        """Stop attributing nodes, while the stream still captures."""
-        self._audit.capture_ended()
-        if self._attribution is not None:
-            self._attribution.__exit__()
+        """Allow checks again."""
+        self._program.capture_ended()
+        super().before_end()
 
     def after_end(self, graph: Any) -> None:
         """Follow the graph."""
-        followed = self._audit.follow(graph, self._attribution, self._captured_at, self._active)
-        graph._graphkit_followed = followed
-
-
-def _added(before: AuditCheck, check: AuditCheck, new_findings: int) -> AuditCheck:
-    """Return two checks of a graph as one: the later text, and findings and times of both."""
-    severities = [severity for severity in (before.severity, check.severity) if severity]
-    return replace(
-        check,
-        findings=before.findings + new_findings,
-        severity=min(severities, key=SEVERITIES.index, default=""),
-        seconds=before.seconds + check.seconds,
-        text=check.text or before.text,
-    )
-
-
-def _reason(error: BaseException) -> str:
-    return str(error) if isinstance(error, NotChecked) else describe_exception(error)
+        graph._graphkit_followed = self._program.follow(
+            graph, self.attribution, self.captured_at, self._active
+        )

@@ -10,29 +10,33 @@ memory and all random numbers are as the program's own replay left them.
 from __future__ import annotations
 
 import time
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from graphkit.audit.audit_log import Check, argument_text
+from graphkit.audit.audit_log import Check
 from graphkit.audit.launch import report_launch_time
-from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.node_switches import bisected
+from graphkit.audit.pool_poison.findings import report_stale_read
 from graphkit.audit.pool_poison.memory import PoolMemory
-from graphkit.audit.pool_poison.ranges import FILLS, Poison, Range, ranges_to_fill, without
-from graphkit.graphs import Allocation, PoolBlock
+from graphkit.audit.pool_poison.ranges import (
+    FILLS,
+    Poison,
+    Range,
+    ranges_to_fill,
+    unset_allocation,
+    without,
+)
+from graphkit.graphs import PoolBlock
 from graphkit.graphs.launch_cost import REPETITIONS
 from graphkit.graphs.walk.node_order import execution_order
+from graphkit.recording.audits.checked_memory import Limits, NotChecked, checked_memory, mib
 from graphkit.recording.audits.followed_graph import (
     FollowedGraph,
     first_node_in,
-    joined,
-    pool_id,
 )
 from graphkit.recording.audits.watched_memory import CHUNK, WatchedMemory
 from graphkit.records import GraphRecord, count_of
@@ -48,31 +52,10 @@ _REPEATABLE = (
 """Kinds of nodes that may run more often than the program asked for."""
 _COLLECTIVES = ("nccl", "nvshmem", "allreduce", "all_reduce", "allgather", "all_gather", "multimem")
 """Parts of the names of kernels that wait for other processes."""
-_LEAST_BYTES = 1 << 29
-"""Memory that checksums take for temporary tensors."""
-_HOST_BYTES = 64 << 20
-"""Largest range of pinned memory that is restored as a whole."""
 _ADVICE = (
     "Write the memory in the captured code before it is read, for example with zeros instead of "
     "empty, or allocate and fill it before the capture and keep a reference to it."
 )
-
-
-class NotChecked(Exception):  # noqa: N818 - its text becomes the summary of a check
-    """A replay cannot be repeated. The text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a check may cost.
-
-    Attributes:
-        seconds: Time.
-        num_bytes: Memory for copies.
-    """
-
-    seconds: float
-    num_bytes: int
 
 
 def refusal(record: GraphRecord, num_ranks: int) -> str:
@@ -132,38 +115,9 @@ class StaleMemoryCheck:
         device.synchronize()
         self._began = time.perf_counter()
         self._exits.enter_context(device.own_memory())
-        segments = [
-            segment
-            for segment in device.segments()
-            if (segment["active_size"] or pool_id(segment) == followed.pool)
-            and device.is_mapped(int(segment["address"]))
-        ]
-        live = LiveTensors()
-        scratch = followed.scratch(segments, live.storages())
-        del live  # its references would keep tensors alive
-        mapped = joined(_span(segment) for segment in segments)
-        foreign, host = self._foreign_ranges(mapped), self._host_ranges()
-        parts = [device.device_bytes(*span) for span in (*without(mapped, scratch), *foreign)]
-        parts += [device.host_bytes(*span) for span in host]
         limit = min(self._limits.num_bytes, device.free_bytes() // 2)
-        if limit < _LEAST_BYTES:
-            raise NotChecked(f"a check may use {_mib(limit)}, and needs {_mib(_LEAST_BYTES)}")
-        size = sum(end - begin for begin, end in scratch)
-        if 2 * size > limit:
-            raise NotChecked(
-                f"the pool has {_mib(size)} of scratch memory, more than half of the {_mib(limit)} "
-                "that the check may use"
-            )
-        blocks = [
-            (block["address"], block["address"] + block["size"])
-            for segment in segments
-            for block in segment["blocks"]
-        ]
-        blocks += [*foreign, *host]
-        self._room = limit - 2 * size
-        copied = list(_copied(parts, blocks, self._room // 2))
-        self._scratch_ranges, self._mapped = scratch, mapped
-        self._memory = WatchedMemory(parts, copied)
+        self._checked = checked = checked_memory(device, followed, limit)
+        self._memory = WatchedMemory(checked.parts, checked.copied)
         self._before_random = device.random_states(followed.generators)
 
     def run(self, check: Check) -> None:
@@ -175,14 +129,14 @@ class StaleMemoryCheck:
         device = self._device
         device.synchronize()
         self._after_random = device.random_states(self._followed.generators)
-        limit = self._room // 4  # copies of the state after it, and of what repetitions write
+        limit = self._checked.room // 4  # copies of the state after it, and what repetitions write
         written = self._memory.note_replay(limit)
         if written > limit:
-            raise NotChecked(f"it writes {_mib(written)}, too much to copy and restore")
+            raise NotChecked(f"it writes {mib(written)}, too much to copy and restore")
         scratch = [
-            PoolBlock(device.device_bytes(*span), is_live=False) for span in self._scratch_ranges
+            PoolBlock(device.device_bytes(*span), is_live=False) for span in self._checked.scratch
         ]
-        self._scratch = PoolMemory(scratch, self._mapped if scratch else ())
+        self._scratch = PoolMemory(scratch, self._checked.mapped if scratch else ())
         try:
             self._search(check)
             self._measure_launch(check)
@@ -223,7 +177,7 @@ class StaleMemoryCheck:
                 poison = replace(poison, ranges=tuple(without(poison.ranges, kept)))
         check.text = (
             f"overwrote {count_of(tested, 'byte')} of scratch memory between replays; compared "
-            f"{_mib(len(self._memory.written) * CHUNK)} that the graph writes"
+            f"{mib(len(self._memory.written) * CHUNK)} that the graph writes"
         )
 
     def _effect(self, poison: Poison, baseline: dict[Any, torch.Tensor]) -> int | None:
@@ -259,7 +213,7 @@ class StaleMemoryCheck:
 
     def _report(self, check: Check, poison: Poison, span: Range, address: int) -> Range:
         """Report a read, and return the range of the memory that it reads from."""
-        allocation = _allocation_at(span[0], self._followed.allocations)
+        allocation = unset_allocation(span[0], self._followed.allocations)
         around = span if allocation is None else (allocation.begin, allocation.end)
         nodes = list(execution_order(self._followed.record.nodes))
         block = next(
@@ -268,22 +222,14 @@ class StaleMemoryCheck:
         node, argument = first_node_in(nodes, around)
         if node is None and block is not None:
             node, argument = first_node_in(nodes, (block.begin, span[1]))
-        reader = "a node, whose arguments do not point there,"
-        if node is not None and argument is not None:
-            reader = argument_text(node, argument)
-        memory = ""
-        if allocation is not None:
-            line = f" at {allocation.source}" if allocation.source else ""
-            memory = f": memory allocated by `{allocation.op.split('::')[-1].split('.')[0]}`{line}"
         changed = self._name_at(address)
-        check.report(
-            "stale pool memory",
-            f"{reader} reads memory of the graph's pool before any node writes it{memory}. With "
-            f"{poison.fill.text} there, {changed} differs from a replay after another replay.",
-            node=node,
-            argument=argument,
+        report_stale_read(
+            check,
+            node,
+            argument,
+            allocation,
+            f"With {poison.fill.text} there, {changed} differs from a replay after another replay",
             field=changed.strip("`"),
-            cause=f"{allocation.source if allocation else ''}; {node.source if node else ''}",
             advice=_ADVICE,
         )
         return around
@@ -321,81 +267,8 @@ class StaleMemoryCheck:
         if changed:
             check.report(
                 "state not restored",
-                f"{_mib(changed * CHUNK)} of memory differ after the check: repeated replays wrote "
+                f"{mib(changed * CHUNK)} of memory differ after the check: repeated replays wrote "
                 "memory that the program's replay did not write. Results of the program may differ "
                 "from a run without the audit.",
                 advice="Audit this program without --every, and report the graph.",
             )
-
-    def _foreign_ranges(self, mapped: Sequence[Range]) -> list[Range]:
-        """Return the device memory outside of torch's allocator that the graph points to."""
-        found = []
-        for reference in self._followed.references():
-            pointer = reference.pointer
-            if pointer.memory == "host" or _contains(mapped, pointer.address):
-                continue
-            span = self._device.allocation_at(pointer.address)
-            if span is None or not self._device.is_mapped(span[0]):
-                if not reference.is_set:
-                    continue
-                raise NotChecked(
-                    f"node {reference.node.index} points to memory whose size is unknown"
-                )
-            found.append((span[0] // 8 * 8, span[1] // 8 * 8))
-        return without(joined(found), mapped)
-
-    def _host_ranges(self) -> list[Range]:
-        """Return the pinned host memory that the graph points to."""
-        found = []
-        for reference in self._followed.references():
-            if reference.pointer.memory != "host" or not reference.is_set:
-                continue
-            span = self._device.allocation_at(reference.pointer.address)
-            if span is None or span[1] - span[0] > _HOST_BYTES:
-                raise NotChecked(
-                    f"node {reference.node.index} points to host memory that is too large to copy"
-                )
-            found.append(span)
-        return joined(found)
-
-
-def _copied(
-    parts: Sequence[torch.Tensor], blocks: Sequence[Range], max_bytes: int
-) -> Iterator[list[Range]]:
-    """Yield the ranges of each part to copy: small blocks first, until ``max_bytes`` are reached.
-
-    Small blocks hold inputs and state, the largest ones weights and caches.
-    """
-    sizes = sorted(end - begin for begin, end in blocks)
-    # A block that begins within a chunk needs one more.
-    totals = accumulate(size + CHUNK for size in sizes)
-    fitting = [size for size, total in zip(sizes, totals, strict=True) if total <= max_bytes]
-    largest = fitting[-1] if fitting else 0
-    small = joined(span for span in blocks if span[1] - span[0] <= largest)
-    for part in parts:
-        first = part.data_ptr()
-        end = first + len(part)
-        at = bisect_right(small, first, key=lambda span: span[1])
-        inside = small[at : bisect_left(small, end, key=lambda span: span[0])]
-        yield [(max(span[0], first) - first, min(span[1], end) - first) for span in inside]
-
-
-def _allocation_at(address: int, allocations: Sequence[Allocation]) -> Allocation | None:
-    """Return the uninitialised allocation of the capture that an address is in."""
-    for allocation in allocations:
-        if not allocation.is_initialised and allocation.begin <= address < allocation.end:
-            return allocation
-    return None
-
-
-def _contains(ranges: Sequence[Range], address: int) -> bool:
-    return any(begin <= address < end for begin, end in ranges)
-
-
-def _span(segment: Any) -> Range:
-    begin = int(segment["address"])
-    return begin, begin + int(segment["total_size"])
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 20):,.1f} MiB"

@@ -21,6 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.graphs.tracked_objects import find_objects, find_referrers
+from graphkit.records import tensor_text
 
 _UNKNOWN = object()
 """In the place of a block, for an address that was not searched."""
@@ -138,7 +139,7 @@ class StaticMemories:
                 self._without_storage[address] = block
         if new:
             # Memory of a storage that is gone may be in the middle of another one by now.
-            known = {begin: each for begin, each in self._known.items() if not each.is_freed}
+            known = {begin: memory for begin, memory in self._known.items() if not memory.is_freed}
             self._known = known | dict(_described(new))
             self._begins = sorted(self._known)
         found = {address: self._at(address) for address in addresses}
@@ -166,12 +167,12 @@ def _described(
         return
     weights = _weight_holders(set(tensors))
     attributes = _attribute_holders(
-        [each for begin, views in tensors.items() if begin not in weights for each in views]
+        [view for begin, views in tensors.items() if begin not in weights for view in views]
     )
     for begin, views in tensors.items():
         storage, is_weight = views[0].untyped_storage(), begin in weights
         held = weights[begin] if is_weight else []
-        held = held or [holder for each in views for holder in attributes.get(id(each), ())]
+        held = held or [holder for view in views for holder in attributes.get(id(view), ())]
         shape = held[0].shape if held else _shape(views[0])
         yield (
             begin,
@@ -211,19 +212,21 @@ def _attribute_holders(tensors: list[torch.Tensor]) -> dict[int, list[Holder]]:
         return {}
     wanted = {id(tensor) for tensor in tensors}
     # Without lists: those of this function would refer to each other and keep the tensors.
-    referrers = [each for each in find_referrers(tensors) if type(each) not in (list, tuple)]
-    owners = [each for each in referrers if type(each) is not dict]
+    referrers = [
+        referrer for referrer in find_referrers(tensors) if type(referrer) not in (list, tuple)
+    ]
+    owners = [referrer for referrer in referrers if type(referrer) is not dict]
     # A dict has the attributes of an object, or is itself an attribute.
-    dicts = [each for each in referrers if type(each) is dict]
+    dicts = [referrer for referrer in referrers if type(referrer) is dict]
     known = set(map(id, dicts))
     for _ in range(2):
         outer = find_referrers(dicts) if dicts else []
-        owners += [each for each in outer if type(each) not in (list, tuple, dict)]
-        dicts = [each for each in outer if type(each) is dict]
+        owners += [referrer for referrer in outer if type(referrer) not in (list, tuple, dict)]
+        dicts = [referrer for referrer in outer if type(referrer) is dict]
         del outer
     del referrers, dicts
     found: dict[int, list[Holder]] = {}
-    for owner in {id(each): each for each in owners}.values():
+    for owner in {id(owner): owner for owner in owners}.values():
         attributes = getattr(owner, "__dict__", None)
         if not isinstance(attributes, dict):
             continue
@@ -254,4 +257,4 @@ def _attributes(owner: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _shape(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    return tensor_text(tensor.dtype, tensor.shape)

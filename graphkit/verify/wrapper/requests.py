@@ -13,8 +13,8 @@ from graphkit.errors import ConfigError, TargetError
 from graphkit.runners import Runner
 from graphkit.runners.sample_rows import Numbers
 from graphkit.targets import CaptureTarget
+from graphkit.verify.size_check import SEED
 
-_SEED = 70
 _USUAL_PROMPT = 64
 _BEYOND_WINDOW = 8
 """Rows of a prompt behind the last window that they leave."""
@@ -111,7 +111,7 @@ def tree_requests(
         )
     has_mask = any(layout.name == "custom_mask" for layout in runner.buffers.layouts)
     parents = np.maximum(np.arange(width) - (2 if has_mask else 1), 0)
-    random = np.random.default_rng(_SEED)
+    random = np.random.default_rng(SEED)
     requests = []
     for row, slots, size in zip(rows, table, (length, max(length // 3, 1)), strict=False):
         ids = random.integers(0, target.sizes.vocab_size, size + width)
@@ -124,7 +124,7 @@ def tree_requests(
 def _rows(target: CaptureTarget, runner: Runner[Any, Any]) -> list[int]:
     """Return the rows of a sample batch of two requests, or of one."""
     count = min(2, target.sizes.max_batch_size)
-    batch = target.batch(runner.mode, count, _SEED)
+    batch = target.batch(runner.mode, count, SEED)
     return [int(row) for row in batch.req_pool_indices]
 
 

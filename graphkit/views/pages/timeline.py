@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from graphkit.records import GraphRecord, Node
 from graphkit.views.facts import PROFILED, time_facts
-from graphkit.views.formatting import us
+from graphkit.views.formatting import us, within_one
 from graphkit.views.icicle import module_levels
 from graphkit.views.pages.node import node_note, page_by_index
 from graphkit.views.pages.page import (
@@ -116,8 +116,7 @@ def _cell(time: float, width: int, begin: float, end: float) -> int:
 
 
 def _share(time: float, begin: float, end: float) -> float:
-    share = (time - begin) / (end - begin)
-    return min(1.0, max(0.0, share))  # in this order: NaN is not more than 0.0
+    return within_one((time - begin) / (end - begin))
 
 
 def _facts(graph: GraphRecord, spans: Sequence[tuple[Node, Span]]) -> Iterator[tuple[str, str]]:

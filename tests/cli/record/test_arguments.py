@@ -48,6 +48,8 @@ def test_the_program_gets_the_other_arguments(
         (), ("-m",), ("--out",), ("--out", "r.json"), ("absent.py",), ("--", "absent.py"),
         ("--nothing", "s.py"), ("s.py", "--out"), ("-m", "s", "--out"),
         ("--out", "absent/r.json", "s.py"),
+        ("--every", "2", "s.py"), ("--find-fault", "s.py"), ("--json", "s.py"),
+        ("--fail-on", "error", "s.py"), ("--audit", "--every", "-1", "s.py"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_run_nothing(run, program, here, arguments):

@@ -9,13 +9,13 @@ import torch
 
 from graphkit.errors import InspectError
 from graphkit.graphs import RecorderBackend
+from graphkit.recording.capture_observers import RecordedCapture
 from graphkit.recording.graph_files import GraphFileWriter, collect
-from graphkit.recording.hooks import CaptureObserver
 
 
 @pytest.fixture
 def observer(tmp_path):
-    return CaptureObserver(GraphFileWriter(tmp_path))
+    return RecordedCapture(GraphFileWriter(tmp_path))
 
 
 @pytest.fixture
@@ -56,9 +56,9 @@ def test_a_graph_is_written_even_if_the_start_of_its_capture_was_missed(observer
 
 def test_nothing_is_attributed_after_the_capture(observer):
     capture_by_hand(observer)
-    before = list(observer._attribution.origins)
+    before = list(observer.attribution.origins)
     torch.ones(3) * 2
-    assert observer._attribution.origins == before
+    assert observer.attribution.origins == before
     assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
 
 

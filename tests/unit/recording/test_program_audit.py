@@ -102,7 +102,7 @@ def make(tmp_path):
 
 
 def first(audit):
-    report = audit.report()
+    report = audit.results.report()
     assert report.findings, report.checks
     return report.findings[0]
 
@@ -115,7 +115,7 @@ def assert_captured_here(mode):
 
 
 def check_texts(audit):
-    return {check.audit: check.text for check in audit.report().checks}
+    return {check.audit: check.text for check in audit.results.report().checks}
 
 
 def run(engine, replays=6):
@@ -136,7 +136,7 @@ def test_a_sound_program_computes_the_same_bits_and_has_no_finding(make, every):
     engine, audit = make(every=every)
     for got, want in zip(run(engine), expected, strict=True):
         assert torch.equal(got, want)
-    report = audit.report()
+    report = audit.results.report()
     assert report.findings == ()
     assert check_texts(audit)["pool-poison"].startswith("overwrote")
     checked = {0: 1, 1: 6, 2: 3}[every]
@@ -153,7 +153,7 @@ def test_a_freed_input_is_named_with_its_node(make):
     assert (found.kind, found.severity, found.kernel) == ("freed memory", "error", "matmul")
     assert found.source == "engine.py:3 in step"
     assert_captured_here(found.mode)
-    assert len(audit.report().findings) == 1
+    assert len(audit.results.report().findings) == 1
 
 
 def test_memory_that_was_freed_and_handed_out_again_is_still_found(make):
@@ -317,7 +317,7 @@ def test_an_operand_in_a_large_struct_is_followed(make, new, kind):
     engine.scale = engine.device.full(1, value=3)
     engine.capture(partial(multiply_broadcast, engine))
     engine.graph.replay()
-    assert audit.report().findings == ()
+    assert audit.results.report().findings == ()
     engine.scale = new and engine.device.full(1, value=new)
     engine.graph.replay()
     assert "Engine.scale" in assert_found(audit, kind, "error", "mul").names
@@ -331,7 +331,7 @@ def test_leftovers_of_the_stack_are_counted_and_no_finding(make):
     assert "1 possibly unset" in check_texts(audit)["pointers"]
     del other
     engine.graph.replay()
-    assert audit.report().findings == ()
+    assert audit.results.report().findings == ()
 
 
 def test_an_address_that_was_a_leftover_of_an_earlier_node_is_followed(make):
@@ -355,7 +355,7 @@ def assert_found(audit, kind, severity, kernel):
     assert (found.kind, found.severity, found.kernel) == (kind, severity, kernel)
     assert found.source.startswith("engine.py:")
     assert_captured_here(found.mode)
-    assert len(audit.report().findings) == 1
+    assert len(audit.results.report().findings) == 1
     return found
 
 
@@ -381,7 +381,7 @@ def test_another_graphs_output_that_lives_is_no_finding(make):
     engine.device.launch("fill", torch.Tensor.zero_, output)
     other.capture_end()
     engine.capture(partial(add_from(lambda _: output), engine))
-    assert audit.report().findings == ()
+    assert audit.results.report().findings == ()
 
 
 def test_pinned_memory_without_a_tensor_is_a_warning(make):
@@ -400,7 +400,7 @@ def test_pinned_memory_that_is_freed_after_the_capture_is_an_error(make):
         return engine.host
 
     engine, audit = captured(make, add_from(held))
-    assert audit.report().findings == ()
+    assert audit.results.report().findings == ()
     del engine.host
     engine.graph.replay()
     assert "Engine.host" in assert_found(audit, "freed memory", "error", "add").names
@@ -426,7 +426,7 @@ def test_a_copy_from_pinned_memory_is_no_finding(make):
         return out
 
     _, audit = captured(make, step)
-    assert audit.report().findings == ()
+    assert audit.results.report().findings == ()
 
 
 @pytest.mark.parametrize("us_per_launch", [5.0, 500.0])
@@ -436,7 +436,7 @@ def test_a_slow_launch_is_a_note(make, us_per_launch):
     engine.capture(engine.step)
     engine.graph.replay()
     assert "4 nodes launch in " in check_texts(audit)["pool-poison"]
-    found = [(each.kind, each.severity) for each in audit.report().findings]
+    found = [(each.kind, each.severity) for each in audit.results.report().findings]
     assert found == ([("slow launch", "note")] if us_per_launch > 100 else [])
 
 
@@ -473,7 +473,7 @@ def test_a_workspace_freed_by_empty_cache_is_found_at_the_next_replay(followed_c
     engine.block.is_active = False
     engine.device.empty_cache()
     engine.graph.replay()
-    assert audit.report().findings == ()
+    assert audit.results.report().findings == ()
     torch.cuda.empty_cache()
     engine.graph.replay()
     found = assert_found(audit, "freed memory", "error", "add")
@@ -504,7 +504,7 @@ def test_an_update_in_place_is_no_finding(followed_calls):
     engine, audit = captured(followed_calls, Engine.step)
     engine.layer.load_state_dict({"weight": torch.ones(NUM, NUM)})
     engine.graph.replay()
-    assert audit.report().findings == ()
+    assert audit.results.report().findings == ()
 
 
 def test_memory_asleep_is_found_on_request_and_mapped_memory_is_none(make):
@@ -512,7 +512,7 @@ def test_memory_asleep_is_found_on_request_and_mapped_memory_is_none(make):
     assert audit.check_now().findings == ()
     engine.device.asleep.add((0, 0))
     assert {each.kind for each in audit.check_now().findings} == {"freed memory"}
-    names = {name for each in audit.report().findings for name in each.names}
+    names = {name for each in audit.results.report().findings for name in each.names}
     assert {"Layer.weight", "Engine.x", "Engine.cache"} <= names
 
 
@@ -593,7 +593,7 @@ def indexed(engine, rows=(0, 1, 1 << 40), kind="kernel"):
 
 
 def assert_fault(audit, text):
-    (found,) = audit.report().findings
+    (found,) = audit.results.report().findings
     assert (found.audit, found.severity) == ("fault", "error")
     assert f"{text}: an illegal memory access" in found.text
     return found
@@ -633,7 +633,7 @@ def test_a_fault_in_a_checked_replay_is_assigned_to_it(make):
 def test_a_fault_in_a_replay_without_a_check_is_reported_at_the_end(make):
     engine, audit = make()
     indexed(engine)
-    assert audit.report().findings == ()
+    assert audit.results.report().findings == ()
     audit.end()
     found = assert_fault(audit, "a replay or other work failed, it is not known which")
     assert "--find-fault" in found.advice
@@ -713,7 +713,7 @@ def test_captures_of_known_memory_search_the_process_once(make, monkeypatch, num
     engine.capture(engine.step)
     assert len(searches) == 4
     engine.graph.replay()
-    assert audit.report().findings == ()
+    assert audit.results.report().findings == ()
     graphs[0].replay()
     assert first(audit).kind == "replaced static tensor"
 

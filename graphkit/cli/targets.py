@@ -1,0 +1,197 @@
+"""The TARGET that a command captures or audits: imported, a folder, or the reference model."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from graphkit.cli.exits import UsageError
+from graphkit.cli.models import kv_dtype, load_folder, refuse_options, use_one_thread
+from graphkit.cli.options import SPECULATION, speculation_settings
+from graphkit.cli.output import print_message, progress_on_stderr
+from graphkit.errors import ConfigError
+from graphkit.records import count_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from graphkit.distributed import RankGroup
+    from graphkit.records import CaptureRecord, MemoryEstimate
+    from graphkit.spec import ForwardMode
+    from graphkit.targets import CaptureTarget
+
+_REFERENCE = "graphkit.reference:reference_target"
+FOLDER_OPTIONS = (
+    "draft", "dtype", "trust_remote_code", "kv_dtype", "algorithm", *SPECULATION,
+    "max_context_len",
+)  # fmt: skip
+"""Options that apply to a --checkpoint alone."""
+_LARGEST_BATCH = 8
+"""Requests that a target of a folder has room for by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSelection:
+    """A TARGET with the modes, sizes and device that a command selects.
+
+    Attributes:
+        target: The TARGET.
+        modes: Modes to capture; ``None`` for all that it has.
+        batch_sizes: Sizes to capture; ``None`` for the command's default.
+        device: ``cpu`` or ``cuda``.
+    """
+
+    target: CaptureTarget
+    modes: list[ForwardMode] | None
+    batch_sizes: list[int] | None
+    device: str
+
+
+def select_target(arguments: argparse.Namespace, group: RankGroup | None = None) -> TargetSelection:
+    """Import a TARGET, or load a folder, and resolve the options of ``add_target_options``.
+
+    Args:
+        arguments: The parsed options.
+        group: Ranks that run the TARGET.
+
+    Raises:
+        UsageError: Options contradict each other.
+        CheckpointError: The folder cannot be loaded.
+        ConfigError: A mode is unknown, or a setting is out of range.
+        DeviceError: The device is missing.
+        TargetError: The TARGET cannot be imported or is not a CaptureTarget.
+    """
+    from graphkit.graphs import resolve_device
+    from graphkit.targets import locate
+
+    modes = _parse_modes(arguments.mode)
+    device = resolve_device(arguments.device)
+    if arguments.checkpoint is not None:
+        target = _folder_target(arguments, device, group)
+    else:
+        why = "applies to a --checkpoint: a TARGET has its own settings."
+        refuse_options(arguments, FOLDER_OPTIONS, why)
+        name = arguments.target or _REFERENCE
+        if name != _REFERENCE:
+            refuse_options(arguments, ("quantize",), why)
+        if device.type == "cpu" and name == _REFERENCE:
+            use_one_thread()
+        if arguments.quantize is None:
+            target = locate(name, str(device), group)
+        else:
+            target = _reference_target(arguments, device, group)
+    return TargetSelection(target, modes, arguments.batch_sizes, str(device))
+
+
+def announce(verb: str, selection: TargetSelection, batch_sizes: Sequence[int] | None) -> None:
+    """Print to stderr what the command is about to do.
+
+    Args:
+        verb: Such as ``capturing``.
+        selection: The modes and the device.
+        batch_sizes: The sizes; ``None`` for those that the target names.
+
+    Raises:
+        ConfigError: The target cannot have these sizes.
+    """
+    from graphkit.graphs import SizeTable
+
+    target, device = selection.target, selection.device
+    if batch_sizes is None:
+        batch_sizes = target.batch_sizes
+    sizes = SizeTable(target.sizes.max_batch_size, batch_sizes).sizes
+    modes = [mode.name for mode in dict.fromkeys(selection.modes or target.modes)]
+    text = f"{verb} {', '.join(modes)} of {target.name} on {device}: {count_of(len(sizes), 'size')}"
+    if len(modes) > 1:
+        text += " per mode"
+    text += f", up to {count_of(sizes[-1], 'request')}"
+    if device.startswith("cuda"):
+        text += "; the first size of a mode compiles kernels and takes longest"
+    print_message(text)
+
+
+def capture_selected(selection: TargetSelection, *, inspect: bool) -> CaptureRecord:
+    """Capture a selection, with progress on stderr.
+
+    Args:
+        selection: What to capture.
+        inspect: If True, the record also holds the nodes of each graph.
+
+    Raises:
+        CaptureError: A forward cannot be captured.
+        TargetError: The TARGET lacks a mode.
+    """
+    from graphkit.verify import capture_target
+
+    announce("capturing", selection, selection.batch_sizes)
+    with progress_on_stderr() as progress:
+        return capture_target(
+            selection.target,
+            modes=selection.modes,
+            batch_sizes=selection.batch_sizes,
+            device=selection.device,
+            inspect=inspect,
+            progress=progress,
+        )
+
+
+def estimate_selected(selection: TargetSelection) -> MemoryEstimate:
+    """Predict the memory of a selection from captures of a few sizes, which are closed.
+
+    Raises:
+        CaptureError: A forward cannot be captured.
+        TargetError: The TARGET lacks a mode.
+    """
+    from graphkit.verify import estimate_target
+
+    announce("estimating", selection, selection.batch_sizes)
+    return estimate_target(
+        selection.target,
+        modes=selection.modes,
+        batch_sizes=selection.batch_sizes,
+        device=selection.device,
+    )
+
+
+def _folder_target(
+    arguments: argparse.Namespace, device: torch.device, group: RankGroup | None
+) -> CaptureTarget:
+    if arguments.target is not None:
+        raise UsageError(
+            f"--checkpoint is given with the TARGET {arguments.target!r}. Give one of the two."
+        )
+    if group is not None:
+        why = "does not apply with --tp, where the layout of Llama has its own settings."
+        refuse_options(arguments, FOLDER_OPTIONS, why)
+        return _reference_target(arguments, device, group)
+    return load_folder(arguments, device, arguments.quantize).target(
+        max_batch_size=max(arguments.batch_sizes or [_LARGEST_BATCH]),
+        max_context_len=arguments.max_context_len,
+        kv_dtype=kv_dtype(arguments),
+        **speculation_settings(arguments),
+    )
+
+
+def _reference_target(
+    arguments: argparse.Namespace, device: torch.device, group: RankGroup | None
+) -> CaptureTarget:
+    from graphkit.reference import reference_target
+
+    return reference_target(
+        str(device), checkpoint=arguments.checkpoint, quantize=arguments.quantize, group=group
+    )
+
+
+def _parse_modes(names: list[str] | None) -> list[ForwardMode] | None:
+    from graphkit.runners import RUNNERS
+
+    if names is None:
+        return None
+    known = {mode.name: mode for mode in RUNNERS}
+    for name in names:
+        if name.upper() not in known:
+            raise ConfigError(f"unknown mode {name!r}: modes are {', '.join(known)}.", field="mode")
+    return [known[name.upper()] for name in names]
