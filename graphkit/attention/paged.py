@@ -166,6 +166,7 @@ class PagedAttention(PooledAttention):
         window: int = 0,
         softcap: float = 0.0,
         sinks_N: torch.Tensor | None = None,
+        chunked: bool = False,
     ) -> torch.Tensor:
         """Store this step's keys and values, then attend from every row to its visible keys.
 
@@ -179,9 +180,10 @@ class PagedAttention(PooledAttention):
             out_cache_loc_T: Slots of the rows in that pool.
             metadata: Metadata of the batch.
             window: Most keys that a row sees, its own included; 0 for all. See
-                ``paged_attention``, like the next two.
+                ``paged_attention``, like the next three.
             softcap: Bound of the scores; 0 for none.
             sinks_N: A further score per query head.
+            chunked: Whether a row sees the keys of its own chunk of ``window`` positions alone.
 
         Shapes:
             query_TND: [T, N, D]; returns [T, N, E] of its dtype. key_TMD: [T, M, D].
@@ -211,6 +213,7 @@ class PagedAttention(PooledAttention):
                 softcap,
                 sinks_N,
                 *cache.pool.get_scales(layer),
+                chunked,
             )
         )
 

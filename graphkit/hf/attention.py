@@ -39,6 +39,7 @@ class AttentionCall:
         value: [1, M, T, E].
         scaling: Factor on the scores.
         window: Most keys that a row sees, its own included; 0 for all.
+        chunked: Whether a row sees the keys of its own chunk of ``window`` positions alone.
         softcap: Bound of the scores; 0 for none.
         sinks: A further score per query head, [N]; ``None`` for none.
         others: Further arguments that are not ``None`` or false.
@@ -50,6 +51,7 @@ class AttentionCall:
     value: torch.Tensor
     scaling: float
     window: int
+    chunked: bool
     softcap: float
     sinks: torch.Tensor | None
     others: dict[str, Any]
@@ -125,18 +127,35 @@ def attention(
     attend = running_forward().attend
     unknown = {name: each for name, each in others.items() if name not in WITHOUT_EFFECT}
     unknown |= {"attention_mask": attention_mask, "dropout": dropout}
+    chunk = _chunk_size(module)
     call = AttentionCall(
         module=module,
         query=query,
         key=key,
         value=value,
         scaling=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-        window=sliding_window or 0,
+        window=chunk or sliding_window or 0,
+        chunked=chunk > 0,
         softcap=softcap or 0.0,
         sinks=s_aux,
         others={name: each for name, each in unknown.items() if _has_effect(each)},
     )
     return attend(call), None
+
+
+def _chunk_size(module: Any) -> int:
+    """Return the tokens of a chunk in a layer that attends in chunks, else 0.
+
+    transformers tells a layer its window, but applies chunks by a mask, which it makes from these
+    settings.
+    """
+    config = getattr(module, "config", None)
+    layer_types = getattr(config, "layer_types", None) or ()
+    index = getattr(module, "layer_idx", None)
+    if index is None or "chunked_attention" not in layer_types[index : index + 1]:
+        return 0
+    size: int = config.attention_chunk_size  # type: ignore[union-attr]
+    return size
 
 
 def padded_to(rows: torch.Tensor, size: int) -> torch.Tensor:

@@ -38,6 +38,8 @@ class AttentionLayer:
         value_size: Elements of a value head.
         scaling: Factor on the scores.
         window: Most keys that a row sees; 0 for all.
+        length_argument: Parameter of its forward that takes the cache, if it reads how many tokens
+            the cache has; otherwise empty.
     """
 
     name: str
@@ -46,6 +48,7 @@ class AttentionLayer:
     value_size: int
     scaling: float
     window: int
+    length_argument: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,6 +167,7 @@ class _Probe:
     model: PreTrainedModel
     attention: list[AttentionLayer] = field(default_factory=list)
     mixers: dict[int, tuple[nn.Module, str]] = field(default_factory=dict)
+    length_arguments: dict[nn.Module, str] = field(default_factory=dict)
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         name = self._name(call.module)
@@ -174,17 +178,17 @@ class _Probe:
                 field="folder_or_model",
             )
         _, key_heads, _, key_size = call.key.shape
-        self.attention.append(
-            AttentionLayer(
-                name, key_heads, key_size, call.value.shape[-1], call.scaling, call.window
-            )
-        )
+        layer = AttentionLayer(
+            name, key_heads, key_size, call.value.shape[-1], call.scaling, call.window,
+            self.length_arguments.get(call.module, ""),
+        )  # fmt: skip
+        self.attention.append(layer)
         _, heads, rows, _ = call.query.shape
         return call.query.new_zeros(1, rows, heads, call.value.shape[-1])
 
     @contextmanager
     def watching(self, cache: Cache) -> Iterator[None]:
-        """Note which module reads and writes the recurrent states of each layer of a cache."""
+        """Note which modules use the recurrent states and the length of a cache."""
         stack: list[tuple[nn.Module, str]] = []
 
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -201,12 +205,19 @@ class _Probe:
 
             return call
 
+        count_tokens = cache.get_seq_length
+
+        def get_seq_length(*args: Any, **kwargs: Any) -> int:
+            self.length_arguments.update(stack[-1:])
+            return count_tokens(*args, **kwargs)
+
         hooks = [
             each.register_forward_pre_hook(enter, with_kwargs=True) for each in self._modules()
         ]
         hooks += [each.register_forward_hook(leave, always_call=True) for each in self._modules()]
         for name in filter(partial(hasattr, cache), _STATE_METHODS):
             setattr(cache, name, noting(getattr(cache, name)))
+        cache.get_seq_length = get_seq_length  # type: ignore[method-assign]
         try:
             yield
         finally:

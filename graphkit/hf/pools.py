@@ -98,7 +98,7 @@ class LayerGroupAttention(PooledAttention):
         query, key, value = (padded_to(part[0].transpose(0, 1), size) for part in parts)
         attended = group.attend(
             index, query, key, value, out_cache_loc, metadata,
-            window=call.window, softcap=call.softcap, sinks_N=call.sinks,
+            window=call.window, softcap=call.softcap, sinks_N=call.sinks, chunked=call.chunked,
         )  # fmt: skip
         return attended[None, ..., : call.value.shape[-1]].contiguous()
 

@@ -24,7 +24,7 @@ more."""
 
 
 def _check(args: Any) -> None:
-    """Refuse heads, sizes, strides, masks and windows that the kernel does not take."""
+    """Refuse heads, sizes, strides, masks and chunks that the kernel does not take."""
     heads, key_dim = args.key_cache.shape[1:]
     query_heads, value_dim = args.query_TND.shape[1], args.value_cache.shape[2]
     most = MAX_LATENT_DIM if is_part_of(args.value_cache, args.key_cache) else MAX_HEAD_DIM
@@ -44,8 +44,8 @@ def _check(args: Any) -> None:
     if mask is not None and mask.shape[2] < args.max_seqlen_q:
         expected = f"at least max_seqlen_q = {args.max_seqlen_q}, or no mask for a chain"
         _refuse(f"mask has {mask.shape[2]} columns", expected)
-    if mask is not None and 0 < args.window < mask.shape[2]:
-        _refuse(f"window is {args.window}", f"at least the mask's {mask.shape[2]} columns, or 0")
+    if args.chunked and not args.window:
+        _refuse("chunked is True and window is 0", "the tokens of a chunk as window")
 
 
 def _refuse(found: str, expected: str) -> None:
@@ -80,6 +80,7 @@ def paged_attention(
     sinks_N: Annotated[torch.Tensor | None, "[N] float16 or bfloat16 or float32"] = None,
     key_scale_M: Annotated[torch.Tensor | None, "[M] float32"] = None,
     value_scale_M: Annotated[torch.Tensor | None, "[M] float32"] = None,
+    chunked: bool = False,
 ) -> torch.Tensor:
     """Attend from each query row to the visible keys of its request.
 
@@ -93,8 +94,9 @@ def paged_attention(
 
     A value may be the first part of its key: pass a view of the keys as ``value_cache``, as a pool
     of latents does, and the kernel loads it once. With a window a query sees the last ``window`` of
-    the keys that it would see without it, itself included; keys outside all windows of a request
-    are not read.
+    the keys that it would see without it, itself included. Chunked windows begin at a multiple of
+    ``window``: a query that would see n keys sees the last (n - 1) % window + 1 of them. Keys
+    outside all windows of a request are not read.
 
     Keys and values that no query of their request may see, NaN included, never reach the output.
     A query that sees no key gets zeros, and so does a row behind ``cu_seqlens_q_B1[B]``. Sums run
@@ -119,12 +121,14 @@ def paged_attention(
         page_size: Slots per page.
         max_seqlen_q: Upper bound of a request's query rows (W). If a request has more, some rows
             are undefined.
-        window: Most keys that a query sees, at least the columns of the mask; 0 for all.
+        window: Most keys that a query sees; 0 for all.
         softcap: Scaled scores s become softcap * tanh(s / softcap) (Gemma 2, arXiv:2408.00118); 0
             leaves them.
         sinks_N: Score of one more key per query head, whose value is zero (gpt-oss).
         key_scale_M: Factor of the keys of each head, as ``store_kv`` divides by it; None for 1.
         value_scale_M: Factor of the values of each head; None for 1.
+        chunked: Whether a query sees the keys of its own chunk of ``window`` positions alone
+            (Llama 4).
 
     Returns:
         The attended values, [T, N, E] of the dtype of query_TND.
@@ -134,8 +138,9 @@ def paged_attention(
     if not (tokens and requests and pages):
         return query_TND.new_zeros(tokens, query_heads, value_dim)
     layout = DenseLayout(
-        tokens, page_table, cache_seqlens_B, cu_seqlens_q_B1, mask, page_size, max_seqlen_q, window
-    )
+        tokens, page_table, cache_seqlens_B, cu_seqlens_q_B1, mask, page_size, max_seqlen_q, window,
+        chunked,
+    )  # fmt: skip
     key_BLMD, value_BLME = (rows.float() for rows in layout.keys(key_cache, value_cache))
     if key_scale_M is not None:
         key_BLMD = key_BLMD * key_scale_M[:, None]

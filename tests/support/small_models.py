@@ -65,8 +65,9 @@ KINDS: dict[str, dict[str, object]] = {
         "expert_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 4,
     },
     "lfm2": {}, "llama": {},
-    "llama4_text": {  # one chunk, which is all that graphkit supports
-        "attention_chunk_size": 128, "intermediate_size_mlp": 96, "interleave_moe_layer_step": 1,
+    "llama4_text": {  # full layers scale their queries by the number of tokens before
+        "attention_chunk_size": WINDOW, "intermediate_size_mlp": 96, "floor_scale": 6,
+        "attn_scale": 0.5, "interleave_moe_layer_step": 1,
         "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0],
     },
     "mamba": {"state_size": 8, "time_step_rank": 4}, "minimax_m2": {}, "mistral": {},

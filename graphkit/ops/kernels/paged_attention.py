@@ -121,7 +121,7 @@ def launch_paged_attention(
         PAGE_SIZE=args.page_size, HEADS=heads, GROUP=group,
         VALUE_DIM=value_dim, REST_DIM=key_dim - value_dim, SHARED=is_part_of(value, key),
         MASK_ROWS=width if columns else 0, MASK_COLUMNS=columns,
-        BLOCK_C=triton.next_power_of_2(max(columns, 1)), WINDOW=args.window,
+        BLOCK_C=triton.next_power_of_2(max(columns, 1)), WINDOW=args.window, CHUNKED=args.chunked,
         HAS_CAP=args.softcap > 0, IS_SPLIT=splits > 1,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         BLOCK_M=config.block_rows, BLOCK_N=config.block_keys,

@@ -120,6 +120,7 @@ def compiled(monkeypatch):
         (torch.float32, 16, 4, 256, 4, {"columns": 20}),
         (torch.bfloat16, 128, 1, 512, 4, {"columns": 4}),
         (torch.float16, 16, 1, 512, 1, {"window": 64}),
+        (torch.bfloat16, 32, 8, 128, 4, {"columns": 4, "window": 8192, "chunked": True}),
         (torch.float32, 4, 1, 512, 4, {}),
         (torch.bfloat16, 32, 8, 128, 4, {"columns": 4, "fp8": True}),
         (torch.float16, 32, 8, 64, 1, {"window": 64, "fp8": True}),
@@ -142,6 +143,7 @@ def test_attention(compiled, dtype, heads, kv_heads, value_dim, splits, options)
         torch.zeros(2, width, columns, dtype=torch.bool) if columns else None, 1.0, 4, width,
         options.get("window", 0), options.get("softcap", 0.0),
         torch.zeros(heads) if "sinks" in options else None, *scales,
+        options.get("chunked", False),
     )  # fmt: skip
     launch_paged_attention(given, splits)
     assert compiled == ["paged_attention_kernel", "join_splits_kernel"][: 1 + (splits > 1)]
