@@ -29,6 +29,19 @@ WITHOUT_EFFECT = frozenset({
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SelectedKeys:
+    """The keys that each row attends to, as an indexer of a prepared model returns them.
+
+    It is no tensor, so that a comparison of models does not take indices of transformers for it.
+
+    Attributes:
+        positions: Positions in the request of the row, [T, K] int64, -1 behind the last.
+    """
+
+    positions: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class AttentionCall:
     """Arguments of one layer's attention.
 
@@ -42,6 +55,7 @@ class AttentionCall:
         chunked: Whether a row sees the keys of its own chunk of ``window`` positions alone.
         softcap: Bound of the scores; 0 for none.
         sinks: A further score per query head, [N]; ``None`` for none.
+        selected: The keys that each row attends to; ``None`` for all that it sees.
         others: Further arguments that are not ``None`` or false.
     """
 
@@ -54,6 +68,7 @@ class AttentionCall:
     chunked: bool
     softcap: float
     sinks: torch.Tensor | None
+    selected: SelectedKeys | None
     others: dict[str, Any]
 
 
@@ -117,6 +132,7 @@ def attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
+    indices: SelectedKeys | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend in one layer; the signature is that of the registry.
@@ -138,6 +154,7 @@ def attention(
         chunked=chunk > 0,
         softcap=softcap or 0.0,
         sinks=s_aux,
+        selected=indices,
         others={name: each for name, each in unknown.items() if _has_effect(each)},
     )
     return attend(call), None
@@ -164,7 +181,8 @@ def padded_to(rows: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _has_effect(value: Any) -> bool:
-    return True if isinstance(value, torch.Tensor) else bool(value)
+    # A mask of one element hides no key.
+    return value.numel() > 1 if isinstance(value, torch.Tensor) else bool(value)
 
 
 AttentionInterface.register(IMPLEMENTATION, attention)

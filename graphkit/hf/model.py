@@ -330,8 +330,9 @@ class TransformersModel:
         self, requests: ReqToTokenPool, spec: SpecConfig, kv_dtype: torch.dtype | None
     ) -> EngineModel:
         attention = LayerGroupAttention(
-            requests, self.layout.attention, spec.page_size, kv_dtype or self.model.dtype
-        )
+            requests, self.layout.attention, spec.page_size, kv_dtype or self.model.dtype,
+            self.layout.indexers,
+        )  # fmt: skip
         width = spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
         states = recurrent_states(self.layout, requests.size, width, self.device)
         draft = self._draft_of(spec)

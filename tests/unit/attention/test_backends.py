@@ -113,6 +113,23 @@ def test_keys_outside_the_window_are_not_read(make_case, assert_attends, backend
 
 
 @pytest.mark.parametrize("backend_type", BACKENDS)
+def test_rows_attend_to_the_positions_that_they_name(make_case, assert_attends, backend_type):
+    case = make_case([5, 0, 9], width=3, page_size=4, tree=True, heads=4, sinks=True)
+    position_TK = torch.full((case.live_rows + 1, 12), -1)
+    for b in range(3):
+        for i in range(3):
+            keys = case.visible_keys(b, i)[::-1]
+            position_TK[3 * b + i, : len(keys)] = torch.tensor(keys)
+    backend = case.backend(backend_type)
+    metadata = backend.metadata(case.mode, case.inputs)
+    backend.store(1, *case.stored, case.out_cache_loc)
+    query = torch.cat([case.query, case.query[:1]])  # the last row belongs to no request
+    out = backend.attend_positions(1, query, position_TK, metadata, **case.options)
+    assert_attends(out[:-1], case)
+    assert out[-1].eq(0).all()
+
+
+@pytest.mark.parametrize("backend_type", BACKENDS)
 def test_requests_of_fewer_rows_read_no_key_behind_their_last(
     make_case, assert_attends, backend_type
 ):
