@@ -15,21 +15,19 @@ from typing import Annotated, Any
 import torch
 
 from graphkit.errors import AttentionError
-from graphkit.ops.attention_layout import DenseLayout, is_part_of
+from graphkit.ops.attention_layout import DenseLayout
 from graphkit.ops.registration import register_op
 
-MAX_HEAD_DIM, MAX_LATENT_DIM, MAX_REST_DIM = 256, 512, 128
-"""Largest head size of values; of values that are parts of their keys; most elements that a key has
-more."""
+MAX_HEAD_DIM, MAX_REST_DIM = 512, 128
+"""Largest head size of values; most elements that a key has more."""
 
 
 def _check(args: Any) -> None:
     """Refuse heads, sizes, strides, masks and chunks that the kernel does not take."""
     heads, key_dim = args.key_cache.shape[1:]
     query_heads, value_dim = args.query_TND.shape[1], args.value_cache.shape[2]
-    most = MAX_LATENT_DIM if is_part_of(args.value_cache, args.key_cache) else MAX_HEAD_DIM
-    if not 1 <= value_dim <= most:
-        _refuse(f"the head size of values is {value_dim}", f"1 to {most}")
+    if not 1 <= value_dim <= MAX_HEAD_DIM:
+        _refuse(f"the head size of values is {value_dim}", f"1 to {MAX_HEAD_DIM}")
     if not 0 <= key_dim - value_dim <= MAX_REST_DIM:
         expected = f"{value_dim}, the head size of values, to {value_dim + MAX_REST_DIM}"
         _refuse(f"the head size of keys is {key_dim}", expected)
@@ -109,8 +107,7 @@ def paged_attention(
         query_TND: Query rows, the rows of a request next to each other. N is a multiple of M.
         key_cache: Keys of one layer by slot. E <= D <= E + 128. The number of slots is a multiple
             of page_size.
-        value_cache: Values of one layer by slot. E is at most 256, or 512 if values are parts of
-            keys.
+        value_cache: Values of one layer by slot. E is at most 512.
         page_table: Page p of request b holds its keys from p * page_size on. Entries behind its
             last key are pages of the cache too, such as 0: their keys may be read, without an
             effect.

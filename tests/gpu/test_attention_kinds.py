@@ -90,6 +90,13 @@ def test_small_latents(dtype, width, key_dim):
     _agrees(dtype, width=width, kv_heads=1, key_dim=key_dim, latent=key_dim - 8)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 4, 70])
+@pytest.mark.parametrize("key_dim", [320, 512])
+def test_large_heads(dtype, width, key_dim):
+    _agrees(dtype, width=width, heads=8, key_dim=key_dim, lengths=[130, 75, 1500])
+
+
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_rows_that_are_not_aligned_to_16_bytes(page_size):
     _agrees(torch.float16, kv_heads=1, key_dim=36, latent=32, page_size=page_size)

@@ -172,6 +172,14 @@ def test_attention_groups(make_case, assert_attends, group, head_dim):
 
 
 @loops_to_a_tensor
+@pytest.mark.parametrize("head_dim", [320, 512])
+def test_attention_of_large_heads(make_case, assert_attends, head_dim):
+    case = make_case([66, 3], width=3, heads=8, head_dim=head_dim, page_size=4, tree=True)
+    for splits in (1, 2):
+        assert_attends(launch(paged_attention, *case.op_args(), splits=splits), case)
+
+
+@loops_to_a_tensor
 @pytest.mark.parametrize("tree", [False, True])
 def test_attention_over_several_row_tiles(make_case, assert_attends, tree):
     case = make_case([9, 70], width=17, heads=8, page_size=4, tree=tree)
