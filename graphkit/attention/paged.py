@@ -3,12 +3,14 @@
 Suffixes: T rows, N query heads, M key-value heads, D head size of keys, E head size of values.
 """
 
-# ruff: noqa: N803 - suffixes of tensor names are dimensions
+# ruff: noqa: N803, N806 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
 from abc import abstractmethod
 from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
 
 from graphkit.attention.backend import AttentionInputs, PooledAttention
 from graphkit.attention.cache import PagedCache, Pool
@@ -20,8 +22,6 @@ from graphkit.ops.paged_metadata import Metadata, paged_metadata
 from graphkit.ops.registration import OPS
 
 if TYPE_CHECKING:
-    import torch
-
     from graphkit.config import BufferSizes
     from graphkit.kv.pool import TokenToKVPool
     from graphkit.spec.modes import ForwardMode
@@ -166,6 +166,7 @@ class PagedAttention(PooledAttention):
         window: int = 0,
         softcap: float = 0.0,
         sinks_N: torch.Tensor | None = None,
+        chunked: bool = False,
     ) -> torch.Tensor:
         """Store this step's keys and values, then attend from every row to its visible keys.
 
@@ -179,9 +180,10 @@ class PagedAttention(PooledAttention):
             out_cache_loc_T: Slots of the rows in that pool.
             metadata: Metadata of the batch.
             window: Most keys that a row sees, its own included; 0 for all. See
-                ``paged_attention``, like the next two.
+                ``paged_attention``, like the next three.
             softcap: Bound of the scores; 0 for none.
             sinks_N: A further score per query head.
+            chunked: Whether a row sees the keys of its own chunk of ``window`` positions alone.
 
         Shapes:
             query_TND: [T, N, D]; returns [T, N, E] of its dtype. key_TMD: [T, M, D].
@@ -211,6 +213,65 @@ class PagedAttention(PooledAttention):
                 softcap,
                 sinks_N,
                 *cache.pool.get_scales(layer),
+                chunked,
+            )
+        )
+
+    def attend_positions(
+        self,
+        layer: int,
+        query_TND: torch.Tensor,
+        position_TK: torch.Tensor,
+        metadata: AttentionMetadata,
+        *,
+        softcap: float = 0.0,
+        sinks_N: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend from every row to some keys of its request, which are stored before.
+
+        Enqueues on the current stream. Never synchronises; may be captured.
+
+        Args:
+            layer: Layer of ``kv_pool``.
+            query_TND: Query rows.
+            position_TK: Positions of the keys of each row in its request; -1 behind the last one.
+            metadata: Metadata of the batch.
+            softcap: See ``attend``, like the next.
+            sinks_N: A further score per query head.
+
+        Shapes:
+            query_TND: [T, N, D]. position_TK: [T, K] int64. Returns as ``attend``.
+
+        Raises:
+            AttentionError: There is no such layer, or a tensor has the wrong shape, dtype or
+                device.
+        """
+        pool, starts = self.kv_pool, metadata.cu_seqlens_q
+        row_T1 = torch.arange(len(position_TK) + 1, dtype=starts.dtype, device=starts.device)
+        request_T = torch.searchsorted(starts[1:].contiguous(), row_T1[:-1], right=True)
+        # A row of no request has no key, so that any request's pages do for it.
+        request_T = request_T.clamp(max=max(len(starts) - 2, 0))
+        key_TK = position_TK.clamp(min=0)
+        page_TK = metadata.page_table[request_T].gather(1, key_TK // pool.page_size)
+        slots_TK = page_TK * pool.page_size + (key_TK % pool.page_size).int()
+        is_key_TK = position_TK >= 0
+        # Every row is a request of its own, and its slots are pages of one slot.
+        return self._attend(
+            OPS["paged_attention"].arguments(
+                query_TND,
+                pool.get_key_buffer(layer),
+                pool.get_value_buffer(layer),
+                slots_TK.masked_fill(~is_key_TK, 0),
+                is_key_TK.sum(1, dtype=torch.int32),
+                row_T1,
+                None,
+                self.scale,
+                1,
+                1,
+                0,
+                softcap,
+                sinks_N,
+                *pool.get_scales(layer),
             )
         )
 

@@ -42,7 +42,7 @@ class SdpaAttention(PagedAttention):
             return query_TND.new_empty(0, heads, args.value_cache.shape[2])
         layout = DenseLayout(
             tokens, args.page_table, args.cache_seqlens_B, args.cu_seqlens_q_B1, args.mask,
-            args.page_size, args.max_seqlen_q, args.window,
+            args.page_size, args.max_seqlen_q, args.window, args.chunked,
         )  # fmt: skip
         group = heads // args.key_cache.shape[1]
 

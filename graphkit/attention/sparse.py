@@ -18,7 +18,6 @@ from graphkit.attention.paged_backends import TritonAttention
 from graphkit.config import require_int
 from graphkit.kv import DSATokenToKVPool, ReqToTokenPool
 from graphkit.ops.index_scores import index_scores
-from graphkit.ops.registration import OPS
 
 
 @dataclass(frozen=True)
@@ -111,31 +110,9 @@ class SparseAttention(PagedAttention):
             metadata.cache_seqlens, metadata.cu_seqlens_q, metadata.mask, pool.page_size,
             metadata.max_seqlen_q,
         )  # fmt: skip
-        slots_TK, lengths_T = self._selected(scores_TL, metadata)
-        # Every row is a request of its own, and its slots are pages of one slot.
-        row_starts = torch.arange(len(lengths_T) + 1, dtype=torch.int32, device=lengths_T.device)
-        keys, values = pool.get_key_buffer(layer), pool.get_value_buffer(layer)
-        return self._attend(
-            OPS["paged_attention"].arguments(
-                query_TND, keys, values, slots_TK, lengths_T, row_starts, None, self.scale, 1, 1
-            )
-        )
-
-    def _selected(
-        self, scores_TL: torch.Tensor, metadata: AttentionMetadata
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the slots of each row's best keys, best first, and the number of valid ones."""
-        tokens, keys = scores_TL.shape
-        page_size, starts = self._index_pool.page_size, metadata.cu_seqlens_q
-        best_TK, position_TK = scores_TL.topk(min(self._topk, keys), dim=1)
-        row_T = torch.arange(tokens, dtype=starts.dtype, device=starts.device)
-        request_T = torch.searchsorted(starts[1:].contiguous(), row_T, right=True)
-        # A row of no request has no valid key, so that any request's pages do for it.
-        request_T = request_T.clamp(max=max(len(starts) - 2, 0))
-        page_TK = metadata.page_table[request_T].gather(1, position_TK // page_size)
-        slots_TK = page_TK * page_size + (position_TK % page_size).int()
-        is_valid_TK = best_TK > -torch.inf
-        return slots_TK.masked_fill(~is_valid_TK, 0), is_valid_TK.sum(1, dtype=torch.int32)
+        best_TK, position_TK = scores_TL.topk(min(self._topk, scores_TL.shape[1]), dim=1)
+        position_TK = position_TK.masked_fill(best_TK == -torch.inf, -1)
+        return self.attend_positions(layer, query_TND, position_TK, metadata)
 
     def _attend(self, args: Any) -> torch.Tensor:
         """Attend over all keys, as in a layer without an indexer."""

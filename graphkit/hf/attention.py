@@ -29,6 +29,19 @@ WITHOUT_EFFECT = frozenset({
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SelectedKeys:
+    """The keys that each row attends to, as an indexer of a prepared model returns them.
+
+    It is no tensor, so that a comparison of models does not take indices of transformers for it.
+
+    Attributes:
+        positions: Positions in the request of the row, [T, K] int64, -1 behind the last.
+    """
+
+    positions: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class AttentionCall:
     """Arguments of one layer's attention.
 
@@ -39,8 +52,10 @@ class AttentionCall:
         value: [1, M, T, E].
         scaling: Factor on the scores.
         window: Most keys that a row sees, its own included; 0 for all.
+        chunked: Whether a row sees the keys of its own chunk of ``window`` positions alone.
         softcap: Bound of the scores; 0 for none.
         sinks: A further score per query head, [N]; ``None`` for none.
+        selected: The keys that each row attends to; ``None`` for all that it sees.
         others: Further arguments that are not ``None`` or false.
     """
 
@@ -50,8 +65,10 @@ class AttentionCall:
     value: torch.Tensor
     scaling: float
     window: int
+    chunked: bool
     softcap: float
     sinks: torch.Tensor | None
+    selected: SelectedKeys | None
     others: dict[str, Any]
 
 
@@ -115,6 +132,7 @@ def attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
+    indices: SelectedKeys | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend in one layer; the signature is that of the registry.
@@ -125,18 +143,36 @@ def attention(
     attend = running_forward().attend
     unknown = {name: each for name, each in others.items() if name not in WITHOUT_EFFECT}
     unknown |= {"attention_mask": attention_mask, "dropout": dropout}
+    chunk = _chunk_size(module)
     call = AttentionCall(
         module=module,
         query=query,
         key=key,
         value=value,
         scaling=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-        window=sliding_window or 0,
+        window=chunk or sliding_window or 0,
+        chunked=chunk > 0,
         softcap=softcap or 0.0,
         sinks=s_aux,
+        selected=indices,
         others={name: each for name, each in unknown.items() if _has_effect(each)},
     )
     return attend(call), None
+
+
+def _chunk_size(module: Any) -> int:
+    """Return the tokens of a chunk in a layer that attends in chunks, else 0.
+
+    transformers tells a layer its window, but applies chunks by a mask, which it makes from these
+    settings.
+    """
+    config = getattr(module, "config", None)
+    layer_types = getattr(config, "layer_types", None) or ()
+    index = getattr(module, "layer_idx", None)
+    if index is None or "chunked_attention" not in layer_types[index : index + 1]:
+        return 0
+    size: int = config.attention_chunk_size  # type: ignore[union-attr]
+    return size
 
 
 def padded_to(rows: torch.Tensor, size: int) -> torch.Tensor:
@@ -145,7 +181,8 @@ def padded_to(rows: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _has_effect(value: Any) -> bool:
-    return True if isinstance(value, torch.Tensor) else bool(value)
+    # A mask of one element hides no key.
+    return value.numel() > 1 if isinstance(value, torch.Tensor) else bool(value)
 
 
 AttentionInterface.register(IMPLEMENTATION, attention)

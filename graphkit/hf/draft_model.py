@@ -174,8 +174,9 @@ class StandaloneDraft(DraftModel):
     def engine_model(self, requests: ReqToTokenPool, spec: SpecConfig) -> EngineModel:
         """See ``DraftModel.engine_model``."""
         attention = LayerGroupAttention(
-            requests, self._layout.attention, spec.page_size, self._model.dtype
-        )
+            requests, self._layout.attention, spec.page_size, self._model.dtype,
+            self._layout.indexers,
+        )  # fmt: skip
         run = TransformersForward(self._model, self._layout, attention)
 
         def forward(inputs: Any) -> ForwardOutput:

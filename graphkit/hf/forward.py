@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from graphkit.buffers import Inputs
 from graphkit.hf.attention import Attend, attending
 from graphkit.hf.fusion.residual import DeferredSums
+from graphkit.hf.indexer import indexing
 from graphkit.hf.layout import ModelLayout, decoder_layers, output_head
 from graphkit.hf.pools import LayerGroupAttention
 from graphkit.hf.recurrent import NodeScan, scanning
@@ -81,6 +82,8 @@ class TransformersForward:
             stack.enter_context(attending(attend, inputs.positions))
             if self._norm_sizes:
                 stack.enter_context(DeferredSums(self._norm_sizes))
+            if index := self._attention.index_batch(inputs.out_cache_loc, inputs.attention):
+                stack.enter_context(indexing(index))
             if self._states is not None:
                 scan = NodeScan(self._states, self._states.slots(inputs))
                 stack.enter_context(scanning(scan))

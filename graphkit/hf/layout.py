@@ -38,6 +38,8 @@ class AttentionLayer:
         value_size: Elements of a value head.
         scaling: Factor on the scores.
         window: Most keys that a row sees; 0 for all.
+        length_argument: Parameter of its forward that takes the cache, if it reads how many tokens
+            the cache has; otherwise empty.
     """
 
     name: str
@@ -46,6 +48,7 @@ class AttentionLayer:
     value_size: int
     scaling: float
     window: int
+    length_argument: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +68,23 @@ class RecurrentLayer:
     dtypes: Mapping[str, torch.dtype]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexLayer:
+    """One module that selects the keys that rows attend to, by keys of its own.
+
+    Attributes:
+        name: Name of the module in the model.
+        cache_argument: Parameter of its forward that takes the cache.
+        size: Elements of an index key.
+        dtype: Data type of an index key.
+    """
+
+    name: str
+    cache_argument: str
+    size: int
+    dtype: torch.dtype
+
+
 @dataclass(frozen=True, slots=True)
 class ModelLayout:
     """State of a model, in the order in which its forward reaches it, and what is replaced in it.
@@ -72,12 +92,14 @@ class ModelLayout:
     Attributes:
         attention: The attention modules.
         recurrent: The modules with recurrent states.
+        indexers: The modules with index keys.
         replaced: What computes in the place of a module, by the module's name.
         norm_sizes: Row sizes of the norms that may compute the sum that they read.
     """
 
     attention: tuple[AttentionLayer, ...]
     recurrent: tuple[RecurrentLayer, ...]
+    indexers: tuple[IndexLayer, ...] = ()
     replaced: Mapping[str, str] = field(default_factory=dict)
     norm_sizes: frozenset[int] = frozenset()
 
@@ -96,8 +118,12 @@ def learn_layout(model: PreTrainedModel) -> ModelLayout:
     positions = torch.arange(2, device=model.device)[None]
     parameters = signature(model.forward).parameters
     name = "past_key_values" if "past_key_values" in parameters else "cache_params"
+    inputs = {"input_ids": ids, "position_ids": positions, name: cache}
+    if any(hasattr(layer, "update_indexer") for layer in cache.layers):
+        probe.mask = ids.new_ones(1, 1, 2, 2, dtype=torch.bool).tril()
+        inputs["attention_mask"] = probe.mask
     with torch.no_grad(), probe.watching(cache), attending(probe.attend, positions[0]):
-        _run_alone(model, {"input_ids": ids, "position_ids": positions, name: cache})
+        _run_alone(model, inputs)
     cached = sum(1 for layer in cache.layers if getattr(layer, "keys", None) is not None)
     if cached > len(probe.attention):
         raise ConfigError(
@@ -106,7 +132,9 @@ def learn_layout(model: PreTrainedModel) -> ModelLayout:
             "graphkit cannot serve the others.",
             field="folder_or_model",
         )
-    return ModelLayout(tuple(probe.attention), probe.recurrent_layers(cache))
+    return ModelLayout(
+        tuple(probe.attention), probe.recurrent_layers(cache), probe.index_layers(cache)
+    )
 
 
 def _run_alone(model: PreTrainedModel, inputs: dict[str, Any]) -> None:
@@ -126,6 +154,14 @@ def _run_alone(model: PreTrainedModel, inputs: dict[str, Any]) -> None:
             "its configuration.",
             field="folder_or_model",
         ) from error
+
+
+def mask_of_all(device: torch.device) -> torch.Tensor:
+    """Return the mask that hides no key from any row, [1, 1, 1, 1] bool.
+
+    Models with indexers need a mask. One of four dimensions reaches their layers as it is.
+    """
+    return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
 
 
 def output_head(model: PreTrainedModel) -> nn.Module:
@@ -164,49 +200,66 @@ class _Probe:
     model: PreTrainedModel
     attention: list[AttentionLayer] = field(default_factory=list)
     mixers: dict[int, tuple[nn.Module, str]] = field(default_factory=dict)
+    length_arguments: dict[nn.Module, str] = field(default_factory=dict)
+    indexers: dict[int, tuple[nn.Module, str]] = field(default_factory=dict)
+    mask: torch.Tensor | None = None
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         name = self._name(call.module)
-        if call.others:
+        others = [key for key, each in call.others.items() if each is not self.mask]
+        if call.selected is not None and call.window:
+            others += ["indices and sliding_window together"]
+        if others:
             raise ConfigError(
-                f"{name} ({type(call.module).__name__}) passes {', '.join(call.others)} to its "
+                f"{name} ({type(call.module).__name__}) passes {', '.join(others)} to its "
                 "attention, which graphkit does not compute.",
                 field="folder_or_model",
             )
         _, key_heads, _, key_size = call.key.shape
-        self.attention.append(
-            AttentionLayer(
-                name, key_heads, key_size, call.value.shape[-1], call.scaling, call.window
-            )
-        )
+        layer = AttentionLayer(
+            name, key_heads, key_size, call.value.shape[-1], call.scaling, call.window,
+            self.length_arguments.get(call.module, ""),
+        )  # fmt: skip
+        self.attention.append(layer)
         _, heads, rows, _ = call.query.shape
         return call.query.new_zeros(1, rows, heads, call.value.shape[-1])
 
     @contextmanager
     def watching(self, cache: Cache) -> Iterator[None]:
-        """Note which module reads and writes the recurrent states of each layer of a cache."""
+        """Note which modules use recurrent states, index keys and the length of a cache."""
         stack: list[tuple[nn.Module, str]] = []
 
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             stack.append((module, _cache_argument(module, args, kwargs)))
 
-        def leave(*_: Any) -> None:
+        def leave(module: nn.Module, _args: Any, output: Any) -> None:
             stack.pop()
+            if output is not None and module in dict(self.indexers.values()):
+                self._check_selection(module, output)
 
-        def noting(method: Any) -> Any:
+        def noting(method: Any, modules: dict[int, tuple[nn.Module, str]]) -> Any:
             def call(*args: Any, **kwargs: Any) -> Any:
                 found = signature(method).bind(*args, **kwargs).arguments
-                self.mixers.setdefault(found["layer_idx"], stack[-1])
+                modules.setdefault(found["layer_idx"], stack[-1])
                 return method(*args, **kwargs)
 
             return call
+
+        count_tokens = cache.get_seq_length
+
+        def get_seq_length(*args: Any, **kwargs: Any) -> int:
+            self.length_arguments.update(stack[-1:])
+            return count_tokens(*args, **kwargs)
 
         hooks = [
             each.register_forward_pre_hook(enter, with_kwargs=True) for each in self._modules()
         ]
         hooks += [each.register_forward_hook(leave, always_call=True) for each in self._modules()]
         for name in filter(partial(hasattr, cache), _STATE_METHODS):
-            setattr(cache, name, noting(getattr(cache, name)))
+            setattr(cache, name, noting(getattr(cache, name), self.mixers))
+        if hasattr(cache, "update_indexer"):
+            cache.update_indexer = noting(cache.update_indexer, self.indexers)  # type: ignore[method-assign]
+        cache.get_seq_length = get_seq_length  # type: ignore[method-assign]
         try:
             yield
         finally:
@@ -245,6 +298,23 @@ class _Probe:
                     )
                 )
         return tuple(found)
+
+    def index_layers(self, cache: Cache) -> tuple[IndexLayer, ...]:
+        found = []
+        for index, (module, argument) in self.indexers.items():
+            cached: Any = cache.layers[index]
+            keys: torch.Tensor = cached.indexer_keys
+            found.append(IndexLayer(self._name(module), argument, keys.shape[-1], keys.dtype))
+        return tuple(found)
+
+    def _check_selection(self, module: nn.Module, output: Any) -> None:
+        is_tensor = isinstance(output, torch.Tensor) and not output.is_floating_point()
+        if not is_tensor or output.dtype == torch.bool or output.shape[:2] != (1, 2):
+            raise ConfigError(
+                f"{self._name(module)} ({type(module).__name__}) caches index keys, but does not "
+                "return the positions of the keys that each row selects, which graphkit needs.",
+                field="folder_or_model",
+            )
 
     def _modules(self) -> Iterator[nn.Module]:
         return self.model.modules()

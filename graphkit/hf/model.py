@@ -119,20 +119,13 @@ class TransformersModel:
 
     @property
     def longest_context(self) -> int | None:
-        """Most tokens of a request that are supported; ``None`` without a limit.
-
-        Layers that attend within chunks of the context (Llama 4) attend to everything before a
-        token in the first chunk. graphkit supports that chunk, without its last position, from
-        which on such models also scale their queries by the length of their cache.
-        """
+        """Positions of the model and its draft model; ``None`` without a limit."""
         models = (self.model, None if self.draft is None else self.draft.module)
-        limits: list[int | None] = []
-        for model in models:
-            if isinstance(model, PreTrainedModel):
-                config = model.config.get_text_config(decoder=True)
-                limits.append(getattr(config, "max_position_embeddings", None))
-                if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
-                    limits.append(config.attention_chunk_size - 1)
+        limits = [
+            getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+            for model in models
+            if isinstance(model, PreTrainedModel)
+        ]
         return min((limit for limit in limits if limit is not None), default=None)
 
     def spec(
@@ -316,8 +309,7 @@ class TransformersModel:
         require_int(type(self.model).__name__, "max_context_len", requested)
         if requested > positions:
             raise ConfigError(
-                f"max_context_len is {requested}, but the model has {positions} positions that "
-                "graphkit supports.",
+                f"max_context_len is {requested}, but the model has {positions} positions.",
                 field="max_context_len",
             )
         return requested
@@ -338,8 +330,9 @@ class TransformersModel:
         self, requests: ReqToTokenPool, spec: SpecConfig, kv_dtype: torch.dtype | None
     ) -> EngineModel:
         attention = LayerGroupAttention(
-            requests, self.layout.attention, spec.page_size, kv_dtype or self.model.dtype
-        )
+            requests, self.layout.attention, spec.page_size, kv_dtype or self.model.dtype,
+            self.layout.indexers,
+        )  # fmt: skip
         width = spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
         states = recurrent_states(self.layout, requests.size, width, self.device)
         draft = self._draft_of(spec)

@@ -98,10 +98,11 @@ class MtpLayer(nn.Module):
             ConfigError: The layer keeps other state than keys and values of one attention.
         """
         self.layout = prepare_model(self.decoder, fuse=False)
-        if self.layout.recurrent or len(self.layout.attention) != 1:
+        others = self.layout.recurrent or self.layout.indexers
+        if others or len(self.layout.attention) != 1:
             raise ConfigError(
-                f"an MTP layer is a {type(self.block).__name__} with recurrent states or without "
-                "attention. Drafters keep keys and values alone.",
+                f"an MTP layer is a {type(self.block).__name__} with recurrent states, with an "
+                "indexer, or without attention. Drafters keep keys and values alone.",
                 field="draft",
             )
 

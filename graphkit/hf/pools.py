@@ -6,7 +6,9 @@ Suffixes: T rows, N query heads, M key-value heads, D head size of keys, E head 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import count
 
 import torch
 
@@ -21,9 +23,12 @@ from graphkit.attention.backend import AttentionInputs
 from graphkit.config import BufferSizes
 from graphkit.errors import ConfigError
 from graphkit.hf.attention import AttentionCall, padded_to
-from graphkit.hf.layout import AttentionLayer, ModelLayout
+from graphkit.hf.indexer import IndexBatch
+from graphkit.hf.layout import AttentionLayer, IndexLayer, ModelLayout
 from graphkit.kv import MHATokenToKVPool, RecurrentStatePool, ReqToTokenPool
+from graphkit.kv.index_keys import IndexKeyPool
 from graphkit.kv.layer_groups import LayerGroupKVPool
+from graphkit.ops.attention_layout import DenseLayout
 from graphkit.spec import ForwardMode
 
 
@@ -35,6 +40,7 @@ class LayerGroupAttention(PooledAttention):
         layers: The layers, in the order of their indices.
         page_size: Slots per page.
         dtype: Data type of keys and values.
+        indexers: Modules with index keys, in the order of their indices.
         kind: Backend of every group; ``None`` selects Triton on CUDA and torch elsewhere.
     """
 
@@ -44,6 +50,7 @@ class LayerGroupAttention(PooledAttention):
         layers: Sequence[AttentionLayer],
         page_size: int,
         dtype: torch.dtype,
+        indexers: Sequence[IndexLayer] = (),
         kind: type[PagedAttention] | None = None,
     ) -> None:
         device = requests.device
@@ -61,7 +68,17 @@ class LayerGroupAttention(PooledAttention):
             for shape, indices in members.items()
         ]
         self.req_to_token_pool = requests
-        self.kv_pool = LayerGroupKVPool(pools)
+        index_shapes = Counter((layer.size, layer.dtype) for layer in indexers)
+        index_pools = {
+            (size, dtype): IndexKeyPool(tokens, page_size, dtype, size, number, device)
+            for (size, dtype), number in index_shapes.items()
+        }
+        index_layers = {shape: count() for shape in index_pools}
+        self._indexers = tuple(
+            (index_pools[shape], next(index_layers[shape]))
+            for shape in ((layer.size, layer.dtype) for layer in indexers)
+        )
+        self.kv_pool = LayerGroupKVPool([*pools, *index_pools.values()])
         self._place: dict[int, tuple[PagedAttention, int]] = {}
         for pool, indices in zip(pools, members.values(), strict=True):
             scales = dict.fromkeys(layers[layer].scaling for layer in indices)
@@ -84,6 +101,19 @@ class LayerGroupAttention(PooledAttention):
         """Compute the metadata, which all groups share; see ``PagedAttention.metadata``."""
         return self._groups[0].metadata(mode, inputs)
 
+    def index_batch(
+        self, out_cache_loc: torch.Tensor, metadata: AttentionMetadata | None
+    ) -> IndexBatch | None:
+        """Return the index keys of a batch, or ``None`` without indexers."""
+        if not self._indexers:
+            return None
+        assert metadata is not None, "a runner sets it"
+        layout = DenseLayout(
+            len(out_cache_loc), metadata.page_table, metadata.cache_seqlens, metadata.cu_seqlens_q,
+            metadata.mask, self.kv_pool.page_size, metadata.max_seqlen_q,
+        )  # fmt: skip
+        return IndexBatch(self._indexers, layout, out_cache_loc)
+
     def attend(
         self,
         layer: int,
@@ -96,10 +126,17 @@ class LayerGroupAttention(PooledAttention):
         size = group.kv_pool.head_dim  # type: ignore[union-attr]
         parts = (call.query, call.key, call.value)
         query, key, value = (padded_to(part[0].transpose(0, 1), size) for part in parts)
-        attended = group.attend(
-            index, query, key, value, out_cache_loc, metadata,
-            window=call.window, softcap=call.softcap, sinks_N=call.sinks,
-        )  # fmt: skip
+        if call.selected is None:
+            attended = group.attend(
+                index, query, key, value, out_cache_loc, metadata,
+                window=call.window, softcap=call.softcap, sinks_N=call.sinks, chunked=call.chunked,
+            )  # fmt: skip
+        else:
+            group.store(index, key, value, out_cache_loc)
+            attended = group.attend_positions(
+                index, query, call.selected.positions, metadata,
+                softcap=call.softcap, sinks_N=call.sinks,
+            )  # fmt: skip
         return attended[None, ..., : call.value.shape[-1]].contiguous()
 
 

@@ -9,7 +9,9 @@ from transformers import PreTrainedModel
 from graphkit.hf import experts
 from graphkit.hf.attention import IMPLEMENTATION
 from graphkit.hf.fusion import fuse_modules
+from graphkit.hf.indexer import convert_indexers, pass_mask
 from graphkit.hf.layout import ModelLayout, learn_layout
+from graphkit.hf.past_length import replace_past_lengths
 from graphkit.hf.recurrent import convert_mixers
 
 
@@ -31,7 +33,10 @@ def prepare_model(model: PreTrainedModel, *, fuse: bool = True) -> ModelLayout:
     with suppress(ValueError):  # the model has no experts, or one form of them
         model.set_experts_implementation(experts.IMPLEMENTATION)
     layout = learn_layout(model)
+    replace_past_lengths(model, layout)  # before the fusion, which leaves these modules as they are
+    pass_mask(model, layout)
     if fuse:
         layout = fuse_modules(model, layout)
     convert_mixers(model, layout)
+    convert_indexers(model, layout)
     return layout

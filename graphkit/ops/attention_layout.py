@@ -34,6 +34,7 @@ class DenseLayout:
         page_size: int,
         max_seqlen_q: int,
         window: int = 0,
+        chunked: bool = False,
     ) -> None:
         self._num_tokens, self._page_table, self._page_size = num_tokens, page_table, page_size
         lengths_B1, ends_B1 = cache_seqlens_B[:, None], cu_seqlens_q_B1[1:, None]
@@ -46,11 +47,12 @@ class DenseLayout:
             self.visible_BWL = key_L <= last_BW[:, :, None]
             self.seen_BL = key_L < lengths_B1  # the last row sees all keys
             if window:
-                self.visible_BWL = self.visible_BWL & (key_L > (last_BW - window)[:, :, None])
+                keys_BW = _keys_in_window(last_BW, window, chunked)
+                self.visible_BWL = self.visible_BWL & (key_L > (last_BW - keys_BW)[:, :, None])
                 # Entries behind the rows of a request reach behind its last key.
                 self.seen_BL = self.seen_BL & self.visible_BWL.any(1)
         else:
-            self.visible_BWL = _visible_in_tree(mask, key_L, lengths_B1, window)
+            self.visible_BWL = _visible_in_tree(mask, key_L, lengths_B1, window, chunked)
             self.seen_BL = self.visible_BWL.any(1)
             sees_any_BW = self.visible_BWL.any(2)
         self._is_row_BW = (self._row_BW < ends_B1) & sees_any_BW
@@ -87,8 +89,13 @@ class DenseLayout:
         return packed[: self._num_tokens]
 
 
+def _keys_in_window(position: torch.Tensor, window: int, chunked: bool) -> torch.Tensor | int:
+    """Return how many of its last keys a row at a position sees."""
+    return position % window + 1 if chunked else window
+
+
 def _visible_in_tree(
-    mask: torch.Tensor, key_L: torch.Tensor, lengths_B1: torch.Tensor, window: int
+    mask: torch.Tensor, key_L: torch.Tensor, lengths_B1: torch.Tensor, window: int, chunked: bool
 ) -> torch.Tensor:
     """Return which positions each row sees, bool [B, W, L]; ``mask`` is for the last keys alone."""
     columns = mask.shape[2]
@@ -98,7 +105,8 @@ def _visible_in_tree(
     visible_BWL = visible_BWL & (key_L < lengths_B1)[:, None]
     if window:  # in a tree, the last keys that a row sees are those of its own path
         from_end_BWL = visible_BWL.flip(2).cumsum(2, dtype=torch.int32).flip(2)
-        visible_BWL = visible_BWL & (from_end_BWL <= window)
+        keys_BW1 = _keys_in_window(from_end_BWL[..., :1] - 1, window, chunked)
+        visible_BWL = visible_BWL & (from_end_BWL <= keys_BW1)
     return visible_BWL
 
 

@@ -15,21 +15,19 @@ from typing import Annotated, Any
 import torch
 
 from graphkit.errors import AttentionError
-from graphkit.ops.attention_layout import DenseLayout, is_part_of
+from graphkit.ops.attention_layout import DenseLayout
 from graphkit.ops.registration import register_op
 
-MAX_HEAD_DIM, MAX_LATENT_DIM, MAX_REST_DIM = 256, 512, 128
-"""Largest head size of values; of values that are parts of their keys; most elements that a key has
-more."""
+MAX_HEAD_DIM, MAX_REST_DIM = 512, 128
+"""Largest head size of values; most elements that a key has more."""
 
 
 def _check(args: Any) -> None:
-    """Refuse heads, sizes, strides, masks and windows that the kernel does not take."""
+    """Refuse heads, sizes, strides, masks and chunks that the kernel does not take."""
     heads, key_dim = args.key_cache.shape[1:]
     query_heads, value_dim = args.query_TND.shape[1], args.value_cache.shape[2]
-    most = MAX_LATENT_DIM if is_part_of(args.value_cache, args.key_cache) else MAX_HEAD_DIM
-    if not 1 <= value_dim <= most:
-        _refuse(f"the head size of values is {value_dim}", f"1 to {most}")
+    if not 1 <= value_dim <= MAX_HEAD_DIM:
+        _refuse(f"the head size of values is {value_dim}", f"1 to {MAX_HEAD_DIM}")
     if not 0 <= key_dim - value_dim <= MAX_REST_DIM:
         expected = f"{value_dim}, the head size of values, to {value_dim + MAX_REST_DIM}"
         _refuse(f"the head size of keys is {key_dim}", expected)
@@ -44,8 +42,8 @@ def _check(args: Any) -> None:
     if mask is not None and mask.shape[2] < args.max_seqlen_q:
         expected = f"at least max_seqlen_q = {args.max_seqlen_q}, or no mask for a chain"
         _refuse(f"mask has {mask.shape[2]} columns", expected)
-    if mask is not None and 0 < args.window < mask.shape[2]:
-        _refuse(f"window is {args.window}", f"at least the mask's {mask.shape[2]} columns, or 0")
+    if args.chunked and not args.window:
+        _refuse("chunked is True and window is 0", "the tokens of a chunk as window")
 
 
 def _refuse(found: str, expected: str) -> None:
@@ -80,6 +78,7 @@ def paged_attention(
     sinks_N: Annotated[torch.Tensor | None, "[N] float16 or bfloat16 or float32"] = None,
     key_scale_M: Annotated[torch.Tensor | None, "[M] float32"] = None,
     value_scale_M: Annotated[torch.Tensor | None, "[M] float32"] = None,
+    chunked: bool = False,
 ) -> torch.Tensor:
     """Attend from each query row to the visible keys of its request.
 
@@ -93,8 +92,9 @@ def paged_attention(
 
     A value may be the first part of its key: pass a view of the keys as ``value_cache``, as a pool
     of latents does, and the kernel loads it once. With a window a query sees the last ``window`` of
-    the keys that it would see without it, itself included; keys outside all windows of a request
-    are not read.
+    the keys that it would see without it, itself included. Chunked windows begin at a multiple of
+    ``window``: a query that would see n keys sees the last (n - 1) % window + 1 of them. Keys
+    outside all windows of a request are not read.
 
     Keys and values that no query of their request may see, NaN included, never reach the output.
     A query that sees no key gets zeros, and so does a row behind ``cu_seqlens_q_B1[B]``. Sums run
@@ -107,8 +107,7 @@ def paged_attention(
         query_TND: Query rows, the rows of a request next to each other. N is a multiple of M.
         key_cache: Keys of one layer by slot. E <= D <= E + 128. The number of slots is a multiple
             of page_size.
-        value_cache: Values of one layer by slot. E is at most 256, or 512 if values are parts of
-            keys.
+        value_cache: Values of one layer by slot. E is at most 512.
         page_table: Page p of request b holds its keys from p * page_size on. Entries behind its
             last key are pages of the cache too, such as 0: their keys may be read, without an
             effect.
@@ -119,12 +118,14 @@ def paged_attention(
         page_size: Slots per page.
         max_seqlen_q: Upper bound of a request's query rows (W). If a request has more, some rows
             are undefined.
-        window: Most keys that a query sees, at least the columns of the mask; 0 for all.
+        window: Most keys that a query sees; 0 for all.
         softcap: Scaled scores s become softcap * tanh(s / softcap) (Gemma 2, arXiv:2408.00118); 0
             leaves them.
         sinks_N: Score of one more key per query head, whose value is zero (gpt-oss).
         key_scale_M: Factor of the keys of each head, as ``store_kv`` divides by it; None for 1.
         value_scale_M: Factor of the values of each head; None for 1.
+        chunked: Whether a query sees the keys of its own chunk of ``window`` positions alone
+            (Llama 4).
 
     Returns:
         The attended values, [T, N, E] of the dtype of query_TND.
@@ -134,8 +135,9 @@ def paged_attention(
     if not (tokens and requests and pages):
         return query_TND.new_zeros(tokens, query_heads, value_dim)
     layout = DenseLayout(
-        tokens, page_table, cache_seqlens_B, cu_seqlens_q_B1, mask, page_size, max_seqlen_q, window
-    )
+        tokens, page_table, cache_seqlens_B, cu_seqlens_q_B1, mask, page_size, max_seqlen_q, window,
+        chunked,
+    )  # fmt: skip
     key_BLMD, value_BLME = (rows.float() for rows in layout.keys(key_cache, value_cache))
     if key_scale_M is not None:
         key_BLMD = key_BLMD * key_scale_M[:, None]

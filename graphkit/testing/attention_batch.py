@@ -135,7 +135,7 @@ class AttentionBatch:
         """Compute the live rows in float64 on the CPU, one query and head at a time."""
         query, key, value = (tensor.cpu() for tensor in (self.query, self.key, self.value))
         heads, kv_heads, value_dim = query.shape[1], *value.shape[1:]
-        window, cap = self.options.get("window", 0), self.options.get("softcap")
+        cap = self.options.get("softcap")
         sinks = self.options.get("sinks_N")
         out = torch.zeros(self.live_rows, heads, value_dim, dtype=torch.float64)
         for b, (old_keys, old_values) in enumerate(self.histories):
@@ -144,8 +144,7 @@ class AttentionBatch:
             keys = torch.cat([old_keys, key[own]]).double()
             values = torch.cat([old_values, value[own]]).double()
             for i in range(self.own_rows[b]):
-                visible = [s for s in range(len(keys)) if self._sees(b, i, s, len(keys))]
-                sees = visible[-window:]  # all without a window, since -0 is 0
+                sees = self.visible_keys(b, i)
                 for n in range(heads):
                     m = n * kv_heads // heads  # consecutive query heads share a key-value head
                     scores = keys[sees, m] @ query[first + i, n].double() * self.scale
@@ -154,6 +153,15 @@ class AttentionBatch:
                         scores = torch.cat([scores, sinks[n : n + 1].cpu().double()])
                     out[first + i, n] = scores.softmax(0)[: len(sees)] @ values[sees, m]
         return out
+
+    def visible_keys(self, b: int, i: int) -> list[int]:
+        """Return the keys of live request ``b`` that its row ``i`` attends to."""
+        keys = len(self.histories[b][0]) + self.own_rows[b]
+        visible = [key for key in range(keys) if self._sees(b, i, key, keys)]
+        window = self.options.get("window", 0)
+        if self.options.get("chunked"):
+            window = (len(visible) - 1) % window + 1
+        return visible[-window:]  # all without a window, since -0 is 0
 
     def _sees(self, b: int, i: int, key: int, num_keys: int) -> bool:
         """Return whether row ``i`` of request ``b`` attends to its key number ``key``."""

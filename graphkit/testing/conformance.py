@@ -33,7 +33,10 @@ MODES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Batches by name: arguments of ``attention_batch``."""
-OPTIONS: dict[str, Any] = {"window": 7, "softcap": 0.5, "sinks": True}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "window": {"window": 7}, "chunked": {"window": 7, "chunked": True},
+    "softcap": {"softcap": 0.5}, "sinks": {"sinks": True},
+}  # fmt: skip
 """Values of the options of ``attend``."""
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -80,7 +83,8 @@ def attention_conformance(
         kv_heads: Key-value heads.
         head_dim: Elements per head.
         latent_dims: Elements of a latent and of the rotated part of a key.
-        options: Options of ``attend`` that it takes, of ``window``, ``softcap`` and ``sinks``.
+        options: Options of ``attend`` that it takes, of ``window``, ``chunked``, ``softcap`` and
+            ``sinks``.
         tolerance: Allowed absolute and relative difference; by default one that fits ``dtype``.
 
     Returns:
@@ -148,7 +152,7 @@ def _tests(
         if mode is not ForwardMode.TARGET_VERIFY:
             continue
         for option in options:
-            with_option = shape | sizes | {option: OPTIONS[option]}
+            with_option = shape | sizes | OPTIONS[option]
             yield f"{name}, {option}", partial(_computes, backend, attend, with_option, limit)
         test = partial(_follows_inputs, backend, attend, shape | sizes, limit)
         yield f"{name}, captured", test

@@ -33,6 +33,7 @@ def attention_batch(
     window: int = 0,
     softcap: float = 0.0,
     sinks: bool = False,
+    chunked: bool = False,
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> AttentionBatch:
@@ -58,6 +59,7 @@ def attention_batch(
         window: Option of ``attend``, like the next.
         softcap: Bound of the scores.
         sinks: Whether heads have sinks.
+        chunked: Option of ``attend``.
         device: Device of pools and tensors.
         seed: Seed of all numbers.
     """
@@ -106,6 +108,7 @@ def attention_batch(
     seq_lens = [length + n for length, n in zip(lengths, counted, strict=True)] + [1] * pads
     options: dict[str, Any] = {"window": window} if window else {}
     options |= {"softcap": softcap} if softcap else {}
+    options |= {"chunked": True} if chunked else {}
     options |= {"sinks_N": torch.randn(heads, generator=random).to(device)} if sinks else {}
     key = key.to(device)
     return AttentionBatch(

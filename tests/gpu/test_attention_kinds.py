@@ -23,7 +23,8 @@ LENGTHS = [130, 5, 1500]
 
 
 def _agrees(dtype, *, width=4, heads=8, kv_heads=2, key_dim=64, latent=0, page_size=16,
-            columns=0, window=0, softcap=0.0, sinks=False, lengths=LENGTHS):  # fmt: skip
+            columns=0, window=0, softcap=0.0, sinks=False, chunked=False,
+            lengths=LENGTHS):  # fmt: skip
     """Compare both devices on numbers that ``dtype`` holds; keys outside all windows are NaN."""
     torch.manual_seed(0)
     requests, pages = len(lengths), -(-max(lengths) // page_size)
@@ -36,7 +37,9 @@ def _agrees(dtype, *, width=4, heads=8, kv_heads=2, key_dim=64, latent=0, page_s
     for cache in rounded[1:]:
         cache[:page_size] = torch.nan
         for b, length in enumerate(lengths):
-            outside = torch.arange(max(0, length - width + 1 - window) if window else 0)
+            begin = length - width + 1 - window if window else 0
+            begin = (length - width) // window * window if chunked else begin
+            outside = torch.arange(max(0, begin))
             cache[table[b, outside // page_size].long() * page_size + outside % page_size] = (
                 torch.nan
             )
@@ -53,7 +56,17 @@ def _agrees(dtype, *, width=4, heads=8, kv_heads=2, key_dim=64, latent=0, page_s
                    (table, torch.tensor(lengths, dtype=torch.int32), starts, mask)]  # fmt: skip
         sinks_N = torch.linspace(-1, 3, heads).to(device) if sinks else None
         return paged_attention(
-            query, key, value, *tensors, key_dim**-0.5, page_size, width, window, softcap, sinks_N
+            query,
+            key,
+            value,
+            *tensors,
+            key_dim**-0.5,
+            page_size,
+            width,
+            window,
+            softcap,
+            sinks_N,
+            chunked=chunked,
         )
 
     got, want, limit = run("cuda", dtype), run("cpu", torch.float32), TOLERANCE[dtype]
@@ -77,6 +90,13 @@ def test_small_latents(dtype, width, key_dim):
     _agrees(dtype, width=width, kv_heads=1, key_dim=key_dim, latent=key_dim - 8)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 4, 70])
+@pytest.mark.parametrize("key_dim", [320, 512])
+def test_large_heads(dtype, width, key_dim):
+    _agrees(dtype, width=width, heads=8, key_dim=key_dim, lengths=[130, 75, 1500])
+
+
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_rows_that_are_not_aligned_to_16_bytes(page_size):
     _agrees(torch.float16, kv_heads=1, key_dim=36, latent=32, page_size=page_size)
@@ -84,9 +104,10 @@ def test_rows_that_are_not_aligned_to_16_bytes(page_size):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [0, 4])
-@pytest.mark.parametrize("window", [4, 63, 128, 4096])
-def test_windows(dtype, columns, window):
-    _agrees(dtype, columns=columns, window=window)
+@pytest.mark.parametrize("window", [3, 4, 63, 128, 4096])
+@pytest.mark.parametrize("chunked", [False, True], ids=["sliding", "chunked"])
+def test_windows(dtype, columns, window, chunked):
+    _agrees(dtype, columns=columns, window=window, chunked=chunked)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -69,6 +69,14 @@ def test_a_dropped_scaling_is_found_at_load(monkeypatch):
         hf.load(model, device="cpu")
 
 
+def test_chunks_and_scales_by_position_are_checked_at_load(monkeypatch):
+    layout = hf.load(small_model("llama4_text"), device="cpu").layout
+    assert [layer.length_argument for layer in layout.attention] == ["", "past_key_values"]
+    monkeypatch.setattr(hf.past_length.PastLength, "get_seq_length", lambda *_: 0)
+    with pytest.raises(ConfigError, match="computes other logits through graphkit"):
+        hf.load(small_model("llama4_text"), device="cpu")
+
+
 @pytest.mark.parametrize("damage", ["empty", "config", "weights"])
 def test_a_bad_folder_is_one_line(tmp_path, damage):
     if damage != "empty":

@@ -29,6 +29,12 @@ LATENT = {
     "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "qk_head_dim": 24, "v_head_dim": 16,
     "n_routed_experts": 8, "n_group": 2, "topk_group": 1,
 }  # fmt: skip
+INDEX = {  # with so many heads, hardly any score is zero: equal scores are ambiguous
+    "index_topk": WINDOW,
+    "index_head_dim": 16,
+    "index_n_heads": 16,
+    "first_k_dense_replace": 1,
+}
 DELTA = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
     "linear_value_head_dim": 8, "shared_expert_intermediate_size": 32,
@@ -38,13 +44,25 @@ MAMBA2 = {
     "mamba_chunk_size": 8,
 }  # fmt: skip
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+INDEX_SHARED = {
+    "num_hidden_layers": 3,
+    "layer_types": ["indexed_attention"] * 3,
+    "indexer_types": ["full", "shared", "full"],
+}
 KINDS: dict[str, dict[str, object]] = {
-    "afmoe": {}, "apertus": {}, "arcee": {}, "aria_text": {}, "biogpt": {}, "bitnet": {},
+    "afmoe": {}, "apertus": {}, "arcee": {}, "aria_text": {}, "axk2": LATENT | INDEX, "biogpt": {},
+    "bitnet": {},
     "cohere": {}, "cohere2": {}, "ctrl": {},
     "deepseek_v2": LATENT | {
         "first_k_dense_replace": 1, "topk_method": "greedy", "num_experts_per_tok": 2,
     },
-    "deepseek_v3": LATENT | {"first_k_dense_replace": 1}, "ernie4_5": {},
+    "deepseek_v3": LATENT | {"first_k_dense_replace": 1}, "deepseek_v32": LATENT | INDEX,
+    "dots3_note_text": LATENT | INDEX | {
+        "head_dim": 24, "shared_experts_intermediate_size": 32,
+        "layer_types": ["indexed_attention", "sliding_attention"],
+        "per_layer_config": {1: {"q_lora_rank": 16, "qk_nope_head_dim": 16}},
+    },
+    "ernie4_5": {},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2}, "exaone4": {},
     "falcon_h1": MAMBA2 | {"mamba_d_ssm": 128}, "flex_olmo": {}, "gemma": {}, "gemma2": {},
     "gemma3_text": {},
@@ -54,19 +72,21 @@ KINDS: dict[str, dict[str, object]] = {
         "activation_sparsity_pattern": [0.0] * 4, "vocab_size_per_layer_input": VOCAB,
         "hidden_size_per_layer_input": 8, "laurel_rank": 4, "pad_token_id": 0,
     },
-    "glm": {}, "glm4": {}, "glm4_moe": {}, "gpt2": {}, "gpt_bigcode": {},
-    "gpt_neox": {}, "gpt_oss": ROPE, "granite": {}, "granitemoe": {},
+    "glm": {}, "glm4": {}, "glm4_moe": {}, "glm_moe_dsa": LATENT | INDEX | INDEX_SHARED,
+    "gpt2": {}, "gpt_bigcode": {}, "gpt_neox": {}, "gpt_oss": ROPE, "granite": {}, "granitemoe": {},
     "granitemoehybrid": MAMBA2 | {
         "layer_types": ["mamba", "attention"], "shared_intermediate_size": 32,
     },
-    "granitemoeshared": {}, "helium": {}, "hyperclovax": {},
+    "granitemoeshared": {}, "helium": {}, "hy_v4": LATENT | INDEX | INDEX_SHARED,
+    "hyperclovax": {},
     "jamba": {
         "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
         "expert_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 4,
     },
     "lfm2": {}, "llama": {},
-    "llama4_text": {  # one chunk, which is all that graphkit supports
-        "attention_chunk_size": 128, "intermediate_size_mlp": 96, "interleave_moe_layer_step": 1,
+    "llama4_text": {  # full layers scale their queries by the number of tokens before
+        "attention_chunk_size": WINDOW, "intermediate_size_mlp": 96, "floor_scale": 6,
+        "attn_scale": 0.5, "interleave_moe_layer_step": 1,
         "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0],
     },
     "mamba": {"state_size": 8, "time_step_rank": 4}, "minimax_m2": {}, "mistral": {},
@@ -110,6 +130,7 @@ def small_config(
     Those of ``sizes`` that the type has replace ``COMMON``; ``changes`` replace any setting.
     """
     base = AutoConfig.for_model(kind).get_text_config(decoder=True)
+    base.allow_global_per_layer_attribute_access = True
     settings = {
         name: value
         for name, value in ({**COMMON, **sizes}).items()

@@ -35,12 +35,15 @@ class AttentionConfig:
     programs: int = 2
 
 
-def choose_config(rows: int, key_dim: int, value_dim: int, element_size: int) -> AttentionConfig:
+def choose_config(
+    rows: int, key_dim: int, value_dim: int, element_size: int, is_shared: bool
+) -> AttentionConfig:
     """Return the configuration for tiles of up to ``rows`` query rows.
 
     Blocks of latents, of more than 256 elements, leave a multiprocessor memory for one program.
-    With 64 rows that is limited by arithmetic: two large blocks in flight are enough. Blocks of
-    float8 take half of the memory: few rows take blocks of twice as many keys, more rows another
+    With 64 rows that is limited by arithmetic: two large blocks in flight are enough. Keys and
+    values of that size that are apart take twice the memory, which leaves room for two blocks of 32
+    keys. Blocks of float8 take half of the memory: few rows take blocks of twice as many keys, more rows another
     stage.
 
     Args:
@@ -48,10 +51,16 @@ def choose_config(rows: int, key_dim: int, value_dim: int, element_size: int) ->
         key_dim: Elements of a key.
         value_dim: Elements of a value.
         element_size: Bytes of an element; 1 if the kernel reads float8 as words of two elements.
+        is_shared: Whether values are parts of keys, as in latents.
     """
     row_bytes = max(16, triton.next_power_of_2(value_dim)) * element_size
     block_rows = min(64, max(16, triton.next_power_of_2(rows)))
     most_keys = max(16, BLOCK_BYTES // row_bytes)
+    warps = 8 if block_rows == 64 else 4
+    if value_dim > 256 and element_size > 2:
+        return AttentionConfig(block_rows=16, block_keys=16, num_stages=2, programs=1)
+    if value_dim > 256 and not is_shared:
+        return AttentionConfig(block_rows, 32, num_warps=warps, num_stages=2, programs=1)
     if element_size == 1 and block_rows == 16:
         return AttentionConfig(block_rows, block_keys=min(128, most_keys))
     block_keys = min(64, most_keys)
@@ -59,11 +68,8 @@ def choose_config(rows: int, key_dim: int, value_dim: int, element_size: int) ->
         return AttentionConfig(block_rows, block_keys, num_stages=4)
     if value_dim <= 256:
         return AttentionConfig(block_rows, block_keys)
-    if element_size > 2:
-        return AttentionConfig(block_rows=16, block_keys=16, num_stages=2, programs=1)
     if block_rows == 64 and key_dim <= 576:
         return AttentionConfig(block_rows, 64, num_warps=8, num_stages=2, programs=1)
-    warps = 8 if block_rows == 64 else 4
     return AttentionConfig(block_rows, block_keys=32, num_warps=warps, programs=1)
 
 

@@ -92,9 +92,9 @@ def launch_paged_attention(
     is_paired = _is_paired(query, key, value)
     if is_paired:
         key, value = key.view(torch.int16), value.view(torch.int16)
-    config = config or choose_config(
-        width * group, key_dim, value_dim, 1 if is_paired else query.element_size()
-    )
+    is_shared = is_part_of(value, key)
+    element_size = 1 if is_paired else query.element_size()
+    config = config or choose_config(width * group, key_dim, value_dim, element_size, is_shared)
     row_tiles = triton.cdiv(width * group, config.block_rows)
     tiles = max(requests, triton.cdiv(tokens, width)) * row_tiles
     if splits is None:
@@ -119,9 +119,9 @@ def launch_paged_attention(
         KEY_SLOT_STRIDE=key.stride(0), KEY_HEAD_STRIDE=key.stride(1),
         VALUE_SLOT_STRIDE=value.stride(0), VALUE_HEAD_STRIDE=value.stride(1),
         PAGE_SIZE=args.page_size, HEADS=heads, GROUP=group,
-        VALUE_DIM=value_dim, REST_DIM=key_dim - value_dim, SHARED=is_part_of(value, key),
+        VALUE_DIM=value_dim, REST_DIM=key_dim - value_dim, SHARED=is_shared,
         MASK_ROWS=width if columns else 0, MASK_COLUMNS=columns,
-        BLOCK_C=triton.next_power_of_2(max(columns, 1)), WINDOW=args.window,
+        BLOCK_C=triton.next_power_of_2(max(columns, 1)), WINDOW=args.window, CHUNKED=args.chunked,
         HAS_CAP=args.softcap > 0, IS_SPLIT=splits > 1,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         BLOCK_M=config.block_rows, BLOCK_N=config.block_keys,

@@ -37,6 +37,15 @@ def _load_pages(pages, run, end, PAGE_SIZE: tl.constexpr):
 
 
 @triton.jit
+def _window_begin(position, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
+    """Return the first position that rows at some positions see."""
+    begin = position - WINDOW + 1
+    if CHUNKED:
+        begin = tl.maximum(position, 0) // WINDOW * WINDOW
+    return begin
+
+
+@triton.jit
 def _scaled_to_float16(q):
     """Return rows in float16 and the factors that they lack, powers of two.
 
@@ -68,7 +77,7 @@ def paged_attention_kernel(
     PAGE_SIZE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr,
     VALUE_DIM: tl.constexpr, REST_DIM: tl.constexpr, SHARED: tl.constexpr,
     MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr, BLOCK_C: tl.constexpr,
-    WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr,
     IS_SPLIT: tl.constexpr, STARTS_EARLY: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr, HAS_FLOAT8_CVT: tl.constexpr,
@@ -136,6 +145,18 @@ def paged_attention_kernel(
         column = tl.arange(0, BLOCK_C)
         is_entry = (own_query < width)[:, None] & (column < MASK_COLUMNS)[None, :]
         path = tl.load(mask_row + column[None, :], mask=is_entry, other=0) != 0
+        if WINDOW:
+            # Positions are numbers of keys: those before the mask, then those of the path.
+            path &= (column + prefix >= 0)[None, :]
+            before = tl.maximum(prefix, 0)
+            position = before + tl.sum(path.to(tl.int32), 1) - 1
+            window_begin = _window_begin(position, WINDOW, CHUNKED)
+            if CHUNKED or WINDOW < MASK_COLUMNS:  # a window may begin within the path
+                path &= before + tl.cumsum(path.to(tl.int32), 1) > window_begin[:, None]
+                first_column = tl.min(tl.where(path, column[None, :], MASK_COLUMNS), 1)
+                window_begin = tl.where(window_begin > prefix, prefix + first_column, window_begin)
+            window_begin = tl.where(own_query < width, window_begin, length)
+            keys_begin = tl.maximum(tl.min(window_begin, 0), 0)
         if IS_WORD:
             bit = tl.full([1, 1], 1, WORD) << column[None, :].to(WORD)
             hidden = tl.sum(tl.where(path | (column >= MASK_COLUMNS)[None, :], 0, bit), 1)
@@ -143,14 +164,10 @@ def paged_attention_kernel(
     else:
         last_query = tl.minimum((first_row + BLOCK_M - 1) // GROUP, rows - 1)
         keys_end = tl.minimum(keys_end, prefix + last_query + 1)
-    if WINDOW:
-        if MASK_COLUMNS:
-            own_keys = tl.where(own_query < width, tl.sum(path.to(tl.int32), 1), MASK_COLUMNS)
-            window_begin = prefix - WINDOW + own_keys
-            keys_begin = tl.maximum(tl.min(window_begin, 0), 0)
-        else:
-            window_begin = prefix - WINDOW + own_query + 1
-            keys_begin = tl.maximum(prefix - WINDOW + first_row // GROUP + 1, 0)
+        if WINDOW:
+            window_begin = _window_begin(prefix + own_query, WINDOW, CHUNKED)
+            first_begin = _window_begin(prefix + first_row // GROUP, WINDOW, CHUNKED)
+            keys_begin = tl.maximum(first_begin, 0)
     keys_end = tl.maximum(keys_end, keys_begin)
     open_end = tl.minimum(prefix, keys_end)  # every row sees all keys before
     if WINDOW:
@@ -209,12 +226,13 @@ def paged_attention_kernel(
             is_cell = (own_query < width)[:, None] & is_column[None, :]
             tree = tl.load(mask_row + own_key[None, :], mask=is_cell, other=0) != 0
             visible = (tree | (own_key < 0)[None, :]) & is_key[None, :]
-            seen = tl.max(visible.to(tl.int32), 0) != 0
         else:
             visible = (own_key[None, :] <= own_query[:, None]) & is_key[None, :]
             seen = is_key  # its last query sees all of a chain's keys
         if WINDOW:
             visible = visible & (key[None, :] >= window_begin[:, None])
+        if MASK_COLUMNS and not IS_WORD:
+            seen = tl.max(visible.to(tl.int32), 0) != 0
 
         # Weight 0 times NaN is NaN, so a value that no query sees is not loaded.
         keys = key_cache + kv_head * KEY_HEAD_STRIDE + slot * KEY_SLOT_STRIDE

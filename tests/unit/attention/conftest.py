@@ -51,7 +51,8 @@ class Case(AttentionBatch):
         return (self.query, keys, values, self.page_table(), self.key_counts, self.row_sums,
                 self.inputs.custom_mask, self.scale, self.pool.page_size,
                 self.inputs.tokens_per_request, self.options.get("window", 0),
-                self.options.get("softcap", 0.0), self.options.get("sinks_N"))  # fmt: skip
+                self.options.get("softcap", 0.0), self.options.get("sinks_N"), None, None,
+                self.options.get("chunked", False))  # fmt: skip
 
 
 @pytest.fixture

@@ -172,6 +172,14 @@ def test_attention_groups(make_case, assert_attends, group, head_dim):
 
 
 @loops_to_a_tensor
+@pytest.mark.parametrize("head_dim", [320, 512])
+def test_attention_of_large_heads(make_case, assert_attends, head_dim):
+    case = make_case([66, 3], width=3, heads=8, head_dim=head_dim, page_size=4, tree=True)
+    for splits in (1, 2):
+        assert_attends(launch(paged_attention, *case.op_args(), splits=splits), case)
+
+
+@loops_to_a_tensor
 @pytest.mark.parametrize("tree", [False, True])
 def test_attention_over_several_row_tiles(make_case, assert_attends, tree):
     case = make_case([9, 70], width=17, heads=8, page_size=4, tree=tree)
@@ -256,6 +264,34 @@ def test_attention_within_a_window(make_case, assert_attends, tree, window):
         case.pool.get_value_buffer(1)[outside] = torch.nan
     for splits in (1, 3):
         assert_attends(launch(paged_attention, *case.op_args(), splits=splits), case)
+
+
+@loops_to_a_tensor
+@pytest.mark.parametrize("chunked", [False, True], ids=["sliding", "chunked"])
+@pytest.mark.parametrize(
+    ("width", "columns", "window"),
+    [(1, 0, 32), (5, 0, 3), (5, 5, 3), (5, 5, 32), (3, 8, 4), (2, 33, 8), (3, 66, 16)],
+    ids=str,
+)
+def test_windows_that_begin_within_the_rows(
+    make_case, assert_attends, width, columns, window, chunked
+):
+    """Chains and trees, their masks as words and as bytes, around the boundaries of chunks."""
+    drafted = max(columns - width, 0)
+    lengths = [drafted + length for length in (0, 30, 31, 32, 63)]
+    case = make_case(
+        lengths, mode=ForwardMode.DRAFT if drafted else ForwardMode.TARGET_VERIFY, width=width,
+        columns=columns or None, tree=columns > 0, pads=1, heads=4, window=window, chunked=chunked,
+    )  # fmt: skip
+    for b, length in enumerate(lengths):  # keys that no row sees are NaN
+        seen = {key for i in range(width) for key in case.visible_keys(b, i)}
+        hidden = sorted(set(range(length)) - seen)
+        outside = case.requests.req_to_token[case.inputs.req_pool_indices[b], hidden].long()
+        case.pool.get_key_buffer(1)[outside] = torch.nan
+        case.pool.get_value_buffer(1)[outside] = torch.nan
+    config = AttentionConfig(block_rows=16, block_keys=16)
+    for splits in (1, 3):
+        assert_attends(launch(paged_attention, *case.op_args(), splits=splits, config=config), case)
 
 
 @loops_to_a_tensor

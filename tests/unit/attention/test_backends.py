@@ -68,15 +68,29 @@ def test_latents(make_case, assert_attends, backend_type, page_size, tree):
 @pytest.mark.parametrize("backend_type", BACKENDS)
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("window", [4, 5, 30])
-def test_windows(make_case, assert_attends, backend_type, tree, window):
-    case = make_case([5, 1, 29, 31], width=4, page_size=4, tree=tree, pads=1, window=window)
+@pytest.mark.parametrize("chunked", [False, True], ids=["sliding", "chunked"])
+def test_windows(make_case, assert_attends, backend_type, tree, window, chunked):
+    case = make_case(
+        [5, 1, 29, 31], width=4, page_size=4, tree=tree, pads=1, window=window, chunked=chunked
+    )
     assert_attends(case.attend(backend_type), case)
 
 
 @pytest.mark.parametrize("backend_type", BACKENDS)
-def test_a_window_shorter_than_a_chain(make_case, assert_attends, backend_type):
-    case = make_case([5, 0], width=8, window=3)
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("chunked", [False, True], ids=["sliding", "chunked"])
+def test_windows_that_begin_within_the_rows(make_case, assert_attends, backend_type, tree, chunked):
+    case = make_case([5, 0, 7], width=8, tree=tree, window=3, chunked=chunked)
     assert_attends(case.attend(backend_type), case)
+
+
+@pytest.mark.parametrize("backend_type", BACKENDS)
+def test_a_row_in_a_new_chunk_reads_no_key_before(make_case, assert_attends, backend_type):
+    case = make_case([8], window=4, chunked=True)
+    before = case.requests.req_to_token[case.inputs.req_pool_indices[0], :8].long()
+    case.pool.get_key_buffer(1)[before] = torch.nan
+    case.pool.get_value_buffer(1)[before] = torch.nan
+    assert torch.equal(case.attend(backend_type), case.value)
 
 
 @pytest.mark.parametrize("backend_type", BACKENDS)
@@ -96,6 +110,23 @@ def test_keys_outside_the_window_are_not_read(make_case, assert_attends, backend
     case.pool.get_key_buffer(1)[outside] = torch.nan
     case.pool.get_value_buffer(1)[outside] = torch.nan
     assert_attends(case.attend(backend_type), case)
+
+
+@pytest.mark.parametrize("backend_type", BACKENDS)
+def test_rows_attend_to_the_positions_that_they_name(make_case, assert_attends, backend_type):
+    case = make_case([5, 0, 9], width=3, page_size=4, tree=True, heads=4, sinks=True)
+    position_TK = torch.full((case.live_rows + 1, 12), -1)
+    for b in range(3):
+        for i in range(3):
+            keys = case.visible_keys(b, i)[::-1]
+            position_TK[3 * b + i, : len(keys)] = torch.tensor(keys)
+    backend = case.backend(backend_type)
+    metadata = backend.metadata(case.mode, case.inputs)
+    backend.store(1, *case.stored, case.out_cache_loc)
+    query = torch.cat([case.query, case.query[:1]])  # the last row belongs to no request
+    out = backend.attend_positions(1, query, position_TK, metadata, **case.options)
+    assert_attends(out[:-1], case)
+    assert out[-1].eq(0).all()
 
 
 @pytest.mark.parametrize("backend_type", BACKENDS)

@@ -120,6 +120,12 @@ def compiled(monkeypatch):
         (torch.float32, 16, 4, 256, 4, {"columns": 20}),
         (torch.bfloat16, 128, 1, 512, 4, {"columns": 4}),
         (torch.float16, 16, 1, 512, 1, {"window": 64}),
+        (torch.bfloat16, 32, 8, 128, 4, {"columns": 4, "window": 8192, "chunked": True}),
+        (torch.bfloat16, 16, 2, 512, 4, {"columns": 4, "apart": True}),
+        (torch.bfloat16, 32, 2, 512, 1, {"apart": True}),
+        (torch.float32, 16, 2, 512, 4, {"apart": True}),
+        (torch.bfloat16, 8, 2, 512, 4, {"apart": True, "fp8": True}),
+        (torch.bfloat16, 32, 2, 512, 1, {"apart": True, "fp8": True}),
         (torch.float32, 4, 1, 512, 4, {}),
         (torch.bfloat16, 32, 8, 128, 4, {"columns": 4, "fp8": True}),
         (torch.float16, 32, 8, 64, 1, {"window": 64, "fp8": True}),
@@ -128,8 +134,9 @@ def compiled(monkeypatch):
     ids=str,
 )
 def test_attention(compiled, dtype, heads, kv_heads, value_dim, splits, options):
-    """The blocks that the launcher chooses fit the memory of sm_90. Keys of 512 have 64 more."""
-    key_dim, width, columns = value_dim + 64 * (value_dim == 512), 4, options.get("columns", 0)
+    """The blocks that the launcher chooses fit the memory of sm_90. Latents have 64 more."""
+    is_latent = value_dim == 512 and "apart" not in options
+    key_dim, width, columns = value_dim + 64 * is_latent, 4, options.get("columns", 0)
     keys = torch.zeros(64, kv_heads, key_dim, dtype=dtype)
     scales = (None, None)
     if "fp8" in options:
@@ -142,6 +149,7 @@ def test_attention(compiled, dtype, heads, kv_heads, value_dim, splits, options)
         torch.zeros(2, width, columns, dtype=torch.bool) if columns else None, 1.0, 4, width,
         options.get("window", 0), options.get("softcap", 0.0),
         torch.zeros(heads) if "sinks" in options else None, *scales,
+        options.get("chunked", False),
     )  # fmt: skip
     launch_paged_attention(given, splits)
     assert compiled == ["paged_attention_kernel", "join_splits_kernel"][: 1 + (splits > 1)]

@@ -78,8 +78,8 @@ def test_tracers_see_shapes_and_mutations(make_case):
         (8, lambda _: 0, "page_size is 0, expected at least 1"),
         (8, lambda _: 4, "the caches have 15 slots, expected whole pages of 4"),
         (10, lambda _: -1, "window is -1, expected at least 0"),
-        (10, lambda _: 1, "window is 1, expected at least the mask's 2 columns, or 0"),
         (11, lambda _: -1.0, "softcap is -1.0, expected at least 0"),
+        (15, lambda _: True, "chunked is True and window is 0, expected the tokens of a chunk"),
         (12, lambda _: torch.zeros(3), r"sinks_N is \[3\] .* = \[2\]"),
         (
             2,

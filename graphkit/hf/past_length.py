@@ -1,0 +1,54 @@
+"""Attention modules that read from the cache how many tokens precede their rows.
+
+Llama 4 scales queries by their position, which it counts from the length of the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from graphkit.hf.attention import running_forward
+from graphkit.hf.layout import ModelLayout
+
+
+class PastLength:
+    """The cache that such a module sees: it has a length, and keeps nothing.
+
+    Args:
+        positions: Position of each row in its request, [T].
+    """
+
+    def __init__(self, positions: torch.Tensor) -> None:
+        self._positions = positions
+
+    def get_seq_length(self, layer_idx: int = 0) -> torch.Tensor:  # noqa: ARG002 - of transformers
+        """Return what the index of each row lacks to its position, [T]."""
+        return self._positions - torch.arange(
+            len(self._positions), dtype=self._positions.dtype, device=self._positions.device
+        )
+
+    def update(self, keys: Any, values: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
+        """Return keys and values; graphkit's attention stores them."""
+        return keys, values
+
+
+def replace_past_lengths(model: PreTrainedModel, layout: ModelLayout) -> None:
+    """Let the modules that read the length of the cache read the running positions; in place."""
+    modules = dict(model.named_modules())
+    for layer in layout.attention:
+        if layer.length_argument:
+            module = modules[layer.name]
+            module.forward = _WithLength(module.forward, layer.length_argument)
+
+
+class _WithLength:
+    def __init__(self, forward: Callable[..., Any], argument: str) -> None:
+        self._forward, self._argument = forward, argument
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        past = PastLength(running_forward().positions)
+        return self._forward(*args, **kwargs | {self._argument: past})
