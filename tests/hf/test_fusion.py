@@ -17,7 +17,7 @@ from graphkit import hf
 from graphkit.attention import TritonAttention
 from graphkit.audit.live_tensors import _storages
 from graphkit.errors import TargetError
-from graphkit.hf.fusion.linears import DeferredProduct
+from graphkit.hf.fusion.products import DeferredProduct
 from graphkit.hf.fusion.residual import DeferredSums, PendingSum, normalised
 from graphkit.reference import reference_target
 from small_models import small_model

@@ -15,14 +15,10 @@ from transformers import PreTrainedModel
 from graphkit.hf.fusion.agreement import agree
 from graphkit.hf.fusion.gates import find_gated_networks
 from graphkit.hf.fusion.heads import RotatedAttention, find_rotated_attention
-from graphkit.hf.fusion.linears import (
-    MergedLinears,
-    defer_products,
-    merge_linears,
-    plain_linears,
-)
+from graphkit.hf.fusion.linears import MergedLinears, merge_linears, plain_linears
 from graphkit.hf.fusion.norms import find_norms
 from graphkit.hf.fusion.observation import ROWS, ModuleCall, observe
+from graphkit.hf.fusion.products import defer_products
 from graphkit.hf.fusion.residual import DeferredSums
 from graphkit.hf.layout import ModelLayout, output_head
 from graphkit.quantization import Linear, QuantizedLinear
