@@ -191,8 +191,8 @@ class SpeculativeEngine:
         self._is_interrupted = self._closed = self._is_released = False
         # Last, so that an engine that could not be created does not hold its pools.
         self._use = PoolUse("SpeculativeEngine", device_step.pools, allocates=True)
-        self.memory.open()
         weakref.finalize(self, _free, self._schedule, self.memory).atexit = False
+        self.memory.open()
 
     def _create_schedule(
         self, device_step: DeviceStep, slots: StepSlots, steps_per_launch: int

@@ -9,6 +9,7 @@ import torch
 
 import graphkit as gk
 from engine_target import CONTEXT, ROWS, SIZES, SPEC, TableForward
+from graphkit.engine.request_memory import RequestMemory
 from graphkit.kv import RecurrentStatePool
 from own_attention import BlockTable, GatherAttention, StackedPool
 
@@ -117,6 +118,21 @@ def test_an_engine_that_is_refused_does_not_hold_its_pools(model):
         open_engine(model, sizes=gk.BufferSizes(ROWS, 3, 1, 16, torch.float32))
     assert caught.value.field == "max_context_len"
     open_engine(model).close()
+
+
+def test_an_engine_whose_construction_is_interrupted_frees_its_rows(model, monkeypatch):
+    free_all = RequestMemory.free_all
+
+    def interrupted_once(memory):
+        monkeypatch.setattr(RequestMemory, "free_all", free_all)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RequestMemory, "free_all", interrupted_once)
+    with pytest.raises(KeyboardInterrupt):
+        open_engine(model)
+    with open_engine(model) as engine:
+        assert engine.memory.available_rows == ROWS
+        assert_works(engine)
 
 
 @pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
