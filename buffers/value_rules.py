@@ -9,6 +9,8 @@ import torch
 
 from graphkit.buffers.layout import Capacity, FieldLayout
 
+_NO_END = 2**62
+"""Larger than any index, where the end of a range is not known."""
 Bad = tuple[torch.Tensor, torch.Tensor]
 """Which elements break a rule, bool, and their values; both one-dimensional."""
 
@@ -86,7 +88,7 @@ def _field_rules(layout: FieldLayout, limits: Limits) -> Iterator[Rule]:
         yield Rule(name, f"{meaning}, {least} to {last}", _outside(least, last))
     if name in bounds:
         meaning, end = bounds[name]
-        last = 2**62 if end is None else end - 1
+        last = _NO_END if end is None else end - 1
         text = "at least 0" if end is None else f"0 to {last}"
         yield Rule(name, f"{meaning}, {text}", _outside(0, last))
     if name == "out_cache_loc":

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from graphkit.buffers import ENTRIES, Axis, BatchWriter, InputBuffers
 from graphkit.errors import InputError
 from graphkit.graphs import Backend, CapturedGraph, SizeTable
+from graphkit.records import ReplayStats
 from graphkit.runners.dispatch import Dispatch, require_count, size_error
 from graphkit.runners.frozen_values import FrozenValues
 from graphkit.runners.outputs import Output
@@ -68,13 +68,8 @@ class ReplayPlan:
         self.writer = tuple(buffers.writer(entry, requests) for entry in range(ENTRIES)).__getitem__
 
 
-@dataclass
-class ReplayCount:
-    """Replays by captured size and by live requests, and the number of padded rows."""
-
-    by_size: Counter[int] = field(default_factory=Counter)
-    live_sizes: Counter[int] = field(default_factory=Counter)
-    padded_rows: int = 0
+NO_REPLAYS = ReplayStats(replays=0, padded_rows=0, fallbacks={}, replays_by_size={})
+"""Statistics of a runner that was never captured."""
 
 
 class Replayer(Generic[OutputT]):
@@ -110,7 +105,7 @@ class Replayer(Generic[OutputT]):
         self.launch: Callable[[ReplayPlan, int, int, list[Any]], OutputT] = self._launch_graph
         """Launches the graph of a plan for a written entry. ``observe`` replaces it for a block."""
         self._value_checks = self.buffers.value_checks
-        self._final_count: ReplayCount | None = None
+        self._final_stats: ReplayStats | None = None
         self.plans: dict[tuple[int, int | None], ReplayPlan] = {}
         # Prepared now, so that the first replay of a size is as fast as the others.
         for requests in range(1, table.max_batch_size + 1):
@@ -160,18 +155,24 @@ class Replayer(Generic[OutputT]):
         graph = self.graphs[self._table.largest]
         return self._step.output_type(**graph.output).live(0, 0)
 
-    def count(self) -> ReplayCount:
-        """Count the replays so far; also when closed."""
-        if self._final_count is not None:
-            return self._final_count
-        count = ReplayCount()
+    def stats(self) -> ReplayStats:
+        """Return the counts of the replays so far, without fallbacks; also when closed."""
+        if self._final_stats is not None:
+            return self._final_stats
+        by_size, live_sizes, padded_rows = Counter[int](), Counter[int](), 0
         for plan in (plan for plan in self.plans.values() if plan.replays):
-            count.by_size[plan.padded_batch_size] += plan.replays
+            by_size[plan.padded_batch_size] += plan.replays
             if plan.requests:
-                count.live_sizes[plan.requests] += plan.replays
+                live_sizes[plan.requests] += plan.replays
             rows = self.buffers.capacity.rows(Axis.TOKEN, plan.padded_batch_size)
-            count.padded_rows += plan.replays * (rows - plan.tokens) + plan.missing_rows
-        return count
+            padded_rows += plan.replays * (rows - plan.tokens) + plan.missing_rows
+        return ReplayStats(
+            replays=by_size.total(),
+            padded_rows=padded_rows,
+            fallbacks={},
+            replays_by_size=dict(sorted(by_size.items())),
+            live_sizes=dict(sorted(live_sizes.items())),
+        )
 
     def counts(self) -> dict[ReplayPlan, tuple[int, int]]:
         """Return replays and missing rows of each plan, for ``reset_counts``."""
@@ -184,7 +185,7 @@ class Replayer(Generic[OutputT]):
 
     def close(self) -> None:
         """Close the graphs. Staged batches become invalid."""
-        self._final_count = self.count()
+        self._final_stats = self.stats()
         self._mailbox.claims += 1
         for graph in self.graphs.values():
             graph.close()

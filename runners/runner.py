@@ -46,7 +46,7 @@ from graphkit.runners.mode_declaration import ModeDeclaration
 from graphkit.runners.observe import ObservedReplay, observed
 from graphkit.runners.outputs import Output
 from graphkit.runners.replay_consensus import ReplayConsensus
-from graphkit.runners.replayer import ReplayCount, Replayer
+from graphkit.runners.replayer import NO_REPLAYS, Replayer
 from graphkit.runners.sample_batch import sample_batch
 from graphkit.runners.settings import (
     check_draft_token_map,
@@ -687,15 +687,12 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
     @property
     def stats(self) -> ReplayStats:
         """Replays and fallbacks so far; also after ``close``."""
-        count = self._replayer.count() if self._replayer else ReplayCount()
-        return ReplayStats(
-            replays=count.by_size.total(),
-            padded_rows=count.padded_rows,
+        stats, consensus = self._replayer.stats() if self._replayer else NO_REPLAYS, self._consensus
+        return replace(
+            stats,
             fallbacks=dict(self.dispatch.fallbacks),
-            replays_by_size=dict(sorted(count.by_size.items())),
-            live_sizes=dict(sorted(count.live_sizes.items())),
-            agreements=self._consensus.agreements if self._consensus else 0,
-            idle=self._consensus.idle if self._consensus else 0,
+            agreements=consensus.agreements if consensus else 0,
+            idle=consensus.idle if consensus else 0,
         )
 
     @property

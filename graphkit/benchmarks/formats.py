@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from graphkit.benchmarks.step_measures import DRAFT_WEIGHTS, VERIFY_WEIGHTS, cell
+from graphkit.benchmarks.step_measures import (
+    BARE_STEP,
+    BOUND,
+    DRAFT_WEIGHTS,
+    OVER_BOUND,
+    TIME_PER_STEP,
+    VERIFY_WEIGHTS,
+    cell,
+)
 from graphkit.records import BenchReport, Measure
 
-_BARE = "bare step"
-_BOUND = (_BARE, "weights at the copy bandwidth", "bare step over that")
+_COMPARED = (BARE_STEP, BOUND, OVER_BOUND)
 """Measures of a setting that formats are compared by, where a report has them."""
 
 
@@ -48,7 +55,7 @@ def _row(reports: Mapping[str, BenchReport], name: str, setting: str) -> Iterato
         yield cell(setting, name, "weights", total, weights[0].unit)
     yield cell(setting, name, "fastest step", _fastest(reports[name], setting), "ms")
     for measure in reports[name].measures:
-        if measure.setting == setting and measure.name in _BOUND:
+        if measure.setting == setting and measure.name in _COMPARED:
             yield replace(measure, variant=name)
     first, *_ = reports
     ratio = _time(reports[name], setting) / _time(reports[first], setting)
@@ -59,13 +66,13 @@ def _fastest(report: BenchReport, setting: str) -> float:
     return min(
         each.value
         for each in report.measures
-        if each.setting == setting and each.name == "time per step"
+        if each.setting == setting and each.name == TIME_PER_STEP
     )
 
 
 def _time(report: BenchReport, setting: str) -> float:
     """Return the time of the bare step, or of the fastest variant."""
-    bare = (m.value for m in report.measures if m.setting == setting and m.name == _BARE)
+    bare = (m.value for m in report.measures if m.setting == setting and m.name == BARE_STEP)
     return next(bare, None) or _fastest(report, setting)
 
 

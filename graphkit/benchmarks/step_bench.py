@@ -14,6 +14,7 @@ import torch
 from graphkit.benchmarks.measured_engine import MeasuredEngine, Steps, host_time_steps
 from graphkit.benchmarks.open_engine import open_engine, pieces
 from graphkit.benchmarks.step_measures import (
+    BARE_STEP,
     bound_measures,
     cell,
     length_measures,
@@ -177,7 +178,7 @@ class StepBench:
             if not self._is_cuda:
                 return
             bare_ms = median(bare.ms(self._round) for _ in range(self.rounds))
-        yield cell(setting_name(size), "", "bare step", bare_ms, "ms")
+        yield cell(setting_name(size), "", BARE_STEP, bare_ms, "ms")
         if self.weights is not None:
             bandwidth = copy_bandwidth(self.device)
             yield from bound_measures(size, bare_ms, self.weights, bandwidth)

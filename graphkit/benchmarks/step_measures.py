@@ -10,6 +10,9 @@ from graphkit.records import Measure
 
 VERIFY_WEIGHTS, DRAFT_WEIGHTS = "weights read by verify", "weights read by drafts"
 """Names of the measures of ``weight_measures``."""
+TIME_PER_STEP, BARE_STEP = "time per step", "bare step"
+BOUND, OVER_BOUND = "weights at the copy bandwidth", "bare step over that"
+"""Names of the measures that formats are compared by."""
 
 
 def cell(setting: str, variant: str, name: str, value: float, unit: str = "") -> Measure:
@@ -35,7 +38,7 @@ def step_measures(
             the same time whatever it accepts.
     """
     setting = setting_name(batch_size)
-    yield cell(setting, variant, "time per step", steps.ms_per_step, "ms")
+    yield cell(setting, variant, TIME_PER_STEP, steps.ms_per_step, "ms")
     yield cell(setting, variant, "p50", steps.latency_ms(50), "ms")
     yield cell(setting, variant, "p99", steps.latency_ms(99), "ms")
     yield cell(setting, variant, "accept length", steps.tokens_per_step / batch_size)
@@ -81,8 +84,8 @@ def bound_measures(
     """
     setting, bound_ms = setting_name(batch_size), weights.total / bandwidth * 1e3
     yield cell(setting, "", "copy bandwidth", bandwidth / 1e9, "GB/s")
-    yield cell(setting, "", "weights at the copy bandwidth", bound_ms, "ms")
-    yield cell(setting, "", "bare step over that", bare_ms / bound_ms, "x")
+    yield cell(setting, "", BOUND, bound_ms, "ms")
+    yield cell(setting, "", OVER_BOUND, bare_ms / bound_ms, "x")
 
 
 def weight_measures(weights: WeightBytes) -> Iterator[Measure]:

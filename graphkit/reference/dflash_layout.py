@@ -86,7 +86,7 @@ def _integer(data: Mapping[str, object], name: str) -> int:
     return value
 
 
-def dflash_entries(head: DFlashHead) -> dict[str, object]:
+def config_entries(head: DFlashHead) -> dict[str, object]:
     """Return the entries of ``config.json`` that a head has beside those of its layers."""
     config = head.config
     return {

@@ -13,6 +13,7 @@ from torch import nn
 
 from graphkit.config import is_int
 from graphkit.errors import CheckpointError, ConfigError
+from graphkit.reference import dflash_layout, eagle3_layout
 from graphkit.reference.checkpoint_folder import (
     StoredWeights,
     read_config,
@@ -20,24 +21,8 @@ from graphkit.reference.checkpoint_folder import (
 )
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.dflash import DFlashHead
-from graphkit.reference.dflash_layout import (
-    ARCHITECTURE,
-    dflash_entries,
-    draft_settings,
-    is_dflash,
-)
-from graphkit.reference.dflash_layout import canonical_name as dflash_name
-from graphkit.reference.dflash_layout import layer_config as dflash_layers
 from graphkit.reference.eagle import EagleHead, HeadTarget
 from graphkit.reference.eagle3 import Eagle3Head
-from graphkit.reference.eagle3_layout import (
-    aux_layers,
-    canonical_name,
-    eagle3_entries,
-    flag,
-    is_eagle3,
-    layer_config,
-)
 from graphkit.reference.layers import store_by_columns
 from graphkit.reference.mtp import MTPHead
 from graphkit.reference.sharded_layers import part_of, split_head
@@ -50,7 +35,7 @@ _ARCHITECTURES = {
     EagleHead: "LlamaForCausalLMEagle",
     Eagle3Head: "LlamaForCausalLMEagle3",
     MTPHead: "LlamaForCausalLMNextN",
-    DFlashHead: ARCHITECTURE,
+    DFlashHead: dflash_layout.ARCHITECTURE,
 }
 
 
@@ -63,12 +48,12 @@ def head_algorithm(folder: str | Path) -> str:
         CheckpointError: A file is missing or damaged.
     """
     folder = Path(folder)
-    if is_dflash(read_config(folder)):
+    if dflash_layout.is_dflash(read_config(folder)):
         return "DFLASH"
-    names = {canonical_name(name) for name in StoredWeights(folder).forms}
+    names = {eagle3_layout.canonical_name(name) for name in StoredWeights(folder).forms}
     if "fc.weight" not in names:
         return "STANDALONE"
-    return "EAGLE3" if is_eagle3(names) else "EAGLE"
+    return "EAGLE3" if eagle3_layout.is_eagle3(names) else "EAGLE"
 
 
 def load_eagle_head(folder: str | Path, target: HeadTarget) -> EagleHead:
@@ -89,7 +74,7 @@ def load_eagle_head(folder: str | Path, target: HeadTarget) -> EagleHead:
     """
     folder = Path(folder)
     data, stored = read_config(folder), StoredWeights(folder)
-    if is_eagle3(stored.forms):
+    if eagle3_layout.is_eagle3(stored.forms):
         raise CheckpointError(
             f"{str(folder)!r} contains an EAGLE-3 head, not an EAGLE head. Use the algorithm "
             "EAGLE3, or load_eagle3_head."
@@ -117,13 +102,13 @@ def load_eagle3_head(folder: str | Path, target: HeadTarget) -> Eagle3Head:
     """
     folder = Path(folder)
     data, stored = read_config(folder), StoredWeights(folder)
-    if not is_eagle3(stored.forms):
+    if not eagle3_layout.is_eagle3(stored.forms):
         raise CheckpointError(
             f"{str(folder)!r} contains no EAGLE-3 head: it has no hidden_norm. Use the algorithm "
             "EAGLE for an EAGLE head."
         )
-    config = LlamaConfig.from_dict(layer_config(data))
-    names = {canonical_name(name) for name in stored.forms}
+    config = LlamaConfig.from_dict(eagle3_layout.layer_config(data))
+    names = {eagle3_layout.canonical_name(name) for name in stored.forms}
     vocab_size = data.get("draft_vocab_size")
     vocab_size = config.vocab_size if vocab_size is None else vocab_size
     if not is_int(vocab_size) or vocab_size < 1:
@@ -134,16 +119,18 @@ def load_eagle3_head(folder: str | Path, target: HeadTarget) -> Eagle3Head:
     build = partial(
         Eagle3Head,
         target=target,
-        aux_layers=aux_layers(data),
+        aux_layers=eagle3_layout.aux_layers(data),
         draft_vocab_size=vocab_size if is_mapped else None,
         fc_bias=_FC_BIAS in names,
         has_embedding=_EMBEDDING in names,
         has_head=is_mapped or _HEAD in names,
-        norm_before_residual=flag(data, "norm_before_residual"),
+        norm_before_residual=eagle3_layout.flag(data, "norm_before_residual"),
     )
     # t2d marks the tokens of the draft vocabulary, which d2t lists too.
     ignored = frozenset({"t2d"})
-    return _load(build, config, stored, target, ignored=ignored, rename=canonical_name)
+    return _load(
+        build, config, stored, target, ignored=ignored, rename=eagle3_layout.canonical_name
+    )
 
 
 def load_dflash_head(folder: str | Path, target: HeadTarget) -> DFlashHead:
@@ -157,14 +144,14 @@ def load_dflash_head(folder: str | Path, target: HeadTarget) -> DFlashHead:
     """
     folder = Path(folder)
     data = read_config(folder)
-    if not is_dflash(data):
+    if not dflash_layout.is_dflash(data):
         raise CheckpointError(
             f"{str(folder)!r} contains no DFLASH head: its config.json has no block_size. Use the "
             "algorithm EAGLE or EAGLE3 for another head."
         )
-    config = LlamaConfig.from_dict(dflash_layers(data, target.config.vocab_size))
-    build = partial(DFlashHead, target=target, **draft_settings(data))
-    return _load(build, config, StoredWeights(folder), target, rename=dflash_name)
+    config = LlamaConfig.from_dict(dflash_layout.layer_config(data, target.config.vocab_size))
+    build = partial(DFlashHead, target=target, **dflash_layout.draft_settings(data))
+    return _load(build, config, StoredWeights(folder), target, rename=dflash_layout.canonical_name)
 
 
 def load_mtp_head(folder: str | Path, target: HeadTarget) -> MTPHead:
@@ -196,9 +183,9 @@ def save_draft_head(
     """
     config = head.config.to_dict() | {"architectures": [_ARCHITECTURES[type(head)]]}
     if isinstance(head, Eagle3Head):
-        config |= eagle3_entries(head)
+        config |= eagle3_layout.config_entries(head)
     if isinstance(head, DFlashHead):
-        config |= dflash_entries(head)
+        config |= dflash_layout.config_entries(head)
     write_folder(Path(folder), config, head.state_dict())
 
 

@@ -66,7 +66,7 @@ def aux_layers(data: Mapping[str, object]) -> tuple[int, ...] | None:
     return tuple(each + is_output for each in inputs)
 
 
-def eagle3_entries(head: Eagle3Head) -> dict[str, object]:
+def config_entries(head: Eagle3Head) -> dict[str, object]:
     """Return the entries of ``config.json`` that a head has beside those of its layer."""
     return {
         _LAYER_IDS: list(head.aux_layers),

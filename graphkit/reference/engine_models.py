@@ -228,7 +228,7 @@ def _draft_model(algorithm: str, draft: str | Path | None, target: LlamaModel) -
     return None
 
 
-def check_algorithm(algorithm: str) -> str:
+def check_algorithm(algorithm: object) -> str:
     """Return the name of an algorithm in capitals.
 
     Raises:
