@@ -194,7 +194,7 @@ class MtpForward:
 
     def __init__(self, head: MtpHead, layer: int, attention: LayerGroupAttention) -> None:
         self._head, self._layer, self._attention = head, layer, attention
-        self._numbers = {each.attention_module: i for i, each in enumerate(head.chain)}
+        self._numbers = {each.attention_module: (i,) for i, each in enumerate(head.chain)}
 
     def __call__(self, inputs: Any) -> ForwardOutput:
         """Return logits and hidden states of the rows that the mode needs."""

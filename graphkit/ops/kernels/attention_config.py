@@ -43,8 +43,8 @@ def choose_config(
     Blocks of latents, of more than 256 elements, leave a multiprocessor memory for one program.
     With 64 rows that is limited by arithmetic: two large blocks in flight are enough. Keys and
     values of that size that are apart take twice the memory, which leaves room for two blocks of 32
-    keys. Blocks of float8 take half of the memory: few rows take blocks of twice as many keys, more rows another
-    stage.
+    keys. Blocks of float8 take half of the memory: few rows take blocks of twice as many keys, more
+    rows another stage.
 
     Args:
         rows: Query rows of a request for one key-value head.
