@@ -83,8 +83,8 @@ class TransformersForward:
             stack.enter_context(attending(attend, inputs.positions))
             if self._norm_sizes:
                 stack.enter_context(DeferredSums(self._norm_sizes))
-            if index := self._attention.index_batch(inputs.out_cache_loc, inputs.attention):
-                stack.enter_context(indexing(index))
+            index = self._attention.index_batch(inputs.out_cache_loc, inputs.attention)
+            stack.enter_context(indexing(index))
             if self._states is not None:
                 scan = NodeScan(self._states, self._states.slots(inputs))
                 stack.enter_context(scanning(scan))

@@ -49,8 +49,8 @@ _BATCH: ContextVar[IndexBatch | None] = ContextVar("graphkit_hf_index", default=
 
 
 @contextmanager
-def indexing(batch: IndexBatch) -> Iterator[None]:
-    """Let the indexers of prepared models run over the index keys of a batch."""
+def indexing(batch: IndexBatch | None) -> Iterator[None]:
+    """Let the indexers of prepared models, if any, run over the index keys of a batch."""
     token = _BATCH.set(batch)
     try:
         yield
