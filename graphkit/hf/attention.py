@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import pad
 from transformers import AttentionInterface
 
-from graphkit.errors import AttentionError
+from graphkit.errors import AttentionError, ConfigError
 
 IMPLEMENTATION = "graphkit"
 """Name of the attention in the registry of transformers."""
@@ -139,8 +139,15 @@ def attention(
 
     Raises:
         AttentionError: The model runs outside of a forward of graphkit.
+        ConfigError: The layer attends to other keys than those of its rows.
     """
     attend = running_forward().attend
+    if key.shape[2] != query.shape[2]:
+        raise ConfigError(
+            f"{type(module).__name__} passes {key.shape[2]} keys of {query.shape[2]} rows to its "
+            "attention: graphkit keeps one key per row and layer.",
+            field="folder_or_model",
+        )
     unknown = {name: each for name, each in others.items() if name not in WITHOUT_EFFECT}
     unknown |= {"attention_mask": attention_mask, "dropout": dropout}
     chunk = _chunk_size(module)

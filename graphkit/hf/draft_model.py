@@ -217,8 +217,9 @@ class MtpDraft(DraftModel):
                 field="num_steps",
             )
         attention = LayerGroupAttention(
-            requests, self._head.attention_layers, spec.page_size, self._head.dtype
-        )
+            requests, self._head.attention_layers, spec.page_size, self._head.dtype,
+            self._head.indexers,
+        )  # fmt: skip
         forwards = [
             MtpForward(self._head, layer, attention)
             for layer in range(spec.num_steps if is_chain else 1)

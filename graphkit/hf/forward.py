@@ -23,18 +23,19 @@ from graphkit.runners import ForwardOutput
 
 
 def attention_of_batch(
-    attention: LayerGroupAttention, numbers: Mapping[nn.Module, int], inputs: Inputs
+    attention: LayerGroupAttention, numbers: Mapping[nn.Module, Sequence[int]], inputs: Inputs
 ) -> Attend:
-    """Return what attends in the layers of a model during a batch.
+    """Return what attends in the layers of a model during one forward of a batch.
 
     Args:
         attention: Attention over the pools of the layers.
-        numbers: Index of each attention module.
+        numbers: Index of each call that a module makes of the attention, in order.
         inputs: The batch.
     """
     metadata, slots = inputs.attention, inputs.out_cache_loc
     assert metadata is not None, "a runner sets it"
-    return lambda call: attention.attend(numbers[call.module], call, slots, metadata)
+    left = {module: iter(each) for module, each in numbers.items()}
+    return lambda call: attention.attend(next(left[call.module]), call, slots, metadata)
 
 
 class TransformersForward:
@@ -58,9 +59,9 @@ class TransformersForward:
     ) -> None:
         self.model, self._attention, self._states = model, attention, states
         modules = dict(model.named_modules())
-        self._layer_numbers = {
-            modules[layer.name]: number for number, layer in enumerate(layout.attention)
-        }
+        self._layer_numbers: dict[nn.Module, list[int]] = {}
+        for number, layer in enumerate(layout.attention):
+            self._layer_numbers.setdefault(modules[layer.name], []).append(number)
         self._head, self._aux_layers = output_head(model), tuple(aux_layers)
         self._layers = list(decoder_layers(model, layout)) if aux_layers else []
         self._norm_sizes = layout.norm_sizes
@@ -82,8 +83,8 @@ class TransformersForward:
             stack.enter_context(attending(attend, inputs.positions))
             if self._norm_sizes:
                 stack.enter_context(DeferredSums(self._norm_sizes))
-            if index := self._attention.index_batch(inputs.out_cache_loc, inputs.attention):
-                stack.enter_context(indexing(index))
+            index = self._attention.index_batch(inputs.out_cache_loc, inputs.attention)
+            stack.enter_context(indexing(index))
             if self._states is not None:
                 scan = NodeScan(self._states, self._states.slots(inputs))
                 stack.enter_context(scanning(scan))

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from graphkit.errors import AttentionError
 from graphkit.hf.attention import SelectedKeys
-from graphkit.hf.layout import IndexLayer, ModelLayout, mask_of_all
+from graphkit.hf.layout import IndexLayer, ModelLayout
 from graphkit.kv.index_keys import IndexKeyPool
 from graphkit.ops.attention_layout import DenseLayout
 
@@ -49,8 +49,8 @@ _BATCH: ContextVar[IndexBatch | None] = ContextVar("graphkit_hf_index", default=
 
 
 @contextmanager
-def indexing(batch: IndexBatch) -> Iterator[None]:
-    """Let the indexers of prepared models run over the index keys of a batch."""
+def indexing(batch: IndexBatch | None) -> Iterator[None]:
+    """Let the indexers of prepared models, if any, run over the index keys of a batch."""
     token = _BATCH.set(batch)
     try:
         yield
@@ -78,9 +78,13 @@ class IndexCache:
 
 
 def pass_mask(model: PreTrainedModel, layout: ModelLayout) -> None:
-    """Pass a mask to a model with indexers, whose layers read it before they select; in place."""
+    """Pass a mask to a model with indexers, whose layers read it before they select; in place.
+
+    It hides no key. A mask of four dimensions reaches the layers as it is.
+    """
     if layout.indexers:
-        model.forward = partial(model.forward, attention_mask=mask_of_all(model.device))
+        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=model.device)
+        model.forward = partial(model.forward, attention_mask=mask)
 
 
 def convert_indexers(model: PreTrainedModel, layout: ModelLayout) -> None:

@@ -1,38 +1,24 @@
-"""What a transformers model keeps per token and per request, learnt from one forward.
-
-No architecture is known by name: keys and values are those that reach the attention, and recurrent
-states are those that the model's own cache holds after the forward.
-"""
+"""What a transformers model keeps per token and per request."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from inspect import signature
-from typing import Any
 
 import torch
-import transformers
 from torch import nn
-from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers.cache_utils import LinearAttentionCacheLayerMixin
+from transformers import PreTrainedModel
 
-from graphkit.errors import ConfigError, GraphkitError
-from graphkit.hf.attention import AttentionCall, attending
-
-_STATE_METHODS = (
-    "get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state",
-)  # fmt: skip
+from graphkit.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionLayer:
-    """One attention module.
+    """One attention of a model.
 
     Attributes:
-        name: Name of the module in the model.
+        name: Name of the module that attends. It occurs as often as the module attends in a
+            forward.
         heads: Key-value heads.
         key_size: Elements of a key head.
         value_size: Elements of a value head.
@@ -90,7 +76,7 @@ class ModelLayout:
     """State of a model, in the order in which its forward reaches it, and what is replaced in it.
 
     Attributes:
-        attention: The attention modules.
+        attention: The attention of all layers.
         recurrent: The modules with recurrent states.
         indexers: The modules with index keys.
         replaced: What computes in the place of a module, by the module's name.
@@ -102,66 +88,6 @@ class ModelLayout:
     indexers: tuple[IndexLayer, ...] = ()
     replaced: Mapping[str, str] = field(default_factory=dict)
     norm_sizes: frozenset[int] = frozenset()
-
-
-def learn_layout(model: PreTrainedModel) -> ModelLayout:
-    """Run a model over two tokens with its own cache, and return what the cache then holds.
-
-    The model attends through the registry's ``graphkit``, see ``attention``.
-
-    Raises:
-        ConfigError: A layer keeps something that graphkit has no pool for.
-    """
-    probe = _Probe(model)
-    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
-    positions = torch.arange(2, device=model.device)[None]
-    parameters = signature(model.forward).parameters
-    name = "past_key_values" if "past_key_values" in parameters else "cache_params"
-    inputs = {"input_ids": ids, "position_ids": positions, name: cache}
-    if any(hasattr(layer, "update_indexer") for layer in cache.layers):
-        probe.mask = ids.new_ones(1, 1, 2, 2, dtype=torch.bool).tril()
-        inputs["attention_mask"] = probe.mask
-    with torch.no_grad(), probe.watching(cache), attending(probe.attend, positions[0]):
-        _run_alone(model, inputs)
-    cached = sum(1 for layer in cache.layers if getattr(layer, "keys", None) is not None)
-    if cached > len(probe.attention):
-        raise ConfigError(
-            f"{type(model).__name__} caches keys and values in {cached} layers, but "
-            f"{len(probe.attention)} attend through the attention registry of transformers. "
-            "graphkit cannot serve the others.",
-            field="folder_or_model",
-        )
-    return ModelLayout(
-        tuple(probe.attention), probe.recurrent_layers(cache), probe.index_layers(cache)
-    )
-
-
-def _run_alone(model: PreTrainedModel, inputs: dict[str, Any]) -> None:
-    """Run a model that was not changed but for its attention.
-
-    Raises:
-        ConfigError: It fails.
-    """
-    try:
-        model(use_cache=True, **inputs)
-    except GraphkitError:
-        raise
-    except Exception as error:  # the code of a model may raise anything
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise ConfigError(
-            f"{type(model).__name__} fails for two tokens: {type(error).__name__}: {reason}. Check "
-            "its configuration.",
-            field="folder_or_model",
-        ) from error
-
-
-def mask_of_all(device: torch.device) -> torch.Tensor:
-    """Return the mask that hides no key from any row, [1, 1, 1, 1] bool.
-
-    Models with indexers need a mask. One of four dimensions reaches their layers as it is.
-    """
-    return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
 
 
 def output_head(model: PreTrainedModel) -> nn.Module:
@@ -193,142 +119,3 @@ def decoder_layers(model: PreTrainedModel, layout: ModelLayout) -> nn.ModuleList
         "hidden states the draft model could read.",
         field="draft",
     )
-
-
-@dataclass
-class _Probe:
-    model: PreTrainedModel
-    attention: list[AttentionLayer] = field(default_factory=list)
-    mixers: dict[int, tuple[nn.Module, str]] = field(default_factory=dict)
-    length_arguments: dict[nn.Module, str] = field(default_factory=dict)
-    indexers: dict[int, tuple[nn.Module, str]] = field(default_factory=dict)
-    mask: torch.Tensor | None = None
-
-    def attend(self, call: AttentionCall) -> torch.Tensor:
-        name = self._name(call.module)
-        others = [key for key, each in call.others.items() if each is not self.mask]
-        if call.selected is not None and call.window:
-            others += ["indices and sliding_window together"]
-        if others:
-            raise ConfigError(
-                f"{name} ({type(call.module).__name__}) passes {', '.join(others)} to its "
-                "attention, which graphkit does not compute.",
-                field="folder_or_model",
-            )
-        _, key_heads, _, key_size = call.key.shape
-        layer = AttentionLayer(
-            name, key_heads, key_size, call.value.shape[-1], call.scaling, call.window,
-            self.length_arguments.get(call.module, ""),
-        )  # fmt: skip
-        self.attention.append(layer)
-        _, heads, rows, _ = call.query.shape
-        return call.query.new_zeros(1, rows, heads, call.value.shape[-1])
-
-    @contextmanager
-    def watching(self, cache: Cache) -> Iterator[None]:
-        """Note which modules use recurrent states, index keys and the length of a cache."""
-        stack: list[tuple[nn.Module, str]] = []
-
-        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            stack.append((module, _cache_argument(module, args, kwargs)))
-
-        def leave(module: nn.Module, _args: Any, output: Any) -> None:
-            stack.pop()
-            if output is not None and module in dict(self.indexers.values()):
-                self._check_selection(module, output)
-
-        def noting(method: Any, modules: dict[int, tuple[nn.Module, str]]) -> Any:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                found = signature(method).bind(*args, **kwargs).arguments
-                modules.setdefault(found["layer_idx"], stack[-1])
-                return method(*args, **kwargs)
-
-            return call
-
-        count_tokens = cache.get_seq_length
-
-        def get_seq_length(*args: Any, **kwargs: Any) -> int:
-            self.length_arguments.update(stack[-1:])
-            return count_tokens(*args, **kwargs)
-
-        hooks = [
-            each.register_forward_pre_hook(enter, with_kwargs=True) for each in self._modules()
-        ]
-        hooks += [each.register_forward_hook(leave, always_call=True) for each in self._modules()]
-        for name in filter(partial(hasattr, cache), _STATE_METHODS):
-            setattr(cache, name, noting(getattr(cache, name), self.mixers))
-        if hasattr(cache, "update_indexer"):
-            cache.update_indexer = noting(cache.update_indexer, self.indexers)  # type: ignore[method-assign]
-        cache.get_seq_length = get_seq_length  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def recurrent_layers(self, cache: Cache) -> tuple[RecurrentLayer, ...]:
-        found = []
-        for index, layer in enumerate(cache.layers):
-            if isinstance(layer, LinearAttentionCacheLayerMixin):
-                if not hasattr(cache, "get_conv_state"):
-                    raise ConfigError(
-                        f"{type(self.model).__name__} has recurrent layers, which need "
-                        f"transformers 5.21 or newer; this is {transformers.__version__}.",
-                        field="folder_or_model",
-                    )
-                states = {
-                    f"{kind}{number}": state[0]
-                    for kind in ("conv", "recurrent")
-                    for number, state in getattr(layer, f"{kind}_states").items()
-                    if state is not None
-                }
-                module, argument = self.mixers[index]
-                if not argument:
-                    raise ConfigError(
-                        f"{self._name(module)} ({type(module).__name__}) has recurrent states, but "
-                        "takes no cache.",
-                        field="folder_or_model",
-                    )
-                found.append(
-                    RecurrentLayer(
-                        name=self._name(module),
-                        cache_argument=argument,
-                        shapes={kind: tuple(state.shape) for kind, state in states.items()},
-                        dtypes={kind: state.dtype for kind, state in states.items()},
-                    )
-                )
-        return tuple(found)
-
-    def index_layers(self, cache: Cache) -> tuple[IndexLayer, ...]:
-        found = []
-        for index, (module, argument) in self.indexers.items():
-            cached: Any = cache.layers[index]
-            keys: torch.Tensor = cached.indexer_keys
-            found.append(IndexLayer(self._name(module), argument, keys.shape[-1], keys.dtype))
-        return tuple(found)
-
-    def _check_selection(self, module: nn.Module, output: Any) -> None:
-        is_tensor = isinstance(output, torch.Tensor) and not output.is_floating_point()
-        if not is_tensor or output.dtype == torch.bool or output.shape[:2] != (1, 2):
-            raise ConfigError(
-                f"{self._name(module)} ({type(module).__name__}) caches index keys, but does not "
-                "return the positions of the keys that each row selects, which graphkit needs.",
-                field="folder_or_model",
-            )
-
-    def _modules(self) -> Iterator[nn.Module]:
-        return self.model.modules()
-
-    def _name(self, module: nn.Module) -> str:
-        return next((name for name, each in self.model.named_modules() if each is module), "?")
-
-
-def _cache_argument(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Return the parameter of a module's forward that received the cache, or an empty string."""
-    for name, value in kwargs.items():
-        if isinstance(value, Cache):
-            return name
-    for name, value in zip(signature(module.forward).parameters, args, strict=False):
-        if isinstance(value, Cache):
-            return name
-    return ""

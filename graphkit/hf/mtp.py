@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from graphkit.buffers import DraftExtendInputs, MultiLayerDraftExtendInputs
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.hf.attention import attending
 from graphkit.hf.forward import attention_of_batch
+from graphkit.hf.indexer import indexing
 from graphkit.hf.layout import (
     AttentionLayer,
+    IndexLayer,
     ModelLayout,
     decoder_layers,
     head_shape,
@@ -38,7 +41,7 @@ from graphkit.runners import ForwardOutput
 _BEHIND = {
     "enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "shared_head.norm": "norm",
 }  # fmt: skip
-"""DeepSeek-V3 and GLM-4.5: layer i is ``layers.{N + i}`` behind the N layers of the model."""
+"""DeepSeek-V3 and GLM: layer i is ``layers.{N + i}`` behind the N layers of the model."""
 _BESIDE = {
     "fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm",
     "norm": "norm",
@@ -98,11 +101,10 @@ class MtpLayer(nn.Module):
             ConfigError: The layer keeps other state than keys and values of one attention.
         """
         self.layout = prepare_model(self.decoder, fuse=False)
-        others = self.layout.recurrent or self.layout.indexers
-        if others or len(self.layout.attention) != 1:
+        if self.layout.recurrent or len(self.layout.attention) != 1:
             raise ConfigError(
-                f"an MTP layer is a {type(self.block).__name__} with recurrent states, with an "
-                "indexer, or without attention. Drafters keep keys and values alone.",
+                f"an MTP layer is a {type(self.block).__name__} with recurrent states or without "
+                "attention. Drafters keep keys and values alone.",
                 field="draft",
             )
 
@@ -175,6 +177,11 @@ class MtpHead(nn.Module):
         """The attention of each layer."""
         return tuple(layer.attention for layer in self.chain)
 
+    @property
+    def indexers(self) -> tuple[IndexLayer, ...]:
+        """The indexers of all layers."""
+        return tuple(indexer for layer in self.chain for indexer in layer.layout.indexers)
+
     def forward(
         self, layer: int, input_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
@@ -194,12 +201,16 @@ class MtpForward:
 
     def __init__(self, head: MtpHead, layer: int, attention: LayerGroupAttention) -> None:
         self._head, self._layer, self._attention = head, layer, attention
-        self._numbers = {each.attention_module: i for i, each in enumerate(head.chain)}
+        self._numbers = {each.attention_module: (i,) for i, each in enumerate(head.chain)}
 
     def __call__(self, inputs: Any) -> ForwardOutput:
         """Return logits and hidden states of the rows that the mode needs."""
         attend = attention_of_batch(self._attention, self._numbers, inputs)
-        with attending(attend, inputs.positions):
+        index = self._attention.index_batch(inputs.out_cache_loc, inputs.attention)
+        if index is not None:  # the layer numbers its indexers from 0
+            before = sum(len(each.layout.indexers) for each in self._head.chain[: self._layer])
+            index = replace(index, pools=index.pools[before:])
+        with attending(attend, inputs.positions), indexing(index):
             hidden = self._head(
                 self._layer, inputs.input_ids, inputs.hidden_states, inputs.positions
             )

@@ -39,10 +39,11 @@ class PastLength:
 def replace_past_lengths(model: PreTrainedModel, layout: ModelLayout) -> None:
     """Let the modules that read the length of the cache read the running positions; in place."""
     modules = dict(model.named_modules())
-    for layer in layout.attention:
-        if layer.length_argument:
-            module = modules[layer.name]
-            module.forward = _WithLength(module.forward, layer.length_argument)
+    arguments = {layer.name: layer.length_argument for layer in layout.attention}
+    for name, argument in arguments.items():
+        if argument:
+            module = modules[name]
+            module.forward = _WithLength(module.forward, argument)
 
 
 class _WithLength:

@@ -10,8 +10,9 @@ from graphkit.hf import experts
 from graphkit.hf.attention import IMPLEMENTATION
 from graphkit.hf.fusion import fuse_modules
 from graphkit.hf.indexer import convert_indexers, pass_mask
-from graphkit.hf.layout import ModelLayout, learn_layout
+from graphkit.hf.layout import ModelLayout
 from graphkit.hf.past_length import replace_past_lengths
+from graphkit.hf.probe import learn_layout
 from graphkit.hf.recurrent import convert_mixers
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -10,6 +13,8 @@ pytest.importorskip("graphkit.hf")
 import graphkit as gk
 from graphkit import hf
 from graphkit.errors import AttentionError, ConfigError
+from graphkit.testing.attention_batch import BatchInputs
+from mtp_folders import save_with_mtp
 from small_models import DELTA, WINDOW, small_model
 
 PROMPT = [(7 * n) % 101 + 3 for n in range(40)]
@@ -70,6 +75,57 @@ def test_a_draft_model_may_have_an_indexer():
     with loaded.engine(num_steps=3, max_batch_size=1, max_context_len=64) as engine:
         (request,) = engine.generate([PROMPT], gk.SamplingParams(max_new_tokens=NEW_TOKENS))
     assert request.output_ids == expected(loaded, PROMPT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "topk"), [(1, 1), (1, 2), (2, 1)], ids=["one", "tree", "chain"])
+def test_mtp_layers_may_have_indexers(tmp_path, count, topk):
+    save_with_mtp(small_model("glm_moe_dsa"), tmp_path, 2, count=count)
+    loaded = hf.load(tmp_path, draft="mtp", device="cpu")
+    layers = [len(layer.layout.indexers) for layer in loaded.draft.module.chain]
+    assert layers == [1] * count
+    with loaded.engine(
+        num_steps=2, topk=topk, max_batch_size=2, max_context_len=64, batch_sizes=[2],
+        generation="v3",
+    ) as engine:  # fmt: skip
+        engine.capture()
+        prompts = [PROMPT, PROMPT[::-1]]
+        requests = engine.generate(prompts, gk.SamplingParams(max_new_tokens=NEW_TOKENS))
+        assert all(not runner.stats.fallbacks for runner in engine.runners)
+    assert [each.output_ids for each in requests] == [expected(loaded, each) for each in prompts]
+
+
+def test_an_mtp_layer_with_an_indexer_computes_what_its_decoder_computes(tmp_path):
+    save_with_mtp(small_model("deepseek_v32"), tmp_path, 1, count=2)
+    loaded = hf.load(tmp_path, draft="mtp", device="cpu", check=False)
+    head, rows = loaded.draft.module, 2 * WINDOW
+    table = gk.ReqToTokenPool(1, rows, "cpu")
+    table.req_to_token[1] = torch.arange(rows) + 1
+    attention = hf.pools.LayerGroupAttention(
+        table, head.attention_layers, 1, torch.float32, head.indexers
+    )
+    one = torch.ones(1, dtype=torch.int64)
+    batch = BatchInputs(one, one.int() * rows, one.int() * rows, 1, rows, rows, None)
+    ids, hidden = torch.randint(128, (rows,)), torch.randn(rows, 64)
+    inputs = SimpleNamespace(
+        attention=attention.metadata(gk.ForwardMode.DRAFT_EXTEND_V2, batch), input_ids=ids,
+        out_cache_loc=torch.arange(rows) + 1, positions=torch.arange(rows), hidden_states=hidden,
+    )  # fmt: skip
+    decoder = deepcopy(loaded.original.model)
+    decoder.config.num_hidden_layers = 1
+    decoder.layers = decoder.layers[1:]
+    for number, layer in enumerate(head.chain):
+        decoder.layers[0].load_state_dict(layer.block.state_dict())
+        decoder.norm.load_state_dict(layer.norm.state_dict())
+        embedded = decoder.embed_tokens(ids)
+        merged = layer.eh_proj(torch.cat([layer.enorm(embedded), layer.hnorm(hidden)], -1))
+        expected = decoder(
+            inputs_embeds=merged[None], position_ids=inputs.positions[None], use_cache=False
+        )
+        output = hf.mtp.MtpForward(head, number, attention)(inputs)
+        torch.testing.assert_close(output.hidden_states, expected.last_hidden_state[0])
+    pools = attention.kv_pool.tensors().items()
+    assert [bool(keys.any()) for name, keys in pools if "index_k" in name] == [True, True]
 
 
 def test_the_model_itself_runs_inside_a_forward_alone():

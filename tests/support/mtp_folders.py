@@ -13,13 +13,18 @@ from transformers import PreTrainedModel
 def save_with_mtp(model: PreTrainedModel, folder: Path, template: int, count: int = 1) -> None:
     """Save a model and random MTP layers like its layer ``template``.
 
-    The folder of a DeepSeek-V3 or GLM-4.5 has them behind its layers, others beside them as ``mtp``
+    The folder of a DeepSeek-V3 or GLM has them behind its layers, others beside them as ``mtp``
     (Qwen3-Next, Qwen3.5).
     """
     model.save_pretrained(folder)
     file = folder / "model.safetensors"
     tensors = load_file(file)
-    is_behind = model.config.model_type in ("deepseek_v3", "glm4_moe")
+    is_behind = model.config.model_type in (
+        "deepseek_v3",
+        "deepseek_v32",
+        "glm4_moe",
+        "glm_moe_dsa",
+    )
     names = behind if is_behind else beside
     (prefix,) = {name.partition("layers.")[0] for name in tensors if "layers." in name}
     stem = f"{prefix}layers.{template}."

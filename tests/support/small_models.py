@@ -43,28 +43,42 @@ MAMBA2 = {
     "mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_expand": 2,
     "mamba_chunk_size": 8,
 }  # fmt: skip
-ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
+ROPE = {"rope_parameters": ROTATION}
+ENCODER = {"is_decoder": True, "pad_token_id": 0}  # an encoder, used as a decoder
 INDEX_SHARED = {
     "num_hidden_layers": 3,
     "layer_types": ["indexed_attention"] * 3,
     "indexer_types": ["full", "shared", "full"],
 }
 KINDS: dict[str, dict[str, object]] = {
-    "afmoe": {}, "apertus": {}, "arcee": {}, "aria_text": {}, "axk2": LATENT | INDEX, "biogpt": {},
-    "bitnet": {},
-    "cohere": {}, "cohere2": {}, "ctrl": {},
+    "afmoe": {}, "apertus": {}, "arcee": {}, "aria_text": {},
+    "axk1": LATENT | {"first_k_dense_replace": 1}, "axk2": LATENT | INDEX,
+    "bailing_hybrid": LATENT, "bamba": MAMBA2 | {"attn_layer_indices": [1]}, "beam": {},
+    "bert": ENCODER, "bert-generation": ENCODER, "biogpt": {}, "bitnet": {},
+    "cohere": {}, "cohere2": {}, "cohere2_moe": {},
+    "cohere_compass_text": {
+        "rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), ROTATION),
+    },
+    "ctrl": {}, "cwm": {},
     "deepseek_v2": LATENT | {
         "first_k_dense_replace": 1, "topk_method": "greedy", "num_experts_per_tok": 2,
     },
     "deepseek_v3": LATENT | {"first_k_dense_replace": 1}, "deepseek_v32": LATENT | INDEX,
+    "diffllama": {},  # attends twice in each layer
+    "dots1": {
+        "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+    },
     "dots3_note_text": LATENT | INDEX | {
         "head_dim": 24, "shared_experts_intermediate_size": 32,
         "layer_types": ["indexed_attention", "sliding_attention"],
         "per_layer_config": {1: {"q_lora_rank": 16, "qk_nope_head_dim": 16}},
     },
-    "ernie4_5": {},
-    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2}, "exaone4": {},
-    "falcon_h1": MAMBA2 | {"mamba_d_ssm": 128}, "flex_olmo": {}, "gemma": {}, "gemma2": {},
+    "ernie": ENCODER, "ernie4_5": {},
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2}, "exaone4": {}, "exaone_moe": {},
+    "falcon_h1": MAMBA2 | {"mamba_d_ssm": 128}, "falcon_mamba": {"state_size": 8}, "flex_olmo": {},
+    "flint": {}, "gemma": {}, "gemma2": {},
     "gemma3_text": {},
     "gemma3n_text": {  # the last two layers read the keys and values of the first two
         "num_kv_shared_layers": 2, "num_hidden_layers": 4, "intermediate_size": [96] * 4,
@@ -72,25 +86,45 @@ KINDS: dict[str, dict[str, object]] = {
         "activation_sparsity_pattern": [0.0] * 4, "vocab_size_per_layer_input": VOCAB,
         "hidden_size_per_layer_input": 8, "laurel_rank": 4, "pad_token_id": 0,
     },
-    "glm": {}, "glm4": {}, "glm4_moe": {}, "glm_moe_dsa": LATENT | INDEX | INDEX_SHARED,
-    "gpt2": {}, "gpt_bigcode": {}, "gpt_neox": {}, "gpt_oss": ROPE, "granite": {}, "granitemoe": {},
+    "gemma4_text": {
+        "global_head_dim": 32, "attention_k_eq_v": True, "vocab_size_per_layer_input": VOCAB,
+        "hidden_size_per_layer_input": 8,
+    },
+    "gemma4_unified_text": {"global_head_dim": 32},
+    "glm": {}, "glm4": {}, "glm4_moe": {},
+    "glm4_moe_lite": LATENT | {"first_k_dense_replace": 1},
+    "glm_moe_dsa": LATENT | INDEX | INDEX_SHARED,
+    "gpt2": {}, "gpt_bigcode": {}, "gpt_neox": {}, "gpt_oss": ROPE, "granite": {},
+    "granite_swa": {}, "granitemoe": {},
     "granitemoehybrid": MAMBA2 | {
         "layer_types": ["mamba", "attention"], "shared_intermediate_size": 32,
     },
-    "granitemoeshared": {}, "helium": {}, "hy_v4": LATENT | INDEX | INDEX_SHARED,
-    "hyperclovax": {},
+    "granitemoe_swa": {}, "granitemoeshared": {}, "helium": {},
+    "hrm_text": {},  # its layers run several times
+    "hunyuan_v1_dense": {"head_dim": 16}, "hunyuan_v1_moe": {"head_dim": 16}, "hy_v3": {},
+    "hy_v4": LATENT | INDEX | INDEX_SHARED, "hyperclovax": {}, "internlm3": {},
+    "iquestcoder": {}, "jais2": {},
     "jamba": {
         "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
         "expert_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 4,
     },
-    "lfm2": {}, "llama": {},
+    "kimi_linear": LATENT | {"linear_head_dim": 16, "linear_num_heads": 4},
+    "kolibri1": {}, "laguna": {}, "lfm2": {},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}, "lfm3": {},
+    "llama": {},
     "llama4_text": {  # full layers scale their queries by the number of tokens before
         "attention_chunk_size": WINDOW, "intermediate_size_mlp": 96, "floor_scale": 6,
         "attn_scale": 0.5, "interleave_moe_layer_step": 1,
         "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0],
     },
-    "mamba": {"state_size": 8, "time_step_rank": 4}, "minimax_m2": {}, "mistral": {},
-    "mixtral": {}, "nanochat": {},
+    "mamba": {"state_size": 8, "time_step_rank": 4},
+    "mamba2": {
+        "state_size": 8, "num_heads": 8, "head_dim": 16, "n_groups": 1, "chunk_size": 8,
+    },
+    "mellum": {}, "mimo_v2_flash": {}, "minicpm3": LATENT | {"scale_emb": 1, "dim_model_base": 64},
+    "minimax_m2": {}, "ministral": {"head_dim": 16}, "ministral3": {}, "mistral": {},
+    "mixtral": {}, "modernbert-decoder": {"pad_token_id": 0}, "nanochat": {},
+    "nemotron": {"num_key_value_heads": 2, "head_dim": 16},
     "nemotron_h": {  # prompts have a least time step in transformers, single tokens have none
         "ssm_state_size": 8, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 1,
         "chunk_size": 8, "time_step_min": 1e-9,
