@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 
@@ -14,7 +14,7 @@ from graphkit.audit.object_snapshot import ObjectSnapshot
 from graphkit.audit.ranks import NOT_ON_RANKS
 from graphkit.config import require_int
 from graphkit.graphs import Attribution
-from graphkit.records import Finding, count_of, distinct_text
+from graphkit.records import Finding, count_of, distinct_text, listed
 from graphkit.records.audit import Audit
 from graphkit.spec import ForwardMode
 from graphkit.step import SpecStepRunner
@@ -168,9 +168,10 @@ class _Search:
         self._start.restore()
         for number, run in enumerate(again):
             if found := self._differences(number, run):
+                names = listed(found, _SHOWN)
                 check.report(
                     "not repeatable",
-                    f"After {count_of(number, 'step')} without a graph, {_names(found)} differ "
+                    f"After {count_of(number, 'step')} without a graph, {names} differ "
                     "from the same steps before.",
                     severity="warning",
                     advice=_NOT_REPEATABLE,
@@ -193,15 +194,14 @@ class _Search:
     def _report_step(self, number: int, check: Check) -> None:
         found = self._differences(number, self._runs.launched(number, number))
         name, (before, after) = next(iter(found.items()))
-        text = f"After step {number} of a launch, {_names(found)} differ from the same steps "
-        text += f"without a graph: {name} has {after} instead of {before}."
+        text = f"After step {number} of a launch, {listed(found, _SHOWN)} differ "
+        text += f"from the same steps without a graph: {name} has {after} instead of {before}."
         if self._differences(number, self._runs.launched(number, 1)):
             kind, advice = "frozen value", _FROZEN
             text += " So they do in launches of one step."
             if self._unrepeated:
-                text += (
-                    f" Without a graph, the step changes {_names(self._unrepeated)} on the host."
-                )
+                names = listed(self._unrepeated, _SHOWN)
+                text += f" Without a graph, the step changes {names} on the host."
         else:
             kind, advice = "missing host work", _BETWEEN
             text += " In launches of one step they agree: something outside the step changes them."
@@ -221,9 +221,3 @@ class _Search:
         return {
             name: distinct_text(mismatch.expected, mismatch.got) for name, mismatch in found.items()
         }
-
-
-def _names(names: Iterable[str]) -> str:
-    listed = list(names)
-    shown = ", ".join(listed[:_SHOWN])
-    return f"{shown} and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else shown

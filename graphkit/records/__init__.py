@@ -38,6 +38,7 @@ from graphkit.records.text import (
     extent,
     figure_heading,
     figure_name,
+    listed,
     tensor_text,
 )
 from graphkit.records.timeline import Gap, Timeline
@@ -94,6 +95,7 @@ __all__ = [
     "extent",
     "figure_heading",
     "figure_name",
+    "listed",
     "load_record",
     "require_graphs",
     "tensor_text",

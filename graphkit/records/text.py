@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _DIGITS, _MOST_DIGITS = 6, 17
 """17 significant digits distinguish any two floats."""
@@ -34,6 +34,13 @@ def count_of(number: int, noun: str) -> str:
     """Return a number with its noun, such as ``1 node``, ``1,200 nodes`` or ``2 batches``."""
     plural = f"{noun}es" if noun.endswith(("s", "ch")) else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
+
+
+def listed(names: Iterable[str], most: int = 20) -> str:
+    """Return names separated by commas; those beyond ``most`` are counted."""
+    known = list(names)
+    more = [f"and {len(known) - most:,} more"] if len(known) > most else []
+    return ", ".join([*known[:most], *more])
 
 
 def distinct_text(first: float, second: float) -> tuple[str, str]:

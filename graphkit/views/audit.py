@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from graphkit.records import AuditCheck, AuditReport, Finding, count_of
+from graphkit.records import AuditCheck, AuditReport, Finding, count_of, listed
 from graphkit.records.audit import SEVERITIES
 from graphkit.views.facts import environment_line
 
@@ -53,9 +53,7 @@ def _finding(finding: Finding) -> Iterator[RenderableType]:
     style = f"bold {_STYLES.get(finding.severity, '')}".strip()
     yield Text.assemble((title, style), _graphs(finding), finding.text)
     if finding.names:
-        more = len(finding.names) - _MAX_NAMES
-        names = [*finding.names[:_MAX_NAMES], *([f"{more:,} more"] if more > 0 else [])]
-        yield Padding(Text(", ".join(names)), (0, 0, 0, 2))
+        yield Padding(Text(listed(finding.names, _MAX_NAMES)), (0, 0, 0, 2))
     origin = ", ".join(filter(None, (finding.module, finding.source)))
     if origin:
         yield Padding(Text(f"made by {origin}"), (0, 0, 0, 2))

@@ -19,8 +19,9 @@ from graphkit.records import (
     Node,
     NodeChange,
     figure_heading,
+    listed,
 )
-from graphkit.views.formatting import facts_table, listed, number, plain, text_table
+from graphkit.views.formatting import facts_table, number, plain, text_table
 
 _MAX_NODES = 12
 _MAX_LENGTH = 80

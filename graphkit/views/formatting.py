@@ -59,12 +59,6 @@ def plain(text: str) -> str:
     return visible(spaced).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def listed(names: Sequence[str], most: int = 20) -> str:
-    """Return names separated by commas; those beyond ``most`` are counted."""
-    more = [f"and {len(names) - most} more"] if len(names) > most else []
-    return ", ".join([*names[:most], *more])
-
-
 def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
     """Return names and texts side by side; long texts fold."""
     table = Table(box=None, pad_edge=False, show_header=False)

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from graphkit.errors import ConfigError
-from graphkit.records import CaptureRecord, GraphRecord, RecordWithGraphs
-from graphkit.views.formatting import listed
+from graphkit.records import CaptureRecord, GraphRecord, RecordWithGraphs, listed
 
 NamedGraph = tuple[str, GraphRecord]
 """A graph and its name, unique in the record."""
@@ -66,7 +65,7 @@ def _check(record: RecordWithGraphs, mode: str | None, batch_size: int | None) -
     if mode is not None and not any(is_mode(mode, *names) for names, _ in known):
         modes = dict.fromkeys(next(filter(None, names), "") for names, _ in known)
         raise ConfigError(
-            f"no mode {mode!r} in this record: {listed(list(modes)) or 'it has no modes'}. "
+            f"no mode {mode!r} in this record: {listed(modes) or 'it has no modes'}. "
             "Choose one of those.",
             field="mode",
         )
@@ -74,7 +73,7 @@ def _check(record: RecordWithGraphs, mode: str | None, batch_size: int | None) -
     if batch_size is not None and batch_size not in sizes:
         raise ConfigError(
             f"no batch size {batch_size} of {mode or 'any mode'} in this record: "
-            f"{listed([str(size) for size in sizes]) or 'none'}. Choose one of those.",
+            f"{listed(map(str, sizes)) or 'none'}. Choose one of those.",
             field="batch_size",
         )
 

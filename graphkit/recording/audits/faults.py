@@ -14,7 +14,7 @@ from graphkit.audit.audit_log import Check
 from graphkit.audit.node_switches import SWITCHABLE, Incomparable
 from graphkit.graphs.walk.node_order import execution_order
 from graphkit.recording.audits.followed_graph import FollowedGraph
-from graphkit.records import Node, count_of
+from graphkit.records import Node, count_of, listed
 
 _KIND = "fault"
 _ADVICE = (
@@ -82,17 +82,16 @@ def replay_by_node(
 
 
 def _report_node(followed: FollowedGraph, node: Node, error: str, check: Check) -> None:
-    arguments = [
+    arguments = (
         f"{argument.name or index} = {argument.text}"
-        for index, argument in enumerate(node.arguments[:_SHOWN])
-    ]
-    more = len(node.arguments) - _SHOWN
-    listed = ", ".join(arguments) + (f" and {more} more" if more > 0 else "")
+        for index, argument in enumerate(node.arguments)
+    )
+    shown = listed(arguments, _SHOWN) or "none"
     check.text = f"node {node.index} failed: {error}"
     check.report(
         _KIND,
         f"`{node.short_name}` (node {node.index}) failed in replay {followed.replays}: {error}. "
-        f"Grid {list(node.grid)}, block {list(node.block)}; arguments: {listed or 'none'}.",
+        f"Grid {list(node.grid)}, block {list(node.block)}; arguments: {shown}.",
         node=node,
         names=tuple(
             dict.fromkeys(
