@@ -51,7 +51,7 @@ def main() -> int:
             batch = target.sample_batch(VERIFY, requests, requests)
             drafts = drafts_for(runner, batch)
             accepted = accepted_drafts(verify(runner, batch, drafts), drafts).tolist()
-            print(f"{requests} requests at size {runner.table.fit(requests)}: accepted {accepted}")
+            print(f"batch of {requests}, size {runner.table.fit(requests)}: accepted {accepted}")
         print(runner.stats)
     return 0
 

@@ -130,7 +130,7 @@ class UndeclaredNumbers:
             elif found is None or any(found.values()):
                 rest = group if found is None else _without_explained(group, found, result)
                 half = len(rest) // 2
-                pending += [half for half in (rest[:half], rest[half:]) if half]
+                pending += [part for part in (rest[:half], rest[half:]) if part]
         return result
 
     def _differences(
