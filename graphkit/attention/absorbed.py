@@ -24,7 +24,7 @@ class AbsorbedProjections:
         attended = backend.attend(layer, absorbed.query(query), latents, rotated, slots, metadata)
         out = absorbed.value(attended)
 
-    Both methods enqueue a matrix product per head on the current stream. They never synchronise and
+    The methods enqueue a matrix product per head on the current stream. They never synchronise and
     may be captured.
 
     Args:
@@ -61,6 +61,17 @@ class AbsorbedProjections:
         plain_TNP, rotated_TNE = query_TND.tensor_split([self._key_NPR.shape[1]], -1)
         latent_NTR = torch.bmm(plain_TNP.transpose(0, 1), self._key_NPR)
         return torch.cat((latent_NTR.transpose(0, 1), rotated_TNE), -1)
+
+    def keys_and_values(self, latent_T1R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the keys of latents without their rotated part, and the values.
+
+        Shapes:
+            latent_T1R: [T, 1, R]. Returns [T, N, P] and [T, N, V].
+        """
+        latent_1TR = latent_T1R.transpose(0, 1)
+        key_NTP = latent_1TR @ self._key_NPR.transpose(1, 2)
+        value_NTV = latent_1TR @ self._value_NVR.transpose(1, 2)
+        return key_NTP.transpose(0, 1), value_NTV.transpose(0, 1)
 
     def value(self, attended_TNR: torch.Tensor) -> torch.Tensor:
         """Return the values of attended latents.

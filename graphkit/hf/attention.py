@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch.nn.functional import pad
 from transformers import AttentionInterface
 
+from graphkit.attention import AbsorbedProjections
 from graphkit.errors import AttentionError, ConfigError
 
 IMPLEMENTATION = "graphkit"
@@ -42,6 +43,21 @@ class SelectedKeys:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LatentRows:
+    """What a layer with latent attention keeps of its rows.
+
+    Attributes:
+        latents: [1, 1, T, R].
+        rotated: Rotated part of the keys, [1, 1, T, P].
+        projections: The projections of the layer.
+    """
+
+    latents: torch.Tensor
+    rotated: torch.Tensor
+    projections: AbsorbedProjections
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class AttentionCall:
     """Arguments of one layer's attention.
 
@@ -56,6 +72,8 @@ class AttentionCall:
         softcap: Bound of the scores; 0 for none.
         sinks: A further score per query head, [N]; ``None`` for none.
         selected: The keys that each row attends to; ``None`` for all that it sees.
+        latents: The latents of the rows, of which ``key`` and ``value`` then have one; ``None``
+            without latent attention.
         others: Further arguments that are not ``None`` or false.
     """
 
@@ -70,6 +88,19 @@ class AttentionCall:
     sinks: torch.Tensor | None
     selected: SelectedKeys | None
     others: dict[str, Any]
+    latents: LatentRows | None = None
+
+    def expanded(self) -> AttentionCall:
+        """Return the call with the keys and values of its rows in the place of their latents."""
+        if self.latents is None:
+            return self
+        rotated = self.latents.rotated[0].transpose(0, 1)
+        key, value = self.latents.projections.keys_and_values(
+            self.latents.latents[0].transpose(0, 1)
+        )
+        key = torch.cat([key, rotated.expand(-1, key.shape[1], -1)], -1)
+        key, value = (part.transpose(0, 1)[None] for part in (key, value))
+        return replace(self, key=key, value=value, latents=None)
 
 
 class Attend(Protocol):
@@ -142,7 +173,7 @@ def attention(
         ConfigError: The layer attends to other keys than those of its rows.
     """
     attend = running_forward().attend
-    if key.shape[2] != query.shape[2]:
+    if key.shape[2] not in (1, query.shape[2]):  # 1 beside latents, see ``LatentCache``
         raise ConfigError(
             f"{type(module).__name__} passes {key.shape[2]} keys of {query.shape[2]} rows to its "
             "attention: graphkit keeps one key per row and layer.",

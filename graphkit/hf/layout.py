@@ -12,6 +12,23 @@ from transformers import PreTrainedModel
 from graphkit.errors import ConfigError
 
 
+@dataclass(frozen=True, slots=True)
+class LatentSizes:
+    """What a layer with latent attention keeps instead of keys and values.
+
+    Attributes:
+        rank: Elements of a latent.
+        rotated_size: Elements of the rotated part of a key.
+        projection: Name of the linear layer that makes keys and values of latents.
+        cache_argument: Parameter of the module's forward that takes the cache.
+    """
+
+    rank: int
+    rotated_size: int
+    projection: str
+    cache_argument: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionLayer:
     """One attention of a model.
@@ -26,6 +43,7 @@ class AttentionLayer:
         window: Most keys that a row sees; 0 for all.
         length_argument: Parameter of its forward that takes the cache, if it reads how many tokens
             the cache has; otherwise empty.
+        latent: What it keeps instead of keys and values; ``None`` without latent attention.
     """
 
     name: str
@@ -35,6 +53,7 @@ class AttentionLayer:
     scaling: float
     window: int
     length_argument: str = ""
+    latent: LatentSizes | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,12 +20,13 @@ from graphkit.attention import (
     TritonAttention,
 )
 from graphkit.attention.backend import AttentionInputs
+from graphkit.attention.cache import Pool
 from graphkit.config import BufferSizes
 from graphkit.errors import ConfigError
 from graphkit.hf.attention import AttentionCall, padded_to
 from graphkit.hf.indexer import IndexBatch
 from graphkit.hf.layout import AttentionLayer, IndexLayer, ModelLayout
-from graphkit.kv import MHATokenToKVPool, RecurrentStatePool, ReqToTokenPool
+from graphkit.kv import MHATokenToKVPool, MLATokenToKVPool, RecurrentStatePool, ReqToTokenPool
 from graphkit.kv.index_keys import IndexKeyPool
 from graphkit.kv.layer_groups import LayerGroupKVPool
 from graphkit.ops.attention_layout import DenseLayout
@@ -56,16 +57,13 @@ class LayerGroupAttention(PooledAttention):
         device = requests.device
         chosen = kind or attention_kind(device)
         tokens = requests.size * -(-requests.max_context_len // page_size) * page_size
-        shapes = dict.fromkeys((layer.heads, _pool_size(layer)) for layer in layers) or [(1, 1)]
-        members = {
-            shape: [
-                n for n, layer in enumerate(layers) if (layer.heads, _pool_size(layer)) == shape
-            ]
-            for shape in shapes
-        }
-        pools = [
-            MHATokenToKVPool(tokens, page_size, dtype, *shape, len(indices), device)
-            for shape, indices in members.items()
+        members: dict[tuple[type[Pool], int, int], list[int]] = {}
+        for number, each in enumerate(layers):
+            members.setdefault(_pool_shape(each, dtype), []).append(number)
+        members = members or {(MHATokenToKVPool, 1, 1): []}
+        pools: list[Pool] = [
+            pool(tokens, page_size, dtype, first, second, len(indices), device)
+            for (pool, first, second), indices in members.items()
         ]
         self.req_to_token_pool = requests
         index_shapes = Counter((layer.size, layer.dtype) for layer in indexers)
@@ -123,9 +121,15 @@ class LayerGroupAttention(PooledAttention):
     ) -> torch.Tensor:
         """Store keys and values of a layer's rows, and return the attended values, [1, T, N, E]."""
         group, index = self._place[layer]
-        size = group.kv_pool.head_dim  # type: ignore[union-attr]
-        parts = (call.query, call.key, call.value)
-        query, key, value = (padded_to(part[0].transpose(0, 1), size) for part in parts)
+        pool, rows = group.kv_pool, call.latents
+        if rows is not None and isinstance(pool, MLATokenToKVPool):
+            query = rows.projections.query(call.query[0].transpose(0, 1))
+            key, value = (part[0].transpose(0, 1) for part in (rows.latents, rows.rotated))
+        else:
+            call = call.expanded()
+            parts = (call.query, call.key, call.value)
+            size = pool.head_dim  # type: ignore[union-attr]
+            query, key, value = (padded_to(part[0].transpose(0, 1), size) for part in parts)
         if call.selected is None:
             attended = group.attend(
                 index, query, key, value, out_cache_loc, metadata,
@@ -137,6 +141,8 @@ class LayerGroupAttention(PooledAttention):
                 index, query, call.selected.positions, metadata,
                 softcap=call.softcap, sinks_N=call.sinks,
             )  # fmt: skip
+        if call.latents is not None:
+            attended = call.latents.projections.value(attended)
         return attended[None, ..., : call.value.shape[-1]].contiguous()
 
 
@@ -174,6 +180,12 @@ def recurrent_states(
     )
 
 
-def _pool_size(layer: AttentionLayer) -> int:
-    """Return the elements of a head in the pool, which has one size for keys and values."""
-    return max(layer.key_size, layer.value_size)
+def _pool_shape(layer: AttentionLayer, dtype: torch.dtype) -> tuple[type[Pool], int, int]:
+    """Return the class of a layer's pool, and its two sizes.
+
+    A pool of heads has one size for keys and values. In eight bits there are no pools of latents.
+    """
+    latent = layer.latent
+    if latent is not None and dtype in MLATokenToKVPool.dtypes:
+        return MLATokenToKVPool, latent.rank, latent.rotated_size
+    return MHATokenToKVPool, layer.heads, max(layer.key_size, layer.value_size)

@@ -10,6 +10,7 @@ from graphkit.hf import experts
 from graphkit.hf.attention import IMPLEMENTATION
 from graphkit.hf.fusion import fuse_modules
 from graphkit.hf.indexer import convert_indexers, pass_mask
+from graphkit.hf.latent import convert_latents
 from graphkit.hf.layout import ModelLayout
 from graphkit.hf.past_length import replace_past_lengths
 from graphkit.hf.probe import learn_layout
@@ -38,6 +39,7 @@ def prepare_model(model: PreTrainedModel, *, fuse: bool = True) -> ModelLayout:
     pass_mask(model, layout)
     if fuse:
         layout = fuse_modules(model, layout)
+    convert_latents(model, layout)
     convert_mixers(model, layout)
     convert_indexers(model, layout)
     return layout

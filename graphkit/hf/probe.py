@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -19,9 +19,18 @@ from torch import nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
+from graphkit.attention import AbsorbedProjections
 from graphkit.errors import ConfigError, GraphkitError
-from graphkit.hf.attention import AttentionCall, attending
-from graphkit.hf.layout import AttentionLayer, IndexLayer, ModelLayout, RecurrentLayer
+from graphkit.hf.attention import AttentionCall, LatentRows, attending
+from graphkit.hf.fusion.agreement import agree
+from graphkit.hf.layout import (
+    AttentionLayer,
+    IndexLayer,
+    LatentSizes,
+    ModelLayout,
+    RecurrentLayer,
+)
+from graphkit.ops.paged_attention import MAX_HEAD_DIM, MAX_REST_DIM
 
 _STATE_METHODS = (
     "get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state",
@@ -93,6 +102,7 @@ class _Probe:
     mixers: dict[int, tuple[nn.Module, str]] = field(default_factory=dict)
     length_arguments: dict[nn.Module, str] = field(default_factory=dict)
     indexers: dict[int, tuple[nn.Module, str]] = field(default_factory=dict)
+    stored: dict[nn.Module, tuple[str, torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     mask: torch.Tensor | None = None
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
@@ -109,7 +119,7 @@ class _Probe:
         _, key_heads, _, key_size = call.key.shape
         layer = AttentionLayer(
             name, key_heads, key_size, call.value.shape[-1], call.scaling, call.window,
-            self.length_arguments.get(call.module, ""),
+            self.length_arguments.get(call.module, ""), self._latent(call),
         )  # fmt: skip
         self.attention.append(layer)
         _, heads, rows, _ = call.query.shape
@@ -138,7 +148,12 @@ class _Probe:
 
             return call
 
-        count_tokens = cache.get_seq_length
+        count_tokens, store = cache.get_seq_length, cache.update
+
+        def update(keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            module, argument = stack[-1]
+            self.stored[module] = argument, keys, values
+            return store(keys, values, *args, **kwargs)
 
         def get_seq_length(*args: Any, **kwargs: Any) -> int:
             self.length_arguments.update(stack[-1:])
@@ -153,6 +168,7 @@ class _Probe:
         if hasattr(cache, "update_indexer"):
             cache.update_indexer = noting(cache.update_indexer, self.indexers)  # type: ignore[method-assign]
         cache.get_seq_length = get_seq_length  # type: ignore[method-assign]
+        cache.update = update  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
@@ -199,6 +215,29 @@ class _Probe:
             keys: torch.Tensor = cached.indexer_keys
             found.append(IndexLayer(self._name(module), argument, keys.shape[-1], keys.dtype))
         return tuple(found)
+
+    def _latent(self, call: AttentionCall) -> LatentSizes | None:
+        """Return what a module stores if keys and values are linear in it."""
+        argument, latents, rotated = self.stored.pop(call.module, ("", call.key, call.value))
+        rank, size = latents.shape[-1], rotated.shape[-1]
+        heads, plain = call.key.shape[1], call.key.shape[-1] - size
+        is_shared = latents.shape[1] == rotated.shape[1] == 1 and call.query.shape[1] == heads
+        fits = plain > 0 and rank <= MAX_HEAD_DIM and size <= MAX_REST_DIM
+        if not (argument and is_shared and fits):
+            return None
+        for name, linear in call.module.named_modules():
+            shape = (heads * (plain + call.value.shape[-1]), rank)
+            if not isinstance(linear, nn.Linear) or getattr(linear, "bias", None) is not None:
+                continue
+            weight: Any = linear.weight
+            if type(weight.data) is not torch.Tensor or tuple(weight.shape) != shape:
+                continue
+            rows = LatentRows(latents, rotated, AbsorbedProjections(weight, heads, plain))
+            made = replace(call, latents=rows).expanded()
+            if agree((call.key, call.value), (made.key, made.value)):
+                path = f"{self._name(call.module)}.{name}"
+                return LatentSizes(rank, size, path, argument)
+        return None
 
     def _check_mixed(self, module: nn.Module, output: Any) -> None:
         if not isinstance(output, torch.Tensor):

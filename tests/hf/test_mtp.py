@@ -20,6 +20,7 @@ KINDS = ("deepseek_v3", "glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_t
 
 def causal(call):
     """Attend to all earlier rows, without pools."""
+    call = call.expanded()
     attended = scaled_dot_product_attention(
         call.query, call.key, call.value, is_causal=True, scale=call.scaling, enable_gqa=True
     )

@@ -133,7 +133,16 @@ KINDS: dict[str, dict[str, object]] = {
     "persimmon": {}, "phi": {}, "phi3": ROPE, "phimoe": {}, "qwen2": {}, "qwen2_moe": {},
     "qwen3": {}, "qwen3_moe": {}, "qwen3_next": DELTA, "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": DELTA, "seed_oss": {}, "smollm3": {}, "solar_open": {}, "stablelm": {},
-    "starcoder2": {}, "vaultgemma": {}, "youtu": LATENT,
+    "starcoder2": {}, "vaultgemma": {},
+    "whisper": {
+        "d_model": 64, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 96,
+        "encoder_layers": 2, "encoder_attention_heads": 4,
+    },
+    "youtu": LATENT,
+    "zamba": {
+        "num_hidden_layers": 4, "layer_types": ["linear_attention", "hybrid"] * 2,
+        "mamba_d_state": 8, "mamba_dt_rank": 4, "n_mamba_heads": 2, "attention_head_dim": 32,
+    },
     "zamba2": {
         "mamba_d_state": 8, "n_mamba_heads": 8, "mamba_ngroups": 1, "mamba_expand": 2,
         "chunk_size": 8, "time_step_min": 1e-9, "use_mem_rope": True, "num_mem_blocks": 1,

@@ -26,6 +26,9 @@ def test_attention_over_latents_is_that_over_their_keys_and_values():
     weights = torch.einsum("tnd,ld->tnl", absorbed.query(query), rows).softmax(-1)
     got = absorbed.value(torch.einsum("tnl,lr->tnr", weights, latents))
     torch.testing.assert_close(got, want)
+    plain, values = absorbed.keys_and_values(latents[:, None])
+    torch.testing.assert_close(plain, made[..., :PLAIN])
+    torch.testing.assert_close(values, made[..., PLAIN:])
 
 
 def test_the_weight_is_not_copied():

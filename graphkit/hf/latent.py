@@ -1,0 +1,68 @@
+"""Latent attention of a transformers model over pools of latents.
+
+transformers keeps latents in its cache, and expands those of all tokens before it attends. Here
+the cache takes the latents of the rows, and returns one for the module to expand, which nothing
+reads: absorbed projections attend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from graphkit.attention import AbsorbedProjections
+from graphkit.hf.attention import AttentionCall, LatentRows, attending, running_forward
+from graphkit.hf.layout import ModelLayout
+
+
+class LatentCache:
+    """The cache that one module with latent attention sees.
+
+    Attributes:
+        rows: Latents and rotated keys of the rows, [1, 1, T, R] and [1, 1, T, P]; ``None`` before
+            the module stores them.
+    """
+
+    def __init__(self) -> None:
+        self.rows: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def update(
+        self, latents: torch.Tensor, rotated: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take the latents of the rows, and return those of the first one."""
+        self.rows = latents, rotated
+        return latents[:, :, :1], rotated[:, :, :1]
+
+
+def convert_latents(model: PreTrainedModel, layout: ModelLayout) -> None:
+    """Let the modules with latent attention attend over latents; in place."""
+    modules = dict(model.named_modules())
+    for layer in layout.attention:
+        if layer.latent is not None:
+            weight = modules[layer.latent.projection].get_parameter("weight")
+            size = layer.key_size - layer.latent.rotated_size
+            projections = AbsorbedProjections(weight, layer.heads, size)
+            module = modules[layer.name]
+            module.forward = _Latent(module.forward, projections, layer.latent.cache_argument)
+
+
+class _Latent:
+    def __init__(
+        self, forward: Callable[..., Any], projections: AbsorbedProjections, argument: str
+    ) -> None:
+        self._forward, self._projections, self._argument = forward, projections, argument
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        running, cache = running_forward(), LatentCache()
+
+        def attend(call: AttentionCall) -> torch.Tensor:
+            if cache.rows is not None:
+                call = replace(call, latents=LatentRows(*cache.rows, self._projections))
+            return running.attend(call)
+
+        with attending(attend, running.positions):
+            return self._forward(*args, **kwargs | {self._argument: cache})

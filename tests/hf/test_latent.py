@@ -1,0 +1,83 @@
+"""Latent attention of models of transformers: what is kept of a token, and when."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("graphkit.hf")
+
+import graphkit as gk
+from graphkit import hf
+from small_models import small_model
+
+PROMPTS = [[5, 17, 3, 17, 3, 17, 9, 5, 17], list(range(30, 42))]
+NEW_TOKENS = 8
+
+
+def rows_of(target):
+    """Shape and dtype of a slot of each buffer."""
+    return {
+        (tuple(each.shape[1:]), each.dtype) for each in target.attention.kv_pool.tensors().values()
+    }
+
+
+def texts(engine):
+    with engine:
+        requests = engine.generate(PROMPTS, gk.SamplingParams(max_new_tokens=NEW_TOKENS))
+    return [request.output_ids for request in requests]
+
+
+def test_latents_are_kept_instead_of_keys_and_values():
+    loaded = hf.load(small_model("deepseek_v3"), device="cpu")
+    (latent,) = {
+        (layer.latent.rank, layer.latent.rotated_size) for layer in loaded.layout.attention
+    }
+    assert latent == (32, 8)
+    assert rows_of(loaded.target()) == {((1, 40), torch.float32)}
+
+
+def test_one_row_of_a_layer_is_expanded(monkeypatch):
+    loaded = hf.load(small_model("deepseek_v3"), device="cpu")
+    calls = []
+    attend = hf.pools.LayerGroupAttention.attend
+
+    def noting(self, layer, call, *others):
+        calls.append((call.query.shape[2], call.key.shape[2], call.latents.latents.shape[2]))
+        return attend(self, layer, call, *others)
+
+    monkeypatch.setattr(hf.pools.LayerGroupAttention, "attend", noting)
+    texts(loaded.engine(algorithm="NONE", max_batch_size=2, max_context_len=32))
+    assert calls[0] == (21, 1, 21)
+    assert all(expanded == 1 for _, expanded, _ in calls)
+
+
+def test_keys_and_values_in_eight_bits_are_expanded():
+    loaded = hf.load(small_model("deepseek_v3"), device="cpu", check=False)
+    sizes = {"max_batch_size": 2, "max_context_len": 32}
+    target = loaded.target(kv_dtype=torch.float8_e4m3fn, **sizes)
+    assert rows_of(target) == {((4, 24), torch.uint8)}
+    latents = {"NONE": [], "NGRAM": []}
+    for algorithm in latents:
+        options = sizes | {"algorithm": algorithm, "kv_dtype": torch.float8_e4m3fn}
+        latents[algorithm] = texts(loaded.engine(**options))
+    assert latents["NONE"] == latents["NGRAM"]
+
+
+def test_expanded_rows_attend_as_latents_do(monkeypatch):
+    loaded = hf.load(small_model("deepseek_v3"), device="cpu")
+    sizes = {"max_batch_size": 2, "max_context_len": 32}
+    expected = texts(loaded.engine(**sizes))
+    monkeypatch.setattr(hf.pools.MLATokenToKVPool, "dtypes", ())
+    assert rows_of(loaded.target()) == {((4, 24), torch.float32)}
+    assert texts(loaded.engine(**sizes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "quantize"),
+    [("deepseek_v3", {}, "fp8"), ("deepseek_v3", {"kv_lora_rank": 520}, None), ("llama", {}, None)],
+    ids=["quantised projection", "large latents", "no latents"],
+)
+def test_other_layers_keep_keys_and_values(kind, changes, quantize):
+    loaded = hf.load(small_model(kind, **changes), device="cpu", quantize=quantize)
+    assert [layer.latent for layer in loaded.layout.attention] == [None, None]
