@@ -27,9 +27,9 @@ def test_every_product_of_a_layer_counts(bench):
     layers = bench.make_layers(bench.SMALL, "linear", 2, torch.device("cpu"))
     x, called = torch.ones(2, 256, dtype=torch.bfloat16), []
 
-    def multiply(rows, name, tensors):
+    def multiply(rows, *, name, tensors, **result):
         called.append((name, tuple(tensors[0].shape)))
-        return bench.by_torch(rows, name, tensors)
+        return bench.by_torch(rows, tensors=tensors, **result)
 
     bench.Chain(layers, x).run(multiply)
     assert called == [*bench.SMALL.items()] * 2

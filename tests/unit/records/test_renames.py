@@ -84,20 +84,20 @@ def test_a_renamed_module_of_the_reference_model_is_one_change(recorded, before,
 
 
 def test_a_kernel_that_was_added_to_a_renamed_module_is_found(recorded):
-    at = next(n.index for n in recorded.nodes if n.module == "target.model.layers.2.mlp")
+    at = next(n.index for n in recorded.nodes if n.module == "target.model.layers.2.self_attn")
     after = renamed(with_kernel(recorded, at, "aten::clamp"), "target.model.", "llama.")
     diff = diff_graphs(recorded, after)
     assert [(n.index, n.module, n.op) for n in diff.added] == [
-        (at + 1, "llama.layers.2.mlp", "aten::clamp")
+        (at + 1, "llama.layers.2.self_attn", "aten::clamp")
     ]
     assert (diff.removed, diff.changed) == ((), ())
     assert diff.renamed == {"target.model": "llama"}
     assert diff.words == (
         "module renamed: target.model -> llama",
-        "op aten::clamp appeared in llama.layers.2.mlp: 1 node more",
+        "op aten::clamp appeared in llama.layers.2.self_attn: 1 node more",
     )
     back = diff_graphs(after, recorded)
-    assert [n.module for n in back.removed] == ["llama.layers.2.mlp"], "its own path"
+    assert [n.module for n in back.removed] == ["llama.layers.2.self_attn"], "its own path"
 
 
 def test_an_operation_with_another_kernel_in_a_renamed_module_is_a_replacement(make_graph):

@@ -7,6 +7,7 @@ import torch
 
 import graphkit as gk
 from graphkit.errors import CaptureCause, CaptureError, ConfigError, TargetError
+from graphkit.verify.size_check import SEED
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 GRAPH_BUG = "the graph differs from the same padded path without it"
@@ -91,7 +92,7 @@ def test_a_mismatch_holds_both_values_of_the_model(make_target):
     target = make_target(leak_next_row)
     record = gk.capture_target(target, device="cpu")
     first = record.mismatches[0]
-    batch = target.sample_batch(VERIFY, 1, 21)
+    batch = target.sample_batch(VERIFY, 1, SEED + 1)
     forward = target.forwards[VERIFY]
     with torch.no_grad():
         eager = forward(batch).next_token_logits[first.row]

@@ -9,6 +9,7 @@ import graphkit as gk
 from declared_modes import MODES
 from graphkit.runners import draft, multi_layer
 from graphkit.runners.tree_growth import TreeGrowth
+from graphkit.verify.size_check import SEED
 from no_metadata import NoMetadata
 
 DRAFT, EXTEND = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND
@@ -77,7 +78,7 @@ def test_the_request_that_is_wrong_is_named(make_target, mode, topk):
     record = gk.capture_target(target, device="cpu")
     assert places(record, PADDING_BUG) >= PADDED
     for mismatch in record.mismatches:
-        batch = target.batch(mode, mismatch.batch_size, 20 + mismatch.batch_size)
+        batch = target.batch(mode, mismatch.batch_size, SEED + mismatch.batch_size)
         assert mismatch.row == batch.num_tokens - 1
         assert mismatch.request == mismatch.batch_size - 1
 
