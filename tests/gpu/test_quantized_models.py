@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import graphkit as gk
+from graphkit.ops.linear import project
 from graphkit.quantization import QUANTIZATIONS, QuantizedLinear
 from graphkit.reference import ByteTokenizer, engine_of, load_models, spec_of
 from graphkit.reference.model import full_logits
@@ -28,9 +29,9 @@ def test_text_is_that_of_the_dequantised_weights_in_float32(quantize, generation
         assert engine.stats.accept_length > 1.5
         assert all(not runner.stats.fallbacks for runner in engine.runners)
 
-    def plain(layer, rows):
+    def plain(layer, rows, **result):
         weight = layer.quantized.dequantized(torch.float32)
-        return torch.nn.functional.linear(rows, weight, layer.bias)
+        return project(rows, weight, layer.bias, **result)
 
     for layer in models.target.modules():
         if isinstance(layer, QuantizedLinear):

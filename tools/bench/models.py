@@ -54,8 +54,8 @@ def ways(kind: str, batch: int, device: torch.device) -> Iterator[tuple[str, Cal
     import graphkit as gk
     from graphkit import hf
 
-    sizes = SIZES | SIZES_OF_KIND.get(kind, {})
-    model = random_model(kind, sizes, std=0.03, dtype=torch.bfloat16).to(device)
+    changes = SIZES_OF_KIND.get(kind, {})
+    model = random_model(kind, SIZES, std=0.03, dtype=torch.bfloat16, **changes).to(device)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(3, SIZES["vocab_size"], (batch, _PROMPT), generator=generator)
     prompts, on_device = ids.tolist(), ids.to(device)
