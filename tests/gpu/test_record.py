@@ -4,11 +4,10 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-import graphkit
+from audited_runs import import_path
 from graphkit.graphs.driver import runtime
 from graphkit.records import RecordingRecord
 
@@ -139,7 +138,7 @@ def script(tmp_path):
 @pytest.fixture
 def run(tmp_path):
     """Return ``run(*arguments)``, which runs Python in the folder of the script."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(graphkit.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": import_path()}
 
     def python(*arguments):
         return subprocess.run(

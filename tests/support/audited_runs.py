@@ -17,6 +17,12 @@ _SHOWN = 400
 """Characters of a process's output in the message of an assertion, from its end."""
 
 
+def import_path(*folders: Path) -> str:
+    """Return a PYTHONPATH of folders, this checkout, and what the present process imports from."""
+    present = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join([*map(str, (*folders, ROOT)), *filter(None, present)])
+
+
 def installed(folder: Path) -> str:
     """Return a PYTHONPATH where graphkit is installed, as far as its entry points are concerned."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -28,7 +34,7 @@ def installed(folder: Path) -> str:
         for group, names in project["entry-points"].items()
     ]
     (metadata / "entry_points.txt").write_text("".join(groups))
-    return os.pathsep.join(map(str, (folder, ROOT)))
+    return import_path(folder)
 
 
 @dataclass
@@ -73,7 +79,7 @@ class Program:
         """Run Python with these arguments, by default the program."""
         return subprocess.run(
             [sys.executable, *(arguments or ("program.py",))], cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+            env={**os.environ, "PYTHONPATH": import_path(), **variables},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import graphkit
 import stand_in_device
+from audited_runs import import_path
 from graphkit.records import AuditReport
 
 pytestmark = pytest.mark.slow
@@ -88,7 +88,7 @@ if __name__ == "__main__":
 @pytest.fixture
 def run(tmp_path):
     """Return ``run(body, *options)``: the plain run or, with options, the audited one."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(graphkit.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": import_path()}
 
     def python(body, *options, **variables):
         (tmp_path / "program.py").write_text(HEAD + body)
