@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from graphkit.errors import CheckpointError
-from graphkit.ops.quantized_linear import BLOCK, SYMMETRIC_ZERO, blocks, packed_numbers
+from graphkit.ops.quantized_layout import BLOCK, SYMMETRIC_ZERO, blocks, packed_numbers
 from graphkit.quantization.weight import QuantizedWeight
 
 Tensors = Mapping[str, torch.Tensor]

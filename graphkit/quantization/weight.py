@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import pad
 
 from graphkit.errors import ConfigError
-from graphkit.ops.quantized_linear import (
+from graphkit.ops.quantized_layout import (
     BLOCK,
     SYMMETRIC_ZERO,
     blocks,

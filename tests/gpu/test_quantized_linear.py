@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from graphkit.ops.kernels.quantized_linear_config import FEW_ROWS, Product
-from graphkit.ops.quantized_linear import packed_numbers, quantized_linear
+from graphkit.ops.quantized_layout import packed_numbers
+from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.ops.registration import OPS
 
 pytestmark = pytest.mark.gpu

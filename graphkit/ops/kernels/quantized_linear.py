@@ -27,7 +27,7 @@ import triton.language as tl
 from graphkit.ops.kernels.decoder import gate_rows, gated, sum_of_parts
 from graphkit.ops.kernels.launch import launch
 from graphkit.ops.kernels.quantized_linear_config import Product, choose_product
-from graphkit.ops.quantized_linear import blocks
+from graphkit.ops.quantized_layout import blocks
 
 SUM_BLOCK = 512
 """Results that a program of the second kernel adds."""

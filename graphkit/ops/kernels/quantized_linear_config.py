@@ -9,7 +9,7 @@ import torch
 import triton
 
 from graphkit.ops.kernels.launch import has_dependent_launch
-from graphkit.ops.quantized_linear import BLOCK, blocks
+from graphkit.ops.quantized_layout import BLOCK, blocks
 
 MOST_ROWS = 256
 """Most rows of the kernel. More are limited by arithmetic, where cuBLAS over a dequantised weight

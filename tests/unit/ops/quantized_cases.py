@@ -6,7 +6,7 @@ from itertools import product
 
 import torch
 
-from graphkit.ops.quantized_linear import packed_numbers
+from graphkit.ops.quantized_layout import packed_numbers
 
 ROUNDINGS = 4
 """Roundings of the dtype by which a kernel may differ: sums run in another order."""

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from graphkit import InputError
-from graphkit.ops.quantized_linear import dequantized, packed_numbers, quantized_linear
+from graphkit.ops.quantized_layout import dequantized, packed_numbers
+from graphkit.ops.quantized_linear import quantized_linear
 
 CASES = runpy.run_path(str(Path(__file__).with_name("quantized_cases.py")))
 CPU = torch.device("cpu")
