@@ -22,7 +22,8 @@ the instructions of a warpgroup, which are faster there
 (``tools/bench/results/quantized_linear_sweep.json``)."""
 TILE, LARGE_TILE = 32, 128
 """Outputs of a program of few rows, 4 KiB of numbers per step of its loop, and of more rows. Over
-numbers of four bits, three programs of a multiprocessor have half of the larger tile each."""
+numbers of four bits, three programs of a multiprocessor have half of the larger tile each
+(``tools/bench/results/linear_chain_sweep.json``)."""
 PROGRAMS = {8: 6, 4: 8}
 """Programs of a multiprocessor for few rows, by the bits of a number, from the same sweep."""
 MOST_IN_FLIGHT, RESERVED_BYTES = 6, 1024
@@ -31,13 +32,13 @@ keeps of each program on sm_90. A program has fewer blocks in flight where other
 would run at the same time: for 8 rows in FP8 the gate and up projection takes 35 us instead of
 44 us (``tools/bench/results/quantized_linear_sweep.json``)."""
 MOST_PLAIN_ROWS = 64
-"""Most rows of the kernel over a weight of 16 bits. On an H200, a chain of decoder layers of
-Llama-3.1-8B without attention takes 0.95 of its time with cuBLAS for 1 to 16 rows, 0.97 for 32 and
-48, and 0.99 for 64 (``tools/bench/results/linear_chain.json``). More rows run by cuBLAS."""
+"""Most rows of the kernel over a weight of 16 bits. On an H200, a decoder layer of Llama-3.1-8B
+takes 0.96 to 0.98 of its time with cuBLAS for up to 64 rows
+(``tools/bench/results/linear_chain.json``). More rows run by cuBLAS."""
 PLAIN_TILE, PLAIN_PROGRAMS = 64, 2
-"""Outputs of a program over a weight of 16 bits, and programs of a multiprocessor. A layer of that
-chain takes 117 us for one row with these, 146 us with 32 outputs and four programs, and 123 us by
-cuBLAS."""
+"""Outputs of a program over a weight of 16 bits, and programs of a multiprocessor. A layer without
+attention takes 117 us for one row with these, 146 us with 32 outputs and four programs, and 123 us
+by cuBLAS (``tools/bench/results/linear_chain_tiles.json``)."""
 LEAST_BLOCKS = 4
 """Least blocks of inputs of a part: below that, adding the parts costs more than it saves."""
 
