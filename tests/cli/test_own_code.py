@@ -30,7 +30,7 @@ class OwnMLP(torch.nn.Module):
         self.down_proj, self.up_proj = inner.down_proj, inner.up_proj
 
     def forward(self, hidden):
-        return self.down_proj(self.up_proj(hidden).abs().sqrt())
+        return self.down_proj(torch.tanh(self.up_proj(hidden)))
 
 
 class OwnForCausalLM(LlamaForCausalLM):

@@ -105,6 +105,7 @@ def mtp_run(head: MtpHead) -> Run:
     """Return what runs the first MTP layer over whole windows."""
 
     def attend(call: AttentionCall) -> Tensor:
+        call = call.expanded()
         parts = (call.query, call.key, call.value)
         query, key, value = (part[0].unflatten(1, (WINDOWS, -1)).transpose(0, 1) for part in parts)
         out = causal(query, key, value, scale=call.scaling)
