@@ -29,9 +29,6 @@ _LEAST = 1e-12
 class QuantizedWeight:
     """The weight of a linear layer with N outputs and K inputs, as ``quantized_linear`` reads it.
 
-    Scales and zero points are stored column by column: a program of the kernel reads those of
-    neighbouring outputs together.
-
     Attributes:
         numbers: [N, K] float8_e4m3fn; or [N, 64 * ceil(K / 128)] uint8, two numbers of four bits
             per byte.
@@ -44,12 +41,6 @@ class QuantizedWeight:
     scale: torch.Tensor
     zero_point: torch.Tensor | None
     in_features: int
-
-    def __post_init__(self) -> None:
-        for name in ("scale", "zero_point"):
-            tensor = getattr(self, name)
-            if tensor is not None and tensor.stride(0) != 1:
-                object.__setattr__(self, name, tensor.t().contiguous().t())
 
     @property
     def out_features(self) -> int:

@@ -20,5 +20,4 @@ def launch_linear(args: Any, product: Product | None = None) -> torch.Tensor:
     return launch_product(
         args, product, x.contiguous(), weight=weight.contiguous(), N=outputs, K=inputs,
         ROW=inputs, IS_PACKED=False, scale=None, zero_point=None, SCALE_ROWS=0, SCALE_COLUMNS=0,
-        SCALE_ROW_STRIDE=0, SCALE_COLUMN_STRIDE=0,
     )  # fmt: skip

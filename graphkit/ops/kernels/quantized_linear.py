@@ -102,18 +102,17 @@ def _request(address):
 def linear_kernel(
     out, x, weight, scale, zero_point, bias, rows,
     N: tl.constexpr, K: tl.constexpr, ROW: tl.constexpr, IS_PACKED: tl.constexpr,
-    SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr, SCALE_ROW_STRIDE: tl.constexpr,
-    SCALE_COLUMN_STRIDE: tl.constexpr, BLOCKS: tl.constexpr, STARTS_EARLY: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
-    EARLY_BYTES: tl.constexpr,
+    SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr, BLOCKS: tl.constexpr,
+    STARTS_EARLY: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, EARLY_BYTES: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, PACK: tl.constexpr, UNROLL: tl.constexpr,
     IS_GATED: tl.constexpr, IS_WARPGROUP: tl.constexpr,
 ):  # fmt: skip
     """One program per tile of outputs, tile of rows and part of the inputs, of BLOCKS blocks.
 
-    A row of the weight has ROW elements: numbers, or bytes of them. Zero points have the strides of
-    the scales. Without ``scale``, SCALE_ROWS and SCALE_COLUMNS are 0. A tile of a gated product has
-    outputs of the gate, then those of the up projection at the same places.
+    A row of the weight has ROW elements: numbers, or bytes of them. Without ``scale``, SCALE_ROWS
+    and SCALE_COLUMNS are 0. A tile of a gated product has outputs of the gate, then those of the up
+    projection at the same places.
     """
     n = tl.arange(0, BLOCK_N)
     HALF: tl.constexpr = BLOCK_N // 2
@@ -132,7 +131,7 @@ def linear_kernel(
     scale_row = n if SCALE_ROWS == N else n // 128
     if SCALE_ROWS == 1:
         scale_row = n * 0
-    place = scale_row * SCALE_ROW_STRIDE
+    place = scale_row * SCALE_COLUMNS
     if STARTS_EARLY:
         # The weight does not depend on the kernel before this one. Its first bytes are requested
         # while that kernel runs.
@@ -141,16 +140,16 @@ def linear_kernel(
             line = tl.arange(0, EARLY_BYTES // 128) * LINE
             _request(row[:, None] + first * WIDTH + tl.minimum(line, BLOCKS * WIDTH - 1)[None, :])
             if SCALE_COLUMNS > 1:
-                _request(scale + place + first * SCALE_COLUMN_STRIDE)
+                _request(scale + place + first)
                 if zero_point is not None:
-                    _request(zero_point + place + first * SCALE_COLUMN_STRIDE)
+                    _request(zero_point + place + first)
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     # A warpgroup that multiplies converted numbers waits before each addition to the same sum. The
     # products of a block are therefore added apart, times its scale.
     SCALES_BLOCKS: tl.constexpr = SCALE_COLUMNS > 1 or (SCALE_COLUMNS == 1 and IS_WARPGROUP)
     if SCALE_COLUMNS == 1:
-        one_factor = tl.load(scale + place, mask=is_n, other=0.0).to(tl.float32)[:, None]
+        one_factor = tl.load(scale + scale_row, mask=is_n, other=0.0).to(tl.float32)[:, None]
     lane = tl.arange(0, WIDTH)
     numbers = row[:, None] + lane[None, :]
     inputs = x + t.to(tl.int64)[None, :] * K + lane[:, None]
@@ -167,9 +166,8 @@ def linear_kernel(
         some = tl.load(inputs + block * 128, mask=is_input, other=0.0)
         column = block if SCALE_COLUMNS > 1 else 0
         is_scale = is_n if ALL_K else is_n & (column < SCALE_COLUMNS)
-        column_place = place + column * SCALE_COLUMN_STRIDE
         if SCALE_COLUMNS > 1:
-            factor = tl.load(scale + column_place, mask=is_scale, other=0.0)
+            factor = tl.load(scale + place + column, mask=is_scale, other=0.0)
             factor = factor.to(tl.float32)[:, None]
         elif SCALES_BLOCKS:
             factor = one_factor
@@ -177,7 +175,7 @@ def linear_kernel(
         if IS_PACKED:
             zero = None
             if zero_point is not None:
-                zero = tl.load(zero_point + column_place, mask=is_scale, other=0)[:, None]
+                zero = tl.load(zero_point + place + column, mask=is_scale, other=0)[:, None]
             if LOW is not None:
                 low, high = _numbers_by_ptx(loaded, zero, x, LOW, HIGH, PACK)
             else:
@@ -265,8 +263,7 @@ def sum_parts_kernel(
 def dequantize_kernel(
     out, weight, scale, zero_point, N: tl.constexpr, K: tl.constexpr, ROW: tl.constexpr,
     IS_PACKED: tl.constexpr, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
-    SCALE_ROW_STRIDE: tl.constexpr, SCALE_COLUMN_STRIDE: tl.constexpr, BLOCK_N: tl.constexpr,
-    STARTS_EARLY: tl.constexpr,
+    BLOCK_N: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per block of inputs and tile of outputs."""
     if STARTS_EARLY:
@@ -282,7 +279,7 @@ def dequantize_kernel(
     scale_row = n if SCALE_ROWS == N else n // 128
     if SCALE_ROWS == 1:
         scale_row = n * 0
-    place = scale_row * SCALE_ROW_STRIDE + (block * SCALE_COLUMN_STRIDE if SCALE_COLUMNS > 1 else 0)
+    place = scale_row * SCALE_COLUMNS + (block if SCALE_COLUMNS > 1 else 0)
     factor = tl.load(scale + place, mask=is_n, other=0.0).to(tl.float32)[:, None]
     at = block * 128 + lane
     place_out = out + row * K + at[None, :]
@@ -301,17 +298,12 @@ def dequantize_kernel(
 
 def launch_quantized_linear(args: Any, product: Product | None = None) -> torch.Tensor:
     """Launch ``quantized_linear``, with ``choose_product`` by default."""
-    x, numbers = args.x.contiguous(), args.weight.contiguous()
-    scale, zero_point = args.scale, args.zero_point
-    if zero_point is not None and zero_point.stride() != scale.stride():
-        scale, zero_point = scale.contiguous(), zero_point.contiguous()
+    x, numbers, scale = args.x.contiguous(), args.weight.contiguous(), args.scale
     (rows, inputs), outputs = x.shape, len(numbers)
     is_packed = numbers.dtype == torch.uint8
     weight = {
         "weight": numbers.view(torch.uint8), "N": outputs, "K": inputs, "ROW": numbers.shape[1],
-        "IS_PACKED": is_packed, "scale": scale, "zero_point": zero_point,
-        "SCALE_ROWS": scale.shape[0], "SCALE_COLUMNS": scale.shape[1],
-        "SCALE_ROW_STRIDE": scale.stride(0), "SCALE_COLUMN_STRIDE": scale.stride(1),
+        "IS_PACKED": is_packed, "SCALE_ROWS": scale.shape[0], "SCALE_COLUMNS": scale.shape[1],
     }  # fmt: skip
     bits = 4 if is_packed else 8
     product = product or choose_product(rows, inputs, outputs, bits, x.device, x.dtype)
