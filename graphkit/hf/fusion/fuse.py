@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import MethodType
 from typing import Any
@@ -19,9 +19,8 @@ from graphkit.hf.fusion.linears import MergedLinears, merge_linears, plain_linea
 from graphkit.hf.fusion.norms import find_norms
 from graphkit.hf.fusion.observation import ROWS, ModuleCall, observe
 from graphkit.hf.fusion.products import defer_products
-from graphkit.hf.fusion.residual import DeferredSums
 from graphkit.hf.layout import ModelLayout, output_head
-from graphkit.quantization import Linear, QuantizedLinear
+from graphkit.quantization import Linear
 
 
 def fuse_modules(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
@@ -57,7 +56,7 @@ def fuse_modules(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
         for call in root.walk()
         if call.module in norms and call.output.dim() == 3
     )
-    _defer_products(model, alone, norm_sizes)
+    defer_products(model, alone, norm_sizes)
     names = {module: name for name, module in model.named_modules()}
     return replace(
         layout,
@@ -69,20 +68,6 @@ def fuse_modules(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
         | {names[module]: "nothing, since its results are not used" for module in unused},
         norm_sizes=norm_sizes,
     )
-
-
-def _defer_products(
-    model: PreTrainedModel, layers: Collection[nn.Module], norm_sizes: frozenset[int]
-) -> None:
-    """Let norms add the parts of products that the model adds to the residual stream."""
-    positions = torch.arange(ROWS, device=model.device)
-
-    def run() -> None:
-        with DeferredSums(norm_sizes):
-            observe(model, positions)
-
-    wide = [layer for layer in layers if isinstance(layer, nn.Linear | QuantizedLinear)]
-    defer_products([layer for layer in wide if layer.out_features in norm_sizes], run)
 
 
 def _without_unused(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
-from graphkit.hf.fusion.residual import PendingSum
+from graphkit.hf.fusion.observation import ROWS, observe
+from graphkit.hf.fusion.residual import DeferredSums, PendingSum
 from graphkit.quantization import Linear, QuantizedLinear
 
 
@@ -47,20 +49,30 @@ class DeferredProduct:
         return bool(results) and all(result.is_unread_product for result in results)
 
 
-def defer_products(layers: Iterable[nn.Module], run: Callable[[], object]) -> None:
-    """Let layers return products that wait for the norm behind them, where one reads them.
+def defer_products(
+    model: PreTrainedModel, layers: Iterable[nn.Module], norm_sizes: Collection[int]
+) -> None:
+    """Let norms add the parts of products that the model adds to the residual stream; in place.
+
+    A forward over random tokens shows which products a model adds to the stream unchanged.
 
     Args:
-        layers: Linear layers whose outputs may be added to the residual stream.
-        run: Runs the model under ``DeferredSums``.
+        model: The model.
+        layers: Layers that are not merged.
+        norm_sizes: Row sizes of the norms.
     """
-    tried = {layer: DeferredProduct(layer) for layer in layers}  # type: ignore[arg-type]
+    tried = {
+        layer: DeferredProduct(layer)
+        for layer in layers
+        if isinstance(layer, nn.Linear | QuantizedLinear) and layer.out_features in norm_sizes
+    }
     before: dict[nn.Module, Any] = {layer: vars(layer).get("forward") for layer in tried}
     for layer, product in tried.items():
-        layer.forward = product
-    run()
+        layer.forward = product  # type: ignore[method-assign]
+    with DeferredSums(norm_sizes):
+        observe(model, torch.arange(ROWS, device=model.device))
     for layer, product in tried.items():
         if not product.end_trial():
             vars(layer).pop("forward")
             if before[layer] is not None:
-                layer.forward = before[layer]
+                layer.forward = before[layer]  # type: ignore[method-assign]
