@@ -1,4 +1,4 @@
-"""Products with weights of the dtype of their rows, and what both kinds of products return.
+"""Products with weights of the dtype of their rows, and the kinds of results of all products.
 
 Dimensions: T rows, K inputs, N outputs, S parts of the inputs.
 """
@@ -20,7 +20,7 @@ _FAST = (torch.bfloat16, torch.float16)
 
 
 def check_result(op: str, args: Any) -> None:
-    """Refuse results that exclude each other, and a gate without as many columns behind it."""
+    """Refuse ``gated`` with ``in_parts``, and a gated weight with an odd number of rows."""
     if args.gated and args.in_parts:
         raise InputError(
             f"{op}: gated and in_parts are both True, but a gate is applied to whole sums. Pass "
@@ -38,8 +38,7 @@ def check_result(op: str, args: Any) -> None:
 def result_of(product: torch.Tensor, gated: bool, in_parts: bool) -> torch.Tensor:
     """Return the result of the references of both ops from their product, [T, N]."""
     if gated:
-        gate, up = product.chunk(2, dim=-1)
-        return functional.silu(gate) * up
+        return silu_and_mul(product)
     return product[None] if in_parts else product
 
 
@@ -60,7 +59,7 @@ def empty_result(args: Any, bits: int) -> torch.Tensor:
 
 
 def _check(args: Any) -> None:
-    """Refuse results that do not exist, and a weight or a bias of another dtype than the rows."""
+    """Check the kind of result, and that weight and bias have the dtype of the rows."""
     check_result("linear", args)
     for name in ("weight", "bias"):
         tensor = getattr(args, name)

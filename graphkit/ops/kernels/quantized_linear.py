@@ -317,7 +317,7 @@ def launch_quantized_linear(args: Any, product: Product | None = None) -> torch.
 
 
 def launch_product(args: Any, product: Product, x: torch.Tensor, **weight: Any) -> torch.Tensor:
-    """Launch the product of rows with a weight of any format, and what the op does with it.
+    """Launch the product of rows with a weight of any format, and the kernels behind it.
 
     Args:
         args: Arguments of the op.
