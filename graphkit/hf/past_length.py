@@ -16,7 +16,7 @@ from graphkit.hf.layout import ModelLayout
 
 
 class PastLength:
-    """The cache that such a module sees: it has a length, and keeps nothing.
+    """A cache with a length and no contents, for such a module.
 
     Args:
         positions: Position of each row in its request, [T].
@@ -26,7 +26,7 @@ class PastLength:
         self._positions = positions
 
     def get_seq_length(self, layer_idx: int = 0) -> torch.Tensor:  # noqa: ARG002 - of transformers
-        """Return what the index of each row lacks to its position, [T]."""
+        """Return the difference between the position and the index of each row, [T]."""
         return self._positions - torch.arange(
             len(self._positions), dtype=self._positions.dtype, device=self._positions.device
         )
