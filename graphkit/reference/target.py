@@ -94,7 +94,9 @@ def tree_target(device: str = "cpu") -> CaptureTarget:
     return reference_target(device, topk=2)
 
 
-def eagle3_target(device: str = "cpu", *, topk: int = 1) -> CaptureTarget:
+def eagle3_target(
+    device: str = "cpu", *, topk: int = 1, max_batch_size: int | None = None
+) -> CaptureTarget:
     """Create a target of the reference model and its EAGLE-3 head; see ``reference_target``.
 
     The head reads three layers of the model, so that MULTI_LAYER_EAGLE is left out.
@@ -102,10 +104,12 @@ def eagle3_target(device: str = "cpu", *, topk: int = 1) -> CaptureTarget:
     models = _load("EAGLE3", device)
     assert isinstance(models.draft, Eagle3Head), "the draft model of EAGLE3"
     name = "reference model with EAGLE-3"
-    return model_target(models.target, models.draft, name=name, topk=topk)
+    return model_target(
+        models.target, models.draft, name=name, topk=topk, max_batch_size=max_batch_size
+    )
 
 
-def dflash_target(device: str = "cpu") -> CaptureTarget:
+def dflash_target(device: str = "cpu", *, max_batch_size: int | None = None) -> CaptureTarget:
     """Create a target of the DFLASH head of the reference model; see ``reference_target``.
 
     TARGET_VERIFY is that of the draft worker, which runs the blocks of the head. STEP is the whole
@@ -114,7 +118,7 @@ def dflash_target(device: str = "cpu") -> CaptureTarget:
     models = _load("DFLASH", device)
     assert isinstance(models.draft, DFlashHead), "the draft model of DFLASH"
     name = "DFLASH head of the reference model"
-    return model_target(models.target, models.draft, name=name)
+    return model_target(models.target, models.draft, name=name, max_batch_size=max_batch_size)
 
 
 def _load(algorithm: str, device: str, **options: Any) -> EngineModels:

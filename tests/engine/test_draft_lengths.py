@@ -28,11 +28,17 @@ def choices_of(engine):
 
 
 def run_with_random_times(engine, random):
-    """Let every step, or launch, run another length than the one before."""
-    times = choices_of(engine).times
+    """Let steps, or launches, run random lengths, and those first that have not run yet.
+
+    How many launches there are depends on how fast a device runs them.
+    """
+    chooser = choices_of(engine)
+    times, drafts = chooser.times, chooser.drafts[: chooser.count]
     while engine.has_work:
+        drafted = engine.stats.drafted_lengths
+        missing = [column for column, count in enumerate(drafts) if count not in drafted]
         times.fill_(1.0)
-        times[:, random.randrange(times.shape[1])] = 0.01
+        times[:, random.choice(missing or range(len(drafts)))] = 0.01
         engine.step()
 
 

@@ -3,7 +3,7 @@
 Random weights in bfloat16, greedy, one request and eight. Each kind runs in a process of its own,
 since compiled code and process state of one would change the next. Before, several kinds at a time
 run once without being measured: what they compile is cached, and compiling takes most of the time.
-The report is written after each kind.
+Each GPU of the machine measures one kind at a time. The report is written after each kind.
 
 - graphkit: device loops (v3), plain and with NGRAM drafts. Random weights repeat themselves, so
   NGRAM shows what long drafts cost and gain, not what a trained model accepts.
@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from queue import SimpleQueue
 
 import torch
 from rich.console import Console
@@ -115,10 +116,11 @@ def measured(kind: str, device: torch.device, rounds: int) -> Iterator[dict[str,
             yield result
 
 
-def run_kind(kind: str, rounds: int, seconds: float) -> tuple[str, str]:
+def run_kind(kind: str, rounds: int, seconds: float, gpu: int) -> tuple[str, str]:
     """Run a kind in a process; return what it printed, and how it failed, empty if it did not."""
     command = [sys.executable, __file__, "--kind", kind, "--rounds", str(rounds)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables)
     try:
         printed, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -128,17 +130,35 @@ def run_kind(kind: str, rounds: int, seconds: float) -> tuple[str, str]:
     return printed, f"{kind}: exit code {process.returncode}" if process.returncode else ""
 
 
+def run_kinds(
+    kinds: Sequence[str], rounds: int, seconds: float, processes: int, gpus: int
+) -> Iterator[tuple[str, str]]:
+    """Run kinds, ``processes`` at a time, and yield what ``run_kind`` returns as they end."""
+    end, free = time.monotonic() + seconds, SimpleQueue[int]()
+    for number in range(processes):
+        free.put(number % gpus)
+
+    def run(kind: str) -> tuple[str, str]:
+        gpu = free.get()
+        try:
+            left = min(_KIND_S, end - time.monotonic())
+            if left < _KIND_S / 10:
+                return "", f"{kind}: not started"
+            return run_kind(kind, rounds, left, gpu)
+        finally:
+            free.put(gpu)
+
+    with ThreadPoolExecutor(processes) as pool:
+        for future in as_completed([pool.submit(run, kind) for kind in kinds]):
+            yield future.result()
+
+
 def report(kinds: list[str], rounds: int, seconds: float, out: Path | None) -> BenchReport:
-    """Measure every kind in a process of its own."""
+    """Measure every kind in a process of its own, one at a time on each GPU."""
     measures: list[Measure] = []
     failures: list[str] = []
-    end = time.monotonic() + seconds
-    for kind in kinds:
-        left = min(_KIND_S, end - time.monotonic())
-        if left < _KIND_S / 10:
-            failures.append(f"{kind}: not started")
-            continue
-        printed, failure = run_kind(kind, rounds, left)
+    gpus = torch.cuda.device_count()
+    for printed, failure in run_kinds(kinds, rounds, seconds, gpus, gpus):
         if failure:
             failures.append(failure)
         for line in filter(lambda text: text.startswith("{"), printed.splitlines()):
@@ -150,9 +170,12 @@ def report(kinds: list[str], rounds: int, seconds: float, out: Path | None) -> B
         result = BenchReport(
             name="models: tokens per second of models of transformers",
             environment=environment(torch.device("cuda", 0)),
-            settings={"prompt": _PROMPT, "new tokens": _NEW, "failures": "; ".join(failures)},
+            settings={
+                "prompt": _PROMPT, "new tokens": _NEW, "GPUs": gpus,
+                "failures": "; ".join(failures),
+            },
             measures=tuple(measures),
-        )
+        )  # fmt: skip
         if out:
             out.write_text(result.to_json())
     return result
@@ -177,8 +200,9 @@ def main(argv: list[str] | None = None) -> int:
                 print(json.dumps(result), flush=True)
         return 0
     if options.compile:
-        with ThreadPoolExecutor(options.compile) as processes:
-            deque(processes.map(lambda kind: run_kind(kind, 1, _KIND_S), options.kinds), maxlen=0)
+        gpus = torch.cuda.device_count()
+        for _ in run_kinds(options.kinds, 1, _KIND_S, options.compile, gpus):
+            pass
     found = report(options.kinds, options.rounds, options.seconds, options.out)
     Console(width=120).print(bench_view(found))
     return 0
