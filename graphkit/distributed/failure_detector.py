@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -22,6 +23,7 @@ from graphkit.distributed.connections import (
 )
 from graphkit.distributed.heartbeat import (
     DRAIN_S,
+    INTERVAL_S,
     SILENT_S,
     Heartbeat,
     LivenessCheck,
@@ -39,6 +41,8 @@ _SLICE_S = 0.25
 
 A ``^C`` takes effect within this time; each look is one read of the store.
 """
+_ABORT_S = DRAIN_S + INTERVAL_S + 0.5
+"""Time after a failure within which NCCL has been aborted, or is being aborted."""
 _GLOO_MARGIN_S = 60.0
 """Time that gloo's limit exceeds ``time_limit`` by, so that gloo does not time out while ranks find
 out who is missing."""
@@ -54,7 +58,8 @@ class FailureDetector:
 
     The thread of the heartbeat reads the failure while its rank waits in a collective, and ends the
     collective: with gloo at once, with NCCL after a while in which the work that is enqueued may
-    end. The process groups cannot be used afterwards.
+    end. The process groups cannot be used afterwards. With NCCL, errors are raised after that, since
+    their receiver may destroy the process group.
 
     Args:
         process_group: The process group whose collectives are in the forwards.
@@ -64,6 +69,7 @@ class FailureDetector:
     Attributes:
         process_group, rank, time_limit: As passed.
         size: Number of ranks.
+        uses_nccl: Whether collectives of the process group run on CUDA devices, through NCCL.
         waits: Number of calls so far in which each rank waits for all others. It is the same on all
             ranks.
         control: A process group of the same ranks for the CPU.
@@ -73,6 +79,7 @@ class FailureDetector:
     def __init__(self, process_group: dist.ProcessGroup, rank: int, time_limit: float) -> None:
         self.process_group, self.rank = process_group, rank
         self.size, self.time_limit = process_group.size(), time_limit
+        self.uses_nccl = uses_nccl(process_group)
         self.control = new_cpu_group(process_group, time_limit + _GLOO_MARGIN_S)
         self._cpu_groups = [self.control]
         store = self.control.get_group_store()
@@ -80,6 +87,7 @@ class FailureDetector:
         self._host = rank_of_host(store, self.control)
         self._failure: Failure | None = None
         self._has_raised = False
+        self._aborted, self._abort_until = threading.Event(), 0.0
         self.waits = self._runs = 0
         self._topic: str | None = None
         """Topic of failures that end the call that this rank makes; ``None`` outside of calls. Set
@@ -91,11 +99,6 @@ class FailureDetector:
     def others(self) -> list[int]:
         """All ranks but this one."""
         return [rank for rank in range(self.size) if rank != self.rank]
-
-    @property
-    def uses_nccl(self) -> bool:
-        """Whether collectives of the process group run on CUDA devices, through NCCL."""
-        return uses_nccl(self.process_group)
 
     @property
     def is_lost(self) -> bool:
@@ -110,10 +113,11 @@ class FailureDetector:
     # Failures.
 
     def leave(self, error: BaseException) -> None:
-        """Report that this rank leaves the group because of an error. Does not wait."""
+        """Report that this rank leaves the group because of an error. Waits for no rank."""
         self._has_raised = True
         if self._failure is None and is_open(self.process_group):
             self.fail((self.rank,), f"rank {self.rank} left the group after {described(error)}")
+        self._await_abort()
 
     def fail(self, ranks: tuple[int, ...], text: str) -> RankError:
         """Report a failure, and return the error of the first one, which later calls raise.
@@ -233,7 +237,18 @@ class FailureDetector:
 
     def _error(self, failure: Failure) -> RankError:
         self._has_raised = True
+        self._await_abort()
         return failure.error(self.rank)
+
+    def _await_abort(self) -> None:
+        """Wait, after a failure, until NCCL has been aborted or is being aborted.
+
+        ``destroy_process_group`` waits for an abort that has begun. One that begins during it frees
+        communicators that it uses, and it raises an error of NCCL. An abort that has begun may not
+        end before the caller has destroyed its graphs; see ``abort_nccl``.
+        """
+        if self.uses_nccl and is_open(self.process_group):
+            self._aborted.wait(max(self._abort_until - time.monotonic(), 0))
 
     def _missing(self, silent: Sequence[int], late: Sequence[int]) -> Failure:
         """Return the failure of ranks that ended, or else of late ones."""
@@ -258,6 +273,7 @@ class FailureDetector:
     def _set_failure(self, failure: Failure) -> Failure:
         """Set the failure that ends this rank's calls, and return the one that was set first."""
         if self._failure is None:
+            self._abort_until = time.monotonic() + _ABORT_S
             self._failure = failure
             text = failure.text.removesuffix(".")
             logger.warning("The group of rank %d failed: %s.", self.rank, text)
@@ -292,6 +308,7 @@ class FailureDetector:
         if is_waiting:
             break_gloo(self.process_group)
         abort_nccl(self.process_group, DRAIN_S)
+        self._aborted.set()
         return False
 
 

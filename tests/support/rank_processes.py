@@ -102,13 +102,18 @@ def _serve(rank, size, port, scenarios, sender, backend):
                 backend, store=dist.PrefixStore(name, store), rank=rank, world_size=size,
                 timeout=_LIMIT, device_id=device,
             )  # fmt: skip
-        try:
-            scenario()
-            outcome = PASSED
-        except BaseException:
-            outcome = f"rank {rank}: {traceback.format_exc()}"
-        sender.send((name, outcome))
+        outcome = _outcome(scenario, rank)
         if backend == "nccl":
             gc.collect()  # NCCL waits for graphs that a traceback keeps alive
         if dist.is_initialized():
-            dist.destroy_process_group()
+            ended = _outcome(dist.destroy_process_group, rank)
+            outcome = ended if outcome == PASSED else outcome
+        sender.send((name, outcome))
+
+
+def _outcome(call, rank):
+    try:
+        call()
+    except BaseException:
+        return f"rank {rank}: {traceback.format_exc()}"
+    return PASSED
