@@ -58,8 +58,8 @@ class FailureDetector:
 
     The thread of the heartbeat reads the failure while its rank waits in a collective, and ends the
     collective: with gloo at once, with NCCL after a while in which the work that is enqueued may
-    end. The process groups cannot be used afterwards. With NCCL, errors are raised after that, since
-    their receiver may destroy the process group.
+    end. The process groups cannot be used afterwards. With NCCL, errors are raised after that, so
+    that their receiver can destroy the process group.
 
     Args:
         process_group: The process group whose collectives are in the forwards.

@@ -1,9 +1,9 @@
 """Tokens per second of models of transformers, through graphkit and by transformers itself.
 
 Random weights in bfloat16, greedy, one request and eight. Each kind runs in a process of its own,
-since compiled code and process state of one would change the next. Before, several kinds at a time
-run once without being measured: what they compile is cached, and compiling takes most of the time.
-Each GPU of the machine measures one kind at a time. The report is written after each kind.
+since compiled code and process state of one would change the next. Before, all kinds run side by
+side and only compile, which takes most of the time; torch and Triton cache the results. Then each
+GPU of the machine measures one kind at a time. The report is written after each kind.
 
 - graphkit: device loops (v3), plain and with NGRAM drafts. Random weights repeat themselves, so
   NGRAM shows what long drafts cost and gain, not what a trained model accepts.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -46,8 +47,10 @@ SIZES_OF_KIND = {"deepseek_v3": {"num_key_value_heads": 16}}
 """Sizes that differ: latent attention has as many key heads as query heads."""
 _PROMPT, _NEW = 64, 192
 _BATCHES = (1, 8)
+_COMPILED = ("generate, static cache", "graphkit, NONE", "graphkit, NGRAM")
+"""Ways that compile. Continuous batching compiles nothing and takes most of the memory of a GPU."""
 _KIND_S = 150.0
-"""Time limit of a kind: compiling a static cache takes most of it."""
+"""Time limit of a kind."""
 
 
 def ways(kind: str, batch: int, device: torch.device) -> Iterator[tuple[str, Callable[[], int]]]:
@@ -95,36 +98,49 @@ def ways(kind: str, batch: int, device: torch.device) -> Iterator[tuple[str, Cal
 
 
 def measured(kind: str, device: torch.device, rounds: int) -> Iterator[dict[str, object]]:
-    """Yield the tokens per second of each way; of one that fails, the error."""
+    """Yield the tokens per second of each way; of one that fails, the error.
+
+    Without rounds, ways that compile run once.
+    """
     for batch in _BATCHES:
         for name, run in ways(kind, batch, device):
             result: dict[str, object] = {"setting": f"{kind}, {batch} requests", "variant": name}
             try:
+                if not rounds:
+                    if name in _COMPILED:
+                        run()
+                    continue
                 for _ in range(2):  # compiles, then records graphs
                     run()
-                speeds = []
-                for _ in range(rounds):
-                    torch.cuda.synchronize(device)
-                    began = time.perf_counter()
-                    tokens = run()
-                    torch.cuda.synchronize(device)
-                    speeds.append(tokens / (time.perf_counter() - began))
+                result["value"] = max(speed(run, batch, device) for _ in range(rounds))
             except Exception as error:
                 result["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            else:
-                result["value"] = max(speeds)
             yield result
+
+
+def speed(run: Callable[[], int], batch: int, device: torch.device) -> float:
+    """Return the tokens per second of a run."""
+    torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    tokens = run()
+    torch.cuda.synchronize(device)
+    seconds = time.perf_counter() - began
+    if tokens != batch * _NEW:
+        raise RuntimeError(f"{tokens} tokens instead of {batch * _NEW}")
+    return tokens / seconds
 
 
 def run_kind(kind: str, rounds: int, seconds: float, gpu: int) -> tuple[str, str]:
     """Run a kind in a process; return what it printed, and how it failed, empty if it did not."""
     command = [sys.executable, __file__, "--kind", kind, "--rounds", str(rounds)]
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=variables, start_new_session=True
+    )
     try:
         printed, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # with processes that compile for it
         printed, _ = process.communicate()
         return printed, f"{kind}: stopped after {seconds:.0f} s"
     return printed, f"{kind}: exit code {process.returncode}" if process.returncode else ""
@@ -185,11 +201,13 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, help="write the report to this JSON file")
-    parser.add_argument("--rounds", type=int, default=2, help="repetitions; the best counts (2)")
+    parser.add_argument(
+        "--rounds", type=int, default=2, help="repetitions; the best counts; 0 only compiles (2)"
+    )
     parser.add_argument("--seconds", type=float, default=560, help="time for all kinds (560)")
     parser.add_argument(
         "--compile", type=int, default=10, metavar="N",
-        help="kinds that compile at a time before all are measured; 0 for none (10)",
+        help="kinds that compile side by side before all are measured; 0 for none (10)",
     )  # fmt: skip
     parser.add_argument("--kinds", nargs="+", default=list(DIFFERENT_KINDS), help="model types")
     parser.add_argument("--kind", help="print the results of one kind, a JSON object per line")
@@ -201,7 +219,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if options.compile:
         gpus = torch.cuda.device_count()
-        for _ in run_kinds(options.kinds, 1, _KIND_S, options.compile, gpus):
+        for _ in run_kinds(options.kinds, 0, _KIND_S, options.compile, gpus):
             pass
     found = report(options.kinds, options.rounds, options.seconds, options.out)
     Console(width=120).print(bench_view(found))
