@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from graphkit import CheckpointError, ConfigError
+from graphkit.attention import PagedAttention
 from graphkit.reference import (
     checkpoint_dtype,
     default_checkpoint,
     dflash_target,
     eagle3_target,
+    engine_of,
     head_algorithm,
     load_checkpoint,
     load_dflash_head,
@@ -20,11 +22,13 @@ from graphkit.reference import (
     load_eagle_head,
     load_models,
     load_mtp_head,
+    model_target,
     random_models,
     reference_engine,
     reference_target,
     save_checkpoint,
     save_draft_head,
+    shard_model,
     spec_of,
 )
 
@@ -146,6 +150,26 @@ def test_a_device_of_weights_must_exist(device):
     assert caught.value.field == "device"
 
 
+@pytest.mark.parametrize("attention", [3, "sdpa", len, int, object, PagedAttention])
+@pytest.mark.parametrize("create", [PLAIN, reference_target], ids=["engine", "target"])
+def test_an_attention_is_a_class_of_backends(create, attention):
+    with pytest.raises(ConfigError, match="attention must be a class derived from") as caught:
+        create(attention=attention)
+    assert caught.value.field == "attention"
+
+
+@pytest.mark.parametrize("size", [3.5, "8", 0, -1, True])
+@pytest.mark.parametrize(
+    "create",
+    [PLAIN, reference_target, eagle3_target, dflash_target],
+    ids=["engine", "reference", "eagle3", "dflash"],
+)
+def test_a_batch_size_is_a_positive_int(create, size):
+    with pytest.raises(ConfigError, match="max_batch_size must be an int >= 1, got") as caught:
+        create(max_batch_size=size)
+    assert caught.value.field == "max_batch_size"
+
+
 @pytest.mark.parametrize("seed", ["a", None, 1.5, True, 2**64, -(2**63) - 1])
 def test_a_seed_is_an_int_that_torch_takes(seed):
     with pytest.raises(ConfigError, match=r"seed must be an int from -2\*\*63") as caught:
@@ -163,3 +187,27 @@ def test_a_group_is_a_rank_group(create, group):
     with pytest.raises(ConfigError, match=r"group must be a graphkit.RankGroup") as caught:
         create(group=group)
     assert caught.value.field == "group"
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda _models, folder: save_checkpoint(3, folder), "model"),
+        (lambda _models, folder: save_draft_head(3, folder), "head"),
+        (lambda models, _folder: shard_model(models.target, 3), "group"),
+        (lambda _models, _folder: model_target(3, name="tiny"), "model"),
+        (lambda models, _folder: model_target(models.target, 3, name="tiny"), "head"),
+        (lambda models, _folder: model_target(models.target, None, 3, name="tiny"), "mtp"),
+        (lambda _models, _folder: engine_of(3, spec_of("NONE")), "models"),
+        (lambda models, _folder: engine_of(models, 3), "spec"),
+    ],
+    ids=[
+        "save model", "save head", "shard", "target of a model", "target with a head",
+        "target with layers", "engine of models", "engine with settings",
+    ],
+)  # fmt: skip
+def test_models_are_those_of_the_reference(call, field, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        call(TINY(), tmp_path / "saved")
+    assert caught.value.field == field
+    assert not (tmp_path / "saved").exists()
