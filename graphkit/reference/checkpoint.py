@@ -11,6 +11,7 @@ from graphkit.config import require_type
 from graphkit.distributed import RankGroup
 from graphkit.errors import CheckpointError
 from graphkit.kv.contracts import require_device
+from graphkit.ops.argument_rules import check_dtype
 from graphkit.quantization import stored_layout
 from graphkit.reference.checkpoint_folder import (
     StoredWeights,
@@ -18,7 +19,7 @@ from graphkit.reference.checkpoint_folder import (
     read_config,
     write_folder,
 )
-from graphkit.reference.config import LlamaConfig, check_dtype
+from graphkit.reference.config import LlamaConfig
 from graphkit.reference.layers import store_by_columns
 from graphkit.reference.model import LlamaModel
 from graphkit.reference.quantized_checkpoint import fill_quantized

@@ -8,7 +8,6 @@ from typing import Any
 
 from graphkit.config import require_int, require_type
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.ops.argument_rules import FLOATING_POINT
 
 _SIZES = (
     "vocab_size",
@@ -37,23 +36,6 @@ _SUPPORTED: dict[str, tuple[object, ...]] = {
     "use_sliding_window": (False,),
 }
 """Values of options that the reference models do not implement otherwise; ``None`` is one."""
-
-
-def check_dtype(owner: str, dtype: object) -> None:
-    """Check that an argument is a data type that a model can compute in.
-
-    Args:
-        owner: Name of the function that the argument belongs to.
-        dtype: Its value.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    if dtype not in FLOATING_POINT:
-        raise ConfigError(
-            f"{owner}.dtype must be torch.float16, bfloat16, float32 or float64, got {dtype!r}.",
-            field="dtype",
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ from graphkit.config import is_int
 from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError
 from graphkit.graphs import resolve_device
-from graphkit.reference.config import LlamaConfig, RopeScaling, check_dtype
+from graphkit.ops.argument_rules import check_dtype
+from graphkit.reference.config import LlamaConfig, RopeScaling
 from graphkit.reference.dflash import DFlashHead
 from graphkit.reference.eagle import EagleHead
 from graphkit.reference.eagle3 import Eagle3Head
