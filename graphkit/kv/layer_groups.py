@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from graphkit.config import require_type
 from graphkit.errors import ConfigError
 from graphkit.kv.pool import TokenToKVPool
 
@@ -22,10 +23,14 @@ class LayerGroupKVPool:
         page_size: Slots per page.
 
     Raises:
-        ConfigError: There is no group, or two of them differ.
+        ConfigError: There is no group, one is no ``TokenToKVPool``, or two of them differ.
     """
 
     def __init__(self, groups: Sequence[TokenToKVPool]) -> None:
+        name, expected = type(self).__name__, "a KV pool"
+        require_type(name, "groups", groups, Sequence, "a sequence of KV pools")
+        for number, pool in enumerate(groups):
+            require_type(name, f"groups[{number}]", pool, TokenToKVPool, expected)
         shapes = {(pool.size, pool.page_size, pool.device) for pool in groups}
         if len(shapes) != 1:
             raise ConfigError(

@@ -74,7 +74,13 @@ class MHATokenToKVPool(TokenToKVPool):
     def _scale_of_heads(self, field: str, scale: float | torch.Tensor | None) -> torch.Tensor:
         """Return scales, [layer_num, M] float32."""
         shape = self.layer_num, self.head_num
-        found = torch.as_tensor(1.0 if scale is None else scale, dtype=torch.float32)
+        try:
+            found = torch.as_tensor(1.0 if scale is None else scale, dtype=torch.float32)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(
+                f"MHATokenToKVPool.{field} must be a number, a tensor or None, got {scale!r}.",
+                field=field,
+            ) from error
         if found.shape not in ((), shape[1:], shape):
             raise ConfigError(
                 f"{field} has shape {list(found.shape)}, expected a number, [{self.head_num}] or "

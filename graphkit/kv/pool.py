@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from graphkit.config import require_int
+from graphkit.config import is_int, require_int
 from graphkit.errors import AttentionError, ConfigError
 from graphkit.kv.contracts import require_device
 from graphkit.ops.kv_cache import buffer_table, move_kv
@@ -108,9 +108,9 @@ class TokenToKVPool:
         return buffers
 
     def _checked(self, layer: int) -> int:
-        if not 0 <= layer < self.layer_num:
+        if not is_int(layer) or not 0 <= layer < self.layer_num:
             raise AttentionError(
-                f"KV pool has no layer {layer}: it has {self.layer_num}, counted from 0. "
+                f"KV pool has no layer {layer!r}: it has {self.layer_num}, counted from 0. "
                 "Construct the pool with the model's layer_num."
             )
         return layer

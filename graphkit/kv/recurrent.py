@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from graphkit.config import require_int, require_type
+from graphkit.config import is_int, require_int, require_type
 from graphkit.errors import AttentionError, ConfigError
 from graphkit.kv.contracts import require_device
 from graphkit.ops.kv_cache import buffer_table, move_kv
@@ -85,7 +85,7 @@ class RecurrentStatePool:
         dtypes: Dtype of every kind, or one by kind.
 
     Raises:
-        ConfigError: An argument is out of range, or ``dtypes`` lacks a kind.
+        ConfigError: An argument is out of range or has a wrong type, or ``dtypes`` lacks a kind.
 
     Examples:
         >>> pool = RecurrentStatePool(8, 4, 2, "cpu", shapes={"sum": (16,)})
@@ -115,6 +115,9 @@ class RecurrentStatePool:
                 "one torch.dtype, or one per kind of state.",
                 field="dtypes",
             )
+        for kind, dtype in dtypes.items():
+            field = f"dtypes[{kind!r}]"
+            require_type("RecurrentStatePool", field, dtype, torch.dtype, "a torch.dtype")
         self.size, self.width, self.layer_num = size, width, layer_num
         device = require_device("RecurrentStatePool", device)
         slots = (size + 1) * (width + 1)
@@ -148,12 +151,22 @@ class RecurrentStatePool:
         Raises:
             AttentionError: There is no such layer or kind.
         """
-        if not 0 <= layer < self.layer_num or kind not in self._layers[layer]:
+        buffers = self._of_layer(layer)
+        if kind not in list(buffers):  # a list takes unhashable values
             raise AttentionError(
                 f"RecurrentStatePool has no state {kind!r} in layer {layer}: it has "
                 f"{sorted(self._layers[0])} in layers 0 to {self.layer_num - 1}."
             )
-        return self._layers[layer][kind]
+        return buffers[kind]
+
+    def _of_layer(self, layer: int) -> dict[str, torch.Tensor]:
+        """Return the buffers of a layer by kind."""
+        if not is_int(layer) or not 0 <= layer < self.layer_num:
+            raise AttentionError(
+                f"RecurrentStatePool has no layer {layer!r}: it has {self.layer_num}, counted from "
+                "0. Construct the pool with the model's recurrent layers."
+            )
+        return self._layers[layer]
 
     def slots(self, inputs: RecurrentInputs) -> StateSlots:
         """Return the slots that a batch reads and writes. Enqueues only; may be captured.
@@ -206,12 +219,28 @@ class RecurrentStatePool:
         )
 
     def load(self, layer: int, slots: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return a copy of the states in ``slots``, int64 [B], by kind, each ``[B, *shape]``."""
-        return {kind: buffer[slots] for kind, buffer in self._layers[layer].items()}
+        """Return a copy of the states in ``slots``, int64 [B], by kind, each ``[B, *shape]``.
+
+        Raises:
+            AttentionError: There is no such layer.
+        """
+        return {kind: buffer[slots] for kind, buffer in self._of_layer(layer).items()}
 
     def store(self, layer: int, slots: torch.Tensor, states: States) -> None:
-        """Write states, each ``[B, *shape]``, into ``slots``, int64 [B]."""
-        for kind, buffer in self._layers[layer].items():
+        """Write states, each ``[B, *shape]``, into ``slots``, int64 [B].
+
+        Raises:
+            AttentionError: There is no such layer, or a kind of state is missing.
+            ConfigError: ``states`` is no mapping.
+        """
+        buffers = self._of_layer(layer)
+        require_type("RecurrentStatePool", "states", states, Mapping, "tensors by kind of state")
+        if missing := buffers.keys() - states.keys():
+            raise AttentionError(
+                f"RecurrentStatePool stores states of {sorted(buffers)}, got none of "
+                f"{sorted(missing)}. Pass one tensor for each kind."
+            )
+        for kind, buffer in buffers.items():
             buffer[slots] = states[kind].to(buffer.dtype)
 
     def scan(
@@ -318,6 +347,7 @@ def _check_shapes(shapes: Mapping[str, Sequence[int]]) -> None:
         )
     for kind, shape in shapes.items():
         field = f"shapes[{kind!r}]"
+        require_type("RecurrentStatePool", "shapes", kind, str, "a mapping from names of kinds")
         require_type("RecurrentStatePool", field, shape, Sequence, "a sequence of ints")
         for extent in shape:
             require_int("RecurrentStatePool", field, extent)

@@ -222,6 +222,23 @@ class _NumberRule:
         return eval(self._most, _BUILTINS, sizes) if self._most else None
 
 
+def check_dtype(owner: str, dtype: object) -> None:
+    """Check that an argument is a data type that models compute in.
+
+    Args:
+        owner: Name of the function that the argument belongs to.
+        dtype: Its value.
+
+    Raises:
+        ConfigError: It is not in ``FLOATING_POINT``.
+    """
+    if dtype not in FLOATING_POINT:
+        raise ConfigError(
+            f"{owner}.dtype must be torch.float16, bfloat16, float32 or float64, got {dtype!r}.",
+            field="dtype",
+        )
+
+
 def refuse(error: ArgumentError, message: str, field: str) -> None:
     """Raise ``error``, naming the argument in ``field`` where the class keeps it."""
     raise error(message) if issubclass(error, AttentionError) else error(message, field=field)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import nn
 
+from graphkit.config import require_type
+from graphkit.errors import ConfigError
+from graphkit.ops.argument_rules import check_dtype
 from graphkit.ops.linear import project
 from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.quantization.weight import QUANTIZATIONS, QuantizedWeight
@@ -42,6 +45,9 @@ class QuantizedLinear(nn.Module):
         weight: ``QuantizedWeight.numbers``.
         scale: ``QuantizedWeight.scale``.
         zero_point: ``QuantizedWeight.zero_point``.
+
+    Raises:
+        ConfigError: The weight is no ``QuantizedWeight``, or the bias is no tensor [N].
     """
 
     weight: nn.Parameter
@@ -51,8 +57,16 @@ class QuantizedLinear(nn.Module):
 
     def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> None:
         super().__init__()
-        self.in_features, self.out_features = weight.in_features, weight.out_features
         self.quantized = weight
+        self.in_features, self.out_features = weight.in_features, weight.out_features
+        if bias is not None:
+            expected = f"a tensor [{self.out_features}] or None"
+            require_type("QuantizedLinear", "bias", bias, torch.Tensor, expected)
+            if bias.shape != (self.out_features,):
+                raise ConfigError(
+                    f"QuantizedLinear.bias has the shape {list(bias.shape)}, expected {expected}.",
+                    field="bias",
+                )
         self.bias = _constant(bias)
 
     @property
@@ -67,6 +81,7 @@ class QuantizedLinear(nn.Module):
 
     @quantized.setter
     def quantized(self, weight: QuantizedWeight) -> None:
+        require_type("QuantizedLinear", "weight", weight, QuantizedWeight, "a QuantizedWeight")
         self.weight, self.scale = (
             nn.Parameter(weight.numbers, False),
             nn.Parameter(weight.scale, False),
@@ -101,7 +116,22 @@ def merge_quantized(layers: Sequence[QuantizedLinear]) -> QuantizedLinear:
 
     Args:
         layers: Layers of one kind of weight, all or none with a bias.
+
+    Raises:
+        ConfigError: There is no layer, one is no ``QuantizedLinear``, they have several kinds of
+            weights, or only some have a bias.
     """
+    expected = "a sequence of QuantizedLinear"
+    require_type("merge_quantized", "layers", layers, Iterable, expected)
+    layers = tuple(layers)
+    for layer in layers:
+        require_type("merge_quantized", "layers", layer, QuantizedLinear, expected)
+    if len({layer.bias is None for layer in layers}) > 1:
+        raise ConfigError(
+            "merge_quantized got layers with and without a bias, expected all or none. Pass a bias "
+            "of zeros for those without.",
+            field="layers",
+        )
     sizes = [layer.out_features for layer in layers]
     weight = QuantizedWeight.join([layer.quantized for layer in layers])
     biases = [layer.bias.data for layer in layers if layer.bias is not None]
@@ -136,7 +166,21 @@ def quantize_linears(
 
     Returns:
         The number of quantised layers.
+
+    Raises:
+        ConfigError: An argument has a wrong type, or there is no such format.
     """
+    caller, expected = "quantize_linears", "a collection of modules"
+    require_type(caller, "module", module, nn.Module, "a torch.nn.Module")
+    require_type(caller, "kept", kept, Collection, expected)
+    for each in kept:
+        require_type(caller, "kept", each, nn.Module, expected)
+    if quantization not in list(QUANTIZATIONS):  # a list takes unhashable values
+        raise ConfigError(
+            f"{caller}.quantization must be {' or '.join(map(repr, QUANTIZATIONS))}, got "
+            f"{quantization!r}.",
+            field="quantization",
+        )
     quantize, done = QUANTIZATIONS[quantization], dict[nn.Module, QuantizedLinear]()
     for owner in list(module.modules()):
         for name, layer in list(owner.named_children()):
@@ -154,7 +198,13 @@ def quantize_linears(
 
 
 def restore_linears(module: nn.Module, dtype: torch.dtype) -> None:
-    """Replace the quantised layers in a module, in place, by ``Linear`` with empty weights."""
+    """Replace the quantised layers in a module, in place, by ``Linear`` with empty weights.
+
+    Raises:
+        ConfigError: An argument has a wrong type, or the dtype is not floating-point.
+    """
+    require_type("restore_linears", "module", module, nn.Module, "a torch.nn.Module")
+    check_dtype("restore_linears", dtype)
     for owner in list(module.modules()):
         for name, layer in list(owner.named_children()):
             if isinstance(layer, QuantizedLinear):

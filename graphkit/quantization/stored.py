@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from graphkit.config import require_type
 from graphkit.errors import CheckpointError
 from graphkit.ops.quantized_layout import BLOCK, SYMMETRIC_ZERO, blocks, packed_numbers
 from graphkit.quantization.weight import QuantizedWeight
@@ -76,7 +77,7 @@ class StoredLayout:
             raise CheckpointError(
                 f"{path} has no {error.args[0]}, which {self.method} needs. Download all weights."
             ) from error
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, IndexError, TypeError, ZeroDivisionError) as error:
             raise CheckpointError(
                 f"the tensors of {path} do not fit the layout of {self.method}: {error}"
             ) from error
@@ -97,7 +98,9 @@ def stored_layout(config: Mapping[str, Any]) -> StoredLayout | None:
 
     Raises:
         CheckpointError: The method is one of those above, with settings that are not supported.
+        ConfigError: ``config`` is no mapping.
     """
+    require_type("stored_layout", "config", config, Mapping, "a mapping")
     settings = config.get("quantization_config")
     if not isinstance(settings, Mapping):
         return None
@@ -196,6 +199,8 @@ def _unpack_fp8(tensors: Tensors, *, scale_name: str) -> QuantizedWeight:
     outputs, inputs = weight.shape
     if scale.dim() < 2:
         scale = scale.reshape(-1, 1)
+    if scale.dim() > 2:
+        raise ValueError(f"{scale_name} has {scale.dim()} dimensions, expected at most 2.")
     if scale.shape[0] not in (1, blocks(outputs), outputs):
         raise ValueError(f"{scale_name} has {len(scale)} rows for {outputs} outputs.")
     return QuantizedWeight(weight.contiguous(), scale.contiguous(), None, inputs)

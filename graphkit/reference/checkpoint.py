@@ -7,11 +7,15 @@ from pathlib import Path
 
 import torch
 
+from graphkit.config import require_type
 from graphkit.distributed import RankGroup
 from graphkit.errors import CheckpointError
+from graphkit.kv.contracts import require_device
+from graphkit.ops.argument_rules import check_dtype
 from graphkit.quantization import stored_layout
 from graphkit.reference.checkpoint_folder import (
     StoredWeights,
+    as_folder,
     read_config,
     write_folder,
 )
@@ -36,11 +40,10 @@ def default_checkpoint(kind: str = "target") -> Path:
     Raises:
         CheckpointError: There are no such weights.
     """
-    folder = _WEIGHTS / kind
-    if not folder.is_dir():
-        kinds = ", ".join(sorted(each.name for each in _WEIGHTS.iterdir()))
-        raise CheckpointError(f"graphkit has no weights {kind!r}: kinds are {kinds}.")
-    return folder
+    kinds = sorted(each.name for each in _WEIGHTS.iterdir())
+    if kind not in kinds:
+        raise CheckpointError(f"graphkit has no weights {kind!r}: kinds are {', '.join(kinds)}.")
+    return _WEIGHTS / kind
 
 
 def load_checkpoint(
@@ -65,9 +68,11 @@ def load_checkpoint(
 
     Raises:
         CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported.
-        ConfigError: The ranks cannot split the model evenly.
+        ConfigError: An argument has a wrong type, or the ranks cannot split the model evenly.
     """
-    folder = Path(folder)
+    folder = as_folder("load_checkpoint", folder)
+    device = require_device("load_checkpoint", device)
+    check_dtype("load_checkpoint", dtype)
     settings = dict(read_config(folder))
     layout = stored_layout(settings)
     if layout is not None:
@@ -100,8 +105,9 @@ def checkpoint_dtype(folder: str | Path) -> torch.dtype:
 
     Raises:
         CheckpointError: A file is missing or damaged.
+        ConfigError: The folder is neither a string nor a path.
     """
-    forms = StoredWeights(Path(folder)).forms
+    forms = StoredWeights(as_folder("checkpoint_dtype", folder)).forms
     _, name = forms.get(_EMBEDDING, ([], ""))
     return {"F16": torch.float16, "BF16": torch.bfloat16}.get(name, torch.float32)
 
@@ -110,11 +116,16 @@ def save_checkpoint(model: LlamaModel, folder: str | Path) -> None:
     """Write a model, in its current dtype, as a folder that transformers can load.
 
     Creates the folder; overwrites ``config.json`` and ``model.safetensors`` in it.
+
+    Raises:
+        ConfigError: An argument has a wrong type.
     """
+    folder = as_folder("save_checkpoint", folder)
+    require_type("save_checkpoint", "model", model, LlamaModel, "a LlamaModel")
     state = model.state_dict()
     if model.config.tie_word_embeddings:
         del state[_HEAD]
-    write_folder(Path(folder), model.config.to_dict(), state)
+    write_folder(folder, model.config.to_dict(), state)
 
 
 def _tie(model: LlamaModel, *, has_head: bool) -> None:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from graphkit.config import require_type
 from graphkit.errors import CheckpointError
 from graphkit.reference.weight_files import (
     Form,
@@ -24,6 +25,16 @@ from graphkit.reference.weight_files import (
 _CONFIG = "config.json"
 _WEIGHTS, _BIN = "model.safetensors", "pytorch_model.bin"
 _INDEX = "model.safetensors.index.json"
+
+
+def as_folder(owner: str, folder: object) -> Path:
+    """Return the path of a folder that was passed to a function.
+
+    Raises:
+        ConfigError: It is neither a string nor a path.
+    """
+    require_type(owner, "folder", folder, (str, Path), "the path of a folder")
+    return Path(str(folder))
 
 
 def read_config(folder: Path) -> Mapping[str, object]:

@@ -11,11 +11,12 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from graphkit.config import is_int
+from graphkit.config import is_int, require_type
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.reference import dflash_layout, eagle3_layout
 from graphkit.reference.checkpoint_folder import (
     StoredWeights,
+    as_folder,
     read_config,
     write_folder,
 )
@@ -46,8 +47,9 @@ def head_algorithm(folder: str | Path) -> str:
 
     Raises:
         CheckpointError: A file is missing or damaged.
+        ConfigError: The folder is neither a string nor a path.
     """
-    folder = Path(folder)
+    folder = as_folder("head_algorithm", folder)
     if dflash_layout.is_dflash(read_config(folder)):
         return "DFLASH"
     names = {eagle3_layout.canonical_name(name) for name in StoredWeights(folder).forms}
@@ -71,8 +73,9 @@ def load_eagle_head(folder: str | Path, target: HeadTarget) -> EagleHead:
     Raises:
         CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
             head does not match the target, or the ranks cannot split it evenly.
+        ConfigError: The folder is neither a string nor a path.
     """
-    folder = Path(folder)
+    folder = as_folder("load_eagle_head", folder)
     data, stored = read_config(folder), StoredWeights(folder)
     if eagle3_layout.is_eagle3(stored.forms):
         raise CheckpointError(
@@ -100,7 +103,7 @@ def load_eagle3_head(folder: str | Path, target: HeadTarget) -> Eagle3Head:
         CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
             head does not match the target.
     """
-    folder = Path(folder)
+    folder = as_folder("load_eagle3_head", folder)
     data, stored = read_config(folder), StoredWeights(folder)
     if not eagle3_layout.is_eagle3(stored.forms):
         raise CheckpointError(
@@ -142,7 +145,7 @@ def load_dflash_head(folder: str | Path, target: HeadTarget) -> DFlashHead:
         CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
             head does not match the target.
     """
-    folder = Path(folder)
+    folder = as_folder("load_dflash_head", folder)
     data = read_config(folder)
     if not dflash_layout.is_dflash(data):
         raise CheckpointError(
@@ -168,7 +171,7 @@ def load_mtp_head(folder: str | Path, target: HeadTarget) -> MTPHead:
         CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
             layers do not match the target.
     """
-    folder = Path(folder)
+    folder = as_folder("load_mtp_head", folder)
     config = LlamaConfig.from_dict(read_config(folder))
     build = partial(MTPHead, target=target)
     return _load(build, config, StoredWeights(folder), target)
@@ -180,13 +183,18 @@ def save_draft_head(
     """Write a head in its current dtype, without the weights that it shares with its target.
 
     Creates the folder; overwrites ``config.json`` and ``model.safetensors`` in it.
+
+    Raises:
+        ConfigError: An argument has a wrong type.
     """
+    folder = as_folder("save_draft_head", folder)
+    require_type("save_draft_head", "head", head, tuple(_ARCHITECTURES), "a draft head")
     config = head.config.to_dict() | {"architectures": [_ARCHITECTURES[type(head)]]}
     if isinstance(head, Eagle3Head):
         config |= eagle3_layout.config_entries(head)
     if isinstance(head, DFlashHead):
         config |= dflash_layout.config_entries(head)
-    write_folder(Path(folder), config, head.state_dict())
+    write_folder(folder, config, head.state_dict())
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from typing import Unpack
 
 import torch
 
-from graphkit.attention import PagedAttention, SdpaAttention, TritonAttention
+from graphkit.attention import PagedAttention
+from graphkit.config import require_type
 from graphkit.distributed import RankGroup
 from graphkit.engine import EngineModel, EngineOptions, SpeculativeEngine
 from graphkit.graphs import resolve_device
@@ -18,7 +19,7 @@ from graphkit.reference.engine_models import (
     check_algorithm,
     load_models,
 )
-from graphkit.reference.pools import PoolFactory
+from graphkit.reference.pools import PoolFactory, attention_class
 from graphkit.reference.runner_forwards import VerifyForward
 from graphkit.reference.tokenizer import END_OF_TEXT
 from graphkit.runners.settings import show_options
@@ -104,8 +105,11 @@ def engine_of(
     Raises:
         ConfigError: A setting is out of range.
     """
+    require_type("engine_of", "models", models, EngineModels, "a graphkit.reference.EngineModels")
+    require_type("engine_of", "spec", spec, SpecConfig, "a graphkit.SpecConfig")
     device, target = models.device, models.target
-    kind = attention or (TritonAttention if device.type == "cuda" else SdpaAttention)
+    kind = attention_class(attention, device)
+    sizes = models.sizes(max_batch_size, max_context_len, spec.page_size)
     requests = ReqToTokenPool(max_batch_size, max_context_len, device)
     pools = PoolFactory(requests, kind, spec.page_size, models.dtype)
     attention_of_target = replace(pools, dtype=kv_dtype or pools.dtype).attention(target.config)
@@ -114,7 +118,7 @@ def engine_of(
         EngineModel(forward, attention_of_target),
         models.drafter(pools, spec.longest.num_steps),
         spec=spec,
-        sizes=models.sizes(max_batch_size, max_context_len, spec.page_size),
+        sizes=sizes,
         device=device,
         group=models.group,
         **options,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 
 import torch
 from torch import nn
 
-from graphkit.config import BufferSizes
+from graphkit.config import BufferSizes, require_type
 from graphkit.distributed import RankGroup
 from graphkit.engine import (
     DFlashDrafter,
@@ -166,10 +167,11 @@ def load_models(
             STANDALONE is on each rank.
 
     Raises:
-        ConfigError: ``checkpoint`` and ``draft`` do not fit the algorithm, or ``quantize`` is
-            unknown or comes with ranks.
+        ConfigError: An argument has a wrong type, ``checkpoint`` and ``draft`` do not fit the
+            algorithm, or ``quantize`` is unknown or comes with ranks.
         CheckpointError: A folder cannot be loaded, or the head does not match the target.
     """
+    algorithm = check_algorithm(algorithm)
     _check_folders(algorithm, checkpoint, draft)
     folder = checkpoint or default_checkpoint()
     target = load_checkpoint(folder, device=device, dtype=dtype, group=group)
@@ -248,8 +250,11 @@ def _check_folders(algorithm: str, checkpoint: str | Path | None, draft: str | P
     """Check that an algorithm can run with the folders of a target and of a draft head.
 
     Raises:
-        ConfigError: It takes no draft head, or needs one.
+        ConfigError: One is no path, or the algorithm takes no draft head, or needs one.
     """
+    for field, folder in {"checkpoint": checkpoint, "draft": draft}.items():
+        types = (str, Path, NoneType)
+        require_type("load_models", field, folder, types, "the path of a folder, or None")
     if draft is not None and algorithm not in ("EAGLE", "EAGLE3", "DFLASH"):
         raise ConfigError(
             f"{algorithm} takes no draft head, but got {str(draft)!r}. Use EAGLE, "

@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import isabstract
 
 import torch
 
-from graphkit.attention import PagedAttention
+from graphkit.attention import PagedAttention, SdpaAttention, TritonAttention
+from graphkit.errors import ConfigError
 from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.reference.config import LlamaConfig
+
+
+def attention_class(attention: object, device: torch.device) -> type[PagedAttention]:
+    """Return the attention backend that a setting selects on a device; see ``reference_engine``.
+
+    Raises:
+        ConfigError: It is neither ``None`` nor a class of backends.
+    """
+    if attention is None:
+        return TritonAttention if device.type == "cuda" else SdpaAttention
+    if (
+        isinstance(attention, type)
+        and issubclass(attention, PagedAttention)
+        and not isabstract(attention)
+    ):
+        return attention
+    raise ConfigError(
+        "attention must be a class derived from graphkit.PagedAttention, such as "
+        f"graphkit.TritonAttention, or None, got {attention!r}.",
+        field="attention",
+    )
 
 
 @dataclass(frozen=True, slots=True)

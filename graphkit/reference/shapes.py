@@ -9,9 +9,11 @@ from functools import partial
 import torch
 from torch import nn
 
+from graphkit.config import is_int
 from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError
 from graphkit.graphs import resolve_device
+from graphkit.ops.argument_rules import check_dtype
 from graphkit.reference.config import LlamaConfig, RopeScaling
 from graphkit.reference.dflash import DFlashHead
 from graphkit.reference.eagle import EagleHead
@@ -96,20 +98,26 @@ def random_models(
         algorithm: EAGLE, EAGLE3, DFLASH, NGRAM or NONE.
         device: Device of the weights.
         dtype: Data type of the weights.
-        seed: Seed of the weights.
+        seed: Seed of the weights, an int from -2**63 to 2**64 - 1.
         quantize: See ``load_models``. The random weights are those without it, quantised.
         group: Ranks that split the models; see ``ShardedLlama``. Each makes its part alone.
 
     Raises:
-        ConfigError: The shape is unknown, the algorithm has no draft model of its sizes, or the
-            ranks cannot split the target evenly.
+        ConfigError: An argument has a wrong type or is out of range, the shape is unknown, the
+            algorithm has no draft model of its sizes, or the ranks cannot split the target evenly.
     """
     if shape not in list(SHAPES):  # a list takes unhashable values
         raise ConfigError(
             f"unknown shape {shape!r}: shapes are {', '.join(SHAPES)}.", field="shape"
         )
     name = check_algorithm(algorithm)
-    generator = torch.Generator(resolve_device(device)).manual_seed(seed)
+    check_dtype("random_models", dtype)
+    if not is_int(seed) or not -(2**63) <= seed < 2**64:
+        raise ConfigError(
+            f"random_models.seed must be an int from -2**63 to 2**64 - 1, got {seed!r}.",
+            field="seed",
+        )
+    generator = torch.Generator(resolve_device(device)).manual_seed(int(seed))
     with torch.device("meta"):
         config = SHAPES[shape]
         target = LlamaModel(config) if group is None else ShardedLlama(config, group)

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
 from torch import nn
 
-from graphkit.attention import PagedAttention, SdpaAttention, TritonAttention
+from graphkit.attention import PagedAttention
+from graphkit.config import require_type
 from graphkit.distributed import RankGroup
 from graphkit.engine import SpeculativeEngine
 from graphkit.errors import ConfigError
@@ -29,7 +31,7 @@ from graphkit.reference.engine_models import EngineModels, load_models
 from graphkit.reference.layers import quantize_layers
 from graphkit.reference.model import LlamaModel
 from graphkit.reference.mtp import MTPHead
-from graphkit.reference.pools import PoolFactory
+from graphkit.reference.pools import PoolFactory, attention_class
 from graphkit.reference.prefilled_requests import CONTEXT, PrefilledRequests
 from graphkit.reference.runner_forwards import (
     DFlashForward,
@@ -72,7 +74,8 @@ def reference_target(
 
     Raises:
         CheckpointError: The folder cannot be loaded.
-        ConfigError: ``topk`` is out of range, or ``quantize`` is unknown or comes with ranks.
+        ConfigError: An argument has a wrong type or is out of range, or ``quantize`` comes with
+            ranks.
     """
     algorithm = "EAGLE" if checkpoint is None else "NONE"
     models = _load(algorithm, device, checkpoint=checkpoint, quantize=quantize, group=group)
@@ -153,8 +156,13 @@ def model_target(
         attention: As for ``reference_target``.
 
     Raises:
-        ConfigError: ``topk`` is out of range, or ``mtp`` comes with such a head.
+        ConfigError: An argument has a wrong type or is out of range, or ``mtp`` comes with such a
+            head.
     """
+    heads, chains = (EagleHead, Eagle3Head, DFlashHead, NoneType), (MTPHead, NoneType)
+    require_type("model_target", "model", model, LlamaModel, "a LlamaModel")
+    require_type("model_target", "head", head, heads, "a draft head, or None")
+    require_type("model_target", "mtp", mtp, chains, "an MTPHead, or None")
     models = EngineModels(_ALGORITHMS.get(type(head), "EAGLE"), model, head)
     if models.aux_layers and mtp is not None:
         raise ConfigError(
@@ -164,8 +172,8 @@ def model_target(
         )
     weight = model.lm_head.weight
     is_cuda = weight.device.type == "cuda"
-    count = max_batch_size or (64 if is_cuda else 8)
-    kind = attention or (TritonAttention if is_cuda else SdpaAttention)
+    count = (64 if is_cuda else 8) if max_batch_size is None else max_batch_size
+    sizes, kind = models.sizes(count, CONTEXT, 1), attention_class(attention, weight.device)
     step = spec = spec_of(models.algorithm, _STEPS, topk)
     optional_fields = None
     if isinstance(head, DFlashHead):
@@ -177,7 +185,7 @@ def model_target(
     return CaptureTarget(
         name=name,
         spec=spec,
-        sizes=models.sizes(count, CONTEXT, 1),
+        sizes=sizes,
         forwards={mode: entry.forward for entry in entries for mode in entry.modes},
         sample_batch=SampleBatches(requests),
         weights=_prefixed({entry.name: named_tensors(entry.model) for entry in entries}),
@@ -185,7 +193,7 @@ def model_target(
             {entry.name: entry.attention.kv_pool.tensors() for entry in entries}
         ),
         attention={mode: entry.attention for entry in entries for mode in entry.modes},
-        batch_sizes=None if is_cuda or max_batch_size else (1, 2, 4, 8),
+        batch_sizes=None if is_cuda or max_batch_size is not None else (1, 2, 4, 8),
         optional_fields=optional_fields,
         draft_token_map=models.draft_token_map,
         engine=None if head is None else partial(_engine, models, step, count, kind),

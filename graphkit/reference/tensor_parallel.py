@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from graphkit.config import require_type
 from graphkit.distributed import RankGroup
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.layers import DecoderLayer
@@ -37,10 +38,11 @@ class ShardedLlama(LlamaModel):
         group: As given.
 
     Raises:
-        ConfigError: Heads or MLP cannot be split evenly.
+        ConfigError: ``group`` is no ``RankGroup``, or heads or MLP cannot be split evenly.
     """
 
     def __init__(self, config: LlamaConfig, group: RankGroup) -> None:
+        require_type("ShardedLlama", "group", group, RankGroup, "a graphkit.RankGroup")
         super().__init__(replace(local_config(config, group.size), tie_word_embeddings=False))
         self.is_tied = config.tie_word_embeddings
         """Whether the head has the rows of the embedding."""

@@ -263,7 +263,7 @@ def default_spec(
     Raises:
         ConfigError: See ``SpecConfig``.
     """
-    if algorithm.upper() == "NONE":
+    if str(algorithm).upper() == "NONE":
         num_steps, topk, num_draft_tokens = 0, 1, 1
     if num_draft_tokens is None:
         longest = [0, *num_steps][-1] if isinstance(num_steps, Sequence) else num_steps

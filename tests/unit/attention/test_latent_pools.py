@@ -166,6 +166,7 @@ def test_index_layout():
     ("layer", "keys", "text"),
     [
         (3, torch.zeros(1, 16), "no layer 3"),
+        ("0", torch.zeros(1, 16), "no layer '0'"),
         (0, torch.zeros(1, 15), r"key_TMD is \[1, 1, 15\] uint8 .* = \[1, 1, 16\]"),
         (0, torch.zeros(2, 16), r"key_TMD is \[2, 1, 16\]"),
         (0, torch.zeros(1, 1, 16), r"index_k_TI is \[1, 1, 16\]"),

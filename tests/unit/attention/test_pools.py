@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 from graphkit.errors import AttentionError, ConfigError
 from graphkit.kv import MHATokenToKVPool, ReqToTokenPool, TokenSlotAllocator
+from graphkit.kv.layer_groups import LayerGroupKVPool
 
 KV = {
     "size": 8, "page_size": 4, "dtype": torch.bfloat16, "head_num": 2, "head_dim": 16,
@@ -62,12 +65,32 @@ def test_kv_dtype_is_checked():
         MHATokenToKVPool(**KV | {"dtype": torch.int8})
 
 
-@pytest.mark.parametrize("layer", [-1, 3])
-def test_kv_layer_is_checked(layer):
-    pool = MHATokenToKVPool(**KV)
-    for get in (pool.get_key_buffer, pool.get_value_buffer):
-        with pytest.raises(AttentionError, match=f"no layer {layer}: it has 3"):
+@pytest.mark.parametrize("layer", [-1, 3, "0", None, 1.0, True, [0]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_kv_layer_is_checked(layer, dtype):
+    pool = MHATokenToKVPool(**KV | {"dtype": dtype})
+    for get in (pool.get_key_buffer, pool.get_value_buffer, pool.get_scales):
+        with pytest.raises(AttentionError, match=f"no layer {re.escape(repr(layer))}: it has 3"):
             get(layer)
+
+
+@pytest.mark.parametrize(
+    ("groups", "field"),
+    [
+        (lambda _: [], "groups"),
+        (lambda _: 3, "groups"),
+        (lambda _: None, "groups"),
+        (lambda _: [1], "groups[0]"),
+        (lambda pool: [pool, ReqToTokenPool(1, 1, "cpu")], "groups[1]"),
+        (lambda pool: [pool, MHATokenToKVPool(**KV | {"size": 4})], "groups"),
+    ],
+    ids=["no pool", "int", "None", "ints", "another pool", "another size"],
+)
+def test_layer_groups_are_kv_pools_of_one_size(groups, field):
+    pool = MHATokenToKVPool(**KV)
+    with pytest.raises(ConfigError) as caught:
+        LayerGroupKVPool(groups(pool))
+    assert caught.value.field == field
 
 
 def test_request_rows_come_and_go():

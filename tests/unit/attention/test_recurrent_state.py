@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -104,10 +105,36 @@ def test_tensors_are_the_mutable_state_of_every_layer(pool):
     assert states.shape == (pool.size + 1, pool.width + 1, *pool.state(1, "sum").shape[1:])
 
 
-@pytest.mark.parametrize(("layer", "kind"), [(2, "sum"), (-1, "sum"), (0, "conv")])
-def test_a_missing_state_is_refused(pool, layer, kind):
-    with pytest.raises(AttentionError, match=rf"no state '{kind}' in layer {layer}"):
-        pool.state(layer, kind)
+@pytest.mark.parametrize("kind", ["conv", 3, ["sum"]])
+def test_a_missing_state_is_refused(pool, kind):
+    with pytest.raises(AttentionError, match=rf"no state {re.escape(repr(kind))} in layer 0"):
+        pool.state(0, kind)
+
+
+@pytest.mark.parametrize("layer", [2, -1, "0", None, 1.0, True])
+def test_a_missing_layer_is_refused(pool, layer):
+    slots = torch.zeros(1, dtype=torch.int64, device=pool.device)
+    for call in (
+        lambda: pool.state(layer, "sum"),
+        lambda: pool.load(layer, slots),
+        lambda: pool.store(layer, slots, pool.load(0, slots)),
+    ):
+        with pytest.raises(AttentionError, match=f"has no layer {layer!r}: it has 2"):
+            call()
+
+
+@pytest.mark.parametrize("states", [{}, {"sum": None}])
+def test_states_of_every_kind_are_stored(pool, states):
+    slots = torch.zeros(1, dtype=torch.int64, device=pool.device)
+    with pytest.raises(AttentionError, match=r"stores states of \['last', 'sum'\], got"):
+        pool.store(0, slots, states)
+
+
+def test_states_are_named(pool):
+    slots = torch.zeros(1, dtype=torch.int64, device=pool.device)
+    with pytest.raises(ConfigError, match="must be tensors by kind of state, got None") as caught:
+        pool.store(0, slots, None)
+    assert caught.value.field == "states"
 
 
 def test_rows_of_different_numbers_are_refused(pool):
@@ -135,6 +162,9 @@ def test_a_tree_wider_than_the_pool_is_refused(pool):
         ({"shapes": {"sum": (0,)}}, "shapes['sum']"),
         ({"dtypes": {"ssm": torch.float32}}, "dtypes"),
         ({"dtypes": "float32"}, "dtypes"),
+        ({"dtypes": {"sum": "float32"}}, "dtypes['sum']"),
+        ({"dtypes": {"sum": None}}, "dtypes['sum']"),
+        ({"shapes": {"sum": (2,), 3: (2,)}, "dtypes": {}}, "shapes"),
     ],
 )
 def test_invalid_settings_are_refused(change, field):

@@ -142,3 +142,83 @@ def test_an_unknown_format_is_refused(name):
     with pytest.raises(ConfigError, match="expected 'fp8', 'int4', or None") as caught:
         check_quantization(name)
     assert caught.value.field == "quantize"
+
+
+WRONG_WEIGHTS = {
+    "int": lambda: 3,
+    "list": lambda: [[1.0]],
+    "one dimension": lambda: torch.ones(3),
+    "three dimensions": lambda: torch.ones(2, 2, 2),
+    "integers": lambda: torch.ones(2, 2, dtype=torch.int8),
+    "complex": lambda: torch.ones(2, 2, dtype=torch.complex64),
+    "no inputs": lambda: torch.ones(4, 0),
+    "no outputs": lambda: torch.ones(0, 4),
+}
+
+
+@pytest.mark.parametrize("quantize", QUANTIZATIONS.values(), ids=list(QUANTIZATIONS))
+@pytest.mark.parametrize("weight", WRONG_WEIGHTS.values(), ids=list(WRONG_WEIGHTS))
+def test_a_weight_to_quantise_is_a_matrix(quantize, weight):
+    with pytest.raises(ConfigError, match=r"expected a floating|must be a floating") as caught:
+        quantize(weight())
+    assert caught.value.field == "weight"
+
+
+def quantized(outputs=4, inputs=130, quantize=quantize_fp8):
+    return quantize(random(outputs, inputs))
+
+
+def layers(**options):
+    return nn.Sequential(nn.Linear(8, 8, **options))
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda: quantize_linears(3, "fp8"), "module"),
+        (lambda: quantize_linears(nn.Linear, "fp8"), "module"),
+        (lambda: quantize_linears(layers(), "x"), "quantization"),
+        (lambda: quantize_linears(layers(), None), "quantization"),
+        (lambda: quantize_linears(layers(), ["fp8"]), "quantization"),
+        (lambda: quantize_linears(layers(), "fp8", kept=3), "kept"),
+        (lambda: quantize_linears(layers(), "fp8", kept="0"), "kept"),
+        (lambda: quantize_linears(layers(), "fp8", kept=None), "kept"),
+        (lambda: restore_linears(None, torch.float32), "module"),
+        (lambda: restore_linears(layers(), "a"), "dtype"),
+        (lambda: restore_linears(layers(), None), "dtype"),
+        (lambda: restore_linears(layers(), torch.int8), "dtype"),
+        (lambda: merge_quantized(3), "layers"),
+        (lambda: merge_quantized([3]), "layers"),
+        (lambda: merge_quantized([]), "weights"),
+        (
+            lambda: merge_quantized([
+                QuantizedLinear(quantized()), QuantizedLinear(quantized(), torch.ones(4)),
+            ]),
+            "layers",
+        ),
+        (lambda: QuantizedLinear(3), "weight"),
+        (lambda: QuantizedLinear(random(4, 130)), "weight"),
+        (lambda: setattr(QuantizedLinear(quantized()), "quantized", 3), "weight"),
+        (lambda: QuantizedLinear(quantized(), 3), "bias"),
+        (lambda: QuantizedLinear(quantized(), torch.ones(3)), "bias"),
+        (lambda: QuantizedWeight(1, 2, 3, 4), "numbers"),
+        (lambda: QuantizedWeight(torch.ones(1, 1), torch.ones(1, 1), None, "1"), "in_features"),
+        (lambda: QuantizedWeight.join(3), "weights"),
+        (lambda: QuantizedWeight.join([]), "weights"),
+        (lambda: QuantizedWeight.join([3]), "weights"),
+        (
+            lambda: QuantizedWeight.join([quantized(), quantized(quantize=quantize_int4)]),
+            "weights",
+        ),
+        (lambda: QuantizedWeight.join([quantized(), quantized(inputs=100)]), "weights"),
+        (lambda: quantized().part("a", 3), "begin"),
+        (lambda: quantized().part(3, 1), "begin"),
+        (lambda: quantized().part(0, 5), "begin"),
+        (lambda: quantized().dequantized("a"), "dtype"),
+        (lambda: quantized().dequantized(torch.int8), "dtype"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_refused(call, field):
+    with pytest.raises(ConfigError) as caught:
+        call()
+    assert caught.value.field == field
