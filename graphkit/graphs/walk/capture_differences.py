@@ -109,10 +109,9 @@ def _argument_differences(
 ) -> Iterator[CaptureDifference]:
     one, other = before.data, after.data
     if one == other:
-        constants = zip(before.constants, after.constants, strict=False)
-        for (address, digest), (new_address, new_digest) in constants:
-            if address != new_address and digest != new_digest:
-                values = f"constant {digest}", f"constant {new_digest}"
+        for constant, new in zip(before.constants, after.constants, strict=False):
+            if constant.address != new.address and constant.digest != new.digest:
+                values = f"constant {constant.digest}", f"constant {new.digest}"
                 yield CaptureDifference(node, "argument", *values, argument)
         return
     if isinstance(one, str) or isinstance(other, str):
