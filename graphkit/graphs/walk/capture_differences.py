@@ -100,6 +100,18 @@ def capture_differences(
         yield CaptureDifference(first, "number of nodes", str(len(before)), str(len(after)))
 
 
+def comparable(differences: Sequence[CaptureDifference]) -> Iterator[CaptureDifference]:
+    """Yield differences up to the first different kernel if the numbers of nodes differ.
+
+    After a node that only one capture has, the comparison pairs unrelated nodes.
+    """
+    is_longer = any(difference.what == "number of nodes" for difference in differences)
+    for difference in differences:
+        yield difference
+        if is_longer and difference.what == "kernel":
+            return
+
+
 def _argument_differences(
     node: int,
     argument: int,
