@@ -11,6 +11,8 @@ from graphkit.buffers.layout import Capacity, FieldLayout
 
 _NO_END = 2**62
 """Larger than any index, where the end of a range is not known."""
+Bounds = dict[str, tuple[str, int, int | None]]
+"""By field: meaning, least value and end of the range; ``None`` where the end is not known."""
 Bad = tuple[torch.Tensor, torch.Tensor]
 """Which elements break a rule, bool, and their values; both one-dimensional."""
 
@@ -60,37 +62,36 @@ class Rule:
 
 def value_rules(layouts: Sequence[FieldLayout], capacity: Capacity, limits: Limits) -> list[Rule]:
     """Return the rules of all fields."""
-    fields = {layout.name for layout in layouts}
+    fields, bounds = {layout.name for layout in layouts}, _bounds(limits)
     return [
-        *(rule for layout in layouts for rule in _field_rules(layout, limits)),
+        *(rule for layout in layouts for rule in _field_rules(layout, bounds)),
         *_agreement_rules(fields, capacity),
     ]
 
 
-def _field_rules(layout: FieldLayout, limits: Limits) -> Iterator[Rule]:
+def _bounds(limits: Limits) -> Bounds:
+    lengths_end = limits.context_len + 1
+    return {
+        "req_pool_indices": ("a row of the request pool", 0, limits.request_rows),
+        "out_cache_loc": ("a slot of the KV pool", 0, limits.kv_slots),
+        "seq_lens": ("a length within max_context_len", 0, lengths_end),
+        "positions": ("a position within max_context_len", 0, limits.context_len),
+        "input_ids": ("a token id", 0, limits.vocab_size),
+        "topk_index": ("a token id", 0, limits.vocab_size),
+        # A prefill has more rows than a step.
+        "extend_seq_lens": ("rows of a request", 1, lengths_end),
+        "num_accepted_tokens": ("accepted tokens of a request", 1, lengths_end),
+        "num_accepted_drafts": ("accepted drafts of a request", 0, lengths_end),
+    }
+
+
+def _field_rules(layout: FieldLayout, bounds: Bounds) -> Iterator[Rule]:
     name = layout.name
-    bounds: dict[str, tuple[str, int | None]] = {
-        "req_pool_indices": ("a row of the request pool", limits.request_rows),
-        "out_cache_loc": ("a slot of the KV pool", limits.kv_slots),
-        "seq_lens": ("a length within max_context_len", limits.context_len + 1),
-        "positions": ("a position within max_context_len", limits.context_len),
-        "input_ids": ("a token id", limits.vocab_size),
-        "topk_index": ("a token id", limits.vocab_size),
-    }
-    counts: dict[str, tuple[str, int]] = {
-        "extend_seq_lens": ("rows of a request", 1),
-        "num_accepted_tokens": ("accepted tokens of a request", 1),
-        "num_accepted_drafts": ("accepted drafts of a request", 0),
-    }
-    if name in counts:
-        meaning, least = counts[name]
-        last = limits.context_len  # a prefill has more rows than a step
-        yield Rule(name, f"{meaning}, {least} to {last}", _outside(least, last))
     if name in bounds:
-        meaning, end = bounds[name]
+        meaning, least, end = bounds[name]
         last = _NO_END if end is None else end - 1
-        text = "at least 0" if end is None else f"0 to {last}"
-        yield Rule(name, f"{meaning}, {text}", _outside(0, last))
+        text = f"at least {least}" if end is None else f"{least} to {last}"
+        yield Rule(name, f"{meaning}, {text}", _outside(least, last))
     if name == "out_cache_loc":
         yield Rule(name, "each slot at most once", _repeated)
     if layout.dtype.is_floating_point:

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from graphkit.audit.audit_log import AuditLog, row_text
+from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.places import row_text
 from graphkit.audit.ranks import on_any_rank
 from graphkit.records import count_of
 from graphkit.records.audit import Audit

@@ -14,9 +14,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from graphkit.audit.audit_log import AuditLog, Check, argument_text
+from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.bugs import FREED_MEMORY
 from graphkit.audit.live_tensors import LiveTensors
+from graphkit.audit.places import argument_text
 from graphkit.buffers import fields_of
 from graphkit.graphs import Stage, named_tensors
 from graphkit.records import Argument, GraphRecord, Node, Pointer

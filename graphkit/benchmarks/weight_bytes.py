@@ -46,18 +46,7 @@ class WeightBytes:
         else:
             target, head = models.model, models.head.weight.nbytes
             draft = None if models.draft is None else models.draft.module
-        verify = _bytes_read(target)
-        if draft is None:
-            return cls(verify, 0)
-        if isinstance(draft, MTPHead):
-            return cls(verify, sum(_bytes_read(layer) + head for layer in draft.layers[:num_steps]))
-        if isinstance(draft, DFlashHead):
-            return cls(verify, _bytes_read(draft) + head)
-        if isinstance(draft, Eagle3Head):  # merges the target's features once
-            once = _bytes_read(draft.fc)
-            return cls(verify, num_steps * (_bytes_read(draft) - once) + once)
-        shared = head if isinstance(draft, EagleHead) else 0
-        return cls(verify, num_steps * (_bytes_read(draft) + shared))
+        return cls(_bytes_read(target), _draft_bytes(draft, head, num_steps))
 
     @property
     def total(self) -> int:
@@ -81,6 +70,30 @@ def copy_bandwidth(device: torch.device) -> float:
                 target.copy_(source)
         times += ms
     return 2 * _COPIED_BYTES * _COPIES / median(times) * 1e3
+
+
+def _draft_bytes(draft: nn.Module | None, head: int, num_steps: int) -> int:
+    """Return the bytes that all draft steps read.
+
+    Args:
+        draft: The draft model, if any.
+        head: Bytes of the target's output head.
+        num_steps: Number of draft steps.
+    """
+    match draft:
+        case None:
+            return 0
+        case MTPHead():
+            return sum(_bytes_read(layer) + head for layer in draft.layers[:num_steps])
+        case DFlashHead():
+            return _bytes_read(draft) + head
+        case Eagle3Head():  # has its own output head, and merges the target's features once
+            once = _bytes_read(draft.fc)
+            return num_steps * (_bytes_read(draft) - once) + once
+        case EagleHead():
+            return num_steps * (_bytes_read(draft) + head)
+        case _:  # a causal language model
+            return num_steps * _bytes_read(draft)
 
 
 def _bytes_read(module: nn.Module) -> int:

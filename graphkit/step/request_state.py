@@ -129,19 +129,20 @@ class RequestState:
             # One copy holds all numbers: the bits of float32 as int32, and these in int64.
             floats = [sampling.temperature, sampling.top_p, sampling.min_p]
             bits = np.array(floats, np.float32).view(np.int32).tolist()
-            numbers.append([
-                row, length - 1, limit, sampling.top_k, sampling.seed or 0, *bits, *stops
-            ])  # fmt: skip
-        values = to_device(numbers, self._device).t()
-        index, as_floats = values[0], values[5:8].int().view(torch.float32)
-        self.seq_lens[index] = values[1].int()
-        self.remaining[index] = values[2].int()
-        self.top_ks[index] = values[3].int()
-        self.seeds[index] = values[4]
-        self.temperatures[index] = as_floats[0]
-        self.top_ps[index] = as_floats[1]
-        self.min_ps[index] = as_floats[2]
-        self.stop_ids[index] = values[8:].t()
+            ints = [row, length - 1, limit, sampling.top_k, sampling.seed or 0]
+            numbers.append([*ints, *bits, *stops])
+        values = to_device(numbers, self._device)
+        int_columns, bit_columns, stop_ids = values.split((5, 3, MAX_STOP_IDS), dim=1)
+        index, seq_lens, remaining, top_ks, seeds = int_columns.unbind(1)
+        temperatures, top_ps, min_ps = bit_columns.int().view(torch.float32).unbind(1)
+        self.seq_lens[index] = seq_lens.int()
+        self.remaining[index] = remaining.int()
+        self.top_ks[index] = top_ks.int()
+        self.seeds[index] = seeds
+        self.temperatures[index] = temperatures
+        self.top_ps[index] = top_ps
+        self.min_ps[index] = min_ps
+        self.stop_ids[index] = stop_ids
         if self.behind is not None:
             self.behind[index] = 0
 

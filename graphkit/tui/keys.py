@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from rich.cells import cell_len
 from textual import events
@@ -13,50 +14,12 @@ from textual.widgets import Footer
 
 from graphkit.views.pages import Column, Page, Row
 
-# Keys separated by commas, action of the screen, label for the footer, and meaning for the help.
-_IN_FOOTER = (  # as many as fit, from the first on
-    ("enter", "enter", "open", "open the graph or node of the row; else expand it"),
-    ("?", "help", "help", "list all keys"),
-    ("q", "app.quit", "quit", "leave"),
-    ("escape", "back", "back", "go back to the page before"),
-    ("/", "search", "search", "search rows, collapsed ones too; name:word in one column"),
-    ("f", "filter", "filter", "show only rows with words, as in kind:memcpy; none: all"),
-    ("s", "do('sort_next')", "sort", "sort by the next column, as a click on its head"),
-    ("tab", "sibling(1)", "next", "next page of the kind: size, node, mode or pair"),
-    ("K", "view('kernels')", "kernels", "what each kernel of the graph costs"),
-    ("t", "view('time')", "time", "the replay as it ran: nodes, gaps and modules in time"),
-    ("c", "view('compare')", "compare", "compare with another size; tab steps on"),
-    ("b", "view('buffers')", "buffers", "input buffers of the mode"),
-    (
-        "m",
-        "view('memory')",
-        "memory",
-        "memory that the graph points to, and when it is used",
-    ),
-    ("+", "do('open_all')", "expand", "expand all rows; in the timeline, zoom in"),
-    ("-", "do('close_all')", "collapse", "collapse all rows; in the timeline, zoom out"),
-    ("e", "export", "export", "write the page to a text file"),
-)
-_IN_HELP_ONLY = (
-    ("shift+tab", "sibling(-1)", "previous", "previous page of the kind"),
-    ("up,k", "move(-1, 'row')", "up", "previous row"),
-    ("down,j", "move(1, 'row')", "down", "next row"),
-    ("pageup", "move(-1, 'page')", "page up", "one screen up"),
-    ("pagedown", "move(1, 'page')", "page down", "one screen down"),
-    ("home,g", "move(-1, 'end')", "first", "first row"),
-    ("end,G", "move(1, 'end')", "last", "last row"),
-    ("right,l", "do('open')", "expand", "expand the row; in the timeline, pan right"),
-    ("left,h", "do('close')", "collapse", "collapse the row, or go to the row around it; pan left"),
-    ("n", "match(1)", "next match", "next row with the words of the search"),
-    ("N", "match(-1)", "previous match", "previous row with them"),
-    ("S", "do('reverse')", "reverse", "reverse the order"),
-    ("ctrl+c", "app.quit", "quit", "leave, also while typing"),
-)
 _MOUSE = "select a row or a module above the timeline; twice: open; on a head: sort"
 _SHORT = {"pageup": "pgup", "pagedown": "pgdn", "escape": "esc", "shift+tab": "shift-tab"}
 
 
-def _binding(keys: str, action: str, label: str, meaning: str, *, show: bool) -> Binding:
+def _key(keys: str, action: str, label: str, meaning: str, *, show: bool = True) -> Binding:
+    """Bind keys, separated by commas, to an action, with texts for the footer and for the help."""
     return Binding(
         keys,
         action,
@@ -68,9 +31,44 @@ def _binding(keys: str, action: str, label: str, meaning: str, *, show: bool) ->
     )
 
 
+_hidden = partial(_key, show=False)
 KEYS = (
-    *(_binding(*key, show=True) for key in _IN_FOOTER),
-    *(_binding(*key, show=False) for key in _IN_HELP_ONLY),
+    # The footer has as many as fit, from the first on.
+    _key("enter", "enter", "open", "open the graph or node of the row; else expand it"),
+    _key("?", "help", "help", "list all keys"),
+    _key("q", "app.quit", "quit", "leave"),
+    _key("escape", "back", "back", "go back to the page before"),
+    _key("/", "search", "search", "search rows, collapsed ones too; name:word in one column"),
+    _key("f", "filter", "filter", "show only rows with words, as in kind:memcpy; none: all"),
+    _key("s", "do('sort_next')", "sort", "sort by the next column, as a click on its head"),
+    _key("tab", "sibling(1)", "next", "next page of the kind: size, node, mode or pair"),
+    _key("K", "view('kernels')", "kernels", "what each kernel of the graph costs"),
+    _key("t", "view('time')", "time", "the replay as it ran: nodes, gaps and modules in time"),
+    _key("c", "view('compare')", "compare", "compare with another size; tab steps on"),
+    _key("b", "view('buffers')", "buffers", "input buffers of the mode"),
+    _key("m", "view('memory')", "memory", "memory that the graph points to, and when it is used"),
+    _key("+", "do('open_all')", "expand", "expand all rows; in the timeline, zoom in"),
+    _key("-", "do('close_all')", "collapse", "collapse all rows; in the timeline, zoom out"),
+    _key("e", "export", "export", "write the page to a text file"),
+    # Only the help page has the others.
+    _hidden("shift+tab", "sibling(-1)", "previous", "previous page of the kind"),
+    _hidden("up,k", "move(-1, 'row')", "up", "previous row"),
+    _hidden("down,j", "move(1, 'row')", "down", "next row"),
+    _hidden("pageup", "move(-1, 'page')", "page up", "one screen up"),
+    _hidden("pagedown", "move(1, 'page')", "page down", "one screen down"),
+    _hidden("home,g", "move(-1, 'end')", "first", "first row"),
+    _hidden("end,G", "move(1, 'end')", "last", "last row"),
+    _hidden("right,l", "do('open')", "expand", "expand the row; in the timeline, pan right"),
+    _hidden(
+        "left,h",
+        "do('close')",
+        "collapse",
+        "collapse the row, or go to the row around it; pan left",
+    ),
+    _hidden("n", "match(1)", "next match", "next row with the words of the search"),
+    _hidden("N", "match(-1)", "previous match", "previous row with them"),
+    _hidden("S", "do('reverse')", "reverse", "reverse the order"),
+    _hidden("ctrl+c", "app.quit", "quit", "leave, also while typing"),
 )
 """Each binding has the text of the help page as its tooltip."""
 

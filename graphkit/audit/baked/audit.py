@@ -23,6 +23,7 @@ from graphkit.audit.baked.host_changes import (
     host_changes,
     set_first_values,
 )
+from graphkit.audit.baked.number_search import NumberSearch
 from graphkit.audit.baked.recaptures import Baseline, Recaptures
 from graphkit.audit.baked.undeclared import UndeclaredNumbers
 from graphkit.records import count_of
@@ -75,7 +76,8 @@ def _search_undeclared(
 ) -> None:
     """Report undeclared numbers that graphs follow, and constants of the architecture."""
     numbers = UndeclaredNumbers(target, runner)
-    search = numbers.search(recaptures, baseline)
+    search = NumberSearch(numbers, recaptures, baseline)
+    search.run()
     for candidate, found in search.followed:
         report_followed(check, candidate, found, baseline.records)
     constants = [*numbers.constants, *(candidate.first for candidate in search.fixed)]

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from graphkit.audit.audit_log import Check, argument_text
+from graphkit.audit.audit_log import Check
 from graphkit.audit.baked.host_changes import DifferencesBySize, HostChange
-from graphkit.audit.baked.undeclared import Candidate, comparable
+from graphkit.audit.baked.undeclared import Candidate
 from graphkit.audit.bugs import BAKED_VALUE
-from graphkit.graphs.walk.capture_differences import CaptureDifference
+from graphkit.audit.places import argument_text
+from graphkit.graphs.walk.capture_differences import CaptureDifference, comparable
 from graphkit.records import Node, count_of
 from graphkit.runners.host_numbers import HostNumber
 

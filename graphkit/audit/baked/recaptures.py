@@ -70,10 +70,14 @@ class Recaptures:
     Args:
         target: Draws the batches that captures run on.
         runner: A runner of the target. Nothing may be replayed during captures.
+
+    Attributes:
+        is_cuda: Whether the runner is on a CUDA device.
     """
 
     def __init__(self, target: CaptureTarget, runner: Runner[Any, Any]) -> None:
         self._target, self._runner = target, runner
+        self.is_cuda = runner.device.type == "cuda"
         self._state = target.mutable_state or {}
         self._names = runner.memory_names(target.weights)
         self._kept: GraphsBySize = {}
@@ -85,8 +89,7 @@ class Recaptures:
     @contextmanager
     def first_kept(self) -> Iterator[None]:
         """Keep a first capture open during the block."""
-        on_cuda = self._runner.device.type == "cuda"
-        paused = gc_paused() if on_cuda else nullcontext()  # a recorder needs no pause
+        paused = gc_paused() if self.is_cuda else nullcontext()  # a recorder needs no pause
         with paused, self.captured(self.batches(seed=1)) as self._kept:
             yield
         self._kept = {}

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cached_property, partial
 from typing import Any
 
-from graphkit.audit.audit_log import AuditLog, requests_text
+from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.bugs import Bug
 from graphkit.audit.pads.findings import (
     WrongReplay,
@@ -22,6 +22,7 @@ from graphkit.audit.pads.findings import (
 )
 from graphkit.audit.pads.sample_batches import SampleBatches, in_order
 from graphkit.audit.pads.variations import LiveBatch, Variation
+from graphkit.audit.places import requests_text
 from graphkit.audit.ranks import on_any_rank
 from graphkit.records import count_of
 from graphkit.records.audit import Audit

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from graphkit.audit.audit_log import Check, row_facts, row_text
+from graphkit.audit.audit_log import Check
 from graphkit.audit.bugs import Bug
 from graphkit.audit.padding_cause import Cause
 from graphkit.audit.pads.state_writes import Write
+from graphkit.audit.places import row_facts, row_text
 from graphkit.ops import verify_tree_greedy
 from graphkit.ops.tree import parents_and_depths
 from graphkit.records import Mismatch, count_of

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from graphkit.audit.audit_log import AuditLog, Check, row_facts
+from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.live_tensors import LiveTensors
+from graphkit.audit.places import row_facts
 from graphkit.audit.pool_poison.effects import PoisonedReplays
 from graphkit.audit.pool_poison.findings import report_stale_read
 from graphkit.audit.pool_poison.memory import PoolMemory

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from graphkit.audit.audit_log import row_text
 from graphkit.audit.node_switches import ReplayGraph
 from graphkit.audit.object_snapshot import checksum
+from graphkit.audit.places import row_text
 from graphkit.audit.pool_poison.memory import PoolMemory
 from graphkit.audit.pool_poison.ranges import Poison, Range
 from graphkit.audit.row_axes import changed_state

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphkit.audit.audit_log import Check, argument_text
+from graphkit.audit.audit_log import Check
 from graphkit.audit.bugs import STALE_POOL_MEMORY
+from graphkit.audit.places import argument_text
 from graphkit.graphs import Allocation
 from graphkit.records import Node
 

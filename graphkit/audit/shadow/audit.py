@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphkit.audit.audit_log import AuditLog, requests_text
+from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.places import requests_text
 from graphkit.audit.shadow.watch import ShadowWatch
 from graphkit.graphs import StateSnapshot
 from graphkit.records.audit import Audit

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from graphkit.audit.audit_log import Check, row_facts, row_text
+from graphkit.audit.audit_log import Check
 from graphkit.audit.bugs import BAKED_VALUE, Bug
 from graphkit.audit.padding_cause import Cause, padding_cause
+from graphkit.audit.places import row_facts, row_text
 from graphkit.audit.shadow.divergence import Divergence, first_divergence
 from graphkit.records import Finding, Mismatch, count_of
 from graphkit.records.audit import Audit

@@ -21,10 +21,28 @@ from graphkit.graphs.walk.arguments import Parameter
 from graphkit.graphs.walk.driver_nodes import DriverNode, DriverWalk
 from graphkit.graphs.walk.memory_map import MemoryMap, NamedTensors
 from graphkit.graphs.walk.recorder_walk import recorded_nodes
-from graphkit.records import Argument
+from graphkit.records import Argument, extent
 
 _LOWEST_ADDRESS = 1 << 16
 """Linux maps nothing below (``vm.mmap_min_addr``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A tensor that a recorded operation reads and that was neither named nor made by the capture.
+
+    At an equal address the contents may change between replays; at another address the tensor is a
+    constant of its capture.
+
+    Attributes:
+        address: Its address.
+        digest: Digest of its contents.
+        tensor: The tensor. Holding it keeps later captures from reusing the address.
+    """
+
+    address: int
+    digest: str
+    tensor: torch.Tensor = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +52,12 @@ class CanonicalArgument:
     Attributes:
         name: The parameter's name; empty if it is unknown.
         data: On CUDA its bytes, on the recorder its text.
-        constants: On the recorder, address and digest of the tensors in it that were neither named
-            nor made by the capture. At an equal address the contents may change between replays; at
-            another address the tensor is a constant of its capture.
-        constant_tensors: Those tensors. Holding them keeps later captures from reusing their
-            addresses.
+        constants: On the recorder, the constants in it.
     """
 
     name: str
     data: bytes | str
-    constants: tuple[tuple[int, str], ...] = ()
-    constant_tensors: tuple[torch.Tensor, ...] = field(default=(), compare=False)
+    constants: tuple[Constant, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +101,12 @@ def _cuda_nodes(graph: CudaGraph) -> Iterator[CanonicalNode]:
 def _launch_settings(node: DriverNode) -> tuple[tuple[str, str], ...]:
     attributes = ", ".join(f"{name} {value}" for name, value in node.attributes.items())
     return (
-        ("grid", _extent(node.grid)),
-        ("block", _extent(node.block)),
-        ("cluster", _extent(node.cluster)),
+        ("grid", extent(node.grid)),
+        ("block", extent(node.block)),
+        ("cluster", extent(node.cluster)),
         ("shared memory", str(node.shared_memory_bytes)),
         ("attributes", attributes),
     )
-
-
-def _extent(extent: Sequence[int]) -> str:
-    return "x".join(map(str, extent))
 
 
 def _canonical_bytes(parameter: Parameter, memory: MemoryMap, host: HostMemory) -> bytes:
@@ -133,9 +142,12 @@ def _canonical_argument(
     argument: Argument, tensors: Mapping[int, torch.Tensor]
 ) -> CanonicalArgument:
     external = [pointer.address for pointer in argument.pointers if pointer.memory == "external"]
-    found = tuple(tensors[address] for address in external if address in tensors)
-    constants = tuple((tensor.data_ptr(), _digest(tensor)) for tensor in found)
-    return CanonicalArgument(argument.name, argument.text, constants, found)
+    constants = tuple(
+        Constant(address, _digest(tensors[address]), tensors[address])
+        for address in external
+        if address in tensors
+    )
+    return CanonicalArgument(argument.name, argument.text, constants)
 
 
 def _digest(tensor: torch.Tensor) -> str:

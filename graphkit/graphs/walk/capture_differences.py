@@ -100,6 +100,18 @@ def capture_differences(
         yield CaptureDifference(first, "number of nodes", str(len(before)), str(len(after)))
 
 
+def comparable(differences: Sequence[CaptureDifference]) -> Iterator[CaptureDifference]:
+    """Yield differences up to the first different kernel if the numbers of nodes differ.
+
+    After a node that only one capture has, the comparison pairs unrelated nodes.
+    """
+    is_longer = any(difference.what == "number of nodes" for difference in differences)
+    for difference in differences:
+        yield difference
+        if is_longer and difference.what == "kernel":
+            return
+
+
 def _argument_differences(
     node: int,
     argument: int,
@@ -109,10 +121,9 @@ def _argument_differences(
 ) -> Iterator[CaptureDifference]:
     one, other = before.data, after.data
     if one == other:
-        constants = zip(before.constants, after.constants, strict=False)
-        for (address, digest), (new_address, new_digest) in constants:
-            if address != new_address and digest != new_digest:
-                values = f"constant {digest}", f"constant {new_digest}"
+        for constant, new in zip(before.constants, after.constants, strict=False):
+            if constant.address != new.address and constant.digest != new.digest:
+                values = f"constant {constant.digest}", f"constant {new.digest}"
                 yield CaptureDifference(node, "argument", *values, argument)
         return
     if isinstance(one, str) or isinstance(other, str):

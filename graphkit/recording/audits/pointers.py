@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from graphkit.audit.audit_log import Check, argument_text
+from graphkit.audit.audit_log import Check
 from graphkit.audit.bugs import FREED_MEMORY
 from graphkit.audit.live_tensors import LiveTensors
+from graphkit.audit.places import argument_text
 from graphkit.recording.audits.device import PoolId, Segments
 from graphkit.recording.audits.followed_graph import (
     DEFAULT_POOL,

@@ -12,8 +12,8 @@ import torch
 import graphkit as gk
 from declared_modes import MODES
 from graphkit.audit import AuditLog
-from graphkit.audit.audit_log import spans
 from graphkit.audit.misses import audit_misses
+from graphkit.audit.places import spans
 from graphkit.reference import reference_target
 from no_metadata import NoMetadata
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import graphkit as gk
 from graphkit.audit import AuditLog, audit_target
-from graphkit.audit.baked import audit_baked, undeclared
+from graphkit.audit.baked import audit_baked, number_search
 from graphkit.audit.baked.undeclared import changed_value
 from graphkit.reference import reference_target
 
@@ -269,7 +269,7 @@ def test_the_number_of_captures_does_not_grow_with_the_layers(mix, monkeypatch):
 
 
 def test_what_is_left_when_the_captures_are_used_up_is_stated(monkeypatch):
-    monkeypatch.setattr(undeclared, "MAX_CAPTURES", 2)
+    monkeypatch.setattr(number_search, "MAX_CAPTURES", 2)
     model = Model(lambda m, x: x.relu() if m.is_greedy and m.offset > 4 else x, layer=PlainLayer)
     text = undeclared_text(audited(model))
     assert "; not searched within 2 captures: " in text

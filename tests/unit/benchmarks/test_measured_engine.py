@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from graphkit.benchmarks import MeasuredEngine, Steps, Variant, clocks, measured_engine, waits
+from graphkit.benchmarks import MeasuredEngine, Steps, Variant, clocks, measured_engine
 from graphkit.benchmarks.open_engine import pieces
 from graphkit.errors import ConfigError
 from graphkit.reference import engine_of, spec_of
@@ -223,7 +223,7 @@ def test_waits_for_events_are_counted(monkeypatch):
     monkeypatch.setattr(torch.cuda.Event, "synchronize", lambda event: None)
     wait = torch.cuda.Event.synchronize
     monkeypatch.setattr(clocks.time, "thread_time", lambda: next(clock))
-    with waits() as seconds:
+    with clocks.waits() as seconds:
         torch.cuda.Event.synchronize("one")
         torch.cuda.Event.synchronize("another")
     assert seconds == [2.0, 5.0]

@@ -1,0 +1,107 @@
+"""Search for undeclared numbers that graphs keep.
+
+The search changes all candidates together, each to a different value, and captures again. An
+argument that had the value of one candidate, and now has its new value, names that candidate. If
+other nodes differ, the search halves the candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphkit.audit.baked.host_changes import DifferencesBySize
+from graphkit.audit.baked.recaptures import Baseline, Recaptures
+from graphkit.audit.baked.undeclared import Candidate, UndeclaredNumbers
+from graphkit.errors import CaptureError
+from graphkit.graphs import UNSET_MARKER
+from graphkit.graphs.walk.capture_differences import CaptureDifference, comparable
+
+MAX_CAPTURES = 10
+"""Captures of a search. The audit takes six others if the target declares no host values."""
+
+
+class NumberSearch:
+    """A search among the undeclared numbers of a forward.
+
+    Args:
+        numbers: The numbers.
+        recaptures: Captures the graphs again.
+        baseline: A capture without a change.
+
+    Attributes:
+        followed: Candidates that graphs follow, with the differences at each size.
+        fixed: Candidates whose change makes the capture fail.
+        left: Candidates that were not searched when the captures were used up.
+        captures: Number of captures of all sizes.
+    """
+
+    def __init__(
+        self, numbers: UndeclaredNumbers, recaptures: Recaptures, baseline: Baseline
+    ) -> None:
+        self._numbers, self._recaptures, self._baseline = numbers, recaptures, baseline
+        self.followed: list[tuple[Candidate, DifferencesBySize]] = []
+        self.fixed: list[Candidate] = []
+        self.left: list[Candidate] = []
+        self.captures = 0
+
+    def run(self) -> None:
+        """Change the candidates and capture again, until each is known or captures are used up."""
+        candidates = self._numbers.candidates
+        pending = [candidates] if candidates else []
+        while pending:
+            group = pending.pop(0)
+            if self.captures == MAX_CAPTURES:
+                self.left += group
+                continue
+            self.captures += 1
+            found = self._differences(group)
+            if found is None and len(group) == 1:
+                self.fixed += group
+            elif found is not None and len(group) == 1 and any(found.values()):
+                if self._recaptures.is_cuda:  # other contents of the bytes that torch leaves unset
+                    found = self._confirmed(group, found)
+                self.followed += [(group[0], found)] if any(found.values()) else []
+            elif found is None or any(found.values()):
+                rest = group if found is None else self._without_explained(group, found)
+                half = len(rest) // 2
+                pending += [part for part in (rest[:half], rest[half:]) if part]
+
+    def _differences(
+        self, group: Sequence[Candidate], stack_fill: int = 0
+    ) -> DifferencesBySize | None:
+        """Return what changes with some candidates; ``None`` if the capture fails."""
+        with self._numbers.changed(group):
+            try:
+                draw = self._recaptures.batches(seed=1)
+                nodes = self._recaptures.canonical_nodes(draw, stack_fill)
+            except CaptureError:
+                return None
+        return self._baseline.differences(self._baseline.nodes, nodes)
+
+    def _confirmed(self, group: Sequence[Candidate], found: DifferencesBySize) -> DifferencesBySize:
+        """Return the differences that show again with another fill of the stack."""
+        again = self._differences(group, UNSET_MARKER) or {}
+        return {
+            size: [d for d in differences if d in again.get(size, ())]
+            for size, differences in found.items()
+        }
+
+    def _without_explained(
+        self, group: Sequence[Candidate], found: DifferencesBySize
+    ) -> list[Candidate]:
+        """Move the candidates that explain a difference to ``followed``, and return the others.
+
+        Nothing is left to search if they explain all differences.
+        """
+        explained: dict[int, dict[int, list[CaptureDifference]]] = {}
+        is_complete = True
+        for size, differences in found.items():
+            for difference in comparable(differences):
+                by = [at for at, candidate in enumerate(group) if candidate.explains(difference)]
+                if len(by) == 1:
+                    explained.setdefault(by[0], {}).setdefault(size, []).append(difference)
+                else:
+                    is_complete = False
+        self.followed += [(group[index], sizes) for index, sizes in explained.items()]
+        rest = [candidate for index, candidate in enumerate(group) if index not in explained]
+        return [] if is_complete else rest
