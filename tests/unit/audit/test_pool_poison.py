@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -112,7 +114,8 @@ def fill(value):
 FOUND = {
     "a bias": (with_bias, fill(0.5), "add", "zeros"),
     "a bias of zeros": (with_bias, fill(0), "add", "other numbers"),
-    "numbers behind a mask": (masked, fill(0), "mul", "NaN"),
+    # Unset memory may hold NaN: zeros show it then.
+    "numbers behind a mask": (masked, fill(0), "mul", "(NaN|zeros)"),
     "a row of a large tensor": (in_a_large_tensor, fill(0.5), "add", "zeros"),
     "a tensor that is written in part": (with_a_partial_write, fill(2.0), "mul", "zeros"),
 }
@@ -127,7 +130,8 @@ def test_a_planted_read_is_found_with_its_operation_and_line(audited, mix, prepa
     assert finding.source.startswith("audit/test_pool_poison.py:")
     assert finding.source.endswith(f"in {mix.__name__}")
     assert f"of `{op}` (node {finding.node}) reads memory of the graph pool before" in finding.text
-    assert f"With {content} there, row 0 of next_token_logits (request 0 of 4) is" in finding.text
+    row = re.escape("row 0 of next_token_logits (request 0 of 4)")
+    assert re.search(f"With {content} there, {row} is", finding.text)
     assert "allocated by `empty` at audit/test_pool_poison.py:" in finding.text
     assert (finding.field, finding.row, finding.request) == ("next_token_logits", 0, 0)
     assert finding.before != finding.after
