@@ -1,0 +1,153 @@
+"""A decode step of an 8B Llama of transformers: graphkit beside what compiles the same model.
+
+Random bfloat16 weights, greedy, contexts of 256 tokens. A step is the time of ``TOKENS`` further
+tokens, divided by their number, so that the prompt does not count. The bound is the bytes of the
+weights at the speed of a copy.
+
+- graphkit: ``gk.hf.load`` without drafts, 64 steps per launch (v3).
+- generate: dynamic cache, and static cache, whose step transformers compiles.
+- max-autotune: ``torch.compile`` of the forward over a static cache, with its CUDA graphs. The next
+  token is chosen on the device, in eager mode.
+
+    python tools/bench/decode_step.py --out tools/bench/results/decode_step.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+from fusion import model_of_transformers
+from rich.console import Console
+from transformers import LlamaForCausalLM, StaticCache
+
+import graphkit as gk
+from graphkit.benchmarks import copy_bandwidth, synchronise
+from graphkit.graphs import environment, resolve_device
+from graphkit.records import BenchReport, Measure
+from graphkit.reference.shapes import SHAPES
+from graphkit.views import bench_view
+
+BATCH_SIZES, CONTEXT, TOKENS = (1, 8), 256, 64
+Generate = Callable[[int], object]
+"""Generates a number of tokens after the prompts."""
+
+
+def max_autotune(model: LlamaForCausalLM, ids: torch.Tensor) -> Generate:
+    """Return a loop over the compiled forward, with a cache that stays in place."""
+    step = torch.compile(model.forward, mode="max-autotune", fullgraph=True, dynamic=False)
+    cache = StaticCache(config=model.config, max_cache_len=CONTEXT + TOKENS + 1)
+
+    def generate(count: int) -> torch.Tensor:
+        cache.reset()
+        out = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        token = out.logits[:, -1:].argmax(-1)
+        position = torch.full((1, 1), CONTEXT, device=ids.device)
+        for _ in range(count - 1):
+            torch.compiler.cudagraph_mark_step_begin()
+            out = step(token, position_ids=position, past_key_values=cache, use_cache=True)
+            token = out.logits.argmax(-1)
+            position = position + 1
+        return token
+
+    return generate
+
+
+def ways(model: LlamaForCausalLM, batch: int) -> Iterator[tuple[str, Generate]]:
+    """Yield each way to generate with its name. The last one replaces modules of the model."""
+    device = model.device
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(3, model.config.vocab_size, (batch, CONTEXT), generator=generator)
+    ids = prompts.to(device)
+
+    def generate(count: int, **options: object) -> object:
+        return model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, pad_token_id=0,
+            eos_token_id=None, max_new_tokens=count, **options,
+        )  # fmt: skip
+
+    yield "generate, dynamic cache", generate
+    yield "generate, static cache", partial(generate, cache_implementation="static")
+    yield "torch.compile, max-autotune", max_autotune(model, ids)
+    with gk.hf.load(model).engine(
+        algorithm="NONE", max_batch_size=batch, max_context_len=CONTEXT + TOKENS + 8,
+        generation="v3", steps_per_launch=64, batch_sizes=[batch],
+    ) as engine:  # fmt: skip
+        engine.capture()
+        yield (
+            "graphkit",
+            lambda count: engine.generate(
+                prompts.tolist(), gk.SamplingParams(max_new_tokens=count)
+            ),
+        )
+
+
+def seconds(generate: Generate, count: int, device: torch.device) -> float:
+    """Return the time of generating a number of tokens."""
+    synchronise(device)
+    began = time.perf_counter()
+    generate(count)
+    synchronise(device)
+    return time.perf_counter() - began
+
+
+def measures(shape: str, device: torch.device, rounds: int) -> Iterator[Measure]:
+    """Measure every way at each batch size."""
+    bound_ms = None
+    for batch in BATCH_SIZES:
+        model = model_of_transformers(shape, device).eval()  # the last one has other modules now
+        if device.type == "cuda":
+            unread = model.model.embed_tokens.weight.nbytes
+            read = sum(each.nbytes for each in model.parameters()) - unread
+            bound_ms = read / copy_bandwidth(device) * 1e3
+        for name, generate in ways(model, batch):
+            for _ in range(2):  # compiles, then records graphs
+                generate(1 + TOKENS)
+                generate(1)
+            found = [
+                seconds(generate, 1 + TOKENS, device) - seconds(generate, 1, device)
+                for _ in range(rounds)
+            ]
+            ms = median(found) / TOKENS * 1e3
+            setting = f"batch {batch}"
+            yield Measure(name="step", value=ms, unit="ms", setting=setting, variant=name)
+            if bound_ms:
+                yield Measure(
+                    name="step over its bound", value=ms / bound_ms, unit="x", setting=setting,
+                    variant=name,
+                )  # fmt: skip
+        torch.compiler.reset()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each measurement (5)")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (auto)")
+    parser.add_argument("--shape", default="llama-8b", choices=sorted(SHAPES))
+    options = parser.parse_args(argv)
+    device = resolve_device(options.device)
+    with torch.no_grad():
+        found = tuple(measures(options.shape, device, options.rounds))
+    report = BenchReport(
+        name="decode step of a model of transformers",
+        environment=environment(device),
+        settings={"shape": options.shape, "dtype": "bfloat16", "context": CONTEXT,
+                  "tokens": TOKENS, "rounds": options.rounds},
+        measures=found,
+    )  # fmt: skip
+    Console(width=120).print(bench_view(report))
+    if options.out:
+        options.out.write_text(report.to_json())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
