@@ -14,25 +14,21 @@ weights at the speed of a copy.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import torch
 from fusion import model_of_transformers
-from rich.console import Console
+from timing import publish
 from transformers import LlamaForCausalLM, StaticCache
 
 import graphkit as gk
 from graphkit.benchmarks import copy_bandwidth, synchronise
-from graphkit.graphs import environment, resolve_device
+from graphkit.graphs import environment
 from graphkit.records import BenchReport, Measure
-from graphkit.reference.shapes import SHAPES
-from graphkit.views import bench_view
 
 BATCH_SIZES, CONTEXT, TOKENS = (1, 8), 256, 64
 Generate = Callable[[int], object]
@@ -125,29 +121,16 @@ def measures(shape: str, device: torch.device, rounds: int) -> Iterator[Measure]
         torch.compiler.reset()
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of each measurement (5)")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (auto)")
-    parser.add_argument("--shape", default="llama-8b", choices=sorted(SHAPES))
-    options = parser.parse_args(argv)
-    device = resolve_device(options.device)
-    with torch.no_grad():
-        found = tuple(measures(options.shape, device, options.rounds))
-    report = BenchReport(
+def report(rounds: int, device: torch.device, shape: str = "llama-8b") -> BenchReport:
+    """Measure a model of a shape."""
+    return BenchReport(
         name="decode step of a model of transformers",
         environment=environment(device),
-        settings={"shape": options.shape, "dtype": "bfloat16", "context": CONTEXT,
-                  "tokens": TOKENS, "rounds": options.rounds},
-        measures=found,
+        settings={"shape": shape, "dtype": "bfloat16", "context": CONTEXT, "tokens": TOKENS,
+                  "rounds": rounds},
+        measures=tuple(measures(shape, device, rounds)),
     )  # fmt: skip
-    Console(width=120).print(bench_view(report))
-    if options.out:
-        options.out.write_text(report.to_json())
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(publish(__doc__ or "", 5, report, None, has_device=True))
