@@ -163,6 +163,13 @@ def test_a_branch_without_effect_is_not_the_cause(runner_of):
     assert places(with_pads(runner_of(mix))) == ("mean", "mix")
 
 
+def test_a_difference_within_rounding_is_found_if_there_is_no_larger_one(runner_of):
+    def mix(rows, inputs):
+        return rows * torch.full((), 1.0 + 2.0**-23 * (inputs.batch_size > 4))
+
+    assert places(with_pads(runner_of(mix))) == ("full", "mix")
+
+
 def test_the_second_of_equal_operations_is_counted(runner_of):
     def mix(rows, inputs):
         for factor in (0.0, 1.0):
