@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from graphkit.config import require_type
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.graphs import resolve_device
 from graphkit.hf.draft_model import DraftModel
@@ -19,6 +20,7 @@ from graphkit.hf.load_draft import ALGORITHMS_BY_KIND, draft_kind, load_draft, s
 from graphkit.hf.model import WITHOUT_DRAFT, TransformersModel, check_algorithm
 from graphkit.hf.prepare import prepare_model
 from graphkit.hf.quantized_folder import load_quantized
+from graphkit.ops.argument_rules import check_dtype
 from graphkit.quantization import (
     QuantizedLinear,
     check_quantization,
@@ -79,24 +81,28 @@ def load(
 
     Raises:
         CheckpointError: The folder cannot be loaded.
-        ConfigError: The model keeps state that graphkit has no pool for, or a layer does not
-            attend through the registry, or the model has no layer to quantise, or the result
-            computes other logits, or the draft model does not fit the model or the algorithm.
+        ConfigError: An argument has a wrong type or value, or the model keeps state that graphkit
+            has no pool for, or a layer does not attend through the registry, or the model has no
+            layer to quantise, or the result computes other logits, or the draft model does not fit
+            the model or the algorithm.
         TargetError: The logits of the model depend on later tokens.
 
     Examples:
         >>> model = gk.hf.load("models/Qwen3-0.6B")  # doctest: +SKIP
         >>> engine = model.engine(algorithm="NGRAM", num_steps=3)  # doctest: +SKIP
     """
+    flags = {"fuse": fuse, "check": check, "trust_remote_code": trust_remote_code}
+    for name, flag in flags.items():
+        require_type("load", name, flag, bool, "True or False")
+    if dtype is not None:
+        check_dtype("load", dtype)
     kind = None if draft is None else draft_kind(draft, folder_or_model)
     if algorithm is not None:
         check_algorithm(algorithm, (*ALGORITHMS_BY_KIND.get(kind, ()), *WITHOUT_DRAFT))
     if quantize is not None:
         check_quantization(quantize)
-    options: dict[str, Any] = {
-        "dtype": dtype, "quantize": quantize, "device": resolve_device(device), "fuse": fuse,
-        "check": check, "trust_remote_code": trust_remote_code,
-    }  # fmt: skip
+    device = resolve_device(device)
+    options: dict[str, Any] = {"dtype": dtype, "quantize": quantize, "device": device, **flags}
     loaded = _loaded(folder_or_model, **options)
     drafting: DraftModel | None = None
     if kind == "STANDALONE":

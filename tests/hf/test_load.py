@@ -139,6 +139,17 @@ def test_wrong_settings_are_refused_by_name(options, field):
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("dtype", "a"), ("dtype", torch.int8), ("fuse", 3), ("check", None),
+     ("trust_remote_code", "no")],
+)  # fmt: skip
+def test_wrong_options_of_a_load_are_refused_by_name(field, value):
+    with pytest.raises(ConfigError, match=rf"load\.{field} must be") as caught:
+        hf.load(small_model("llama"), **{field: value})
+    assert caught.value.field == field
+
+
 def test_pages_of_a_target_belong_to_one_request():
     loaded = hf.load(small_model("llama"), device="cpu", check=False)
     target = loaded.target(max_batch_size=2, max_context_len=63, page_size=4)
