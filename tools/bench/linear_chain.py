@@ -211,8 +211,8 @@ def configurations(shape: tuple[int, int], kind: str, rows: int) -> list[Product
     outputs, inputs = shape
     tile = min(64, max(16 if kind == "linear" else 8, 1 << (rows - 1).bit_length()))
     width = {"linear": 256, "int4": 64}.get(kind, 128)
-    few = [(32, 2, 4), (32, 2, 6), (32, 2, 8), (64, 2, 4), (64, 4, 2), (64, 4, 4), (128, 8, 1)]
-    few += [(128, 8, 2), (256, 8, 1)]
+    few = [(32, 2, 4), (32, 2, 6), (32, 2, 8), (64, 2, 4), (64, 4, 2), (64, 4, 3), (64, 4, 4)]
+    few += [(128, 8, 1), (128, 8, 2), (256, 8, 1)]
     many = [(64, 4, 1), (64, 4, 2), (64, 4, 3), (128, 4, 1), (128, 8, 1), (128, 8, 2), (256, 8, 1)]
     bits = {"linear": 16, "int4": 4}.get(kind, 8)
     present = choose_product(rows, inputs, outputs, bits, torch.device("cpu"), torch.bfloat16)
