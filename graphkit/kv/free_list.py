@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import torch
 
@@ -14,7 +15,7 @@ class FreeList:
     """Allocates the numbers 1 to ``count``, the last freed first.
 
     Every call takes time in proportion to the numbers that it allocates or frees. An interrupt
-    before the end of ``free`` frees nothing.
+    before the end of a call allocates or frees nothing.
 
     Args:
         count: Largest number.
@@ -40,11 +41,16 @@ class FreeList:
     def alloc(self, n: int) -> list[int]:
         """Allocate ``n`` numbers, at most as many as are free; smallest first in a new list."""
         assert n <= len(self), "the caller checks that there are enough"
-        numbers = [self._freed.popitem()[0] for _ in range(min(n, len(self._freed)))]
-        new = n - len(numbers)
-        numbers += range(self._next, self._next + new)
-        self._next += new
-        return numbers
+        reused, begin = list(islice(reversed(self._freed), n)), self._next
+        try:
+            for number in reused:
+                del self._freed[number]
+            self._next += n - len(reused)
+            return [*reused, *range(begin, self._next)]
+        except BaseException:  # an interrupt
+            self._next = begin
+            self._freed |= dict.fromkeys(reversed(reused))
+            raise
 
     def free(self, numbers: Sequence[int]) -> None:
         """Free distinct numbers that are allocated. ``alloc`` returns them in the same order."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 import pytest
 import torch
 
 from graphkit.errors import AttentionError, ConfigError
 from graphkit.kv import MHATokenToKVPool, ReqToTokenPool, TokenSlotAllocator
+from graphkit.kv.free_list import FreeList
 from graphkit.kv.layer_groups import LayerGroupKVPool
+from interruptions import lines_of, raising_at
 
 KV = {
     "size": 8, "page_size": 4, "dtype": torch.bfloat16, "head_num": 2, "head_dim": 16,
@@ -103,6 +106,25 @@ def test_request_rows_come_and_go():
     assert pool.available == 1
     pool.free([1])
     assert sorted(pool.alloc(2)) == [1, 3]
+
+
+def test_an_interrupted_allocation_allocates_nothing():
+    def used():
+        rows = FreeList(6)
+        rows.free(rows.alloc(4)[1:3])
+        return rows
+
+    expected = used().alloc(4)
+    lines = lines_of(lambda: used().alloc(4))
+    ours = [line for line in lines if line.code.co_filename.endswith("free_list.py")]
+    assert len(ours) > 5
+    for line in ours:
+        for occurrence in range(1, lines[line] + 1):
+            rows = used()
+            interrupted = raising_at(line, occurrence, KeyboardInterrupt())
+            with interrupted as was_raised, suppress(KeyboardInterrupt):
+                rows.alloc(4)
+            assert not was_raised() or (len(rows), rows.alloc(4)) == (4, expected), str(line)
 
 
 @pytest.mark.parametrize("n", [4, -1])
