@@ -87,11 +87,11 @@ def _draft_bytes(draft: nn.Module | None, head: int, num_steps: int) -> int:
             return sum(_bytes_read(layer) + head for layer in draft.layers[:num_steps])
         case DFlashHead():
             return _bytes_read(draft) + head
-        case Eagle3Head():  # has its own output head, and merges the target's features once
-            once = _bytes_read(draft.fc)
-            return num_steps * (_bytes_read(draft) - once) + once
-        case EagleHead():
-            return num_steps * (_bytes_read(draft) + head)
+        case EagleHead() | Eagle3Head():
+            shared = 0 if hasattr(draft, "lm_head") else head
+            # EAGLE3 merges the target's features once
+            once = _bytes_read(draft.fc) if isinstance(draft, Eagle3Head) else 0
+            return num_steps * (_bytes_read(draft) - once + shared) + once
         case _:  # a causal language model
             return num_steps * _bytes_read(draft)
 

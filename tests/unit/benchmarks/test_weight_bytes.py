@@ -14,6 +14,7 @@ from graphkit.benchmarks import WeightBytes, copy_bandwidth, weight_bytes
 from graphkit.reference import (
     ALGORITHMS,
     SHAPES,
+    Eagle3Head,
     EagleHead,
     EngineModels,
     LlamaModel,
@@ -80,6 +81,16 @@ def test_an_eagle_3_step_of_the_8b_shape_reads_the_layer_and_the_small_head(num_
     norms, output_head, merge = 4 * hidden, 32_000 * hidden, 3 * hidden * hidden
     assert read.verify == 15_009_849_344
     assert read.drafts == 2 * (num_steps * (layer + norms + output_head) + merge)
+
+
+@pytest.mark.parametrize(("kind", "algorithm"), [(EagleHead, "EAGLE"), (Eagle3Head, "EAGLE3")])
+def test_a_draft_reads_one_output_head_its_own_or_that_of_the_target(kind, algorithm):
+    with torch.device("meta"):
+        target = LlamaModel(SHAPES["llama-8b"])
+        config = replace(target.config, num_hidden_layers=1)
+        heads = [kind(config, target, has_head=has_head) for has_head in (False, True)]
+    shared, own = (WeightBytes.of(EngineModels(algorithm, target, head), 3) for head in heads)
+    assert shared.drafts == own.drafts
 
 
 def test_the_bandwidth_counts_what_a_copy_reads_and_writes(monkeypatch):
