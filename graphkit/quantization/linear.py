@@ -12,7 +12,7 @@ from graphkit.errors import ConfigError
 from graphkit.ops.argument_rules import check_dtype
 from graphkit.ops.linear import project
 from graphkit.ops.quantized_linear import quantized_linear
-from graphkit.quantization.weight import QUANTIZATIONS, QuantizedWeight
+from graphkit.quantization.weight import QUANTIZATIONS, QuantizedWeight, check_quantization
 
 
 class Linear(nn.Linear):
@@ -175,13 +175,8 @@ def quantize_linears(
     require_type(caller, "kept", kept, Collection, expected)
     for each in kept:
         require_type(caller, "kept", each, nn.Module, expected)
-    if quantization not in list(QUANTIZATIONS):  # a list takes unhashable values
-        raise ConfigError(
-            f"{caller}.quantization must be {' or '.join(map(repr, QUANTIZATIONS))}, got "
-            f"{quantization!r}.",
-            field="quantization",
-        )
-    quantize, done = QUANTIZATIONS[quantization], dict[nn.Module, QuantizedLinear]()
+    quantize = QUANTIZATIONS[check_quantization(quantization, "quantization")]
+    done = dict[nn.Module, QuantizedLinear]()
     for owner in list(module.modules()):
         for name, layer in list(owner.named_children()):
             if not isinstance(layer, nn.Linear) or layer in kept:

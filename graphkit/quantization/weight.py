@@ -206,16 +206,17 @@ QUANTIZATIONS: Mapping[str, Callable[[torch.Tensor], QuantizedWeight]] = {
 """Formats that weights are quantised to at load, by name."""
 
 
-def check_quantization(name: object) -> str:
+def check_quantization(name: object, field: str = "quantize") -> str:
     """Return the name of a format of ``QUANTIZATIONS``.
+
+    Args:
+        name: The name.
+        field: The argument that holds it.
 
     Raises:
         ConfigError: There is no such format.
     """
     if not isinstance(name, str) or name not in QUANTIZATIONS:
-        raise ConfigError(
-            f"quantize is {name!r}, expected {', '.join(map(repr, QUANTIZATIONS))}, or None for "
-            "the weights as they are.",
-            field="quantize",
-        )
+        formats = " or ".join(map(repr, QUANTIZATIONS))
+        raise ConfigError(f"{field} is {name!r}, expected {formats}.", field=field)
     return name
