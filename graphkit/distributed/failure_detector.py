@@ -243,9 +243,10 @@ class FailureDetector:
     def _await_abort(self) -> None:
         """Wait, after a failure, until NCCL has been aborted or is being aborted.
 
-        ``destroy_process_group`` waits for an abort that has begun. One that begins during it frees
-        communicators that it uses, and it raises an error of NCCL. An abort that has begun may not
-        end before the caller has destroyed its graphs; see ``abort_nccl``.
+        ``destroy_process_group`` waits for an abort that has begun. An abort that begins while it
+        runs frees communicators that are in use there, and NCCL raises an error. This method does
+        not wait for the end of an abort, which may need the caller to destroy its graphs; see
+        ``abort_nccl``.
         """
         if self.uses_nccl and is_open(self.process_group):
             self._aborted.wait(max(self._abort_until - time.monotonic(), 0))

@@ -16,7 +16,8 @@ class Abort:
     """Stands for the abort of NCCL, on a thread of its own.
 
     Attributes:
-        began, may_end, ended: Its course. A test sets ``may_end``.
+        began, ended: Set when the abort begins and when it ends.
+        may_end: Set by a test; the abort ends after it.
     """
 
     def __init__(self):

@@ -1,9 +1,9 @@
 """Tokens per second of models of transformers, through graphkit and by transformers itself.
 
 Random weights in bfloat16, greedy, one request and eight. Each kind runs in a process of its own,
-since compiled code and process state of one would change the next. Before, all kinds run side by
-side and only compile, which takes most of the time; torch and Triton cache the results. Then each
-GPU of the machine measures one kind at a time. The report is written after each kind.
+since compiled code and process state of one would change the next. Before that, all kinds run side
+by side without being measured, which fills the caches of torch and Triton. Then each GPU of the
+machine measures one kind at a time. The report is written after each kind.
 
 - graphkit: device loops (v3), plain and with NGRAM drafts. Random weights repeat themselves, so
   NGRAM shows what long drafts cost and gain, not what a trained model accepts.
