@@ -37,14 +37,12 @@ package-check: $(STAMP) ## build sdist and wheel of HEAD, install them in a clea
 gpu: $(if $(GPU_PYTHON),,$(STAMP)) ## run the GPU tests; GPU_PYTHON=python3 takes a Python that holds torch already
 	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu
 
-SANITIZED_STEPS := tests/gpu/test_loop_ops.py tests/gpu/test_step_ops.py tests/gpu/test_decoder_ops.py \
-	-k "(matches or match_the or ends_of_steps or random_loops) and not 300 and not 64"
-SANITIZED_LAYERS := tests/gpu/test_linear.py tests/gpu/test_quantized_linear.py tests/gpu/test_fp8_kv.py \
-	-k "((match_those or kernel_matches) and (8 or 33)) or (attention_matches and dtype1)"
-sanitize: $(if $(GPU_PYTHON),,$(STAMP)) ## run kernels of steps and layers under memcheck and racecheck of compute-sanitizer
-	for tool in memcheck racecheck; do for tests in '$(SANITIZED_STEPS)' '$(SANITIZED_LAYERS)'; do \
-	eval PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 9 \
-	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -q $$tests || exit 1; done; done
+SANITIZED := tests/gpu/test_loop_ops.py tests/gpu/test_step_ops.py tests/gpu/test_decoder_ops.py
+sanitize: $(if $(GPU_PYTHON),,$(STAMP)) ## run the kernels of steps under memcheck and racecheck of compute-sanitizer
+	for tool in memcheck racecheck; do \
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 9 \
+	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -q $(SANITIZED) \
+	-k "(matches or match_the or ends_of_steps or random_loops) and not 300 and not 64" || exit 1; done
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
