@@ -39,19 +39,20 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
     """
     if not all(grid):
         return
-    if "STARTS_EARLY" in kernel.arg_names:
-        device = next(value.device for value in others.values() if isinstance(value, torch.Tensor))
-        others["STARTS_EARLY"] = has_dependent_launch(device)
-        if others["STARTS_EARLY"]:
-            others["launch_pdl"] = True
-    arguments = []
+    arguments = {}
     for name in kernel.arg_names:
         if name in others:
-            arguments.append(others.pop(name))
-        else:
+            arguments[name] = others.pop(name)
+        elif name != "STARTS_EARLY":
             value = getattr(args, name)
-            arguments.append(value.contiguous() if isinstance(value, torch.Tensor) else value)
-    kernel[grid](*arguments, **others)
+            arguments[name] = value.contiguous() if isinstance(value, torch.Tensor) else value
+    if "STARTS_EARLY" in kernel.arg_names:
+        # All devices are the same, except that some tensors may be in pinned memory of the host.
+        tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
+        arguments["STARTS_EARLY"] = any(has_dependent_launch(tensor.device) for tensor in tensors)
+        if arguments["STARTS_EARLY"]:
+            others["launch_pdl"] = True
+    kernel[grid](*[arguments[name] for name in kernel.arg_names], **others)
 
 
 @cache
