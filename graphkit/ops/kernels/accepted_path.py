@@ -20,9 +20,12 @@ BLOCK = 128
 @triton.jit(do_not_specialize=["rows", "num_draft_tokens", "path_nodes"])
 def compact_accepted_to_front_kernel(
     compacted, x, accept_index, rows, num_draft_tokens, path_nodes,
-    ROW: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+    ROW: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_T rows by BLOCK_H of their ROW elements per program."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     column = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     is_row = row < rows
@@ -56,9 +59,13 @@ def launch_compact_accepted_to_front(args: Any) -> torch.Tensor:
 
 @triton.jit(do_not_specialize=["entries", "columns", "width"])
 def accepted_moves_kernel(
-    target, source, accept_index, out_cache_loc, entries, columns, width, BLOCK: tl.constexpr
-):
+    target, source, accept_index, out_cache_loc, entries, columns, width, BLOCK: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
+):  # fmt: skip
     """BLOCK entries per program."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = entry < entries
     row = tl.load(accept_index + entry, mask=inside, other=-1)

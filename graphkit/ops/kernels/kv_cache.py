@@ -76,9 +76,12 @@ def launch_store_kv(args: Any) -> None:
 @triton.jit(do_not_specialize=["slots"])
 def move_kv_kernel(
     table, scratch, tgt_loc, src_loc, slots, scratch_stride,
-    WORD: tl.constexpr, BLOCK: tl.constexpr, SCATTER: tl.constexpr,
+    WORD: tl.constexpr, BLOCK: tl.constexpr, SCATTER: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per pair, buffer and BLOCK words: source to scratch, or scratch to target."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     pair = tl.program_id(0).to(tl.int64)
     buffer = table + tl.program_id(1) * 3
     column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)

@@ -79,9 +79,12 @@ def first_largest(row, VOCAB: tl.constexpr, BLOCK: tl.constexpr, KEY: tl.constex
 @triton.jit(do_not_specialize=["rows"])
 def argmax_rows_kernel(
     tokens, logits, index, token_map, rows, row_stride, VOCAB: tl.constexpr, BLOCK: tl.constexpr,
-    KEY: tl.constexpr,
+    KEY: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per token."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     row = token
     if index is not None:
@@ -123,9 +126,12 @@ def _scores(row, token, divisor, VOCAB: tl.constexpr):
 @triton.jit(do_not_specialize=["rows", "topk"])
 def top_candidates_kernel(
     probs, tokens, logits, index, temperature, token_map, rows, row_stride, topk,
-    VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per row. A lane holds its largest score that is not yet chosen."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     to = tl.program_id(0).to(tl.int64)
     row = to
     if index is not None:

@@ -15,8 +15,12 @@ def paged_metadata_kernel(
     cache_seqlens, cu_seqlens_q, cu_seqlens_k, page_table,
     requests, rows, context, row_stride, max_pages, row_blocks, tokens_per_request, appended,
     PAGE_SIZE: tl.constexpr, RAGGED: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_P: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program 0 writes lengths and sums; each of the others BLOCK_P entries of the page table."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     program = tl.program_id(0)
     if program == 0:
         each = tl.arange(0, BLOCK_B)

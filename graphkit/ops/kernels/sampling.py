@@ -134,12 +134,15 @@ def vocabulary_blocks(vocab_size: int) -> dict[str, int]:
 @triton.jit(do_not_specialize=["width"])
 def target_samples_kernel(
     tokens, target_probs, req_pool_indices, seeds, positions, width,
-    VOCAB: tl.constexpr, BLOCK_V: tl.constexpr, BLOCKS: tl.constexpr,
+    VOCAB: tl.constexpr, BLOCK_V: tl.constexpr, BLOCKS: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per node.
 
     One compiled kernel serves every width, so that sums are rounded in the same way for all.
     """
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     request = tl.load(req_pool_indices + row // width)
     first_draw = tl.zeros([1], tl.int32)

@@ -28,9 +28,12 @@ WINDOW_BLOCK = 1024
 @triton.jit(do_not_specialize=["rows", "topk", "drafts"])
 def first_draft_rows_kernel(
     positions, out_cache_loc, req_pool_indices, req_to_token, seq_lens, rows, context, topk, drafts,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     request = tl.program_id(0).to(tl.int64)
     row = tl.load(req_pool_indices + request)
     seq_len = tl.load(seq_lens + request).to(tl.int64)
@@ -57,9 +60,12 @@ def launch_first_draft_rows(args: Any) -> FirstRows:
 @triton.jit(do_not_specialize=["requests", "tokens", "topk", "num_steps"])
 def draft_step_rows_kernel(
     step_positions, step_slots, step_lengths, positions, out_cache_loc, seq_lens, requests, tokens,
-    topk, num_steps, BLOCK: tl.constexpr,
+    topk, num_steps, BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per step and BLOCK of its rows."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     step = tl.program_id(0)
     row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_row = row < tokens
@@ -89,9 +95,12 @@ def launch_draft_step_rows(args: Any) -> StepRows:
 def verify_rows_kernel(
     tokens, positions, slots, req_pool_indices, req_to_token, seq_lens, bonus_tokens, draft_tokens,
     tree_mask, rows, context, vocab_size,
-    WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, NODES: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, NODES: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request and NODES of its nodes."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     request = tl.program_id(0).to(tl.int64)
     node = tl.program_id(1) * NODES + tl.arange(0, NODES)
     is_node = node < WIDTH
@@ -135,9 +144,12 @@ def launch_verify_rows(args: Any) -> VerifyRows:
 @triton.jit(do_not_specialize=["width"])
 def extend_rows_kernel(
     lengths, extend_lengths, positions, select_index, seq_lens, num_accepted_drafts, width,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     request = tl.program_id(0).to(tl.int64)
     seq_len = tl.load(seq_lens + request)
     tl.store(lengths + request, seq_len + width)

@@ -25,9 +25,12 @@ _LENGTH = tl.constexpr(int(RequestEnd.LENGTH))
 @triton.jit(do_not_specialize=["requests"])
 def begin_step_kernel(
     rows, lengths, tokens, req_pool_indices, remaining, seq_lens, bonus_tokens, requests,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """BLOCK requests per program."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     request = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_request = request < requests
     row = tl.load(req_pool_indices + request, mask=is_request, other=0)
@@ -52,8 +55,12 @@ def launch_begin_step(args: Any) -> Running:
 def finish_step_kernel(
     report, req_pool_indices, predict, num_accepted_tokens, stop_ids, seq_lens, bonus_tokens,
     remaining, width, columns, STOPS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_X: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     request = tl.program_id(0).to(tl.int64)
     longest = columns - _TOKENS
     row = tl.load(req_pool_indices + request)

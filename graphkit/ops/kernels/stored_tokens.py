@@ -14,9 +14,12 @@ BLOCK = 1024
 @triton.jit(do_not_specialize=["width", "slots", "depth"])
 def store_tokens_kernel(
     req_pool_indices, predict, stored_tokens, count, hidden_states, stored_states,
-    width, slots, depth, hidden, BLOCK: tl.constexpr,
+    width, slots, depth, hidden, BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     request = tl.program_id(0).to(tl.int64)
     row = tl.load(req_pool_indices + request)
     is_live = row > 0

@@ -45,9 +45,12 @@ def build_tree_kernel(
     bonus_tokens, parent_list, top_scores_index, draft_tokens, seq_lens,
     tree_mask, positions, retrieve_index, next_token, next_sibling, tokens,
     branches, candidates, topk,
-    WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, ROWS: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request and ROWS of its nodes."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     request = tl.program_id(0).to(tl.int64)
     drafted = request * (WIDTH - 1)
     parent = _parents(parent_list + request * branches, top_scores_index + drafted,
@@ -103,9 +106,12 @@ def launch_build_tree(args: Any) -> TreeTensors:
 @triton.jit(do_not_specialize=["requests", "steps", "drafts"])
 def chain_candidates_kernel(
     parent_list, top_scores_index, draft_tokens, first_tokens, later_tokens,
-    requests, steps, drafts, BLOCK: tl.constexpr,
+    requests, steps, drafts, BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     request = tl.program_id(0).to(tl.int64)
     step = tl.arange(0, BLOCK)
     tl.store(parent_list + request * steps + step, step.to(tl.int64) - 1, mask=step < steps)

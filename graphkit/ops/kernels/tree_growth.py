@@ -35,8 +35,12 @@ def _ranks_before(score, number, other_score, other_number):
 def plant_tree_kernel(
     scores, tokens, parent_list, rows, mask, topk_p, topk_index, candidates, parents, num_steps,
     TOPK: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     request = tl.program_id(0).to(tl.int64)
     branch = tl.arange(0, BLOCK_K)
     is_branch = branch < TOPK
@@ -74,9 +78,12 @@ def grow_tree_kernel(
     scores, tokens, parent_list, new_scores, new_tokens, new_parents, new_rows, new_mask,
     branch_scores, topk_p, topk_index, mask, candidates, parents, num_steps, first, step,
     TOPK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-    OTHERS: tl.constexpr,
+    OTHERS: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     request = tl.program_id(0).to(tl.int64)
     each = tl.arange(0, BLOCK_N)
     is_new = each < TOPK * TOPK
@@ -146,8 +153,12 @@ def launch_grow_tree(args: Any) -> Grown:
 def choose_nodes_kernel(
     chosen, drafted, scores, tokens, drafts,
     CANDIDATES: tl.constexpr, BLOCK_N: tl.constexpr, OTHERS: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     request = tl.program_id(0).to(tl.int64)
     each = tl.arange(0, BLOCK_N)
     inside = each < CANDIDATES

@@ -96,9 +96,12 @@ def write_accepted(
 def accept_tokens_kernel(
     predict, accept_index, num_accepted_drafts, num_accepted_tokens, candidates,
     retrieve_next_token, retrieve_next_sibling, target_predict,
-    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_W: tl.constexpr,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_W: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     request = tl.program_id(0).to(tl.int64)
     first = request * WIDTH
     path, drafts = walk_greedily(

@@ -16,6 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from graphkit.ops.accepted_path import compact_accepted_to_front
 from graphkit.ops.decoder import add_rms_norm, rms_norm, rotated_heads, silu_and_mul
 from graphkit.ops.kernels import quantized_linear_config
 from graphkit.ops.kernels.push_collectives import (
@@ -26,12 +27,16 @@ from graphkit.ops.kernels.push_collectives import (
     launch_push_all_reduce,
 )
 from graphkit.ops.kernels.step_state import begin_step_kernel
-from graphkit.ops.kv_cache import store_kv
+from graphkit.ops.kv_cache import buffer_table, move_kv, store_kv
 from graphkit.ops.linear import linear
 from graphkit.ops.paged_attention import paged_attention
+from graphkit.ops.paged_metadata import paged_metadata
 from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.ops.registration import OPS
+from graphkit.ops.step_state import finish_step
+from graphkit.ops.stored_tokens import store_tokens
 from graphkit.ops.target_probs import target_probs
+from graphkit.ops.tree import build_tree
 from graphkit.ops.tree_sampling import tree_speculative_sampling_target_only
 from graphkit.ops.verification import verify_tree_greedy
 
@@ -43,7 +48,7 @@ ACCESS = re.compile(r"^\s*(?:@\S+ )?((?:ld|st|atom|red|cp)\S*\.global\S*)", re.M
 LETTERS = {
     torch.bool: "i1", torch.int32: "i32", torch.int64: "i64", torch.bfloat16: "bf16",
     torch.float32: "fp32", torch.float64: "fp64", torch.uint8: "u8", torch.float16: "fp16",
-    torch.float8_e4m3fn: "fp8e4nv",
+    torch.float8_e4m3fn: "fp8e4nv", torch.int16: "i16",
 }  # fmt: skip
 
 
@@ -160,12 +165,12 @@ def test_two_programs_of_a_plain_product_fit_a_multiprocessor(dtype, rows, monke
     assert 2 * (shared["linear_kernel"] + 1024) <= 228 * 1024  # CUDA C++ guide, table of sm_90
 
 
+def zeros(*shape, dtype=torch.bfloat16):
+    return torch.zeros(shape, dtype=dtype)
+
+
 def early_cases():
     """Yield ops of a decoder layer with arguments in bfloat16."""
-
-    def zeros(*shape, dtype=torch.bfloat16):
-        return torch.zeros(shape, dtype=dtype)
-
     rows, weight, ints = zeros(2, 512), zeros(512), zeros(2, dtype=torch.int32)
     yield rms_norm, (rows, weight, 1e-5)
     yield add_rms_norm, (rows, rows, weight, 1e-5)
@@ -179,6 +184,31 @@ def early_cases():
     yield linear, (zeros(2, 4096), zeros(512, 4096), weight)
     channel = zeros(512, 512, dtype=torch.float8_e4m3fn), zeros(512, 1, dtype=torch.float32)
     yield quantized_linear, (rows, *channel)
+
+
+EARLY_STEP = {
+    "begin_step", "first_draft_rows", "draft_step_rows", "chain_candidates", "verify_rows of trees",
+    "extend_rows", "argmax_rows of bfloat16", "accept_tokens", "target_samples", "accepted_moves",
+    "top_candidates of 4", "plant_tree", "grow_tree", "choose_nodes",
+}  # fmt: skip
+"""Cases of ops of a step whose kernels start early."""
+
+
+def early_step_cases():
+    """Yield ops that a step runs around its layers, with arguments."""
+    for name in sorted(EARLY_STEP):
+        op, make, _ = CASES[name]
+        yield op, make(3, 3)
+    ints, longs = zeros(3, dtype=torch.int32), zeros(3, dtype=torch.int64)
+    tokens, table = zeros(3, 5, dtype=torch.int64), zeros(3, 64, dtype=torch.int32)
+    yield finish_step, (longs, tokens.view(-1), ints, tokens, ints, longs, ints, 5)
+    states = zeros(3, 64), zeros(3, 5, 64)
+    yield store_tokens, (longs, longs, tokens, ints, 5, *states)
+    yield paged_metadata, (longs, ints, table, 16, 4, 5, 5)
+    yield build_tree, (longs, tokens, tokens[:, :4], tokens[:, :4], ints, 3, 2, 5)
+    yield compact_accepted_to_front, (zeros(15, 64), table[:, :4], 5)
+    cache = zeros(64, 2, 64)
+    yield move_kv, ([cache], buffer_table([cache]), longs, longs)
 
 
 @pytest.mark.slow
@@ -201,10 +231,16 @@ def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
         seen.add(kernel.__name__)
 
     monkeypatch.setattr(triton.JITFunction, "run", run)
-    for function, args in early_cases():
+    for function, args in (*early_cases(), *early_step_cases()):
         op = OPS[function.__name__]
         op.launch(op.arguments(*args))
     assert seen == {
         "rms_norm_kernel", "silu_and_mul_kernel", "rotated_heads_kernel", "store_kv_kernel",
         "paged_attention_kernel", "join_splits_kernel", "linear_kernel", "sum_parts_kernel",
+        "begin_step_kernel", "finish_step_kernel", "store_tokens_kernel", "paged_metadata_kernel",
+        "first_draft_rows_kernel", "draft_step_rows_kernel", "verify_rows_kernel",
+        "extend_rows_kernel", "argmax_rows_kernel", "top_candidates_kernel",
+        "chain_candidates_kernel", "build_tree_kernel", "plant_tree_kernel", "grow_tree_kernel",
+        "choose_nodes_kernel", "accept_tokens_kernel", "target_samples_kernel",
+        "accepted_moves_kernel", "compact_accepted_to_front_kernel", "move_kv_kernel",
     }  # fmt: skip

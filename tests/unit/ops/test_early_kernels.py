@@ -1,0 +1,93 @@
+"""The source of kernels that start early follows the rules of ``graphkit.ops.kernels.launch``.
+
+``test_compile.py`` checks the code that Triton makes of them.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from textwrap import indent
+
+import pytest
+
+import graphkit.ops
+
+KERNELS = sorted((Path(graphkit.ops.__file__).parent / "kernels").glob("*.py"))
+PREFETCHES = {"linear_kernel"}
+"""Kernels that request weights into the L2 cache before they wait."""
+BARRIERS = ["gdc_launch_dependents", "gdc_wait"]
+HARMLESS = {"program_id", "num_programs", "arange", "full", "zeros", "to"}
+"""Calls that neither read nor write memory. Any other call may, such as one of a helper."""
+
+
+def called(tree):
+    """Return the last name of each call, in the order of the source."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls.sort(key=lambda call: (call.lineno, call.col_offset))
+    return [ast.unparse(call.func).rpartition(".")[2] for call in calls]
+
+
+def is_early_block(statement):
+    return isinstance(statement, ast.If) and ast.unparse(statement.test) == "STARTS_EARLY"
+
+
+def broken_rule(kernel):
+    """Return the rule that a kernel breaks, or an empty string."""
+    starts_early = "STARTS_EARLY" in [parameter.arg for parameter in kernel.args.args]
+    calls = called(kernel)
+    if not starts_early:
+        return "has no parameter STARTS_EARLY" if {*BARRIERS} & {*calls} else ""
+    blocks = [index for index, each in enumerate(kernel.body) if is_early_block(each)]
+    if len(blocks) != 1 or calls.count("gdc_wait") != 1:
+        return "does not wait once in all programs"
+    before, block = kernel.body[: blocks[0]], kernel.body[blocks[0]]
+    last = block.body[-1]
+    if not isinstance(last, ast.Expr) or called(last) != ["gdc_wait"]:
+        return "does not wait at the end of the block"
+    if any(isinstance(node, ast.Return) for each in before for node in ast.walk(each)):
+        return "may return before the wait"
+    if any({*called(each)} - HARMLESS for each in before):
+        return "may read or write before the wait"
+    if kernel.name not in PREFETCHES and called(block) not in (BARRIERS, BARRIERS[1:]):
+        return "may read or write before the wait"
+    return ""
+
+
+def functions(source):
+    return [each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.FunctionDef)]
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=[path.stem for path in KERNELS])
+def test_kernels_that_start_early_wait_first(path):
+    broken = {each.name: broken_rule(each) for each in functions(path.read_text())}
+    assert {name: rule for name, rule in broken.items() if rule} == {}
+
+
+WAITS = "if STARTS_EARLY:\n  gdc_launch_dependents()\n  gdc_wait()"
+
+
+@pytest.mark.parametrize(
+    ("rule", "body"),
+    [
+        ("", f"row = program_id(0)\n{WAITS}\nload(x + row)"),
+        ("", "if STARTS_EARLY:\n  gdc_wait()\nload(x)"),
+        ("does not wait once in all programs", "if STARTS_EARLY:\n  gdc_launch_dependents()"),
+        ("does not wait once in all programs", "if row:\n" + indent(WAITS, "  ")),
+        ("does not wait once in all programs", "load(x)"),
+        ("does not wait at the end of the block", "if STARTS_EARLY:\n  gdc_wait()\n  load(x)"),
+        ("does not wait at the end of the block", "if STARTS_EARLY:\n  if x:\n    gdc_wait()"),
+        ("may return before the wait", f"if x:\n  return\n{WAITS}"),
+        ("may read or write before the wait", f"load(x)\n{WAITS}"),
+        ("may read or write before the wait", f"helper(x)\n{WAITS}"),
+        ("may read or write before the wait", "if STARTS_EARLY:\n  load(x)\n  gdc_wait()"),
+    ],
+)
+def test_a_broken_rule_is_found(rule, body):
+    (kernel,) = functions("def kernel(x, STARTS_EARLY):\n" + indent(body, "  "))
+    assert broken_rule(kernel) == rule
+
+
+def test_a_kernel_without_the_parameter_does_not_wait():
+    (kernel,) = functions("def kernel(x):\n  gdc_wait()")
+    assert broken_rule(kernel) == "has no parameter STARTS_EARLY"
