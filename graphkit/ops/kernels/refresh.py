@@ -33,8 +33,11 @@ _CHUNK = tl.constexpr(CHUNK_BYTES)
 
 # Sizes differ between graphs: specialisation would compile these kernels for each.
 @triton.jit(do_not_specialize=["entries", "entry_words"])
-def fetch_kernel(mailbox, state, entry, fetches, entries, entry_words):
+def fetch_kernel(mailbox, state, entry, fetches, entries, entry_words, STARTS_EARLY: tl.constexpr):
     """Copy the posted entry to the device, one program per row of ``fetches``."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     posted = mailbox + _RING_WORDS + (tl.load(state) % entries) * entry_words
     first = tl.load(fetches + tl.program_id(0) * 2) // 8
     words = tl.load(fetches + tl.program_id(0) * 2 + 1) // 8
@@ -58,11 +61,16 @@ def _copy(
 
 
 @triton.jit(do_not_specialize=["batch_size", "num_tokens"])
-def copy_kernel(mailbox, state, table, entry, copies, batch_size, num_tokens):
+def copy_kernel(
+    mailbox, state, table, entry, copies, batch_size, num_tokens, STARTS_EARLY: tl.constexpr
+):
     """Fill segments from the device's copy of the entry, one program per row of ``copies``.
 
     Program 0 also returns the entry to the host, since the fetch has read all of it.
     """
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     if tl.program_id(0) == 0:
         sequence = tl.load(state)
         if tl.load(entry + _SEQUENCE) != sequence:

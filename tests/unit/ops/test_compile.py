@@ -32,6 +32,7 @@ from graphkit.ops.linear import linear
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.paged_metadata import paged_metadata
 from graphkit.ops.quantized_linear import quantized_linear
+from graphkit.ops.refresh import RING_WORDS, refresh
 from graphkit.ops.registration import OPS
 from graphkit.ops.step_state import finish_step
 from graphkit.ops.stored_tokens import store_tokens
@@ -209,6 +210,9 @@ def early_step_cases():
     yield compact_accepted_to_front, (zeros(15, 64), table[:, :4], 5)
     cache = zeros(64, 2, 64)
     yield move_kv, ([cache], buffer_table([cache]), longs, longs)
+    words, pairs = zeros(64, dtype=torch.int64), zeros(3, 2, dtype=torch.int32)
+    ring = zeros(RING_WORDS + 128, dtype=torch.int64)
+    yield refresh, ([], ring, longs[:1], tokens, words, pairs, pairs, 2, 3, 15)
 
 
 @pytest.mark.slow
@@ -243,4 +247,5 @@ def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
         "chain_candidates_kernel", "build_tree_kernel", "plant_tree_kernel", "grow_tree_kernel",
         "choose_nodes_kernel", "accept_tokens_kernel", "target_samples_kernel",
         "accepted_moves_kernel", "compact_accepted_to_front_kernel", "move_kv_kernel",
+        "fetch_kernel", "copy_kernel",
     }  # fmt: skip
