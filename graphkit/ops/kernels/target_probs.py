@@ -75,11 +75,15 @@ def scan_logits_kernel(
     tokens, largest, bounds, counts, sums, logits, req_pool_indices, temperatures, top_ks, top_ps,
     min_ps, width, row_stride, VOCAB: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
     BOUNDS: tl.constexpr, SAMPLES: tl.constexpr, RUN: tl.constexpr, KEY: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per row and chunk. Sums are relative to the largest logit of the chunk.
 
     Without filters, the last of ``sums`` alone is written.
     """
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     part = row * tl.num_programs(1) + chunk
@@ -136,12 +140,16 @@ def select_weights_kernel(
     candidates, facts, tokens, largest, bounds, counts, sums, logits, req_pool_indices,
     temperatures, top_ks, top_ps, min_ps, width, row_stride, chunks,
     VOCAB: tl.constexpr, CHUNK: tl.constexpr, BOUNDS: tl.constexpr, CHUNKS: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Several programs per row, each of every so many chunks; no work for rows without filters.
 
     The facts of a row are the number of its candidates, number and sum of the weights above them,
     and the sum of all.
     """
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     first_chunk = tl.program_id(1)
     part = row * chunks
@@ -267,9 +275,12 @@ def _largest_bound(
 def write_probs_kernel(
     probs, candidates, facts, tokens, largest, sums, logits, req_pool_indices, temperatures,
     top_ks, top_ps, min_ps, width, row_stride, chunks, VOCAB: tl.constexpr, BLOCK: tl.constexpr,
-    TILE: tl.constexpr, BOUNDS: tl.constexpr, CHUNKS: tl.constexpr,
+    TILE: tl.constexpr, BOUNDS: tl.constexpr, CHUNKS: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Several programs per row, each of which writes every so many blocks."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     part = row * chunks
     request = tl.load(req_pool_indices + row // width)

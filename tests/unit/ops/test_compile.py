@@ -190,7 +190,7 @@ def early_cases():
 EARLY_STEP = {
     "begin_step", "first_draft_rows", "draft_step_rows", "chain_candidates", "verify_rows of trees",
     "extend_rows", "argmax_rows of bfloat16", "accept_tokens", "target_samples", "accepted_moves",
-    "top_candidates of 4", "plant_tree", "grow_tree", "choose_nodes",
+    "target_probs", "top_candidates of 4", "plant_tree", "grow_tree", "choose_nodes",
 }  # fmt: skip
 """Cases of ops of a step whose kernels start early."""
 
@@ -247,5 +247,6 @@ def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
         "chain_candidates_kernel", "build_tree_kernel", "plant_tree_kernel", "grow_tree_kernel",
         "choose_nodes_kernel", "accept_tokens_kernel", "target_samples_kernel",
         "accepted_moves_kernel", "compact_accepted_to_front_kernel", "move_kv_kernel",
-        "fetch_kernel", "copy_kernel",
+        "fetch_kernel", "copy_kernel", "scan_logits_kernel", "select_weights_kernel",
+        "write_probs_kernel",
     }  # fmt: skip
