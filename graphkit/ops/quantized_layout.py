@@ -1,6 +1,11 @@
 """The layout of weights of eight and four bits, as ``quantized_linear`` reads them.
 
 Dimensions: K inputs, N outputs. A block is 128 inputs or outputs.
+
+Numbers of four bits are packed in pairs of blocks of inputs. A pair has 128 bytes in the row of an
+output. Byte i has input i of the first block in its lower four bits, and input i of the second
+block in its upper ones. A row has 128 * ceil(K / 256) bytes, also if the number of blocks is odd.
+Inputs from K to the end of the last pair have the number 8. No result depends on it.
 """
 
 from __future__ import annotations
@@ -20,6 +25,11 @@ def blocks(size: int) -> int:
     return -(-size // BLOCK)
 
 
+def pairs(size: int) -> int:
+    """Return the number of pairs of blocks that hold ``size`` inputs of four bits."""
+    return -(-size // (2 * BLOCK))
+
+
 def dequantized(
     weight: torch.Tensor,
     scale: torch.Tensor,
@@ -31,8 +41,8 @@ def dequantized(
     outputs = len(weight)
     numbers = weight.to(dtype)
     if weight.dtype == torch.uint8:
-        halves = weight.view(outputs, -1, BLOCK // 2)
-        both = torch.cat((halves & 15, halves >> 4), -1).flatten(1)[:, :inputs]
+        packed = weight.view(outputs, -1, BLOCK)
+        both = torch.cat((packed & 15, packed >> 4), -1).flatten(1)[:, :inputs]
         zero = SYMMETRIC_ZERO if zero_point is None else _spread(zero_point, outputs, inputs)
         numbers = both.to(dtype) - zero
     return numbers * _spread(scale, outputs, inputs).to(dtype)
@@ -41,8 +51,9 @@ def dequantized(
 def packed_numbers(numbers: torch.Tensor) -> torch.Tensor:
     """Pack numbers of four bits, [N, K] uint8, as ``quantized_linear`` reads them."""
     rows, inputs = numbers.shape
-    whole = pad(numbers, (0, blocks(inputs) * BLOCK - inputs))
-    low, high = whole.view(rows, -1, 2, BLOCK // 2).unbind(2)
+    padding = pairs(inputs) * 2 * BLOCK - inputs
+    whole = pad(numbers, (0, padding), value=SYMMETRIC_ZERO)
+    low, high = whole.view(rows, -1, 2, BLOCK).unbind(2)
     return (low | high << 4).flatten(1)
 
 

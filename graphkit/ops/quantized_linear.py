@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 from graphkit.errors import InputError
 from graphkit.ops.argument_rules import describe
 from graphkit.ops.linear import check_result, empty_result, result_of
-from graphkit.ops.quantized_layout import BLOCK, blocks, dequantized
+from graphkit.ops.quantized_layout import BLOCK, blocks, dequantized, pairs
 from graphkit.ops.registration import register_op
 
 
@@ -23,7 +23,7 @@ def _check(args: Any) -> None:
     check_result("quantized_linear", args)
     (outputs, length), inputs = args.weight.shape, args.x.shape[1]
     is_packed = args.weight.dtype == torch.uint8
-    expected = blocks(inputs) * BLOCK // 2 if is_packed else inputs
+    expected = pairs(inputs) * BLOCK if is_packed else inputs
     if length != expected:
         raise InputError(
             f"quantized_linear: weight is {describe(args.weight)}, expected {expected} columns for "
@@ -77,8 +77,8 @@ def quantized_linear(
     Args:
         x: The rows.
         weight: Numbers of float8_e4m3fn, L = K; or numbers of four bits, two per byte, L =
-            64 * ceil(K / 128). Byte i of a block of 64 has input i of a block of 128 inputs in its
-            lower bits, and input i + 64 in its upper ones.
+            128 * ceil(K / 256). Byte i of 128 has input i of 256 in its lower bits, and input
+            i + 128 in its upper ones. No result depends on the numbers of inputs past K.
         scale: Factors. R is 1 for one of all outputs, ceil(N / 128) for blocks, or N; C is 1 for
             one of all inputs, or ceil(K / 128) for blocks.
         zero_point: Numbers of four bits that stand for 0, of each scale; None for 8, and for

@@ -33,7 +33,7 @@ class QuantizedWeight:
     """The weight of a linear layer with N outputs and K inputs, as ``quantized_linear`` reads it.
 
     Attributes:
-        numbers: [N, K] float8_e4m3fn; or [N, 64 * ceil(K / 128)] uint8, two numbers of four bits
+        numbers: [N, K] float8_e4m3fn; or [N, 128 * ceil(K / 256)] uint8, two numbers of four bits
             per byte.
         scale: [R, C]; R is 1, ceil(N / 128) or N, and C is 1 or ceil(K / 128).
         zero_point: [R, C] uint8, for numbers of four bits; ``None`` for 8.

@@ -38,6 +38,18 @@ def test_large_weights_match_the_reference(rows):
         CASES["assert_close"](quantized_linear(*args).cpu(), expected, args[0].shape[1])
 
 
+@pytest.mark.parametrize("rows", [3, 20, 40])
+@pytest.mark.parametrize("inputs", [128, 384, 512, 1000, 4224], ids=str)
+def test_gates_and_parts_of_pairs_that_are_not_whole_match_the_reference(inputs, rows):
+    for x, *others in CASES["cases"](CUDA, [torch.bfloat16], [rows], shapes=((256, inputs),)):
+        args = x / 16, *others
+        gated = quantized_linear(*args, gated=True).cpu()
+        CASES["assert_close"](gated, quantized_linear(*on_cpu(args), gated=True), inputs)
+        parts = quantized_linear(*args, in_parts=True)
+        got = parts.sum(0).to(x.dtype).cpu()
+        CASES["assert_close"](got, quantized_linear(*on_cpu(args)), inputs)
+
+
 def test_many_rows_match_up_to_a_rounding_of_the_weight():
     for args in CASES["cases"](CUDA, DTYPES, [300]):
         got, expected = quantized_linear(*args).cpu().double(), quantized_linear(*on_cpu(args))
@@ -91,18 +103,18 @@ def test_every_configuration_matches_the_reference(config, dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_all_numbers_are_exact(dtype, rows):
     """A row that selects one input gets its number, bit by bit."""
-    one = torch.eye(256, dtype=dtype, device=CUDA)
-    codes = torch.arange(256, dtype=torch.uint8)
+    one = torch.eye(384, dtype=dtype, device=CUDA)
+    codes = torch.arange(384).to(torch.uint8)
     codes[codes & 127 == 127] = 0  # NaN
     float8 = codes.repeat(64, 1).view(torch.float8_e4m3fn)
     ones = torch.ones(64, 1)
-    nibbles = (torch.arange(64)[:, None] + torch.arange(256)).remainder(16).to(torch.uint8)
-    zeros = torch.arange(128, dtype=torch.uint8).remainder(16).view(64, 2)
+    nibbles = (torch.arange(64)[:, None] + torch.arange(384)).remainder(16).to(torch.uint8)
+    zeros = torch.arange(192, dtype=torch.uint8).remainder(16).view(64, 3)
     packed = packed_numbers(nibbles)
     for args in (
         (float8, ones, None),
-        (packed, ones.expand(64, 2).contiguous(), zeros),
-        (packed, ones.expand(64, 2).contiguous(), None),
+        (packed, ones.expand(64, 3).contiguous(), zeros),
+        (packed, ones.expand(64, 3).contiguous(), None),
     ):
         on_device = [None if each is None else each.to(CUDA) for each in args]
         parts = [quantized_linear(some, *on_device).cpu() for some in one.split(rows)]

@@ -41,7 +41,13 @@ from torch.nn.functional import linear
 from graphkit.benchmarks import copy_bandwidth
 from graphkit.graphs import environment, resolve_device
 from graphkit.ops.decoder import add_rms_norm, rms_norm, rotated_heads, silu_and_mul
-from graphkit.ops.kernels.quantized_linear_config import Product, choose_product, choose_splits
+from graphkit.ops.kernels.quantized_linear_config import (
+    Product,
+    blocks_of_step,
+    choose_product,
+    choose_splits,
+    steps,
+)
 from graphkit.ops.kv_cache import store_kv
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.registration import OPS
@@ -204,13 +210,13 @@ def configurations(shape: tuple[int, int], kind: str, rows: int) -> list[Product
     """Return configurations of a product whose programs all run at the same time.
 
     They differ in the tile of a program, its warps, the programs of a multiprocessor, and the bytes
-    that these have in flight. Triton keeps ``unroll * (num_stages - 1)`` blocks of 128 inputs in
-    the shared memory of a program. Further ones differ from the present choice in the bytes that
-    are requested early.
+    that these have in flight. Triton keeps ``unroll * (num_stages - 1)`` steps in the shared memory
+    of a program. A step is a block of 128 inputs, or a pair of blocks for numbers of four bits.
+    Further ones differ from the present choice in the bytes that are requested early.
     """
     outputs, inputs = shape
     tile = min(64, max(16 if kind == "linear" else 8, 1 << (rows - 1).bit_length()))
-    width = {"linear": 256, "int4": 64}.get(kind, 128)
+    width = 256 if kind == "linear" else 128
     few = [(32, 2, 4), (32, 2, 6), (32, 2, 8), (64, 2, 4), (64, 4, 2), (64, 4, 3), (64, 4, 4)]
     few += [(128, 8, 1), (128, 8, 2), (256, 8, 1)]
     many = [(64, 4, 1), (64, 4, 2), (64, 4, 3), (128, 4, 1), (128, 8, 1), (128, 8, 2), (256, 8, 1)]
@@ -221,11 +227,12 @@ def configurations(shape: tuple[int, int], kind: str, rows: int) -> list[Product
         found = [replace(present, early_bytes=each) for each in (0, 256, 512, 1024, 2048, 4096)]
     for tile_outputs, warps, most in few if tile <= 32 else many:
         tiles = -(-outputs // tile_outputs)
-        splits = choose_splits(inputs, tiles, PROCESSORS * most)
+        splits = choose_splits(inputs, tiles, PROCESSORS * most, bits)
         programs = -(-tiles * splits // PROCESSORS)
         for in_flight in (65536, 131072, 196608):
-            depth = in_flight // (programs * (tile_outputs * width + tile * 256))
-            unroll = 2 if depth >= 4 and inputs // 128 // splits % 2 == 0 else 1
+            step_bytes = tile_outputs * width + tile * 256 * blocks_of_step(bits)
+            depth = in_flight // (programs * step_bytes)
+            unroll = 2 if depth >= 4 and steps(inputs, bits) // splits % 2 == 0 else 1
             stages = min(8, 1 + max(1, depth // unroll))
             found.append(Product(tile_outputs, tile, splits, warps, stages, unroll))
     return list(dict.fromkeys(found))

@@ -2,12 +2,13 @@
 
 Contracts: ``graphkit.ops.quantized_linear`` and ``graphkit.ops.linear``.
 
-A program holds a tile of outputs by rows, and passes over a part of the inputs, a block of 128 at a
-time. It loads the numbers of the block, converts them in registers to the dtype of the rows, which
-is exact, and multiplies. Scales are applied to the sum of a block, or of all blocks where an output
-has one scale, and not to each number. The weight is the left operand of the product, so that few
-rows of ``x`` waste little of it. A weight of the dtype of the rows has no scales and is not
-converted.
+A program holds a tile of outputs by rows, and passes over a part of the inputs in steps. A step is
+128 numbers of each output, a block of inputs; or 128 bytes that hold the numbers of four bits of a
+pair of blocks (``graphkit.ops.quantized_layout``). The program loads the numbers, converts them in
+registers to the dtype of the rows, which is exact, and multiplies. Scales are applied to the sum of
+a block, or of all blocks where an output has one scale, and not to each number. The weight is the
+left operand of the product, so that few rows of ``x`` waste little of it. A weight of the dtype of
+the rows has no scales and is not converted.
 
 Where the outputs give too few tiles for the device, the inputs are split. Each part writes its sums
 in float32, and a second kernel adds them in order. The split depends on the weight, and on whether
@@ -27,7 +28,7 @@ import triton.language as tl
 from graphkit.ops.kernels.decoder import gate_rows, gated, sum_of_parts
 from graphkit.ops.kernels.launch import launch
 from graphkit.ops.kernels.quantized_linear_config import Product, choose_product
-from graphkit.ops.quantized_layout import blocks
+from graphkit.ops.quantized_layout import BLOCK
 
 SUM_BLOCK = 512
 """Results that a program of the second kernel adds."""
@@ -51,42 +52,55 @@ def _offset(zero, dtype: tl.constexpr):
 
 
 @triton.jit
-def _numbers(loaded, zero, dtype: tl.constexpr):
-    """Return the two numbers of four bits in each byte less their zero point, of a dtype.
+def _numbers(loaded, zero, dtype: tl.constexpr, SHIFT: tl.constexpr):
+    """Return the number of four bits from bit SHIFT of each byte less its zero point, of a dtype.
 
     In 16 bits a number is the lowest bits of a power of two, 128 in bfloat16 and 1024 in float16,
     from which that power and the zero point are subtracted, exactly. A conversion of integers has
     a quarter of that speed.
     """
-    wide = loaded.to(tl.int16)
-    low, high = wide & 15, wide >> 4
+    number = loaded.to(tl.int16) >> SHIFT & 15
     if dtype == tl.float32:
-        low, high = (low - zero.to(tl.int16)).to(dtype), (high - zero.to(tl.int16)).to(dtype)
+        number = (number - zero.to(tl.int16)).to(dtype)
     else:
-        low, high = _offset(low, dtype), _offset(high, dtype)
-        low, high = low - _offset(zero, dtype), high - _offset(zero, dtype)
-    return low, high
+        number = _offset(number, dtype) - _offset(zero, dtype)
+    return number
 
 
 @triton.jit
-def _numbers_by_ptx(
-    loaded, zero, x, LOW: tl.constexpr, HIGH: tl.constexpr, PACK: tl.constexpr
-):  # fmt: skip
+def _numbers_by_ptx(loaded, zero, x, PTX: tl.constexpr, PACK: tl.constexpr):
     """Return what ``_numbers`` does, by PTX. Zero is None for 8, x points to the dtype."""
+    dtype = x.dtype.element_ty
     OUT: tl.constexpr = "=&r" if PACK == 2 else "=&r,=&r"
     IN: tl.constexpr = ",h" if PACK == 2 else ",r"
-    dtype = x.dtype.element_ty
     if zero is None:
-        low = tl.inline_asm_elementwise(LOW, OUT + IN, [loaded], dtype, True, PACK)
-        high = tl.inline_asm_elementwise(HIGH, OUT + IN, [loaded], dtype, True, PACK)
+        number = tl.inline_asm_elementwise(PTX, OUT + IN, [loaded], dtype, True, PACK)
     else:
         OFFSETS: tl.constexpr = ",r" if PACK == 2 else ",r,r"
-        loaded, zero = tl.broadcast(loaded, _offset(zero, dtype))
-        low = tl.inline_asm_elementwise(LOW, OUT + IN + OFFSETS, [loaded, zero], dtype, True, PACK)
-        high = tl.inline_asm_elementwise(
-            HIGH, OUT + IN + OFFSETS, [loaded, zero], dtype, True, PACK
+        loaded, offset = tl.broadcast(loaded, _offset(zero, dtype))
+        number = tl.inline_asm_elementwise(
+            PTX, OUT + IN + OFFSETS, [loaded, offset], dtype, True, PACK
         )
-    return low, high
+    return number
+
+
+@triton.jit
+def _of_block(values, place, column, is_n, COLUMNS: tl.constexpr, IS_ALL: tl.constexpr):
+    """Return a value of each output in a column of COLUMNS, 0 past them unless IS_ALL holds."""
+    is_value = is_n if IS_ALL else is_n & (column < COLUMNS)
+    return tl.load(values + place + column, mask=is_value, other=0)[:, None]
+
+
+@triton.jit
+def _add_block(
+    total, numbers, x, factor, SCALES_BLOCKS: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """Return a sum plus the products of a block, times their factor if SCALES_BLOCKS holds."""
+    if SCALES_BLOCKS:
+        total += tl.dot(numbers, x, input_precision=PRECISION) * factor
+    else:
+        total = tl.dot(numbers, x, total, input_precision=PRECISION)
+    return total
 
 
 @triton.jit
@@ -102,15 +116,15 @@ def _request(address):
 def linear_kernel(
     out, x, weight, scale, zero_point, bias, rows,
     N: tl.constexpr, K: tl.constexpr, ROW: tl.constexpr, IS_PACKED: tl.constexpr,
-    SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr, BLOCKS: tl.constexpr,
+    SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr, STEPS: tl.constexpr,
     STARTS_EARLY: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, EARLY_BYTES: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, PACK: tl.constexpr, UNROLL: tl.constexpr,
     IS_GATED: tl.constexpr, IS_WARPGROUP: tl.constexpr,
 ):  # fmt: skip
-    """One program per tile of outputs, tile of rows and part of the inputs, of BLOCKS blocks.
+    """One program per tile of outputs, tile of rows and part of the inputs, of STEPS steps.
 
-    A row of the weight has ROW elements: numbers, or bytes of them. Without ``scale``, SCALE_ROWS
+    A row of the weight has ROW elements: numbers, or bytes of two. Without ``scale``, SCALE_ROWS
     and SCALE_COLUMNS are 0. A tile of a gated product has outputs of the gate, then those of the up
     projection at the same places.
     """
@@ -121,11 +135,12 @@ def linear_kernel(
     else:
         n += tl.program_id(0) * BLOCK_N
     t = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
-    first = tl.program_id(2) * BLOCKS
-    WIDTH: tl.constexpr = 64 if IS_PACKED else 128
+    first = tl.program_id(2) * STEPS
+    STEP_BLOCKS: tl.constexpr = 2 if IS_PACKED else 1
+    STEP_INPUTS: tl.constexpr = STEP_BLOCKS * 128
     # Conditions that always hold are left out of the loop, where they cost as much as products.
     ALL_N: tl.constexpr = N % BLOCK_N == 0
-    ALL_K: tl.constexpr = K % (BLOCKS * 128) == 0
+    ALL_K: tl.constexpr = K % (STEPS * STEP_INPUTS) == 0
     is_n, is_t = tl.full([BLOCK_N], True, tl.int1) if ALL_N else n < N, t < rows
     row = weight + n.to(tl.int64) * ROW
     scale_row = n if SCALE_ROWS == N else n // 128
@@ -138,62 +153,65 @@ def linear_kernel(
         if EARLY_BYTES and ALL_N and ALL_K:
             LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth  # 128 bytes
             line = tl.arange(0, EARLY_BYTES // 128) * LINE
-            _request(row[:, None] + first * WIDTH + tl.minimum(line, BLOCKS * WIDTH - 1)[None, :])
+            _request(row[:, None] + first * 128 + tl.minimum(line, STEPS * 128 - 1)[None, :])
             if SCALE_COLUMNS > 1:
-                _request(scale + place + first)
+                _request(scale + place + first * STEP_BLOCKS)
                 if zero_point is not None:
-                    _request(zero_point + place + first)
+                    _request(zero_point + place + first * STEP_BLOCKS)
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     # A warpgroup that multiplies converted numbers waits before each addition to the same sum. The
     # products of a block are therefore added apart, times its scale.
     SCALES_BLOCKS: tl.constexpr = SCALE_COLUMNS > 1 or (SCALE_COLUMNS == 1 and IS_WARPGROUP)
+    one_factor, one_zero = None, None
     if SCALE_COLUMNS == 1:
-        one_factor = tl.load(scale + scale_row, mask=is_n, other=0.0).to(tl.float32)[:, None]
-    lane = tl.arange(0, WIDTH)
+        one_factor = _of_block(scale, scale_row, 0, is_n, 1, True).to(tl.float32)
+        if zero_point is not None:
+            one_zero = _of_block(zero_point, scale_row, 0, is_n, 1, True)
+    lane = tl.arange(0, 128)
     numbers = row[:, None] + lane[None, :]
     inputs = x + t.to(tl.int64)[None, :] * K + lane[:, None]
     total = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
-    for index in tl.range(0, BLOCKS, loop_unroll_factor=UNROLL):
-        block = first + index
-        at = block * 128 + lane
+    for index in tl.range(0, STEPS, loop_unroll_factor=UNROLL):
+        step = first + index
+        at = step * STEP_INPUTS + lane
         is_number, is_input, is_more = is_n[:, None], is_t[None, :], is_t[None, :]
         if not ALL_K:
-            is_number = is_number & (block * WIDTH + lane < ROW)[None, :]
+            is_number = is_number & (step * 128 + lane < ROW)[None, :]
             is_input = is_input & (at < K)[:, None]
-            is_more = is_more & (at + 64 < K)[:, None]
-        loaded = tl.load(numbers + block * WIDTH, mask=is_number, other=0)
-        some = tl.load(inputs + block * 128, mask=is_input, other=0.0)
-        column = block if SCALE_COLUMNS > 1 else 0
-        is_scale = is_n if ALL_K else is_n & (column < SCALE_COLUMNS)
+            is_more = is_more & (at + 128 < K)[:, None]
+        loaded = tl.load(numbers + step * 128, mask=is_number, other=0)
+        some = tl.load(inputs + step * STEP_INPUTS, mask=is_input, other=0.0)
+        column = step * STEP_BLOCKS
+        factor, zero = one_factor, one_zero
         if SCALE_COLUMNS > 1:
-            factor = tl.load(scale + place + column, mask=is_scale, other=0.0)
-            factor = factor.to(tl.float32)[:, None]
-        elif SCALES_BLOCKS:
-            factor = one_factor
-        products = tl.zeros([BLOCK_N, BLOCK_T], tl.float32) if SCALES_BLOCKS else total
-        if IS_PACKED:
-            zero = None
+            factor = _of_block(scale, place, column, is_n, SCALE_COLUMNS, ALL_K).to(tl.float32)
             if zero_point is not None:
-                zero = tl.load(zero_point + place + column, mask=is_scale, other=0)[:, None]
+                zero = _of_block(zero_point, place, column, is_n, SCALE_COLUMNS, ALL_K)
+        if IS_PACKED:
+            more = tl.load(inputs + step * STEP_INPUTS + 128, mask=is_more, other=0.0)
+            more_factor, more_zero = factor, zero
+            if SCALE_COLUMNS > 1:
+                more_factor = _of_block(scale, place, column + 1, is_n, SCALE_COLUMNS, ALL_K)
+                more_factor = more_factor.to(tl.float32)
+                if zero_point is not None:
+                    more_zero = _of_block(zero_point, place, column + 1, is_n, SCALE_COLUMNS, ALL_K)
+            # The first block is multiplied before the second is converted, to save registers.
             if LOW is not None:
-                low, high = _numbers_by_ptx(loaded, zero, x, LOW, HIGH, PACK)
+                low = _numbers_by_ptx(loaded, zero, x, LOW, PACK)
+                total = _add_block(total, low, some, factor, SCALES_BLOCKS, PRECISION)
+                high = _numbers_by_ptx(loaded, more_zero, x, HIGH, PACK)
             else:
-                zeros = tl.full([BLOCK_N, 1], 8, tl.uint8) if zero_point is None else zero
-                low, high = _numbers(loaded, zeros, x.dtype.element_ty)
-            more = tl.load(inputs + block * 128 + 64, mask=is_more, other=0.0)
-            products = tl.dot(low, some, products, input_precision=PRECISION)
-            if IS_WARPGROUP:
-                total += tl.dot(high, more, input_precision=PRECISION) * factor
-            else:
-                products = tl.dot(high, more, products, input_precision=PRECISION)
+                if zero_point is None:
+                    zero = tl.full([BLOCK_N, 1], 8, tl.uint8)
+                    more_zero = zero
+                low = _numbers(loaded, zero, x.dtype.element_ty, 0)
+                total = _add_block(total, low, some, factor, SCALES_BLOCKS, PRECISION)
+                high = _numbers(loaded, more_zero, x.dtype.element_ty, 4)
+            total = _add_block(total, high, more, more_factor, SCALES_BLOCKS, PRECISION)
         else:
             wide = loaded if scale is None else _float8(loaded, x.dtype.element_ty)
-            products = tl.dot(wide, some, products, input_precision=PRECISION)
-        if SCALES_BLOCKS:
-            total += products * factor
-        else:
-            total = products
+            total = _add_block(total, wide, some, factor, SCALES_BLOCKS, PRECISION)
     if SCALE_COLUMNS == 1 and not SCALES_BLOCKS:
         total *= one_factor
     if bias is not None:  # noqa: SIM102 - the compiler knows this, the program the next
@@ -265,32 +283,39 @@ def dequantize_kernel(
     IS_PACKED: tl.constexpr, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
     BLOCK_N: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program per block of inputs and tile of outputs."""
+    """One program per step of the inputs, as in ``linear_kernel``, and tile of outputs."""
     if STARTS_EARLY:
         tl.extra.cuda.gdc_wait()
-    block = tl.program_id(0)
+    step = tl.program_id(0)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    WIDTH: tl.constexpr = 64 if IS_PACKED else 128
-    lane = tl.arange(0, WIDTH)
-    byte = block * WIDTH + lane
-    is_n, is_number = n < N, (n < N)[:, None] & (byte < ROW)[None, :]
+    STEP_BLOCKS: tl.constexpr = 2 if IS_PACKED else 1
+    lane = tl.arange(0, 128)
+    element = step * 128 + lane
+    is_n, is_number = n < N, (n < N)[:, None] & (element < ROW)[None, :]
     row = n.to(tl.int64)[:, None]
-    loaded = tl.load(weight + row * ROW + byte[None, :], mask=is_number, other=0)
+    loaded = tl.load(weight + row * ROW + element[None, :], mask=is_number, other=0)
     scale_row = n if SCALE_ROWS == N else n // 128
     if SCALE_ROWS == 1:
         scale_row = n * 0
-    place = scale_row * SCALE_COLUMNS + (block if SCALE_COLUMNS > 1 else 0)
-    factor = tl.load(scale + place, mask=is_n, other=0.0).to(tl.float32)[:, None]
-    at = block * 128 + lane
+    place, column = scale_row * SCALE_COLUMNS, step * STEP_BLOCKS
+    if SCALE_COLUMNS == 1:
+        column = 0
+    factor = _of_block(scale, place, column, is_n, SCALE_COLUMNS, False).to(tl.float32)
+    at = step * STEP_BLOCKS * 128 + lane
     place_out = out + row * K + at[None, :]
     if IS_PACKED:
-        zero = tl.full([BLOCK_N], 8, tl.uint8)
+        more_column = column if SCALE_COLUMNS == 1 else column + 1
+        more_factor = _of_block(scale, place, more_column, is_n, SCALE_COLUMNS, False)
+        zero = tl.full([BLOCK_N, 1], 8, tl.uint8)
+        more_zero = zero
         if zero_point is not None:
-            zero = tl.load(zero_point + place, mask=is_n, other=0)
-        low, high = _numbers(loaded, zero[:, None], tl.float32)
-        is_low, is_high = is_n[:, None] & (at < K)[None, :], is_n[:, None] & (at + 64 < K)[None, :]
-        tl.store(place_out, (low * factor).to(out.dtype.element_ty), mask=is_low)
-        tl.store(place_out + 64, (high * factor).to(out.dtype.element_ty), mask=is_high)
+            zero = _of_block(zero_point, place, column, is_n, SCALE_COLUMNS, False)
+            more_zero = _of_block(zero_point, place, more_column, is_n, SCALE_COLUMNS, False)
+        low = _numbers(loaded, zero, tl.float32, 0) * factor
+        high = _numbers(loaded, more_zero, tl.float32, 4) * more_factor.to(tl.float32)
+        is_low, is_high = is_n[:, None] & (at < K)[None, :], is_n[:, None] & (at + 128 < K)[None, :]
+        tl.store(place_out, low.to(out.dtype.element_ty), mask=is_low)
+        tl.store(place_out + 128, high.to(out.dtype.element_ty), mask=is_high)
     else:
         wide = _float8(loaded, tl.float32) * factor
         tl.store(place_out, wide.to(out.dtype.element_ty), mask=is_number)
@@ -309,7 +334,7 @@ def launch_quantized_linear(args: Any, product: Product | None = None) -> torch.
     product = product or choose_product(rows, inputs, outputs, bits, x.device, x.dtype)
     if product is None:
         matrix = x.new_empty(outputs, inputs)
-        grid = blocks(inputs), triton.cdiv(outputs, 64)
+        grid = triton.cdiv(numbers.shape[1], BLOCK), triton.cdiv(outputs, 64)
         launch(dequantize_kernel, grid, args, out=matrix, BLOCK_N=64, **weight)
         bias = None if args.bias is None else args.bias.to(x.dtype)
         return finished(args, torch.nn.functional.linear(x, matrix, bias))
@@ -325,21 +350,21 @@ def launch_product(args: Any, product: Product, x: torch.Tensor, **weight: Any) 
         x: The rows, contiguous.
         weight: The weight, and what describes it among the parameters of ``linear_kernel``.
     """
-    rows, inputs, outputs = len(x), weight["K"], weight["N"]
+    rows, outputs = len(x), weight["N"]
     splits = product.splits
     is_gated = args.gated and splits == 1 and outputs % product.outputs == 0
     columns = outputs // 2 if is_gated else outputs
     dtype = x.dtype if splits == 1 else torch.float32
     parts: torch.Tensor = x.new_empty(splits, rows, columns, dtype=dtype)
     grid_of_product = triton.cdiv(outputs, product.outputs), triton.cdiv(rows, product.rows), splits
-    blocks_of_part = triton.cdiv(blocks(inputs), splits)
+    steps_of_part = triton.cdiv(triton.cdiv(weight["ROW"], BLOCK), splits)
     is_compiled = isinstance(linear_kernel, triton.JITFunction)
     low, high = None, None
     if is_compiled and weight["IS_PACKED"] and x.dtype in (torch.bfloat16, torch.float16):
         low, high = nibble_ptx(x.dtype, product.pack, args.zero_point is not None)
     launch(
         linear_kernel, grid_of_product, args, out=parts, x=x, rows=rows,
-        BLOCKS=blocks_of_part, IS_GATED=is_gated, IS_WARPGROUP=product.is_warpgroup,
+        STEPS=steps_of_part, IS_GATED=is_gated, IS_WARPGROUP=product.is_warpgroup,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         BLOCK_N=product.outputs, BLOCK_T=product.rows, EARLY_BYTES=product.early_bytes,
         LOW=low, HIGH=high, PACK=product.pack, UNROLL=product.unroll,

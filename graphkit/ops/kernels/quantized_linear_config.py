@@ -9,7 +9,7 @@ import torch
 import triton
 
 from graphkit.ops.kernels.launch import has_dependent_launch
-from graphkit.ops.quantized_layout import BLOCK, blocks
+from graphkit.ops.quantized_layout import BLOCK, blocks, pairs
 
 MOST_ROWS = 256
 """Most rows of the kernel. More are limited by arithmetic, where cuBLAS over a dequantised weight
@@ -22,10 +22,11 @@ the instructions of a warpgroup, which are faster there
 (``tools/bench/results/quantized_linear_sweep.json``)."""
 TILE, LARGE_TILE = 32, 128
 """Outputs of a program of few rows, 4 KiB of numbers per step of its loop, and of more rows. Over
-numbers of four bits, three programs of a multiprocessor have half of the larger tile each
-(``tools/bench/results/linear_chain_sweep.json``)."""
+numbers of four bits, two programs of a multiprocessor have half of the larger tile each: their
+registers and shared memory leave no room for a third."""
 PROGRAMS = {8: 6, 4: 8}
-"""Programs of a multiprocessor for few rows, by the bits of a number, from the same sweep."""
+"""Programs of a multiprocessor for few rows, by the bits of a number
+(``tools/bench/results/linear_chain_sweep.json``)."""
 MOST_IN_FLIGHT, RESERVED_BYTES = 6, 1024
 """Most blocks of inputs that a program of few rows has in flight, and the shared memory that CUDA
 keeps of each program on sm_90. A program has fewer blocks in flight where otherwise not all of them
@@ -52,8 +53,9 @@ class Product:
         rows: Rows of a program, a power of two, at least 8.
         splits: Parts of the inputs.
         num_warps: Warps of a program.
-        num_stages: Steps of the loop in flight in a program, the current one included.
-        unroll: Blocks of inputs of a step of the loop.
+        num_stages: Passes of the loop in flight in a program, the current one included.
+        unroll: Steps of a pass of the loop. A step is a block of inputs, or a pair of blocks of
+            numbers of four bits.
         early_bytes: Bytes of each row of the weight that a program requests while the kernel before
             it runs, 0 or a power of two of at least 128.
     """
@@ -104,42 +106,55 @@ def choose_product(
         is_divided = outputs % PLAIN_TILE == 0 and inputs % BLOCK == 0
         if bits > 16 or rows > MOST_PLAIN_ROWS or not (starts_early and is_divided):
             return None
-        splits = choose_splits(inputs, outputs // PLAIN_TILE, PLAIN_PROGRAMS * processors)
+        splits = choose_splits(inputs, outputs // PLAIN_TILE, PLAIN_PROGRAMS * processors, bits)
         tile = max(16, triton.next_power_of_2(rows))
         stages = 4 if tile <= 32 else 3
         return Product(PLAIN_TILE, tile, splits, num_stages=stages, early_bytes=256)
     if rows > MOST_ROWS or dtype == torch.float64:
         return None
     if rows > FEW_ROWS and dtype != torch.float32:
-        tile, programs = (LARGE_TILE, 1) if bits == 8 else (LARGE_TILE // 2, 3)
-        splits = choose_splits(inputs, -(-outputs // tile), programs * processors)
+        tile, programs = (LARGE_TILE, 1) if bits == 8 else (LARGE_TILE // 2, 2)
+        splits = choose_splits(inputs, -(-outputs // tile), programs * processors, bits)
         return Product(tile, 64, splits, num_warps=tile // 16, num_stages=3)
     tiles, tile = -(-outputs // TILE), min(64, max(8, triton.next_power_of_2(rows)))
-    splits = choose_splits(inputs, tiles, PROGRAMS[bits] * processors)
+    splits = choose_splits(inputs, tiles, PROGRAMS[bits] * processors, bits)
     if dtype == torch.float32:
         return Product(TILE, max(16, tile), splits, num_warps=2, num_stages=2)
     programs = -(-tiles * splits // processors)
-    block_bytes = BLOCK * (TILE * bits // 8 + 2 * tile)
-    in_flight = min(MOST_IN_FLIGHT, (shared_bytes // programs - RESERVED_BYTES) // block_bytes)
-    is_even = blocks(inputs) // splits % 2 == 0
+    step = blocks_of_step(bits)
+    step_bytes = step * BLOCK * (TILE * bits // 8 + 2 * tile)
+    most = (shared_bytes // programs - RESERVED_BYTES) // step_bytes
+    in_flight = min(MOST_IN_FLIGHT // step, most)
+    is_even = steps(inputs, bits) // splits % 2 == 0
     unroll = 2 if rows <= 16 and is_even and in_flight >= 4 else 1
     stages = 1 + max(1, in_flight // unroll)
     # 16 outputs for each warp: with more warps, two convert the same numbers.
     return Product(TILE, tile, splits, num_warps=2, num_stages=min(stages, 4), unroll=unroll)
 
 
-def choose_splits(inputs: int, tiles: int, programs: int) -> int:
+def blocks_of_step(bits: int) -> int:
+    """Return the blocks of inputs of a step of the loop, given the bits of a number."""
+    return 2 if bits == 4 else 1
+
+
+def steps(inputs: int, bits: int) -> int:
+    """Return the steps of the loop over all inputs, given the bits of a number."""
+    return pairs(inputs) if bits == 4 else blocks(inputs)
+
+
+def choose_splits(inputs: int, tiles: int, programs: int, bits: int) -> int:
     """Return the parts of the inputs that give at most so many programs; no part is empty.
 
-    Parts of equal length are preferred: their loop has no conditions.
+    A part has whole steps. Parts of equal length are preferred: their loop has no conditions.
 
     Args:
         inputs: Inputs of the weight.
         tiles: Tiles of the outputs.
         programs: Programs that the device should get.
+        bits: Bits of a number of the weight.
     """
-    whole = blocks(inputs)
-    most = min(max(1, whole // LEAST_BLOCKS), max(1, programs // tiles))
+    whole, least = steps(inputs, bits), max(1, LEAST_BLOCKS // blocks_of_step(bits))
+    most = min(max(1, whole // least), max(1, programs // tiles))
     equal = max(parts for parts in range(1, most + 1) if whole % parts == 0)
     return equal if 2 * equal > most else -(-whole // -(-whole // most))
 

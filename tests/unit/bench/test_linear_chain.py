@@ -51,7 +51,7 @@ def test_quantised_layers_compute_the_same_but_for_their_rounding(bench):
 @pytest.mark.parametrize("kind", ["linear", "fp8 channel", "int4"])
 @pytest.mark.parametrize("rows", [1, 8, 48])
 def test_programs_of_a_swept_configuration_share_the_memory_of_a_multiprocessor(bench, kind, rows):
-    width = {"linear": 256, "int4": 64}.get(kind, 128)
+    width, step = 256 if kind == "linear" else 128, 2 if kind == "int4" else 1
     for outputs, inputs in bench.LAYERS.values():
         found = bench.configurations((outputs, inputs), kind, rows)
         assert len({each.outputs for each in found}) > 2
@@ -61,11 +61,11 @@ def test_programs_of_a_swept_configuration_share_the_memory_of_a_multiprocessor(
             if replace(each, early_bytes=present.early_bytes) == present:
                 continue
             assert each.rows >= rows
-            assert inputs // 128 // each.splits % each.unroll == 0
+            assert inputs // 128 // step // each.splits % each.unroll == 0
             programs = -(-(outputs // each.outputs) * each.splits // bench.PROCESSORS)
-            blocks = each.unroll * (each.num_stages - 1)
-            shared = programs * blocks * (each.outputs * width + each.rows * 256)
-            assert blocks == 1 or shared <= 196608
+            steps = each.unroll * (each.num_stages - 1)
+            shared = programs * steps * (each.outputs * width + each.rows * 256 * step)
+            assert steps == 1 or shared <= 196608
 
 
 def test_a_sweep_needs_a_gpu(bench, capsys):

@@ -61,6 +61,28 @@ def test_split_inputs_match_the_reference(monkeypatch, launched):
     assert "sum_parts_kernel" in launched
 
 
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("inputs", [128, 300, 384, 512, 640, 1000], ids=str)
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of a large negative gate: 0
+def test_pairs_of_blocks_that_are_not_whole_match_the_reference(inputs, rows, monkeypatch):
+    """Each scale and zero point counts for its block, if the last pair has one block or a part."""
+    op, counts = OPS["quantized_linear"], set()
+    for least in (1, 8):
+        monkeypatch.setattr(config, "LEAST_BLOCKS", least)
+        for x, *others in CASES["cases"](CPU, [torch.float16], [rows], [(64, inputs)]):
+            if others[0].dtype != torch.uint8:
+                continue
+            args = x / 16, *others
+            expected = quantized_linear(*args)
+            CASES["assert_close"](op.launch(op.arguments(*args)), expected, inputs)
+            gated = op.launch(op.arguments(*args, gated=True))
+            CASES["assert_close"](gated, quantized_linear(*args, gated=True), inputs)
+            parts = op.launch(op.arguments(*args, in_parts=True))
+            CASES["assert_close"](parts.sum(0).half(), expected, inputs)
+            counts.add(len(parts))
+    assert counts == {1, -(-inputs // 256)}
+
+
 @pytest.mark.parametrize(
     ("shape", "names"),
     [
@@ -147,15 +169,16 @@ def test_kernels_that_cannot_start_early_leave_weights_of_16_bits_to_torch(
 def test_all_programs_of_few_rows_run_at_the_same_time(outputs, inputs, rows, bits):
     chosen = config.choose_product(rows, inputs, outputs, bits, CPU, torch.bfloat16)
     programs = -(-(outputs // chosen.outputs) * chosen.splits // 132)
-    in_flight = chosen.unroll * (chosen.num_stages - 1)
+    in_flight = chosen.unroll * (chosen.num_stages - 1) * config.blocks_of_step(bits)
     block_bytes = chosen.outputs * 16 * bits + chosen.rows * 256
     assert in_flight > 1
     assert programs * (in_flight * block_bytes + 1024) <= 233472
 
 
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("inputs", [128, 640, 4096, 14336])
 @pytest.mark.parametrize("tiles", [1, 32, 192, 896])
-def test_parts_of_the_inputs_are_not_empty(inputs, tiles):
-    parts = config.choose_splits(inputs, tiles, 264)
-    blocks = inputs // 128
-    assert (parts - 1) * -(-blocks // parts) < blocks <= parts * -(-blocks // parts)
+def test_parts_of_the_inputs_are_not_empty(inputs, tiles, bits):
+    parts = config.choose_splits(inputs, tiles, 264, bits)
+    steps = -(-inputs // (256 if bits == 4 else 128))
+    assert (parts - 1) * -(-steps // parts) < steps <= parts * -(-steps // parts)

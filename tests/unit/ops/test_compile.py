@@ -143,9 +143,27 @@ def test_collectives_of_pushed_words_compile(dtype, monkeypatch):
 def test_products_with_quantised_weights_compile(dtype, rows, monkeypatch):
     monkeypatch.setattr(triton.JITFunction, "run", compile_only)
     monkeypatch.setattr(quantized_linear_config, "LEAST_BLOCKS", 1)
-    for args in QUANTISED["cases"](DEVICE, [dtype], [rows], shapes=((130, 384),)):
+    for args in QUANTISED["cases"](DEVICE, [dtype], [rows], shapes=((130, 384), (128, 512))):
         op = OPS["quantized_linear"]
         op.launch(op.arguments(*args))
+
+
+@pytest.mark.slow
+@compiles
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_two_programs_of_many_rows_over_four_bits_fit_a_multiprocessor(dtype, monkeypatch):
+    shared = []
+
+    def run(kernel, *args, **options):
+        shared.append(compile_only(kernel, *args, **options).metadata.shared)
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    op = OPS["quantized_linear"]
+    for args in QUANTISED["cases"](DEVICE, [dtype], [64], shapes=((128, 512),)):
+        if args[1].dtype == torch.uint8:
+            op.launch(op.arguments(*args))
+    assert shared
+    assert 2 * (max(shared) + 1024) <= 228 * 1024  # CUDA C++ guide, table of sm_90
 
 
 @pytest.mark.slow

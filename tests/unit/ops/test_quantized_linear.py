@@ -23,15 +23,17 @@ def value(weight, scale, zero_point, outputs, row, column):
     factor = scale[scale_row, scale_column].item()
     if weight.dtype != torch.uint8:
         return weight[row, column].float().item() * factor
-    byte = weight[row, column // 128 * 64 + column % 64].item()
-    number = byte & 15 if column % 128 < 64 else byte >> 4
+    byte = weight[row, column // 256 * 128 + column % 128].item()
+    number = byte & 15 if column % 256 < 128 else byte >> 4
     zero = 8 if zero_point is None else zero_point[scale_row, scale_column].item()
     return (number - zero) * factor
 
 
 @pytest.mark.slow
 def test_weights_are_dequantised_number_by_number():
-    for _, weight, scale, zero_point, inputs in CASES["weights"](CPU, ((3, 5), (130, 140))):
+    for _, weight, scale, zero_point, inputs in CASES["weights"](
+        CPU, ((3, 5), (130, 140), (2, 390))
+    ):
         outputs = len(weight)
         expected = torch.tensor(
             [
@@ -53,13 +55,22 @@ def test_products_are_those_of_the_dequantised_weight(rows, dtype):
         CASES["assert_close"](got, expected.to(dtype), x.shape[1])
 
 
-def test_numbers_are_packed_and_unpacked():
-    numbers = torch.arange(16, dtype=torch.uint8).repeat(3, 13)[:, :200]
+@pytest.mark.parametrize(
+    ("inputs", "nbytes"), [(1, 128), (128, 128), (200, 128), (256, 128), (300, 256), (640, 384)]
+)
+def test_numbers_are_packed_and_unpacked(inputs, nbytes):
+    numbers = torch.arange(16, dtype=torch.uint8).repeat(3, 40)[:, :inputs]
     packed = packed_numbers(numbers)
-    assert packed.shape == (3, 128)
+    assert packed.shape == (3, nbytes)
     ones = torch.ones(3, 1)
-    got = dequantized(packed, ones, torch.zeros(3, 1, dtype=torch.uint8), 200, torch.float32)
+    got = dequantized(packed, ones, torch.zeros(3, 1, dtype=torch.uint8), inputs, torch.float32)
     assert torch.equal(got, numbers.float())
+
+
+def test_a_byte_has_the_numbers_of_two_blocks_and_8_past_the_inputs():
+    numbers = torch.cat([torch.full((2, size), size % 7) for size in (128, 128, 100)], 1)
+    packed = packed_numbers(numbers.to(torch.uint8))
+    assert packed.unique_consecutive(dim=1).tolist() == [[2 | 2 << 4, 2 | 8 << 4, 8 | 8 << 4]] * 2
 
 
 FP8, BYTES = torch.zeros(130, 200).to(torch.float8_e4m3fn), torch.zeros(130, 128, dtype=torch.uint8)
