@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphkit.ops.kernels.quantized_linear_config import FEW_ROWS, Product
+from graphkit.ops.kernels.quantized_linear_config import FEW_ROWS, Product, Stream, choose_product
 from graphkit.ops.quantized_layout import packed_numbers
 from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.ops.registration import OPS
@@ -82,6 +82,36 @@ def test_products_are_captured_without_a_synchronisation(rows):
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(out, quantized_linear(x, *others))
+
+
+STREAMS = (
+    Stream(64, 8, 1, 2), Stream(64, 8, 4, 3), Stream(128, 16, 2, 5), Stream(32, 8, 2, 4, 1),
+    Stream(64, 32, 1, 3, 2), Stream(128, 8, 1, 5, 8),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("result", [{}, {"gated": True}, {"in_parts": True}], ids=str)
+@pytest.mark.parametrize("stream", STREAMS, ids=str)
+def test_streamed_weights_match_the_reference(stream, result, dtype):
+    op = OPS["quantized_linear"]
+    for x, *others in CASES["cases"](CUDA, [dtype], [1, 7, 32], shapes=((256, 1024),)):
+        args = x / 16, *others
+        got = op.launch(op.arguments(*args, **result), stream)
+        expected = quantized_linear(*on_cpu(args), **result)
+        if "in_parts" in result:
+            got, expected = got.sum(0).to(dtype), expected[0]
+        CASES["assert_close"](got.cpu(), expected, 1024)
+
+
+def test_rows_and_weights_that_are_not_aligned_are_copied():
+    for x, weight, *others in CASES["cases"](CUDA, [torch.bfloat16], [3], shapes=((64, 512),)):
+        assert isinstance(choose_product(3, 512, 64, 8, CUDA, x.dtype), Stream)
+        bytes_ = torch.empty(weight.numel() + 1, dtype=torch.uint8, device=CUDA)
+        shifted = bytes_[1:].view(weight.shape).copy_(weight.view(torch.uint8)).view(weight.dtype)
+        unaligned = x.new_empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
+        got = quantized_linear(unaligned, shifted, *others)
+        assert torch.equal(got, quantized_linear(x, weight, *others))
 
 
 PRODUCTS = (

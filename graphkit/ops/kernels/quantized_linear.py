@@ -14,6 +14,8 @@ Where the outputs give too few tiles for the device, the inputs are split. Each 
 in float32, and a second kernel adds them in order. The split depends on the weight, and on whether
 there are few rows (``FEW_ROWS``): otherwise a row's result does not depend on the other rows.
 
+Where lines of 128 bytes divide a weight, few rows stream it instead (``streamed_linear.py``).
+
 Few rows of numbers of four bits are limited by the conversion, not by memory, if it is left to the
 compiler. ``nibble_ptx`` is its code for sm_90, checked on Triton 3.6.0 and 3.7.1. Triton's
 interpreter runs no PTX: there, ``_numbers`` converts.
@@ -27,7 +29,8 @@ import triton.language as tl
 
 from graphkit.ops.kernels.decoder import gate_rows, gated, sum_of_parts
 from graphkit.ops.kernels.launch import launch
-from graphkit.ops.kernels.quantized_linear_config import Product, choose_product
+from graphkit.ops.kernels.quantized_linear_config import HALF, Product, Stream, choose_product
+from graphkit.ops.kernels.streamed_linear import streamed_linear_kernel
 from graphkit.ops.quantized_layout import BLOCK
 
 SUM_BLOCK = 512
@@ -321,7 +324,7 @@ def dequantize_kernel(
         tl.store(place_out, wide.to(out.dtype.element_ty), mask=is_number)
 
 
-def launch_quantized_linear(args: Any, product: Product | None = None) -> torch.Tensor:
+def launch_quantized_linear(args: Any, product: Product | Stream | None = None) -> torch.Tensor:
     """Launch ``quantized_linear``, with ``choose_product`` by default."""
     x, numbers, scale = args.x.contiguous(), args.weight.contiguous(), args.scale
     (rows, inputs), outputs = x.shape, len(numbers)
@@ -341,7 +344,9 @@ def launch_quantized_linear(args: Any, product: Product | None = None) -> torch.
     return launch_product(args, product, x, **weight)
 
 
-def launch_product(args: Any, product: Product, x: torch.Tensor, **weight: Any) -> torch.Tensor:
+def launch_product(
+    args: Any, product: Product | Stream, x: torch.Tensor, **weight: Any
+) -> torch.Tensor:
     """Launch the product of rows with a weight of any format, and the kernels behind it.
 
     Args:
@@ -356,20 +361,10 @@ def launch_product(args: Any, product: Product, x: torch.Tensor, **weight: Any) 
     columns = outputs // 2 if is_gated else outputs
     dtype = x.dtype if splits == 1 else torch.float32
     parts: torch.Tensor = x.new_empty(splits, rows, columns, dtype=dtype)
-    grid_of_product = triton.cdiv(outputs, product.outputs), triton.cdiv(rows, product.rows), splits
-    steps_of_part = triton.cdiv(triton.cdiv(weight["ROW"], BLOCK), splits)
-    is_compiled = isinstance(linear_kernel, triton.JITFunction)
-    low, high = None, None
-    if is_compiled and weight["IS_PACKED"] and x.dtype in (torch.bfloat16, torch.float16):
-        low, high = nibble_ptx(x.dtype, product.pack, args.zero_point is not None)
-    launch(
-        linear_kernel, grid_of_product, args, out=parts, x=x, rows=rows,
-        STEPS=steps_of_part, IS_GATED=is_gated, IS_WARPGROUP=product.is_warpgroup,
-        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        BLOCK_N=product.outputs, BLOCK_T=product.rows, EARLY_BYTES=product.early_bytes,
-        LOW=low, HIGH=high, PACK=product.pack, UNROLL=product.unroll,
-        num_warps=product.num_warps, num_stages=product.num_stages, **weight,
-    )  # fmt: skip
+    if isinstance(product, Stream):
+        _launch_stream(args, product, parts, x, is_gated, weight)
+    else:
+        _launch_tiles(args, product, parts, x, is_gated, weight)
     if args.in_parts:
         return parts
     if is_gated:
@@ -382,6 +377,56 @@ def launch_product(args: Any, product: Product, x: torch.Tensor, **weight: Any) 
         size=out.numel(), SPLITS=splits, BLOCK=SUM_BLOCK, num_warps=4,
     )  # fmt: skip
     return finished(args, out)
+
+
+def _launch_tiles(
+    args: Any, product: Product, parts: torch.Tensor, x: torch.Tensor, is_gated: bool,
+    weight: dict[str, Any],
+) -> None:  # fmt: skip
+    """Write the parts of the product by ``linear_kernel``."""
+    is_compiled = isinstance(linear_kernel, triton.JITFunction)
+    low, high = None, None
+    if is_compiled and weight["IS_PACKED"] and x.dtype in HALF:
+        low, high = nibble_ptx(x.dtype, product.pack, args.zero_point is not None)
+    launch(
+        linear_kernel, _grid(product, len(x), weight), args, out=parts, x=x, rows=len(x),
+        STEPS=triton.cdiv(triton.cdiv(weight["ROW"], BLOCK), product.splits),
+        IS_GATED=is_gated, IS_WARPGROUP=product.is_warpgroup,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        BLOCK_N=product.outputs, BLOCK_T=product.rows, EARLY_BYTES=product.early_bytes,
+        LOW=low, HIGH=high, PACK=product.pack, UNROLL=product.unroll,
+        num_warps=product.num_warps, num_stages=product.num_stages, **weight,
+    )  # fmt: skip
+
+
+def _launch_stream(
+    args: Any, stream: Stream, parts: torch.Tensor, x: torch.Tensor, is_gated: bool,
+    weight: dict[str, Any],
+) -> None:  # fmt: skip
+    """Write the parts of the product by ``streamed_linear_kernel``."""
+    others = dict(weight)
+    is_packed = others.pop("IS_PACKED")
+    low, high = None, None
+    if is_packed:
+        low, high = nibble_ptx(x.dtype, 4, args.zero_point is not None)
+    launch(
+        streamed_linear_kernel, _grid(stream, len(x), weight), args, out=parts, x=_aligned(x),
+        weight=_aligned(others.pop("weight")), rows=len(x), BITS=4 if is_packed else 8,
+        STEPS=weight["ROW"] // 128 // stream.splits, BLOCK_N=stream.outputs, BLOCK_T=stream.rows,
+        STAGES=stream.num_stages, GROUPS=stream.groups(weight["K"]), LOW=low, HIGH=high,
+        IS_GATED=is_gated, WARPS=stream.num_warps, num_warps=stream.num_warps, **others,
+    )  # fmt: skip
+
+
+def _grid(product: Product | Stream, rows: int, weight: dict[str, Any]) -> tuple[int, int, int]:
+    """Return the programs of a launch: tiles of outputs, tiles of rows, and parts."""
+    tiles = triton.cdiv(weight["N"], product.outputs)
+    return tiles, triton.cdiv(rows, product.rows), product.splits
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that starts at a multiple of 16 bytes, as its copies to shared memory do."""
+    return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 
 def finished(args: Any, out: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -11,6 +11,8 @@ import triton
 from graphkit.ops.kernels.launch import has_dependent_launch
 from graphkit.ops.quantized_layout import BLOCK, blocks, pairs
 
+HALF = torch.bfloat16, torch.float16
+"""Dtypes of rows that are multiplied in 16 bits."""
 MOST_ROWS = 256
 """Most rows of the kernel. More are limited by arithmetic, where cuBLAS over a dequantised weight
 is faster: writing and reading that weight takes the time of the products of about 460 rows on an
@@ -42,6 +44,12 @@ attention takes 117 us for one row with these, 146 us with 32 outputs and four p
 by cuBLAS (``tools/bench/results/linear_chain_tiles.json``)."""
 LEAST_BLOCKS = 4
 """Least blocks of inputs of a part: below that, adding the parts costs more than it saves."""
+STREAM_TILE, STREAM_PROGRAMS, STREAM_LINES = 64, 4, 4
+"""Outputs of a program that streams its weight, programs of a multiprocessor, and least lines of
+128 bytes of a part. Where tiles of twice the outputs give each multiprocessor a program, they have
+twice the outputs, and a multiprocessor half of the programs."""
+STREAM_STAGES = 3, 12
+"""Least and most stages of such a program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +87,38 @@ class Product:
         return 2 if self.is_warpgroup else 4
 
 
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """How a launch of ``streamed_linear_kernel`` divides its work.
+
+    Attributes:
+        outputs: Outputs of a program, a power of two, at least 16 for each warp.
+        rows: Rows of a program, a power of two, at least 8.
+        splits: Parts of the inputs, of the same number of lines.
+        num_stages: Lines of each output in flight in a program, the current one included.
+        num_warps: Warps of a program.
+    """
+
+    outputs: int
+    rows: int
+    splits: int
+    num_stages: int
+    num_warps: int = 4
+
+    def groups(self, inputs: int) -> int:
+        """Return the groups of a part of the inputs, rounded up to a power of two."""
+        return 1 << (max(1, inputs // self.splits // BLOCK) - 1).bit_length()
+
+
 def choose_product(
     rows: int, inputs: int, outputs: int, bits: int, device: torch.device, dtype: torch.dtype
-) -> Product | None:
+) -> Product | Stream | None:
     """Return how the kernel runs; ``None`` for a product by cuBLAS.
 
     cuBLAS multiplies by the weight in the dtype of the rows, which is dequantised before. A weight
     of 16 bits is multiplied by the kernel where the kernel can start early and its tiles divide the
-    weight.
+    weight. Few rows stream a quantised weight where ``choose_stream`` finds a way. A weight of 16
+    bits is not streamed, so that the result of a row does not depend on the number of rows.
 
     ``torch._scaled_mm`` is not among the choices: it multiplies float8 with float8, so that rows
     would be rounded to eight bits, too. The result of a row would then depend on how many rows run
@@ -101,6 +133,10 @@ def choose_product(
         dtype: The dtype of the rows.
     """
     processors, shared_bytes = _multiprocessors(device)
+    if bits <= 8 and dtype in HALF and has_dependent_launch(device):
+        stream = choose_stream(rows, inputs, outputs, bits, processors, shared_bytes)
+        if stream is not None:
+            return stream
     if bits > 8:
         starts_early = device.type != "cuda" or has_dependent_launch(device)
         is_divided = outputs % PLAIN_TILE == 0 and inputs % BLOCK == 0
@@ -130,6 +166,42 @@ def choose_product(
     stages = 1 + max(1, in_flight // unroll)
     # 16 outputs for each warp: with more warps, two convert the same numbers.
     return Product(TILE, tile, splits, num_warps=2, num_stages=min(stages, 4), unroll=unroll)
+
+
+def choose_stream(
+    rows: int, inputs: int, outputs: int, bits: int, processors: int, shared_bytes: int
+) -> Stream | None:
+    """Return how to stream a weight; ``None`` for too many rows, or if lines do not divide it.
+
+    Whether there is a way, and the number of parts, are the same for all numbers of rows up to
+    ``FEW_ROWS``: a row's result has the same bits whatever the number of rows.
+
+    Args:
+        rows: Rows of the batch.
+        inputs: Inputs of the weight.
+        outputs: Outputs of the weight.
+        bits: Bits of a number of the weight: 4 or 8.
+        processors: Multiprocessors of the device.
+        shared_bytes: Bytes of shared memory of a multiprocessor.
+    """
+    inputs_of_line = 1024 // bits
+    if rows > FEW_ROWS or outputs % STREAM_TILE or inputs % inputs_of_line:
+        return None
+    tile, lines, splits = STREAM_TILE, inputs // inputs_of_line, 1
+    if outputs % (2 * tile) == 0 and outputs >= 2 * tile * processors:
+        tile *= 2
+    tiles = outputs // tile
+    if tiles < processors:
+        most = max(1, min(lines // STREAM_LINES, STREAM_PROGRAMS * processors // tiles))
+        splits = max(parts for parts in range(1, most + 1) if lines % parts == 0)
+    stream = Stream(tile, max(8, triton.next_power_of_2(rows)), splits, num_stages=0)
+    programs = min(-(-tiles * splits // processors), STREAM_PROGRAMS * STREAM_TILE // tile)
+    # Scales of 32 bits, and zero points of 16.
+    group_bytes = (6 if bits == 4 else 4) * tile * stream.groups(inputs)
+    stage_bytes = tile * 128 + 2 * stream.rows * inputs_of_line
+    stages = (shared_bytes // programs - RESERVED_BYTES - group_bytes) // stage_bytes
+    stages = min(max(stages, STREAM_STAGES[0]), STREAM_STAGES[1], lines // splits + 1)
+    return replace(stream, num_stages=stages)
 
 
 def blocks_of_step(bits: int) -> int:

@@ -182,3 +182,31 @@ def test_parts_of_the_inputs_are_not_empty(inputs, tiles, bits):
     parts = config.choose_splits(inputs, tiles, 264, bits)
     steps = -(-inputs // (256 if bits == 4 else 128))
     assert (parts - 1) * -(-steps // parts) < steps <= parts * -(-steps // parts)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("outputs", "inputs"),
+    [(6144, 4096), (28672, 4096), (4096, 14336), (128256, 4096), (64, 256), (16384, 53248)],
+)
+def test_the_parts_of_a_streamed_weight_do_not_depend_on_the_rows(outputs, inputs, bits):
+    found = [
+        config.choose_stream(rows, inputs, outputs, bits, 132, 233472)
+        for rows in range(1, config.FEW_ROWS + 1)
+    ]
+    assert len({(each.outputs, each.splits) for each in found}) == 1
+    for rows, stream in enumerate(found, 1):
+        lines, rest = divmod(inputs * bits // 1024, stream.splits)
+        assert rest == 0 == outputs % stream.outputs
+        assert stream.rows >= rows
+        assert 2 <= stream.num_stages <= lines + 1
+        stage = stream.outputs * 128 + stream.rows * 2048 // bits
+        tables = stream.outputs * stream.groups(inputs) * (6 if bits == 4 else 4)
+        assert stream.num_stages * stage + tables <= 227 * 1024
+    too_many = config.FEW_ROWS + 1
+    assert config.choose_stream(too_many, inputs, outputs, bits, 132, 233472) is None
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4160), (100, 4096), (4096, 128)])
+def test_weights_without_whole_lines_are_not_streamed(outputs, inputs):
+    assert config.choose_stream(1, inputs, outputs, 4, 132, 233472) is None

@@ -15,6 +15,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from graphkit.ops.accepted_path import compact_accepted_to_front
 from graphkit.ops.decoder import add_rms_norm, rms_norm, rotated_heads, silu_and_mul
@@ -97,7 +98,8 @@ def compile_only(kernel, *args, grid, warmup, num_warps=4, num_stages=3, launch_
             attributes[index,] = [["tt.divisibility", 16]]  # as memory of torch's allocator
         else:
             types[parameter.name] = "i32" if isinstance(value, int) else "fp32"
-    source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
+    make_source = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = make_source(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
     options = {"num_warps": num_warps, "num_stages": num_stages, "launch_pdl": launch_pdl}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
@@ -146,6 +148,27 @@ def test_products_with_quantised_weights_compile(dtype, rows, monkeypatch):
     for args in QUANTISED["cases"](DEVICE, [dtype], [rows], shapes=((130, 384), (128, 512))):
         op = OPS["quantized_linear"]
         op.launch(op.arguments(*args))
+
+
+@pytest.mark.slow
+@compiles
+@pytest.mark.parametrize("result", [{}, {"gated": True}], ids=str)
+@pytest.mark.parametrize("rows", [1, 32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_that_stream_their_weight_compile(dtype, rows, result, monkeypatch):
+    compiled = []
+
+    def run(kernel, *args, **options):
+        compiled.append(kernel.__name__)
+        assert compile_only(kernel, *args, **options).metadata.shared <= 227 * 1024
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    monkeypatch.setattr(quantized_linear_config, "has_dependent_launch", lambda _: True)
+    op = OPS["quantized_linear"]
+    for args in QUANTISED["cases"](DEVICE, [dtype], [rows], shapes=((256, 1024),)):
+        op.launch(op.arguments(*args, **result))
+    assert "streamed_linear_kernel" in compiled
+    assert "linear_kernel" not in compiled
 
 
 @pytest.mark.slow

@@ -1,0 +1,241 @@
+"""Products of few rows with quantised weights that stream through shared memory, for CUDA.
+
+A program holds a tile of outputs by rows. It copies its part of the weight into a ring of stages in
+shared memory, a line of 128 bytes of each output per stage, and multiplies the stage that has
+arrived. The first stages are requested while the kernel before it runs, since the weight does not
+depend on that kernel. Scales and zero points of groups are read before, too.
+
+The operands of a tensor core's instruction may hold the inputs in any order that both share. A
+thread takes 16 consecutive bytes of an output from shared memory, and the same inputs of its row.
+Triton's own layouts take two bytes at a time there.
+
+The kernel is written in Gluon, the part of Triton that places the numbers of a tile in threads.
+Gluon is experimental, and Triton's interpreter does not run it: this module alone uses it, checked
+on Triton 3.6.0 and 3.7.1. ``choose_product`` selects the kernel of ``quantized_linear.py`` wherever
+this one cannot run.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+
+
+@gluon.jit
+def gdc_launch_dependents():
+    """Let the next kernel start."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r,r,~{memory}", [gl.program_id(0)],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def gdc_wait():
+    """Wait until the kernel before has ended and its writes are visible."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.wait; mov.b32 $0, 0;", "=r,r,~{memory}", [gl.program_id(0)],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _output(place, N: gl.constexpr, BLOCK_N: gl.constexpr, IS_GATED: gl.constexpr):
+    """Return the output at places of a tile.
+
+    In a gated product, 8 outputs of the up projection follow 8 of the gate, so that a thread holds
+    both factors of a result.
+    """
+    output = gl.program_id(0) * BLOCK_N + place
+    if IS_GATED:
+        first = gl.program_id(0) * (BLOCK_N // 2)
+        output = first + place % 8 + place // 16 * 8 + place // 8 % 2 * (N // 2)
+    return output
+
+
+@gluon.jit
+def _scale_row(output, N: gl.constexpr, SCALE_ROWS: gl.constexpr):
+    """Return the row of the scale of outputs."""
+    row = output
+    if SCALE_ROWS == 1:
+        row = output * 0
+    elif SCALE_ROWS != N:
+        row = output // 128
+    return row
+
+
+@gluon.jit
+def _offset(zero, x):
+    """Return zero points plus the power of two that ``nibble_ptx`` subtracts with them."""
+    POWER: gl.constexpr = 0x4300 if x.dtype.element_ty == gl.bfloat16 else 0x6400
+    return (zero.to(gl.int16) | POWER).to(x.dtype.element_ty, bitcast=True)
+
+
+@gluon.jit
+def _gates_and_ups(tile):
+    """Return the gate's outputs of a gated tile, and those of the up projection."""
+    parts = gl.reshape(tile, [tile.shape[0] // 16, 2, 8, tile.shape[1]])
+    return gl.split(gl.permute(parts, (0, 2, 3, 1)))
+
+
+@gluon.jit
+def _numbers(loaded, offset, x, PTX: gl.constexpr):
+    """Return four bits of each byte less a zero point, by code of ``nibble_ptx``.
+
+    ``offset`` is None for a zero point of 8.
+    """
+    dtype = x.dtype.element_ty
+    if offset is None:
+        number = gl.inline_asm_elementwise(
+            PTX, "=&r,=&r,r", [loaded], dtype=dtype, is_pure=True, pack=4
+        )
+    else:
+        loaded, offset = gl.broadcast(loaded, offset)
+        number = gl.inline_asm_elementwise(
+            PTX, "=&r,=&r,r,r,r", [loaded, offset], dtype=dtype, is_pure=True, pack=4
+        )
+    return number
+
+
+@gluon.jit
+def _add_block(total, numbers, x, factors, block, HAS_FACTORS: gl.constexpr):
+    """Return a sum plus the products of a block of inputs, times its scales if it has some."""
+    if HAS_FACTORS:
+        mma: gl.constexpr = total.type.layout
+        factor = factors.index(block).load(gl.SliceLayout(1, mma)).to(gl.float32)
+        none = gl.zeros(total.shape, gl.float32, mma)
+        total += mma_v2(numbers, x, none) * factor[:, None]
+    else:
+        total = mma_v2(numbers, x, total)
+    return total
+
+
+@gluon.jit(do_not_specialize=["rows"])
+def streamed_linear_kernel(
+    out, x, weight, scale, zero_point, bias, rows,
+    N: gl.constexpr, K: gl.constexpr, ROW: gl.constexpr, BITS: gl.constexpr,
+    SCALE_ROWS: gl.constexpr, SCALE_COLUMNS: gl.constexpr, STEPS: gl.constexpr,
+    STARTS_EARLY: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_T: gl.constexpr,
+    STAGES: gl.constexpr, GROUPS: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr,
+    IS_GATED: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """One program per tile of outputs, tile of rows and part of the inputs, of STEPS lines.
+
+    N is a multiple of BLOCK_N, and the ROW bytes of an output are the lines of all parts. STAGES is
+    at most STEPS + 1. GROUPS is a power of two, at least the groups of inputs of a part. Other
+    parameters are those of ``linear_kernel``.
+    """
+    dtype: gl.constexpr = x.dtype.element_ty
+    WIDTH: gl.constexpr = 16  # consecutive bytes of a thread, and as many inputs
+    BLOCKS: gl.constexpr = 8 // BITS  # of 128 inputs, in a line
+    INPUTS: gl.constexpr = BLOCKS * 128
+    HAS_GROUPS: gl.constexpr = SCALE_COLUMNS > 1
+    mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8])
+    left: gl.constexpr = gl.DotOperandLayout(0, mma, WIDTH)
+    right: gl.constexpr = gl.DotOperandLayout(1, mma, WIDTH)
+    copied: gl.constexpr = gl.BlockedLayout([1, WIDTH], [4, 8], [WARPS, 1], [1, 0])
+    copied_x: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
+    lines = gl.allocate_shared_memory(
+        gl.uint8, [STAGES, BLOCK_N, 128], gl.SwizzledSharedLayout(WIDTH, 1, 8, [1, 0])
+    )
+    inputs = gl.allocate_shared_memory(
+        dtype, [STAGES * BLOCKS, BLOCK_T, 128], gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+    )
+    first = gl.program_id(2) * STEPS
+
+    n = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, copied)), N, BLOCK_N, IS_GATED)
+    lane = gl.arange(0, 128, gl.SliceLayout(0, copied))
+    line = weight + n.to(gl.int64)[:, None] * ROW + (first * 128 + lane)[None, :]
+    for stage in gl.static_range(STAGES - 1):
+        async_copy.async_copy_global_to_shared(lines.index(stage), line + stage * 128)
+        async_copy.commit_group()
+    factors, zeros, zero = None, None, None
+    if HAS_GROUPS:
+        spread: gl.constexpr = gl.BlockedLayout([1, 2], [32, 1], [WARPS, 1], [1, 0])
+        table: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        of_group: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        row = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, spread)), N, BLOCK_N, IS_GATED)
+        row = _scale_row(row, N, SCALE_ROWS)
+        group = first * BLOCKS + gl.arange(0, GROUPS, gl.SliceLayout(0, spread))
+        place = row[:, None] * SCALE_COLUMNS + group[None, :]
+        is_group = (row >= 0)[:, None] & (group < SCALE_COLUMNS)[None, :]
+        of_groups = gl.load(scale + place, mask=is_group, other=0.0)
+        factors = gl.allocate_shared_memory(of_groups.dtype, [GROUPS, BLOCK_N], of_group)
+        view = factors._reinterpret(of_groups.dtype, [GROUPS, BLOCK_N], table)
+        view.store(gl.permute(of_groups, (1, 0)))
+        if zero_point is not None:
+            offsets = _offset(gl.load(zero_point + place, mask=is_group, other=0), x)
+            zeros = gl.allocate_shared_memory(dtype, [GROUPS, BLOCK_N], of_group)
+            view = zeros._reinterpret(dtype, [GROUPS, BLOCK_N], table)
+            view.store(gl.permute(offsets, (1, 0)))
+    elif zero_point is not None:
+        own = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, left)), N, BLOCK_N, IS_GATED)
+        zero = _offset(gl.load(zero_point + _scale_row(own, N, SCALE_ROWS)), x)[:, None]
+    if STARTS_EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+
+    k = gl.arange(0, 128, gl.SliceLayout(0, copied_x))
+    t = gl.program_id(1) * BLOCK_T + gl.arange(0, BLOCK_T, gl.SliceLayout(1, copied_x))
+    block = x + t.to(gl.int64)[:, None] * K + (first * INPUTS + k)[None, :]
+    is_t = (t < rows)[:, None] & (k >= 0)[None, :]
+    for stage in gl.static_range(STAGES - 1):
+        for part in gl.static_range(BLOCKS):
+            async_copy.async_copy_global_to_shared(
+                inputs.index(stage * BLOCKS + part), block + (stage * BLOCKS + part) * 128,
+                mask=is_t,
+            )  # fmt: skip
+        async_copy.commit_group()
+    total = gl.zeros([BLOCK_N, BLOCK_T], gl.float32, mma)
+    for step in range(STEPS):
+        async_copy.wait_group(STAGES - 2)
+        held, ahead = step % STAGES, step + STAGES - 1
+        loaded = lines.index(held).load(left)
+        some = inputs.index(held * BLOCKS).permute((1, 0)).load(right)
+        if BITS == 4:
+            more = inputs.index(held * BLOCKS + 1).permute((1, 0)).load(right)
+        # Every thread has read the stage of the step before.
+        free = ahead % STAGES
+        is_line = (lane * 0 + ahead < STEPS)[None, :]
+        async_copy.async_copy_global_to_shared(lines.index(free), line + ahead * 128, mask=is_line)
+        is_input = is_t & (k * 0 + ahead < STEPS)[None, :]
+        for piece in gl.static_range(BLOCKS):
+            async_copy.async_copy_global_to_shared(
+                inputs.index(free * BLOCKS + piece), block + (ahead * BLOCKS + piece) * 128,
+                mask=is_input,
+            )  # fmt: skip
+        async_copy.commit_group()
+        if BITS == 4:
+            low_zero, high_zero = zero, zero
+            if zeros is not None:
+                low_zero = zeros.index(step * 2).load(gl.SliceLayout(1, left))[:, None]
+                high_zero = zeros.index(step * 2 + 1).load(gl.SliceLayout(1, left))[:, None]
+            low = _numbers(loaded, low_zero, x, LOW)
+            total = _add_block(total, low, some, factors, step * 2, HAS_GROUPS)
+            high = _numbers(loaded, high_zero, x, HIGH)
+            total = _add_block(total, high, more, factors, step * 2 + 1, HAS_GROUPS)
+        else:
+            # Through float32, as in ``linear_kernel``.
+            wide = loaded.to(gl.float8e4nv, bitcast=True).to(gl.float32).to(dtype)
+            total = _add_block(total, wide, some, factors, step, HAS_GROUPS)
+    async_copy.wait_group(0)
+    m = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, mma)), N, BLOCK_N, IS_GATED)
+    if SCALE_COLUMNS == 1:
+        total *= gl.load(scale + _scale_row(m, N, SCALE_ROWS)).to(gl.float32)[:, None]
+    if bias is not None:  # noqa: SIM102 - the compiler knows this, the program the next
+        if first == 0:
+            total += gl.load(bias + m).to(gl.float32)[:, None]
+    result = total.to(out.dtype.element_ty)
+    own_t = gl.program_id(1) * BLOCK_T + gl.arange(0, BLOCK_T, gl.SliceLayout(0, mma))
+    is_own = (own_t < rows)[None, :] & (m >= 0)[:, None]
+    if IS_GATED:
+        gate, up = _gates_and_ups(result)
+        # As ``gated`` of ``graphkit.ops.kernels.decoder``, which Gluon cannot call.
+        wide = gate.to(gl.float32)
+        opened = (wide / (1.0 + gl.exp(-wide))).to(result.dtype)
+        value = (opened.to(gl.float32) * up.to(gl.float32)).to(result.dtype)
+        place, _ = _gates_and_ups(own_t[None, :] * (N // 2) + m[:, None])
+        is_place, _ = _gates_and_ups(is_own)
+        gl.store(out + place, value, mask=is_place)
+    else:
+        part = gl.program_id(2).to(gl.int64) * rows * N
+        gl.store(out + part + own_t.to(gl.int64)[None, :] * N + m[:, None], result, mask=is_own)
