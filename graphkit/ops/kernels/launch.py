@@ -3,7 +3,8 @@
 This module has what graphkit uses of Triton's launcher, checked on Triton 3.6.0 and 3.7.1
 (``tests/unit/ops/test_triton_names.py``): ``JITFunction.arg_names``, which is undocumented, and
 programmatic dependent launch, the option ``launch_pdl`` with ``gdc_wait`` and
-``gdc_launch_dependents`` (https://triton-lang.org/main/python-api/triton.language.extra.cuda.html).
+``gdc_launch_dependents`` (https://triton-lang.org/main/python-api/triton.language.extra.cuda.html),
+and the option ``maxnreg``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from functools import cache
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 
 def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None:
@@ -60,3 +63,29 @@ def has_dependent_launch(device: torch.device) -> bool:
     """Return whether a device has programmatic dependent launch: compute capability 9.0."""
     is_cuda = device.type == "cuda" and torch.version.hip is None
     return is_cuda and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@triton.jit
+def request(address):
+    """Request memory into the L2 cache, without waiting. No value is read."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address.to(tl.int64)], tl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def request_row(row, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Request a row of SIZE elements, or its first BLOCK elements, into the L2 cache."""
+    LINE: tl.constexpr = 1024 // row.dtype.element_ty.primitive_bitwidth  # 128 bytes
+    LINES: tl.constexpr = BLOCK // LINE if BLOCK > LINE else 1
+    request(row + tl.minimum(tl.arange(0, LINES) * LINE, SIZE - 1))
+
+
+def most_registers(num_warps: int) -> int:
+    """Return the most registers of a thread, for the launch option ``maxnreg``.
+
+    Without the option the assembler of sm_90 saves registers for further programs. It then loads
+    some numbers after others have arrived, and the program waits for memory several times.
+    """
+    return min(255, 65536 // (32 * num_warps))

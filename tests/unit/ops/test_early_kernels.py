@@ -14,7 +14,9 @@ import pytest
 import graphkit.ops
 
 KERNELS = sorted((Path(graphkit.ops.__file__).parent / "kernels").glob("*.py"))
-PREFETCHES = {"linear_kernel", "streamed_linear_kernel"}
+PREFETCHES = {
+    "linear_kernel", "streamed_linear_kernel", "rms_norm_kernel", "rotated_heads_kernel",
+}  # fmt: skip
 """Kernels that request or read weights before they wait."""
 BARRIERS = ["gdc_launch_dependents", "gdc_wait"]
 HARMLESS = {"program_id", "num_programs", "arange", "full", "zeros", "to"}
