@@ -68,7 +68,7 @@ def test_a_graph_replays_on_new_values(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_few_launches(name):
-    """One, but for ``target_probs``, whose rows several programs share."""
+    """One, but for ``target_probs``, whose rows several programs share at any size."""
     op, make, _ = CASES[name]
     kernels = {
         target_probs: ["scan_logits_kernel", "select_weights_kernel", "write_probs_kernel"]
@@ -109,6 +109,62 @@ def test_the_first_of_equal_largest_values_in_a_large_vocabulary(vocab, dtype):
     assert torch.equal(ours.cpu(), tokens)
 
 
+@pytest.mark.parametrize("vocab", [24_577, 32_000, 128_256])
+@pytest.mark.parametrize("rows", [1, 6, 40, 132, 300])
+def test_a_graph_joins_the_parts_of_rows(rows, vocab):
+    """Equal values, NaN and -inf in several parts. Nothing is left of the replay before."""
+    logits = torch.zeros(rows, vocab, dtype=torch.bfloat16, device="cuda")
+    tokens = torch.empty(rows, dtype=torch.int64, device="cuda")
+    argmax_rows(tokens, logits)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        argmax_rows(tokens, logits)
+    torch.manual_seed(vocab)
+    for fill in (0, -torch.inf, 1):
+        values = torch.randint(0, 9, (rows, vocab)).bfloat16()
+        values[::3] = fill
+        values[1::3, [vocab - 1, vocab // 2, 5000]] = 9
+        values[2::6, vocab // 3 :: 999] = torch.nan
+        values[5::6] = -torch.inf
+        values[5::6, vocab - 1] = -3
+        logits.copy_(values)
+        for _ in range(3):
+            tokens.fill_(-1)
+            graph.replay()
+            assert torch.equal(tokens.cpu(), values.argmax(-1))
+
+
+@pytest.mark.parametrize("rows", [1, 6, 40])
+def test_rows_in_parts_take_two_launches(rows):
+    logits = torch.randn(rows, 128_256, device="cuda").bfloat16()
+    tokens = torch.empty(rows, dtype=torch.int64, device="cuda")
+    cuda = [torch.profiler.ProfilerActivity.CUDA]
+    for op, args in ((argmax_rows, (tokens, logits)), (top_candidates, (logits, 4))):
+        op(*args)
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=cuda, acc_events=True) as profile:
+            op(*args)
+            torch.cuda.synchronize()
+        launched = [event.name for event in profile.events() if event.device_type.name == "CUDA"]
+        join = "join_argmax_kernel" if op is argmax_rows else "join_candidates_kernel"
+        assert [each for each in launched if each.endswith("_kernel")] == [
+            f"{op.__name__}_kernel", join,
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("topk", [1, 4, 10])
+def test_candidates_do_not_depend_on_the_other_rows(vocab, topk):
+    """Bit by bit, since the parts of a row depend on its columns alone."""
+    logits = torch.randn(200, vocab, device="cuda")
+    probs, tokens = top_candidates(logits, topk)
+    for some in (slice(1), slice(7, 13), slice(150)):
+        few = top_candidates(logits[some], topk)
+        assert torch.equal(few[0], probs[some])
+        assert torch.equal(few[1], tokens[some])
+
+
 @pytest.mark.parametrize("vocab", VOCABS)
 @pytest.mark.parametrize("topk", [1, 4, 10])
 def test_candidates_of_a_large_vocabulary(vocab, topk):
@@ -118,9 +174,10 @@ def test_candidates_of_a_large_vocabulary(vocab, topk):
     logits[6:] = torch.randint(0, 1000, (6, vocab)) / 200
     logits[7] = 0
     logits[8, (topk + 1) // 2 :] = -torch.inf
-    logits[9], logits[9, 5::8192] = -1, 1  # in one lane
+    logits[9], logits[9, 5::8192] = -1, 1
+    logits[10], logits[10, 2040:2056] = -1, 1  # at the border of two parts
     temperature = torch.linspace(0.5, 2, 9)
-    index = torch.tensor([3, 0, 11, 8, 7, 6, 5, 9, 1])
+    index = torch.tensor([3, 0, 10, 8, 7, 6, 5, 9, 1])
     probs, tokens = top_candidates(*on_device([logits, topk, temperature, index]))
     rows = logits[index] / temperature[:, None]
     want = rows.sort(dim=1, descending=True, stable=True).indices[:, :topk]

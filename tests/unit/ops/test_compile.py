@@ -30,6 +30,7 @@ from graphkit.ops.kernels.push_collectives import (
 from graphkit.ops.kernels.step_state import begin_step_kernel
 from graphkit.ops.kv_cache import buffer_table, move_kv, store_kv
 from graphkit.ops.linear import linear
+from graphkit.ops.logits import argmax_rows
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.paged_metadata import paged_metadata
 from graphkit.ops.quantized_linear import quantized_linear
@@ -77,7 +78,29 @@ def large_probs_args(requests, seed):
     return torch.zeros(requests * width, 9000, dtype=torch.float64), *others, width
 
 
+def in_parts(name):
+    """Return the op of a case, and a maker of its arguments whose rows have several parts."""
+    op, make, _ = CASES[name]
+
+    def make_large(requests, seed):
+        args = list(make(requests, seed))
+        logits, token_map = (1, 3) if op is argmax_rows else (0, 4)
+        args[logits] = torch.zeros(len(args[logits]), 30_000, dtype=args[logits].dtype)
+        args[token_map] = None if args[token_map] is None else torch.zeros(30_000).long()
+        return args
+
+    return op, make_large
+
+
+IN_PARTS = {
+    f"{name} in parts": in_parts(name)
+    for name in (
+        "argmax_rows of bfloat16", "argmax_rows of some rows", "argmax_rows with a map",
+        "top_candidates of 4", "top_candidates of some rows", "top_candidates with a map",
+    )
+}  # fmt: skip
 MAKERS = {name: (op, make) for name, (op, make, _) in CASES.items()} | {
+    **IN_PARTS,
     "target_probs of a large vocabulary": (target_probs, large_probs_args),
     "verify_tree_greedy": (verify_tree_greedy, walk_args),
     "tree_sampling": (tree_speculative_sampling_target_only, sampling_args),
@@ -240,6 +263,9 @@ def early_step_cases():
     for name in sorted(EARLY_STEP):
         op, make, _ = CASES[name]
         yield op, make(3, 3)
+    for name in ("argmax_rows of bfloat16 in parts", "top_candidates of 4 in parts"):
+        op, make = IN_PARTS[name]
+        yield op, make(3, 3)
     ints, longs = zeros(3, dtype=torch.int32), zeros(3, dtype=torch.int64)
     tokens, table = zeros(3, 5, dtype=torch.int64), zeros(3, 64, dtype=torch.int32)
     yield finish_step, (longs, tokens.view(-1), ints, tokens, ints, longs, ints, 5)
@@ -288,5 +314,5 @@ def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
         "choose_nodes_kernel", "accept_tokens_kernel", "target_samples_kernel",
         "accepted_moves_kernel", "compact_accepted_to_front_kernel", "move_kv_kernel",
         "fetch_kernel", "copy_kernel", "scan_logits_kernel", "select_weights_kernel",
-        "write_probs_kernel",
+        "write_probs_kernel", "join_argmax_kernel", "join_candidates_kernel",
     }  # fmt: skip
