@@ -38,8 +38,12 @@ LATENT = [
     Condition(8192, batch, False, 64, MLA, rows) for batch, rows in ((1, 1), (32, 1), (32, 4))
 ]
 ROWS = 4 * GQA.heads // GQA.kv_heads
-DEFAULT = choose_config(ROWS, GQA.key_dim, GQA.key_dim, DTYPE.itemsize, is_shared=False)
-FLOAT8_DEFAULT = choose_config(ROWS, FP8.key_dim, FP8.key_dim, FP8.dtype.itemsize, is_shared=False)
+DEFAULT = choose_config(
+    ROWS, GQA.key_dim, GQA.key_dim, DTYPE.itemsize, is_shared=False, shared_bytes=SHARED_BYTES
+)
+FLOAT8_DEFAULT = choose_config(
+    ROWS, FP8.key_dim, FP8.key_dim, FP8.dtype.itemsize, is_shared=False, shared_bytes=SHARED_BYTES
+)
 FLOAT8_SECONDS = 35
 """Time after which ``sweep_float8`` compiles no more configurations."""
 FLOAT8_BATCHES = (8, 1, 32)

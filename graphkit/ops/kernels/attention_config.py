@@ -12,8 +12,12 @@ MAX_SPLITS = 128
 BLOCK_BYTES = 16384
 """Most bytes of a block of values. Keys and values of three stages then take 96 KiB, so that two
 programs share the memory of a multiprocessor, 228 KiB on sm_90."""
-LEAST_SPLIT = 128
+LEAST_SPLIT = 256
 """Least keys of a split: joining has a cost."""
+LARGE_KEYS, LARGE_BYTES = 128, 200 * 1024
+"""Keys of a block of up to 128 elements of 16 bits, for up to 32 rows, and the shared memory of a
+multiprocessor that such blocks need. One program then fills a multiprocessor, and a short context
+is a few blocks."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class AttentionConfig:
 
 
 def choose_config(
-    rows: int, key_dim: int, value_dim: int, element_size: int, is_shared: bool
+    rows: int, key_dim: int, value_dim: int, element_size: int, is_shared: bool, shared_bytes: int
 ) -> AttentionConfig:
     """Return the configuration for tiles of up to ``rows`` query rows.
 
@@ -52,6 +56,7 @@ def choose_config(
         value_dim: Elements of a value.
         element_size: Bytes of an element; 1 if the kernel reads float8 as words of two elements.
         is_shared: Whether values are parts of keys, as in latents.
+        shared_bytes: Bytes of shared memory of a multiprocessor.
     """
     row_bytes = max(16, triton.next_power_of_2(value_dim)) * element_size
     block_rows = min(64, max(16, triton.next_power_of_2(rows)))
@@ -63,6 +68,9 @@ def choose_config(
         return AttentionConfig(block_rows, 32, num_warps=warps, num_stages=2, programs=1)
     if element_size == 1 and block_rows == 16:
         return AttentionConfig(block_rows, block_keys=min(128, most_keys))
+    is_narrow = value_dim <= 128 >= key_dim and element_size == 2 and not is_shared
+    if is_narrow and block_rows <= 32 and shared_bytes >= LARGE_BYTES:
+        return AttentionConfig(block_rows, LARGE_KEYS, programs=1)
     block_keys = min(64, most_keys)
     if element_size == 1:
         return AttentionConfig(block_rows, block_keys, num_stages=4)

@@ -65,6 +65,18 @@ def has_dependent_launch(device: torch.device) -> bool:
     return is_cuda and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+@cache
+def multiprocessors(device: torch.device) -> tuple[int, int]:
+    """Return the multiprocessors of a device and the bytes of shared memory of each.
+
+    For the interpreter they are those of an H200.
+    """
+    if device.type != "cuda":
+        return 132, 233472
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, properties.shared_memory_per_multiprocessor
+
+
 @triton.jit
 def request(address):
     """Request memory into the L2 cache, without waiting. No value is read."""

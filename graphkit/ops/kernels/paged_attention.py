@@ -10,7 +10,7 @@ import triton.language as tl
 from graphkit.ops.attention_layout import is_part_of
 from graphkit.ops.kernels.attention_config import AttentionConfig, choose_config, choose_splits
 from graphkit.ops.kernels.float8 import has_float8_cvt
-from graphkit.ops.kernels.launch import launch, most_registers
+from graphkit.ops.kernels.launch import launch, most_registers, multiprocessors
 from graphkit.ops.kernels.paged_attention_kernel import LOG2_E, paged_attention_kernel
 from graphkit.ops.kv_cache import FP8
 
@@ -94,11 +94,13 @@ def launch_paged_attention(
         key, value = key.view(torch.int16), value.view(torch.int16)
     is_shared = is_part_of(value, key)
     element_size = 1 if is_paired else query.element_size()
-    config = config or choose_config(width * group, key_dim, value_dim, element_size, is_shared)
+    processors, shared_bytes = multiprocessors(query.device)
+    config = config or choose_config(
+        width * group, key_dim, value_dim, element_size, is_shared, shared_bytes
+    )
     row_tiles = triton.cdiv(width * group, config.block_rows)
     tiles = max(requests, triton.cdiv(tokens, width)) * row_tiles
     if splits is None:
-        processors = torch.cuda.get_device_properties(query.device).multi_processor_count
         seen_keys = min(max_keys, args.window + width) if args.window else max_keys
         splits = choose_splits(tiles * kv_heads, seen_keys, config.programs * processors)
     partial, lse = out, out

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
 
 import torch
 import triton
 
-from graphkit.ops.kernels.launch import has_dependent_launch
+from graphkit.ops.kernels.launch import has_dependent_launch, multiprocessors
 from graphkit.ops.quantized_layout import BLOCK, blocks, pairs
 
 HALF = torch.bfloat16, torch.float16
@@ -132,7 +131,7 @@ def choose_product(
         device: The device of the rows.
         dtype: The dtype of the rows.
     """
-    processors, shared_bytes = _multiprocessors(device)
+    processors, shared_bytes = multiprocessors(device)
     if bits <= 8 and dtype in HALF and has_dependent_launch(device):
         stream = choose_stream(rows, inputs, outputs, bits, processors, shared_bytes)
         if stream is not None:
@@ -229,15 +228,3 @@ def choose_splits(inputs: int, tiles: int, programs: int, bits: int) -> int:
     most = min(max(1, whole // least), max(1, programs // tiles))
     equal = max(parts for parts in range(1, most + 1) if whole % parts == 0)
     return equal if 2 * equal > most else -(-whole // -(-whole // most))
-
-
-@cache
-def _multiprocessors(device: torch.device) -> tuple[int, int]:
-    """Return the multiprocessors of a device and the bytes of shared memory of each.
-
-    For the interpreter they are those of an H200.
-    """
-    if device.type != "cuda":
-        return 132, 233472
-    properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count, properties.shared_memory_per_multiprocessor

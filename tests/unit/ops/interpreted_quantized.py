@@ -154,7 +154,7 @@ def test_other_weights_are_multiplied_by_torch(launched):
 def test_kernels_that_cannot_start_early_leave_weights_of_16_bits_to_torch(
     starts_early, monkeypatch
 ):
-    monkeypatch.setattr(config, "_multiprocessors", lambda _: (132, 233472))
+    monkeypatch.setattr(config, "multiprocessors", lambda _: (132, 233472))
     monkeypatch.setattr(config, "has_dependent_launch", lambda _: starts_early)
     chosen = config.choose_product(1, 4096, 4096, 16, torch.device("cuda"), torch.bfloat16)
     assert (chosen is not None) == starts_early
