@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.decoder import Heads, empty_heads
-from graphkit.ops.kernels.launch import launch, most_registers, request_row
+from graphkit.ops.kernels.launch import launch
 
 NORM_BLOCK = 16384
 """Columns that a program holds at a time. Wider rows are read twice, then from a cache."""
@@ -32,13 +32,11 @@ def rms_norm_kernel(
 
     ``x`` has PARTS parts, of ``size`` elements each.
     """
-    lane = tl.arange(0, BLOCK)
     if STARTS_EARLY:
-        # The L2 cache is too small to keep them from one step to the next.
-        request_row(weight, WIDTH, BLOCK)
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64) * WIDTH
+    lane = tl.arange(0, BLOCK)
     IS_WHOLE: tl.constexpr = WIDTH <= BLOCK
     if IS_WHOLE:  # nothing is read again, and the weights come together with the row
         factor = tl.load(weight + lane, mask=lane < WIDTH, other=0.0)
@@ -95,7 +93,7 @@ def _launch_norm(args: Any, **others: Any) -> None:
     warps = min(16, max(1, block // 256))
     launch(
         rms_norm_kernel, (rows,), args, size=rows * width, WIDTH=width, BLOCK=block,
-        PARTS=math.prod(parts), num_warps=warps, maxnreg=most_registers(warps), **others,
+        PARTS=math.prod(parts), num_warps=warps, **others,
     )  # fmt: skip
 
 
@@ -106,42 +104,28 @@ def rotated_heads_kernel(
     PARTS: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per row and head. ``qkv`` has PARTS parts, of ``size`` elements each."""
-    lane = tl.arange(0, BLOCK)
     if STARTS_EARLY:
-        # The L2 cache is too small to keep them from one layer to the next.
-        request_row(inverse_frequencies, HALF, BLOCK)
-        if query_weight is not None:
-            request_row(query_weight, 2 * HALF, 2 * BLOCK)
-        if key_weight is not None:
-            request_row(key_weight, 2 * HALF, 2 * BLOCK)
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    lane = tl.arange(0, BLOCK)
     inside = lane < HALF
-    # All heads load what most of them need: a load behind a condition starts after others end.
-    frequency = tl.load(inverse_frequencies + lane, mask=inside, other=0.0)
-    position = tl.load(positions + row)
-    if query_weight is not None:
-        query_one = tl.load(query_weight + lane, mask=inside, other=0.0)
-        query_two = tl.load(query_weight + HALF + lane, mask=inside, other=0.0)
-    if key_weight is not None:
-        key_one = tl.load(key_weight + lane, mask=inside, other=0.0)
-        key_two = tl.load(key_weight + HALF + lane, mask=inside, other=0.0)
     begin = qkv + (row * (QUERY_HEADS + 2 * KEY_HEADS) + head) * 2 * HALF + lane
     first = sum_of_parts(begin, size, inside, PARTS, query.dtype.element_ty)
     second = sum_of_parts(begin + HALF, size, inside, PARTS, query.dtype.element_ty)
     if head < QUERY_HEADS:
         out = query + (row * QUERY_HEADS + head) * 2 * HALF + lane
         if query_weight is not None:
-            first, second = _normalised_pair(first, second, query_one, query_two, eps, HALF)
+            first, second = _normalised_pair(first, second, query_weight, eps, lane, HALF)
     elif head < QUERY_HEADS + KEY_HEADS:
         out = key + (row * KEY_HEADS + head - QUERY_HEADS) * 2 * HALF + lane
         if key_weight is not None:
-            first, second = _normalised_pair(first, second, key_one, key_two, eps, HALF)
+            first, second = _normalised_pair(first, second, key_weight, eps, lane, HALF)
     else:
         out = value + (row * KEY_HEADS + head - QUERY_HEADS - KEY_HEADS) * 2 * HALF + lane
     if head < QUERY_HEADS + KEY_HEADS:
-        angle = position.to(tl.float32) * frequency
+        frequency = tl.load(inverse_frequencies + lane, mask=inside, other=0.0)
+        angle = tl.load(positions + row).to(tl.float32) * frequency
         cos = tl.cos(angle).to(first.dtype).to(tl.float32)
         sin = tl.sin(angle).to(first.dtype).to(tl.float32)
         one, two = first.to(tl.float32), second.to(tl.float32)
@@ -158,10 +142,13 @@ def rotated_heads_kernel(
 
 
 @triton.jit
-def _normalised_pair(first, second, of_first, of_second, eps, HALF: tl.constexpr):
-    """Normalise a head that is held as two halves, as are its weights."""
+def _normalised_pair(first, second, weight, eps, lane, HALF: tl.constexpr):
+    """Normalise a head that is held as two halves."""
     one, two = first.to(tl.float32), second.to(tl.float32)
     scale = tl.rsqrt(tl.sum(one * one + two * two, 0) / (2 * HALF) + eps)
+    inside = lane < HALF
+    of_first = tl.load(weight + lane, mask=inside, other=0.0)
+    of_second = tl.load(weight + HALF + lane, mask=inside, other=0.0)
     return normalised(first, scale, of_first), normalised(second, scale, of_second)
 
 

@@ -3,8 +3,7 @@
 This module has what graphkit uses of Triton's launcher, checked on Triton 3.6.0 and 3.7.1
 (``tests/unit/ops/test_triton_names.py``): ``JITFunction.arg_names``, which is undocumented, and
 programmatic dependent launch, the option ``launch_pdl`` with ``gdc_wait`` and
-``gdc_launch_dependents`` (https://triton-lang.org/main/python-api/triton.language.extra.cuda.html),
-and the option ``maxnreg``.
+``gdc_launch_dependents`` (https://triton-lang.org/main/python-api/triton.language.extra.cuda.html).
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ from functools import cache
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
 
 def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None:
@@ -75,29 +72,3 @@ def multiprocessors(device: torch.device) -> tuple[int, int]:
         return 132, 233472
     properties = torch.cuda.get_device_properties(device)
     return properties.multi_processor_count, properties.shared_memory_per_multiprocessor
-
-
-@triton.jit
-def request(address):
-    """Request memory into the L2 cache, without waiting. No value is read."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address.to(tl.int64)], tl.int32,
-        is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
-def request_row(row, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Request a row of SIZE elements, or its first BLOCK elements, into the L2 cache."""
-    LINE: tl.constexpr = 1024 // row.dtype.element_ty.primitive_bitwidth  # 128 bytes
-    LINES: tl.constexpr = BLOCK // LINE if BLOCK > LINE else 1
-    request(row + tl.minimum(tl.arange(0, LINES) * LINE, SIZE - 1))
-
-
-def most_registers(num_warps: int) -> int:
-    """Return the most registers of a thread, for the launch option ``maxnreg``.
-
-    Without the option the assembler of sm_90 saves registers for further programs. It then loads
-    some numbers after others have arrived, and the program waits for memory several times.
-    """
-    return min(255, 65536 // (32 * num_warps))

@@ -10,7 +10,7 @@ import triton.language as tl
 from graphkit.ops.attention_layout import is_part_of
 from graphkit.ops.kernels.attention_config import AttentionConfig, choose_config, choose_splits
 from graphkit.ops.kernels.float8 import has_float8_cvt
-from graphkit.ops.kernels.launch import launch, most_registers, multiprocessors
+from graphkit.ops.kernels.launch import launch, multiprocessors
 from graphkit.ops.kernels.paged_attention_kernel import LOG2_E, paged_attention_kernel
 from graphkit.ops.kv_cache import FP8
 
@@ -57,7 +57,7 @@ def join_splits(args: Any, out: torch.Tensor, partial: torch.Tensor, lse: torch.
     launch(
         join_splits_kernel, (rows, triton.cdiv(head_dim, block)), args,
         out=out, partial=partial, lse=lse, rows=rows, splits=splits, HEAD_DIM=head_dim,
-        BLOCK_S=block_splits, BLOCK_D=block, num_warps=1, maxnreg=most_registers(1),
+        BLOCK_S=block_splits, BLOCK_D=block, num_warps=1,
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.decoder import gate_rows, gated, sum_of_parts
-from graphkit.ops.kernels.launch import launch, most_registers, request
+from graphkit.ops.kernels.launch import launch
 from graphkit.ops.kernels.quantized_linear_config import HALF, Product, Stream, choose_product
 from graphkit.ops.kernels.streamed_linear import streamed_linear_kernel
 from graphkit.ops.quantized_layout import BLOCK
@@ -106,6 +106,15 @@ def _add_block(
     return total
 
 
+@triton.jit
+def _request(address):
+    """Request memory into the L2 cache, without waiting. No value is read."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address.to(tl.int64)], tl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["rows"])
 def linear_kernel(
     out, x, weight, scale, zero_point, bias, rows,
@@ -147,11 +156,11 @@ def linear_kernel(
         if EARLY_BYTES and ALL_N and ALL_K:
             LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth  # 128 bytes
             line = tl.arange(0, EARLY_BYTES // 128) * LINE
-            request(row[:, None] + first * 128 + tl.minimum(line, STEPS * 128 - 1)[None, :])
+            _request(row[:, None] + first * 128 + tl.minimum(line, STEPS * 128 - 1)[None, :])
             if SCALE_COLUMNS > 1:
-                request(scale + place + first * STEP_BLOCKS)
+                _request(scale + place + first * STEP_BLOCKS)
                 if zero_point is not None:
-                    request(zero_point + place + first * STEP_BLOCKS)
+                    _request(zero_point + place + first * STEP_BLOCKS)
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     # A warpgroup that multiplies converted numbers waits before each addition to the same sum. The
@@ -257,7 +266,7 @@ def nibble_ptx(dtype: torch.dtype, pack: int, has_zeros: bool) -> tuple[str, str
     return low, high
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def sum_parts_kernel(
     out, parts, size, SPLITS: tl.constexpr, STARTS_EARLY: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -365,8 +374,7 @@ def launch_product(
     out: torch.Tensor = x.new_empty(rows, outputs)
     launch(
         sum_parts_kernel, (triton.cdiv(out.numel(), SUM_BLOCK),), args, out=out, parts=parts,
-        size=out.numel(), SPLITS=splits, BLOCK=SUM_BLOCK,
-        num_warps=4, maxnreg=most_registers(4),
+        size=out.numel(), SPLITS=splits, BLOCK=SUM_BLOCK, num_warps=4,
     )  # fmt: skip
     return finished(args, out)
 

@@ -47,6 +47,8 @@ STREAM_TILE, STREAM_PROGRAMS, STREAM_LINES = 64, 4, 4
 """Outputs of a program that streams its weight, programs of a multiprocessor, and least lines of
 128 bytes of a part. Where tiles of twice the outputs give each multiprocessor a program, they have
 twice the outputs, and a multiprocessor half of the programs."""
+STREAM_INPUTS = 16384
+"""Most inputs of a part, of which shared memory holds all scales."""
 STREAM_STAGES = 3, 12
 """Least and most stages of such a program."""
 
@@ -170,7 +172,7 @@ def choose_product(
 def choose_stream(
     rows: int, inputs: int, outputs: int, bits: int, processors: int, shared_bytes: int
 ) -> Stream | None:
-    """Return how to stream a weight; ``None`` for too many rows, or if lines do not divide it.
+    """Return how to stream a weight; ``None`` for too many rows, or without equal parts of lines.
 
     Whether there is a way, and the number of parts, are the same for all numbers of rows up to
     ``FEW_ROWS``: a row's result has the same bits whatever the number of rows.
@@ -186,13 +188,17 @@ def choose_stream(
     inputs_of_line = 1024 // bits
     if rows > FEW_ROWS or outputs % STREAM_TILE or inputs % inputs_of_line:
         return None
-    tile, lines, splits = STREAM_TILE, inputs // inputs_of_line, 1
+    tile, lines, most = STREAM_TILE, inputs // inputs_of_line, 1
     if outputs % (2 * tile) == 0 and outputs >= 2 * tile * processors:
         tile *= 2
     tiles = outputs // tile
     if tiles < processors:
         most = max(1, min(lines // STREAM_LINES, STREAM_PROGRAMS * processors // tiles))
-        splits = max(parts for parts in range(1, most + 1) if lines % parts == 0)
+    least = -(-inputs // STREAM_INPUTS)
+    equal = [parts for parts in range(least, max(least, most) + 1) if lines % parts == 0]
+    if not equal:
+        return None
+    splits = equal[-1]
     stream = Stream(tile, max(8, triton.next_power_of_2(rows)), splits, num_stages=0)
     programs = min(-(-tiles * splits // processors), STREAM_PROGRAMS * STREAM_TILE // tile)
     # Scales of 32 bits, and zero points of 16.

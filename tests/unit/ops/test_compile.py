@@ -106,7 +106,7 @@ MAKERS = {name: (op, make) for name, (op, make, _) in CASES.items()} | {
 }
 
 
-def compile_only(kernel, *args, grid, warmup, **options):
+def compile_only(kernel, *args, grid, warmup, num_warps=4, num_stages=3, launch_pdl=False):
     """Compile a launch with the types of its arguments; None and 1 become constants."""
     types, constants, attributes = {}, {}, {}
     for index, (parameter, value) in enumerate(zip(kernel.params, args, strict=True)):
@@ -122,6 +122,7 @@ def compile_only(kernel, *args, grid, warmup, **options):
             types[parameter.name] = "i32" if isinstance(value, int) else "fp32"
     make_source = GluonASTSource if kernel.is_gluon() else ASTSource
     source = make_source(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
+    options = {"num_warps": num_warps, "num_stages": num_stages, "launch_pdl": launch_pdl}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 

@@ -30,10 +30,6 @@ def test_a_kernel_can_start_while_the_one_before_runs():
         assert hasattr(tl.extra.cuda, name), f"{TRITON}launch.py"
 
 
-def test_a_launch_may_name_the_registers_of_a_thread():
-    assert "maxnreg" in CUDAOptions.__dataclass_fields__, f"{TRITON}launch.py"
-
-
 @pytest.mark.skipif(
     not isinstance(advance_loop_kernel, triton.JITFunction), reason="TRITON_INTERPRET is set"
 )
