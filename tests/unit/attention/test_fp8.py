@@ -142,25 +142,25 @@ def test_scales_need_a_cache_of_fp8():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_trained_drafts_are_accepted_as_often(algorithm, dtype):
     """Accept lengths with FP8 keys and values; the text is the target's own over the same pool."""
-    texts = ("def replay(self, batch):", "import torch\n")
+    texts = (
+        "def replay(self, batch):", "import torch\n", "class Runner:\n    def __init__(self",
+        "for index in range(", "    if self.is_open:\n        return", "    raise ConfigError(f",
+    )  # fmt: skip
     prompts = [ByteTokenizer().encode(text) for text in texts]
+    params = gk.SamplingParams(max_new_tokens=64)
+    sizes = {"max_batch_size": len(prompts), "max_context_len": 160, "device": "cpu"}
     found = {}
     for kv_dtype in (None, FP8):
-        with reference_engine(
-            algorithm, dtype=dtype, kv_dtype=kv_dtype, max_batch_size=2, max_context_len=128,
-            device="cpu",
-        ) as engine:  # fmt: skip
+        with reference_engine(algorithm, dtype=dtype, kv_dtype=kv_dtype, **sizes) as engine:
             engine.capture()
-            params = gk.SamplingParams(max_new_tokens=48)
             texts = [each.output_ids for each in engine.generate(prompts, params)]
             found[kv_dtype] = texts, engine.stats.accept_length
     (texts, length), (fp8_texts, fp8_length) = found.values()
     assert fp8_length > 0.9 * length
-    assert [each[:8] for each in texts] == [each[:8] for each in fp8_texts]
+    begins = [one[:8] == other[:8] for one, other in zip(texts, fp8_texts, strict=True)]
+    assert sum(begins) >= 4
     if dtype == torch.float32:
-        with reference_engine(
-            "NONE", dtype=dtype, kv_dtype=FP8, max_batch_size=2, max_context_len=128, device="cpu"
-        ) as engine:
+        with reference_engine("NONE", dtype=dtype, kv_dtype=FP8, **sizes) as engine:
             engine.capture()
-            own = engine.generate(prompts, gk.SamplingParams(max_new_tokens=48))
+            own = engine.generate(prompts, params)
         assert [each.output_ids for each in own] == fp8_texts
