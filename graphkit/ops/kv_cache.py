@@ -20,27 +20,42 @@ FP8 = torch.float8_e4m3fn
 LARGEST_FP8 = torch.finfo(FP8).max
 
 
-def _check_rows(args: Any) -> None:
-    """Refuse caches of different dtypes or spaced rows, and rows that cannot be converted."""
+def check_caches(op: str, args: Any) -> None:
+    """Check the caches that an op writes, and their scales.
+
+    Args:
+        op: Name of the op, for messages.
+        args: Its arguments, with the names of those of ``store_kv``.
+
+    Raises:
+        AttentionError: The caches differ in their dtype or have spaced rows, or have scales without
+            being of float8_e4m3fn.
+    """
     caches = (args.key_cache, args.value_cache)
     if not all(map(has_dense_rows, caches)) or caches[0].dtype != caches[1].dtype:
         raise AttentionError(
-            f"store_kv: the caches are {describe(caches[0])} and {describe(caches[1])}, expected "
+            f"{op}: the caches are {describe(caches[0])} and {describe(caches[1])}, expected "
             "one dtype and contiguous memory within each slot. Pass one layer's buffers."
         )
-    for name, rows in (("key_TMD", args.key_TMD), ("value_TMD", args.value_TMD)):
-        is_floating = rows.is_floating_point() and caches[0].is_floating_point()
-        if not is_floating and rows.dtype != caches[0].dtype:
-            raise AttentionError(
-                f"store_kv: {name} is {describe(rows)}, but the cache holds {caches[0].dtype}. "
-                "Pass that dtype, or floating-point rows for a floating-point cache."
-            )
     has_scale = args.key_scale_M is not None or args.value_scale_M is not None
     if has_scale and caches[0].dtype != FP8:
         raise AttentionError(
-            f"store_kv: scales are for a cache of float8_e4m3fn, but it holds {caches[0].dtype}. "
+            f"{op}: scales are for a cache of float8_e4m3fn, but it holds {caches[0].dtype}. "
             "Pass None."
         )
+
+
+def _check_rows(args: Any) -> None:
+    """Refuse caches that cannot be written, and rows that cannot be converted."""
+    check_caches("store_kv", args)
+    dtype = args.key_cache.dtype
+    for name, rows in (("key_TMD", args.key_TMD), ("value_TMD", args.value_TMD)):
+        is_floating = rows.is_floating_point() and dtype.is_floating_point
+        if not is_floating and rows.dtype != dtype:
+            raise AttentionError(
+                f"store_kv: {name} is {describe(rows)}, but the cache holds {dtype}. "
+                "Pass that dtype, or floating-point rows for a floating-point cache."
+            )
 
 
 @register_op(

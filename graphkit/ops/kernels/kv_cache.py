@@ -16,7 +16,7 @@ _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
 @triton.jit
-def _scaled(row, scale_M, head, is_inside):
+def scaled(row, scale_M, head, is_inside):
     """Return elements divided by the scale of their head, float32, limited to float8's range."""
     wide = row.to(tl.float32)
     if scale_M is not None:
@@ -46,8 +46,8 @@ def store_kv_kernel(
     keys = key_cache + slot * KEY_SLOT + column
     values = value_cache + slot * VALUE_SLOT + column
     if IS_FP8:
-        new_key = _scaled(new_key, key_scale_M, column // (KEY_ROW // HEADS), is_key)
-        new_value = _scaled(new_value, value_scale_M, column // (VALUE_ROW // HEADS), is_value)
+        new_key = scaled(new_key, key_scale_M, column // (KEY_ROW // HEADS), is_key)
+        new_value = scaled(new_value, value_scale_M, column // (VALUE_ROW // HEADS), is_value)
     tl.store(keys, new_key.to(key_cache.dtype.element_ty), mask=is_key)
     tl.store(values, new_value.to(value_cache.dtype.element_ty), mask=is_value)
 

@@ -7,6 +7,7 @@ from itertools import product
 import torch
 
 from graphkit.ops.decoder import add_rms_norm, rms_norm, rotated_heads, silu_and_mul
+from graphkit.ops.kv_cache import FP8
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDINGS = 4
@@ -39,6 +40,62 @@ def cases(device):
         yield rotated_heads, (qkv, positions, frequencies, 3, 2, *norms)
         parts = random(2, rows, 14 * half, dtype=torch.float32)
         yield rotated_heads, (parts, positions, frequencies, 3, 2, *norms, dtype)
+
+
+STORES = [
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float16, torch.float16),
+    (torch.float32, torch.float32),
+    (torch.float32, torch.bfloat16),
+    (torch.bfloat16, torch.float32),
+    (torch.bfloat16, FP8),
+    (torch.float32, FP8),
+]
+"""Dtypes of rows and of caches."""
+
+
+def store_cases(device, *, outside):
+    """Yield the caches, slots, scales and arguments of ``rotated_heads`` of a store.
+
+    Args:
+        device: Device of the tensors.
+        outside: Whether some slots are outside of the caches, which the CPU refuses.
+    """
+    generator = torch.Generator().manual_seed(4)
+
+    def random(*shape, dtype):
+        return torch.randn(shape, generator=generator).to(dtype).to(device)
+
+    sizes = (2, 24, 80, 96, 128)
+    for (dtype, stored), size in product(STORES, sizes):
+        for rows, heads, keys in ((0, 3, 1), (1, 4, 4), (6, 6, 2), (5, 0, 3)):
+            has_norm, has_parts, is_joined = size != 24, size != 96, size == 80
+            shape = rows, (heads + 2 * keys) * size
+            qkv = random(*(2, *shape) if has_parts else shape, dtype=dtype)
+            qkv = 3 * qkv.to(torch.float32 if has_parts else dtype)
+            positions = torch.randint(0, 100_000, (rows,), generator=generator).to(device)
+            frequencies = 1.0 / 10000 ** (torch.arange(0, size, 2, device=device) / size)
+            weights = (None, None)
+            if has_norm:
+                weights = random(size, dtype=dtype), random(size, dtype=dtype)
+            rotation = (qkv, positions, frequencies, heads, keys, *weights, 1e-6, dtype)
+            caches = [torch.zeros(11, keys, size, dtype=stored, device=device) for _ in "kv"]
+            if is_joined:  # two parts of a buffer
+                buffer = torch.zeros(11, 1, 2 * keys * size, dtype=stored, device=device)
+                caches = [each.unflatten(2, (keys, size))[:, 0] for each in buffer.chunk(2, 2)]
+            slots = torch.tensor([7, 0, 10, 3, 2, 5], device=device)[:rows]
+            if outside and rows > 3:
+                slots[1], slots[3] = -1, 11
+            scales = [None, None]
+            if stored == FP8 and size != 128:
+                scales = [random(keys, dtype=torch.float32).abs() + 0.1 for _ in "kv"]
+            yield caches, slots, scales, rotation
+
+
+def copies(caches):
+    """Return caches of the same layout with the same contents."""
+    found = [torch.empty_strided(each.shape, each.stride(), dtype=each.dtype) for each in caches]
+    return [one.to(other.device).copy_(other) for one, other in zip(found, caches, strict=True)]
 
 
 def assert_close(got, expected):

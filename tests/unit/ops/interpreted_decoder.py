@@ -35,3 +35,17 @@ def test_norms_match_the_references(block, monkeypatch):
 
 def test_other_launchers_match_the_references():
     check(lambda name: name not in NORMS)
+
+
+def launch(name, *args):
+    return OPS[name].launch(OPS[name].arguments(*args))
+
+
+def test_heads_are_stored_as_by_two_launches():
+    for caches, slots, scales, rotation in CASES["store_cases"](torch.device("cpu"), outside=True):
+        expected = CASES["copies"](caches)
+        query, key, value = launch("rotated_heads", *rotation)
+        launch("store_kv", *expected, slots, key, value, *scales)
+        assert torch.equal(launch("store_rotated_heads", *caches, slots, *rotation, *scales), query)
+        for got, other in zip(caches, expected, strict=True):
+            assert torch.equal(got.float(), other.float())

@@ -17,7 +17,13 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from graphkit.ops.accepted_path import compact_accepted_to_front
-from graphkit.ops.decoder import add_rms_norm, rms_norm, rotated_heads, silu_and_mul
+from graphkit.ops.decoder import (
+    add_rms_norm,
+    rms_norm,
+    rotated_heads,
+    silu_and_mul,
+    store_rotated_heads,
+)
 from graphkit.ops.kernels import quantized_linear_config
 from graphkit.ops.kernels.push_collectives import (
     SPAN,
@@ -242,12 +248,31 @@ def early_cases():
     yield rotated_heads, (rows, ints, zeros(32, dtype=torch.float32), 4, 2)
     cache = zeros(64, 2, 64)
     yield store_kv, (cache, cache.clone(), ints.long(), cache[:2], cache[:2])
+    yield store_rotated_heads, store_args(torch.bfloat16)
     tables = ints.new_zeros(2, 2048), ints, ints.new_zeros(3)
     yield paged_attention, (zeros(2, 4, 64), cache, cache, *tables, None, 1.0, 4, 1)
     yield linear, (rows, zeros(512, 512))
     yield linear, (zeros(2, 4096), zeros(512, 4096), weight)
     channel = zeros(512, 512, dtype=torch.float8_e4m3fn), zeros(512, 1, dtype=torch.float32)
     yield quantized_linear, (rows, *channel)
+
+
+def store_args(dtype):
+    """Arguments of ``store_rotated_heads`` over caches of a dtype."""
+    rows, weight, ints = zeros(2, 512), zeros(64), zeros(2, dtype=torch.int32)
+    caches = (zeros(48, 2, 64, dtype=dtype) for _ in "kv")
+    frequencies = zeros(32, dtype=torch.float32)
+    scale = zeros(2, dtype=torch.float32) if dtype == torch.float8_e4m3fn else None
+    rotation = rows, ints, frequencies, 4, 2, weight, weight, 1e-6, None
+    return *caches, ints.long(), *rotation, scale, scale
+
+
+@compiles
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn])
+def test_a_store_of_rotated_heads_compiles(dtype, monkeypatch):
+    monkeypatch.setattr(triton.JITFunction, "run", compile_only)
+    op = OPS["store_rotated_heads"]
+    op.launch(op.arguments(*store_args(dtype)))
 
 
 EARLY_STEP = {

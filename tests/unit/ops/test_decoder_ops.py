@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 
-from graphkit import InputError
-from graphkit.ops.decoder import add_rms_norm, rms_norm, rotated_heads, silu_and_mul
+from graphkit import AttentionError, InputError
+from graphkit.ops.decoder import (
+    ProjectedHeads,
+    add_rms_norm,
+    rms_norm,
+    rotated_heads,
+    silu_and_mul,
+    store_rotated_heads,
+)
+from graphkit.ops.kv_cache import FP8, store_kv
 from graphkit.ops.registration import OPS
 
+CASES = runpy.run_path(str(Path(__file__).with_name("decoder_cases.py")))
 ROWS, WIDTH = 3, 8
 FREQUENCIES = torch.tensor([1.0, 0.1])
 DIFFERENTIABLE = {
@@ -95,3 +107,70 @@ def test_results_that_are_not_used_need_no_gradient():
 def test_refusals(call, text):
     with pytest.raises(InputError, match=text):
         call()
+
+
+def test_heads_are_stored_as_by_two_ops():
+    for caches, slots, scales, rotation in CASES["store_cases"](torch.device("cpu"), outside=False):
+        expected, others = CASES["copies"](caches), CASES["copies"](caches)
+        query, key, value = rotated_heads(*rotation)
+        store_kv(*expected, slots, key, value, *scales)
+        heads = ProjectedHeads(*rotation)
+        assert all(map(torch.equal, heads.rotated(), (query, key, value)))
+        for found, written in (
+            (store_rotated_heads(*caches, slots, *rotation, *scales), caches),
+            (heads.store(*others, slots, *scales), others),
+        ):
+            assert torch.equal(found, query)
+            for got, other in zip(written, expected, strict=True):
+                assert torch.equal(got.float(), other.float())
+
+
+def store_args(dtype=torch.float32):
+    caches = (torch.zeros(6, 1, 4, dtype=dtype) for _ in "kv")
+    slots, positions = torch.tensor([5, 0, 2]), torch.arange(ROWS)
+    return [*caches, slots, torch.ones(ROWS, 16), positions, FREQUENCIES, 2, 1]
+
+
+def test_tracers_see_the_written_caches():
+    op = torch.ops.graphkit.store_rotated_heads.default
+    torch.library.opcheck(op, store_args(), test_utils=("test_schema", "test_faketensor"))
+    half = *store_args(), None, None, 0.0, torch.bfloat16
+    torch.library.opcheck(op, half, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize(
+    ("at", "change", "text"),
+    [
+        (0, lambda keys: keys[:, :, :3], r"key_cache is \[6, 1, 3\].*= \[6, 1, 4\]"),
+        (1, lambda values: values[1:], r"value_cache is \[5, 1, 4\].*= \[6, 1, 4\]"),
+        (1, lambda values: values.double(), "expected one dtype and contiguous memory"),
+        (0, lambda keys: keys.repeat(1, 1, 2)[:, :, ::2], "contiguous memory within each slot"),
+        (2, lambda slots: slots.int(), r"loc_T is \[3\] int32.* int64"),
+        (2, lambda slots: slots[:2], r"loc_T is \[2\] int64.*= \[3\]"),
+        (3, lambda rows: rows[:, :9], r"qkv is \[3, 9\].*= \[3, 16\]"),
+        (7, lambda _: 0, "key_heads is 0, expected at least 1"),
+    ],
+)
+def test_stores_that_are_refused(at, change, text):
+    args = store_args()
+    args[at] = change(args[at])
+    with pytest.raises(AttentionError, match=rf"^store_rotated_heads: .*{text}"):
+        store_rotated_heads(*args)
+
+
+def test_stores_into_caches_of_another_kind_are_refused():
+    with pytest.raises(AttentionError, match=r"hold torch\.int32, expected a floating-point"):
+        store_rotated_heads(*store_args(torch.int32))
+    scales = dict.fromkeys(("key_scale_M", "value_scale_M"), torch.ones(1))
+    with pytest.raises(AttentionError, match="scales are for a cache of float8_e4m3fn"):
+        store_rotated_heads(*store_args(), **scales)
+    store_rotated_heads(*store_args(FP8), **scales)
+    with pytest.raises(AttentionError, match=r"key_scale_M is \[2\].*= \[1\] float32"):
+        store_rotated_heads(*store_args(FP8), key_scale_M=torch.ones(2))
+
+
+def test_slots_outside_of_the_caches_raise_on_the_cpu():
+    args = store_args()
+    args[2] = args[2] + 1
+    with pytest.raises(IndexError):
+        store_rotated_heads(*args)
