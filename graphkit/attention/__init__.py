@@ -6,6 +6,7 @@ from graphkit.attention.metadata import AttentionMetadata
 from graphkit.attention.paged import PagedAttention
 from graphkit.attention.paged_backends import SdpaAttention, TritonAttention
 from graphkit.attention.sparse import IndexRows, SparseAttention
+from graphkit.ops.decoder import ProjectedHeads
 
 __all__ = [
     "AbsorbedProjections",
@@ -15,6 +16,7 @@ __all__ = [
     "IndexRows",
     "PagedAttention",
     "PooledAttention",
+    "ProjectedHeads",
     "SdpaAttention",
     "SparseAttention",
     "TritonAttention",

@@ -1,6 +1,6 @@
 """A KV pool and the table of the slots of each request, as paged attention reads them.
 
-Suffixes: T rows, M key-value heads, D head size of keys, E head size of values.
+Suffixes: T rows, N query heads, M key-value heads, D head size of keys, E head size of values.
 """
 
 # ruff: noqa: N803 - suffixes of tensor names are dimensions
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from graphkit.kv.pool import TokenToKVPool
+    from graphkit.ops.decoder import ProjectedHeads
 
 Pool = MHATokenToKVPool | MLATokenToKVPool
 
@@ -72,6 +73,14 @@ class PagedCache:
             self.pool.set_mla_kv_buffer(layer, loc_T, key_TMD, value_TME)
         else:
             self.pool.set_kv_buffer(layer, loc_T, key_TMD, value_TME)
+
+    def store_rotated(self, layer: int, loc_T: torch.Tensor, heads: ProjectedHeads) -> torch.Tensor:
+        """Rotate heads, write their keys and values as ``store``, and return queries, [T, N, D]."""
+        if isinstance(self.pool, MHATokenToKVPool):
+            return self.pool.set_rotated_kv_buffer(layer, loc_T, heads)
+        query, key, value = heads.rotated()
+        self.store(layer, loc_T, key, value)
+        return query
 
 
 def kv_pools(attention: Any) -> tuple[Any, ...]:

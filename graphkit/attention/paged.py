@@ -24,6 +24,7 @@ from graphkit.ops.registration import OPS
 if TYPE_CHECKING:
     from graphkit.config import BufferSizes
     from graphkit.kv.pool import TokenToKVPool
+    from graphkit.ops.decoder import ProjectedHeads
     from graphkit.spec.modes import ForwardMode
 
 
@@ -196,6 +197,61 @@ class PagedAttention(PooledAttention):
                 or a number is out of range.
         """
         self.store(layer, key_TMD, value_TME, out_cache_loc_T, window=window)
+        return self._attend_stored(layer, query_TND, metadata, window, softcap, sinks_N, chunked)
+
+    def attend_projected(
+        self,
+        layer: int,
+        heads: ProjectedHeads,
+        out_cache_loc_T: torch.Tensor,
+        metadata: AttentionMetadata,
+        *,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks_N: torch.Tensor | None = None,
+        chunked: bool = False,
+    ) -> torch.Tensor:
+        """Rotate this step's heads, then do as ``attend``, with the same results.
+
+        With a pool of keys and values, one kernel rotates the heads and stores them. Calls
+        ``attend`` in a subclass that overrides it.
+
+        Args:
+            layer: See ``attend``, like all others.
+            heads: The projected rows, and how to rotate them.
+            out_cache_loc_T: Slots of the rows.
+            metadata: Metadata of the batch.
+            window: Most keys that a row sees; 0 for all.
+            softcap: Bound of the scores; 0 for none.
+            sinks_N: A further score per query head.
+            chunked: Whether a row sees the keys of its own chunk alone.
+
+        Shapes:
+            out_cache_loc_T: [T] int64. sinks_N: [N]. Returns [T, N, D] of the rows' dtype.
+
+        Raises:
+            AttentionError: See ``attend``.
+        """
+        if type(self).attend is not PagedAttention.attend:
+            return self.attend(
+                layer, *heads.rotated(), out_cache_loc_T, metadata,
+                window=window, softcap=softcap, sinks_N=sinks_N, chunked=chunked,
+            )  # fmt: skip
+        cache = self._window_cache if window else self._cache
+        query_TND = cache.store_rotated(layer, out_cache_loc_T, heads)
+        return self._attend_stored(layer, query_TND, metadata, window, softcap, sinks_N, chunked)
+
+    def _attend_stored(
+        self,
+        layer: int,
+        query_TND: torch.Tensor,
+        metadata: AttentionMetadata,
+        window: int,
+        softcap: float,
+        sinks_N: torch.Tensor | None,
+        chunked: bool,
+    ) -> torch.Tensor:
+        """Attend from every row, once the keys and values of all rows are stored."""
         cache = self._window_cache if window else self._cache
         return self._attend(
             OPS["paged_attention"].arguments(

@@ -1,6 +1,6 @@
 """The KV cache of multi-head and grouped-query attention.
 
-Suffixes: T tokens, M key-value heads, D head size.
+Suffixes: T tokens, N query heads, M key-value heads, D head size.
 """
 
 # ruff: noqa: N803 - suffixes of tensor names are dimensions
@@ -10,6 +10,7 @@ import torch
 
 from graphkit.errors import ConfigError
 from graphkit.kv.pool import TokenToKVPool
+from graphkit.ops.decoder import ProjectedHeads
 from graphkit.ops.kv_cache import FP8, store_kv
 
 
@@ -132,3 +133,21 @@ class MHATokenToKVPool(TokenToKVPool):
         layer = self._checked(layer)
         scales = self.get_scales(layer)
         store_kv(self._keys[layer], self._values[layer], loc_T, key_TMD, value_TMD, *scales)
+
+    def set_rotated_kv_buffer(
+        self, layer: int, loc_T: torch.Tensor, heads: ProjectedHeads
+    ) -> torch.Tensor:
+        """Rotate heads, and write their keys and values; see ``set_kv_buffer``.
+
+        One ``graphkit::store_rotated_heads``.
+
+        Shapes:
+            loc_T: [T] int64. Returns the rotated queries, [T, N, D].
+
+        Raises:
+            AttentionError: There is no such layer, or a tensor has the wrong shape, dtype or
+                device.
+        """
+        layer = self._checked(layer)
+        scales = self.get_scales(layer)
+        return heads.store(self._keys[layer], self._values[layer], loc_T, *scales)
