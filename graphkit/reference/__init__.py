@@ -20,7 +20,7 @@ from graphkit.reference.eagle import EagleHead, HeadTarget
 from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.engine import engine_of, reference_engine, spec_of
 from graphkit.reference.engine_models import ALGORITHMS, EngineModels, load_models
-from graphkit.reference.layers import Attend, DecoderLayer, RMSNorm, initialise
+from graphkit.reference.layers import Attend, AttendProjected, DecoderLayer, RMSNorm, initialise
 from graphkit.reference.model import AuxStates, LlamaModel, causal_attend, full_logits
 from graphkit.reference.mtp import MTPHead
 from graphkit.reference.pools import PoolFactory
@@ -47,6 +47,7 @@ __all__ = [
     "ALGORITHMS",
     "SHAPES",
     "Attend",
+    "AttendProjected",
     "AuxStates",
     "ByteTokenizer",
     "DFlashForward",

@@ -9,12 +9,12 @@ Every forward can be captured in a CUDA graph: no host synchronisation, static s
 from __future__ import annotations
 
 import math
-from typing import Protocol, overload
+from typing import Protocol, overload, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from graphkit.ops.decoder import add_rms_norm, rms_norm, rotated_heads
+from graphkit.ops.decoder import ProjectedHeads, add_rms_norm, rms_norm
 from graphkit.ops.linear import project
 from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.quantization import Linear, QuantizedLinear, quantize_linears
@@ -36,6 +36,14 @@ class Attend(Protocol):
         self, layer: int, query_TND: Tensor, key_TMD: Tensor, value_TMD: Tensor, /
     ) -> Tensor:
         """Attend in one layer."""
+
+
+@runtime_checkable
+class AttendProjected(Attend, Protocol):
+    """An ``Attend`` that can also rotate the heads, so that one kernel rotates and stores them."""
+
+    def projected(self, layer: int, heads: ProjectedHeads, /) -> Tensor:
+        """Rotate heads and attend in one layer, with the same results: [T, N, D]."""
 
 
 class RMSNorm(nn.Module):
@@ -92,33 +100,33 @@ class Attention(MergesProjections):
     def forward(self, hidden_TH: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
         """Project to heads, rotate, call ``attend``, and project back.
 
+        An ``AttendProjected`` rotates by itself.
+
         Shapes:
             hidden_TH: [T, H].
             result: [S, T, H], the parts of the last projection, for the norm behind it.
         """
-        positions_T, frequencies = rotation
-        query_heads, key_heads = self.heads
-        query_TND, key_TMD, value_TMD = rotated_heads(
-            self.qkv_proj(hidden_TH, in_parts=True), positions_T, frequencies,
-            query_heads, key_heads,
+        heads = ProjectedHeads(
+            self.qkv_proj(hidden_TH, in_parts=True), *rotation, *self.heads,
             self.q_norm.weight if self.has_qk_norm else None,
             self.k_norm.weight if self.has_qk_norm else None,
             self.eps, hidden_TH.dtype,
         )  # fmt: skip
-        attended_TND = attend(self.layer, query_TND, key_TMD, value_TMD)
+        if isinstance(attend, AttendProjected):
+            attended_TND = attend.projected(self.layer, heads)
+        else:
+            attended_TND = attend(self.layer, *heads.rotated())
         out_STH: Tensor = self.o_proj(attended_TND.flatten(1), in_parts=True)
         return out_STH
 
     def keys_and_values(self, hidden_TH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Return the keys, rotated, and the values of rows, [T, M, D] each, without queries."""
-        (positions_T, frequencies), (query_heads, key_heads) = rotation, self.heads
+        (_, frequencies), (query_heads, key_heads) = rotation, self.heads
         first = query_heads * 2 * len(frequencies)
         kv = last_outputs(self.qkv_proj, hidden_TH, first)
-        _, key_TMD, value_TMD = rotated_heads(
-            kv, positions_T, frequencies, 0, key_heads, None,
-            self.k_norm.weight if self.has_qk_norm else None,
-            self.eps,
-        )  # fmt: skip
+        key_weight = self.k_norm.weight if self.has_qk_norm else None
+        heads = ProjectedHeads(kv, *rotation, 0, key_heads, None, key_weight, self.eps)
+        _, key_TMD, value_TMD = heads.rotated()
         return key_TMD, value_TMD
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import overload
 
 import torch
 
-from graphkit.attention import PagedAttention
+from graphkit.attention import AttentionMetadata, PagedAttention, ProjectedHeads
 from graphkit.buffers import (
     DraftContextInputs,
     DraftExtendInputs,
@@ -161,16 +162,36 @@ class StandaloneForward:
         return ForwardOutput(next_token_logits=self._model.logits(hidden))
 
 
-def _attend(attention: PagedAttention, inputs: Inputs, config: LlamaConfig) -> Attend:
-    metadata, slots, window = inputs.attention, inputs.out_cache_loc, config.sliding_window or 0
-    assert metadata is not None, "the runner has an attention backend"
+@dataclass(frozen=True, slots=True, eq=False)
+class _Attend:
+    """Attends in the layers of a model during a forward of a batch; an ``AttendProjected``."""
 
-    def attend(
-        layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    attention: PagedAttention
+    slots: torch.Tensor
+    metadata: AttentionMetadata
+    window: int
+
+    def __call__(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        return attention.attend(layer, query, key, value, slots, metadata, window=window)
+        """Store keys and values, and attend."""
+        return self.attention.attend(
+            layer, query, key, value, self.slots, self.metadata, window=self.window
+        )
 
-    return attend
+    def projected(self, layer: int, heads: ProjectedHeads) -> torch.Tensor:
+        """Rotate heads, store keys and values, and attend."""
+        if not hasattr(self.attention, "attend_projected"):  # an own backend
+            return self(layer, *heads.rotated())
+        return self.attention.attend_projected(
+            layer, heads, self.slots, self.metadata, window=self.window
+        )
+
+
+def _attend(attention: PagedAttention, inputs: Inputs, config: LlamaConfig) -> Attend:
+    assert inputs.attention is not None, "the runner has an attention backend"
+    window = config.sliding_window or 0
+    return _Attend(attention, inputs.out_cache_loc, inputs.attention, window)
 
 
 def _last_rows(inputs: Inputs, hidden: torch.Tensor) -> torch.Tensor:

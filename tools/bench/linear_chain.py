@@ -40,7 +40,7 @@ from torch.nn.functional import linear
 
 from graphkit.benchmarks import copy_bandwidth
 from graphkit.graphs import environment, resolve_device
-from graphkit.ops.decoder import add_rms_norm, rms_norm, rotated_heads, silu_and_mul
+from graphkit.ops.decoder import add_rms_norm, rms_norm, silu_and_mul, store_rotated_heads
 from graphkit.ops.kernels.quantized_linear_config import (
     Product,
     blocks_of_step,
@@ -48,7 +48,6 @@ from graphkit.ops.kernels.quantized_linear_config import (
     choose_splits,
     steps,
 )
-from graphkit.ops.kv_cache import store_kv
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.registration import OPS
 from graphkit.records import BenchReport, Measure
@@ -106,25 +105,19 @@ class Chain:
         stream, normed = self._x, rms_norm(self._x, norm, eps)
         for layer, cache in zip(self._layers, self._caches, strict=True):
             qkv, out, gate_up, down = (partial(multiply, **_named(*each)) for each in layer.items())
-            query, key, value = rotated_heads(
-                qkv(normed, in_parts=True), self._locations, self._frequencies, *self._heads,
-                dtype=stream.dtype,
+            query = store_rotated_heads(
+                *cache, self._locations, qkv(normed, in_parts=True), self._locations,
+                self._frequencies, *self._heads, dtype=stream.dtype,
             )  # fmt: skip
-            attended = self._attend(query, key, value, *cache).flatten(1)
+            attended = self._attend(query, *cache).flatten(1)
             normed, stream = add_rms_norm(out(attended, in_parts=True), stream, norm, eps)
             gated = gate_up(normed, gated=True)
             normed, stream = add_rms_norm(down(gated, in_parts=True), stream, norm, eps)
         return normed
 
     def _attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
-        store_kv(keys, values, self._locations, key, value)
         return paged_attention(
             query, keys, values, self._table, self._lengths, self._starts, None, HEAD_SIZE**-0.5,
             page_size=1, max_seqlen_q=self._width,

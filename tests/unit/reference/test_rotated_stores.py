@@ -1,0 +1,85 @@
+"""Layers over pools of keys and values rotate and store by one op, with the same results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import astuple
+
+import pytest
+import torch
+
+from graphkit import ForwardMode
+from graphkit.attention import TritonAttention
+from graphkit.reference import (
+    AttendProjected,
+    LlamaConfig,
+    LlamaModel,
+    causal_attend,
+    reference_target,
+)
+
+LAYERS = {
+    ForwardMode.TARGET_VERIFY: 4, ForwardMode.DECODE: 4, ForwardMode.DRAFT: 2,
+    ForwardMode.DRAFT_EXTEND: 1, ForwardMode.DRAFT_EXTEND_V2: 1,
+}  # fmt: skip
+"""Layers that run in a step; DRAFT runs its layer twice."""
+
+
+class TwoOps(TritonAttention):
+    """Has an ``attend`` of its own, which takes rotated heads."""
+
+    def attend(self, *args, **options):
+        return super().attend(*args, **options)
+
+
+def step(kind, mode):
+    """Return the operations of a captured step, and its outputs with all KV memory after it."""
+    target = reference_target(max_batch_size=2, attention=kind)
+    with target.runner(mode, device="cpu", batch_sizes=[2]) as runner:
+        runner.capture()
+        ops = Counter(node.op for node in runner.inspect(2).nodes)
+        outputs = astuple(runner.run(runner.sample_batch(2)))
+        return ops, [
+            each for each in (*outputs, *target.mutable_state.values()) if each is not None
+        ]
+
+
+@pytest.mark.parametrize("mode", LAYERS)
+def test_a_step_has_one_operation_less_per_layer(mode):
+    ops, results = step(TritonAttention, mode)
+    others, expected = step(TwoOps, mode)
+    assert len(results) == len(expected) > 2
+    assert all(map(torch.equal, results, expected))
+    counts = {"graphkit::rotated_heads": LAYERS[mode], "graphkit::store_kv": LAYERS[mode]}
+    assert others - ops == counts
+    assert ops - others == {"graphkit::store_rotated_heads": LAYERS[mode]}
+
+
+def test_what_attends_may_rotate_the_heads():
+    class Rotating:
+        """Rotates heads for an ``attend`` that does not."""
+
+        def __init__(self, attend):
+            self.attend, self.layers = attend, []
+
+        def __call__(self, layer, query, key, value):
+            raise AssertionError("called with rotated heads")
+
+        def projected(self, layer, heads):
+            self.layers.append(layer)
+            return self.attend(layer, *heads.rotated())
+
+    torch.manual_seed(0)
+    model = LlamaModel(
+        LlamaConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
+            qk_norm=True,
+        )
+    ).requires_grad_(False)  # fmt: skip
+    ids, attend = torch.arange(6), causal_attend(2, 3)
+    rotating = Rotating(attend)
+    assert isinstance(rotating, AttendProjected)
+    assert not isinstance(attend, AttendProjected)
+    assert torch.equal(model(ids, ids, rotating), model(ids, ids, attend))
+    assert rotating.layers == [0, 1]
