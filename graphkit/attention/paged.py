@@ -213,8 +213,8 @@ class PagedAttention(PooledAttention):
     ) -> torch.Tensor:
         """Rotate this step's heads, then do as ``attend``, with the same results.
 
-        With a pool of keys and values, one kernel rotates the heads and stores them. Calls
-        ``attend`` in a subclass that overrides it.
+        With a pool of keys and values, one kernel rotates the heads and stores them. It has no
+        gradient: rows that need one, and a subclass that overrides ``attend``, run ``attend``.
 
         Args:
             layer: See ``attend``, like all others.
@@ -232,7 +232,8 @@ class PagedAttention(PooledAttention):
         Raises:
             AttentionError: See ``attend``.
         """
-        if type(self).attend is not PagedAttention.attend:
+        needs_grad = torch.is_grad_enabled() and heads.qkv.requires_grad
+        if needs_grad or type(self).attend is not PagedAttention.attend:
             return self.attend(
                 layer, *heads.rotated(), out_cache_loc_T, metadata,
                 window=window, softcap=softcap, sinks_N=sinks_N, chunked=chunked,

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.nn.functional import pad
 from transformers import AttentionInterface
 
-from graphkit.attention import AbsorbedProjections
+from graphkit.attention import AbsorbedProjections, ProjectedHeads
 from graphkit.errors import AttentionError, ConfigError
 
 IMPLEMENTATION = "graphkit"
@@ -108,6 +108,14 @@ class Attend(Protocol):
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
         """Return the attended values, [1, T, N, E]."""
+
+
+@runtime_checkable
+class AttendProjected(Attend, Protocol):
+    """An ``Attend`` that can also rotate the heads, so that one kernel rotates and stores them."""
+
+    def projected(self, call: AttentionCall, heads: ProjectedHeads) -> torch.Tensor:
+        """Rotate heads and attend with them in the place of the call's rows: [1, T, N, D]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

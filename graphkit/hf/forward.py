@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from graphkit.attention import AttentionMetadata, ProjectedHeads
 from graphkit.buffers import Inputs
-from graphkit.hf.attention import Attend, attending
+from graphkit.hf.attention import AttendProjected, AttentionCall, attending
 from graphkit.hf.fusion.residual import DeferredSums
 from graphkit.hf.indexer import indexing
 from graphkit.hf.layout import ModelLayout, decoder_layers, output_head
@@ -24,7 +26,7 @@ from graphkit.runners import ForwardOutput
 
 def attention_of_batch(
     attention: LayerGroupAttention, numbers: Mapping[nn.Module, Sequence[int]], inputs: Inputs
-) -> Attend:
+) -> AttendProjected:
     """Return what attends in the layers of a model during one forward of a batch.
 
     Args:
@@ -35,7 +37,34 @@ def attention_of_batch(
     metadata, slots = inputs.attention, inputs.out_cache_loc
     assert metadata is not None, "a runner sets it"
     left = {module: iter(each) for module, each in numbers.items()}
-    return lambda call: attention.attend(next(left[call.module]), call, slots, metadata)
+    return _BatchAttention(attention, left, slots, metadata)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _BatchAttention:
+    """Attends in the layers of a model during one forward of a batch.
+
+    Attributes:
+        attention: Attention over the pools of the layers.
+        left: Index of each further call of a module.
+        slots: Slots of the rows.
+        metadata: Metadata of the batch.
+    """
+
+    attention: LayerGroupAttention
+    left: Mapping[nn.Module, Iterator[int]]
+    slots: torch.Tensor
+    metadata: AttentionMetadata
+
+    def __call__(self, call: AttentionCall) -> torch.Tensor:
+        """Attend in one layer."""
+        layer = next(self.left[call.module])
+        return self.attention.attend(layer, call, self.slots, self.metadata)
+
+    def projected(self, call: AttentionCall, heads: ProjectedHeads) -> torch.Tensor:
+        """Rotate heads and attend in one layer."""
+        layer = next(self.left[call.module])
+        return self.attention.attend(layer, call, self.slots, self.metadata, heads)
 
 
 class TransformersForward:

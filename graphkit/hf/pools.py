@@ -16,6 +16,7 @@ from graphkit.attention import (
     AttentionMetadata,
     PagedAttention,
     PooledAttention,
+    ProjectedHeads,
     SdpaAttention,
     TritonAttention,
 )
@@ -118,9 +119,18 @@ class LayerGroupAttention(PooledAttention):
         call: AttentionCall,
         out_cache_loc: torch.Tensor,
         metadata: AttentionMetadata,
+        heads: ProjectedHeads | None = None,
     ) -> torch.Tensor:
-        """Store keys and values of a layer's rows, and return the attended values, [1, T, N, E]."""
+        """Store keys and values of a layer's rows, and return the attended values, [1, T, N, E].
+
+        With ``heads``, these are rotated, and take the place of the rows of the call.
+        """
         group, index = self._place[layer]
+        if heads is not None:
+            return group.attend_projected(
+                index, heads, out_cache_loc, metadata,
+                window=call.window, softcap=call.softcap, sinks_N=call.sinks, chunked=call.chunked,
+            )[None].contiguous()  # fmt: skip
         pool, rows = group.kv_pool, call.latents
         if rows is not None and isinstance(pool, MLATokenToKVPool):
             query = rows.projections.query(call.query[0].transpose(0, 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 import torch
@@ -48,6 +49,40 @@ def test_a_step_has_as_many_nodes_as_the_fast_layout(kind, tmp_path, monkeypatch
     assert len(verify_nodes(plain.target(max_batch_size=2))) > 2 * len(fast)
 
 
+class TwoOps(TritonAttention):
+    """Has an ``attend`` of its own, which takes rotated heads."""
+
+    def attend(self, *args, **options):
+        return super().attend(*args, **options)
+
+
+@pytest.mark.parametrize("kind", [*FAST_KINDS, "gemma3_text"])
+def test_heads_are_rotated_and_stored_by_one_op_per_layer(kind, tmp_path, monkeypatch):
+    model = small_model(kind)
+    model.save_pretrained(tmp_path)
+    found = []
+    for attention in (TritonAttention, TwoOps):
+        monkeypatch.setattr(hf.pools, "SdpaAttention", attention)
+        targets = [hf.load(tmp_path, device="cpu").target(max_batch_size=2)]
+        if kind in FAST_KINDS:
+            options = {"checkpoint": tmp_path, "max_batch_size": 2, "attention": attention}
+            targets.append(reference_target("cpu", **options))
+        for target in targets:
+            with target.runner(MODE, device="cpu", batch_sizes=[2]) as runner:
+                runner.capture()
+                ops = Counter(node.op for node in runner.inspect(2).nodes)
+                logits = runner.run(runner.sample_batch(2)).next_token_logits
+            found.append((ops, [logits, *target.mutable_state.values()]))
+    half, layers = len(found) // 2, model.config.num_hidden_layers
+    for (ops, results), (others, expected) in zip(found[:half], found[half:], strict=True):
+        assert all(map(torch.equal, results, expected))
+        assert others["graphkit::rotated_heads"] == others["graphkit::store_kv"] == layers
+        assert ops["graphkit::store_rotated_heads"] == layers
+        assert "graphkit::rotated_heads" not in ops
+        assert "graphkit::store_kv" not in ops
+        assert ops.total() <= others.total() - layers
+
+
 def test_nodes_have_the_modules_of_the_checkpoint():
     model = small_model("llama")
     names = {name for name, _ in model.named_modules()}
@@ -76,7 +111,7 @@ def test_the_replaced_modules_are_named():
     product = ", ".join(f"{layer}.self_attn.{part}_proj" for part in "qkv")
     assert replaced[f"{layer}.self_attn.k_proj"] == f"one product of {product}"
     assert replaced[f"{layer}.mlp"].startswith("graphkit::silu_and_mul")
-    assert replaced[f"{layer}.self_attn"].startswith("graphkit::rotated_heads")
+    assert replaced[f"{layer}.self_attn"].startswith("graphkit::store_rotated_heads")
     assert replaced["model.norm"] == "graphkit::rms_norm"
     assert replaced[f"{layer}.self_attn.o_proj"] == "graphkit::linear on CUDA"
     assert "lm_head" not in replaced

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 
 import graphkit as gk
 from graphkit import hf
+from graphkit.attention import SdpaAttention
 from graphkit.errors import AttentionError, CheckpointError, ConfigError, TargetError
 from small_models import KINDS, small_model
 
@@ -65,13 +65,10 @@ def test_a_model_that_cannot_be_served_is_refused(kind, error, message):
 
 def test_a_dropped_scaling_is_found_at_load(monkeypatch):
     model = small_model("llama")
-    forward = hf.forward.LayerGroupAttention.attend
-
-    def unscaled(self, layer, call, *others):
-        call = replace(call, query=call.query / call.scaling)
-        return forward(self, layer, call, *others)
-
-    monkeypatch.setattr(hf.forward.LayerGroupAttention, "attend", unscaled)
+    attend = SdpaAttention._attend
+    monkeypatch.setattr(
+        SdpaAttention, "_attend", lambda self, args: attend(self, args._replace(scale=1.0))
+    )
     with pytest.raises(ConfigError, match="computes other logits through graphkit"):
         hf.load(model, device="cpu")
 

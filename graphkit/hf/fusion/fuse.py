@@ -64,7 +64,7 @@ def fuse_modules(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
         | {names[layer]: "graphkit::linear on CUDA" for layer in others}
         | {names[module]: "graphkit::rms_norm" for module in norms}
         | {names[module]: "graphkit::silu_and_mul within a product" for module in networks}
-        | {names[module]: "graphkit::rotated_heads before attention" for module in heads}
+        | {names[module]: "graphkit::store_rotated_heads before attention" for module in heads}
         | {names[module]: "nothing, since its results are not used" for module in unused},
         norm_sizes=norm_sizes,
     )

@@ -1,4 +1,4 @@
-"""Attention modules of any class that rotate all of their heads, by ``graphkit::rotated_heads``.
+"""Attention modules of any class that rotate all of their heads, by ``ProjectedHeads``.
 
 Suffixes: T rows, N query heads, M key-value heads, D head size.
 """
@@ -15,12 +15,12 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from graphkit.hf.attention import AttentionCall, running_forward
+from graphkit.attention import ProjectedHeads
+from graphkit.hf.attention import AttendProjected, AttentionCall, running_forward
 from graphkit.hf.fusion.agreement import agree, random_rows
 from graphkit.hf.fusion.linears import MergedLinears
 from graphkit.hf.fusion.norms import Norm
 from graphkit.hf.fusion.observation import ModuleCall, run_at
-from graphkit.ops.decoder import rotated_heads
 from graphkit.quantization import QuantizedLinear
 
 
@@ -29,7 +29,8 @@ class RotatedAttention:
     """Attention over heads that are projected at once, normalised and rotated.
 
     Attributes:
-        call: An observed call of the attention. Its rows are replaced by those of the forward.
+        call: An observed call of the attention, without latents and selected keys. Its rows are
+            replaced by those of the forward.
         place: Index or name of the argument with the hidden states.
         qkv: Projects to queries, keys and values of rows side by side, in parts on request.
         frequencies: Angle per position of each pair of elements, [D / 2] float32; zeros rotate
@@ -52,7 +53,7 @@ class RotatedAttention:
         running, (query_norm, key_norm) = running_forward(), self.norms or (None, None)
         rows = args[self.place] if isinstance(self.place, int) else kwargs[self.place]
         parts = self.qkv(rows, in_parts=True)
-        query, key, value = rotated_heads(
+        heads = ProjectedHeads(
             parts.reshape(len(parts), -1, parts.shape[-1]),
             running.positions,
             self.frequencies,
@@ -63,8 +64,11 @@ class RotatedAttention:
             query_norm.eps if query_norm else 0.0,
             rows.dtype,
         )
-        query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))
-        attended = running.attend(replace(self.call, query=query, key=key, value=value))
+        if isinstance(running.attend, AttendProjected):
+            attended = running.attend.projected(self.call, heads)
+        else:
+            query, key, value = (part.transpose(0, 1)[None] for part in heads.rotated())
+            attended = running.attend(replace(self.call, query=query, key=key, value=value))
         leaves = [None] * self.form.num_leaves
         leaves[0] = self.out(attended.flatten(2))
         return tree_unflatten(leaves, self.form)

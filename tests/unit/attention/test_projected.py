@@ -47,6 +47,17 @@ def assert_equal_outcomes(backend, case, layer=1):
     assert not all(map(torch.equal, before, after))
 
 
+def test_rows_that_need_a_gradient_get_one(make_case):
+    case = make_case([9, 20], width=3, page_size=4)
+    backend = case.backend(SdpaAttention)
+    heads = heads_of(case)
+    metadata = backend.metadata(case.mode, case.inputs)
+    heads.qkv.requires_grad_()
+    out = backend.attend_projected(1, heads, case.out_cache_loc, metadata)
+    out.sum().backward()
+    assert heads.qkv.grad.abs().sum() > 0
+
+
 @pytest.mark.parametrize("backend_type", BACKENDS)
 @pytest.mark.parametrize(
     "options",
