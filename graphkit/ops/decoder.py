@@ -1,7 +1,7 @@
-"""Parts of a decoder layer other than its products: norms, rotation, the gate.
+"""Parts of a decoder layer other than its products: inputs, norms, rotation, the gate.
 
-Dimensions: T rows, S parts, H hidden, N query heads, M key and value heads, D head size, F = D / 2,
-C columns of gate and up projection.
+Dimensions: T rows, S parts, H hidden, V vocabulary, N query heads, M key and value heads, D head
+size, F = D / 2, C columns of gate and up projection.
 """
 
 # ruff: noqa: N803 - suffixes of tensor names are dimensions
@@ -76,6 +76,50 @@ def _whole(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return (rows if rows.dim() == 2 else reduce(torch.add, rows.unbind())).to(dtype)
 
 
+def _check_dtypes(args: Any) -> None:
+    """Refuse halves of two dtypes."""
+    if args.embedding.dtype != args.hidden.dtype:
+        raise InputError(
+            f"embed_and_join: embedding is {describe(args.embedding)}, expected the dtype of "
+            f"hidden, {str(args.hidden.dtype).removeprefix('torch.')}.",
+            field="embedding",
+        )
+
+
+@register_op(
+    fake=lambda args: args.hidden.new_empty(args.hidden.shape[0], 2 * args.hidden.shape[1]),
+    check=_check_dtypes,
+    differentiable=True,
+)
+def embed_and_join(
+    ids: Annotated[torch.Tensor, "[T] int32 or int64"],
+    embedding: Annotated[torch.Tensor, "[V >= 1, H >= 1] floating-point"],
+    hidden: Annotated[torch.Tensor, "[T, H] floating-point"],
+    embedding_norm: Annotated[torch.Tensor | None, "[H] floating-point"] = None,
+    hidden_norm: Annotated[torch.Tensor | None, "[H] floating-point"] = None,
+    eps: Annotated[float, "eps >= 0"] = 0.0,
+) -> torch.Tensor:
+    """Return the inputs of a draft head: the embedding of each token beside a hidden state.
+
+    A half that has a weight is normalised before by ``rms_norm``: both halves in EAGLE-3
+    (arXiv 2503.01840) and in MTP layers (arXiv 2412.19437), none in EAGLE (arXiv 2401.15077).
+
+    Args:
+        ids: Token of each row. An id outside ``embedding`` is an error on the CPU; on CUDA it
+            counts as the nearest one.
+        embedding: Row of each token.
+        hidden: The hidden states, of the dtype of ``embedding``.
+        embedding_norm: Weight of the norm of embeddings; None for no norm.
+        hidden_norm: Weight of the norm of hidden states; None for no norm.
+        eps: Of the norms.
+
+    Returns:
+        The embeddings in the first H columns and the hidden states behind them, [T, 2 * H].
+    """
+    pairs = (embedding.index_select(0, ids), embedding_norm), (hidden, hidden_norm)
+    return torch.cat([_normalised(rows, weight, eps) for rows, weight in pairs], dim=-1)
+
+
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -147,10 +191,11 @@ def rotated_heads(
     return query.clone(), key.clone(), value.clone()
 
 
-def _normalised(heads: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+def _normalised(rows: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """Return rows [..., C] after ``rms_norm``, or as they are without a weight."""
     if weight is None:
-        return heads
-    return rms_norm(heads.flatten(0, 1), weight, eps).view(heads.shape)
+        return rows
+    return rms_norm(rows.reshape(-1, rows.shape[-1]), weight, eps).view(rows.shape)
 
 
 def _check_floating_caches(args: Any) -> None:

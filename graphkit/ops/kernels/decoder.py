@@ -26,18 +26,14 @@ def normalised(x, scale, weight):
 
 
 @triton.jit
-def rms_norm_kernel(
+def normalise_row(
     out, total, x, residual, weight, eps, size,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """One program per row; ``total`` and ``residual`` are both tensors or both None.
+    """Normalise one row; ``total`` and ``residual`` are both pointers to a row or both None.
 
-    ``x`` has PARTS parts, of ``size`` elements each.
+    ``x`` has PARTS parts, of ``size`` elements each. Its columns are STEP elements apart.
     """
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    row = tl.program_id(0).to(tl.int64) * WIDTH
     lane = tl.arange(0, BLOCK)
     IS_WHOLE: tl.constexpr = WIDTH <= BLOCK
     if IS_WHOLE:  # nothing is read again, and the weights come together with the row
@@ -45,12 +41,13 @@ def rms_norm_kernel(
     squares = tl.zeros([BLOCK], tl.float32)
     for begin in tl.static_range(0, WIDTH, BLOCK):
         inside = begin + lane < WIDTH
-        value = sum_of_parts(x + row + begin + lane, size, inside, PARTS, out.dtype.element_ty)
+        source = x + places(begin + lane, STEP)
+        value = sum_of_parts(source, size, inside, PARTS, out.dtype.element_ty)
         if residual is not None:
             # A sum of two bf16 numbers is exact in float32 before it is rounded.
-            before = tl.load(residual + row + begin + lane, mask=inside, other=0.0)
+            before = tl.load(residual + begin + lane, mask=inside, other=0.0)
             value = (before.to(tl.float32) + value.to(tl.float32)).to(value.dtype)
-            tl.store(total + row + begin + lane, value, mask=inside)
+            tl.store(total + begin + lane, value, mask=inside)
         wide = value.to(tl.float32)
         squares += wide * wide
     scale = tl.rsqrt(tl.sum(squares, 0) / WIDTH + eps)
@@ -59,10 +56,39 @@ def rms_norm_kernel(
     for begin in tl.static_range(0, WIDTH, BLOCK):
         inside = begin + lane < WIDTH
         if not IS_WHOLE:
-            source = x if residual is None else total
-            value = tl.load(source + row + begin + lane, mask=inside, other=0.0)
+            if residual is None:
+                value = tl.load(x + places(begin + lane, STEP), mask=inside, other=0.0)
+            else:
+                value = tl.load(total + begin + lane, mask=inside, other=0.0)
             factor = tl.load(weight + begin + lane, mask=inside, other=0.0)
-        tl.store(out + row + begin + lane, normalised(value, scale, factor), mask=inside)
+        tl.store(out + begin + lane, normalised(value, scale, factor), mask=inside)
+
+
+@triton.jit
+def places(column, STEP: tl.constexpr):
+    """Return the offsets of columns that are STEP elements apart."""
+    if STEP != 1:
+        column = column.to(tl.int64) * STEP
+    return column
+
+
+@triton.jit
+def rms_norm_kernel(
+    out, total, x, residual, weight, eps, size, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, RESIDUAL_ROW: tl.constexpr, STARTS_EARLY: tl.constexpr,
+):  # fmt: skip
+    """One program per row; see ``normalise_row``. Rows of ``residual`` may be spaced."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    if residual is not None:
+        total += row * WIDTH
+        residual += row * RESIDUAL_ROW
+    normalise_row(
+        out + row * WIDTH, total, x + row * WIDTH, residual, weight, eps, size,
+        WIDTH, BLOCK, PARTS, 1,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -77,26 +103,74 @@ def sum_of_parts(pointer, size, mask, PARTS: tl.constexpr, dtype: tl.constexpr):
 def launch_rms_norm(args: Any) -> torch.Tensor:
     """Launch ``rms_norm``."""
     out: torch.Tensor = args.x.new_empty(args.x.shape)
-    _launch_norm(args, out=out, total=None, residual=None)
+    _launch_norm(args, out=out, total=None, residual=None, RESIDUAL_ROW=0)
     return out
 
 
 def launch_add_rms_norm(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch ``add_rms_norm``."""
-    residual = args.residual
+    residual = args.residual if args.residual.stride(1) == 1 else args.residual.contiguous()
     out, total = residual.new_empty(residual.shape), residual.new_empty(residual.shape)
-    _launch_norm(args, out=out, total=total)
+    _launch_norm(args, out=out, total=total, residual=residual, RESIDUAL_ROW=residual.stride(0))
     return out, total
 
 
 def _launch_norm(args: Any, **others: Any) -> None:
     *parts, rows, width = args.x.shape
-    block = min(NORM_BLOCK, triton.next_power_of_2(width))
-    warps = min(16, max(1, block // 256))
     launch(
-        rms_norm_kernel, (rows,), args, size=rows * width, WIDTH=width, BLOCK=block,
-        PARTS=math.prod(parts), num_warps=warps, **others,
+        rms_norm_kernel, (rows,), args, size=rows * width, PARTS=math.prod(parts),
+        **row_block(width), **others,
     )  # fmt: skip
+
+
+def row_block(width: int) -> dict[str, int]:
+    """Return the block in which a program reads a row, and its warps."""
+    block = min(NORM_BLOCK, triton.next_power_of_2(width))
+    return {"WIDTH": width, "BLOCK": block, "num_warps": min(16, max(1, block // 256))}
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def embed_and_join_kernel(
+    out, ids, embedding, hidden, embedding_norm, hidden_norm, eps, tokens, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr, ROW: tl.constexpr, STEP: tl.constexpr, STARTS_EARLY: tl.constexpr,
+):  # fmt: skip
+    """One program per half of a row. The embedding has the strides ROW and STEP."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    half = out + row * 2 * WIDTH
+    if tl.program_id(1) == 0:
+        token = tl.load(ids + row).to(tl.int64)
+        token = tl.minimum(tl.maximum(token, 0), tokens - 1)
+        source = embedding + token * ROW
+        write_half(half, source, embedding_norm, eps, WIDTH, BLOCK, STEP)
+    else:
+        write_half(half + WIDTH, hidden + row * WIDTH, hidden_norm, eps, WIDTH, BLOCK, 1)
+
+
+@triton.jit
+def write_half(out, x, weight, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr):
+    """Normalise a row, or copy it without a weight."""
+    if weight is not None:
+        normalise_row(out, None, x, None, weight, eps, 0, WIDTH, BLOCK, 1, STEP)
+    else:
+        for begin in tl.static_range(0, WIDTH, BLOCK):
+            column = begin + tl.arange(0, BLOCK)
+            value = tl.load(x + places(column, STEP), mask=column < WIDTH, other=0.0)
+            tl.store(out + column, value, mask=column < WIDTH)
+
+
+def launch_embed_and_join(args: Any) -> torch.Tensor:
+    """Launch ``embed_and_join``. An embedding of any strides is read in place."""
+    embedding, (rows, width) = args.embedding, args.hidden.shape
+    out: torch.Tensor = args.hidden.new_empty(rows, 2 * width)
+    launch(
+        embed_and_join_kernel, (rows, 2), args, out=out, embedding=embedding,
+        tokens=len(embedding), ROW=embedding.stride(0), STEP=embedding.stride(1),
+        **row_block(width),
+    )  # fmt: skip
+    return out
 
 
 @triton.jit

@@ -6,10 +6,11 @@ from itertools import product
 
 import torch
 
-from graphkit.ops.decoder import add_rms_norm, rms_norm, rotated_heads, silu_and_mul
+from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, rotated_heads, silu_and_mul
 from graphkit.ops.kv_cache import FP8
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+IDS = (torch.int32, torch.int64)
 ROUNDINGS = 4
 """Roundings of the dtype by which a kernel may differ: sums run in another order."""
 
@@ -30,6 +31,15 @@ def cases(device):
         parts = random(3, rows, width, dtype=torch.float32)
         yield add_rms_norm, (parts, residual, weight, 1e-5)
         yield silu_and_mul, (3 * random(rows, 2 * width, dtype=dtype),)
+        both = random(rows, 2 * width, dtype=dtype)
+        yield add_rms_norm, (x, both[:, width:], weight, 1e-5)  # a view with spaced rows
+    for dtype, rows, width in product(DTYPES, (0, 1, 3, 8), (24, 64, 96, 2304)):
+        found = torch.randint(0, 7, (rows,), generator=generator).to(IDS[rows % 2]).to(device)
+        embedding, hidden = random(7, width, dtype=dtype), random(rows, width, dtype=dtype)
+        norms = random(2, width, dtype=dtype).unbind()
+        yield embed_and_join, (found, embedding, hidden, *norms, 1e-5)
+        yield embed_and_join, (found, embedding.t().contiguous().t(), hidden, norms[0], None, 1e-6)
+        yield embed_and_join, (found, embedding, hidden)
     for dtype, rows, half, has_norm in product(DTYPES, (0, 1, 5), (1, 12, 64), (False, True)):
         frequencies = 1.0 / 10000 ** (torch.arange(half, device=device) / half)
         positions = torch.randint(0, 100_000, (rows,), generator=generator).to(device)

@@ -19,6 +19,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from graphkit.ops.accepted_path import compact_accepted_to_front
 from graphkit.ops.decoder import (
     add_rms_norm,
+    embed_and_join,
     rms_norm,
     rotated_heads,
     silu_and_mul,
@@ -244,6 +245,9 @@ def early_cases():
     rows, weight, ints = zeros(2, 512), zeros(512), zeros(2, dtype=torch.int32)
     yield rms_norm, (rows, weight, 1e-5)
     yield add_rms_norm, (rows, rows, weight, 1e-5)
+    yield add_rms_norm, (rows, zeros(2, 1024)[:, 512:], weight, 1e-5)
+    yield embed_and_join, (ints, rows, rows, weight, weight, 1e-5)
+    yield embed_and_join, (ints.long(), rows, rows)
     yield silu_and_mul, (rows,)
     yield rotated_heads, (rows, ints, zeros(32, dtype=torch.float32), 4, 2)
     cache = zeros(64, 2, 64)
@@ -329,6 +333,7 @@ def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
         op.launch(op.arguments(*args))
     assert seen == {
         "rms_norm_kernel", "silu_and_mul_kernel", "rotated_heads_kernel", "store_kv_kernel",
+        "embed_and_join_kernel",
         "paged_attention_kernel", "join_splits_kernel", "linear_kernel", "sum_parts_kernel",
         "begin_step_kernel", "finish_step_kernel", "store_tokens_kernel", "paged_metadata_kernel",
         "first_draft_rows_kernel", "draft_step_rows_kernel", "verify_rows_kernel",

@@ -1,4 +1,4 @@
-"""Ops of decoder layers: gradients and refusals. ``test_agreement`` compares their values."""
+"""Ops of decoder layers: gradients, fakes and refusals. ``test_agreement`` compares values."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from graphkit import AttentionError, InputError
 from graphkit.ops.decoder import (
     ProjectedHeads,
     add_rms_norm,
+    embed_and_join,
     rms_norm,
     rotated_heads,
     silu_and_mul,
@@ -20,14 +21,15 @@ from graphkit.ops.decoder import (
 from graphkit.ops.kv_cache import FP8, store_kv
 from graphkit.ops.registration import OPS
 
-CASES = runpy.run_path(str(Path(__file__).with_name("decoder_cases.py")))
 ROWS, WIDTH = 3, 8
 FREQUENCIES = torch.tensor([1.0, 0.1])
+CASES = runpy.run_path(str(Path(__file__).with_name("decoder_cases.py")))
 DIFFERENTIABLE = {
     rms_norm: ([ROWS, WIDTH], [WIDTH], 1e-6),
     add_rms_norm: ([ROWS, WIDTH], [ROWS, WIDTH], [WIDTH], 1e-6),
     silu_and_mul: ([ROWS, WIDTH],),
     rotated_heads: ([ROWS, 16], torch.arange(ROWS), FREQUENCIES, 2, 1, [4], [4], 1e-6),
+    embed_and_join: (torch.tensor([1, 0, 1]), [5, WIDTH], [ROWS, WIDTH], [WIDTH], [WIDTH], 1e-6),
 }
 
 
@@ -51,6 +53,27 @@ def test_gradients_are_those_of_the_reference(op):
     expected = gradients(OPS[op.__name__].reference, DIFFERENTIABLE[op])
     for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("op", DIFFERENTIABLE, ids=lambda op: op.__name__)
+def test_the_schema_and_the_fake_are_those_of_the_op(op):
+    overload = getattr(torch.ops.graphkit, op.__name__).default
+    cases = [args for each, args in CASES["cases"](torch.device("cpu")) if each is op]
+    for args in cases[:: len(cases) // 6]:
+        torch.library.opcheck(overload, args, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_inputs_of_a_head_are_the_embedding_and_the_hidden_state():
+    generator = torch.Generator().manual_seed(5)
+    embedding, hidden, *norms = torch.randn(4, 5, 8, generator=generator).unbind()
+    norms = [norm[0] for norm in norms]
+    ids = torch.tensor([4, 0, 4, 1, 2], dtype=torch.int32)
+    normed = rms_norm(embedding[ids], norms[0], 1e-5), rms_norm(hidden, norms[1], 1e-5)
+    joined = embed_and_join(ids, embedding, hidden, *norms, 1e-5)
+    assert torch.equal(joined, torch.cat(normed, 1))
+    assert torch.equal(embed_and_join(ids, embedding, hidden).view(5, 2, 8)[:, 1], hidden)
+    with pytest.raises(IndexError):
+        embed_and_join(ids + 1, embedding, hidden)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -98,6 +121,14 @@ def test_results_that_are_not_used_need_no_gradient():
             r"x is \[1, 3, 4\].*expected \[S, T, H\] = \[1, 2, 4\]",
         ),
         (lambda: silu_and_mul(torch.ones(2, 5)), "expected an even number of columns"),
+        (
+            lambda: embed_and_join(torch.arange(2), torch.ones(3, 4).half(), torch.ones(2, 4)),
+            r"embedding is \[3, 4\] float16 .*expected the dtype of hidden, float32",
+        ),
+        (
+            lambda: embed_and_join(torch.arange(2), torch.ones(3, 4), torch.ones(2, 5)),
+            r"hidden is \[2, 5\].*expected \[T, H\] = \[2, 4\]",
+        ),
         (
             lambda: rotated_heads(torch.ones(2, 9), torch.arange(2), FREQUENCIES, 2, 1),
             r"qkv is \[2, 9\].*expected .*= \[2, 16\]",
