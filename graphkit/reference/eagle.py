@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 
 from graphkit.errors import ConfigError
 from graphkit.quantization import Linear
 from graphkit.reference.config import LlamaConfig
+from graphkit.reference.head_inputs import HeadInputs
 from graphkit.reference.layers import Attend, DecoderLayer
 from graphkit.reference.rope import RotaryEmbedding
 
@@ -97,8 +97,8 @@ class EagleHead(nn.Module):
         self.rotary_emb = RotaryEmbedding(config)
         if has_head:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        # Bound methods, because assigning a module would register it as a submodule.
-        self._embed = (self.embed_tokens if has_embedding else target.embedding).forward
+        self._inputs = HeadInputs(self.embed_tokens if has_embedding else target.embedding)
+        # A bound method, because assigning a module would register it as a submodule.
         self._target_logits = None if has_head else target.logits
 
     def forward(
@@ -116,7 +116,7 @@ class EagleHead(nn.Module):
             input_ids_T, positions_T: [T] int32 or int64.
             hidden_TH, result: [T, H].
         """
-        merged_TH = self.fc(torch.cat((self._embed(input_ids_T), hidden_TH), dim=-1))
+        merged_TH = self.fc(self._inputs(input_ids_T, hidden_TH))
         rotation = self.rotary_emb(positions_T)
         fed_TH: Tensor
         fed_TH, hidden_TH = self.layers[0](merged_TH, merged_TH, rotation, attend)

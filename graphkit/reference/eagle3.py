@@ -1,7 +1,7 @@
 """The draft head of EAGLE-3: features of three target layers and a reduced vocabulary.
 
-Tensor suffixes: T tokens, S parts of a product, H hidden, F features (H or 3 H),
-V draft vocabulary.
+Tensor suffixes: T tokens, S parts of a product, H hidden, I input of attention (2 H), F features
+(H or 3 H), V draft vocabulary.
 """
 # ruff: noqa: N803, N806 -- the suffixes are shapes
 
@@ -16,12 +16,15 @@ from graphkit.errors import ConfigError
 from graphkit.quantization import Linear
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.eagle import HeadTarget, check_fit, check_one_layer
+from graphkit.reference.head_inputs import HeadInputs
 from graphkit.reference.layers import MLP, Attend, Attention, RMSNorm
 from graphkit.reference.rope import RotaryEmbedding, Rotation
 
 
 class Eagle3Layer(nn.Module):
     """A decoder layer whose attention reads the concatenation of embedding and feature.
+
+    The caller applies ``input_norms``.
 
     Args:
         config: Sizes and options of the layer.
@@ -38,15 +41,30 @@ class Eagle3Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(size, eps)
         self.norm_before_residual = norm_before_residual
 
+    @property
+    def input_norms(self) -> tuple[RMSNorm, RMSNorm]:
+        """The norms of embeddings and of features."""
+        return self.input_layernorm, self.hidden_norm
+
     def forward(
-        self, embedded_TH: Tensor, hidden_TH: Tensor, rotation: Rotation, attend: Attend
+        self, normed_TI: Tensor, hidden_TH: Tensor, rotation: Rotation, attend: Attend
     ) -> Tensor:
-        """Return the residual stream after this layer, [T, H]. It starts with the feature."""
-        feature_TH = self.hidden_norm(hidden_TH)
-        both = torch.cat((self.input_layernorm(embedded_TH), feature_TH), dim=-1)
-        mixed_STH: Tensor = self.self_attn(both, rotation, attend)
+        """Run the layer.
+
+        Args:
+            normed_TI: Embeddings and features side by side, after ``input_norms``.
+            hidden_TH: The features, with which the residual stream starts.
+            rotation: Rotation of the rows.
+            attend: Stores keys and values, and attends.
+
+        Shapes:
+            normed_TI: [T, 2 H].
+            hidden_TH: [T, H].
+            result: [T, H], the residual stream after this layer.
+        """
+        mixed_STH: Tensor = self.self_attn(normed_TI, rotation, attend)
         if self.norm_before_residual:
-            hidden_TH = feature_TH
+            hidden_TH = normed_TI[:, hidden_TH.shape[1] :]
         normed_TH, hidden_TH = self.post_attention_layernorm(mixed_STH, hidden_TH)
         fed_TH: Tensor = self.mlp(normed_TH)
         return hidden_TH + fed_TH
@@ -108,8 +126,8 @@ class Eagle3Head(nn.Module):
         has_map = draft_vocab_size is not None
         self.register_buffer("d2t", torch.zeros(vocab_size, dtype=torch.int64) if has_map else None)
         self.rotary_emb = RotaryEmbedding(config)
-        # Bound methods, because assigning a module would register it as a submodule.
-        self._embed = (self.embed_tokens if has_embedding else target.embedding).forward
+        self._inputs = HeadInputs(self.embed_tokens if has_embedding else target.embedding)
+        # A bound method, because assigning a module would register it as a submodule.
         self._target_logits = None if has_head else target.logits
 
     def forward(
@@ -130,8 +148,9 @@ class Eagle3Head(nn.Module):
             result: [T, H], before the final norm.
         """
         hidden_TH = self.fc(hidden_TF) if hidden_TF.shape[1] == self.fc.in_features else hidden_TF
+        normed_TI = self._inputs(input_ids_T, hidden_TH, self.midlayer.input_norms)
         rotation = self.rotary_emb(positions_T)
-        out_TH: Tensor = self.midlayer(self._embed(input_ids_T), hidden_TH, rotation, attend)
+        out_TH: Tensor = self.midlayer(normed_TI, hidden_TH, rotation, attend)
         return out_TH
 
     def logits(self, hidden_TH: Tensor) -> Tensor:

@@ -6,12 +6,12 @@ Tensor suffixes: T tokens, H hidden, V vocabulary.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from graphkit.quantization import Linear
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.eagle import HeadTarget, check_fit
+from graphkit.reference.head_inputs import HeadInputs
 from graphkit.reference.layers import Attend, DecoderLayer, RMSNorm
 from graphkit.reference.rope import RotaryEmbedding
 
@@ -26,11 +26,10 @@ class MTPLayer(DecoderLayer):
         self.eh_proj = Linear(2 * size, size, bias=False)
         self.shared_head = nn.ModuleDict({"norm": RMSNorm(size, eps)})
 
-    def merge(self, embedded_TH: Tensor, hidden_TH: Tensor) -> Tensor:
-        """Return the input of the decoder layer, [T, H]."""
-        both = torch.cat((self.enorm(embedded_TH), self.hnorm(hidden_TH)), dim=-1)
-        merged_TH: Tensor = self.eh_proj(both)
-        return merged_TH
+    @property
+    def input_norms(self) -> tuple[RMSNorm, RMSNorm]:
+        """The norms of embeddings and of features."""
+        return self.enorm, self.hnorm
 
 
 class MTPHead(nn.Module):
@@ -58,8 +57,9 @@ class MTPHead(nn.Module):
         self.config = config
         self.layers = nn.ModuleList(MTPLayer(config, i) for i in range(config.num_hidden_layers))
         self.rotary_emb = RotaryEmbedding(config)
-        # Bound methods, because assigning a module would register it as a submodule.
-        self._embed, self._target_logits = target.embedding.forward, target.logits
+        self._inputs = HeadInputs(target.embedding)
+        # A bound method, because assigning a module would register it as a submodule.
+        self._target_logits = target.logits
 
     def forward(
         self, i: int, input_ids_T: Tensor, hidden_TH: Tensor, positions_T: Tensor, attend: Attend
@@ -79,7 +79,7 @@ class MTPHead(nn.Module):
         """
         layer = self.layers[i]
         assert isinstance(layer, MTPLayer), "self.layers contains MTPLayer only"
-        merged_TH = layer.merge(self._embed(input_ids_T), hidden_TH)
+        merged_TH: Tensor = layer.eh_proj(self._inputs(input_ids_T, hidden_TH, layer.input_norms))
         normed_TH, rotation = layer.input_layernorm(merged_TH), self.rotary_emb(positions_T)
         fed_TH: Tensor
         fed_TH, hidden_TH = layer(normed_TH, merged_TH, rotation, attend)

@@ -17,6 +17,7 @@ from graphkit.reference import (
     LlamaModel,
     MTPHead,
     causal_attend,
+    head_inputs,
 )
 
 LAYER = {
@@ -215,6 +216,66 @@ def test_attend_gets_the_layer_number(eagle, eagle3, mtp, rows):
         mtp(i, ids, hidden, positions, attend)
     assert [layer for layer, *_ in seen] == [0, 0, 2, 0, 1]
     assert {tuple(shapes) for _, *shapes in seen} == {((7, 4, 24), (7, 2, 24), (7, 2, 24))}
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """The ids of each call of the op that joins the inputs of a head."""
+    calls, op = [], head_inputs.embed_and_join
+
+    def call(ids, *others):
+        calls.append(ids)
+        return op(ids, *others)
+
+    monkeypatch.setattr(head_inputs, "embed_and_join", call)
+    return calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "eagle3 normed", "mtp"])
+def test_one_op_joins_the_inputs_if_no_gradient_is_recorded(
+    name, dtype, target, rows, joined, request
+):
+    head = request.getfixturevalue(name.split()[0]).to(dtype)
+    target.to(dtype)
+    if name == "eagle3 normed":
+        head.midlayer.norm_before_residual = True
+    ids, hidden, *rest = rows
+    args = ((0,) if name == "mtp" else ()) + (ids, hidden.to(dtype), *rest)
+    with torch.no_grad():
+        got = head(*args)
+    assert len(joined) == 1
+    assert torch.equal(head(*args), got)
+    assert len(joined) == 1, "the modules ran"
+
+
+class Scaled(torch.nn.Embedding):
+    """An embedding that does more than to look rows up."""
+
+    def forward(self, ids):
+        return 2 * super().forward(ids)
+
+
+class Stored(torch.nn.Parameter):
+    """A weight of another type, as quantised ones are."""
+
+
+@pytest.mark.parametrize("kind", ["plain", "scaled", "limited", "replaced", "stored", "float64"])
+@torch.no_grad()
+def test_other_embeddings_run_as_modules(kind, rows, joined):
+    embedding = Scaled(96, 64) if kind == "scaled" else torch.nn.Embedding(96, 64)
+    if kind == "limited":
+        embedding.max_norm = 1e6
+    elif kind == "replaced":
+        embedding.forward = Scaled.forward.__get__(Scaled(96, 64))
+    elif kind == "stored":
+        embedding.weight = Stored(embedding.weight.data)
+    elif kind == "float64":
+        embedding.double()
+    ids, hidden, *_ = rows
+    got = head_inputs.HeadInputs(embedding)(ids, hidden)
+    assert len(joined) == (kind == "plain")
+    assert torch.equal(got, torch.cat((embedding(ids), hidden), 1))
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])

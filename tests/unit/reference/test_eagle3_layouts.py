@@ -62,7 +62,7 @@ def test_speculators_nest_the_configuration_and_number_the_layer(
     entries = {"transformer_layer_config": eagle3.config.to_dict(), **AUTHORS}
     head = load(renamed, entries | {"norm_before_residual": is_normed})
     assert head.aux_layers == (0, 1, 2)
-    head._embed = eagle3._embed
+    head._inputs = eagle3._inputs
     assert torch.equal(head(*rows), eagle3(*rows))
     assert torch.equal(head.embed_tokens.weight, renamed["embed_tokens.weight"])
 
