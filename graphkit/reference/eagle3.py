@@ -8,6 +8,7 @@ Tensor suffixes: T tokens, S parts of a product, H hidden, I input of attention 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from graphkit.reference.rope import RotaryEmbedding, Rotation
 class Eagle3Layer(nn.Module):
     """A decoder layer whose attention reads the concatenation of embedding and feature.
 
-    The caller applies ``input_norms``.
+    The caller applies ``input_norms``, and adds the result of the MLP to the residual stream.
 
     Args:
         config: Sizes and options of the layer.
@@ -47,8 +48,14 @@ class Eagle3Layer(nn.Module):
         return self.input_layernorm, self.hidden_norm
 
     def forward(
-        self, normed_TI: Tensor, hidden_TH: Tensor, rotation: Rotation, attend: Attend
-    ) -> Tensor:
+        self,
+        normed_TI: Tensor,
+        hidden_TH: Tensor,
+        rotation: Rotation,
+        attend: Attend,
+        *,
+        in_parts: bool = False,
+    ) -> tuple[Tensor, Tensor]:
         """Run the layer.
 
         Args:
@@ -56,18 +63,20 @@ class Eagle3Layer(nn.Module):
             hidden_TH: The features, with which the residual stream starts.
             rotation: Rotation of the rows.
             attend: Stores keys and values, and attends.
+            in_parts: Whether the result of the MLP is in parts, for a norm.
+
+        Returns:
+            The result of the MLP, and the residual stream to which the caller adds it.
 
         Shapes:
             normed_TI: [T, 2 H].
-            hidden_TH: [T, H].
-            result: [T, H], the residual stream after this layer.
+            hidden_TH, results: [T, H]; in parts, the first result is [S, T, H].
         """
         mixed_STH: Tensor = self.self_attn(normed_TI, rotation, attend)
         if self.norm_before_residual:
             hidden_TH = normed_TI[:, hidden_TH.shape[1] :]
         normed_TH, hidden_TH = self.post_attention_layernorm(mixed_STH, hidden_TH)
-        fed_TH: Tensor = self.mlp(normed_TH)
-        return hidden_TH + fed_TH
+        return self.mlp(normed_TH, in_parts=in_parts), hidden_TH
 
 
 class Eagle3Head(nn.Module):
@@ -130,9 +139,31 @@ class Eagle3Head(nn.Module):
         # A bound method, because assigning a module would register it as a submodule.
         self._target_logits = None if has_head else target.logits
 
+    @overload
     def forward(
         self, input_ids_T: Tensor, hidden_TF: Tensor, positions_T: Tensor, attend: Attend
-    ) -> Tensor:
+    ) -> Tensor: ...
+
+    @overload
+    def forward(
+        self,
+        input_ids_T: Tensor,
+        hidden_TF: Tensor,
+        positions_T: Tensor,
+        attend: Attend,
+        *,
+        with_logits: Literal[True],
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def forward(
+        self,
+        input_ids_T: Tensor,
+        hidden_TF: Tensor,
+        positions_T: Tensor,
+        attend: Attend,
+        *,
+        with_logits: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Run the head over flat tokens.
 
         Args:
@@ -141,21 +172,34 @@ class Eagle3Head(nn.Module):
                 step.
             positions_T: Position of each row in its request.
             attend: Stores keys and values and attends; called with layer 0.
+            with_logits: Whether to return the logits of all rows, too. One kernel then adds the
+                result of the layer to the residual stream and applies the final norm.
+
+        Returns:
+            The hidden states, before the final norm, or the logits and the hidden states.
 
         Shapes:
             input_ids_T, positions_T: [T] int32 or int64.
             hidden_TF: [T, 3 H] or [T, H].
-            result: [T, H], before the final norm.
+            hidden states: [T, H]. logits: [T, V].
         """
         hidden_TH = self.fc(hidden_TF) if hidden_TF.shape[1] == self.fc.in_features else hidden_TF
         normed_TI = self._inputs(input_ids_T, hidden_TH, self.midlayer.input_norms)
         rotation = self.rotary_emb(positions_T)
-        out_TH: Tensor = self.midlayer(normed_TI, hidden_TH, rotation, attend)
-        return out_TH
+        fed_STH, hidden_TH = self.midlayer(
+            normed_TI, hidden_TH, rotation, attend, in_parts=with_logits
+        )
+        if not with_logits:
+            out_TH: Tensor = hidden_TH + fed_STH
+            return out_TH
+        normed_TH, hidden_TH = self.norm(fed_STH, hidden_TH)
+        return self._logits_of(normed_TH), hidden_TH
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
         """Apply the final norm and the output head: [T, H] to [T, V]."""
-        normed_TH = self.norm(hidden_TH)
+        return self._logits_of(self.norm(hidden_TH))
+
+    def _logits_of(self, normed_TH: Tensor) -> Tensor:
         if self._target_logits is not None:
             return self._target_logits(normed_TH)
         logits_TV: Tensor = self.lm_head(normed_TH)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import TypeGuard, overload
 
 import torch
 
@@ -70,14 +70,14 @@ class EagleForward:
 
     def __call__(self, inputs: DraftInputs | DraftExtendInputs) -> ForwardOutput:
         """Return logits of every row, or of each request's last row in DRAFT_EXTEND."""
-        hidden = self._head(
-            inputs.input_ids,
-            inputs.hidden_states,
-            inputs.positions,
-            _attend(self._attention, inputs, self._head.config),
-        )
-        hidden = _last_rows(inputs, hidden)
-        return ForwardOutput(next_token_logits=self._head.logits(hidden), hidden_states=hidden)
+        head, attend = self._head, _attend(self._attention, inputs, self._head.config)
+        rows = inputs.input_ids, inputs.hidden_states, inputs.positions, attend
+        if isinstance(head, Eagle3Head) and not _needs_last_rows(inputs):
+            logits, hidden = head(*rows, with_logits=True)
+        else:
+            hidden = _last_rows(inputs, head(*rows))
+            logits = head.logits(hidden)
+        return ForwardOutput(next_token_logits=logits, hidden_states=hidden)
 
 
 class DFlashForward:
@@ -194,8 +194,11 @@ def _attend(attention: PagedAttention, inputs: Inputs, config: LlamaConfig) -> A
     return _Attend(attention, inputs.out_cache_loc, inputs.attention, window)
 
 
+def _needs_last_rows(inputs: Inputs) -> TypeGuard[DraftExtendInputs]:
+    """Return whether the mode needs the logits of each request's last row alone."""
+    return isinstance(inputs, DraftExtendInputs) and inputs.width is not None
+
+
 def _last_rows(inputs: Inputs, hidden: torch.Tensor) -> torch.Tensor:
     """Return the rows whose logits the mode needs, so that the output head runs on no others."""
-    if isinstance(inputs, DraftExtendInputs) and inputs.width is not None:
-        return hidden.index_select(0, inputs.last_rows())
-    return hidden
+    return hidden.index_select(0, inputs.last_rows()) if _needs_last_rows(inputs) else hidden

@@ -14,6 +14,8 @@ UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::empty_like")
 MOST = {
     ("EAGLE", 1): (24, 27),
     ("EAGLE", 2): (34, 38),
+    ("EAGLE3", 1): (25, 28),
+    ("EAGLE3", 2): (35, 39),
     ("STANDALONE", 1): (21, 24),
     ("STANDALONE", 2): (29, 33),
     ("MULTI_LAYER_EAGLE", 1): (33, 36),
@@ -29,8 +31,11 @@ nodes.
 """
 
 
-def own_nodes(algorithm, topk, device):
-    """Return the nodes outside of modules by operation, at batch size 2."""
+PRODUCTS = {"aten::mm", "aten::addmm", "graphkit::linear"}
+
+
+def step_nodes(algorithm, topk, device):
+    """Return the nodes of a step at batch size 2."""
     engine = reference_engine(
         algorithm, topk=topk, generation="v3", max_context_len=64, max_batch_size=2,
         batch_sizes=[2], device=device,
@@ -39,6 +44,12 @@ def own_nodes(algorithm, topk, device):
     runner.capture(attribution=Attribution())
     nodes = runner.inspect(2).nodes
     engine.close()
+    return nodes
+
+
+def own_nodes(algorithm, topk, device):
+    """Return the nodes outside of modules by operation."""
+    nodes = step_nodes(algorithm, topk, device)
     own = [node.op for node in nodes if node.module.startswith("(")]
     assert 2 * len(own) < len(nodes), "the models have most nodes"
     return Counter(op for op in own if op.partition(".")[0] not in UNINITIALISED)
@@ -49,3 +60,19 @@ def own_nodes(algorithm, topk, device):
 def test_nodes_between_the_forwards(algorithm, topk, device):
     own = own_nodes(algorithm, topk, device)
     assert own.total() <= MOST[algorithm, topk][device == "cuda"], own
+
+
+@pytest.mark.parametrize(("algorithm", "norms"), [("EAGLE3", 2), ("EAGLE", 1)])
+def test_nodes_of_a_draft_head_around_attention_and_products(algorithm, norms, device):
+    """Of two draft steps and the catch-up. The residual of EAGLE, which has no norm, is a sum."""
+    ops = Counter(
+        node.op
+        for node in step_nodes(algorithm, 1, device)
+        if node.module.startswith(("Eagle3Head", "EagleHead"))
+        and not node.module.endswith("self_attn")
+        and node.op not in PRODUCTS
+    )
+    if algorithm == "EAGLE":
+        assert ops.pop("aten::add.Tensor") == 3
+    each = {"embed_and_join": 1, "add_rms_norm": norms, "silu_and_mul": 1}
+    assert ops == {f"graphkit::{name}": 3 * count for name, count in each.items()}

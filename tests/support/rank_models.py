@@ -123,7 +123,10 @@ def results_of(head):
     hidden = torch.linspace(-1, 1, 7 * size).view(7, size)
     layer = (0,) if isinstance(head, reference.MTPHead) else ()
     out = head(*layer, ids, hidden, positions, attend)
-    return out, head.logits(*layer, out)
+    results = out, head.logits(*layer, out)
+    if isinstance(head, reference.Eagle3Head):
+        results += head(ids, hidden, positions, attend, with_logits=True)
+    return results
 
 
 def make_random_parts():

@@ -157,6 +157,9 @@ def test_eagle3_by_hand(eagle3, target, rows, width, is_normed):
     torch.testing.assert_close(out, decoded(state, both, normed if is_normed else hidden))
     expected = norm(out, eagle3.norm.weight) @ eagle3.lm_head.weight.T
     torch.testing.assert_close(eagle3.logits(out), expected)
+    logits, same = eagle3(ids, features, *rest, with_logits=True)
+    assert torch.equal(same, out)
+    assert torch.equal(logits, eagle3.logits(out))
 
 
 def test_eagle3_tokens_in_the_target_vocabulary(eagle3, target):
@@ -247,6 +250,18 @@ def test_one_op_joins_the_inputs_if_no_gradient_is_recorded(
     assert len(joined) == 1
     assert torch.equal(head(*args), got)
     assert len(joined) == 1, "the modules ran"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_logits_with_the_hidden_states_are_those_of_the_hidden_states(dtype, target, eagle3, rows):
+    ids, hidden, *rest = rows
+    args = ids, hidden.to(dtype), *rest
+    for module in (target, eagle3):
+        module.to(dtype)
+    logits, out = eagle3(*args, with_logits=True)
+    assert torch.equal(out, eagle3(*args))
+    assert torch.equal(logits, eagle3.logits(out))
 
 
 class Scaled(torch.nn.Embedding):
