@@ -35,7 +35,7 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
         args: The op's arguments. The kernel's parameters are read from it by name, tensors made
             contiguous.
         others: Parameters of the kernel that are passed as they are, whether or not ``args`` has
-            them, and launch options such as ``num_warps``.
+            them, tuples of tensors or numbers among them, and launch options such as ``num_warps``.
     """
     if not all(grid):
         return

@@ -42,6 +42,7 @@ from graphkit.ops.paged_metadata import paged_metadata
 from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.ops.refresh import RING_WORDS, refresh
 from graphkit.ops.registration import OPS
+from graphkit.ops.rows import gather_rows, scatter_rows
 from graphkit.ops.step_state import finish_step
 from graphkit.ops.stored_tokens import store_tokens
 from graphkit.ops.target_probs import target_probs
@@ -116,6 +117,20 @@ MAKERS = {name: (op, make) for name, (op, make, _) in CASES.items()} | {
 def compile_only(kernel, *args, grid, warmup, num_warps=4, num_stages=3, launch_pdl=False):
     """Compile a launch with the types of its arguments; None and 1 become constants."""
     types, constants, attributes = {}, {}, {}
+
+    def type_of(place, value, is_constant, is_special):
+        if isinstance(value, tuple) and not is_constant:
+            parts = enumerate(value)
+            return tuple(type_of((*place, i), each, False, is_special) for i, each in parts)
+        is_one = isinstance(value, int) and value == 1 and is_special
+        if is_constant or value is None or is_one:
+            constants[place] = value
+            return "constexpr"
+        if isinstance(value, torch.Tensor):
+            attributes[place] = [["tt.divisibility", 16]]  # as memory of torch's allocator
+            return f"*{LETTERS[value.dtype]}"
+        return "i32" if isinstance(value, int) else "fp32"
+
     for index, (parameter, value) in enumerate(zip(kernel.params, args, strict=True)):
         is_special = parameter.name not in (kernel.do_not_specialize or ())
         is_one = isinstance(value, int) and value == 1 and is_special
@@ -129,6 +144,10 @@ def compile_only(kernel, *args, grid, warmup, num_warps=4, num_stages=3, launch_
             types[parameter.name] = "i32" if isinstance(value, int) else "fp32"
     make_source = GluonASTSource if kernel.is_gluon() else ASTSource
     source = make_source(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
+
+
+        types[parameter.name] = type_of((index,), value, parameter.is_constexpr, is_special)
+    source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
     options = {"num_warps": num_warps, "num_stages": num_stages, "launch_pdl": launch_pdl}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
@@ -303,6 +322,9 @@ def early_step_cases():
     yield paged_metadata, (longs, ints, table, 16, 4, 5, 5)
     yield build_tree, (longs, tokens, tokens[:, :4], tokens[:, :4], ints, 3, 2, 5)
     yield compact_accepted_to_front, (zeros(15, 64), table[:, :4], 5)
+    yield gather_rows, (zeros(15, 4096), longs)
+    yield gather_rows, (zeros(4096, 15).t(), ints)
+    yield scatter_rows, ([zeros(9, 4096), tokens], [zeros(3, 4096), tokens], longs)
     cache = zeros(64, 2, 64)
     yield move_kv, ([cache], buffer_table([cache]), longs, longs)
     words, pairs = zeros(64, dtype=torch.int64), zeros(3, 2, dtype=torch.int32)
@@ -343,4 +365,7 @@ def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
         "accepted_moves_kernel", "compact_accepted_to_front_kernel", "move_kv_kernel",
         "fetch_kernel", "copy_kernel", "scan_logits_kernel", "select_weights_kernel",
         "write_probs_kernel", "join_argmax_kernel", "join_candidates_kernel",
+
+
+        "write_probs_kernel", "gather_rows_kernel", "scatter_rows_kernel",
     }  # fmt: skip

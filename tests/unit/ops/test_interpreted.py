@@ -14,6 +14,7 @@ FILES = (
     HERE / "interpreted_loops.py",
     HERE / "interpreted_philox.py",
     HERE / "interpreted_quantized.py",
+    HERE / "interpreted_rows.py",
     HERE / "interpreted_slots.py",
     HERE / "interpreted_steps.py",
     HERE / "interpreted_tree.py",

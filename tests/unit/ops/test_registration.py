@@ -24,8 +24,8 @@ from graphkit.ops.target_probs import target_probs
 MODULES = (
     "accepted_path", "decoder", "device_loop", "draft_length", "index_scores", "kv_cache", "linear",
     "logits", "ngram", "paged_attention", "paged_metadata", "quantized_linear", "refresh",
-    "rejection", "sampling", "step_rows", "step_state", "stored_tokens", "target_probs", "tree",
-    "tree_growth", "verification",
+    "rejection", "rows", "sampling", "step_rows", "step_state", "stored_tokens", "target_probs",
+    "tree", "tree_growth", "verification",
 )  # fmt: skip
 PUBLIC = [getattr(graphkit.ops, name) for name in graphkit.ops.__all__]
 INTERNAL = [

@@ -1,0 +1,92 @@
+"""Rows of tensors for CUDA. Contracts: ``graphkit.ops.rows``."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from graphkit.ops.kernels.launch import launch
+
+MAX_BLOCK = 1024
+"""Columns of a program."""
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Dtypes to copy rows as, by bytes per element."""
+
+
+@triton.jit(do_not_specialize=["rows"])
+def gather_rows_kernel(
+    out, source, index, rows, WIDTH: tl.constexpr, ROW: tl.constexpr, STEP: tl.constexpr,
+    BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr,
+):  # fmt: skip
+    """One program per row and BLOCK of its columns. The source has the strides ROW and STEP."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    to = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(index + to).to(tl.int64)
+    row = tl.minimum(tl.maximum(row, 0), rows - 1)
+    place = column
+    if STEP != 1:
+        place = column.to(tl.int64) * STEP
+    value = tl.load(source + row * ROW + place, mask=column < WIDTH)
+    tl.store(out + to * WIDTH + column, value, mask=column < WIDTH)
+
+
+def launch_gather_rows(args: Any) -> torch.Tensor:
+    """Launch ``gather_rows``."""
+    source, count = args.source, len(args.index)
+    out: torch.Tensor = source.new_empty(count, *source.shape[1:])
+    # Rows of more dimensions are copied only if their elements are not evenly spaced.
+    flat = source[:, None] if source.dim() == 1 else source.flatten(1)
+    width = flat.shape[1]
+    launch(
+        gather_rows_kernel, (count, triton.cdiv(width, MAX_BLOCK)), args, out=_words(out),
+        source=_words(flat), rows=len(flat), WIDTH=width, ROW=flat.stride(0), STEP=flat.stride(1),
+        **_block(width),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["rows"])
+def scatter_rows_kernel(
+    targets, sources, widths, index, rows, BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr
+):
+    """One program per row and BLOCK columns, for all tensors of the tuples."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    to = tl.load(index + row).to(tl.int64)
+    is_row = (to >= 0) & (to < rows)
+    for each in tl.static_range(len(targets)):
+        width = widths[each]
+        inside = is_row & (column < width)
+        value = tl.load(sources[each] + row * width + column, mask=inside)
+        tl.store(targets[each] + to * width + column, value, mask=inside)
+
+
+def launch_scatter_rows(args: Any) -> None:
+    """Launch ``scatter_rows``."""
+    count = len(args.index)
+    if not count or not args.targets:
+        return
+    widths = tuple(source[0].numel() for source in args.sources)
+    launch(
+        scatter_rows_kernel, (count, triton.cdiv(max(widths), MAX_BLOCK)), args,
+        targets=tuple(map(_words, args.targets)), widths=widths, rows=len(args.targets[0]),
+        sources=tuple(_words(source.contiguous()) for source in args.sources),
+        **_block(max(widths)),
+    )  # fmt: skip
+
+
+def _block(width: int) -> dict[str, int]:
+    block = min(MAX_BLOCK, triton.next_power_of_2(max(width, 1)))
+    return {"BLOCK": block, "num_warps": 4 if block > 256 else 1}
+
+
+def _words(rows: torch.Tensor) -> torch.Tensor:
+    """Return the elements of a tensor as integers."""
+    return rows.view(_WORDS[rows.element_size()])
