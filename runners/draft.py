@@ -11,6 +11,7 @@ import torch
 from graphkit.buffers import DraftInputs
 from graphkit.errors import ConfigError
 from graphkit.ops.logits import argmax_rows, top_candidates
+from graphkit.ops.rows import gather_rows
 from graphkit.ops.step_rows import draft_step_rows
 from graphkit.ops.tree import chain_candidates
 from graphkit.runners.outputs import DraftOutput
@@ -51,7 +52,7 @@ class DraftStep(Step[DraftOutput]):
             view.input_ids, view.custom_mask = tree.tokens.flatten(), tree.mask
             view.hidden_states = hidden_states
             if hidden_states is not None:
-                view.hidden_states = hidden_states.index_select(0, tree.rows)
+                view.hidden_states = gather_rows(hidden_states, tree.rows)
             logits, hidden_states = self._run(view, lengths)
             candidates = top_candidates(logits, self.spec.topk, token_map=self.draft_token_map)
             tree.grow(*candidates)

@@ -12,6 +12,7 @@ import torch
 
 from graphkit.buffers import DraftExtendInputs
 from graphkit.ops.logits import top_candidates
+from graphkit.ops.rows import gather_rows
 from graphkit.runners.outputs import DraftExtendOutput, LastRowOutput
 from graphkit.runners.runner import Runner
 from graphkit.runners.step import Step
@@ -57,9 +58,9 @@ def _last_rows(
     )
     last = inputs.last_rows()
     if logits.shape[0] == tokens:
-        logits = logits.index_select(0, last)
+        logits = gather_rows(logits, last)
     if hidden_states is not None and hidden_states.shape[0] == tokens:
-        hidden_states = hidden_states.index_select(0, last)
+        hidden_states = gather_rows(hidden_states, last)
     return logits, hidden_states
 
 

@@ -33,6 +33,7 @@ from graphkit.hf.layout import (
 )
 from graphkit.hf.pools import LayerGroupAttention
 from graphkit.hf.prepare import prepare_model
+from graphkit.ops.rows import gather_rows
 from graphkit.quantization import restore_linears
 from graphkit.reference.checkpoint_folder import StoredWeights
 from graphkit.reference.weight_files import check_tensors
@@ -216,7 +217,7 @@ class MtpForward:
             )
         is_chain = isinstance(inputs, MultiLayerDraftExtendInputs)
         is_packed = isinstance(inputs, DraftExtendInputs) and inputs.width is not None
-        rows = hidden.index_select(0, inputs.last_rows()) if is_chain or is_packed else hidden
+        rows = gather_rows(hidden, inputs.last_rows()) if is_chain or is_packed else hidden
         logits = self._head.logits(rows)
         return ForwardOutput(next_token_logits=logits, hidden_states=hidden if is_chain else rows)
 

@@ -14,7 +14,7 @@ from graphkit.errors import ConfigError
 from graphkit.quantization import Linear
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.head_inputs import HeadInputs
-from graphkit.reference.layers import Attend, DecoderLayer
+from graphkit.reference.layers import Attend, DecoderLayer, Embedding
 from graphkit.reference.rope import RotaryEmbedding
 
 
@@ -91,7 +91,7 @@ class EagleHead(nn.Module):
         check_one_layer(config)
         self.config = config
         if has_embedding:
-            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+            self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.fc = Linear(2 * config.hidden_size, config.hidden_size, bias=fc_bias)
         self.layers = nn.ModuleList([DecoderLayer(config, 0, has_input_norm=False)])
         self.rotary_emb = RotaryEmbedding(config)

@@ -18,7 +18,7 @@ from graphkit.quantization import Linear
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.eagle import HeadTarget, check_fit, check_one_layer
 from graphkit.reference.head_inputs import HeadInputs
-from graphkit.reference.layers import MLP, Attend, Attention, RMSNorm
+from graphkit.reference.layers import MLP, Attend, Attention, Embedding, RMSNorm
 from graphkit.reference.rope import RotaryEmbedding, Rotation
 
 
@@ -126,7 +126,7 @@ class Eagle3Head(nn.Module):
         self.config = config
         self.aux_layers = _checked(aux_layers, target.config.num_hidden_layers)
         if has_embedding:
-            self.embed_tokens = nn.Embedding(config.vocab_size, size)
+            self.embed_tokens = Embedding(config.vocab_size, size)
         self.fc = Linear(3 * size, size, bias=fc_bias)
         self.midlayer = Eagle3Layer(config, norm_before_residual=norm_before_residual)
         self.norm = RMSNorm(size, config.rms_norm_eps)

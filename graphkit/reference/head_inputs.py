@@ -1,6 +1,6 @@
 """What a draft head reads: the embedding of each row's token beside the row's feature.
 
-Tensor suffixes: T tokens, H hidden, 2H the embedding's columns and then the feature's.
+Tensor suffixes: T tokens, H hidden.
 """
 # ruff: noqa: N803, N806 -- the suffixes are shapes
 
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from graphkit.ops.decoder import embed_and_join
-from graphkit.reference.layers import RMSNorm
+from graphkit.reference.layers import Embedding, RMSNorm
+
+_PLAIN = (nn.Embedding.forward, Embedding.forward)
 
 
 class HeadInputs:
@@ -57,7 +59,7 @@ def _table(embedding: nn.Module) -> Tensor | None:
     """Return the rows of an embedding by token; ``None`` if it does more than to look them up."""
     if not isinstance(embedding, nn.Embedding) or embedding.max_norm is not None:
         return None
-    if getattr(embedding.forward, "__func__", None) is not nn.Embedding.forward:
+    if getattr(embedding.forward, "__func__", None) not in _PLAIN:
         return None
     weight: Tensor = embedding.weight
     return weight if type(weight) is nn.Parameter else None  # quantised ones are of other types

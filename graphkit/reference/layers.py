@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from graphkit.ops.decoder import ProjectedHeads, add_rms_norm, rms_norm
 from graphkit.ops.linear import project
 from graphkit.ops.quantized_linear import quantized_linear
+from graphkit.ops.rows import gather_rows
 from graphkit.quantization import Linear, QuantizedLinear, quantize_linears
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.merged_linear import MergedLinear, MergesProjections
@@ -44,6 +45,19 @@ class AttendProjected(Attend, Protocol):
 
     def projected(self, layer: int, heads: ProjectedHeads, /) -> Tensor:
         """Rotate heads and attend in one layer, with the same results: [T, N, D]."""
+
+
+class Embedding(nn.Embedding):
+    """``torch.nn.Embedding``, whose rows are read by ``graphkit::gather_rows``.
+
+    It is ``torch.nn.Embedding`` itself where gradients are recorded.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Embedding
+        """Return the row of each token id, [...] to [..., H]."""
+        if torch.is_grad_enabled():
+            return super().forward(input)
+        return gather_rows(self.weight, input.flatten()).view(*input.shape, self.embedding_dim)
 
 
 class RMSNorm(nn.Module):

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from graphkit.errors import InputError
 from graphkit.reference.config import LlamaConfig
-from graphkit.reference.layers import Attend, DecoderLayer, RMSNorm
+from graphkit.reference.layers import Attend, DecoderLayer, Embedding, RMSNorm
 from graphkit.reference.rope import RotaryEmbedding, Rotation
 
 
@@ -46,7 +46,7 @@ class LlamaDecoder(nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
             DecoderLayer(config, layer) for layer in range(config.num_hidden_layers)
         )

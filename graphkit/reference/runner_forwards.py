@@ -17,6 +17,7 @@ from graphkit.buffers import (
     MultiLayerDraftExtendInputs,
     TargetVerifyInputs,
 )
+from graphkit.ops.rows import gather_rows
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.dflash import DFlashHead
 from graphkit.reference.eagle import EagleHead
@@ -138,7 +139,7 @@ class MTPForward:
             inputs.positions,
             _attend(self._attention, inputs, self._head.config),
         )
-        selected = hidden.index_select(0, inputs.select_index)
+        selected = gather_rows(hidden, inputs.select_index)
         logits = self._head.logits(self._layer, selected)
         return ForwardOutput(next_token_logits=logits, hidden_states=hidden)
 
@@ -201,4 +202,4 @@ def _needs_last_rows(inputs: Inputs) -> TypeGuard[DraftExtendInputs]:
 
 def _last_rows(inputs: Inputs, hidden: torch.Tensor) -> torch.Tensor:
     """Return the rows whose logits the mode needs, so that the output head runs on no others."""
-    return hidden.index_select(0, inputs.last_rows()) if _needs_last_rows(inputs) else hidden
+    return gather_rows(hidden, inputs.last_rows()) if _needs_last_rows(inputs) else hidden

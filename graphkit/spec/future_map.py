@@ -66,14 +66,18 @@ class FutureMap:
                 f"FutureMap.stash got a {type(results).__name__}, expected tensors by name.",
                 field="results",
             )
+        from graphkit.ops.rows import scatter_rows  # imports torch
+
         for name, rows in results.items():
             self._check(name, req_pool_indices, rows)
             if name not in self._buffers:
                 shape = (self.max_running_requests + 1, *rows.shape[1:])
                 self._buffers[name] = rows.new_zeros(shape)
                 self._fresh[name] = req_pool_indices.new_zeros(shape[0])
-            self._buffers[name].index_copy_(0, req_pool_indices, rows)
-            if self.debug:
+        buffers = [self._buffers[name] for name in results]
+        scatter_rows(buffers, list(results.values()), req_pool_indices)
+        if self.debug:
+            for name in results:
                 self._fresh[name].index_fill_(0, req_pool_indices, 1)
 
     def resolve(self, name: str, req_pool_indices: torch.Tensor) -> torch.Tensor:
@@ -84,6 +88,8 @@ class FutureMap:
             ReplayError: Nothing was stashed under that name or, in debug, not since a row was last
                 resolved.
         """
+        from graphkit.ops.rows import gather_rows  # imports torch
+
         self._check_indices(req_pool_indices)
         if type(name) is not str or name not in self._buffers:
             known = ", ".join(self._buffers) or "nothing"
@@ -92,7 +98,7 @@ class FutureMap:
             )
         if self.debug:
             self._consume(name, req_pool_indices)
-        return self._buffers[name].index_select(0, req_pool_indices)
+        return gather_rows(self._buffers[name], req_pool_indices)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the buffer of each name stashed so far, [rows + 1, ...]."""

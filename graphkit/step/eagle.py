@@ -17,6 +17,7 @@ from graphkit.buffers import AcceptedCounts, DraftExtendInputs, DraftInputs
 from graphkit.errors import ConfigError
 from graphkit.ops import create_extend_after_decode_spec_info
 from graphkit.ops.logits import argmax_rows, top_candidates
+from graphkit.ops.rows import gather_rows
 from graphkit.ops.step_rows import first_draft_rows
 from graphkit.runners import (
     DraftExtendOutput,
@@ -199,7 +200,7 @@ class EagleDrafter(Drafter):
         if topk_index is None:
             assert select_index is not None, "extend passes the last rows"
             if self._uses_hidden and hidden_states is not None:
-                hidden_states = hidden_states.index_select(0, select_index)
+                hidden_states = gather_rows(hidden_states, select_index)
             if self._is_chain:
                 topk_index = select_index.new_empty(len(select_index), 1)
                 argmax_rows(topk_index.view(-1), logits, select_index, token_map)

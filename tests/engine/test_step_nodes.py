@@ -12,14 +12,14 @@ from graphkit.reference import reference_engine
 UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::empty_like")
 """Operations of the recorder that have no node on CUDA."""
 MOST = {
-    ("EAGLE", 1): (24, 27),
-    ("EAGLE", 2): (34, 38),
-    ("EAGLE3", 1): (25, 28),
-    ("EAGLE3", 2): (35, 39),
+    ("EAGLE", 1): (23, 26),
+    ("EAGLE", 2): (32, 36),
+    ("EAGLE3", 1): (24, 27),
+    ("EAGLE3", 2): (33, 37),
     ("STANDALONE", 1): (21, 24),
-    ("STANDALONE", 2): (29, 33),
+    ("STANDALONE", 2): (28, 32),
     ("MULTI_LAYER_EAGLE", 1): (33, 36),
-    ("MULTI_LAYER_EAGLE", 2): (46, 53),
+    ("MULTI_LAYER_EAGLE", 2): (45, 52),
     ("NGRAM", 1): (10, 13),
     ("NGRAM", 2): (13, 17),
     ("NONE", 1): (8, 11),

@@ -43,6 +43,7 @@ SIDEWAYS = {
     ("config", "errors"),
     ("hf", "reference"),
     ("records", "errors"),
+    ("spec", "ops"),
     ("testing", "audit"),
 }
 """Imports that are allowed within one level, and that of the package itself."""
