@@ -377,7 +377,7 @@ def test_attention_stops_at_the_end_of_the_page_table(make_case):
 
 @pytest.mark.parametrize(
     ("tiles", "max_keys", "splits"),
-    [(8, 8192, 33), (64, 8192, 4), (256, 8192, 1), (192, 8192, 4), (1, 10**6, 128), (1, 100, 1)],
+    [(8, 8192, 32), (64, 8192, 4), (256, 8192, 1), (192, 8192, 4), (1, 10**6, 128), (1, 100, 1)],
 )
 def test_splits_fill_the_device(tiles, max_keys, splits):
     assert choose_splits(tiles, max_keys, places=264) == splits

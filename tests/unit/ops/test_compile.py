@@ -133,21 +133,9 @@ def compile_only(kernel, *args, grid, warmup, num_warps=4, num_stages=3, launch_
 
     for index, (parameter, value) in enumerate(zip(kernel.params, args, strict=True)):
         is_special = parameter.name not in (kernel.do_not_specialize or ())
-        is_one = isinstance(value, int) and value == 1 and is_special
-        if parameter.is_constexpr or value is None or is_one:
-            constants[parameter.name] = value
-            types[parameter.name] = "constexpr"
-        elif isinstance(value, torch.Tensor):
-            types[parameter.name] = f"*{LETTERS[value.dtype]}"
-            attributes[index,] = [["tt.divisibility", 16]]  # as memory of torch's allocator
-        else:
-            types[parameter.name] = "i32" if isinstance(value, int) else "fp32"
+        types[parameter.name] = type_of((index,), value, parameter.is_constexpr, is_special)
     make_source = GluonASTSource if kernel.is_gluon() else ASTSource
     source = make_source(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
-
-
-        types[parameter.name] = type_of((index,), value, parameter.is_constexpr, is_special)
-    source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
     options = {"num_warps": num_warps, "num_stages": num_stages, "launch_pdl": launch_pdl}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
@@ -365,7 +353,5 @@ def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
         "accepted_moves_kernel", "compact_accepted_to_front_kernel", "move_kv_kernel",
         "fetch_kernel", "copy_kernel", "scan_logits_kernel", "select_weights_kernel",
         "write_probs_kernel", "join_argmax_kernel", "join_candidates_kernel",
-
-
-        "write_probs_kernel", "gather_rows_kernel", "scatter_rows_kernel",
+        "gather_rows_kernel", "scatter_rows_kernel",
     }  # fmt: skip
