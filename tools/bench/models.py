@@ -1,9 +1,11 @@
 """Tokens per second of models of transformers, through graphkit and by transformers itself.
 
 Random weights in bfloat16, greedy, one request and eight. Each kind runs in a process of its own,
-since compiled code and process state of one would change the next. Before that, all kinds run side
-by side without being measured, which fills the caches of torch and Triton. Then each GPU of the
-machine measures one kind at a time. The report is written after each kind.
+since compiled code and process state of one would change the next: all ways of a kind are measured
+in one run. Before that, all kinds run side by side without being measured, which fills the caches
+of torch and Triton. Then each GPU of the machine measures one kind at a time. The report is written
+after each kind. ``--add`` measures the kinds that an earlier report of the same device and versions
+lacks.
 
 - graphkit: device loops (v3), plain and with NGRAM drafts. Random weights repeat themselves, so
   NGRAM shows what long drafts cost and gain, not what a trained model accepts.
@@ -28,6 +30,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import torch
+import transformers
 from rich.console import Console
 
 from graphkit.graphs import environment
@@ -173,10 +176,12 @@ def run_kinds(
             yield future.result()
 
 
-def report(kinds: list[str], rounds: int, seconds: float, out: Path | None) -> BenchReport:
-    """Measure every kind in a process of its own, one at a time on each GPU."""
-    measures: list[Measure] = []
-    failures: list[str] = []
+def report(
+    kinds: Sequence[str], rounds: int, seconds: float, out: Path | None, earlier: BenchReport | None
+) -> BenchReport:
+    """Measure every kind in a process of its own, one at a time on each GPU; add to a report."""
+    measures = [] if earlier is None else list(earlier.measures)
+    failures = [] if earlier is None else str(earlier.settings["failures"]).split("; ")
     gpus = torch.cuda.device_count()
     for printed, failure in run_kinds(kinds, rounds, seconds, gpus, gpus):
         if failure:
@@ -190,15 +195,39 @@ def report(kinds: list[str], rounds: int, seconds: float, out: Path | None) -> B
         result = BenchReport(
             name="models: tokens per second of models of transformers",
             environment=environment(torch.device("cuda", 0)),
-            settings={
-                "prompt": _PROMPT, "new tokens": _NEW, "GPUs": gpus,
-                "failures": "; ".join(failures),
-            },
+            settings={**_settings(), "failures": "; ".join(filter(None, failures))},
             measures=tuple(measures),
-        )  # fmt: skip
+        )
         if out:
             out.write_text(result.to_json())
     return result
+
+
+def _settings() -> dict[str, int | str]:
+    return {"prompt": _PROMPT, "new tokens": _NEW, "transformers": transformers.__version__}
+
+
+def earlier_report(path: Path) -> BenchReport:
+    """Return the report to add kinds to.
+
+    Raises:
+        ValueError: It is of another device, version or size.
+    """
+    found = BenchReport.from_json(path.read_text())
+    kept = {name: found.settings.get(name) for name in _settings()}
+    if (found.environment, kept) != (environment(torch.device("cuda", 0)), _settings()):
+        raise ValueError(f"{path} is a report of another device, version or size.")
+    return found
+
+
+def kinds_of(report: BenchReport) -> set[str]:
+    """Return the kinds of a report that have all settings and graphkit's ways."""
+    last = f"{_BATCHES[-1]} requests", _COMPILED[-1]
+    return {
+        each.setting.partition(",")[0]
+        for each in report.measures
+        if each.setting.endswith(last[0]) and each.variant == last[1]
+    }
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -213,6 +242,9 @@ def main(argv: list[str] | None = None) -> int:
         "--compile", type=int, default=10, metavar="N",
         help="kinds that compile side by side before all are measured; 0 for none (10)",
     )  # fmt: skip
+    parser.add_argument(
+        "--add", action="store_true", help="keep the kinds that --out has, and measure the others"
+    )
     parser.add_argument("--kinds", nargs="+", default=list(DIFFERENT_KINDS), help="model types")
     parser.add_argument("--kind", help="print the results of one kind, a JSON object per line")
     options = parser.parse_args(argv)
@@ -221,11 +253,14 @@ def main(argv: list[str] | None = None) -> int:
             for result in measured(options.kind, torch.device("cuda", 0), options.rounds):
                 print(json.dumps(result), flush=True)
         return 0
+    earlier = earlier_report(options.out) if options.add else None
+    if earlier is not None:
+        options.kinds = [each for each in options.kinds if each not in kinds_of(earlier)]
     if options.compile:
         gpus = torch.cuda.device_count()
         for _ in run_kinds(options.kinds, 0, _KIND_S, options.compile, gpus):
             pass
-    found = report(options.kinds, options.rounds, options.seconds, options.out)
+    found = report(options.kinds, options.rounds, options.seconds, options.out, earlier)
     Console(width=120).print(bench_view(found))
     return 0
 

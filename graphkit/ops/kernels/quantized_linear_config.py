@@ -189,8 +189,11 @@ def choose_stream(
     if rows > FEW_ROWS or outputs % STREAM_TILE or inputs % inputs_of_line:
         return None
     tile, lines, most = STREAM_TILE, inputs // inputs_of_line, 1
-    if outputs % (2 * tile) == 0 and outputs >= 2 * tile * processors:
-        tile *= 2
+    warps, most_programs = 4, STREAM_PROGRAMS
+    if bits == 4 and outputs >= 2 * tile * processors:
+        tile, warps, most_programs = tile // 2, 2, 7
+    elif outputs % (2 * tile) == 0 and outputs >= 2 * tile * processors:
+        tile, most_programs = 2 * tile, most_programs // 2
     tiles = outputs // tile
     if tiles < processors:
         most = max(1, min(lines // STREAM_LINES, STREAM_PROGRAMS * processors // tiles))
@@ -199,8 +202,8 @@ def choose_stream(
     if not equal:
         return None
     splits = equal[-1]
-    stream = Stream(tile, max(8, triton.next_power_of_2(rows)), splits, num_stages=0)
-    programs = min(-(-tiles * splits // processors), STREAM_PROGRAMS * STREAM_TILE // tile)
+    stream = Stream(tile, max(8, triton.next_power_of_2(rows)), splits, 0, warps)
+    programs = min(-(-tiles * splits // processors), most_programs)
     # Scales of 32 bits, and zero points of 16.
     group_bytes = (6 if bits == 4 else 4) * tile * stream.groups(inputs)
     stage_bytes = tile * 128 + 2 * stream.rows * inputs_of_line
