@@ -86,7 +86,7 @@ def test_products_are_captured_without_a_synchronisation(rows):
 
 STREAMS = (
     Stream(64, 8, 1, 2), Stream(64, 8, 4, 3), Stream(128, 16, 2, 5), Stream(32, 8, 2, 4, 1),
-    Stream(64, 32, 1, 3, 2), Stream(128, 8, 1, 5, 8),
+    Stream(64, 32, 1, 3, 2), Stream(128, 8, 1, 5, 8), Stream(32, 8, 1, 3, 2),
 )  # fmt: skip
 
 
