@@ -25,7 +25,7 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
       writes are visible. That kernel has waited for the one before it, and so on: kernels may thus
       call ``gdc_launch_dependents`` at their start.
     - Before ``gdc_wait`` it writes nothing, and reads nothing that a kernel before it may write.
-      Only weights are constant, and may be requested into the L2 cache by then.
+      Only weights are constant, and may be requested or read by then.
     - If it calls ``gdc_launch_dependents``, it waits for nothing but kernels before it, such as
       another rank: programs that start early hold their part of a multiprocessor until it ends.
 
