@@ -42,7 +42,9 @@ from graphkit.benchmarks import copy_bandwidth
 from graphkit.graphs import environment, resolve_device
 from graphkit.ops.decoder import add_rms_norm, rms_norm, silu_and_mul, store_rotated_heads
 from graphkit.ops.kernels.quantized_linear_config import (
+    FEW_ROWS,
     Product,
+    Stream,
     blocks_of_step,
     choose_product,
     choose_splits,
@@ -60,6 +62,8 @@ COUNT = 12
 HEAD_SIZE, CONTEXT = 128, 256
 PROCESSORS = 132
 """Multiprocessors of an H200."""
+BITS = {"linear": 16, "int4": 4}
+"""Bits of a number of each kind of weight; 8 for others."""
 PARTS = 4
 """Processes that compile the configurations of a product."""
 SMALL = {"qkv": (512, 256), "o": (256, 256), "gate_up": (1024, 256), "down": (256, 512)}
@@ -67,6 +71,8 @@ Tensors = Sequence[torch.Tensor | None]
 Layer = Mapping[str, Tensors]
 """The tensors of the weight of each product, in the order of ``LAYERS``."""
 Multiply = Callable[..., torch.Tensor]
+Chosen = Mapping[str, Product | Stream]
+"""The configurations of some products, by their names."""
 
 
 class Chain:
@@ -142,7 +148,7 @@ def by_op(
     name: str,
     tensors: Tensors,
     kind: str,
-    chosen: Mapping[str, Product] | None = None,
+    chosen: Chosen | None = None,
     **result: bool,
 ) -> torch.Tensor:
     """Multiply by the op of a kind of weight, some products with a configuration."""
@@ -213,7 +219,7 @@ def configurations(shape: tuple[int, int], kind: str, rows: int) -> list[Product
     few = [(32, 2, 4), (32, 2, 6), (32, 2, 8), (64, 2, 4), (64, 4, 2), (64, 4, 3), (64, 4, 4)]
     few += [(128, 8, 1), (128, 8, 2), (256, 8, 1)]
     many = [(64, 4, 1), (64, 4, 2), (64, 4, 3), (128, 4, 1), (128, 8, 1), (128, 8, 2), (256, 8, 1)]
-    bits = {"linear": 16, "int4": 4}.get(kind, 8)
+    bits = BITS.get(kind, 8)
     present = choose_product(rows, inputs, outputs, bits, torch.device("cpu"), torch.bfloat16)
     found = []
     if present is not None:
@@ -231,11 +237,37 @@ def configurations(shape: tuple[int, int], kind: str, rows: int) -> list[Product
     return list(dict.fromkeys(found))
 
 
+def streams(shape: tuple[int, int], kind: str, rows: int) -> list[Stream]:
+    """Return ways to stream the weight of a product, as ``configurations`` does others.
+
+    There are none for weights of 16 bits and for many rows.
+    """
+    outputs, inputs = shape
+    bits = BITS.get(kind, 8)
+    if bits == 16 or rows > FEW_ROWS:
+        return []
+    lines, tile, found = inputs * bits // 1024, max(8, 1 << (rows - 1).bit_length()), []
+    for tile_outputs, warps, most in ((32, 2, 8), (64, 2, 4), (64, 4, 4), (64, 4, 6), (128, 4, 2)):
+        tiles = outputs // tile_outputs
+        fitting = [parts for parts in (2, 4, 7, 8) if tiles * parts <= most * PROCESSORS]
+        for parts in [1, *(each for each in fitting if lines % each == 0 and lines // each >= 4)]:
+            stream = Stream(tile_outputs, tile, parts, 2, warps)
+            programs = -(-tiles * parts // PROCESSORS)
+            stage_bytes = tile_outputs * 128 + tile * 2048 // bits
+            table_bytes = 6 * tile_outputs * stream.groups(inputs)
+            for shared in (110_000, 160_000, 220_000):
+                stages = (shared // programs - table_bytes) // stage_bytes
+                stages = min(12, lines // parts + 1, stages)
+                if stages > 1:
+                    found.append(replace(stream, num_stages=stages))
+    return list(dict.fromkeys(found))
+
+
 def compile_some(shape: tuple[int, int], kind: str, rows: int, first: int) -> None:
     """Compile every ``PARTS``-th configuration of a product into the cache of Triton."""
     weight, x = random_inputs(shape, rows, torch.device("cuda"))
     op, tensors = op_and_tensors(kind, weight)
-    for config in configurations(shape, kind, rows)[first::PARTS]:
+    for config in [*configurations(shape, kind, rows), *streams(shape, kind, rows)][first::PARTS]:
         try:
             op.launch(op.arguments(x, *tensors), config)
         except Exception as error:  # a configuration that needs more shared memory, say
@@ -266,7 +298,9 @@ def sweep(
             chain = Chain(layers, random_inputs(shapes["qkv"], count, device)[1])
 
             def us_of(
-                chosen: Mapping[str, Product] | None, kind: str = kind, chain: Chain = chain
+                chosen: Chosen | None,
+                kind: str = kind,
+                chain: Chain = chain,
             ) -> float:
                 run = partial(chain.run, partial(by_op, kind=kind, chosen=chosen))
                 return us_per_call([run], device, rounds) / COUNT
@@ -274,7 +308,7 @@ def sweep(
             for name, shape in shapes.items():
                 setting = f"{name}, {kind}, {count} rows"
                 taken = [(us_of(None), "present")]
-                for config in configurations(shape, kind, count):
+                for config in [*configurations(shape, kind, count), *streams(shape, kind, count)]:
                     try:
                         taken.append((us_of({name: config}), described(config)))
                     except Exception as error:  # as in compile_some
@@ -284,8 +318,13 @@ def sweep(
                     yield Measure(name="layer", value=us, unit="us", setting=setting, variant=text)
 
 
-def described(config: Product) -> str:
+def described(config: Product | Stream) -> str:
     """Return a configuration in one line."""
+    if isinstance(config, Stream):
+        return (
+            f"stream: {config.outputs} outputs, {config.rows} rows, {config.splits} splits, "
+            f"{config.num_warps} warps, {config.num_stages} stages"
+        )
     return (
         f"{config.outputs} outputs, {config.rows} rows, {config.splits} splits, "
         f"{config.num_warps} warps, {config.num_stages} stages, unroll {config.unroll}, "

@@ -15,10 +15,6 @@ in float32, and a second kernel adds them in order. The split depends on the wei
 there are few rows (``FEW_ROWS``): otherwise a row's result does not depend on the other rows.
 
 Where lines of 128 bytes divide a weight, few rows stream it instead (``streamed_linear.py``).
-
-Few rows of numbers of four bits are limited by the conversion, not by memory, if it is left to the
-compiler. ``nibble_ptx`` is its code for sm_90, checked on Triton 3.6.0 and 3.7.1. Triton's
-interpreter runs no PTX: there, ``_numbers`` converts.
 """
 
 from typing import Any
@@ -30,61 +26,17 @@ import triton.language as tl
 from graphkit.ops.kernels.decoder import gate_rows, gated, sum_of_parts
 from graphkit.ops.kernels.launch import launch
 from graphkit.ops.kernels.quantized_linear_config import HALF, Product, Stream, choose_product
+from graphkit.ops.kernels.quantized_numbers import (
+    float8_numbers,
+    nibble_ptx,
+    nibbles,
+    nibbles_by_ptx,
+)
 from graphkit.ops.kernels.streamed_linear import streamed_linear_kernel
 from graphkit.ops.quantized_layout import BLOCK
 
 SUM_BLOCK = 512
 """Results that a program of the second kernel adds."""
-
-
-@triton.jit
-def _float8(loaded, dtype: tl.constexpr):
-    """Return the numbers that bytes hold as float8_e4m3fn, in a dtype that has all of them.
-
-    Through float32, since Triton 3.7 converts to bfloat16 by an instruction of a quarter of the
-    speed.
-    """
-    return loaded.to(tl.float8e4nv, bitcast=True).to(tl.float32).to(dtype)
-
-
-@triton.jit
-def _offset(zero, dtype: tl.constexpr):
-    """Return zero points plus the power of two that ``_numbers`` and ``nibble_ptx`` subtract."""
-    POWER: tl.constexpr = 0x4300 if dtype == tl.bfloat16 else 0x6400
-    return (zero.to(tl.int16) | POWER).to(dtype, bitcast=True)
-
-
-@triton.jit
-def _numbers(loaded, zero, dtype: tl.constexpr, SHIFT: tl.constexpr):
-    """Return the number of four bits from bit SHIFT of each byte less its zero point, of a dtype.
-
-    In 16 bits a number is the lowest bits of a power of two, 128 in bfloat16 and 1024 in float16,
-    from which that power and the zero point are subtracted, exactly. A conversion of integers has
-    a quarter of that speed.
-    """
-    number = loaded.to(tl.int16) >> SHIFT & 15
-    if dtype == tl.float32:
-        number = (number - zero.to(tl.int16)).to(dtype)
-    else:
-        number = _offset(number, dtype) - _offset(zero, dtype)
-    return number
-
-
-@triton.jit
-def _numbers_by_ptx(loaded, zero, x, PTX: tl.constexpr, PACK: tl.constexpr):
-    """Return what ``_numbers`` does, by PTX. Zero is None for 8, x points to the dtype."""
-    dtype = x.dtype.element_ty
-    OUT: tl.constexpr = "=&r" if PACK == 2 else "=&r,=&r"
-    IN: tl.constexpr = ",h" if PACK == 2 else ",r"
-    if zero is None:
-        number = tl.inline_asm_elementwise(PTX, OUT + IN, [loaded], dtype, True, PACK)
-    else:
-        OFFSETS: tl.constexpr = ",r" if PACK == 2 else ",r,r"
-        loaded, offset = tl.broadcast(loaded, _offset(zero, dtype))
-        number = tl.inline_asm_elementwise(
-            PTX, OUT + IN + OFFSETS, [loaded, offset], dtype, True, PACK
-        )
-    return number
 
 
 @triton.jit
@@ -201,19 +153,19 @@ def linear_kernel(
                     more_zero = _of_block(zero_point, place, column + 1, is_n, SCALE_COLUMNS, ALL_K)
             # The first block is multiplied before the second is converted, to save registers.
             if LOW is not None:
-                low = _numbers_by_ptx(loaded, zero, x, LOW, PACK)
+                low = nibbles_by_ptx(loaded, zero, x, LOW, PACK)
                 total = _add_block(total, low, some, factor, SCALES_BLOCKS, PRECISION)
-                high = _numbers_by_ptx(loaded, more_zero, x, HIGH, PACK)
+                high = nibbles_by_ptx(loaded, more_zero, x, HIGH, PACK)
             else:
                 if zero_point is None:
                     zero = tl.full([BLOCK_N, 1], 8, tl.uint8)
                     more_zero = zero
-                low = _numbers(loaded, zero, x.dtype.element_ty, 0)
+                low = nibbles(loaded, zero, x.dtype.element_ty, 0)
                 total = _add_block(total, low, some, factor, SCALES_BLOCKS, PRECISION)
-                high = _numbers(loaded, more_zero, x.dtype.element_ty, 4)
+                high = nibbles(loaded, more_zero, x.dtype.element_ty, 4)
             total = _add_block(total, high, more, more_factor, SCALES_BLOCKS, PRECISION)
         else:
-            wide = loaded if scale is None else _float8(loaded, x.dtype.element_ty)
+            wide = loaded if scale is None else float8_numbers(loaded, x.dtype.element_ty)
             total = _add_block(total, wide, some, factor, SCALES_BLOCKS, PRECISION)
     if SCALE_COLUMNS == 1 and not SCALES_BLOCKS:
         total *= one_factor
@@ -232,38 +184,6 @@ def linear_kernel(
         part = tl.program_id(2).to(tl.int64) * rows * N
         places = part + t.to(tl.int64)[None, :] * N + n[:, None]
         tl.store(out + places, result, mask=is_n[:, None] & is_t[None, :])
-
-
-def nibble_ptx(dtype: torch.dtype, pack: int, has_zeros: bool) -> tuple[str, str]:
-    """Return PTX that converts ``pack`` bytes to their lower numbers, and to their upper ones.
-
-    Operands are ``pack / 2`` registers of two results, a register of bytes, and ``pack / 2``
-    registers of what ``_offset`` returns, if there are zero points. A register of results takes two
-    bytes, each with four bits of a number, and the upper byte of the power of two above each of
-    them, by one permutation of bytes, and subtracts two offsets. That is 11 instructions for 8
-    numbers, where the compiler emits about 25. PTX ISA: ``prmt``, ``sub{.bf16x2, .f16x2}``.
-
-    Args:
-        dtype: bfloat16 or float16.
-        pack: 4, or 2 where a thread holds bytes in pairs: operands of a warpgroup's products.
-        has_zeros: False for a zero point of 8.
-    """
-    power, eight, subtract = {
-        torch.bfloat16: ("0x43434343", "0x43084308", "sub.rn.bf16x2"),
-        torch.float16: ("0x64646464", "0x64086408", "sub.rn.f16x2"),
-    }[dtype]
-    pairs = pack // 2
-    load = f"mov.b32 n, ${pairs};" if pack == 4 else f"cvt.u32.u16 n, ${pairs};"
-    pack_up = ""
-    for pair, order in list(enumerate(("0x4140", "0x4342")))[:pairs]:
-        offset = f"${pairs + 1 + pair}" if has_zeros else "z"
-        pack_up += f"prmt.b32 ${pair}, n, {power}, {order}; "
-        pack_up += f"{subtract} ${pair}, ${pair}, {offset}; "
-    low, high = (
-        f"{{.reg .b32 n, z; mov.b32 z, {eight}; {load} {shift}and.b32 n, n, 0x0f0f0f0f; {pack_up}}}"
-        for shift in ("", "shr.u32 n, n, 4; ")
-    )
-    return low, high
 
 
 @triton.jit(do_not_specialize=["size"])
@@ -314,13 +234,13 @@ def dequantize_kernel(
         if zero_point is not None:
             zero = _of_block(zero_point, place, column, is_n, SCALE_COLUMNS, False)
             more_zero = _of_block(zero_point, place, more_column, is_n, SCALE_COLUMNS, False)
-        low = _numbers(loaded, zero, tl.float32, 0) * factor
-        high = _numbers(loaded, more_zero, tl.float32, 4) * more_factor.to(tl.float32)
+        low = nibbles(loaded, zero, tl.float32, 0) * factor
+        high = nibbles(loaded, more_zero, tl.float32, 4) * more_factor.to(tl.float32)
         is_low, is_high = is_n[:, None] & (at < K)[None, :], is_n[:, None] & (at + 128 < K)[None, :]
         tl.store(place_out, low.to(out.dtype.element_ty), mask=is_low)
         tl.store(place_out + 128, high.to(out.dtype.element_ty), mask=is_high)
     else:
-        wide = _float8(loaded, tl.float32) * factor
+        wide = float8_numbers(loaded, tl.float32) * factor
         tl.store(place_out, wide.to(out.dtype.element_ty), mask=is_number)
 
 

@@ -44,9 +44,11 @@ by cuBLAS (``tools/bench/results/linear_chain_tiles.json``)."""
 LEAST_BLOCKS = 4
 """Least blocks of inputs of a part: below that, adding the parts costs more than it saves."""
 STREAM_TILE, STREAM_PROGRAMS, STREAM_LINES = 64, 4, 4
-"""Outputs of a program that streams its weight, programs of a multiprocessor, and least lines of
-128 bytes of a part. Where tiles of twice the outputs give each multiprocessor a program, they have
-twice the outputs, and a multiprocessor half of the programs."""
+"""Outputs of a program that streams its weight, most programs of a multiprocessor, and least lines
+of 128 bytes of a part."""
+WIDE_STREAMS = {8: (128, 4, 2), 4: (32, 2, 7)}
+"""Outputs and warps of a program, and most programs of a multiprocessor, by the bits of a number,
+where the outputs give each multiprocessor a program without parts."""
 STREAM_INPUTS = 16384
 """Most inputs of a part, of which shared memory holds all scales."""
 STREAM_STAGES = 3, 12
@@ -188,13 +190,10 @@ def choose_stream(
     inputs_of_line = 1024 // bits
     if rows > FEW_ROWS or outputs % STREAM_TILE or inputs % inputs_of_line:
         return None
-    tile, lines, most = STREAM_TILE, inputs // inputs_of_line, 1
-    warps, most_programs = 4, STREAM_PROGRAMS
-    if bits == 4 and outputs >= 2 * tile * processors:
-        tile, warps, most_programs = tile // 2, 2, 7
-    elif outputs % (2 * tile) == 0 and outputs >= 2 * tile * processors:
-        tile, most_programs = 2 * tile, most_programs // 2
-    tiles = outputs // tile
+    tile, warps, most_programs = STREAM_TILE, 4, STREAM_PROGRAMS
+    if outputs >= 2 * STREAM_TILE * processors and outputs % WIDE_STREAMS[bits][0] == 0:
+        tile, warps, most_programs = WIDE_STREAMS[bits]
+    tiles, lines, most = outputs // tile, inputs // inputs_of_line, 1
     if tiles < processors:
         most = max(1, min(lines // STREAM_LINES, STREAM_PROGRAMS * processors // tiles))
     least = -(-inputs // STREAM_INPUTS)

@@ -64,7 +64,7 @@ def _scale_row(output, N: gl.constexpr, SCALE_ROWS: gl.constexpr):
 
 
 @gluon.jit
-def _offset(zero, x):
+def _zero_offset(zero, x):
     """Return zero points plus the power of two that ``nibble_ptx`` subtracts with them."""
     POWER: gl.constexpr = 0x4300 if x.dtype.element_ty == gl.bfloat16 else 0x6400
     return (zero.to(gl.int16) | POWER).to(x.dtype.element_ty, bitcast=True)
@@ -78,7 +78,7 @@ def _gates_and_ups(tile):
 
 
 @gluon.jit
-def _numbers(loaded, offset, x, PTX: gl.constexpr):
+def _nibbles(loaded, offset, x, PTX: gl.constexpr):
     """Return four bits of each byte less a zero point, by code of ``nibble_ptx``.
 
     ``offset`` is None for a zero point of 8.
@@ -163,13 +163,13 @@ def streamed_linear_kernel(
         view = factors._reinterpret(of_groups.dtype, [GROUPS, BLOCK_N], table)
         view.store(gl.permute(of_groups, (1, 0)))
         if zero_point is not None:
-            offsets = _offset(gl.load(zero_point + place, mask=is_group, other=0), x)
+            offsets = _zero_offset(gl.load(zero_point + place, mask=is_group, other=0), x)
             zeros = gl.allocate_shared_memory(dtype, [GROUPS, BLOCK_N], of_group)
             view = zeros._reinterpret(dtype, [GROUPS, BLOCK_N], table)
             view.store(gl.permute(offsets, (1, 0)))
     elif zero_point is not None:
         own = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, left)), N, BLOCK_N, IS_GATED)
-        zero = _offset(gl.load(zero_point + _scale_row(own, N, SCALE_ROWS)), x)[:, None]
+        zero = _zero_offset(gl.load(zero_point + _scale_row(own, N, SCALE_ROWS)), x)[:, None]
     if STARTS_EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -209,9 +209,9 @@ def streamed_linear_kernel(
             if zeros is not None:
                 low_zero = zeros.index(step * 2).load(gl.SliceLayout(1, left))[:, None]
                 high_zero = zeros.index(step * 2 + 1).load(gl.SliceLayout(1, left))[:, None]
-            low = _numbers(loaded, low_zero, x, LOW)
+            low = _nibbles(loaded, low_zero, x, LOW)
             total = _add_block(total, low, some, factors, step * 2, HAS_GROUPS)
-            high = _numbers(loaded, high_zero, x, HIGH)
+            high = _nibbles(loaded, high_zero, x, HIGH)
             total = _add_block(total, high, more, factors, step * 2 + 1, HAS_GROUPS)
         else:
             # Through float32, as in ``linear_kernel``.

@@ -72,3 +72,25 @@ def test_a_sweep_needs_a_gpu(bench, capsys):
     with pytest.raises(SystemExit):
         bench.main(["--sweep", "--device", "cpu"])
     assert "--sweep needs a CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["fp8 channel", "int4"])
+@pytest.mark.parametrize("rows", [1, 8, 32])
+def test_swept_streams_divide_the_weight_and_share_the_memory(bench, kind, rows):
+    bits = 4 if kind == "int4" else 8
+    for outputs, inputs in bench.LAYERS.values():
+        found = bench.streams((outputs, inputs), kind, rows)
+        assert found
+        for each in found:
+            lines, rest = divmod(inputs * bits // 1024, each.splits)
+            assert rest == 0 == outputs % each.outputs
+            assert 2 <= each.num_stages <= lines + 1
+            programs = -(-(outputs // each.outputs) * each.splits // bench.PROCESSORS)
+            stage = each.outputs * 128 + each.rows * 2048 // bits
+            tables = 6 * each.outputs * each.groups(inputs)
+            assert programs * (each.num_stages * stage + tables) <= 228 * 1024
+
+
+def test_weights_of_16_bits_and_many_rows_have_no_streams(bench):
+    assert bench.streams((4096, 4096), "linear", 1) == []
+    assert bench.streams((4096, 4096), "int4", 33) == []
