@@ -75,9 +75,13 @@ class PagedCache:
             self.pool.set_kv_buffer(layer, loc_T, key_TMD, value_TME)
 
     def store_rotated(self, layer: int, loc_T: torch.Tensor, heads: ProjectedHeads) -> torch.Tensor:
-        """Rotate heads, write their keys and values as ``store``, and return queries, [T, N, D]."""
-        if isinstance(self.pool, MHATokenToKVPool):
-            return self.pool.set_rotated_kv_buffer(layer, loc_T, heads)
+        """Rotate heads, write their keys and values as ``store``, and return queries, [T, N, D].
+
+        A subclass of a pool that overrides ``set_kv_buffer`` gets rotated keys and values.
+        """
+        pool, usual = self.pool, MHATokenToKVPool.set_kv_buffer
+        if isinstance(pool, MHATokenToKVPool) and type(pool).set_kv_buffer is usual:
+            return pool.set_rotated_kv_buffer(layer, loc_T, heads)
         query, key, value = heads.rotated()
         self.store(layer, loc_T, key, value)
         return query

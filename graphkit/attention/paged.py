@@ -214,7 +214,8 @@ class PagedAttention(PooledAttention):
         """Rotate this step's heads, then do as ``attend``, with the same results.
 
         With a pool of keys and values, one kernel rotates the heads and stores them. It has no
-        gradient: rows that need one, and a subclass that overrides ``attend``, run ``attend``.
+        gradient: rows that need one run ``attend``, as do all rows in a subclass that overrides
+        ``attend`` or ``store``.
 
         Args:
             layer: See ``attend``, like all others.
@@ -233,7 +234,8 @@ class PagedAttention(PooledAttention):
             AttentionError: See ``attend``.
         """
         needs_grad = torch.is_grad_enabled() and heads.qkv.requires_grad
-        if needs_grad or type(self).attend is not PagedAttention.attend:
+        own = type(self).attend, type(self).store
+        if needs_grad or own != (PagedAttention.attend, PagedAttention.store):
             return self.attend(
                 layer, *heads.rotated(), out_cache_loc_T, metadata,
                 window=window, softcap=softcap, sinks_N=sinks_N, chunked=chunked,

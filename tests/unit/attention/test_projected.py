@@ -109,6 +109,28 @@ def test_an_own_attend_of_a_subclass_is_called(make_case):
     assert calls == [1, 1]
 
 
+def test_own_stores_of_a_backend_and_of_a_pool_are_called(make_case):
+    calls = []
+
+    class Backend(TritonAttention):
+        def store(self, layer, *args, **options):
+            calls.append("store")
+            super().store(layer, *args, **options)
+
+    class Pool(MHATokenToKVPool):
+        def set_kv_buffer(self, layer, *args):
+            calls.append("set_kv_buffer")
+            super().set_kv_buffer(layer, *args)
+
+    case = make_case([9, 20], width=3)
+    assert_equal_outcomes(case.backend(Backend), case)
+    assert calls == ["store"] * 2
+    pool, (_, keys, size) = case.pool, case.key.shape
+    own = Pool(pool.size, pool.page_size, torch.float32, keys, size, 2, "cpu")
+    assert_equal_outcomes(TritonAttention(case.requests, own), case)
+    assert calls == ["store"] * 2 + ["set_kv_buffer"] * 2
+
+
 def test_a_pool_of_latents_stores_the_rotated_heads():
     pool, other = (MLATokenToKVPool(8, 1, torch.float32, 16, 16, 2, "cpu") for _ in "ab")
     heads, slots = projected(3, 2, 1, 16), torch.tensor([4, 8, 2])
