@@ -6,7 +6,7 @@ from graphkit.attention.metadata import AttentionMetadata
 from graphkit.attention.paged import PagedAttention
 from graphkit.attention.paged_backends import SdpaAttention, TritonAttention
 from graphkit.attention.sparse import IndexRows, SparseAttention
-from graphkit.ops.decoder import ProjectedHeads
+from graphkit.ops.heads import ProjectedHeads
 
 __all__ = [
     "AbsorbedProjections",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from graphkit.kv.pool import TokenToKVPool
-    from graphkit.ops.decoder import ProjectedHeads
+    from graphkit.ops.heads import ProjectedHeads
 
 Pool = MHATokenToKVPool | MLATokenToKVPool
 

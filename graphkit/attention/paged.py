@@ -24,7 +24,7 @@ from graphkit.ops.registration import OPS
 if TYPE_CHECKING:
     from graphkit.config import BufferSizes
     from graphkit.kv.pool import TokenToKVPool
-    from graphkit.ops.decoder import ProjectedHeads
+    from graphkit.ops.heads import ProjectedHeads
     from graphkit.spec.modes import ForwardMode
 
 

@@ -10,7 +10,7 @@ import torch
 
 from graphkit.errors import ConfigError
 from graphkit.kv.pool import TokenToKVPool
-from graphkit.ops.decoder import ProjectedHeads
+from graphkit.ops.heads import ProjectedHeads
 from graphkit.ops.kv_cache import FP8, store_kv
 
 

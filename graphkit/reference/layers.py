@@ -14,7 +14,8 @@ from typing import Protocol, overload, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from graphkit.ops.decoder import ProjectedHeads, add_rms_norm, rms_norm
+from graphkit.ops.decoder import add_rms_norm, rms_norm
+from graphkit.ops.heads import ProjectedHeads
 from graphkit.ops.linear import project
 from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.ops.rows import gather_rows

@@ -8,13 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphkit.ops.decoder import (
-    add_rms_norm,
-    embed_and_join,
-    rms_norm,
-    rotated_heads,
-    store_rotated_heads,
-)
+from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm
+from graphkit.ops.heads import rotated_heads, store_rotated_heads
 from graphkit.ops.kv_cache import store_kv
 
 pytestmark = pytest.mark.gpu

@@ -40,7 +40,8 @@ from torch.nn.functional import linear
 
 from graphkit.benchmarks import copy_bandwidth
 from graphkit.graphs import environment, resolve_device
-from graphkit.ops.decoder import add_rms_norm, rms_norm, silu_and_mul, store_rotated_heads
+from graphkit.ops.decoder import add_rms_norm, rms_norm, silu_and_mul
+from graphkit.ops.heads import store_rotated_heads
 from graphkit.ops.kernels.quantized_linear_config import (
     FEW_ROWS,
     Product,

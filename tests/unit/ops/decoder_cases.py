@@ -6,7 +6,8 @@ from itertools import product
 
 import torch
 
-from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, rotated_heads, silu_and_mul
+from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_and_mul
+from graphkit.ops.heads import rotated_heads
 from graphkit.ops.kv_cache import FP8
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -17,14 +17,8 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from graphkit.ops.accepted_path import compact_accepted_to_front
-from graphkit.ops.decoder import (
-    add_rms_norm,
-    embed_and_join,
-    rms_norm,
-    rotated_heads,
-    silu_and_mul,
-    store_rotated_heads,
-)
+from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_and_mul
+from graphkit.ops.heads import rotated_heads, store_rotated_heads
 from graphkit.ops.kernels import quantized_linear_config
 from graphkit.ops.kernels.push_collectives import (
     SPAN,

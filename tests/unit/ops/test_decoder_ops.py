@@ -9,15 +9,8 @@ import pytest
 import torch
 
 from graphkit import AttentionError, InputError
-from graphkit.ops.decoder import (
-    ProjectedHeads,
-    add_rms_norm,
-    embed_and_join,
-    rms_norm,
-    rotated_heads,
-    silu_and_mul,
-    store_rotated_heads,
-)
+from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_and_mul
+from graphkit.ops.heads import ProjectedHeads, rotated_heads, store_rotated_heads
 from graphkit.ops.kv_cache import FP8, store_kv
 from graphkit.ops.registration import OPS
 

@@ -1,0 +1,131 @@
+"""Heads of a decoder layer for CUDA. Contracts: ``graphkit.ops.heads``."""
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from graphkit.ops.heads import Heads, empty_heads, empty_query
+from graphkit.ops.kernels.decoder import normalised, sum_of_parts
+from graphkit.ops.kernels.kv_cache import scaled
+from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kv_cache import FP8
+
+
+@triton.jit
+def rotated_heads_kernel(
+    query, key, value, loc_T, qkv, positions, inverse_frequencies, query_weight, key_weight,
+    key_scale_M, value_scale_M, eps, size, slots,
+    QUERY_HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, KEY_SLOT: tl.constexpr, VALUE_SLOT: tl.constexpr, IS_FP8: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
+):  # fmt: skip
+    """One program per row and head. ``qkv`` has PARTS parts, of ``size`` elements each.
+
+    ``key`` and ``value`` are caches whose slots are KEY_SLOT and VALUE_SLOT elements apart. Without
+    ``loc_T`` they have a slot per row.
+    """
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    lane = tl.arange(0, BLOCK)
+    inside = lane < HALF
+    slot = row
+    is_slot = row >= 0
+    if loc_T is not None:
+        slot = tl.load(loc_T + row)
+        is_slot = (slot >= 0) & (slot < slots)
+    begin = qkv + (row * (QUERY_HEADS + 2 * KEY_HEADS) + head) * 2 * HALF + lane
+    first = sum_of_parts(begin, size, inside, PARTS, query.dtype.element_ty)
+    second = sum_of_parts(begin + HALF, size, inside, PARTS, query.dtype.element_ty)
+    if head < QUERY_HEADS + KEY_HEADS:
+        if head < QUERY_HEADS:
+            if query_weight is not None:
+                first, second = _normalised_pair(first, second, query_weight, eps, lane, HALF)
+        elif key_weight is not None:
+            first, second = _normalised_pair(first, second, key_weight, eps, lane, HALF)
+        frequency = tl.load(inverse_frequencies + lane, mask=inside, other=0.0)
+        angle = tl.load(positions + row).to(tl.float32) * frequency
+        cos = tl.cos(angle).to(first.dtype).to(tl.float32)
+        sin = tl.sin(angle).to(first.dtype).to(tl.float32)
+        one, two = first.to(tl.float32), second.to(tl.float32)
+        dtype: tl.constexpr = first.dtype
+        # Products are rounded before the sum, as in the reference.
+        first = ((one * cos).to(dtype).to(tl.float32) - (two * sin).to(dtype).to(tl.float32)).to(
+            dtype
+        )
+        second = ((two * cos).to(dtype).to(tl.float32) + (one * sin).to(dtype).to(tl.float32)).to(
+            dtype
+        )
+    if head < QUERY_HEADS:
+        out = query + (row * QUERY_HEADS + head) * 2 * HALF + lane
+        tl.store(out, first, mask=inside)
+        tl.store(out + HALF, second, mask=inside)
+    elif head < QUERY_HEADS + KEY_HEADS:
+        _store_pair(
+            key + slot * KEY_SLOT, key_scale_M, head - QUERY_HEADS, first, second, is_slot, lane,
+            HALF, IS_FP8,
+        )  # fmt: skip
+    else:
+        _store_pair(
+            value + slot * VALUE_SLOT, value_scale_M, head - QUERY_HEADS - KEY_HEADS, first, second,
+            is_slot, lane, HALF, IS_FP8,
+        )  # fmt: skip
+
+
+@triton.jit
+def _store_pair(
+    heads, scale_M, head, first, second, is_slot, lane, HALF: tl.constexpr, IS_FP8: tl.constexpr
+):
+    """Store a head that is held as two halves, in the dtype of a cache, if its slot is inside."""
+    if IS_FP8:
+        first = scaled(first, scale_M, head, is_slot)
+        second = scaled(second, scale_M, head, is_slot)
+    out = heads + head * 2 * HALF + lane
+    inside = is_slot & (lane < HALF)
+    tl.store(out, first.to(heads.dtype.element_ty), mask=inside)
+    tl.store(out + HALF, second.to(heads.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _normalised_pair(first, second, weight, eps, lane, HALF: tl.constexpr):
+    """Normalise a head that is held as two halves."""
+    one, two = first.to(tl.float32), second.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(one * one + two * two, 0) / (2 * HALF) + eps)
+    inside = lane < HALF
+    of_first = tl.load(weight + lane, mask=inside, other=0.0)
+    of_second = tl.load(weight + HALF + lane, mask=inside, other=0.0)
+    return normalised(first, scale, of_first), normalised(second, scale, of_second)
+
+
+def launch_rotated_heads(args: Any) -> Heads:
+    """Launch ``rotated_heads``."""
+    query, key, value = empty_heads(args)
+    _launch_heads(
+        args, query, key, value, loc_T=None, slots=None, key_scale_M=None, value_scale_M=None
+    )
+    return query, key, value
+
+
+def launch_store_rotated_heads(args: Any) -> torch.Tensor:
+    """Launch ``store_rotated_heads``."""
+    query, slots = empty_query(args), len(args.key_cache)
+    _launch_heads(args, query, args.key_cache, args.value_cache, slots=slots)
+    return query
+
+
+def _launch_heads(
+    args: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **others: Any
+) -> None:
+    half = len(args.inverse_frequencies)
+    *parts, rows, columns = args.qkv.shape
+    launch(
+        rotated_heads_kernel, (rows, args.query_heads + 2 * args.key_heads), args,
+        query=query, key=key, value=value, size=rows * columns, PARTS=math.prod(parts),
+        QUERY_HEADS=args.query_heads, KEY_HEADS=args.key_heads, HALF=half,
+        BLOCK=triton.next_power_of_2(half), KEY_SLOT=key.stride(0), VALUE_SLOT=value.stride(0),
+        IS_FP8=key.dtype == FP8, num_warps=1, **others,
+    )  # fmt: skip
