@@ -1,4 +1,4 @@
-"""``tools/bench/models.py``: reports that are measured in several runs."""
+"""``tools/bench/model_kinds.py``: reports that are measured in several runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_kind_that_has_its_last_way_is_complete(bench):
 
 @pytest.mark.usefixtures("_on_a_gpu")
 def test_kinds_are_added_to_a_report_of_the_same_device_and_versions(bench, tmp_path):
-    path = tmp_path / "models.json"
+    path = tmp_path / "model_kinds.json"
     report = report_of(bench, ("llama, 1 requests", "graphkit, NONE"))
     path.write_text(report.to_json())
     assert bench.earlier_report(path) == report

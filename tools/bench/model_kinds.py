@@ -12,7 +12,7 @@ lacks.
 - generate: dynamic cache, static cache (compiled by transformers), and continuous batching, which
   captures CUDA graphs and keeps its manager between calls.
 
-    python tools/bench/models.py --out tools/bench/results/models.json
+    python tools/bench/model_kinds.py --out tools/bench/results/model_kinds.json
 """
 
 from __future__ import annotations
