@@ -74,9 +74,9 @@ def quantized_linear(
     More than 256 rows are limited by arithmetic on CUDA: the weight is then dequantised into memory
     of its own, rounded to the dtype of the rows, and multiplied by cuBLAS. Up to two launches.
 
-    On compute capability 9.0 the weight, its scales and zero points are read while the kernel
-    before runs, if that kernel lets the next one start (programmatic dependent launch). Such a
-    kernel must not write them; kernels of torch do not let the next one start.
+    On compute capability 9.0 the weight, its scales and zero points may be read before the kernels
+    before have ended (programmatic dependent launch). Kernels that write them must have ended
+    before the call: call ``torch.cuda.synchronize``, or replay the call in a graph.
 
     Args:
         x: The rows.

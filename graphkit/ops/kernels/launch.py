@@ -36,6 +36,7 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
             contiguous.
         others: Parameters of the kernel that are passed as they are, whether or not ``args`` has
             them, tuples of tensors or numbers among them, and launch options such as ``num_warps``.
+            ``STARTS_EARLY=False`` keeps a kernel from starting early.
     """
     if not all(grid):
         return
@@ -46,12 +47,12 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
         elif name != "STARTS_EARLY":
             value = getattr(args, name)
             arguments[name] = value.contiguous() if isinstance(value, torch.Tensor) else value
-    if "STARTS_EARLY" in kernel.arg_names:
+    if "STARTS_EARLY" in kernel.arg_names and "STARTS_EARLY" not in arguments:
         # All devices are the same, except that some tensors may be in pinned memory of the host.
         tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
         arguments["STARTS_EARLY"] = any(has_dependent_launch(tensor.device) for tensor in tensors)
-        if arguments["STARTS_EARLY"]:
-            others["launch_pdl"] = True
+    if arguments.get("STARTS_EARLY"):
+        others["launch_pdl"] = True
     kernel[grid](*[arguments[name] for name in kernel.arg_names], **others)
 
 

@@ -325,13 +325,17 @@ def _launch_stream(
 ) -> None:  # fmt: skip
     """Write the parts of the product by ``streamed_linear_kernel``."""
     others = dict(weight)
-    is_packed = others.pop("IS_PACKED")
+    is_packed, numbers = others.pop("IS_PACKED"), others.pop("weight")
+    read_early = args.weight, args.scale, args.zero_point
+    are_in_place = all(each is None or each.is_contiguous() for each in read_early)
+    if not are_in_place or numbers.data_ptr() % 16:
+        others["STARTS_EARLY"] = False  # the kernels before write copies of them
     low, high = None, None
     if is_packed:
         low, high = nibble_ptx(x.dtype, 4, args.zero_point is not None)
     launch(
         streamed_linear_kernel, _grid(stream, len(x), weight), args, out=parts, x=_aligned(x),
-        weight=_aligned(others.pop("weight")), rows=len(x), BITS=4 if is_packed else 8,
+        weight=_aligned(numbers), rows=len(x), BITS=4 if is_packed else 8,
         STEPS=weight["ROW"] // 128 // stream.splits, BLOCK_N=stream.outputs, BLOCK_T=stream.rows,
         STAGES=stream.num_stages, GROUPS=stream.groups(weight["K"]), LOW=low, HIGH=high,
         IS_GATED=is_gated, WARPS=stream.num_warps, num_warps=stream.num_warps, **others,
@@ -345,7 +349,7 @@ def _grid(product: Product | Stream, rows: int, weight: dict[str, Any]) -> tuple
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that starts at a multiple of 16 bytes, as its copies to shared memory do."""
+    """Return a tensor that starts at a multiple of 16 bytes, which copies of 16 bytes need."""
     return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 

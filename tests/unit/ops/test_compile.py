@@ -201,6 +201,29 @@ def test_products_that_stream_their_weight_compile(dtype, rows, result, monkeypa
     assert "linear_kernel" not in compiled
 
 
+@compiles
+def test_copies_of_a_weight_are_not_read_while_the_kernel_before_writes_them(monkeypatch):
+    """The kernels that make a tensor contiguous or aligned run before the product."""
+    early = []
+
+    def run(kernel, *args, launch_pdl=False, **options):
+        if kernel.__name__ == "streamed_linear_kernel":
+            early.append(launch_pdl)
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    monkeypatch.setattr(quantized_linear_config, "has_dependent_launch", lambda _: True)
+    monkeypatch.setattr("graphkit.ops.kernels.launch.has_dependent_launch", lambda _: True)
+    x, scale = zeros(2, 256), zeros(64, 2, dtype=torch.float32)
+    numbers = torch.zeros(64 * 256 + 16, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    weight = numbers[: 64 * 256].view(64, 256)
+    cases = (weight, scale), (numbers[1 : 64 * 256 + 1].view(64, 256), scale)
+    cases += (weight, scale.t().contiguous().t()), (weight.t().contiguous().t(), scale)
+    for each in cases:
+        op = OPS["quantized_linear"]
+        op.launch(op.arguments(x, *each))
+    assert early == [True, False, False, False]
+
+
 @pytest.mark.slow
 @compiles
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
