@@ -11,7 +11,7 @@ from graphkit.ops.attention_layout import has_dense_rows
 from graphkit.ops.kernels.launch import launch
 from graphkit.ops.kv_cache import FP8
 
-_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 """Dtypes to move rows as, by bytes."""
 
 
@@ -106,7 +106,7 @@ def launch_move_kv(args: Any) -> None:
     word = gcd(8, *sizes)
     stride, words = sum(sizes) // word, max(sizes) // word
     block = min(1024, triton.next_power_of_2(words))
-    scratch = torch.empty(pairs * stride, dtype=_WORDS[word], device=args.table.device)
+    scratch = torch.empty(pairs * stride, dtype=WORDS[word], device=args.table.device)
     for scatter in (False, True):
         launch(
             move_kv_kernel, (pairs, len(args.buffers), triton.cdiv(words, block)), args,

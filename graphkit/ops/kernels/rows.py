@@ -6,12 +6,12 @@ import torch
 import triton
 import triton.language as tl
 
+from graphkit.ops.kernels.decoder import places
+from graphkit.ops.kernels.kv_cache import WORDS
 from graphkit.ops.kernels.launch import launch
 
 MAX_BLOCK = 1024
 """Columns of a program."""
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Dtypes to copy rows as, by bytes per element."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -27,10 +27,7 @@ def gather_rows_kernel(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(index + to).to(tl.int64)
     row = tl.minimum(tl.maximum(row, 0), rows - 1)
-    place = column
-    if STEP != 1:
-        place = column.to(tl.int64) * STEP
-    value = tl.load(source + row * ROW + place, mask=column < WIDTH)
+    value = tl.load(source + row * ROW + places(column, STEP), mask=column < WIDTH)
     tl.store(out + to * WIDTH + column, value, mask=column < WIDTH)
 
 
@@ -89,4 +86,4 @@ def _block(width: int) -> dict[str, int]:
 
 def _words(rows: torch.Tensor) -> torch.Tensor:
     """Return the elements of a tensor as integers."""
-    return rows.view(_WORDS[rows.element_size()])
+    return rows.view(WORDS[rows.element_size()])
