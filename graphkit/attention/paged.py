@@ -211,7 +211,7 @@ class PagedAttention(PooledAttention):
         sinks_N: torch.Tensor | None = None,
         chunked: bool = False,
     ) -> torch.Tensor:
-        """Rotate this step's heads, then do as ``attend``, with the same results.
+        """Rotate this step's heads, then store and attend as ``attend`` does.
 
         With a pool of keys and values, one kernel rotates the heads and stores them. It has no
         gradient: rows that need one run ``attend``, as do all rows in a subclass that overrides

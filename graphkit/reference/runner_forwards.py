@@ -182,7 +182,7 @@ class _Attend:
 
     def projected(self, layer: int, heads: ProjectedHeads) -> torch.Tensor:
         """Rotate heads, store keys and values, and attend."""
-        if not hasattr(self.attention, "attend_projected"):  # an own backend
+        if not hasattr(self.attention, "attend_projected"):  # a backend of another class
             return self(layer, *heads.rotated())
         return self.attention.attend_projected(
             layer, heads, self.slots, self.metadata, window=self.window

@@ -47,8 +47,8 @@ STREAM_TILE, STREAM_PROGRAMS, STREAM_LINES = 64, 4, 4
 """Outputs of a program that streams its weight, most programs of a multiprocessor, and least lines
 of 128 bytes of a part."""
 WIDE_STREAMS = {8: (128, 4, 2), 4: (32, 2, 7)}
-"""Outputs and warps of a program, and most programs of a multiprocessor, by the bits of a number,
-where the outputs give each multiprocessor a program without parts."""
+"""Outputs and warps of a program, and most programs of a multiprocessor, for weights with at least
+128 outputs per multiprocessor, by the bits of a number."""
 STREAM_INPUTS = 16384
 """Most inputs of a part, of which shared memory holds all scales."""
 STREAM_STAGES = 3, 12
