@@ -20,12 +20,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -177,54 +179,66 @@ def run_kinds(
 
 
 def report(
-    kinds: Sequence[str], rounds: int, seconds: float, out: Path | None, earlier: BenchReport | None
+    kinds: Sequence[str], rounds: int, seconds: float, out: Path | None, earlier: BenchReport
 ) -> BenchReport:
     """Measure every kind in a process of its own, one at a time on each GPU; add to a report."""
-    measures = [] if earlier is None else list(earlier.measures)
-    failures = [] if earlier is None else str(earlier.settings["failures"]).split("; ")
-    gpus = torch.cuda.device_count()
+    result, gpus = earlier, torch.cuda.device_count()
     for printed, failure in run_kinds(kinds, rounds, seconds, gpus, gpus):
-        if failure:
-            failures.append(failure)
+        measures, failures = list(result.measures), [result.settings["failures"], failure]
         for line in filter(lambda text: text.startswith("{"), printed.splitlines()):
             found = json.loads(line)
             if "error" in found:
                 failures.append(f"{found['setting']}, {found['variant']}: {found['error']}")
             else:
                 measures.append(Measure(name="tokens per second", unit="1/s", **found))
-        result = BenchReport(
-            name="models: tokens per second of models of transformers",
-            environment=environment(torch.device("cuda", 0)),
-            settings={**_settings(), "failures": "; ".join(filter(None, failures))},
-            measures=tuple(measures),
-        )
+        failed = "; ".join(str(each) for each in failures if each)
+        settings = {**result.settings, "failures": failed}
+        result = replace(result, measures=tuple(measures), settings=settings)
         if out:
             out.write_text(result.to_json())
     return result
 
 
-def _settings() -> dict[str, int | str]:
-    return {"prompt": _PROMPT, "new tokens": _NEW, "transformers": transformers.__version__}
+def empty_report() -> BenchReport:
+    """Return a report of this device without results."""
+    return BenchReport(
+        name="models: tokens per second of models of transformers",
+        environment=environment(torch.device("cuda", 0)),
+        settings={
+            "prompt": _PROMPT, "new tokens": _NEW, "layers": SIZES["num_hidden_layers"],
+            "transformers": transformers.__version__, "failures": "",
+        },
+        measures=(),
+    )  # fmt: skip
 
 
 def earlier_report(path: Path) -> BenchReport:
-    """Return the report to add kinds to.
+    """Return the complete kinds of a report, to which others can be added.
 
     Raises:
-        ValueError: It is of another device, version or size.
+        ValueError: The report is of another device, version or size.
     """
-    found = BenchReport.from_json(path.read_text())
-    kept = {name: found.settings.get(name) for name in _settings()}
-    if (found.environment, kept) != (environment(torch.device("cuda", 0)), _settings()):
+    found, here = BenchReport.from_json(path.read_text()), empty_report()
+    settings = {**found.settings, "failures": ""}
+    if replace(found, measures=(), settings=settings) != here:
         raise ValueError(f"{path} is a report of another device, version or size.")
-    return found
+    complete = complete_kinds(found)
+    failures = str(found.settings["failures"]).split("; ")
+    settings["failures"] = "; ".join(each for each in failures if kind_of(each) in complete)
+    measures = tuple(each for each in found.measures if kind_of(each.setting) in complete)
+    return replace(here, measures=measures, settings=settings)
 
 
-def kinds_of(report: BenchReport) -> set[str]:
-    """Return the kinds of a report that have all settings and graphkit's ways."""
+def kind_of(text: str) -> str:
+    """Return the kind that a setting or a failure is about."""
+    return re.split("[,:]", text, maxsplit=1)[0]
+
+
+def complete_kinds(report: BenchReport) -> set[str]:
+    """Return the kinds of a report whose last way at the last batch size was measured."""
     last = f"{_BATCHES[-1]} requests", _COMPILED[-1]
     return {
-        each.setting.partition(",")[0]
+        kind_of(each.setting)
         for each in report.measures
         if each.setting.endswith(last[0]) and each.variant == last[1]
     }
@@ -253,14 +267,15 @@ def main(argv: list[str] | None = None) -> int:
             for result in measured(options.kind, torch.device("cuda", 0), options.rounds):
                 print(json.dumps(result), flush=True)
         return 0
-    earlier = earlier_report(options.out) if options.add else None
-    if earlier is not None:
-        options.kinds = [each for each in options.kinds if each not in kinds_of(earlier)]
+    if options.add and options.out is None:
+        parser.error("--add needs --out, the report to add to.")
+    earlier = earlier_report(options.out) if options.add else empty_report()
+    kinds = [each for each in options.kinds if each not in complete_kinds(earlier)]
     if options.compile:
         gpus = torch.cuda.device_count()
-        for _ in run_kinds(options.kinds, 0, _KIND_S, options.compile, gpus):
+        for _ in run_kinds(kinds, 0, _KIND_S, options.compile, gpus):
             pass
-    found = report(options.kinds, options.rounds, options.seconds, options.out, earlier)
+    found = report(kinds, options.rounds, options.seconds, options.out, earlier)
     Console(width=120).print(bench_view(found))
     return 0
 
