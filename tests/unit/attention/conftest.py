@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.attention.metadata import EXTENDING
 from graphkit.kv import MLATokenToKVPool
@@ -53,6 +54,24 @@ class Case(AttentionBatch):
                 self.inputs.tokens_per_request, self.options.get("window", 0),
                 self.options.get("softcap", 0.0), self.options.get("sinks_N"), None, None,
                 self.options.get("chunked", False))  # fmt: skip
+
+
+class CalledOps(TorchDispatchMode):
+    """Notes the name of each op that is called within it."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def called_ops():
+    """Return a context that has the ``names`` of the ops that are called within it."""
+    return CalledOps()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.attention import SdpaAttention, TritonAttention
 from graphkit.errors import AttentionError, ConfigError
@@ -209,30 +208,20 @@ def test_a_layer_leaves_the_others_alone(make_case):
     assert not case.pool.get_key_buffer(1)[case.out_cache_loc].isnan().any()
 
 
-class _Names(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-def test_each_op_is_seen_as_one(make_case):
+def test_each_op_is_seen_as_one(make_case, called_ops):
     case = make_case([6, 2], width=2, tree=True)
-    with _Names() as seen:
+    with called_ops:
         case.attend(TritonAttention)
     ours = ["paged_metadata", "store_kv", "paged_attention"]
-    assert seen.names == [f"graphkit.{name}.default" for name in ours]
+    assert called_ops.names == [f"graphkit.{name}.default" for name in ours]
 
 
-def test_sdpa_shows_no_host_synchronisation(make_case):
+def test_sdpa_shows_no_host_synchronisation(make_case, called_ops):
     case = make_case([6, 2], width=2, tree=True)
-    with _Names() as seen:
+    with called_ops:
         case.attend(SdpaAttention)
     barred = ("item", "_local_scalar_dense", "nonzero", "masked_select", "unique")
-    assert not [name for name in seen.names if any(word in name for word in barred)]
+    assert not [name for name in called_ops.names if any(word in name for word in barred)]
 
 
 def test_a_wrong_layer_is_refused(make_case):

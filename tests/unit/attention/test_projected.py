@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.attention import ProjectedHeads, SdpaAttention, TritonAttention
 from graphkit.attention.cache import PagedCache
@@ -140,24 +139,14 @@ def test_a_pool_of_latents_stores_the_rotated_heads():
     assert torch.equal(pool.get_key_buffer(1), other.get_key_buffer(1))
 
 
-class _Names(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-def test_one_op_rotates_and_stores(make_case):
+def test_one_op_rotates_and_stores(make_case, called_ops):
     case = make_case([6, 2], width=2, tree=True)
     backend, heads = case.backend(TritonAttention), heads_of(case)
     metadata = backend.metadata(case.mode, case.inputs)
-    with _Names() as seen:
+    with called_ops:
         backend.attend_projected(1, heads, case.out_cache_loc, metadata)
     ours = ["store_rotated_heads", "paged_attention"]
-    assert seen.names == [f"graphkit.{name}.default" for name in ours]
+    assert called_ops.names == [f"graphkit.{name}.default" for name in ours]
 
 
 def test_heads_that_do_not_fit_are_refused(make_case):
