@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphkit.ops.kernels.quantized_linear_config import FEW_ROWS, Product, Stream, choose_product
+from graphkit.ops.kernels.quantized_linear_config import (
+    FEW_ROWS,
+    Product,
+    StreamedProduct,
+    choose_product,
+)
 from graphkit.ops.quantized_layout import packed_numbers
 from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.ops.registration import OPS
@@ -84,20 +89,23 @@ def test_products_are_captured_without_a_synchronisation(rows):
         assert torch.equal(out, quantized_linear(x, *others))
 
 
-STREAMS = (
-    Stream(64, 8, 1, 2), Stream(64, 8, 4, 3), Stream(128, 16, 2, 5), Stream(32, 8, 2, 4, 1),
-    Stream(64, 32, 1, 3, 2), Stream(128, 8, 1, 5, 8), Stream(32, 8, 1, 3, 2),
-)  # fmt: skip
+STREAMED = [
+    StreamedProduct(*each)
+    for each in (
+        (64, 8, 1, 2), (64, 8, 4, 3), (128, 16, 2, 5), (32, 8, 2, 4, 1),
+        (64, 32, 1, 3, 2), (128, 8, 1, 5, 8), (32, 8, 1, 3, 2),
+    )
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("result", [{}, {"gated": True}, {"in_parts": True}], ids=str)
-@pytest.mark.parametrize("stream", STREAMS, ids=str)
-def test_streamed_weights_match_the_reference(stream, result, dtype):
+@pytest.mark.parametrize("product", STREAMED, ids=str)
+def test_streamed_weights_match_the_reference(product, result, dtype):
     op = OPS["quantized_linear"]
     for x, *others in CASES["cases"](CUDA, [dtype], [1, 7, 32], shapes=((256, 1024),)):
         args = x / 16, *others
-        got = op.launch(op.arguments(*args, **result), stream)
+        got = op.launch(op.arguments(*args, **result), product)
         expected = quantized_linear(*on_cpu(args), **result)
         if "in_parts" in result:
             got, expected = got.sum(0).to(dtype), expected[0]
@@ -106,7 +114,7 @@ def test_streamed_weights_match_the_reference(stream, result, dtype):
 
 def test_rows_and_weights_that_are_not_aligned_are_copied():
     for x, weight, *others in CASES["cases"](CUDA, [torch.bfloat16], [3], shapes=((64, 512),)):
-        assert isinstance(choose_product(3, 512, 64, 8, CUDA, x.dtype), Stream)
+        assert isinstance(choose_product(3, 512, 64, 8, CUDA, x.dtype), StreamedProduct)
         bytes_ = torch.empty(weight.numel() + 1, dtype=torch.uint8, device=CUDA)
         shifted = bytes_[1:].view(weight.shape).copy_(weight.view(torch.uint8)).view(weight.dtype)
         unaligned = x.new_empty(x.numel() + 1)[1:].view(x.shape).copy_(x)

@@ -45,7 +45,7 @@ from graphkit.ops.heads import store_rotated_heads
 from graphkit.ops.kernels.quantized_linear_config import (
     FEW_ROWS,
     Product,
-    Stream,
+    StreamedProduct,
     blocks_of_step,
     choose_product,
     choose_splits,
@@ -72,7 +72,7 @@ Tensors = Sequence[torch.Tensor | None]
 Layer = Mapping[str, Tensors]
 """The tensors of the weight of each product, in the order of ``LAYERS``."""
 Multiply = Callable[..., torch.Tensor]
-Chosen = Mapping[str, Product | Stream]
+Chosen = Mapping[str, Product | StreamedProduct]
 """The configurations of some products, by their names."""
 
 
@@ -238,7 +238,7 @@ def configurations(shape: tuple[int, int], kind: str, rows: int) -> list[Product
     return list(dict.fromkeys(found))
 
 
-def streams(shape: tuple[int, int], kind: str, rows: int) -> list[Stream]:
+def streamed_products(shape: tuple[int, int], kind: str, rows: int) -> list[StreamedProduct]:
     """Return ways to stream the weight of a product, as ``configurations`` does others.
 
     There are none for weights of 16 bits and for many rows.
@@ -252,23 +252,28 @@ def streams(shape: tuple[int, int], kind: str, rows: int) -> list[Stream]:
         tiles = outputs // tile_outputs
         fitting = [parts for parts in (2, 4, 7, 8) if tiles * parts <= most * PROCESSORS]
         for parts in [1, *(each for each in fitting if lines % each == 0 and lines // each >= 4)]:
-            stream = Stream(tile_outputs, tile, parts, 2, warps)
+            streamed = StreamedProduct(tile_outputs, tile, parts, 2, warps)
             programs = -(-tiles * parts // PROCESSORS)
             stage_bytes = tile_outputs * 128 + tile * 2048 // bits
-            table_bytes = 6 * tile_outputs * stream.groups(inputs)
+            table_bytes = 6 * tile_outputs * streamed.groups(inputs)
             for shared in (110_000, 160_000, 220_000):
                 stages = (shared // programs - table_bytes) // stage_bytes
                 stages = min(12, lines // parts + 1, stages)
                 if stages > 1:
-                    found.append(replace(stream, num_stages=stages))
+                    found.append(replace(streamed, num_stages=stages))
     return list(dict.fromkeys(found))
+
+
+def candidates(shape: tuple[int, int], kind: str, rows: int) -> list[Product | StreamedProduct]:
+    """Return all configurations of a product that are compared."""
+    return [*configurations(shape, kind, rows), *streamed_products(shape, kind, rows)]
 
 
 def compile_some(shape: tuple[int, int], kind: str, rows: int, first: int) -> None:
     """Compile every ``PARTS``-th configuration of a product into the cache of Triton."""
     weight, x = random_inputs(shape, rows, torch.device("cuda"))
     op, tensors = op_and_tensors(kind, weight)
-    for config in [*configurations(shape, kind, rows), *streams(shape, kind, rows)][first::PARTS]:
+    for config in candidates(shape, kind, rows)[first::PARTS]:
         try:
             op.launch(op.arguments(x, *tensors), config)
         except Exception as error:  # a configuration that needs more shared memory, say
@@ -309,7 +314,7 @@ def sweep(
             for name, shape in shapes.items():
                 setting = f"{name}, {kind}, {count} rows"
                 taken = [(us_of(None), "present")]
-                for config in [*configurations(shape, kind, count), *streams(shape, kind, count)]:
+                for config in candidates(shape, kind, count):
                     try:
                         taken.append((us_of({name: config}), described(config)))
                     except Exception as error:  # as in compile_some
@@ -319,11 +324,11 @@ def sweep(
                     yield Measure(name="layer", value=us, unit="us", setting=setting, variant=text)
 
 
-def described(config: Product | Stream) -> str:
+def described(config: Product | StreamedProduct) -> str:
     """Return a configuration in one line."""
-    if isinstance(config, Stream):
+    if isinstance(config, StreamedProduct):
         return (
-            f"stream: {config.outputs} outputs, {config.rows} rows, {config.splits} splits, "
+            f"streamed: {config.outputs} outputs, {config.rows} rows, {config.splits} splits, "
             f"{config.num_warps} warps, {config.num_stages} stages"
         )
     return (

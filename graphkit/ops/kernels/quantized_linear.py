@@ -25,7 +25,12 @@ import triton.language as tl
 
 from graphkit.ops.kernels.decoder import gate_rows, gated, sum_of_parts
 from graphkit.ops.kernels.launch import launch
-from graphkit.ops.kernels.quantized_linear_config import HALF, Product, Stream, choose_product
+from graphkit.ops.kernels.quantized_linear_config import (
+    HALF,
+    Product,
+    StreamedProduct,
+    choose_product,
+)
 from graphkit.ops.kernels.quantized_numbers import (
     float8_numbers,
     nibble_ptx,
@@ -244,7 +249,9 @@ def dequantize_kernel(
         tl.store(place_out, wide.to(out.dtype.element_ty), mask=is_number)
 
 
-def launch_quantized_linear(args: Any, product: Product | Stream | None = None) -> torch.Tensor:
+def launch_quantized_linear(
+    args: Any, product: Product | StreamedProduct | None = None
+) -> torch.Tensor:
     """Launch ``quantized_linear``, with ``choose_product`` by default."""
     x, numbers, scale = args.x.contiguous(), args.weight.contiguous(), args.scale
     (rows, inputs), outputs = x.shape, len(numbers)
@@ -265,7 +272,7 @@ def launch_quantized_linear(args: Any, product: Product | Stream | None = None) 
 
 
 def launch_product(
-    args: Any, product: Product | Stream, x: torch.Tensor, **weight: Any
+    args: Any, product: Product | StreamedProduct, x: torch.Tensor, **weight: Any
 ) -> torch.Tensor:
     """Launch the product of rows with a weight of any format, and the kernels behind it.
 
@@ -281,8 +288,8 @@ def launch_product(
     columns = outputs // 2 if is_gated else outputs
     dtype = x.dtype if splits == 1 else torch.float32
     parts: torch.Tensor = x.new_empty(splits, rows, columns, dtype=dtype)
-    if isinstance(product, Stream):
-        _launch_stream(args, product, parts, x, is_gated, weight)
+    if isinstance(product, StreamedProduct):
+        _launch_streamed(args, product, parts, x, is_gated, weight)
     else:
         _launch_tiles(args, product, parts, x, is_gated, weight)
     if args.in_parts:
@@ -319,8 +326,8 @@ def _launch_tiles(
     )  # fmt: skip
 
 
-def _launch_stream(
-    args: Any, stream: Stream, parts: torch.Tensor, x: torch.Tensor, is_gated: bool,
+def _launch_streamed(
+    args: Any, product: StreamedProduct, parts: torch.Tensor, x: torch.Tensor, is_gated: bool,
     weight: dict[str, Any],
 ) -> None:  # fmt: skip
     """Write the parts of the product by ``streamed_linear_kernel``."""
@@ -334,15 +341,17 @@ def _launch_stream(
     if is_packed:
         low, high = nibble_ptx(x.dtype, 4, args.zero_point is not None)
     launch(
-        streamed_linear_kernel, _grid(stream, len(x), weight), args, out=parts, x=_aligned(x),
+        streamed_linear_kernel, _grid(product, len(x), weight), args, out=parts, x=_aligned(x),
         weight=_aligned(numbers), rows=len(x), BITS=4 if is_packed else 8,
-        STEPS=weight["ROW"] // 128 // stream.splits, BLOCK_N=stream.outputs, BLOCK_T=stream.rows,
-        STAGES=stream.num_stages, GROUPS=stream.groups(weight["K"]), LOW=low, HIGH=high,
-        IS_GATED=is_gated, WARPS=stream.num_warps, num_warps=stream.num_warps, **others,
+        STEPS=weight["ROW"] // 128 // product.splits, BLOCK_N=product.outputs, BLOCK_T=product.rows,
+        STAGES=product.num_stages, GROUPS=product.groups(weight["K"]), LOW=low, HIGH=high,
+        IS_GATED=is_gated, WARPS=product.num_warps, num_warps=product.num_warps, **others,
     )  # fmt: skip
 
 
-def _grid(product: Product | Stream, rows: int, weight: dict[str, Any]) -> tuple[int, int, int]:
+def _grid(
+    product: Product | StreamedProduct, rows: int, weight: dict[str, Any]
+) -> tuple[int, int, int]:
     """Return the programs of a launch: tiles of outputs, tiles of rows, and parts."""
     tiles = triton.cdiv(weight["N"], product.outputs)
     return tiles, triton.cdiv(rows, product.rows), product.splits

@@ -43,15 +43,15 @@ attention takes 117 us for one row with these, 146 us with 32 outputs and four p
 by cuBLAS (``tools/bench/results/linear_chain_tiles.json``)."""
 LEAST_BLOCKS = 4
 """Least blocks of inputs of a part: below that, adding the parts costs more than it saves."""
-STREAM_TILE, STREAM_PROGRAMS, STREAM_LINES = 64, 4, 4
+STREAMED_TILE, STREAMED_PROGRAMS, STREAMED_LINES = 64, 4, 4
 """Outputs of a program that streams its weight, most programs of a multiprocessor, and least lines
 of 128 bytes of a part."""
-WIDE_STREAMS = {8: (128, 4, 2), 4: (32, 2, 7)}
+WIDE_STREAMED = {8: (128, 4, 2), 4: (32, 2, 7)}
 """Outputs and warps of a program, and most programs of a multiprocessor, for weights with at least
 128 outputs per multiprocessor, by the bits of a number."""
-STREAM_INPUTS = 16384
+STREAMED_INPUTS = 16384
 """Most inputs of a part, of which shared memory holds all scales."""
-STREAM_STAGES = 3, 12
+STREAMED_STAGES = 3, 12
 """Least and most stages of such a program."""
 
 
@@ -91,7 +91,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class StreamedProduct:
     """How a launch of ``streamed_linear_kernel`` divides its work.
 
     Attributes:
@@ -115,12 +115,12 @@ class Stream:
 
 def choose_product(
     rows: int, inputs: int, outputs: int, bits: int, device: torch.device, dtype: torch.dtype
-) -> Product | Stream | None:
+) -> Product | StreamedProduct | None:
     """Return how the kernel runs; ``None`` for a product by cuBLAS.
 
     cuBLAS multiplies by the weight in the dtype of the rows, which is dequantised before. A weight
     of 16 bits is multiplied by the kernel where the kernel can start early and its tiles divide the
-    weight. Few rows stream a quantised weight where ``choose_stream`` finds a way. A weight of 16
+    weight. Few rows stream a quantised weight where ``choose_streamed`` finds a way. A weight of 16
     bits is not streamed, so that the result of a row does not depend on the number of rows.
 
     ``torch._scaled_mm`` is not among the choices: it multiplies float8 with float8, so that rows
@@ -137,9 +137,9 @@ def choose_product(
     """
     processors, shared_bytes = multiprocessors(device)
     if bits <= 8 and dtype in HALF and has_dependent_launch(device):
-        stream = choose_stream(rows, inputs, outputs, bits, processors, shared_bytes)
-        if stream is not None:
-            return stream
+        streamed = choose_streamed(rows, inputs, outputs, bits, processors, shared_bytes)
+        if streamed is not None:
+            return streamed
     if bits > 8:
         starts_early = device.type != "cuda" or has_dependent_launch(device)
         is_divided = outputs % PLAIN_TILE == 0 and inputs % BLOCK == 0
@@ -171,9 +171,9 @@ def choose_product(
     return Product(TILE, tile, splits, num_warps=2, num_stages=min(stages, 4), unroll=unroll)
 
 
-def choose_stream(
+def choose_streamed(
     rows: int, inputs: int, outputs: int, bits: int, processors: int, shared_bytes: int
-) -> Stream | None:
+) -> StreamedProduct | None:
     """Return how to stream a weight; ``None`` for too many rows, or without equal parts of lines.
 
     Whether there is a way, and the number of parts, are the same for all numbers of rows up to
@@ -188,27 +188,27 @@ def choose_stream(
         shared_bytes: Bytes of shared memory of a multiprocessor.
     """
     inputs_of_line = 1024 // bits
-    if rows > FEW_ROWS or outputs % STREAM_TILE or inputs % inputs_of_line:
+    if rows > FEW_ROWS or outputs % STREAMED_TILE or inputs % inputs_of_line:
         return None
-    tile, warps, most_programs = STREAM_TILE, 4, STREAM_PROGRAMS
-    if outputs >= 2 * STREAM_TILE * processors and outputs % WIDE_STREAMS[bits][0] == 0:
-        tile, warps, most_programs = WIDE_STREAMS[bits]
+    tile, warps, most_programs = STREAMED_TILE, 4, STREAMED_PROGRAMS
+    if outputs >= 2 * STREAMED_TILE * processors and outputs % WIDE_STREAMED[bits][0] == 0:
+        tile, warps, most_programs = WIDE_STREAMED[bits]
     tiles, lines, most = outputs // tile, inputs // inputs_of_line, 1
     if tiles < processors:
-        most = max(1, min(lines // STREAM_LINES, STREAM_PROGRAMS * processors // tiles))
-    least = -(-inputs // STREAM_INPUTS)
+        most = max(1, min(lines // STREAMED_LINES, STREAMED_PROGRAMS * processors // tiles))
+    least = -(-inputs // STREAMED_INPUTS)
     equal = [parts for parts in range(least, max(least, most) + 1) if lines % parts == 0]
     if not equal:
         return None
     splits = equal[-1]
-    stream = Stream(tile, max(8, triton.next_power_of_2(rows)), splits, 0, warps)
+    streamed = StreamedProduct(tile, max(8, triton.next_power_of_2(rows)), splits, 0, warps)
     programs = min(-(-tiles * splits // processors), most_programs)
     # Scales of 32 bits, and zero points of 16.
-    group_bytes = (6 if bits == 4 else 4) * tile * stream.groups(inputs)
-    stage_bytes = tile * 128 + 2 * stream.rows * inputs_of_line
+    group_bytes = (6 if bits == 4 else 4) * tile * streamed.groups(inputs)
+    stage_bytes = tile * 128 + 2 * streamed.rows * inputs_of_line
     stages = (shared_bytes // programs - RESERVED_BYTES - group_bytes) // stage_bytes
-    stages = min(max(stages, STREAM_STAGES[0]), STREAM_STAGES[1], lines // splits + 1)
-    return replace(stream, num_stages=stages)
+    stages = min(max(stages, STREAMED_STAGES[0]), STREAMED_STAGES[1], lines // splits + 1)
+    return replace(streamed, num_stages=stages)
 
 
 def blocks_of_step(bits: int) -> int:

@@ -7,12 +7,11 @@ depend on that kernel. Scales and zero points of groups are read before, too.
 
 The operands of a tensor core's instruction may hold the inputs in any order that both share. A
 thread takes 16 consecutive bytes of an output from shared memory, and the same inputs of its row.
-Triton's own layouts take two bytes at a time there.
+The layouts that Triton's compiler chooses take two bytes at a time.
 
-The kernel is written in Gluon, the part of Triton that places the numbers of a tile in threads.
-Gluon is experimental, and Triton's interpreter does not run it: this module alone uses it, checked
-on Triton 3.6.0 and 3.7.1. ``choose_product`` selects the kernel of ``quantized_linear.py`` wherever
-this one cannot run.
+The kernel is written in Gluon, Triton's language with explicit layouts. Gluon is experimental, and
+Triton's interpreter does not run it: this module alone uses it, checked on Triton 3.6.0 and 3.7.1.
+``choose_product`` selects the kernel of ``quantized_linear.py`` wherever this one cannot run.
 """
 
 from triton.experimental import gluon

@@ -76,10 +76,10 @@ def test_a_sweep_needs_a_gpu(bench, capsys):
 
 @pytest.mark.parametrize("kind", ["fp8 channel", "int4"])
 @pytest.mark.parametrize("rows", [1, 8, 32])
-def test_swept_streams_divide_the_weight_and_share_the_memory(bench, kind, rows):
+def test_swept_streamed_products_divide_the_weight_and_share_the_memory(bench, kind, rows):
     bits = 4 if kind == "int4" else 8
     for outputs, inputs in bench.LAYERS.values():
-        found = bench.streams((outputs, inputs), kind, rows)
+        found = bench.streamed_products((outputs, inputs), kind, rows)
         assert found
         for each in found:
             lines, rest = divmod(inputs * bits // 1024, each.splits)
@@ -91,6 +91,6 @@ def test_swept_streams_divide_the_weight_and_share_the_memory(bench, kind, rows)
             assert programs * (each.num_stages * stage + tables) <= 228 * 1024
 
 
-def test_weights_of_16_bits_and_many_rows_have_no_streams(bench):
-    assert bench.streams((4096, 4096), "linear", 1) == []
-    assert bench.streams((4096, 4096), "int4", 33) == []
+def test_weights_of_16_bits_and_many_rows_are_not_streamed(bench):
+    assert bench.streamed_products((4096, 4096), "linear", 1) == []
+    assert bench.streamed_products((4096, 4096), "int4", 33) == []

@@ -191,22 +191,22 @@ def test_parts_of_the_inputs_are_not_empty(inputs, tiles, bits):
 )
 def test_the_parts_of_a_streamed_weight_do_not_depend_on_the_rows(outputs, inputs, bits):
     found = [
-        config.choose_stream(rows, inputs, outputs, bits, 132, 233472)
+        config.choose_streamed(rows, inputs, outputs, bits, 132, 233472)
         for rows in range(1, config.FEW_ROWS + 1)
     ]
     assert len({(each.outputs, each.splits) for each in found}) == 1
-    for rows, stream in enumerate(found, 1):
-        lines, rest = divmod(inputs * bits // 1024, stream.splits)
-        assert rest == 0 == outputs % stream.outputs
-        assert stream.rows >= rows
-        assert 2 <= stream.num_stages <= lines + 1
-        stage = stream.outputs * 128 + stream.rows * 2048 // bits
-        tables = stream.outputs * stream.groups(inputs) * (6 if bits == 4 else 4)
-        assert stream.num_stages * stage + tables <= 227 * 1024
+    for rows, product in enumerate(found, 1):
+        lines, rest = divmod(inputs * bits // 1024, product.splits)
+        assert rest == 0 == outputs % product.outputs
+        assert product.rows >= rows
+        assert 2 <= product.num_stages <= lines + 1
+        stage = product.outputs * 128 + product.rows * 2048 // bits
+        tables = product.outputs * product.groups(inputs) * (6 if bits == 4 else 4)
+        assert product.num_stages * stage + tables <= 227 * 1024
     too_many = config.FEW_ROWS + 1
-    assert config.choose_stream(too_many, inputs, outputs, bits, 132, 233472) is None
+    assert config.choose_streamed(too_many, inputs, outputs, bits, 132, 233472) is None
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4160), (100, 4096), (4096, 128)])
 def test_weights_without_whole_lines_are_not_streamed(outputs, inputs):
-    assert config.choose_stream(1, inputs, outputs, 4, 132, 233472) is None
+    assert config.choose_streamed(1, inputs, outputs, 4, 132, 233472) is None
