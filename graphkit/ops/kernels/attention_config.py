@@ -12,8 +12,8 @@ MAX_SPLITS = 128
 BLOCK_BYTES = 16384
 """Most bytes of a block of values. Keys and values of three stages then take 96 KiB, so that two
 programs share the memory of a multiprocessor, 228 KiB on sm_90."""
-LEAST_SPLIT = 256
-"""Least keys of a split: joining has a cost."""
+LEAST_SPLIT = 128
+"""Least keys of a split for small blocks of keys: joining has a cost."""
 LARGE_KEYS, LARGE_BYTES = 128, 200 * 1024
 """Keys of a block of up to 128 elements of 16 bits, for up to 32 rows, and the shared memory of a
 multiprocessor that such blocks need. One program then fills a multiprocessor, and a short context
@@ -30,6 +30,7 @@ class AttentionConfig:
         num_warps: Warps of a program.
         num_stages: Blocks of keys in flight in a program, the current one included.
         programs: Programs that a multiprocessor should get.
+        least_split: Least keys of a split.
     """
 
     block_rows: int
@@ -37,6 +38,7 @@ class AttentionConfig:
     num_warps: int = 4
     num_stages: int = 3
     programs: int = 2
+    least_split: int = LEAST_SPLIT
 
 
 def choose_config(
@@ -70,7 +72,7 @@ def choose_config(
         return AttentionConfig(block_rows, block_keys=min(128, most_keys))
     is_narrow = value_dim <= 128 >= key_dim and element_size == 2 and not is_shared
     if is_narrow and block_rows <= 32 and shared_bytes >= LARGE_BYTES:
-        return AttentionConfig(block_rows, LARGE_KEYS, programs=1)
+        return AttentionConfig(block_rows, LARGE_KEYS, programs=1, least_split=2 * LARGE_KEYS)
     block_keys = min(64, most_keys)
     if element_size == 1:
         return AttentionConfig(block_rows, block_keys, num_stages=4)
@@ -82,7 +84,7 @@ def choose_config(
 
 
 @cache
-def choose_splits(tiles: int, max_keys: int, places: int) -> int:
+def choose_splits(tiles: int, max_keys: int, places: int, least_split: int = LEAST_SPLIT) -> int:
     """Return the number of splits of the keys, from sizes that a capture fixes.
 
     It minimises the time of the programs, which run ``places`` at a time: a request's keys are
@@ -93,8 +95,9 @@ def choose_splits(tiles: int, max_keys: int, places: int) -> int:
         tiles: Programs of one split.
         max_keys: Keys of the longest context.
         places: Programs that the device runs at a time.
+        least_split: Least keys of a split.
     """
-    most = max(1, min(max_keys // LEAST_SPLIT, MAX_SPLITS))
+    most = max(1, min(max_keys // least_split, MAX_SPLITS))
     return min(
         range(1, most + 1),
         key=lambda splits: -(-tiles * splits // places) / splits * (1 + 0.01 * splits),

@@ -102,7 +102,8 @@ def launch_paged_attention(
     tiles = max(requests, triton.cdiv(tokens, width)) * row_tiles
     if splits is None:
         seen_keys = min(max_keys, args.window + width) if args.window else max_keys
-        splits = choose_splits(tiles * kv_heads, seen_keys, config.programs * processors)
+        places = config.programs * processors
+        splits = choose_splits(tiles * kv_heads, seen_keys, places, config.least_split)
     partial, lse = out, out
     if splits > 1:
         partial = query.new_empty((splits, *out.shape), dtype=torch.float32)

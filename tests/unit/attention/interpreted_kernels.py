@@ -10,7 +10,7 @@ import triton
 
 from graphkit.kv import DSATokenToKVPool
 from graphkit.ops.index_scores import index_scores
-from graphkit.ops.kernels.attention_config import AttentionConfig, choose_splits
+from graphkit.ops.kernels.attention_config import AttentionConfig, choose_config, choose_splits
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.paged_metadata import paged_metadata
 from graphkit.ops.registration import OPS
@@ -377,10 +377,18 @@ def test_attention_stops_at_the_end_of_the_page_table(make_case):
 
 @pytest.mark.parametrize(
     ("tiles", "max_keys", "splits"),
-    [(8, 8192, 32), (64, 8192, 4), (256, 8192, 1), (192, 8192, 4), (1, 10**6, 128), (1, 100, 1)],
+    [(8, 8192, 33), (64, 8192, 4), (256, 8192, 1), (192, 8192, 4), (1, 10**6, 128), (1, 100, 1)],
 )
 def test_splits_fill_the_device(tiles, max_keys, splits):
     assert choose_splits(tiles, max_keys, places=264) == splits
+
+
+def test_large_blocks_of_keys_have_longer_splits():
+    large = choose_config(4, 128, 128, 2, is_shared=False, shared_bytes=233472)
+    small = choose_config(4, 128, 128, 2, is_shared=False, shared_bytes=102400)
+    assert (large.block_keys, small.block_keys) == (128, 64)
+    found = [choose_splits(8, 1664, 132, each.least_split) for each in (large, small)]
+    assert found == [6, 13]
 
 
 @pytest.mark.parametrize(
