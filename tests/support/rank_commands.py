@@ -9,7 +9,6 @@ import json
 import os
 import runpy
 import shutil
-import socket
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -75,22 +74,24 @@ def whole_target(device):
     return small_target(device, None)
 
 
-def free_port():
-    """Return a port for the store of the next command, the same on all ranks."""
+@contextlib.contextmanager
+def own_store():
+    """Give a command a store of its own, which rank 0 serves as torchrun does."""
     common, name = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"])), f"{next(attempts)}"
     if os.environ["RANK"] == "0":
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            common.set(name, str(free.getsockname()[1]))
-    return common.get(name).decode()
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        common.set(name, str(store.port))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+        patch.setenv("MASTER_PORT", common.get(name).decode())
+        yield
 
 
 def run(*words):
     """Run a command on all ranks; return its exit code, its stdout and its stderr."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MASTER_PORT", free_port())
+    with own_store(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(output, "_silent", False)
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = main([*words, "--device", device])
@@ -198,8 +199,7 @@ def measure_agreement():
     """The benchmark of agreements counts no wrong result, and rank 0 prints its report."""
     path = Path(__file__).parents[2] / "tools" / "bench" / "agreement.py"
     out = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
-        patch.setenv("MASTER_PORT", free_port())
+    with own_store(), contextlib.redirect_stdout(out):
         code = runpy.run_path(str(path))["main"](["--rounds", "1", "--steps", "30"])
     assert code == 0
     assert ("holds" in out.getvalue()) == (os.environ["RANK"] == "0")

@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from multiprocessing.sharedctypes import Synchronized
 
 import numpy as np
 import torch
@@ -518,9 +518,10 @@ def run_case(
     # A forked process cannot use CUDA if its server has.
     context = multiprocessing.get_context("spawn" if backend == "nccl" else "forkserver")
     context.set_forkserver_preload(_PRELOADED)
-    store, port = None, _free_port()
+    store, port = None, context.Value("i", 0)
     if case.failing_rank:
-        store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        port.value = store.port
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
     faulted = context.Value("d", 0.0)
     processes = [
@@ -567,7 +568,7 @@ def _serve(
     case: Case,
     rank: int,
     size: int,
-    port: int,
+    port: Synchronized[int],
     sender: Connection,
     faulted: object,
     backend: str,
@@ -576,8 +577,13 @@ def _serve(
     device = torch.device("cuda", rank) if backend == "nccl" else None
     if device is not None:
         torch.cuda.set_device(device)
-    is_host = rank == 0 and case.failing_rank == 0
-    store = dist.TCPStore("127.0.0.1", port, is_master=is_host, wait_for_workers=False)
+    if rank == 0 and case.failing_rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        port.value = store.port
+    else:
+        while not port.value:
+            time.sleep(0.02)
+        store = dist.TCPStore("127.0.0.1", port.value, is_master=False)
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=100),
         device_id=device,
@@ -608,9 +614,3 @@ def _without_stderr() -> Iterator[None]:
         yield
     finally:
         os.dup2(kept, 2)
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
