@@ -37,7 +37,10 @@ from graphkit.ops.kernels.quantized_numbers import (
     nibbles,
     nibbles_by_ptx,
 )
-from graphkit.ops.kernels.streamed_linear import streamed_linear_kernel
+from graphkit.ops.kernels.streamed_linear import (
+    streamed_linear_kernel,
+    warpgroup_linear_kernel,
+)
 from graphkit.ops.quantized_layout import BLOCK
 
 SUM_BLOCK = 512
@@ -340,11 +343,15 @@ def _launch_streamed(
     low, high = None, None
     if is_packed:
         low, high = nibble_ptx(x.dtype, 4, args.zero_point is not None)
+    steps = weight["ROW"] // 128 // product.splits
+    kernel, ahead = streamed_linear_kernel, 1
+    if product.is_warpgroup:
+        kernel, ahead = warpgroup_linear_kernel, 2
     launch(
-        streamed_linear_kernel, _grid(product, len(x), weight), args, out=parts, x=_aligned(x),
+        kernel, _grid(product, len(x), weight), args, out=parts, x=_aligned(x),
         weight=_aligned(numbers), rows=len(x), BITS=4 if is_packed else 8,
-        STEPS=weight["ROW"] // 128 // product.splits, BLOCK_N=product.outputs, BLOCK_T=product.rows,
-        STAGES=product.num_stages, GROUPS=product.groups(weight["K"]), LOW=low, HIGH=high,
+        STEPS=steps, STAGES=min(product.num_stages, steps + ahead), BLOCK_N=product.outputs,
+        BLOCK_T=product.rows, GROUPS=product.groups(weight["K"]), LOW=low, HIGH=high,
         IS_GATED=is_gated, WARPS=product.num_warps, num_warps=product.num_warps, **others,
     )  # fmt: skip
 

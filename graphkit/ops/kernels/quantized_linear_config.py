@@ -98,8 +98,11 @@ class StreamedProduct:
         outputs: Outputs of a program, a power of two, at least 16 for each warp.
         rows: Rows of a program, a power of two, at least 8.
         splits: Parts of the inputs, of the same number of lines.
-        num_stages: Lines of each output in flight in a program, the current one included.
+        num_stages: Most lines of each output in flight in a program, the current one included. A
+            part of fewer lines has one stage more than lines.
         num_warps: Warps of a program.
+        is_warpgroup: Whether warpgroups multiply (``wgmma`` of sm_90), which takes at least 3
+            stages, and warps in fours.
     """
 
     outputs: int
@@ -107,6 +110,7 @@ class StreamedProduct:
     splits: int
     num_stages: int
     num_warps: int = 4
+    is_warpgroup: bool = False
 
     def groups(self, inputs: int) -> int:
         """Return the groups of a part of the inputs, rounded up to a power of two."""
@@ -207,7 +211,7 @@ def choose_streamed(
     group_bytes = (6 if bits == 4 else 4) * tile * streamed.groups(inputs)
     stage_bytes = tile * 128 + 2 * streamed.rows * inputs_of_line
     stages = (shared_bytes // programs - RESERVED_BYTES - group_bytes) // stage_bytes
-    stages = min(max(stages, STREAMED_STAGES[0]), STREAMED_STAGES[1], lines // splits + 1)
+    stages = min(max(stages, STREAMED_STAGES[0]), STREAMED_STAGES[1])
     return replace(streamed, num_stages=stages)
 
 

@@ -27,6 +27,7 @@ from graphkit.ops.kernels.push_collectives import (
     launch_push_all_gather,
     launch_push_all_reduce,
 )
+from graphkit.ops.kernels.quantized_linear_config import StreamedProduct
 from graphkit.ops.kernels.step_state import begin_step_kernel
 from graphkit.ops.kv_cache import buffer_table, move_kv, store_kv
 from graphkit.ops.linear import linear
@@ -198,6 +199,26 @@ def test_products_that_stream_their_weight_compile(dtype, rows, result, monkeypa
     for args in QUANTISED["cases"](DEVICE, [dtype], [rows], shapes=((256, 1024),)):
         op.launch(op.arguments(*args, **result))
     assert "streamed_linear_kernel" in compiled
+
+
+@pytest.mark.slow
+@compiles
+@pytest.mark.parametrize("result", [{}, {"gated": True}], ids=str)
+def test_products_of_warpgroups_compile(result, monkeypatch):
+    compiled = []
+
+    def run(kernel, *args, **options):
+        found = compile_only(kernel, *args, **options)
+        assert found.metadata.shared <= 227 * 1024
+        compiled.append("wgmma.mma_async" in found.asm["ptx"])
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    op, product = OPS["quantized_linear"], StreamedProduct(256, 64, 1, 3, 16, is_warpgroup=True)
+    weights = {name: others for name, *others in QUANTISED["weights"](DEVICE, ((256, 1024),))}
+    for weight, scale, zero_point, inputs in weights.values():
+        x = torch.zeros(64, inputs, dtype=torch.bfloat16)
+        op.launch(op.arguments(x, weight, scale, zero_point, **result), product)
+    assert compiled == [True] * len(weights)
     assert "linear_kernel" not in compiled
 
 

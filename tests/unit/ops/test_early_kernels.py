@@ -14,7 +14,7 @@ import pytest
 import graphkit.ops
 
 KERNELS = sorted((Path(graphkit.ops.__file__).parent / "kernels").glob("*.py"))
-PREFETCHES = {"linear_kernel", "streamed_linear_kernel"}
+PREFETCHES = {"linear_kernel", "streamed_linear_kernel", "warpgroup_linear_kernel"}
 """Kernels that request or read weights before they wait."""
 BARRIERS = ["gdc_launch_dependents", "gdc_wait"]
 HARMLESS = {"program_id", "num_programs", "arange", "full", "zeros", "to"}

@@ -1,0 +1,64 @@
+"""Kernels in Gluon against the reference, on the CPU by ``gluon_interpreter``."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+
+from gluon_interpreter import run_kernel
+from graphkit.ops.kernels.quantized_linear_config import StreamedProduct
+from graphkit.ops.quantized_linear import quantized_linear
+from graphkit.ops.registration import OPS
+
+CASES = runpy.run_path(str(Path(__file__).with_name("quantized_cases.py")))
+
+
+def nibbles(loaded, offset, x, ptx):
+    """Return what ``_nibbles`` does by PTX, which shifts for the upper numbers."""
+    number = (loaded >> 4 if "shr" in ptx else loaded & 15).to(torch.float32)
+    power = 128 if x.memory.dtype == torch.bfloat16 else 1024
+    zero = 8 if offset is None else offset.to(torch.float32) - power
+    return (number - zero).to(x.memory.dtype)
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    def run(kernel, *args, grid, **options):
+        run_kernel(kernel, grid, args, {"_nibbles": nibbles, "_in_turn": lambda *both: both})
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+
+
+STREAMED = [
+    StreamedProduct(*each)
+    for each in (
+        (64, 8, 1, 2), (64, 8, 4, 3), (128, 16, 2, 5), (64, 32, 1, 3, 2),
+        (64, 64, 1, 3, 4, True), (128, 8, 2, 4, 8, True), (256, 16, 1, 5, 16, True),
+        (128, 64, 4, 9, 4, True),
+    )
+]  # fmt: skip
+
+
+CALLS = [
+    (product, result)
+    for product in STREAMED
+    for result in ({"in_parts": True}, {"gated": True})
+    if product.splits == 1 or "in_parts" in result  # another kernel gates the sum of parts
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("product", "result"), CALLS, ids=str)
+def test_streamed_weights_match_the_reference(product, result, dtype, interpreted):
+    op = OPS["quantized_linear"]
+    for x, *others in CASES["cases"](torch.device("cpu"), [dtype], [7], shapes=((256, 1024),)):
+        args = x / 16, *others
+        got = op.launch(op.arguments(*args, **result), product)
+        expected = quantized_linear(*args, **result)
+        if "in_parts" in result:
+            got, expected = got.sum(0).to(dtype), expected[0]
+        CASES["assert_close"](got, expected, 1024)
