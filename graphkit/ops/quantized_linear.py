@@ -59,7 +59,7 @@ def _check(args: Any) -> None:
 def quantized_linear(
     x: Annotated[torch.Tensor, "[T, K >= 1] floating-point"],
     weight: Annotated[torch.Tensor, "[N >= 1, L] float8_e4m3fn or uint8"],
-    scale: Annotated[torch.Tensor, "[R, C] floating-point"],
+    scale: Annotated[torch.Tensor, "[R, C] float32 or bfloat16 or float16"],
     zero_point: Annotated[torch.Tensor | None, "[R, C] uint8"] = None,
     bias: Annotated[torch.Tensor | None, "[N] floating-point"] = None,
     gated: bool = False,
@@ -74,9 +74,9 @@ def quantized_linear(
     More than 256 rows are limited by arithmetic on CUDA: the weight is then dequantised into memory
     of its own, rounded to the dtype of the rows, and multiplied by cuBLAS. Up to two launches.
 
-    On compute capability 9.0 the weight, its scales and zero points may be read before the kernels
-    before have ended (programmatic dependent launch). Kernels that write them must have ended
-    before the call: call ``torch.cuda.synchronize``, or replay the call in a graph.
+    On compute capability 9.0 and above, the weight, its scales and zero points may be read while
+    earlier kernels of the stream still run (programmatic dependent launch). Kernels that write them
+    must have ended before the call: call ``torch.cuda.synchronize``, or replay the call in a graph.
 
     Args:
         x: The rows.

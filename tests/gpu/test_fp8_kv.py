@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 
 import graphkit as gk
-from graphkit.ops.kernels.float8 import float8_pairs, has_float8_cvt
+from graphkit.ops.kernels.devices import has_float8_cvt
+from graphkit.ops.kernels.float8 import float8_pairs
 from graphkit.ops.kv_cache import store_kv
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.reference import reference_engine

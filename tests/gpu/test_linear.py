@@ -10,8 +10,12 @@ import torch
 from torch.nn import functional
 
 from graphkit.ops.decoder import add_rms_norm, silu_and_mul
-from graphkit.ops.kernels.launch import has_dependent_launch
-from graphkit.ops.kernels.quantized_linear_config import MOST_PLAIN_ROWS, Product, choose_product
+from graphkit.ops.kernels.devices import has_dependent_launch
+from graphkit.ops.kernels.quantized_linear_config import (
+    MOST_PLAIN_ROWS,
+    TiledProduct,
+    choose_product,
+)
 from graphkit.ops.linear import linear
 from graphkit.ops.registration import OPS
 from graphkit.quantization import Linear
@@ -51,9 +55,9 @@ def test_a_row_does_not_depend_on_the_rows_beside_it():
 
 
 PRODUCTS = (
-    Product(64, 16, 1, 4, 4, early_bytes=0), Product(64, 32, 2, 4, 4, early_bytes=512),
-    Product(64, 64, 4, 4, 3, early_bytes=256), Product(32, 16, 2, 2, 6, early_bytes=128),
-    Product(128, 64, 2, 8, 3, early_bytes=256), Product(32, 8, 4, 2, 4, 2, 256),
+    TiledProduct(64, 16, 1, 4, 4, early_bytes=0), TiledProduct(64, 32, 2, 4, 4, early_bytes=512),
+    TiledProduct(64, 64, 4, 4, 3, early_bytes=256), TiledProduct(32, 16, 2, 2, 6, early_bytes=128),
+    TiledProduct(128, 64, 2, 8, 3, early_bytes=256), TiledProduct(32, 8, 4, 2, 4, 2, 256),
 )  # fmt: skip
 
 

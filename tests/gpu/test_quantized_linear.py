@@ -10,8 +10,8 @@ import torch
 
 from graphkit.ops.kernels.quantized_linear_config import (
     FEW_ROWS,
-    Product,
     StreamedProduct,
+    TiledProduct,
     choose_product,
 )
 from graphkit.ops.quantized_layout import packed_numbers
@@ -155,8 +155,9 @@ def test_rows_and_weights_that_are_not_aligned_are_copied():
 
 
 PRODUCTS = (
-    Product(32, 8, 2, 2, 4, 2), Product(32, 16, 4, 2, 3, 1, 0), Product(64, 16, 2, 4, 3, 2),
-    Product(64, 64, 1, 2, 3), Product(128, 64, 2, 8, 3), Product(16, 8, 1, 1, 4, 2),
+    TiledProduct(32, 8, 2, 2, 4, 2), TiledProduct(32, 16, 4, 2, 3, 1, 0),
+    TiledProduct(64, 16, 2, 4, 3, 2), TiledProduct(64, 64, 1, 2, 3),
+    TiledProduct(128, 64, 2, 8, 3), TiledProduct(16, 8, 1, 1, 4, 2),
 )  # fmt: skip
 
 

@@ -46,9 +46,11 @@ from graphkit.ops.kernels.quantized_linear_config import (
     FEW_ROWS,
     Product,
     StreamedProduct,
+    TiledProduct,
     blocks_of_step,
     choose_product,
     choose_splits,
+    groups_of_part,
     steps,
 )
 from graphkit.ops.paged_attention import paged_attention
@@ -66,14 +68,14 @@ PROCESSORS = 132
 MOST_STREAMED_ROWS = 64
 BITS = {"linear": 16, "int4": 4}
 """Bits of a number of each kind of weight; 8 for others."""
-PARTS = 4
+COMPILERS = 4
 """Processes that compile the configurations of a product."""
 SMALL = {"qkv": (512, 256), "o": (256, 256), "gate_up": (1024, 256), "down": (256, 512)}
 Tensors = Sequence[torch.Tensor | None]
 Layer = Mapping[str, Tensors]
 """The tensors of the weight of each product, in the order of ``LAYERS``."""
 Multiply = Callable[..., torch.Tensor]
-Chosen = Mapping[str, Product | StreamedProduct]
+Chosen = Mapping[str, Product]
 """The configurations of some products, by their names."""
 
 
@@ -207,13 +209,14 @@ def compared(
                 yield cell(name="over its bound", value=us / bound, unit="x")
 
 
-def configurations(shape: tuple[int, int], kind: str, rows: int) -> list[Product]:
+def tiled_products(shape: tuple[int, int], kind: str, rows: int) -> list[TiledProduct]:
     """Return configurations of a product whose programs all run at the same time.
 
     They differ in the tile of a program, its warps, the programs of a multiprocessor, and the bytes
     that these have in flight. Triton keeps ``unroll * (num_stages - 1)`` steps in the shared memory
     of a program. A step is a block of 128 inputs, or a pair of blocks for numbers of four bits.
-    Further ones differ from the present choice in the bytes that are requested early.
+    Further ones are the choice for devices that do not stream, with other bytes that are requested
+    early.
     """
     outputs, inputs = shape
     tile = min(64, max(16 if kind == "linear" else 8, 1 << (rows - 1).bit_length()))
@@ -222,10 +225,10 @@ def configurations(shape: tuple[int, int], kind: str, rows: int) -> list[Product
     few += [(128, 8, 1), (128, 8, 2), (256, 8, 1)]
     many = [(64, 4, 1), (64, 4, 2), (64, 4, 3), (128, 4, 1), (128, 8, 1), (128, 8, 2), (256, 8, 1)]
     bits = BITS.get(kind, 8)
-    present = choose_product(rows, inputs, outputs, bits, torch.device("cpu"), torch.bfloat16)
+    tiled = choose_product(rows, inputs, outputs, bits, torch.device("cpu"), torch.bfloat16)
     found = []
-    if present is not None:
-        found = [replace(present, early_bytes=each) for each in (0, 256, 512, 1024, 2048, 4096)]
+    if isinstance(tiled, TiledProduct):
+        found = [replace(tiled, early_bytes=each) for each in (0, 256, 512, 1024, 2048, 4096)]
     for tile_outputs, warps, most in few if tile <= 32 else many:
         tiles = -(-outputs // tile_outputs)
         splits = choose_splits(inputs, tiles, PROCESSORS * most, bits)
@@ -235,7 +238,7 @@ def configurations(shape: tuple[int, int], kind: str, rows: int) -> list[Product
             depth = in_flight // (programs * step_bytes)
             unroll = 2 if depth >= 4 and steps(inputs, bits) // splits % 2 == 0 else 1
             stages = min(8, 1 + max(1, depth // unroll))
-            found.append(Product(tile_outputs, tile, splits, warps, stages, unroll))
+            found.append(TiledProduct(tile_outputs, tile, splits, warps, stages, unroll))
     return list(dict.fromkeys(found))
 
 
@@ -248,7 +251,7 @@ warpgroups."""
 
 
 def streamed_products(shape: tuple[int, int], kind: str, rows: int) -> list[StreamedProduct]:
-    """Return ways to stream the weight of a product, as ``configurations`` does others.
+    """Return ways to stream the weight of a product, as ``tiled_products`` does others.
 
     There are none for weights of 16 bits and for more than 64 rows. Warps do not multiply more than
     ``FEW_ROWS``: each would read all of them from shared memory.
@@ -267,7 +270,7 @@ def streamed_products(shape: tuple[int, int], kind: str, rows: int) -> list[Stre
             streamed = StreamedProduct(tile_outputs, tile, parts, 2, warps, is_warpgroup)
             programs = -(-tiles * parts // PROCESSORS)
             stage_bytes = tile_outputs * 128 + tile * 2048 // bits
-            table_bytes = 6 * tile_outputs * streamed.groups(inputs)
+            table_bytes = 6 * tile_outputs * groups_of_part(inputs, parts)
             for shared in (110_000, 160_000, 220_000):
                 stages = (shared // min(programs, most) - table_bytes) // stage_bytes
                 stages = min(12, lines // parts + ahead, stages)
@@ -276,16 +279,16 @@ def streamed_products(shape: tuple[int, int], kind: str, rows: int) -> list[Stre
     return list(dict.fromkeys(found))
 
 
-def candidates(shape: tuple[int, int], kind: str, rows: int) -> list[Product | StreamedProduct]:
+def configurations(shape: tuple[int, int], kind: str, rows: int) -> list[Product]:
     """Return all configurations of a product that are compared."""
-    return [*configurations(shape, kind, rows), *streamed_products(shape, kind, rows)]
+    return [*tiled_products(shape, kind, rows), *streamed_products(shape, kind, rows)]
 
 
 def compile_some(shape: tuple[int, int], kind: str, rows: int, first: int) -> None:
-    """Compile every ``PARTS``-th configuration of a product into the cache of Triton."""
+    """Compile every ``COMPILERS``-th configuration of a product into the cache of Triton."""
     weight, x = random_inputs(shape, rows, torch.device("cuda"))
     op, tensors = op_and_tensors(kind, weight)
-    for config in candidates(shape, kind, rows)[first::PARTS]:
+    for config in configurations(shape, kind, rows)[first::COMPILERS]:
         try:
             op.launch(op.arguments(x, *tensors), config)
         except Exception as error:  # a configuration that needs more shared memory, say
@@ -297,7 +300,7 @@ def compile_cells(cells: Iterable[tuple[tuple[int, int], str, int]]) -> None:
     context = multiprocessing.get_context("spawn")
     processes = max(1, min(14, (os.cpu_count() or 2) - 2))
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        for cell, first in product(cells, range(PARTS)):
+        for cell, first in product(cells, range(COMPILERS)):
             pool.submit(compile_some, *cell, first)
 
 
@@ -326,7 +329,7 @@ def sweep(
             for name, shape in shapes.items():
                 setting = f"{name}, {kind}, {count} rows"
                 taken = [(us_of(None), "present")]
-                for config in candidates(shape, kind, count):
+                for config in configurations(shape, kind, count):
                     try:
                         taken.append((us_of({name: config}), described(config)))
                     except Exception as error:  # as in compile_some
@@ -336,7 +339,7 @@ def sweep(
                     yield Measure(name="layer", value=us, unit="us", setting=setting, variant=text)
 
 
-def described(config: Product | StreamedProduct) -> str:
+def described(config: Product) -> str:
     """Return a configuration in one line."""
     if isinstance(config, StreamedProduct):
         by = "warpgroups" if config.is_warpgroup else "warps"

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.accepted_path import empty_moves
-from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 
 TILE = 1024
 """Elements of a program that copies rows."""
@@ -23,9 +23,7 @@ def compact_accepted_to_front_kernel(
     ROW: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_T rows by BLOCK_H of their ROW elements per program."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     row = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     column = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     is_row = row < rows
@@ -63,9 +61,7 @@ def accepted_moves_kernel(
     STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """BLOCK entries per program."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = entry < entries
     row = tl.load(accept_index + entry, mask=inside, other=-1)

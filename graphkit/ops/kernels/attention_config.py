@@ -13,11 +13,10 @@ BLOCK_BYTES = 16384
 """Most bytes of a block of values. Keys and values of three stages then take 96 KiB, so that two
 programs share the memory of a multiprocessor, 228 KiB on sm_90."""
 LEAST_SPLIT = 128
-"""Least keys of a split for small blocks of keys: joining has a cost."""
+"""Least keys of a split, unless blocks of keys are large: joining has a cost."""
 LARGE_KEYS, LARGE_BYTES = 128, 200 * 1024
-"""Keys of a block of up to 128 elements of 16 bits, for up to 32 rows, and the shared memory of a
-multiprocessor that such blocks need. One program then fills a multiprocessor, and a short context
-is a few blocks."""
+"""Keys of a large block, and the shared memory of a multiprocessor that one program with three
+stages of keys and values then needs, 192 KiB: up to 128 elements of 16 bits, and 32 rows."""
 
 
 @dataclass(frozen=True)

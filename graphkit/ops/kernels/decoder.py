@@ -7,10 +7,10 @@ import torch
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 
 NORM_BLOCK = 16384
-"""Columns that a program holds at a time. Wider rows are read twice, then from a cache."""
+"""Columns that a program holds at a time. Wider rows are read twice, the second time from cache."""
 GATE_BLOCK = 1024
 """Columns of a program of the gate."""
 
@@ -25,11 +25,12 @@ def normalised(x, scale, weight):
 @triton.jit
 def normalise_row(
     out, total, x, residual, weight, eps, size,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, STEP: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
     """Normalise one row; ``total`` and ``residual`` are both pointers to a row or both None.
 
-    ``x`` has PARTS parts, of ``size`` elements each. Its columns are STEP elements apart.
+    ``x`` has PARTS parts, of ``size`` elements each. Its columns are STRIDE elements apart.
+    PARTS is 1 without a residual stream: a second pass reads ``x`` again.
     """
     lane = tl.arange(0, BLOCK)
     IS_WHOLE: tl.constexpr = WIDTH <= BLOCK
@@ -38,7 +39,7 @@ def normalise_row(
     squares = tl.zeros([BLOCK], tl.float32)
     for begin in tl.static_range(0, WIDTH, BLOCK):
         inside = begin + lane < WIDTH
-        source = x + places(begin + lane, STEP)
+        source = x + column_offsets(begin + lane, STRIDE)
         value = sum_of_parts(source, size, inside, PARTS, out.dtype.element_ty)
         if residual is not None:
             # A sum of two bf16 numbers is exact in float32 before it is rounded.
@@ -54,7 +55,7 @@ def normalise_row(
         inside = begin + lane < WIDTH
         if not IS_WHOLE:
             if residual is None:
-                value = tl.load(x + places(begin + lane, STEP), mask=inside, other=0.0)
+                value = tl.load(x + column_offsets(begin + lane, STRIDE), mask=inside, other=0.0)
             else:
                 value = tl.load(total + begin + lane, mask=inside, other=0.0)
             factor = tl.load(weight + begin + lane, mask=inside, other=0.0)
@@ -62,26 +63,24 @@ def normalise_row(
 
 
 @triton.jit
-def places(column, STEP: tl.constexpr):
-    """Return the offsets of columns that are STEP elements apart."""
-    if STEP != 1:
-        column = column.to(tl.int64) * STEP
+def column_offsets(column, STRIDE: tl.constexpr):
+    """Return the offsets of columns that are STRIDE elements apart."""
+    if STRIDE != 1:
+        column = column.to(tl.int64) * STRIDE
     return column
 
 
 @triton.jit
 def rms_norm_kernel(
     out, total, x, residual, weight, eps, size, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    PARTS: tl.constexpr, RESIDUAL_ROW: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    PARTS: tl.constexpr, RESIDUAL_STRIDE: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per row; see ``normalise_row``. Rows of ``residual`` may be spaced."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     row = tl.program_id(0).to(tl.int64)
     if residual is not None:
         total += row * WIDTH
-        residual += row * RESIDUAL_ROW
+        residual += row * RESIDUAL_STRIDE
     normalise_row(
         out + row * WIDTH, total, x + row * WIDTH, residual, weight, eps, size,
         WIDTH, BLOCK, PARTS, 1,
@@ -100,7 +99,7 @@ def sum_of_parts(pointer, size, mask, PARTS: tl.constexpr, dtype: tl.constexpr):
 def launch_rms_norm(args: Any) -> torch.Tensor:
     """Launch ``rms_norm``."""
     out: torch.Tensor = args.x.new_empty(args.x.shape)
-    _launch_norm(args, out=out, total=None, residual=None, RESIDUAL_ROW=0)
+    _launch_norm(args, out=out, total=None, residual=None, RESIDUAL_STRIDE=0)
     return out
 
 
@@ -108,7 +107,7 @@ def launch_add_rms_norm(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch ``add_rms_norm``."""
     residual = args.residual if args.residual.stride(1) == 1 else args.residual.contiguous()
     out, total = residual.new_empty(residual.shape), residual.new_empty(residual.shape)
-    _launch_norm(args, out=out, total=total, residual=residual, RESIDUAL_ROW=residual.stride(0))
+    _launch_norm(args, out=out, total=total, residual=residual, RESIDUAL_STRIDE=residual.stride(0))
     return out, total
 
 
@@ -129,32 +128,30 @@ def row_block(width: int) -> dict[str, int]:
 @triton.jit(do_not_specialize=["tokens"])
 def embed_and_join_kernel(
     out, ids, embedding, hidden, embedding_norm, hidden_norm, eps, tokens, WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr, ROW: tl.constexpr, STEP: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    BLOCK: tl.constexpr, ROW_STRIDE: tl.constexpr, STRIDE: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program per half of a row. The embedding has the strides ROW and STEP."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    """One program per half of a row. The embedding has the strides ROW_STRIDE and STRIDE."""
+    wait_for_kernel_before(STARTS_EARLY)
     row = tl.program_id(0).to(tl.int64)
     half = out + row * 2 * WIDTH
     if tl.program_id(1) == 0:
         token = tl.load(ids + row).to(tl.int64)
         token = tl.minimum(tl.maximum(token, 0), tokens - 1)
-        source = embedding + token * ROW
-        write_half(half, source, embedding_norm, eps, WIDTH, BLOCK, STEP)
+        source = embedding + token * ROW_STRIDE
+        write_half(half, source, embedding_norm, eps, WIDTH, BLOCK, STRIDE)
     else:
         write_half(half + WIDTH, hidden + row * WIDTH, hidden_norm, eps, WIDTH, BLOCK, 1)
 
 
 @triton.jit
-def write_half(out, x, weight, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr):
+def write_half(out, x, weight, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, STRIDE: tl.constexpr):
     """Normalise a row, or copy it without a weight."""
     if weight is not None:
-        normalise_row(out, None, x, None, weight, eps, 0, WIDTH, BLOCK, 1, STEP)
+        normalise_row(out, None, x, None, weight, eps, 0, WIDTH, BLOCK, 1, STRIDE)
     else:
         for begin in tl.static_range(0, WIDTH, BLOCK):
             column = begin + tl.arange(0, BLOCK)
-            value = tl.load(x + places(column, STEP), mask=column < WIDTH, other=0.0)
+            value = tl.load(x + column_offsets(column, STRIDE), mask=column < WIDTH, other=0.0)
             tl.store(out + column, value, mask=column < WIDTH)
 
 
@@ -164,7 +161,7 @@ def launch_embed_and_join(args: Any) -> torch.Tensor:
     out: torch.Tensor = args.hidden.new_empty(rows, 2 * width)
     launch(
         embed_and_join_kernel, (rows, 2), args, out=out, embedding=embedding,
-        tokens=len(embedding), ROW=embedding.stride(0), STEP=embedding.stride(1),
+        tokens=len(embedding), ROW_STRIDE=embedding.stride(0), STRIDE=embedding.stride(1),
         **row_block(width),
     )  # fmt: skip
     return out
@@ -175,9 +172,7 @@ def silu_and_mul_kernel(
     out, gate_up, WIDTH: tl.constexpr, BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr
 ):
     """One program per row and block of columns."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
     begin = gate_up + row * 2 * WIDTH + column
@@ -190,8 +185,8 @@ def silu_and_mul_kernel(
 def gated(gate, up):
     """Return ``silu(gate) * up``; silu is rounded to the dtype before the product."""
     wide = gate.to(tl.float32)
-    opened = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
-    return (opened.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+    activated = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
+    return (activated.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
 
 
 def launch_silu_and_mul(args: Any) -> torch.Tensor:

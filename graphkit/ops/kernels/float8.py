@@ -6,18 +6,8 @@ memory a byte at a time. Numbers become float16, which has all of them: an instr
 To bfloat16 each takes an instruction of a quarter of the speed.
 """
 
-from functools import cache
-
-import torch
 import triton
 import triton.language as tl
-
-
-@cache
-def has_float8_cvt(device: torch.device) -> bool:
-    """Return whether PTX converts float8_e4m3fn on a device: compute capability 8.9."""
-    is_cuda = device.type == "cuda" and torch.version.hip is None
-    return is_cuda and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 @triton.jit
@@ -26,7 +16,7 @@ def float8_pairs(words, HAS_CVT: tl.constexpr):
 
     Args:
         words: int16, of any shape.
-        HAS_CVT: ``has_float8_cvt``. Without it NaN becomes 480.
+        HAS_CVT: ``has_float8_cvt`` of the device. Without it NaN becomes 480.
     """
     if HAS_CVT:
         lower, upper = tl.inline_asm_elementwise(

@@ -9,8 +9,9 @@ import triton.language as tl
 
 from graphkit.ops.heads import Heads, empty_heads, empty_query
 from graphkit.ops.kernels.decoder import normalised, sum_of_parts
+from graphkit.ops.kernels.devices import check_float8
 from graphkit.ops.kernels.kv_cache import scaled
-from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.kv_cache import FP8
 
 
@@ -27,14 +28,12 @@ def rotated_heads_kernel(
     ``key`` and ``value`` are caches whose slots are KEY_SLOT and VALUE_SLOT elements apart. Without
     ``loc_T`` they have a slot per row.
     """
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lane = tl.arange(0, BLOCK)
     inside = lane < HALF
     slot = row
-    is_slot = row >= 0
+    is_slot = row >= 0  # always true: every row has its own slot
     if loc_T is not None:
         slot = tl.load(loc_T + row)
         is_slot = (slot >= 0) & (slot < slots)
@@ -112,6 +111,8 @@ def launch_rotated_heads(args: Any) -> Heads:
 
 def launch_store_rotated_heads(args: Any) -> torch.Tensor:
     """Launch ``store_rotated_heads``."""
+    if args.key_cache.dtype == FP8:
+        check_float8(args.key_cache.device, "store_rotated_heads")
     query, slots = empty_query(args), len(args.key_cache)
     _launch_heads(args, query, args.key_cache, args.value_cache, slots=slots)
     return query

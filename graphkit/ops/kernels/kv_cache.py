@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.attention_layout import has_dense_rows
-from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kernels.devices import check_float8
+from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.kv_cache import FP8
 
 WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
@@ -32,9 +33,7 @@ def store_kv_kernel(
     STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per token and BLOCK of its M * D elements; slots are KEY_SLOT elements apart."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(loc_T + token)
@@ -60,6 +59,8 @@ def launch_store_kv(args: Any) -> None:
         rows if has_dense_rows(rows) else rows.contiguous()
         for rows in (args.key_TMD, args.value_TMD)
     )
+    if key_cache.dtype == FP8:
+        check_float8(key_cache.device, "store_kv")
     tokens, key_row, value_row = len(key), key[:1].numel(), value[:1].numel()
     row = max(key_row, value_row)
     block = min(1024, triton.next_power_of_2(max(row, 1)))
@@ -79,9 +80,7 @@ def move_kv_kernel(
     WORD: tl.constexpr, BLOCK: tl.constexpr, SCATTER: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per pair, buffer and BLOCK words: source to scratch, or scratch to target."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     pair = tl.program_id(0).to(tl.int64)
     buffer = table + tl.program_id(1) * 3
     column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)

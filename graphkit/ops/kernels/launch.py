@@ -8,10 +8,13 @@ programmatic dependent launch, the option ``launch_pdl`` with ``gdc_wait`` and
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
+
+from graphkit.ops.kernels.devices import has_dependent_launch
 
 
 def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None:
@@ -26,7 +29,7 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
       call ``gdc_launch_dependents`` at their start.
     - Before ``gdc_wait`` it writes nothing, and reads nothing that a kernel before it may write.
       Only weights are constant, and may be requested or read by then.
-    - If it calls ``gdc_launch_dependents``, it waits for nothing but kernels before it, such as
+    - If it calls ``gdc_launch_dependents``, it waits for kernels before it alone, and not for
       another rank: programs that start early hold their part of a multiprocessor until it ends.
 
     Args:
@@ -56,20 +59,9 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
     kernel[grid](*[arguments[name] for name in kernel.arg_names], **others)
 
 
-@cache
-def has_dependent_launch(device: torch.device) -> bool:
-    """Return whether a device has programmatic dependent launch: compute capability 9.0."""
-    is_cuda = device.type == "cuda" and torch.version.hip is None
-    return is_cuda and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-@cache
-def multiprocessors(device: torch.device) -> tuple[int, int]:
-    """Return the multiprocessors of a device and the bytes of shared memory of each.
-
-    For the interpreter they are those of an H200.
-    """
-    if device.type != "cuda":
-        return 132, 233472
-    properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count, properties.shared_memory_per_multiprocessor
+@triton.jit
+def wait_for_kernel_before(STARTS_EARLY: tl.constexpr):
+    """Let the next kernel start, and wait for the one before; the rules are those of ``launch``."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.logits import empty_candidates
 
 BITMASK_BLOCK = 4096
@@ -20,7 +20,7 @@ MAX_BLOCK = 8192
 LEAST_PART = 2048
 """Fewest columns of a program that has a part of a row."""
 MOST_PROGRAMS = 264
-"""Programs of ``argmax_rows`` over parts, two per multiprocessor of an H100."""
+"""Most programs of ``argmax_rows`` over parts of rows: two per multiprocessor of an H100."""
 LEAST_SAVED = 3
 """Fewest reads in a row that parts must save, since a second kernel takes time."""
 _NO_TOKEN = tl.constexpr(2**31 - 1)
@@ -68,8 +68,8 @@ def first_largest(
 ):  # fmt: skip
     """Return index and value of the first largest of COLUMNS numbers of a row from ``begin`` on.
 
-    NaN is larger than any number. KEY is a dtype that holds every value. Each lane keeps its own
-    first largest value.
+    NaN is larger than any number. KEY is a dtype that holds every value. COLUMNS is a multiple of
+    BLOCK, or reaches the end of the row. Each lane keeps its own first largest value.
     """
     lane = begin + tl.arange(0, BLOCK)
     largest = tl.full([BLOCK], -float("inf"), KEY)
@@ -109,9 +109,7 @@ def argmax_rows_kernel(
     ``largest`` is None if a row has one part. Else it receives the value of each part, and
     ``tokens`` its column, [N, parts].
     """
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = token
     if index is not None:
@@ -132,9 +130,7 @@ def join_argmax_kernel(
     STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per token, over the first largest value of each part of its row."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     token = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, BLOCK)
     entry = token * PARTS + part
@@ -201,9 +197,7 @@ def top_candidates_kernel(
     relative to its largest score, ``probs`` the K largest scores, [N, parts, K], and ``tokens``
     their columns. A part of fewer columns ends with ``_NO_TOKEN`` and -inf.
     """
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     to, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = to
     if index is not None:
@@ -238,9 +232,7 @@ def join_candidates_kernel(
     STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per row. A lane holds the largest score of its part that is not yet chosen."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     part = row * PARTS + lane

@@ -9,8 +9,8 @@ import triton.language as tl
 
 from graphkit.ops.attention_layout import is_part_of
 from graphkit.ops.kernels.attention_config import AttentionConfig, choose_config, choose_splits
-from graphkit.ops.kernels.float8 import has_float8_cvt
-from graphkit.ops.kernels.launch import launch, multiprocessors
+from graphkit.ops.kernels.devices import has_float8_cvt, multiprocessors
+from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.kernels.paged_attention_kernel import LOG2_E, paged_attention_kernel
 from graphkit.ops.kv_cache import FP8
 
@@ -22,9 +22,7 @@ def join_splits_kernel(
     STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per (token, head) row and BLOCK_D of its dimensions."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     row = tl.program_id(0).to(tl.int64)
     dim = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     is_dim = dim < HEAD_DIM

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.float8 import float8_pairs
+from graphkit.ops.kernels.launch import wait_for_kernel_before
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -83,9 +84,7 @@ def paged_attention_kernel(
     BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr, HAS_FLOAT8_CVT: tl.constexpr,
 ):  # fmt: skip
     """One program per (request, row tile), key-value head and split."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     # A row of the mask is a word of what it hides, so that no block of keys waits for the mask.
     BITS: tl.constexpr = 64 if MASK_COLUMNS > 32 else 32
     WORD: tl.constexpr = tl.int64 if MASK_COLUMNS > 32 else tl.int32

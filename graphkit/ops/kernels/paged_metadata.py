@@ -5,7 +5,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.paged_metadata import Metadata, empty_metadata
 
 
@@ -18,9 +18,7 @@ def paged_metadata_kernel(
     STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program 0 writes lengths and sums; each of the others BLOCK_P entries of the page table."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     program = tl.program_id(0)
     if program == 0:
         each = tl.arange(0, BLOCK_B)

@@ -11,10 +11,11 @@ left operand of the product, so that few rows of ``x`` waste little of it. A wei
 the rows has no scales and is not converted.
 
 Where the outputs give too few tiles for the device, the inputs are split. Each part writes its sums
-in float32, and a second kernel adds them in order. The split depends on the weight, and on whether
-there are few rows (``FEW_ROWS``): otherwise a row's result does not depend on the other rows.
+in float32, and a second kernel adds them in order. The split depends on the weight alone, and on
+whether there are at most ``FEW_ROWS`` rows, so that a row's result does not depend on the other
+rows.
 
-Where lines of 128 bytes divide a weight, few rows stream it instead (``streamed_linear.py``).
+For few rows, a weight of whole lines of 128 bytes is streamed instead (``streamed_linear.py``).
 """
 
 from typing import Any
@@ -24,12 +25,14 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.decoder import gate_rows, gated, sum_of_parts
-from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kernels.devices import check_float8, has_bfloat16_subtraction
+from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.kernels.quantized_linear_config import (
-    HALF,
     Product,
     StreamedProduct,
+    TiledProduct,
     choose_product,
+    groups_of_part,
 )
 from graphkit.ops.kernels.quantized_numbers import (
     float8_numbers,
@@ -45,6 +48,15 @@ from graphkit.ops.quantized_layout import BLOCK
 
 SUM_BLOCK = 512
 """Results that a program of the second kernel adds."""
+
+
+@triton.jit
+def _scale_row(n, N: tl.constexpr, SCALE_ROWS: tl.constexpr):
+    """Return the row of the scale of outputs."""
+    row = n if SCALE_ROWS == N else n // 128
+    if SCALE_ROWS == 1:
+        row = n * 0
+    return row
 
 
 @triton.jit
@@ -106,9 +118,7 @@ def linear_kernel(
     ALL_K: tl.constexpr = K % (STEPS * STEP_INPUTS) == 0
     is_n, is_t = tl.full([BLOCK_N], True, tl.int1) if ALL_N else n < N, t < rows
     row = weight + n.to(tl.int64) * ROW
-    scale_row = n if SCALE_ROWS == N else n // 128
-    if SCALE_ROWS == 1:
-        scale_row = n * 0
+    scale_row = _scale_row(n, N, SCALE_ROWS)
     place = scale_row * SCALE_COLUMNS
     if STARTS_EARLY:
         # The weight does not depend on the kernel before this one. Its first bytes are requested
@@ -138,13 +148,13 @@ def linear_kernel(
     for index in tl.range(0, STEPS, loop_unroll_factor=UNROLL):
         step = first + index
         at = step * STEP_INPUTS + lane
-        is_number, is_input, is_more = is_n[:, None], is_t[None, :], is_t[None, :]
+        is_number, is_input, is_high_input = is_n[:, None], is_t[None, :], is_t[None, :]
         if not ALL_K:
             is_number = is_number & (step * 128 + lane < ROW)[None, :]
             is_input = is_input & (at < K)[:, None]
-            is_more = is_more & (at + 128 < K)[:, None]
+            is_high_input = is_high_input & (at + 128 < K)[:, None]
         loaded = tl.load(numbers + step * 128, mask=is_number, other=0)
-        some = tl.load(inputs + step * STEP_INPUTS, mask=is_input, other=0.0)
+        low_inputs = tl.load(inputs + step * STEP_INPUTS, mask=is_input, other=0.0)
         column = step * STEP_BLOCKS
         factor, zero = one_factor, one_zero
         if SCALE_COLUMNS > 1:
@@ -152,29 +162,29 @@ def linear_kernel(
             if zero_point is not None:
                 zero = _of_block(zero_point, place, column, is_n, SCALE_COLUMNS, ALL_K)
         if IS_PACKED:
-            more = tl.load(inputs + step * STEP_INPUTS + 128, mask=is_more, other=0.0)
-            more_factor, more_zero = factor, zero
+            high_inputs = tl.load(inputs + step * STEP_INPUTS + 128, mask=is_high_input, other=0.0)
+            high_factor, high_zero = factor, zero
             if SCALE_COLUMNS > 1:
-                more_factor = _of_block(scale, place, column + 1, is_n, SCALE_COLUMNS, ALL_K)
-                more_factor = more_factor.to(tl.float32)
+                high_factor = _of_block(scale, place, column + 1, is_n, SCALE_COLUMNS, ALL_K)
+                high_factor = high_factor.to(tl.float32)
                 if zero_point is not None:
-                    more_zero = _of_block(zero_point, place, column + 1, is_n, SCALE_COLUMNS, ALL_K)
+                    high_zero = _of_block(zero_point, place, column + 1, is_n, SCALE_COLUMNS, ALL_K)
             # The first block is multiplied before the second is converted, to save registers.
             if LOW is not None:
                 low = nibbles_by_ptx(loaded, zero, x, LOW, PACK)
-                total = _add_block(total, low, some, factor, SCALES_BLOCKS, PRECISION)
-                high = nibbles_by_ptx(loaded, more_zero, x, HIGH, PACK)
+                total = _add_block(total, low, low_inputs, factor, SCALES_BLOCKS, PRECISION)
+                high = nibbles_by_ptx(loaded, high_zero, x, HIGH, PACK)
             else:
                 if zero_point is None:
                     zero = tl.full([BLOCK_N, 1], 8, tl.uint8)
-                    more_zero = zero
+                    high_zero = zero
                 low = nibbles(loaded, zero, x.dtype.element_ty, 0)
-                total = _add_block(total, low, some, factor, SCALES_BLOCKS, PRECISION)
-                high = nibbles(loaded, more_zero, x.dtype.element_ty, 4)
-            total = _add_block(total, high, more, more_factor, SCALES_BLOCKS, PRECISION)
+                total = _add_block(total, low, low_inputs, factor, SCALES_BLOCKS, PRECISION)
+                high = nibbles(loaded, high_zero, x.dtype.element_ty, 4)
+            total = _add_block(total, high, high_inputs, high_factor, SCALES_BLOCKS, PRECISION)
         else:
             wide = loaded if scale is None else float8_numbers(loaded, x.dtype.element_ty)
-            total = _add_block(total, wide, some, factor, SCALES_BLOCKS, PRECISION)
+            total = _add_block(total, wide, low_inputs, factor, SCALES_BLOCKS, PRECISION)
     if SCALE_COLUMNS == 1 and not SCALES_BLOCKS:
         total *= one_factor
     if bias is not None:  # noqa: SIM102 - the compiler knows this, the program the next
@@ -199,9 +209,7 @@ def sum_parts_kernel(
     out, parts, size, SPLITS: tl.constexpr, STARTS_EARLY: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Add the sums of all parts of the inputs in order."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     is_place = place < size
     total = sum_of_parts(parts + place, size, is_place, SPLITS, out.dtype.element_ty)
@@ -216,6 +224,7 @@ def dequantize_kernel(
 ):  # fmt: skip
     """One program per step of the inputs, as in ``linear_kernel``, and tile of outputs."""
     if STARTS_EARLY:
+        # The next kernel is one of cuBLAS, which does not start early.
         tl.extra.cuda.gdc_wait()
     step = tl.program_id(0)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -225,9 +234,7 @@ def dequantize_kernel(
     is_n, is_number = n < N, (n < N)[:, None] & (element < ROW)[None, :]
     row = n.to(tl.int64)[:, None]
     loaded = tl.load(weight + row * ROW + element[None, :], mask=is_number, other=0)
-    scale_row = n if SCALE_ROWS == N else n // 128
-    if SCALE_ROWS == 1:
-        scale_row = n * 0
+    scale_row = _scale_row(n, N, SCALE_ROWS)
     place, column = scale_row * SCALE_COLUMNS, step * STEP_BLOCKS
     if SCALE_COLUMNS == 1:
         column = 0
@@ -235,15 +242,15 @@ def dequantize_kernel(
     at = step * STEP_BLOCKS * 128 + lane
     place_out = out + row * K + at[None, :]
     if IS_PACKED:
-        more_column = column if SCALE_COLUMNS == 1 else column + 1
-        more_factor = _of_block(scale, place, more_column, is_n, SCALE_COLUMNS, False)
+        high_column = column if SCALE_COLUMNS == 1 else column + 1
+        high_factor = _of_block(scale, place, high_column, is_n, SCALE_COLUMNS, False)
         zero = tl.full([BLOCK_N, 1], 8, tl.uint8)
-        more_zero = zero
+        high_zero = zero
         if zero_point is not None:
             zero = _of_block(zero_point, place, column, is_n, SCALE_COLUMNS, False)
-            more_zero = _of_block(zero_point, place, more_column, is_n, SCALE_COLUMNS, False)
+            high_zero = _of_block(zero_point, place, high_column, is_n, SCALE_COLUMNS, False)
         low = nibbles(loaded, zero, tl.float32, 0) * factor
-        high = nibbles(loaded, more_zero, tl.float32, 4) * more_factor.to(tl.float32)
+        high = nibbles(loaded, high_zero, tl.float32, 4) * high_factor.to(tl.float32)
         is_low, is_high = is_n[:, None] & (at < K)[None, :], is_n[:, None] & (at + 128 < K)[None, :]
         tl.store(place_out, low.to(out.dtype.element_ty), mask=is_low)
         tl.store(place_out + 128, high.to(out.dtype.element_ty), mask=is_high)
@@ -252,13 +259,13 @@ def dequantize_kernel(
         tl.store(place_out, wide.to(out.dtype.element_ty), mask=is_number)
 
 
-def launch_quantized_linear(
-    args: Any, product: Product | StreamedProduct | None = None
-) -> torch.Tensor:
+def launch_quantized_linear(args: Any, product: Product | None = None) -> torch.Tensor:
     """Launch ``quantized_linear``, with ``choose_product`` by default."""
     x, numbers, scale = args.x.contiguous(), args.weight.contiguous(), args.scale
     (rows, inputs), outputs = x.shape, len(numbers)
     is_packed = numbers.dtype == torch.uint8
+    if not is_packed:
+        check_float8(x.device, "quantized_linear")
     weight = {
         "weight": numbers.view(torch.uint8), "N": outputs, "K": inputs, "ROW": numbers.shape[1],
         "IS_PACKED": is_packed, "SCALE_ROWS": scale.shape[0], "SCALE_COLUMNS": scale.shape[1],
@@ -274,9 +281,7 @@ def launch_quantized_linear(
     return launch_product(args, product, x, **weight)
 
 
-def launch_product(
-    args: Any, product: Product | StreamedProduct, x: torch.Tensor, **weight: Any
-) -> torch.Tensor:
+def launch_product(args: Any, product: Product, x: torch.Tensor, **weight: Any) -> torch.Tensor:
     """Launch the product of rows with a weight of any format, and the kernels behind it.
 
     Args:
@@ -310,13 +315,12 @@ def launch_product(
 
 
 def _launch_tiles(
-    args: Any, product: Product, parts: torch.Tensor, x: torch.Tensor, is_gated: bool,
+    args: Any, product: TiledProduct, parts: torch.Tensor, x: torch.Tensor, is_gated: bool,
     weight: dict[str, Any],
 ) -> None:  # fmt: skip
     """Write the parts of the product by ``linear_kernel``."""
-    is_compiled = isinstance(linear_kernel, triton.JITFunction)
     low, high = None, None
-    if is_compiled and weight["IS_PACKED"] and x.dtype in HALF:
+    if weight["IS_PACKED"] and _has_nibble_ptx(x):
         low, high = nibble_ptx(x.dtype, product.pack, args.zero_point is not None)
     launch(
         linear_kernel, _grid(product, len(x), weight), args, out=parts, x=x, rows=len(x),
@@ -327,6 +331,15 @@ def _launch_tiles(
         LOW=low, HIGH=high, PACK=product.pack, UNROLL=product.unroll,
         num_warps=product.num_warps, num_stages=product.num_stages, **weight,
     )  # fmt: skip
+
+
+def _has_nibble_ptx(x: torch.Tensor) -> bool:
+    """Return whether ``nibble_ptx`` converts to the dtype of rows on their device."""
+    if not isinstance(linear_kernel, triton.JITFunction):  # Triton's interpreter runs no PTX
+        return False
+    if x.dtype == torch.bfloat16:
+        return has_bfloat16_subtraction(x.device)
+    return x.dtype == torch.float16
 
 
 def _launch_streamed(
@@ -351,14 +364,13 @@ def _launch_streamed(
         kernel, _grid(product, len(x), weight), args, out=parts, x=_aligned(x),
         weight=_aligned(numbers), rows=len(x), BITS=4 if is_packed else 8,
         STEPS=steps, STAGES=min(product.num_stages, steps + ahead), BLOCK_N=product.outputs,
-        BLOCK_T=product.rows, GROUPS=product.groups(weight["K"]), LOW=low, HIGH=high,
-        IS_GATED=is_gated, WARPS=product.num_warps, num_warps=product.num_warps, **others,
+        BLOCK_T=product.rows, GROUPS=groups_of_part(weight["K"], product.splits),
+        LOW=low, HIGH=high, IS_GATED=is_gated, WARPS=product.num_warps,
+        num_warps=product.num_warps, **others,
     )  # fmt: skip
 
 
-def _grid(
-    product: Product | StreamedProduct, rows: int, weight: dict[str, Any]
-) -> tuple[int, int, int]:
+def _grid(product: Product, rows: int, weight: dict[str, Any]) -> tuple[int, int, int]:
     """Return the programs of a launch: tiles of outputs, tiles of rows, and parts."""
     tiles = triton.cdiv(weight["N"], product.outputs)
     return tiles, triton.cdiv(rows, product.rows), product.splits

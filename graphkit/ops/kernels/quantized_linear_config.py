@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
 
-from graphkit.ops.kernels.launch import has_dependent_launch, multiprocessors
+from graphkit.ops.kernels.devices import has_dependent_launch, multiprocessors
 from graphkit.ops.quantized_layout import BLOCK, blocks, pairs
 
-HALF = torch.bfloat16, torch.float16
+DTYPES_OF_16_BITS = torch.bfloat16, torch.float16
 """Dtypes of rows that are multiplied in 16 bits."""
 MOST_ROWS = 256
 """Most rows of the kernel. More are limited by arithmetic, where cuBLAS over a dequantised weight
@@ -26,13 +27,13 @@ TILE, LARGE_TILE = 32, 128
 numbers of four bits, two programs of a multiprocessor have half of the larger tile each: their
 registers and shared memory leave no room for a third."""
 PROGRAMS = {8: 6, 4: 8}
-"""Programs of a multiprocessor for few rows, by the bits of a number
-(``tools/bench/results/linear_chain_sweep.json``)."""
+"""Programs of a multiprocessor for few rows that do not stream, by the bits of a number
+(``tools/bench/results/quantized_linear_sweep.json``)."""
 MOST_IN_FLIGHT, RESERVED_BYTES = 6, 1024
 """Most blocks of inputs that a program of few rows has in flight, and the shared memory that CUDA
-keeps of each program on sm_90. A program has fewer blocks in flight where otherwise not all of them
-would run at the same time: for 8 rows in FP8 the gate and up projection takes 35 us instead of
-44 us (``tools/bench/results/quantized_linear_sweep.json``)."""
+keeps of each program on sm_90. A program has fewer blocks in flight where otherwise not all
+programs would run at the same time: for 8 rows in FP8 the gate and up projection takes 35 us
+instead of 44 us (``tools/bench/results/quantized_linear_sweep.json``)."""
 MOST_PLAIN_ROWS = 64
 """Most rows of the kernel over a weight of 16 bits. On an H200, a decoder layer of Llama-3.1-8B
 takes 0.96 to 0.98 of its time with cuBLAS for up to 64 rows
@@ -43,21 +44,21 @@ attention takes 117 us for one row with these, 146 us with 32 outputs and four p
 by cuBLAS (``tools/bench/results/linear_chain_tiles.json``)."""
 LEAST_BLOCKS = 4
 """Least blocks of inputs of a part: below that, adding the parts costs more than it saves."""
-STREAMED_TILE, STREAMED_PROGRAMS, STREAMED_LINES = 64, 4, 4
-"""Outputs of a program that streams its weight, most programs of a multiprocessor, and least lines
-of 128 bytes of a part."""
-WIDE_STREAMED = {8: (128, 4, 2), 4: (32, 2, 7)}
-"""Outputs and warps of a program, and most programs of a multiprocessor, for weights with at least
-128 outputs per multiprocessor, by the bits of a number."""
+STREAMED_TILE, STREAMED_PROGRAMS, STREAMED_LINES = (64, 4), 4, 4
+"""Outputs and warps of a program that streams its weight, most programs of a multiprocessor, and
+least lines of 128 bytes of a part. ``tools/bench/linear_chain.py --sweep`` compares others."""
+STREAMED_MANY_OUTPUTS = {8: (128, 4, 2), 4: (32, 2, 7)}
+"""By the bits of a number, for weights with at least 128 outputs per multiprocessor: outputs and
+warps of a program, and most programs of a multiprocessor."""
 STREAMED_INPUTS = 16384
-"""Most inputs of a part, of which shared memory holds all scales."""
+"""Most inputs of a part: shared memory holds the scales of all of them."""
 STREAMED_STAGES = 3, 12
-"""Least and most stages of such a program."""
+"""Least and most stages of a program that streams its weight."""
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
-    """How a launch divides its work.
+class TiledProduct:
+    """How a launch of ``linear_kernel`` divides its work.
 
     Attributes:
         outputs: Outputs of a program, a power of two, at least 16.
@@ -92,7 +93,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class StreamedProduct:
-    """How a launch of ``streamed_linear_kernel`` divides its work.
+    """How a launch of a kernel of ``streamed_linear.py`` divides its work.
 
     Attributes:
         outputs: Outputs of a program, a power of two, at least 16 for each warp.
@@ -112,20 +113,21 @@ class StreamedProduct:
     num_warps: int = 4
     is_warpgroup: bool = False
 
-    def groups(self, inputs: int) -> int:
-        """Return the groups of a part of the inputs, rounded up to a power of two."""
-        return 1 << (max(1, inputs // self.splits // BLOCK) - 1).bit_length()
+
+Product = TiledProduct | StreamedProduct
+"""How a launch divides its work."""
 
 
 def choose_product(
     rows: int, inputs: int, outputs: int, bits: int, device: torch.device, dtype: torch.dtype
-) -> Product | StreamedProduct | None:
+) -> Product | None:
     """Return how the kernel runs; ``None`` for a product by cuBLAS.
 
     cuBLAS multiplies by the weight in the dtype of the rows, which is dequantised before. A weight
     of 16 bits is multiplied by the kernel where the kernel can start early and its tiles divide the
-    weight. Few rows stream a quantised weight where ``choose_streamed`` finds a way. A weight of 16
-    bits is not streamed, so that the result of a row does not depend on the number of rows.
+    weight. For few rows, a quantised weight is streamed where ``choose_streamed`` finds a way. A
+    weight of 16 bits is not streamed, so that the result of a row does not depend on the number of
+    rows.
 
     ``torch._scaled_mm`` is not among the choices: it multiplies float8 with float8, so that rows
     would be rounded to eight bits, too. The result of a row would then depend on how many rows run
@@ -140,7 +142,7 @@ def choose_product(
         dtype: The dtype of the rows.
     """
     processors, shared_bytes = multiprocessors(device)
-    if bits <= 8 and dtype in HALF and has_dependent_launch(device):
+    if bits <= 8 and dtype in DTYPES_OF_16_BITS and has_dependent_launch(device):
         streamed = choose_streamed(rows, inputs, outputs, bits, processors, shared_bytes)
         if streamed is not None:
             return streamed
@@ -152,17 +154,17 @@ def choose_product(
         splits = choose_splits(inputs, outputs // PLAIN_TILE, PLAIN_PROGRAMS * processors, bits)
         tile = max(16, triton.next_power_of_2(rows))
         stages = 4 if tile <= 32 else 3
-        return Product(PLAIN_TILE, tile, splits, num_stages=stages, early_bytes=256)
+        return TiledProduct(PLAIN_TILE, tile, splits, num_stages=stages, early_bytes=256)
     if rows > MOST_ROWS or dtype == torch.float64:
         return None
     if rows > FEW_ROWS and dtype != torch.float32:
         tile, programs = (LARGE_TILE, 1) if bits == 8 else (LARGE_TILE // 2, 2)
         splits = choose_splits(inputs, -(-outputs // tile), programs * processors, bits)
-        return Product(tile, 64, splits, num_warps=tile // 16, num_stages=3)
+        return TiledProduct(tile, 64, splits, num_warps=tile // 16, num_stages=3)
     tiles, tile = -(-outputs // TILE), min(64, max(8, triton.next_power_of_2(rows)))
     splits = choose_splits(inputs, tiles, PROGRAMS[bits] * processors, bits)
     if dtype == torch.float32:
-        return Product(TILE, max(16, tile), splits, num_warps=2, num_stages=2)
+        return TiledProduct(TILE, max(16, tile), splits, num_warps=2, num_stages=2)
     programs = -(-tiles * splits // processors)
     step = blocks_of_step(bits)
     step_bytes = step * BLOCK * (TILE * bits // 8 + 2 * tile)
@@ -172,16 +174,18 @@ def choose_product(
     unroll = 2 if rows <= 16 and is_even and in_flight >= 4 else 1
     stages = 1 + max(1, in_flight // unroll)
     # 16 outputs for each warp: with more warps, two convert the same numbers.
-    return Product(TILE, tile, splits, num_warps=2, num_stages=min(stages, 4), unroll=unroll)
+    return TiledProduct(TILE, tile, splits, num_warps=2, num_stages=min(stages, 4), unroll=unroll)
 
 
 def choose_streamed(
     rows: int, inputs: int, outputs: int, bits: int, processors: int, shared_bytes: int
 ) -> StreamedProduct | None:
-    """Return how to stream a weight; ``None`` for too many rows, or without equal parts of lines.
+    """Return how to stream a weight, or ``None``.
 
-    Whether there is a way, and the number of parts, are the same for all numbers of rows up to
-    ``FEW_ROWS``: a row's result has the same bits whatever the number of rows.
+    There is no way for too many rows, for lines that do not divide the weight into equal parts, and
+    where the shared memory is too small. Whether there is a way, and the number of parts, are the
+    same for all numbers of rows up to ``FEW_ROWS``: a row's result has the same bits whatever the
+    number of rows.
 
     Args:
         rows: Rows of the batch.
@@ -191,28 +195,48 @@ def choose_streamed(
         processors: Multiprocessors of the device.
         shared_bytes: Bytes of shared memory of a multiprocessor.
     """
-    inputs_of_line = 1024 // bits
-    if rows > FEW_ROWS or outputs % STREAMED_TILE or inputs % inputs_of_line:
+    inputs_of_line, (tile, warps) = 1024 // bits, STREAMED_TILE
+    if rows > FEW_ROWS or outputs % tile or inputs % inputs_of_line:
         return None
-    tile, warps, most_programs = STREAMED_TILE, 4, STREAMED_PROGRAMS
-    if outputs >= 2 * STREAMED_TILE * processors and outputs % WIDE_STREAMED[bits][0] == 0:
-        tile, warps, most_programs = WIDE_STREAMED[bits]
-    tiles, lines, most = outputs // tile, inputs // inputs_of_line, 1
+    ways = [(tile, warps, STREAMED_PROGRAMS)]
+    if outputs >= 2 * tile * processors and outputs % STREAMED_MANY_OUTPUTS[bits][0] == 0:
+        ways.insert(0, STREAMED_MANY_OUTPUTS[bits])
+    least_stages, most_stages = STREAMED_STAGES
+    for tile, warps, most_programs in ways:
+        tiles, lines = outputs // tile, inputs // inputs_of_line
+        splits = _streamed_parts(tiles, lines, -(-inputs // STREAMED_INPUTS), processors)
+        if splits is None:
+            return None
+        fitting = partial(_fitting_stages, tile, groups_of_part(inputs, splits), bits)
+        if fitting(FEW_ROWS, shared_bytes) < least_stages:
+            continue
+        programs = min(-(-tiles * splits // processors), most_programs)
+        tile_rows = max(8, triton.next_power_of_2(rows))
+        stages = max(least_stages, fitting(tile_rows, shared_bytes // programs))
+        return StreamedProduct(tile, tile_rows, splits, min(stages, most_stages), warps)
+    return None
+
+
+def _fitting_stages(tile: int, groups: int, bits: int, rows: int, shared_bytes: int) -> int:
+    """Return the stages of a program that fit into shared memory, beside its scales."""
+    table_bytes = (6 if bits == 4 else 4) * tile * groups  # of 32 bits, and 16 of a zero point
+    stage_bytes = tile * 128 + 2 * rows * 1024 // bits
+    return (shared_bytes - RESERVED_BYTES - table_bytes) // stage_bytes
+
+
+def _streamed_parts(tiles: int, lines: int, least: int, processors: int) -> int | None:
+    """Return the equal parts of lines that give the device enough programs, at least ``least``."""
+    most = 1
     if tiles < processors:
         most = max(1, min(lines // STREAMED_LINES, STREAMED_PROGRAMS * processors // tiles))
-    least = -(-inputs // STREAMED_INPUTS)
     equal = [parts for parts in range(least, max(least, most) + 1) if lines % parts == 0]
-    if not equal:
-        return None
-    splits = equal[-1]
-    streamed = StreamedProduct(tile, max(8, triton.next_power_of_2(rows)), splits, 0, warps)
-    programs = min(-(-tiles * splits // processors), most_programs)
-    # Scales of 32 bits, and zero points of 16.
-    group_bytes = (6 if bits == 4 else 4) * tile * streamed.groups(inputs)
-    stage_bytes = tile * 128 + 2 * streamed.rows * inputs_of_line
-    stages = (shared_bytes // programs - RESERVED_BYTES - group_bytes) // stage_bytes
-    stages = min(max(stages, STREAMED_STAGES[0]), STREAMED_STAGES[1])
-    return replace(streamed, num_stages=stages)
+    return equal[-1] if equal else None
+
+
+def groups_of_part(inputs: int, splits: int) -> int:
+    """Return the groups of a part of the inputs, rounded up to a power of two."""
+    groups: int = triton.next_power_of_2(max(1, inputs // splits // BLOCK))
+    return groups
 
 
 def blocks_of_step(bits: int) -> int:

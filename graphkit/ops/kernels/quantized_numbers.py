@@ -1,8 +1,9 @@
 """Conversion of numbers of eight and four bits to the dtype of rows, in kernels.
 
-Few rows of numbers of four bits are limited by the conversion, not by memory, if it is left to the
-compiler. ``nibble_ptx`` is its code for sm_90, checked on Triton 3.6.0 and 3.7.1. Triton's
-interpreter runs no PTX: there, ``nibbles`` converts.
+Products of few rows with numbers of four bits are limited by the conversion of the numbers, not by
+memory, if the compiler generates it. ``nibble_ptx`` writes PTX for sm_90, checked on Triton 3.6.0
+and 3.7.1. ``nibbles`` converts in Triton's interpreter, which runs no PTX, and to bfloat16 below
+sm_90.
 """
 
 import torch

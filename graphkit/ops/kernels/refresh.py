@@ -10,7 +10,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.refresh import CHUNK_BYTES, FROM_PAYLOAD, KEEP, RING_WORDS, Column, Header, Ring
 
 _COLUMNS = tl.constexpr(len(Column))
@@ -35,9 +35,7 @@ _CHUNK = tl.constexpr(CHUNK_BYTES)
 @triton.jit(do_not_specialize=["entries", "entry_words"])
 def fetch_kernel(mailbox, state, entry, fetches, entries, entry_words, STARTS_EARLY: tl.constexpr):
     """Copy the posted entry to the device, one program per row of ``fetches``."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     posted = mailbox + _RING_WORDS + (tl.load(state) % entries) * entry_words
     first = tl.load(fetches + tl.program_id(0) * 2) // 8
     words = tl.load(fetches + tl.program_id(0) * 2 + 1) // 8
@@ -68,9 +66,7 @@ def copy_kernel(
 
     Program 0 also returns the entry to the host, since the fetch has read all of it.
     """
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     if tl.program_id(0) == 0:
         sequence = tl.load(state)
         if tl.load(entry + _SEQUENCE) != sequence:

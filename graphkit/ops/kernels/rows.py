@@ -6,9 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.decoder import places
+from graphkit.ops.kernels.decoder import column_offsets
 from graphkit.ops.kernels.kv_cache import WORDS
-from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 
 MAX_BLOCK = 1024
 """Columns of a program."""
@@ -16,18 +16,16 @@ MAX_BLOCK = 1024
 
 @triton.jit(do_not_specialize=["rows"])
 def gather_rows_kernel(
-    out, source, index, rows, WIDTH: tl.constexpr, ROW: tl.constexpr, STEP: tl.constexpr,
+    out, source, index, rows, WIDTH: tl.constexpr, ROW_STRIDE: tl.constexpr, STRIDE: tl.constexpr,
     BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program per row and BLOCK of its columns. The source has the strides ROW and STEP."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    """One program per row and BLOCK of its columns, which are STRIDE elements apart in the source."""
+    wait_for_kernel_before(STARTS_EARLY)
     to = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(index + to).to(tl.int64)
     row = tl.minimum(tl.maximum(row, 0), rows - 1)
-    value = tl.load(source + row * ROW + places(column, STEP), mask=column < WIDTH)
+    value = tl.load(source + row * ROW_STRIDE + column_offsets(column, STRIDE), mask=column < WIDTH)
     tl.store(out + to * WIDTH + column, value, mask=column < WIDTH)
 
 
@@ -40,8 +38,8 @@ def launch_gather_rows(args: Any) -> torch.Tensor:
     width = flat.shape[1]
     launch(
         gather_rows_kernel, (count, triton.cdiv(width, MAX_BLOCK)), args, out=_words(out),
-        source=_words(flat), rows=len(flat), WIDTH=width, ROW=flat.stride(0), STEP=flat.stride(1),
-        **_block(width),
+        source=_words(flat), rows=len(flat), WIDTH=width, ROW_STRIDE=flat.stride(0),
+        STRIDE=flat.stride(1), **_block(width),
     )  # fmt: skip
     return out
 
@@ -51,9 +49,7 @@ def scatter_rows_kernel(
     targets, sources, widths, index, rows, BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr
 ):
     """One program per row and BLOCK columns, for all tensors of the tuples."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     to = tl.load(index + row).to(tl.int64)

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 
 BLOCK = 128
 """Threads of a program; each makes the four samples of one counter."""
@@ -140,9 +140,7 @@ def target_samples_kernel(
 
     One compiled kernel serves every width, so that sums are rounded in the same way for all.
     """
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     row = tl.program_id(0).to(tl.int64)
     request = tl.load(req_pool_indices + row // width)
     first_draw = tl.zeros([1], tl.int32)

@@ -5,7 +5,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.step_rows import (
     ExtendRows,
     FirstRows,
@@ -31,9 +31,7 @@ def first_draft_rows_kernel(
     BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     request = tl.program_id(0).to(tl.int64)
     row = tl.load(req_pool_indices + request)
     seq_len = tl.load(seq_lens + request).to(tl.int64)
@@ -63,9 +61,7 @@ def draft_step_rows_kernel(
     topk, num_steps, BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per step and BLOCK of its rows."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     step = tl.program_id(0)
     row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_row = row < tokens
@@ -98,9 +94,7 @@ def verify_rows_kernel(
     WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, NODES: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request and NODES of its nodes."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     request = tl.program_id(0).to(tl.int64)
     node = tl.program_id(1) * NODES + tl.arange(0, NODES)
     is_node = node < WIDTH
@@ -147,9 +141,7 @@ def extend_rows_kernel(
     BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     request = tl.program_id(0).to(tl.int64)
     seq_len = tl.load(seq_lens + request)
     tl.store(lengths + request, seq_len + width)

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.loop_layout import Report, RequestEnd
 from graphkit.ops.step_state import Running, empty_running
 
@@ -28,9 +28,7 @@ def begin_step_kernel(
     BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """BLOCK requests per program."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     request = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_request = request < requests
     row = tl.load(req_pool_indices + request, mask=is_request, other=0)
@@ -58,9 +56,7 @@ def finish_step_kernel(
     STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     request = tl.program_id(0).to(tl.int64)
     longest = columns - _TOKENS
     row = tl.load(req_pool_indices + request)

@@ -5,7 +5,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 
 BLOCK = 1024
 """Elements of a hidden state that a program copies at a time."""
@@ -17,9 +17,7 @@ def store_tokens_kernel(
     width, slots, depth, hidden, BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     request = tl.program_id(0).to(tl.int64)
     row = tl.load(req_pool_indices + request)
     is_live = row > 0

@@ -3,17 +3,17 @@
 A program holds a tile of outputs by rows. It copies its part of the weight into a ring of stages in
 shared memory, a line of 128 bytes of each output per stage, and multiplies the stage that has
 arrived. The first stages are requested while the kernel before it runs, since the weight does not
-depend on that kernel. Scales and zero points of groups are read before, too.
+depend on that kernel. Zero points, and scales of groups, are read then, too.
 
 The operands of a tensor core's instruction may hold the inputs in any order, if both share it. A
 thread takes 16 consecutive bytes of an output from shared memory, and the inputs in that order. The
 layouts that Triton's compiler chooses take two bytes at a time.
 
-There are two kernels. ``streamed_linear_kernel`` multiplies by the instructions of a warp, for which
-each warp reads all rows from shared memory. ``warpgroup_linear_kernel`` multiplies by those of a
+There are two kernels. ``streamed_linear_kernel`` multiplies by the instructions of a warp: each
+warp reads all rows from shared memory. ``warpgroup_linear_kernel`` multiplies by those of a
 warpgroup (``wgmma`` of sm_90), which read the rows once for 64 outputs, while the next numbers are
-converted. ``choose_product`` selects the first for few rows; ``tools/bench/linear_chain.py --sweep``
-compares both.
+converted. ``choose_product`` selects the first for few rows. ``tools/bench/linear_chain.py
+--sweep`` compares both.
 
 They are written in Gluon, Triton's language with explicit layouts. Gluon is experimental, and
 Triton's interpreter does not run it: this module alone uses it, checked on Triton 3.6.0 and 3.7.1.
@@ -76,7 +76,7 @@ def _scale_row(output, N: gl.constexpr, SCALE_ROWS: gl.constexpr):
 
 @gluon.jit
 def _zero_offset(zero, x):
-    """Return zero points plus the power of two that ``nibble_ptx`` subtracts with them."""
+    """Return what ``zero_offset`` of ``quantized_numbers.py`` does, which Gluon cannot call."""
     POWER: gl.constexpr = 0x4300 if x.dtype.element_ty == gl.bfloat16 else 0x6400
     return (zero.to(gl.int16) | POWER).to(x.dtype.element_ty, bitcast=True)
 
@@ -158,6 +158,7 @@ def _groups(
     output = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, spread)), N, BLOCK_N, IS_GATED)
     row = _scale_row(output, N, SCALE_ROWS)
     group = first + gl.arange(0, GROUPS, gl.SliceLayout(0, spread))
+    # Terms that always hold, here and below, give a mask the shape and layout of its tensor.
     is_group = (row >= 0)[:, None] & (group < SCALE_COLUMNS)[None, :]
     return row[:, None] * SCALE_COLUMNS + group[None, :], is_group
 
@@ -259,10 +260,10 @@ def streamed_linear_kernel(
         async_copy.wait_group(STAGES - 2)
         held, ahead = step % STAGES, step + STAGES - 1
         loaded = lines.index(held).load(left)
-        some = inputs.index(held * BLOCKS).permute((1, 0)).load(right)
+        low_inputs = inputs.index(held * BLOCKS).permute((1, 0)).load(right)
         if BITS == 4:
-            more = inputs.index(held * BLOCKS + 1).permute((1, 0)).load(right)
-        # Every thread has read the stage of the step before.
+            high_inputs = inputs.index(held * BLOCKS + 1).permute((1, 0)).load(right)
+        # Stage ``free`` is written again: all threads have read it, in the step before.
         free = ahead % STAGES
         is_line = (lane * 0 + ahead < STEPS)[None, :]
         async_copy.async_copy_global_to_shared(lines.index(free), line + ahead * 128, mask=is_line)
@@ -275,13 +276,13 @@ def streamed_linear_kernel(
                 low_zero = zeros.index(step * 2).load(gl.SliceLayout(1, left))[:, None]
                 high_zero = zeros.index(step * 2 + 1).load(gl.SliceLayout(1, left))[:, None]
             low = _nibbles(loaded, low_zero, x, LOW)
-            total = _add_block(total, low, some, factors, step * 2, HAS_GROUPS)
+            total = _add_block(total, low, low_inputs, factors, step * 2, HAS_GROUPS)
             high = _nibbles(loaded, high_zero, x, HIGH)
-            total = _add_block(total, high, more, factors, step * 2 + 1, HAS_GROUPS)
+            total = _add_block(total, high, high_inputs, factors, step * 2 + 1, HAS_GROUPS)
         else:
             # Through float32, as in ``linear_kernel``.
             wide = loaded.to(gl.float8e4nv, bitcast=True).to(gl.float32).to(dtype)
-            total = _add_block(total, wide, some, factors, step, HAS_GROUPS)
+            total = _add_block(total, wide, low_inputs, factors, step, HAS_GROUPS)
     async_copy.wait_group(0)
     _store_result(out, total, scale, bias, first, rows, N, SCALE_ROWS, SCALE_COLUMNS, IS_GATED)
 
@@ -394,7 +395,7 @@ def warpgroup_linear_kernel(
         async_copy.wait_group(STAGES - 3)
         fence_async_shared()
         held, ahead = step % STAGES, step + STAGES - 2
-        # All warps have waited for the products of the step before the last one.
+        # Stage ``free`` is written again: all warps have waited for its products, in the last step.
         free = ahead % STAGES
         is_line = (lane * 0 + ahead < STEPS)[None, :]
         async_copy.async_copy_global_to_shared(lines.index(free), line + ahead * 128, mask=is_line)
@@ -413,16 +414,16 @@ def warpgroup_linear_kernel(
                 else:
                     numbers = loaded.to(gl.float8e4nv, bitcast=True).to(gl.float32).to(dtype)
                 operand = _operand(numbers, left)
-                some = inputs.index(held * BLOCKS + part).slice(half * 64, 64, dim=1)
-                some = some.permute((1, 0))
+                right = inputs.index(held * BLOCKS + part).slice(half * 64, 64, dim=1)
+                right = right.permute((1, 0))
                 if half == 0:
                     before = gl.maximum(index - 1, 0)
                     total, product = _add_product(total, running, factors, before, HAS_GROUPS)
                     running = warpgroup_mma(
-                        operand, some, product, use_acc=not HAS_GROUPS, is_async=True
+                        operand, right, product, use_acc=not HAS_GROUPS, is_async=True
                     )
                 else:
-                    running = warpgroup_mma(operand, some, running, is_async=True)
+                    running = warpgroup_mma(operand, right, running, is_async=True)
     last: gl.constexpr = STEPS * BLOCKS - 1
     total, product = _add_product(total, running, factors, last, HAS_GROUPS)
     async_copy.wait_group(0)

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.kernels.logits import first_largest_of_lanes
 
 CHUNK = 4096
@@ -81,9 +81,7 @@ def scan_logits_kernel(
 
     Without filters, the last of ``sums`` alone is written.
     """
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     part = row * tl.num_programs(1) + chunk
@@ -147,9 +145,7 @@ def select_weights_kernel(
     The facts of a row are the number of its candidates, number and sum of the weights above them,
     and the sum of all.
     """
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     row = tl.program_id(0).to(tl.int64)
     first_chunk = tl.program_id(1)
     part = row * chunks
@@ -278,9 +274,7 @@ def write_probs_kernel(
     TILE: tl.constexpr, BOUNDS: tl.constexpr, CHUNKS: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Several programs per row, each of which writes every so many blocks."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     row = tl.program_id(0).to(tl.int64)
     part = row * chunks
     request = tl.load(req_pool_indices + row // width)

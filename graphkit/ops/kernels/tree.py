@@ -5,7 +5,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.tree import (
     Candidates,
     TreeTensors,
@@ -48,9 +48,7 @@ def build_tree_kernel(
     WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, ROWS: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request and ROWS of its nodes."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     request = tl.program_id(0).to(tl.int64)
     drafted = request * (WIDTH - 1)
     parent = _parents(parent_list + request * branches, top_scores_index + drafted,
@@ -109,9 +107,7 @@ def chain_candidates_kernel(
     requests, steps, drafts, BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     request = tl.program_id(0).to(tl.int64)
     step = tl.arange(0, BLOCK)
     tl.store(parent_list + request * steps + step, step.to(tl.int64) - 1, mask=step < steps)

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.tree import num_candidates
 from graphkit.ops.tree_growth import (
     Grown,
@@ -38,9 +38,7 @@ def plant_tree_kernel(
     STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     request = tl.program_id(0).to(tl.int64)
     branch = tl.arange(0, BLOCK_K)
     is_branch = branch < TOPK
@@ -81,9 +79,7 @@ def grow_tree_kernel(
     OTHERS: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     request = tl.program_id(0).to(tl.int64)
     each = tl.arange(0, BLOCK_N)
     is_new = each < TOPK * TOPK
@@ -156,9 +152,7 @@ def choose_nodes_kernel(
     STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     request = tl.program_id(0).to(tl.int64)
     each = tl.arange(0, BLOCK_N)
     inside = each < CANDIDATES

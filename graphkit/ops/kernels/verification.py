@@ -5,7 +5,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.verification import Accepted, empty_accepted
 
 
@@ -99,9 +99,7 @@ def accept_tokens_kernel(
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_W: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request."""
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_kernel_before(STARTS_EARLY)
     request = tl.program_id(0).to(tl.int64)
     first = request * WIDTH
     path, drafts = walk_greedily(

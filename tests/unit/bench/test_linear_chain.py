@@ -53,7 +53,7 @@ def test_quantised_layers_compute_the_same_but_for_their_rounding(bench):
 def test_programs_of_a_swept_configuration_share_the_memory_of_a_multiprocessor(bench, kind, rows):
     width, step = 256 if kind == "linear" else 128, 2 if kind == "int4" else 1
     for outputs, inputs in bench.LAYERS.values():
-        found = bench.configurations((outputs, inputs), kind, rows)
+        found = bench.tiled_products((outputs, inputs), kind, rows)
         assert len({each.outputs for each in found}) > 2
         assert len({each.early_bytes for each in found}) > 4
         present, *_ = found
@@ -88,7 +88,7 @@ def test_swept_streamed_products_divide_the_weight_and_fit_a_multiprocessor(benc
             ahead = 2 if each.is_warpgroup else 1
             assert ahead < each.num_stages <= lines + ahead
             stage = each.outputs * 128 + each.rows * 2048 // bits
-            tables = 6 * each.outputs * each.groups(inputs)
+            tables = 6 * each.outputs * bench.groups_of_part(inputs, each.splits)
             assert each.num_stages * stage + tables <= 227 * 1024
 
 

@@ -196,12 +196,12 @@ def test_the_parts_of_a_streamed_weight_do_not_depend_on_the_rows(outputs, input
     ]
     assert len({(each.outputs, each.splits) for each in found}) == 1
     for rows, product in enumerate(found, 1):
-        lines, rest = divmod(inputs * bits // 1024, product.splits)
-        assert rest == 0 == outputs % product.outputs
+        assert inputs * bits // 1024 % product.splits == 0 == outputs % product.outputs
         assert product.rows >= rows
-        assert 2 <= product.num_stages <= lines + 1
+        assert product.num_stages >= 3
         stage = product.outputs * 128 + product.rows * 2048 // bits
-        tables = product.outputs * product.groups(inputs) * (6 if bits == 4 else 4)
+        groups = config.groups_of_part(inputs, product.splits)
+        tables = product.outputs * groups * (6 if bits == 4 else 4)
         assert product.num_stages * stage + tables <= 227 * 1024
     too_many = config.FEW_ROWS + 1
     assert config.choose_streamed(too_many, inputs, outputs, bits, 132, 233472) is None
@@ -210,3 +210,20 @@ def test_the_parts_of_a_streamed_weight_do_not_depend_on_the_rows(outputs, input
 @pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4160), (100, 4096), (4096, 128)])
 def test_weights_without_whole_lines_are_not_streamed(outputs, inputs):
     assert config.choose_streamed(1, inputs, outputs, 4, 132, 233472) is None
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("processors", [30, 170, 188])
+def test_programs_that_stream_fit_a_smaller_shared_memory(processors, bits):
+    found = set()
+    for outputs, inputs in ((57344, 8192), (51200, 5120), (27648, 5120), (4096, 4096), (64, 16384)):
+        for rows in (1, 17, 32):
+            product = config.choose_streamed(rows, inputs, outputs, bits, processors, 102400)
+            found.add(product is None)
+            if product is None:
+                continue
+            stage = product.outputs * 128 + product.rows * 2048 // bits
+            groups = config.groups_of_part(inputs, product.splits)
+            tables = product.outputs * groups * (6 if bits == 4 else 4)
+            assert 3 * stage + tables <= 99 * 1024
+    assert False in found

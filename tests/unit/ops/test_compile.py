@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import runpy
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from graphkit.ops.accepted_path import compact_accepted_to_front
 from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_and_mul
 from graphkit.ops.heads import rotated_heads, store_rotated_heads
+from graphkit.ops.kernels import quantized_linear as quantized_kernels
 from graphkit.ops.kernels import quantized_linear_config
 from graphkit.ops.kernels.push_collectives import (
     SPAN,
@@ -109,7 +111,9 @@ MAKERS = {name: (op, make) for name, (op, make, _) in CASES.items()} | {
 }
 
 
-def compile_only(kernel, *args, grid, warmup, num_warps=4, num_stages=3, launch_pdl=False):
+def compile_only(
+    kernel, *args, grid, warmup, num_warps=4, num_stages=3, launch_pdl=False, capability=90
+):
     """Compile a launch with the types of its arguments; None and 1 become constants."""
     types, constants, attributes = {}, {}, {}
 
@@ -132,7 +136,7 @@ def compile_only(kernel, *args, grid, warmup, num_warps=4, num_stages=3, launch_
     make_source = GluonASTSource if kernel.is_gluon() else ASTSource
     source = make_source(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
     options = {"num_warps": num_warps, "num_stages": num_stages, "launch_pdl": launch_pdl}
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 compiles = pytest.mark.skipif(
@@ -179,6 +183,27 @@ def test_products_with_quantised_weights_compile(dtype, rows, monkeypatch):
     for args in QUANTISED["cases"](DEVICE, [dtype], [rows], shapes=((130, 384), (128, 512))):
         op = OPS["quantized_linear"]
         op.launch(op.arguments(*args))
+
+
+@compiles
+@pytest.mark.parametrize("capability", [80, 90])
+def test_numbers_of_four_bits_compile_for_each_capability(capability, monkeypatch):
+    """PTX subtracts bfloat16 from sm_90 on."""
+    checked, has_subtraction = [], capability >= 90
+
+    def has_bfloat16_subtraction(device):
+        checked.append(device)
+        return has_subtraction
+
+    monkeypatch.setattr(quantized_kernels, "has_bfloat16_subtraction", has_bfloat16_subtraction)
+    run = partialmethod(compile_only, capability=capability)
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    op = OPS["quantized_linear"]
+    for name, weight, scale, zero_point, inputs in QUANTISED["weights"](DEVICE, ((64, 384),)):
+        if name == "int4 asymmetric":
+            x = torch.zeros(1, inputs, dtype=torch.bfloat16)
+            op.launch(op.arguments(x, weight, scale, zero_point))
+    assert checked
 
 
 @pytest.mark.slow

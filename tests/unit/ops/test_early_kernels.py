@@ -17,6 +17,7 @@ KERNELS = sorted((Path(graphkit.ops.__file__).parent / "kernels").glob("*.py"))
 PREFETCHES = {"linear_kernel", "streamed_linear_kernel", "warpgroup_linear_kernel"}
 """Kernels that request or read weights before they wait."""
 BARRIERS = ["gdc_launch_dependents", "gdc_wait"]
+WAIT = "wait_for_kernel_before(STARTS_EARLY)"
 HARMLESS = {"program_id", "num_programs", "arange", "full", "zeros", "to"}
 """Calls that neither read nor write memory. Any other call may, such as one of a helper."""
 
@@ -28,8 +29,9 @@ def called(tree):
     return [ast.unparse(call.func).rpartition(".")[2] for call in calls]
 
 
-def is_early_block(statement):
-    return isinstance(statement, ast.If) and ast.unparse(statement.test) == "STARTS_EARLY"
+def is_wait(statement):
+    is_block = isinstance(statement, ast.If) and ast.unparse(statement.test) == "STARTS_EARLY"
+    return is_block or ast.unparse(statement) == WAIT
 
 
 def broken_rule(kernel):
@@ -38,18 +40,18 @@ def broken_rule(kernel):
     calls = called(kernel)
     if not starts_early:
         return "has no parameter STARTS_EARLY" if {*BARRIERS} & {*calls} else ""
-    blocks = [index for index, each in enumerate(kernel.body) if is_early_block(each)]
-    if len(blocks) != 1 or calls.count("gdc_wait") != 1:
+    waits = [index for index, each in enumerate(kernel.body) if is_wait(each)]
+    if len(waits) != 1 or sum(map(calls.count, ("gdc_wait", "wait_for_kernel_before"))) != 1:
         return "does not wait once in all programs"
-    before, block = kernel.body[: blocks[0]], kernel.body[blocks[0]]
-    last = block.body[-1]
-    if not isinstance(last, ast.Expr) or called(last) != ["gdc_wait"]:
+    before, wait = kernel.body[: waits[0]], kernel.body[waits[0]]
+    in_block = called(wait) if isinstance(wait, ast.If) else BARRIERS
+    if isinstance(wait, ast.If) and ast.unparse(wait.body[-1]).rpartition(".")[2] != "gdc_wait()":
         return "does not wait at the end of the block"
     if any(isinstance(node, ast.Return) for each in before for node in ast.walk(each)):
         return "may return before the wait"
     if kernel.name not in PREFETCHES and any({*called(each)} - HARMLESS for each in before):
         return "may read or write before the wait"
-    if kernel.name not in PREFETCHES and called(block) not in (BARRIERS, BARRIERS[1:]):
+    if kernel.name not in PREFETCHES and in_block not in (BARRIERS, BARRIERS[1:]):
         return "may read or write before the wait"
     return ""
 
@@ -72,6 +74,8 @@ WAITS = "if STARTS_EARLY:\n  gdc_launch_dependents()\n  gdc_wait()"
     [
         ("", f"row = program_id(0)\n{WAITS}\nload(x + row)"),
         ("", "if STARTS_EARLY:\n  gdc_wait()\nload(x)"),
+        ("", f"{WAIT}\nload(x)"),
+        ("may read or write before the wait", f"load(x)\n{WAIT}"),
         ("does not wait once in all programs", "if STARTS_EARLY:\n  gdc_launch_dependents()"),
         ("does not wait once in all programs", "if row:\n" + indent(WAITS, "  ")),
         ("does not wait once in all programs", "load(x)"),
