@@ -109,6 +109,7 @@ class Running:
 
     def finish(self):
         for left, right, uses_total in self.products:
+            left = left.memory if isinstance(left, Shared) else left
             product = left.float() @ right.memory.float()
             self.total = self.total + product if uses_total else product
         self.products = []
@@ -213,7 +214,9 @@ def bound(kernel, program, replaced):
     names |= {"gl": program, "async_copy": program}
     for name, value in kernel.fn.__globals__.items():
         if isinstance(value, triton.JITFunction):
-            names[name] = types.FunctionType(value.fn.__code__, names)
+            names[name] = types.FunctionType(
+                value.fn.__code__, names, argdefs=value.fn.__defaults__
+            )
     names |= replaced
     return names[kernel.__name__]
 

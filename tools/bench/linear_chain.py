@@ -253,16 +253,17 @@ warpgroups."""
 def streamed_products(shape: tuple[int, int], kind: str, rows: int) -> list[StreamedProduct]:
     """Return ways to stream the weight of a product, as ``tiled_products`` does others.
 
-    There are none for weights of 16 bits and for more than 64 rows. Warps do not multiply more than
-    ``FEW_ROWS``: each would read all of them from shared memory.
+    There are none for more than 64 rows. Warps multiply up to ``FEW_ROWS``, since each reads all of
+    them from shared memory, and no weight of 16 bits.
     """
     outputs, inputs = shape
     bits = BITS.get(kind, 8)
-    if bits == 16 or rows > MOST_STREAMED_ROWS:
+    if rows > MOST_STREAMED_ROWS:
         return []
-    lines, tile, found = inputs * bits // 1024, max(8, 1 << (rows - 1).bit_length()), []
+    least_tile, found = 16 if bits == 16 else 8, []
+    lines, tile = inputs * bits // 1024, max(least_tile, 1 << (rows - 1).bit_length())
     for tile_outputs, warps, most, is_warpgroup in STREAMED:
-        if rows > FEW_ROWS and not is_warpgroup:
+        if (rows > FEW_ROWS or bits == 16) and not is_warpgroup:
             continue
         tiles, ahead = outputs // tile_outputs, 2 if is_warpgroup else 1
         fitting = [parts for parts in (2, 4, 7, 8) if tiles * parts <= most * PROCESSORS]
@@ -270,7 +271,8 @@ def streamed_products(shape: tuple[int, int], kind: str, rows: int) -> list[Stre
             streamed = StreamedProduct(tile_outputs, tile, parts, 2, warps, is_warpgroup)
             programs = -(-tiles * parts // PROCESSORS)
             stage_bytes = tile_outputs * 128 + tile * 2048 // bits
-            table_bytes = 6 * tile_outputs * groups_of_part(inputs, parts)
+            groups = 0 if bits == 16 else groups_of_part(inputs, parts)
+            table_bytes = 6 * tile_outputs * groups
             for shared in (110_000, 160_000, 220_000):
                 stages = (shared // min(programs, most) - table_bytes) // stage_bytes
                 stages = min(12, lines // parts + ahead, stages)

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 
 from graphkit.ops.kernels.quantized_linear import finished, launch_product
-from graphkit.ops.kernels.quantized_linear_config import Product, StreamedProduct, choose_product
+from graphkit.ops.kernels.quantized_linear_config import Product, choose_product
 
 
-def launch_linear(args: Any, product: Product | StreamedProduct | None = None) -> torch.Tensor:
+def launch_linear(args: Any, product: Product | None = None) -> torch.Tensor:
     """Launch ``linear``, with ``choose_product`` by default."""
     x, weight, bias = args.x, args.weight, args.bias
     (rows, inputs), outputs = x.shape, len(weight)

@@ -19,7 +19,7 @@ def gather_rows_kernel(
     out, source, index, rows, WIDTH: tl.constexpr, ROW_STRIDE: tl.constexpr, STRIDE: tl.constexpr,
     BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program per row and BLOCK of its columns, which are STRIDE elements apart in the source."""
+    """One program per row and BLOCK of its columns, STRIDE elements apart in the source."""
     wait_for_kernel_before(STARTS_EARLY)
     to = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

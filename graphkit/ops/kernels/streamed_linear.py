@@ -121,10 +121,10 @@ def _add_block(total, numbers, x, factors, block, HAS_FACTORS: gl.constexpr):
 
 
 @gluon.jit
-def _request_lines(lines, line, STAGES: gl.constexpr):
-    """Request the first lines of a program's outputs, one per stage."""
+def _request_lines(lines, line, STAGES: gl.constexpr, LINE: gl.constexpr = 128):
+    """Request the first lines of a program's outputs, one per stage, of LINE elements."""
     for stage in gl.static_range(STAGES):
-        async_copy.async_copy_global_to_shared(lines.index(stage), line + stage * 128)
+        async_copy.async_copy_global_to_shared(lines.index(stage), line + stage * LINE)
         async_copy.commit_group()
 
 
@@ -430,3 +430,55 @@ def warpgroup_linear_kernel(
     if not HAS_GROUPS:
         total = product
     _store_result(out, total, scale, bias, first, rows, N, SCALE_ROWS, SCALE_COLUMNS, IS_GATED)
+
+
+@gluon.jit(do_not_specialize=["rows"])
+def plain_warpgroup_kernel(
+    out, x, weight, bias, rows, N: gl.constexpr, K: gl.constexpr, STEPS: gl.constexpr,
+    STARTS_EARLY: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_T: gl.constexpr,
+    STAGES: gl.constexpr, IS_GATED: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """As ``warpgroup_linear_kernel``, for a weight of the dtype of the rows.
+
+    A line of 128 bytes has 64 inputs, which warpgroups read from shared memory in their order.
+    """
+    LINE: gl.constexpr = 64
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_T, 16])
+    copied: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
+    shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    dtype: gl.constexpr = x.dtype.element_ty
+    lines = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, LINE], shared)
+    inputs = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_T, LINE], shared)
+    first = gl.program_id(2) * STEPS
+    n = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, copied)), N, BLOCK_N, IS_GATED)
+    k = gl.arange(0, LINE, gl.SliceLayout(0, copied))
+    line = weight + n.to(gl.int64)[:, None] * K + (first * LINE + k)[None, :]
+    _request_lines(lines, line, STAGES - 2, LINE)
+    if STARTS_EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    t = gl.program_id(1) * BLOCK_T + gl.arange(0, BLOCK_T, gl.SliceLayout(1, copied))
+    block = x + t.to(gl.int64)[:, None] * K + (first * LINE + k)[None, :]
+    is_t = (t < rows)[:, None] & (k >= 0)[None, :]
+    for stage in gl.static_range(STAGES - 2):
+        async_copy.async_copy_global_to_shared(inputs.index(stage), block + stage * LINE, mask=is_t)
+        async_copy.commit_group()
+    running = warpgroup_mma_init(gl.zeros([BLOCK_N, BLOCK_T], gl.float32, mma))
+    for step in range(STEPS):
+        async_copy.wait_group(STAGES - 3)
+        fence_async_shared()
+        held, ahead = step % STAGES, step + STAGES - 2
+        # Stage ``free`` is written again: all warps have waited for its product, in the last step.
+        free = ahead % STAGES
+        is_line = (k * 0 + ahead < STEPS)[None, :]
+        async_copy.async_copy_global_to_shared(lines.index(free), line + ahead * LINE, mask=is_line)
+        async_copy.async_copy_global_to_shared(
+            inputs.index(free), block + ahead * LINE, mask=is_t & is_line
+        )
+        async_copy.commit_group()
+        total = warpgroup_mma_wait(0, deps=[running])
+        right = inputs.index(held).permute((1, 0))
+        running = warpgroup_mma(lines.index(held), right, total, is_async=True)
+    total = warpgroup_mma_wait(0, deps=[running])
+    async_copy.wait_group(0)
+    _store_result(out, total, None, bias, first, rows, N, 0, 0, IS_GATED)

@@ -243,7 +243,10 @@ def test_products_of_warpgroups_compile(result, monkeypatch):
     for weight, scale, zero_point, inputs in weights.values():
         x = torch.zeros(64, inputs, dtype=torch.bfloat16)
         op.launch(op.arguments(x, weight, scale, zero_point, **result), product)
-    assert compiled == [True] * len(weights)
+    op, plain = OPS["linear"], StreamedProduct(256, 64, 1, 5, 8, is_warpgroup=True)
+    x, weight = torch.zeros(64, 1024).bfloat16(), torch.zeros(256, 1024).bfloat16()
+    op.launch(op.arguments(x, weight, **result), plain)
+    assert compiled == [True] * (len(weights) + 1)
     assert "linear_kernel" not in compiled
 
 

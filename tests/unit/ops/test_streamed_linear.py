@@ -11,9 +11,11 @@ import triton
 
 from gluon_interpreter import run_kernel
 from graphkit.ops.kernels.quantized_linear_config import StreamedProduct
+from graphkit.ops.linear import linear
 from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.ops.registration import OPS
 
+CPU = torch.device("cpu")
 CASES = runpy.run_path(str(Path(__file__).with_name("quantized_cases.py")))
 
 
@@ -55,10 +57,30 @@ CALLS = [
 @pytest.mark.parametrize(("product", "result"), CALLS, ids=str)
 def test_streamed_weights_match_the_reference(product, result, dtype, interpreted):
     op = OPS["quantized_linear"]
-    for x, *others in CASES["cases"](torch.device("cpu"), [dtype], [7], shapes=((256, 1024),)):
+    for x, *others in CASES["cases"](CPU, [dtype], [7], shapes=((256, 1024),)):
         args = x / 16, *others
         got = op.launch(op.arguments(*args, **result), product)
         expected = quantized_linear(*args, **result)
         if "in_parts" in result:
             got, expected = got.sum(0).to(dtype), expected[0]
         CASES["assert_close"](got, expected, 1024)
+
+
+PLAIN = [
+    StreamedProduct(*each, is_warpgroup=True)
+    for each in ((64, 16, 1, 3, 4), (256, 64, 4, 9, 8), (128, 32, 2, 5, 4))
+]
+
+
+@pytest.mark.parametrize("product", PLAIN, ids=str)
+def test_streamed_weights_of_16_bits_match_the_reference(product, interpreted):
+    op = OPS["linear"]
+    results = [{"in_parts": True}] + [{"gated": True}] * (product.splits == 1)
+    for result in results:
+        for x, *others in CASES["plain_cases"](CPU, [torch.bfloat16], [7], [(256, 1024)]):
+            args = x / 16, *others
+            got = op.launch(op.arguments(*args, **result), product)
+            expected = linear(*args, **result)
+            if "in_parts" in result:
+                got, expected = got.sum(0).to(x.dtype), expected[0]
+            CASES["assert_close"](got, expected, 1024)
