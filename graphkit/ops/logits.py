@@ -45,8 +45,19 @@ def apply_token_bitmask(
     logits.masked_fill_(allowed == 0, -torch.inf)
 
 
+def _check_source(op: str, args: Any) -> None:
+    """Refuse an index of rows of logits that has none."""
+    if args.index is not None and len(args.index) and not len(args.logits):
+        raise InputError(
+            f"{op}: logits is {describe(args.logits)}, expected at least one row for the "
+            f"{len(args.index)} rows of index.",
+            field="logits",
+        )
+
+
 def _check_rows(args: Any) -> None:
-    """Refuse logits that do not have a row per token, without an index."""
+    """Refuse logits without a row for each token."""
+    _check_source("argmax_rows", args)
     logits, tokens = args.logits, args.tokens
     if args.index is None and len(logits) != len(tokens):
         raise InputError(
@@ -87,7 +98,8 @@ def empty_candidates(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _check_logits(args: Any) -> None:
-    """Refuse fewer logits than K, and a wrong number of temperatures."""
+    """Refuse too few logits, and a wrong number of temperatures."""
+    _check_source("top_candidates", args)
     logits, topk, temperature = args.logits, args.topk, args.temperature
     if topk > logits.shape[1]:
         raise InputError(
@@ -112,6 +124,8 @@ def top_candidates(
     token_map: Annotated[torch.Tensor | None, "[V] int64"] = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the probabilities and ids of the K most probable tokens of each row.
+
+    On CUDA a row has the same results in any batch, and NaN counts as -inf in the choice of tokens.
 
     Args:
         logits: The rows.

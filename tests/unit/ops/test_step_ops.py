@@ -59,6 +59,10 @@ REFUSED = [
     (lambda: argmax_rows(INT, torch.zeros(2, 4).int()), "int32 on cpu, expected .* floating-point"),
     (lambda: argmax_rows(INT, torch.zeros(2, 0)), r"expected .* = \[2, 1\]"),
     (
+        lambda: argmax_rows(INT, torch.zeros(0, 4), INT),
+        r"argmax_rows: logits is \[0, 4\].*expected at least one row for the 2 rows of index",
+    ),
+    (
         lambda: argmax_rows(INT, torch.zeros(2, 4), None, INT),
         r"token_map is \[2\] .*expected \[V\] = \[4\] int64",
     ),
@@ -66,6 +70,10 @@ REFUSED = [
     (lambda: draft_step_rows(INT, INT, INT.int(), 2, 1), r"positions is \[2\].* = \[4\]"),
     (lambda: top_candidates(torch.zeros(2, 4), 5), "expected .* with V >= topk = 5"),
     (lambda: top_candidates(torch.zeros(2, 4), 2, torch.ones(1)), r"expected \[2\] float32"),
+    (
+        lambda: top_candidates(torch.zeros(0, 4), 2, None, INT),
+        r"top_candidates: logits is \[0, 4\].*expected at least one row for the 2 rows of index",
+    ),
     (
         lambda: top_candidates(torch.zeros(2, 2), 1, None, None, INT.int()),
         "token_map is .* int32 on cpu, expected .* int64",
