@@ -213,9 +213,9 @@ class PagedAttention(PooledAttention):
     ) -> torch.Tensor:
         """Rotate this step's heads, then store and attend as ``attend`` does.
 
-        With a pool of keys and values, one kernel rotates the heads and stores them. It has no
-        gradient: rows that need one run ``attend``, as do all rows in a subclass that overrides
-        ``attend`` or ``store``.
+        With a pool of keys and values, one kernel rotates the heads and stores them. That kernel
+        has no gradient: where one is needed, ``attend`` runs instead, as it does in a subclass that
+        overrides ``attend`` or ``store``.
 
         Args:
             layer: See ``attend``, like all others.
@@ -233,7 +233,10 @@ class PagedAttention(PooledAttention):
         Raises:
             AttentionError: See ``attend``.
         """
-        needs_grad = torch.is_grad_enabled() and heads.qkv.requires_grad
+        tensors = heads.qkv, heads.query_weight, heads.key_weight
+        needs_grad = torch.is_grad_enabled() and any(
+            each is not None and each.requires_grad for each in tensors
+        )
         own = type(self).attend, type(self).store
         if needs_grad or own != (PagedAttention.attend, PagedAttention.store):
             return self.attend(

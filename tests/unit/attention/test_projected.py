@@ -29,32 +29,41 @@ def heads_of(case):
     return projected(*case.query.shape[:2], *case.key.shape[1:])
 
 
-def assert_equal_outcomes(backend, case, layer=1):
+def assert_equal_outcomes(backend, case):
     """Compare results and pools after both ways to attend, from the same state of the pools."""
     heads, slots = heads_of(case), case.out_cache_loc
     pools = [pool for pool in (backend.kv_pool, backend.window_kv_pool) if pool is not None]
     memory = [tensor.view(torch.uint8) for pool in pools for tensor in pool.tensors().values()]
     before = [each.clone() for each in memory]
     metadata = backend.metadata(case.mode, case.inputs)
-    expected = backend.attend(layer, *heads.rotated(), slots, metadata, **case.options)
+    expected = backend.attend(1, *heads.rotated(), slots, metadata, **case.options)
     after = [each.clone() for each in memory]
     for each, old in zip(memory, before, strict=True):
         each.copy_(old)
-    got = backend.attend_projected(layer, heads, slots, metadata, **case.options)
+    got = backend.attend_projected(1, heads, slots, metadata, **case.options)
     assert torch.equal(got[: case.live_rows], expected[: case.live_rows])
     assert all(map(torch.equal, memory, after))
     assert not all(map(torch.equal, before, after))
 
 
-def test_rows_that_need_a_gradient_get_one(make_case):
+@pytest.mark.parametrize("name", ["qkv", "query_weight", "key_weight"])
+def test_gradients_are_those_of_attend(make_case, name):
     case = make_case([9, 20], width=3, page_size=4)
-    backend = case.backend(SdpaAttention)
-    heads = heads_of(case)
+    backend, slots = case.backend(SdpaAttention), case.out_cache_loc
     metadata = backend.metadata(case.mode, case.inputs)
-    heads.qkv.requires_grad_()
-    out = backend.attend_projected(1, heads, case.out_cache_loc, metadata)
-    out.sum().backward()
-    assert heads.qkv.grad.abs().sum() > 0
+    gradients = []
+    for is_projected in (True, False):
+        heads = heads_of(case)
+        tensor = getattr(heads, name).requires_grad_()
+        if is_projected:
+            out = backend.attend_projected(1, heads, slots, metadata)
+        else:
+            out = backend.attend(1, *heads.rotated(), slots, metadata)
+        out.sum().backward()
+        gradients.append(tensor.grad)
+    assert torch.equal(*gradients)
+    # The pool keeps no gradient of keys and values.
+    assert gradients[0].any() == (name != "key_weight")
 
 
 @pytest.mark.parametrize("backend_type", BACKENDS)
