@@ -18,10 +18,12 @@ from graphkit import hf
 from graphkit.attention import TritonAttention
 from graphkit.audit.live_tensors import _storages
 from graphkit.errors import TargetError
+from graphkit.hf.attention import SelectedKeys
 from graphkit.hf.fusion.products import DeferredProduct
 from graphkit.hf.fusion.residual import DeferredSums, PendingSum, normalised
 from graphkit.reference import reference_target
 from small_models import small_model
+from two_ops_attention import TwoOps
 
 MODE = gk.ForwardMode.TARGET_VERIFY
 FAST_KINDS = ["llama", "mistral", "qwen2", "qwen3"]
@@ -49,13 +51,6 @@ def test_a_step_has_as_many_nodes_as_the_fast_layout(kind, tmp_path, monkeypatch
     assert len(verify_nodes(plain.target(max_batch_size=2))) > 2 * len(fast)
 
 
-class TwoOps(TritonAttention):
-    """Has an ``attend`` of its own, which takes rotated heads."""
-
-    def attend(self, *args, **options):
-        return super().attend(*args, **options)
-
-
 @pytest.mark.parametrize("kind", [*FAST_KINDS, "gemma3_text"])
 def test_heads_are_rotated_and_stored_by_one_op_per_layer(kind, tmp_path, monkeypatch):
     model = small_model(kind)
@@ -63,24 +58,20 @@ def test_heads_are_rotated_and_stored_by_one_op_per_layer(kind, tmp_path, monkey
     found = []
     for attention in (TritonAttention, TwoOps):
         monkeypatch.setattr(hf.pools, "SdpaAttention", attention)
-        targets = [hf.load(tmp_path, device="cpu").target(max_batch_size=2)]
-        if kind in FAST_KINDS:
-            options = {"checkpoint": tmp_path, "max_batch_size": 2, "attention": attention}
-            targets.append(reference_target("cpu", **options))
-        for target in targets:
-            with target.runner(MODE, device="cpu", batch_sizes=[2]) as runner:
-                runner.capture()
-                ops = Counter(node.op for node in runner.inspect(2).nodes)
-                logits = runner.run(runner.sample_batch(2)).next_token_logits
-            found.append((ops, [logits, *target.mutable_state.values()]))
-    half, layers = len(found) // 2, model.config.num_hidden_layers
-    for (ops, results), (others, expected) in zip(found[:half], found[half:], strict=True):
-        assert all(map(torch.equal, results, expected))
-        assert others["graphkit::rotated_heads"] == others["graphkit::store_kv"] == layers
-        assert ops["graphkit::store_rotated_heads"] == layers
-        assert "graphkit::rotated_heads" not in ops
-        assert "graphkit::store_kv" not in ops
-        assert ops.total() <= others.total() - layers
+        target = hf.load(tmp_path, device="cpu").target(max_batch_size=2)
+        with target.runner(MODE, device="cpu", batch_sizes=[2]) as runner:
+            runner.capture()
+            ops = Counter(node.op for node in runner.inspect(2).nodes)
+            logits = runner.run(runner.sample_batch(2)).next_token_logits
+        found.append((ops, [logits, *target.mutable_state.values()]))
+    (ops, results), (others, expected) = found
+    layers = model.config.num_hidden_layers
+    assert all(map(torch.equal, results, expected))
+    assert others["graphkit::rotated_heads"] == others["graphkit::store_kv"] == layers
+    assert ops["graphkit::store_rotated_heads"] == layers
+    assert "graphkit::rotated_heads" not in ops
+    assert "graphkit::store_kv" not in ops
+    assert ops.total() <= others.total() - layers
 
 
 def test_nodes_have_the_modules_of_the_checkpoint():
@@ -174,6 +165,19 @@ def test_scaled_angles_stay_with_the_model():
     replaced = hf.load(scaled, device="cpu").layout.replaced
     assert "model.layers.0.self_attn" not in replaced
     assert "model.rotary_emb" not in replaced
+    assert "model.layers.0.self_attn.q_proj" in replaced
+
+
+def test_attention_over_selected_keys_stays(monkeypatch):
+    forward = modeling_llama.LlamaAttention.forward
+    selected = SelectedKeys(torch.zeros(6, 1, dtype=torch.int64))
+
+    def selecting(self, *args, **kwargs):
+        return forward(self, *args, indices=selected, **kwargs)
+
+    monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", selecting)
+    replaced = hf.load(small_model("llama"), device="cpu", check=False).layout.replaced
+    assert "model.layers.0.self_attn" not in replaced
     assert "model.layers.0.self_attn.q_proj" in replaced
 
 

@@ -1,4 +1,4 @@
-"""Attention modules of any class that rotate all of their heads, by ``ProjectedHeads``.
+"""Replaces attention modules, of any class, that rotate all of their heads.
 
 Suffixes: T rows, N query heads, M key-value heads, D head size.
 """
@@ -125,6 +125,8 @@ def _candidates(
     columns = [len(layer.weight) for layer in layers]  # type: ignore[arg-type]
     split = [heads * size, key_heads * size, key_heads * size]
     if place is None or columns not in (split, [sum(split)]) or out in layers:
+        return
+    if attention.latents is not None or attention.selected is not None:
         return
     if not isinstance(first.module, nn.Linear | QuantizedLinear):
         return

@@ -17,19 +17,13 @@ from graphkit.reference import (
     causal_attend,
     reference_target,
 )
+from two_ops_attention import TwoOps
 
 LAYERS = {
     ForwardMode.TARGET_VERIFY: 4, ForwardMode.DECODE: 4, ForwardMode.DRAFT: 2,
     ForwardMode.DRAFT_EXTEND: 1, ForwardMode.DRAFT_EXTEND_V2: 1,
 }  # fmt: skip
 """Layers that run in a step; DRAFT runs its layer twice."""
-
-
-class TwoOps(TritonAttention):
-    """Has an ``attend`` of its own, which takes rotated heads."""
-
-    def attend(self, *args, **options):
-        return super().attend(*args, **options)
 
 
 def step(kind, mode):
