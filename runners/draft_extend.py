@@ -12,10 +12,9 @@ import torch
 
 from graphkit.buffers import DraftExtendInputs
 from graphkit.ops.logits import top_candidates
-from graphkit.ops.rows import gather_rows
 from graphkit.runners.outputs import DraftExtendOutput, LastRowOutput
 from graphkit.runners.runner import Runner
-from graphkit.runners.step import Step
+from graphkit.runners.step import Step, rows_at
 from graphkit.spec import ForwardMode
 
 
@@ -57,10 +56,9 @@ def _last_rows(
         step.forward(inputs), {"token": tokens, "request": requests}
     )
     last = inputs.last_rows()
-    if logits.shape[0] == tokens:
-        logits = gather_rows(logits, last)
-    if hidden_states is not None and hidden_states.shape[0] == tokens:
-        hidden_states = gather_rows(hidden_states, last)
+    logits = rows_at(last, tokens, logits)
+    if hidden_states is not None:
+        hidden_states = rows_at(last, tokens, hidden_states)
     return logits, hidden_states
 
 

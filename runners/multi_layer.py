@@ -25,7 +25,7 @@ from graphkit.ops.logits import top_candidates
 from graphkit.runners.outputs import LastRowOutput, LayersOutput
 from graphkit.runners.runner import Runner
 from graphkit.runners.settings import RunnerOptions, check_types, show_options
-from graphkit.runners.step import Step
+from graphkit.runners.step import Step, rows_at
 from graphkit.spec import ForwardMode, SpecConfig
 
 
@@ -94,10 +94,9 @@ class _Chain:
     def _selected(self, logits: torch.Tensor, hidden_states: torch.Tensor | None) -> LastRowOutput:
         """Return the rows at ``select_index``, with their top-k."""
         tokens = self._inputs.num_tokens
-        if logits.shape[0] == tokens:
-            logits = logits.index_select(0, self._select)
-        if hidden_states is not None and hidden_states.shape[0] == tokens:
-            hidden_states = hidden_states.index_select(0, self._select)
+        logits = rows_at(self._select, tokens, logits)
+        if hidden_states is not None:
+            hidden_states = rows_at(self._select, tokens, hidden_states)
         topk_p, topk_index = top_candidates(
             logits,
             self._step.spec.topk,

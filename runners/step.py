@@ -16,6 +16,7 @@ from graphkit.buffers import DraftExtendInputs, InputBuffers, fields_of, resolve
 from graphkit.config import BufferSizes
 from graphkit.errors import OutputError
 from graphkit.graphs import Stage, is_capturing, scope
+from graphkit.ops.rows import gather_rows
 from graphkit.runners.output_fields import OutputCheck
 from graphkit.runners.outputs import DraftExtendOutput, Output
 from graphkit.spec import ForwardMode, SpecConfig
@@ -276,6 +277,20 @@ class Step(Generic[OutputT]):
         if capacity.ragged or is_packed:
             inputs.width, inputs.lengths = most, lengths
         return inputs
+
+
+def rows_at(index: torch.Tensor, tokens: int, rows: torch.Tensor) -> torch.Tensor:
+    """Return rows at an index; as they are if the forward has selected them already.
+
+    Args:
+        index: The row of each request.
+        tokens: Rows of the batch.
+        rows: What the forward returned: a row per token, or per request.
+
+    Shapes:
+        index: [B] int32 or int64. rows: [T, ...] or [B, ...]; returns [B, ...].
+    """
+    return gather_rows(rows, index) if rows.shape[0] == tokens else rows
 
 
 def forward_name(forward: Any) -> str:

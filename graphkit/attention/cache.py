@@ -75,9 +75,15 @@ class PagedCache:
             self.pool.set_kv_buffer(layer, loc_T, key_TMD, value_TME)
 
     def store_rotated(self, layer: int, loc_T: torch.Tensor, heads: ProjectedHeads) -> torch.Tensor:
-        """Rotate heads, write their keys and values as ``store``, and return queries, [T, N, D].
+        """Rotate heads, write their keys and values as ``store`` does, and return queries.
 
         A subclass of a pool that overrides ``set_kv_buffer`` gets rotated keys and values.
+
+        Shapes:
+            loc_T: [T] int64. Returns [T, N, D].
+
+        Raises:
+            AttentionError: See ``set_kv_buffer``.
         """
         pool, usual = self.pool, MHATokenToKVPool.set_kv_buffer
         if isinstance(pool, MHATokenToKVPool) and type(pool).set_kv_buffer is usual:

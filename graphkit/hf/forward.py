@@ -46,7 +46,7 @@ class _BatchAttention:
 
     Attributes:
         attention: Attention over the pools of the layers.
-        left: Index of each further call of a module.
+        left: Indices of the calls of attention that each module has still to make, in order.
         slots: Slots of the rows.
         metadata: Metadata of the batch.
     """

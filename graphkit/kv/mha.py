@@ -139,7 +139,7 @@ class MHATokenToKVPool(TokenToKVPool):
     ) -> torch.Tensor:
         """Rotate heads, and write their keys and values; see ``set_kv_buffer``.
 
-        One ``graphkit::store_rotated_heads``.
+        Runs as one ``graphkit::store_rotated_heads``. Never synchronises; may be captured.
 
         Shapes:
             loc_T: [T] int64. Returns the rotated queries, [T, N, D].

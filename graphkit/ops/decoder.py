@@ -1,4 +1,4 @@
-"""Parts of a decoder layer other than its products and its attention: inputs, norms, the gate.
+"""Parts of decoder layers and draft heads: norms, the gate, and the inputs of a head.
 
 Dimensions: T rows, S parts, H hidden, V vocabulary, C columns of gate and up projection.
 """
@@ -113,10 +113,10 @@ def embed_and_join(
         The embeddings in the first H columns and the hidden states behind them, [T, 2 * H].
     """
     pairs = (embedding.index_select(0, ids), embedding_norm), (hidden, hidden_norm)
-    return torch.cat([normalised(rows, weight, eps) for rows, weight in pairs], dim=-1)
+    return torch.cat([with_norm(rows, weight, eps) for rows, weight in pairs], dim=-1)
 
 
-def normalised(rows: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+def with_norm(rows: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
     """Return rows [..., C] after ``rms_norm``, or as they are without a weight."""
     if weight is None:
         return rows

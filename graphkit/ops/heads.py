@@ -6,13 +6,12 @@ Dimensions: T rows, S parts, N query heads, M key and value heads, D head size, 
 # ruff: noqa: N803 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 
 from graphkit.errors import AttentionError
-from graphkit.ops.decoder import normalised, whole_rows
+from graphkit.ops.decoder import whole_rows, with_norm
 from graphkit.ops.kv_cache import check_caches, store_kv
 from graphkit.ops.registration import register_op
 
@@ -77,7 +76,7 @@ def rotated_heads(
     if query_weight is not None or key_weight is not None:
         query, key = both.split((query_heads, key_heads), dim=1)
         both = torch.cat(
-            (normalised(query, query_weight, eps), normalised(key, key_weight, eps)), dim=1
+            (with_norm(query, query_weight, eps), with_norm(key, key_weight, eps)), dim=1
         )
     angles = (positions[:, None] * inverse_frequencies)[:, None]
     cos, sin = angles.cos().to(qkv.dtype), angles.sin().to(qkv.dtype)
@@ -155,8 +154,7 @@ def store_rotated_heads(
     return query
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ProjectedHeads:
+class ProjectedHeads(NamedTuple):
     """Projected rows of a layer before they are split and rotated: arguments of ``rotated_heads``.
 
     Attributes:
@@ -183,7 +181,7 @@ class ProjectedHeads:
 
     def rotated(self) -> Heads:
         """Return queries, [T, N, D], keys and values, [T, M, D], by ``rotated_heads``."""
-        return rotated_heads(*self._arguments())
+        return rotated_heads(*self)
 
     def store(
         self,
@@ -194,11 +192,4 @@ class ProjectedHeads:
         value_scale_M: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Store keys and values, and return queries, [T, N, D], by ``store_rotated_heads``."""
-        arguments = *self._arguments(), key_scale_M, value_scale_M
-        return store_rotated_heads(key_cache, value_cache, loc_T, *arguments)
-
-    def _arguments(self) -> tuple[Any, ...]:
-        return (
-            self.qkv, self.positions, self.inverse_frequencies, self.query_heads, self.key_heads,
-            self.query_weight, self.key_weight, self.eps, self.dtype,
-        )  # fmt: skip
+        return store_rotated_heads(key_cache, value_cache, loc_T, *self, key_scale_M, value_scale_M)

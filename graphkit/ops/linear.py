@@ -85,8 +85,8 @@ def linear(
 ) -> torch.Tensor:
     """Multiply rows with a weight, as ``torch.nn.functional.linear`` does.
 
-    Few rows of bfloat16 or float16 on compute capability 9.0 and above run by a kernel that starts
-    while the kernel before it runs, and requests its weight by then. ``choose_product`` of
+    Few rows of bfloat16 or float16 on compute capability 9.0 and above run by a kernel that already
+    starts, and requests its weight, while the kernel before it runs. ``choose_product`` of
     ``graphkit.ops.kernels`` has the limits. Other products run by ``torch.nn.functional.linear``.
     Up to two launches.
 
@@ -96,9 +96,9 @@ def linear(
         bias: Added to the products, of x's dtype.
         gated: Whether to return ``silu_and_mul`` of the products. The weight has the rows of the
             gate, then as many of the up projection.
-        in_parts: Whether to return the sums of parts of the inputs. ``add_rms_norm`` and
-            ``rotated_heads`` take them, so that no kernel adds them before. The rows, the weight
-            and the device decide on the number of parts.
+        in_parts: Whether to return the sums of parts of the inputs. ``add_rms_norm``,
+            ``rotated_heads`` and ``store_rotated_heads`` take them, so that no kernel adds them
+            before. The rows, the weight and the device decide on the number of parts.
 
     Returns:
         The products, [T, N] of x's dtype; gated [T, N / 2]; in parts [S, T, N] of float32, or of

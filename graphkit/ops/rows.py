@@ -19,7 +19,7 @@ def _check_elements(op: str, field: str, rows: torch.Tensor) -> None:
     """Refuse elements that the kernels cannot copy."""
     if rows.element_size() > 8:
         raise InputError(
-            f"{op}: {field} has a tensor of {rows.dtype}, expected elements of at most 8 bytes. "
+            f"{op}: {field} has elements of {rows.dtype}, expected at most 8 bytes. "
             "Pass torch.view_as_real of it.",
             field=field,
         )
@@ -95,12 +95,13 @@ def scatter_rows(
 ) -> None:
     """Write rows into tensors, as ``Tensor.index_copy_`` does; one launch for all tensors.
 
-    A row that occurs several times in ``index`` keeps any one of its rows.
+    If ``index`` has a row several times, the target keeps one of its sources, and which one is not
+    defined.
 
     Args:
         targets: Receive the rows, each [M, ...] of any dtype, contiguous. An element has at most 8
             bytes.
-        sources: Rows for each target, [N, ...] of any dtype that the target has.
+        sources: Rows for each target, [N, ...] of its dtype.
         index: Row of the targets of each row of the sources. One outside the targets is an error on
             the CPU; on CUDA its rows are dropped.
     """

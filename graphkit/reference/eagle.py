@@ -6,6 +6,7 @@ Tensor suffixes: T tokens, H hidden, V vocabulary.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from graphkit.errors import ConfigError
 from graphkit.quantization import Linear
 from graphkit.reference.config import LlamaConfig
-from graphkit.reference.head_inputs import HeadInputs
+from graphkit.reference.head_inputs import join_inputs
 from graphkit.reference.layers import Attend, DecoderLayer, Embedding
 from graphkit.reference.rope import RotaryEmbedding
 
@@ -97,8 +98,10 @@ class EagleHead(nn.Module):
         self.rotary_emb = RotaryEmbedding(config)
         if has_head:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self._inputs = HeadInputs(self.embed_tokens if has_embedding else target.embedding)
-        # A bound method, because assigning a module would register it as a submodule.
+        # Not modules: assigning one would register it as a submodule.
+        self._inputs = partial(
+            join_inputs, self.embed_tokens if has_embedding else target.embedding
+        )
         self._target_logits = None if has_head else target.logits
 
     def forward(

@@ -8,6 +8,7 @@ Tensor suffixes: T tokens, S parts of a product, H hidden, I input of attention 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, overload
 
 import torch
@@ -17,7 +18,7 @@ from graphkit.errors import ConfigError
 from graphkit.quantization import Linear
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.eagle import HeadTarget, check_fit, check_one_layer
-from graphkit.reference.head_inputs import HeadInputs
+from graphkit.reference.head_inputs import join_inputs
 from graphkit.reference.layers import MLP, Attend, Attention, Embedding, RMSNorm
 from graphkit.reference.rope import RotaryEmbedding, Rotation
 
@@ -135,8 +136,10 @@ class Eagle3Head(nn.Module):
         has_map = draft_vocab_size is not None
         self.register_buffer("d2t", torch.zeros(vocab_size, dtype=torch.int64) if has_map else None)
         self.rotary_emb = RotaryEmbedding(config)
-        self._inputs = HeadInputs(self.embed_tokens if has_embedding else target.embedding)
-        # A bound method, because assigning a module would register it as a submodule.
+        # Not modules: assigning one would register it as a submodule.
+        self._inputs = partial(
+            join_inputs, self.embed_tokens if has_embedding else target.embedding
+        )
         self._target_logits = None if has_head else target.logits
 
     @overload
@@ -176,7 +179,8 @@ class Eagle3Head(nn.Module):
                 result of the layer to the residual stream and applies the final norm.
 
         Returns:
-            The hidden states, before the final norm, or the logits and the hidden states.
+            The hidden states, before the final norm; with ``with_logits``, the logits and the
+            hidden states.
 
         Shapes:
             input_ids_T, positions_T: [T] int32 or int64.

@@ -15,48 +15,40 @@ from graphkit.reference.layers import Embedding, RMSNorm
 _PLAIN = (nn.Embedding.forward, Embedding.forward)
 
 
-class HeadInputs:
-    """Embeds tokens and puts features beside them.
+def join_inputs(
+    embedding: nn.Module,
+    input_ids_T: Tensor,
+    hidden_TH: Tensor,
+    norms: tuple[RMSNorm, RMSNorm] | None = None,
+) -> Tensor:
+    """Embed tokens and put features beside them.
 
     One op does both, and the norms, where the embedding is a table in the dtype of the features and
     no gradient is recorded. Otherwise the modules run, so that a gradient needs no second forward.
 
     Args:
-        embedding: Maps token ids to rows; of the head, or of its target. It is read at each call.
+        embedding: Maps token ids to rows; of the head, or of its target.
+        input_ids_T: Token of each row.
+        hidden_TH: Feature of each row.
+        norms: Norms of embeddings and of features, with one epsilon; ``None`` for none.
+
+    Shapes:
+        input_ids_T: [T] int32 or int64. hidden_TH: [T, H]. result: [T, 2 H].
     """
-
-    def __init__(self, embedding: nn.Module) -> None:
-        self._embedding = embedding
-
-    def __call__(
-        self, input_ids_T: Tensor, hidden_TH: Tensor, norms: tuple[RMSNorm, RMSNorm] | None = None
-    ) -> Tensor:
-        """Return embeddings and features side by side.
-
-        Args:
-            input_ids_T: Token of each row.
-            hidden_TH: Feature of each row.
-            norms: Norms of embeddings and of features, with one epsilon; ``None`` for none.
-
-        Shapes:
-            input_ids_T: [T] int32 or int64.
-            hidden_TH: [T, H].
-            result: [T, 2 H].
-        """
-        table = _table(self._embedding)
-        if table is None or table.dtype != hidden_TH.dtype or torch.is_grad_enabled():
-            embedded_TH = self._embedding.forward(input_ids_T)
-            if norms is not None:
-                embedded_TH, hidden_TH = norms[0](embedded_TH), norms[1](hidden_TH)
-            return torch.cat((embedded_TH, hidden_TH), dim=-1)
-        if norms is None:
-            return embed_and_join(input_ids_T, table, hidden_TH)
-        first, second = norms
-        return embed_and_join(input_ids_T, table, hidden_TH, first.weight, second.weight, first.eps)
+    table = _table(embedding)
+    if table is None or table.dtype != hidden_TH.dtype or torch.is_grad_enabled():
+        embedded_TH = embedding.forward(input_ids_T)
+        if norms is not None:
+            embedded_TH, hidden_TH = norms[0](embedded_TH), norms[1](hidden_TH)
+        return torch.cat((embedded_TH, hidden_TH), dim=-1)
+    if norms is None:
+        return embed_and_join(input_ids_T, table, hidden_TH)
+    first, second = norms
+    return embed_and_join(input_ids_T, table, hidden_TH, first.weight, second.weight, first.eps)
 
 
 def _table(embedding: nn.Module) -> Tensor | None:
-    """Return the rows of an embedding by token; ``None`` if it does more than to look them up."""
+    """Return the rows of an embedding by token; ``None`` if it does more than look them up."""
     if not isinstance(embedding, nn.Embedding) or embedding.max_norm is not None:
         return None
     if getattr(embedding.forward, "__func__", None) not in _PLAIN:

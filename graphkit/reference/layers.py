@@ -51,7 +51,8 @@ class AttendProjected(Attend, Protocol):
 class Embedding(nn.Embedding):
     """``torch.nn.Embedding``, whose rows are read by ``graphkit::gather_rows``.
 
-    It is ``torch.nn.Embedding`` itself where gradients are recorded.
+    Where gradients are recorded, ``torch.nn.Embedding`` runs, whose gradient needs no second
+    forward.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Embedding

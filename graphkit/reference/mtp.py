@@ -6,12 +6,14 @@ Tensor suffixes: T tokens, H hidden, V vocabulary.
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from graphkit.quantization import Linear
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.eagle import HeadTarget, check_fit
-from graphkit.reference.head_inputs import HeadInputs
+from graphkit.reference.head_inputs import join_inputs
 from graphkit.reference.layers import Attend, DecoderLayer, RMSNorm
 from graphkit.reference.rope import RotaryEmbedding
 
@@ -57,8 +59,8 @@ class MTPHead(nn.Module):
         self.config = config
         self.layers = nn.ModuleList(MTPLayer(config, i) for i in range(config.num_hidden_layers))
         self.rotary_emb = RotaryEmbedding(config)
-        self._inputs = HeadInputs(target.embedding)
-        # A bound method, because assigning a module would register it as a submodule.
+        # Not modules: assigning one would register it as a submodule.
+        self._inputs = partial(join_inputs, target.embedding)
         self._target_logits = target.logits
 
     def forward(

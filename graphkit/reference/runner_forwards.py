@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeGuard, overload
+from typing import Any, TypeGuard, overload
 
 import torch
 
@@ -164,10 +164,17 @@ class StandaloneForward:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Attend:
-    """Attends in the layers of a model during a forward of a batch; an ``AttendProjected``."""
+class _BatchAttention:
+    """Attends in the layers of a model during one forward of a batch.
 
-    attention: PagedAttention
+    Attributes:
+        attention: A backend; one without ``attend_projected`` gets rotated heads.
+        slots: Slots of the rows.
+        metadata: Metadata of the batch.
+        window: Most keys that a row sees; 0 for all.
+    """
+
+    attention: Any
     slots: torch.Tensor
     metadata: AttentionMetadata
     window: int
@@ -176,23 +183,25 @@ class _Attend:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """Store keys and values, and attend."""
-        return self.attention.attend(
+        attended: torch.Tensor = self.attention.attend(
             layer, query, key, value, self.slots, self.metadata, window=self.window
         )
+        return attended
 
     def projected(self, layer: int, heads: ProjectedHeads) -> torch.Tensor:
         """Rotate heads, store keys and values, and attend."""
-        if not hasattr(self.attention, "attend_projected"):  # a backend of another class
+        if not hasattr(self.attention, "attend_projected"):
             return self(layer, *heads.rotated())
-        return self.attention.attend_projected(
+        attended: torch.Tensor = self.attention.attend_projected(
             layer, heads, self.slots, self.metadata, window=self.window
         )
+        return attended
 
 
 def _attend(attention: PagedAttention, inputs: Inputs, config: LlamaConfig) -> Attend:
     assert inputs.attention is not None, "the runner has an attention backend"
     window = config.sliding_window or 0
-    return _Attend(attention, inputs.out_cache_loc, inputs.attention, window)
+    return _BatchAttention(attention, inputs.out_cache_loc, inputs.attention, window)
 
 
 def _needs_last_rows(inputs: Inputs) -> TypeGuard[DraftExtendInputs]:

@@ -82,6 +82,7 @@ def own_store():
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         common.set(name, str(store.port))
     with pytest.MonkeyPatch.context() as patch:
+        # With it, ranks connect to this store. Without, rank 0 would open the port itself.
         patch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
         patch.setenv("MASTER_PORT", common.get(name).decode())
         yield

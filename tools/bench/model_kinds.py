@@ -1,11 +1,11 @@
 """Tokens per second of models of transformers, through graphkit and by transformers itself.
 
-Random weights in bfloat16, greedy, one request and eight. Each kind runs in a process of its own,
-since compiled code and process state of one would change the next: all ways of a kind are measured
-in one run. Before that, all kinds run side by side without being measured, which fills the caches
-of torch and Triton. Then each GPU of the machine measures one kind at a time. The report is written
-after each kind. ``--add`` measures the kinds that an earlier report of the same device and versions
-lacks.
+Random weights in bfloat16, greedy decoding, batches of one request and of eight. All ways of a kind
+run in one process, which runs no other kind, since compiled code and process state of one kind
+would change the next. Before that, all kinds run side by side without being measured, which fills
+the caches of torch and Triton. Then each GPU of the machine measures one kind at a time. The report
+is written after each kind. ``--add`` keeps the kinds that an earlier report of the same device and
+versions has completely, and measures the others.
 
 - graphkit: device loops (v3), plain and with NGRAM drafts. Random weights repeat themselves, so
   NGRAM shows what long drafts cost and gain, not what a trained model accepts.
@@ -54,10 +54,13 @@ _PROMPT, _NEW = 64, 128
 _BATCHES = (1, 8)
 _COMPILED = ("generate, static cache", "graphkit, NONE", "graphkit, NGRAM")
 """Ways that compile. Continuous batching compiles nothing and takes most of the memory of a GPU."""
+_LAST_WAY = "graphkit, NGRAM"
+"""The way that ``ways`` yields last: a kind that has it at the last batch size is complete."""
 _KIND_S = 150.0
 """Time limit of a kind."""
 _SLOW_S = 2.0
-"""Time of the second run above which it is the result, and no further run is measured."""
+"""A second run that takes longer than this is the result, with the graphs that it records: no
+further run is measured."""
 
 
 def ways(kind: str, batch: int, device: torch.device) -> Iterator[tuple[str, Callable[[], int]]]:
@@ -202,7 +205,7 @@ def report(
 def empty_report() -> BenchReport:
     """Return a report of this device without results."""
     return BenchReport(
-        name="models: tokens per second of models of transformers",
+        name="model_kinds: tokens per second of models of transformers",
         environment=environment(torch.device("cuda", 0)),
         settings={
             "prompt": _PROMPT, "new tokens": _NEW, "layers": SIZES["num_hidden_layers"],
@@ -236,7 +239,7 @@ def kind_of(text: str) -> str:
 
 def complete_kinds(report: BenchReport) -> set[str]:
     """Return the kinds of a report whose last way at the last batch size was measured."""
-    last = f"{_BATCHES[-1]} requests", _COMPILED[-1]
+    last = f"{_BATCHES[-1]} requests", _LAST_WAY
     return {
         kind_of(each.setting)
         for each in report.measures

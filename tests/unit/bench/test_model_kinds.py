@@ -26,7 +26,7 @@ def report_of(bench, *cells, failures=""):
 
 
 def test_kinds_that_are_not_complete_are_measured_again(bench, tmp_path):
-    path, last = tmp_path / "model_kinds.json", bench._COMPILED[-1]
+    path, last = tmp_path / "model_kinds.json", bench._LAST_WAY
     whole = ("llama, 1 requests", last), ("llama, 8 requests", last)
     others = ("opt, 1 requests", last), ("gemma2, 8 requests", "generate, static cache")
     failures = "llama, 1 requests, generate: Error: 0 tokens", "opt: stopped after 150 s"

@@ -51,11 +51,6 @@ def test_heads_are_stored_as_by_two_launches():
             assert torch.equal(got.float(), other.float())
 
 
-def launched(name, *args):
-    op = OPS[name]
-    return op.launch(op.arguments(*args))
-
-
 @pytest.mark.parametrize("block", [512, 4096], ids=["several blocks", "one block"])
 def test_joined_halves_are_those_of_two_norms(block, monkeypatch):
     """Bit by bit, since sums run in the same order."""
@@ -66,14 +61,14 @@ def test_joined_halves_are_those_of_two_norms(block, monkeypatch):
         ids, embedding, hidden, *norms = (*args, None, None, 0.0)[:6]
         halves = embedding.index_select(0, ids), hidden
         normed = [
-            rows if weight is None else launched("rms_norm", rows, weight, norms[2])
+            rows if weight is None else launch("rms_norm", rows, weight, norms[2])
             for rows, weight in zip(halves, norms, strict=False)
         ]
-        assert torch.equal(launched("embed_and_join", *args), torch.cat(normed, 1))
+        assert torch.equal(launch("embed_and_join", *args), torch.cat(normed, 1))
 
 
 def test_an_id_outside_the_embedding_counts_as_the_nearest():
     embedding, hidden = torch.arange(12.0).view(4, 3), torch.zeros(4, 3)
     ids = torch.tensor([-1, 0, 4, 2**40])
-    joined = launched("embed_and_join", ids, embedding, hidden)
+    joined = launch("embed_and_join", ids, embedding, hidden)
     assert torch.equal(joined[:, :3], embedding[[0, 0, 3, 3]])

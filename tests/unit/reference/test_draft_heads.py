@@ -288,7 +288,7 @@ def test_other_embeddings_run_as_modules(kind, rows, joined):
     elif kind == "float64":
         embedding.double()
     ids, hidden, *_ = rows
-    got = head_inputs.HeadInputs(embedding)(ids, hidden)
+    got = head_inputs.join_inputs(embedding, ids, hidden)
     assert len(joined) == (kind == "plain")
     assert torch.equal(got, torch.cat((embedding(ids), hidden), 1))
 
