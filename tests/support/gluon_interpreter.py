@@ -1,10 +1,10 @@
 """Runs kernels in Gluon on the CPU, one program after the other, since Triton does not.
 
-Layouts have no effect. What is asynchronous takes effect as late as it may: a copy when its group
-is waited for, and a product of a warpgroup when it is. Until then the destination holds noise, so
-that a stage that is read too early or overwritten too early gives wrong results. Barriers between
-threads, which the compiler adds, have no equivalent here. The source is run as Python, with the
-names of Gluon bound to the functions of this module.
+Layouts have no effect. Asynchronous operations take effect as late as they may: a copy when its
+group is waited for, and a product of a warpgroup when that product is waited for. Until then the
+destination of a copy holds noise, so that a stage that is read or overwritten too early gives wrong
+results. Barriers between threads, which the compiler adds, have no equivalent here. The source is
+run as Python, with the names of Gluon bound to the functions of this module.
 """
 
 from __future__ import annotations
