@@ -18,6 +18,7 @@ from graphkit.hf.draft_model import DraftModel
 from graphkit.hf.forward import TransformersForward
 from graphkit.hf.layout import ModelLayout, head_shape, output_head
 from graphkit.hf.pools import LayerGroupAttention, recurrent_states
+from graphkit.hf.rotation import rotation_limit
 from graphkit.hf.tokenizer import load_tokenizer
 from graphkit.kv import ReqToTokenPool
 from graphkit.runners import Runner
@@ -119,13 +120,13 @@ class TransformersModel:
 
     @property
     def longest_context(self) -> int | None:
-        """Positions of the model and its draft model; ``None`` without a limit."""
-        models = (self.model, None if self.draft is None else self.draft.module)
-        limits = [
-            getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-            for model in models
-            if isinstance(model, PreTrainedModel)
-        ]
+        """Positions of the model and its draft model; ``None`` without a limit.
+
+        Those of LongRoPE are the ones with its initial frequencies.
+        """
+        configs = [model.config.get_text_config(decoder=True) for model in self._models]
+        limits = [getattr(config, "max_position_embeddings", None) for config in configs]
+        limits += map(rotation_limit, self._models)
         return min((limit for limit in limits if limit is not None), default=None)
 
     def spec(
@@ -288,6 +289,12 @@ class TransformersModel:
         return self.target(**options).runner(mode, device=self.device, batch_sizes=batch_sizes)
 
     @property
+    def _models(self) -> list[PreTrainedModel]:
+        """The model, and its draft model if that is one of transformers."""
+        modules = (self.model, None if self.draft is None else self.draft.module)
+        return [each for each in modules if isinstance(each, PreTrainedModel)]
+
+    @property
     def _algorithms(self) -> tuple[str, ...]:
         return (*(() if self.draft is None else (self.draft.algorithm,)), *WITHOUT_DRAFT)
 
@@ -302,14 +309,20 @@ class TransformersModel:
         return NgramDrafter() if spec.num_steps else None
 
     def _context_len(self, requested: int | None, default: int) -> int:
-        """Return the context length of an engine or target, at most the positions of the model."""
+        """Return the context length of an engine or target, at most ``longest_context``."""
         positions = self.longest_context or sys.maxsize
         if requested is None:
             return min(default, positions)
         require_int(type(self.model).__name__, "max_context_len", requested)
         if requested > positions:
+            reason = f"the model has {positions} positions"
+            if positions in map(rotation_limit, self._models):
+                reason = (
+                    f"LongRoPE keeps its frequencies for {positions} positions, and a later one "
+                    "would change the text of all requests of its batch"
+                )
             raise ConfigError(
-                f"max_context_len is {requested}, but the model has {positions} positions.",
+                f"max_context_len is {requested}, but {reason}.",
                 field="max_context_len",
             )
         return requested

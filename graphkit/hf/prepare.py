@@ -15,6 +15,7 @@ from graphkit.hf.layout import ModelLayout
 from graphkit.hf.past_length import replace_past_lengths
 from graphkit.hf.probe import learn_layout
 from graphkit.hf.recurrent import convert_mixers
+from graphkit.hf.rotation import fix_rotations
 
 
 def prepare_model(model: PreTrainedModel, *, fuse: bool = True) -> ModelLayout:
@@ -34,6 +35,7 @@ def prepare_model(model: PreTrainedModel, *, fuse: bool = True) -> ModelLayout:
         config._attn_implementation = IMPLEMENTATION
     with suppress(ValueError):  # the model has no experts, or one form of them
         model.set_experts_implementation(experts.IMPLEMENTATION)
+    fix_rotations(model)
     layout = learn_layout(model)
     replace_past_lengths(model, layout)  # before the fusion, which leaves these modules as they are
     pass_mask(model, layout)

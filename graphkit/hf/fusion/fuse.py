@@ -32,7 +32,6 @@ def fuse_modules(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
     near = torch.arange(ROWS, device=model.device)
     most = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     far = (near + 1) * max(1, (most or 64) // ROWS) - 1
-    # A rotation that follows the largest position is left at the usual frequencies.
     observed = [(observe(model, far), far), (observe(model, near), near)]
     root, _ = observed[-1]
     linears = plain_linears(root)
