@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphkit.cli.exits import DONE, UsageError
 from graphkit.cli.models import OpenModels, open_models
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from graphkit.benchmarks import Generation, StepBench, WeightBytes
     from graphkit.distributed import RankGroup
+    from graphkit.engine import SpeculativeEngine
     from graphkit.records import BenchReport
 
 _GENERATIONS = ("v1", "v2", "v3")
@@ -203,15 +204,9 @@ def _bench(
 
     generations, notes = _generations(arguments.generations, device, group)
     models = open_models(arguments, group, quantize)
-    longest = models.longest_context
-    if longest is not None and arguments.context > longest:
-        raise UsageError(
-            f"--context is {arguments.context}, but the target has contexts of at most {longest} "
-            "tokens. Choose a smaller number."
-        )
     counts = _steps_per_launch(arguments.steps_per_launch, device, group)
     bench = StepBench(
-        engine=models.engine,
+        engine=_engine(models, arguments.context),
         spec=models.spec,
         algorithm=models.algorithm,
         device=device,
@@ -226,6 +221,22 @@ def _bench(
     )
     folder = "the reference model" if models.folder is None else models.folder.resolve().name
     return bench, arguments.shape or folder, notes
+
+
+def _engine(models: OpenModels, context: int) -> Callable[..., SpeculativeEngine]:
+    """Return what creates an engine over the models, and refuses a context that they lack."""
+    longest = models.longest_context
+
+    def create(*, max_context_len: int, **options: Any) -> SpeculativeEngine:
+        if longest is not None and max_context_len > longest:
+            raise UsageError(
+                f"--context is {context}, and the steps of a round need room for "
+                f"{max_context_len - context} tokens more, but the target has contexts of at most "
+                f"{longest} tokens. Choose smaller --context, --steps or --steps-per-launch."
+            )
+        return models.engine(max_context_len=max_context_len, **options)
+
+    return create
 
 
 def _generations(

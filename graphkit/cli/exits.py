@@ -25,7 +25,7 @@ class UsageError(GraphkitError):
 def describe(error: Exception) -> str:
     """Return an error as one line for the terminal."""
     if isinstance(error, GraphkitError):
-        return str(error)
+        return " ".join(map(str.strip, str(error).splitlines()))
     first_line = str(error).partition("\n")[0].rstrip(".")
     summary = f"{type(error).__name__}: {first_line}".rstrip(": ")
     return f"{summary}. Run graphkit -v to see the traceback."

@@ -107,7 +107,7 @@ def add_checkpoint_options(
     parser.add_argument(
         "--num-steps", type=_parse_steps, metavar="S",
         help="draft steps; several ascending numbers, such as 0,1,3,5, let each step choose; "
-        "default: 3",
+        "default: 3, or one per MTP layer if there are fewer",
     )  # fmt: skip
     parser.add_argument(
         "--num-draft-tokens", type=int, metavar="W",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from graphkit.cli.exits import UsageError
 from graphkit.cli.generate_texts import OnText, TextDisplay, TextStream, prompt_end
@@ -12,6 +13,7 @@ from graphkit.cli.models import OpenModels, open_models
 from graphkit.cli.output import progress_on_stderr
 from graphkit.distributed import RankGroup
 from graphkit.engine import Request, SamplingParams, SpeculativeEngine
+from graphkit.errors import InputError
 from graphkit.graphs import environment
 from graphkit.records import Completion, GenerateRecord
 
@@ -36,14 +38,15 @@ def complete(
         group: Ranks that split the target; the others call ``follow``.
 
     Raises:
-        UsageError: A prompt or the context is too long.
+        UsageError: A prompt or the context is too long, or a prompt cannot be used.
         GraphkitError: A folder cannot be loaded, the engine refuses its settings, or a forward
             cannot be captured.
     """
     models = open_models(arguments, group, arguments.quantize)
     tokenizer = models.load_tokenizer()
     encode = tokenizer.encode_chat if arguments.chat else tokenizer.encode
-    prompt_ids = [encode(prompt) for prompt in prompts]
+    with _refusing_prompts():
+        prompt_ids = [encode(prompt) for prompt in prompts]
     sampling = SamplingParams(
         max_new_tokens=arguments.max_new_tokens,
         temperature=arguments.temperature,
@@ -56,7 +59,8 @@ def complete(
     with _engine(arguments, models, len(prompts)) as engine:
         for ids in prompt_ids:
             _check_length(ids, engine.context_limit)
-        requests = [engine.submit(ids, sampling) for ids in prompt_ids]
+        with _refusing_prompts():
+            requests = [engine.submit(ids, sampling) for ids in prompt_ids]
         capture_seconds = None if arguments.eager else _capture(engine)
         max_new_tokens = sum(request.max_tokens - len(request.prompt_ids) for request in requests)
         by_request = dict(zip(requests, streams, strict=True))
@@ -101,6 +105,15 @@ def _context_length(chosen: int | None, longest: int | None) -> int:
             "Choose one of these."
         )
     return chosen
+
+
+@contextmanager
+def _refusing_prompts() -> Iterator[None]:
+    """Make the errors of prompts in the block those of an argument that cannot be used."""
+    try:
+        yield
+    except InputError as error:
+        raise UsageError(str(error)) from error
 
 
 def _check_length(prompt_ids: Sequence[int], limit: int) -> None:

@@ -77,6 +77,7 @@ class DraftModel(ABC):
         module: The weights that are not the target's.
         algorithm: The algorithm that it drafts for.
         modes: Modes that it runs.
+        num_steps: Draft steps if none are given.
         aux_layers: Layers of the target whose inputs it reads side by side; see ``AuxStates``.
             Empty if it reads the rows that the target's head receives, or none.
         token_map: Target token of each token of a reduced vocabulary, int64; ``None`` without one.
@@ -87,6 +88,7 @@ class DraftModel(ABC):
     modes: tuple[ForwardMode, ...] = (
         ForwardMode.DRAFT, ForwardMode.DRAFT_EXTEND, ForwardMode.DRAFT_EXTEND_V2,
     )  # fmt: skip
+    num_steps: int = 3
     aux_layers: tuple[int, ...] = ()
     token_map: torch.Tensor | None = None
 
@@ -200,6 +202,7 @@ class MtpDraft(DraftModel):
         self.algorithm = "EAGLE"
         if name.upper() == _CHAIN:
             self.algorithm, self.modes = _CHAIN, (ForwardMode.MULTI_LAYER_EAGLE,)
+            self.num_steps = min(self.num_steps, len(head.chain))
 
     def engine_model(self, requests: ReqToTokenPool, spec: SpecConfig) -> EngineModel:
         """See ``DraftModel.engine_model``.

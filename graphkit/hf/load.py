@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import re
+from collections.abc import Collection
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -14,8 +17,9 @@ from graphkit.config import require_type
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.graphs import resolve_device
 from graphkit.hf.draft_model import DraftModel
-from graphkit.hf.folder_errors import load_error
-from graphkit.hf.layout import output_head
+from graphkit.hf.folder_errors import model_error
+from graphkit.hf.layout import ModelLayout, output_head
+from graphkit.hf.load_check import check_loaded
 from graphkit.hf.load_draft import ALGORITHMS_BY_KIND, draft_kind, load_draft, standalone_draft
 from graphkit.hf.model import WITHOUT_DRAFT, TransformersModel, check_algorithm
 from graphkit.hf.prepare import prepare_model
@@ -28,13 +32,10 @@ from graphkit.quantization import (
     stored_layout,
 )
 from graphkit.reference.checkpoint_folder import read_config
+from graphkit.reference.weight_files import abbreviate
 
-_QUANTISED_TOLERANCE = 2.0**15
-"""Tolerance of a quantised model that computes in float32: 1/32 of the largest logit.
-
-Activations that are rounded to eight bits differ by a whole step where the last bits before
-differ.
-"""
+logger = logging.getLogger(__name__)
+_LAYER = re.compile(r"(.+?)\.(\d+)\.")
 
 
 def load(
@@ -135,9 +136,10 @@ def _loaded(
     nn.Module.eval(model).requires_grad_(False)
     original = _shared_copy(model)
     layout = prepare_model(model, fuse=fuse)
+    _refuse_encoder(model, layout)
     loaded = TransformersModel(model, original, layout, folder)
     if check:
-        _check(loaded)
+        check_loaded(loaded)
     return loaded
 
 
@@ -147,22 +149,22 @@ def _from_folder(
     """Load a folder, its quantised layers by graphkit if it reads their layout."""
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json. Pass a folder of transformers.")
-    reason = ""
+    config, reason = read_config(folder), ""
     try:
-        layout = stored_layout(read_config(folder))
+        layout = stored_layout(config)
         if layout is not None:
             return load_quantized(
                 folder, layout, dtype=dtype, device=device, trust_remote_code=trust_remote_code
             )
     except CheckpointError as error:  # transformers may have a package that loads it
-        reason = f" graphkit does not read it: {error}"
+        reason = f"graphkit does not read it: {error}"
     return _by_transformers(folder, dtype, trust_remote_code, reason)
 
 
 def _by_transformers(
     folder: Path, dtype: torch.dtype | None, trust_remote_code: bool, reason: str
 ) -> PreTrainedModel:
-    """Load a folder by transformers; ``reason`` ends the message if that fails."""
+    """Load a folder by transformers; ``reason`` says why graphkit does not read it itself."""
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -173,7 +175,9 @@ def _by_transformers(
             output_loading_info=True,
         )
     except Exception as error:  # transformers and what it calls raise errors of many classes
-        raise load_error(str(folder), error, reason) from error
+        raise model_error(
+            folder, error, trust_remote_code=trust_remote_code, note=reason
+        ) from error
     model: PreTrainedModel
     model, found = loaded
     for name, stored, expected in sorted(found["mismatched_keys"]):
@@ -182,12 +186,48 @@ def _by_transformers(
             f"{list(expected)}. Correct config.json."
         )
     if missing := sorted(found["missing_keys"]):
-        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
-        raise CheckpointError(
-            f"{folder} has no {missing[0]}{others}, which config.json requires. Download all "
+        raise _without(missing, model, folder)
+    if surplus := _surplus_layers(found["unexpected_keys"], model):
+        logger.warning(
+            "%s has weights of %s, which the model of its config.json does not have: they are "
+            "ignored. Correct the number of layers in config.json if they belong to the model.",
+            folder, abbreviate(surplus),
+        )  # fmt: skip
+    return model
+
+
+def _without(missing: list[str], model: PreTrainedModel, folder: Path) -> CheckpointError:
+    """Return the error of a folder that lacks tensors of a model."""
+    name = type(model).__name__
+    stored = model.config.architectures or [name]
+    if name in stored:
+        return CheckpointError(
+            f"{folder} has no {abbreviate(missing)}, which config.json requires. Download all "
             "weights, or correct config.json."
         )
-    return model
+    return CheckpointError(
+        f"{folder} holds a {stored[0]}, which lacks {abbreviate(missing)} of {name}. Pass the "
+        "folder of a causal language model."
+    )
+
+
+def _surplus_layers(names: Collection[str], model: PreTrainedModel) -> list[str]:
+    """Return the layers of unexpected tensors that continue a list of the model, without MTP."""
+    modules = {name for name, _ in model.named_modules()}
+    found = {tuple(place.groups()) for place in map(_LAYER.match, names) if place}
+    layers = {f"{path}.{i}" for path, i in found if path in modules} - modules
+    return sorted(layers - {name.partition(".eh_proj.")[0] for name in names})
+
+
+def _refuse_encoder(model: PreTrainedModel, layout: ModelLayout) -> None:
+    """Refuse a model whose attention is bidirectional, as its modules say."""
+    for layer in layout.attention:
+        if getattr(model.get_submodule(layer.name), "is_causal", None) is False:
+            raise ConfigError(
+                f"{type(model).__name__} is an encoder: {layer.name} attends to later tokens. Load "
+                "a causal language model, or set is_decoder in config.json if this is one.",
+                field="folder_or_model",
+            )
 
 
 def _shared_copy(model: PreTrainedModel) -> PreTrainedModel:
@@ -212,21 +252,3 @@ def _quantize(model: PreTrainedModel, quantize: str, device: torch.device) -> No
             f"that quantize={quantize!r} changes nothing. Load it without quantize.",
             field="quantize",
         )
-
-
-def _check(loaded: TransformersModel) -> None:
-    from graphkit.testing import check_wrapper
-
-    is_quantised = getattr(loaded.model, "hf_quantizer", None) is not None
-    is_wide = loaded.model.dtype.itemsize > 2
-    try:
-        check_wrapper(
-            loaded.target(max_batch_size=2),
-            device=loaded.device.type,
-            tolerance=_QUANTISED_TOLERANCE if is_quantised and is_wide else 1.0,
-        )
-    except AssertionError as error:
-        raise ConfigError(
-            f"{type(loaded.model).__name__} computes other logits through graphkit: {error}",
-            field="folder_or_model",
-        ) from error

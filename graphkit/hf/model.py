@@ -132,7 +132,7 @@ class TransformersModel:
     def spec(
         self,
         algorithm: str | None = None,
-        num_steps: int | Sequence[int] = 3,
+        num_steps: int | Sequence[int] | None = None,
         topk: int = 1,
         num_draft_tokens: int | None = None,
         page_size: int = 1,
@@ -143,6 +143,7 @@ class TransformersModel:
             algorithm: An algorithm of the draft model, ``"NGRAM"`` or ``"NONE"``; ``None`` selects
                 that of ``load``.
             num_steps: Draft steps, or several ascending numbers of them; see ``SpecConfig``.
+                ``None`` selects 3, or one per MTP layer if there are fewer.
             topk: Branches per draft step: 1 drafts chains, more drafts trees.
             num_draft_tokens: Nodes per request in verify, the bonus token included; ``None``
                 selects ``num_steps + 1`` for a chain and twice that for a tree.
@@ -152,6 +153,10 @@ class TransformersModel:
             ConfigError: A setting is out of range, or the algorithm needs another draft model.
         """
         name = self.algorithm if algorithm is None else check_algorithm(algorithm, self._algorithms)
+        if num_steps is None:
+            num_steps = DraftModel.num_steps
+            if self.draft is not None and name == self.draft.algorithm:
+                num_steps = self.draft.num_steps
         return default_spec(
             _SPEC_NAMES.get(name, name),
             num_steps,
@@ -165,7 +170,7 @@ class TransformersModel:
         self,
         *,
         algorithm: str | None = None,
-        num_steps: int | Sequence[int] = 3,
+        num_steps: int | Sequence[int] | None = None,
         topk: int = 1,
         num_draft_tokens: int | None = None,
         max_batch_size: int = 8,

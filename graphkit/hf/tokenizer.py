@@ -31,7 +31,8 @@ def load_tokenizer(
             folder, trust_remote_code=trust_remote_code, local_files_only=True
         )
     except Exception as error:  # transformers and what it calls raise errors of many classes
-        raise load_error(f"the tokenizer of {folder}", error) from error
+        what = f"the tokenizer of {folder}"
+        raise load_error(folder, error, what=what, trust_remote_code=trust_remote_code) from error
     files = tokenizer.vocab_files_names.values()
     # Without its files, transformers creates a tokenizer without tokens.
     if files and not any((Path(folder) / name).exists() for name in files):
@@ -111,7 +112,7 @@ def _stop_ids(folder: str | Path, trust_remote_code: bool) -> frozenset[int]:
             own = GenerationConfig.from_pretrained(folder, local_files_only=True)
             ids = ids if own.eos_token_id is None else own.eos_token_id
     except Exception as error:  # as above
-        raise CheckpointError(f"{folder} has damaged settings: {one_line(error)}") from error
+        raise CheckpointError(f"{folder} has damaged settings: {one_line(error)}.") from error
     listed = ids if isinstance(ids, list) else [] if ids is None else [ids]
     if not all(is_int(each) and each >= 0 for each in listed):
         raise CheckpointError(

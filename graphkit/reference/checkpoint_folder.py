@@ -24,7 +24,7 @@ from graphkit.reference.weight_files import (
 
 _CONFIG = "config.json"
 _WEIGHTS, _BIN = "model.safetensors", "pytorch_model.bin"
-_INDEX = "model.safetensors.index.json"
+_INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
 def as_folder(owner: str, folder: object) -> Path:
@@ -50,8 +50,8 @@ class StoredWeights:
     """Names, shapes and dtypes of the tensors in a folder, read without loading the tensors.
 
     Args:
-        folder: Contains ``model.safetensors``, or shards with an index, or ``pytorch_model.bin``;
-            the first of these is read.
+        folder: Contains ``model.safetensors``, or ``pytorch_model.bin``, or shards of either with
+            an index; the first of these is read, files of safetensors before others.
 
     Attributes:
         forms: Shape and dtype of each tensor, by name.
@@ -133,15 +133,14 @@ def write_folder(folder: Path, config: Mapping[str, object], state: Mapping[str,
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    if (folder / _WEIGHTS).is_file():
-        return [folder / _WEIGHTS]
-    if (folder / _INDEX).is_file():
-        return shard_files(folder, _read_json(folder, _INDEX))
-    if (folder / _BIN).is_file():
-        return [folder / _BIN]
+    for whole, index in zip((_WEIGHTS, _BIN), _INDICES, strict=True):
+        if (folder / whole).is_file():
+            return [folder / whole]
+        if (folder / index).is_file():
+            return shard_files(folder, _read_json(folder, index))
     raise CheckpointError(
-        f"{str(folder)!r} contains none of {_WEIGHTS}, {_INDEX} and {_BIN}. Download the weights, "
-        "or convert them to safetensors."
+        f"{str(folder)!r} contains none of {_WEIGHTS}, {_BIN} and the index of either. "
+        "Download the weights, or convert them to safetensors."
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from graphkit.errors import TargetError
+from graphkit.records import WrapperRecord
 from graphkit.targets import CaptureTarget
 from graphkit.verify.wrapper import compare_wrapper
 
@@ -19,7 +20,7 @@ def check_wrapper(
     prompt_length: int | None = None,
     device: str = "auto",
     tolerance: float = 1.0,
-) -> None:
+) -> WrapperRecord:
     """Fail unless the forwards of a target compute the logits of the model that they wrap.
 
     Runs TARGET_VERIFY, and DECODE if the target has it, without graphs: the rows of a prompt, a
@@ -27,8 +28,10 @@ def check_wrapper(
     length beside the first. Every row must have the logits that the model computes on the prompt
     and the path to that row. They may differ by rounding: by 4 times what the model's own logits
     differ by when tokens follow the prompt, at least 8 ulp and at most 256 of float32, or 16 of
-    bfloat16. In float32 four times that is allowed, and 64 times with recurrent layers. Compare in
-    float32 where you can: a small mistake may hide in the rounding of bfloat16.
+    bfloat16. In float32 four times that is allowed, and 64 times with recurrent layers. Where a
+    model with recurrent layers needs more, 4 times what its logits differ by from those of its own
+    decoding, token by token over its cache, are allowed, too. Compare in float32 where you can: a
+    small mistake may hide in the rounding of bfloat16.
 
     The target's KV pools, random numbers and other declared state are restored.
 
@@ -42,10 +45,13 @@ def check_wrapper(
             submodules have the names of those of ``target.weights``, or are the same, a failure
             names the first module that differs.
         prompt_length: Tokens of the longer prompt; ``None`` selects 64, or 8 more than the largest
-            ``sliding_window`` or ``attention_chunk_size`` of the model's config, as far as the
-            context of the target allows.
+            ``sliding_window`` or ``attention_chunk_size`` of the model's config that the context of
+            the target exceeds.
         device: ``auto``, ``cpu`` or ``cuda``; that of the model.
         tolerance: Multiple of the rounding that is allowed.
+
+    Returns:
+        What was compared. ``not_reached`` names the windows that no prompt exceeds.
 
     Raises:
         AssertionError: A row differs. The text has the row, its request and position, the largest
@@ -71,3 +77,4 @@ def check_wrapper(
     if found is not None:
         line = f"\n  called at {found.source}" if found.source else ""
         raise AssertionError(f"{found.mode}: {found.text}{line}\n  {found.advice}")
+    return record

@@ -171,6 +171,7 @@ def test_too_little_memory_is_an_error_with_advice(run, monkeypatch):
         (2, ("--topk", "0"), "SpecConfig.topk must be an int >= 1, got 0"),
         (2, ("--num-draft-tokens", "7"), "SpecConfig.num_draft_tokens is 7"),
         (2, ("--context", "1025"), "the target has contexts of at most 1024 tokens"),
+        (2, ("--context", "1000"), "--context is 1000, and the steps of a round need room for "),
         (2, ("--accept-lengths", "5"), "--accept-lengths has 5, but a step accepts at most 4"),
         (2, ("--checkpoint", "folder"), "folder has no config.json"),
         (2, ("--out", "missing/report.json"), "cannot write missing/report.json"),

@@ -6,6 +6,7 @@ import importlib
 
 import pytest
 
+from graphkit.cli.exits import describe
 from graphkit.cli.targets import (
     TargetSelection,
     announce,
@@ -249,3 +250,9 @@ def test_an_estimate_prints_memory_and_keeps_no_graph(run, tiny, tmp_path):
     assert MemoryEstimate.from_json(as_json.out) == estimate
     record = CaptureRecord.from_json(run("capture", f"{tiny}:right", "--json").out)
     assert estimate.graph_pools == sum(size.pool_bytes for size in record.sizes)
+
+
+def test_an_error_of_several_lines_is_printed_on_one():
+    assert describe(TargetError("row 0 differs.\n  called at a.py:3\n  Check it.")) == (
+        "row 0 differs. called at a.py:3 Check it."
+    )

@@ -87,7 +87,7 @@ def test_a_changed_model_has_an_error(run, folders, here, monkeypatch):
         object.__setattr__(call, "window", 0)
         return attend(self, layer, call, *others)
 
-    monkeypatch.setattr(import_module("graphkit.hf.load"), "_check", lambda _: None)
+    monkeypatch.setattr(import_module("graphkit.hf.load"), "check_loaded", lambda _: None)
     monkeypatch.setattr(LayerGroupAttention, "attend", without_window)
     ended = run("audit", "--checkpoint", here / "mistral", *ONE, "--only", "wrapper")
     assert ended.code == 1
@@ -120,9 +120,10 @@ def test_a_draft_head_adds_its_modes(run, folders, here):
 
 
 @pytest.mark.slow
-def test_mtp_layers_in_the_folder_draft(run, here):
+@pytest.mark.parametrize(("count", "algorithm"), [(1, "EAGLE"), (2, "MULTI_LAYER_EAGLE")])
+def test_mtp_layers_in_the_folder_draft(run, here, count, algorithm):
     """The text is that of plain decoding."""
-    save_with_mtp(small_model("deepseek_v3", vocab_size=320), here / "target", 1)
+    save_with_mtp(small_model("deepseek_v3", vocab_size=320), here / "target", 1, count=count)
     write_tokenizer(here / "target", byte_level_tokenizer())
     generate = ("generate", "--checkpoint", "target", "--prompt", "The drafts", "--json")
     texts = {}
@@ -131,8 +132,8 @@ def test_mtp_layers_in_the_folder_draft(run, here):
         assert (ended.code, ended.messages) == (0, [])
         record = GenerateRecord.from_json(ended.out)
         texts[record.algorithm] = record.completions[0].token_ids
-    assert list(texts) == ["EAGLE", "NONE"]
-    assert texts["EAGLE"] == texts["NONE"]
+    assert list(texts) == [algorithm, "NONE"]
+    assert texts[algorithm] == texts["NONE"]
 
 
 @pytest.mark.parametrize("command", ["capture", "inspect", "audit"])

@@ -109,17 +109,18 @@ def test_a_head_for_deeper_targets_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("written", "message"),
     [
-        (None, b"", "does not exist"),
-        ("config.json", b"{}", "contains none of model.safetensors"),
-        ("model.safetensors", b"damaged", "contains no config.json"),
+        ({}, "does not exist"),
+        ({"config.json": b"{}"}, "contains none of model.safetensors"),
+        ({"model.safetensors": b"damaged"}, "contains no config.json"),
+        ({"config.json": b"{}", "pytorch_model.bin": b"abc"}, "is not a file of PyTorch tensors"),
     ],
 )
-def test_a_bad_folder_is_one_line(tmp_path, name, content, message):
+def test_a_bad_folder_is_one_line(tmp_path, written, message):
     folder = tmp_path / "draft"
-    if name is not None:
-        folder.mkdir()
+    for name, content in written.items():
+        folder.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=message) as caught:
         hf.load(small_model("llama"), draft=folder, device="cpu")

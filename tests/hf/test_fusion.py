@@ -309,12 +309,13 @@ print((resident("VmHWM") - before) / weights)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_loading_takes_the_memory_of_the_weights(tmp_path):
+@pytest.mark.parametrize("vocab_size", [256, 32_000])
+def test_loading_takes_the_memory_of_the_weights(vocab_size, tmp_path):
     config = LlamaConfig(
-        vocab_size=256, hidden_size=768, intermediate_size=2560, num_hidden_layers=6,
-        num_attention_heads=12, num_key_value_heads=4,
+        vocab_size=vocab_size, hidden_size=768, intermediate_size=2560, num_hidden_layers=6,
+        num_attention_heads=12, num_key_value_heads=4, tie_word_embeddings=vocab_size > 256,
     )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(tmp_path)  # 180 MB
+    LlamaForCausalLM(config).save_pretrained(tmp_path)  # 180 or 280 MB
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", MEASURED_LOAD, str(tmp_path)],

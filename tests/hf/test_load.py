@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 import graphkit as gk
+from checkpoint_folders import write_checkpoint
 from graphkit import hf
 from graphkit.attention import SdpaAttention
-from graphkit.errors import AttentionError, CheckpointError, ConfigError, TargetError
+from graphkit.errors import AttentionError, CheckpointError, ConfigError
 from small_models import KINDS, small_model
 
 
@@ -47,7 +49,8 @@ def test_the_layout_is_learnt_from_a_forward():
     ("kind", "error", "message"),
     [
         ("bloom", ConfigError, "caches keys and values in 2 layers, but 0 attend through"),
-        ("roc_bert", TargetError, "change by .* when tokens follow the prompt"),
+        ("roc_bert", ConfigError, "is an encoder: .*attention.self attends to later tokens"),
+        ("bert", ConfigError, "is an encoder: .*attention.self attends to later tokens"),
         ("doge", ConfigError, "passes attention_mask to its attention"),
         ("deepseek_v4", ConfigError, "passes 7 keys of 6 rows to its attention"),
         ("recurrent_gemma", ConfigError, "no module that takes the cache reads them"),
@@ -57,7 +60,7 @@ def test_the_layout_is_learnt_from_a_forward():
     ],
 )
 def test_a_model_that_cannot_be_served_is_refused(kind, error, message):
-    changes = {"num_experts_per_tok": 1} if kind == "zaya" else {}
+    changes = {"zaya": {"num_experts_per_tok": 1}, "bert": {"is_decoder": False}}.get(kind, {})
     with pytest.raises(error, match=message) as caught:
         hf.load(small_model(kind, **changes), device="cpu")
     assert "\n" not in str(caught.value)
@@ -87,18 +90,80 @@ def test_a_module_may_attend_several_times_in_a_forward():
     assert [layer.name for layer in layout.attention] == names
 
 
-@pytest.mark.parametrize("damage", ["empty", "config", "weights"])
-def test_a_bad_folder_is_one_line(tmp_path, damage):
-    if damage != "empty":
-        small_model("llama").save_pretrained(tmp_path)
-    if damage == "config":
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": "unknown"}))
-    if damage == "weights":
-        (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError) as caught:
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ({"config.json": None}, "has no config.json. Pass a folder of transformers."),
+        ({"config.json": "{"}, "^'[^']*config.json' is not valid JSON: .* Download it again."),
+        (
+            {"config.json": "[1]"},
+            r"^'[^']*config.json' must contain a JSON object, got \[1\]. Download",
+        ),
+        ({"config.json": {"model_type": "unknown"}}, "config.json of .* model type `unknown` but"),
+        ({"config.json": {"hidden_act": "odd"}}, "config.json of .*: KeyError: 'odd'. Correct"),
+        ({"config.json": {"rope_parameters": {"rope_type": "odd"}}}, "config.json of .*: KeyError"),
+        ({"config.json": {"quantization_config": [1]}}, "config.json of .*: AttributeError: "),
+        ({"config.json": {"model_type": "t5"}}, "has no causal language model: .* type 't5'. Pass"),
+        ({"config.json": {"num_hidden_layers": 3}}, "has no model.layers.2.*, or correct config"),
+        ({"model.safetensors": None}, "contains none of model.safetensors"),
+        ({"model.safetensors": "abc"}, "model.safetensors' is not a valid safetensors file: "),
+        ({"model.safetensors": None, INDEX: "{}"}, "has no weight_map from tensor names to files"),
+        ({"model.safetensors": None, INDEX: "{"}, "index.json' is not valid JSON"),
+        ({"model.safetensors": None, "pytorch_model.bin": "abc"}, "is not a file of PyTorch tens"),
+    ],
+)
+def test_a_bad_folder_is_one_line(tmp_path, written, message):
+    """The line names the folder and the file that is wrong."""
+    small_model("llama").save_pretrained(tmp_path)
+    for name, content in written.items():
+        path = tmp_path / name
+        if content is None:
+            path.unlink()
+        elif isinstance(content, str):
+            path.write_text(content)
+        else:
+            path.write_text(json.dumps(json.loads(path.read_text()) | content))
+    with pytest.raises(CheckpointError, match=message) as caught:
         hf.load(tmp_path, device="cpu")
-    assert "\n" not in str(caught.value)
-    assert str(tmp_path) in str(caught.value)
+    assert re.fullmatch(rf".*{re.escape(str(tmp_path))}.*\.", str(caught.value))
+    assert len(str(caught.value).replace(str(tmp_path), "")) < 500
+
+
+@pytest.mark.parametrize("stored", ["BartForConditionalGeneration", "LlamaModel"])
+def test_weights_of_another_class_are_refused(tmp_path, stored):
+    if stored == "LlamaModel":
+        small_model("llama").base_model.save_pretrained(tmp_path)
+    else:
+        sizes = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in
+                 {"layers": 1, "attention_heads": 2, "ffn_dim": 16}.items()}  # fmt: skip
+        transformers.BartForConditionalGeneration(
+            transformers.BartConfig(vocab_size=64, d_model=16, **sizes)
+        ).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=f"holds a {stored}, which lacks lm_head.weight.* of"):
+        hf.load(tmp_path, device="cpu")
+
+
+def test_layers_that_the_model_does_not_have_are_a_warning(tmp_path, caplog):
+    small_model("llama").save_pretrained(tmp_path)
+    hf.load(tmp_path, device="cpu", check=False)
+    assert not caplog.records
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 1}))
+    hf.load(tmp_path, device="cpu", check=False)
+    (record,) = (each for each in caplog.records if each.name.startswith("graphkit"))
+    assert "has weights of model.layers.1, which the model of its" in record.getMessage()
+
+
+def test_an_unknown_dtype_is_no_error_of_the_tokenizer(tmp_path):
+    write_checkpoint(tmp_path, "llama")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "float99"}))
+    loaded = hf.load(tmp_path, device="cpu", dtype=torch.float32, check=False)
+    with pytest.raises(CheckpointError, match=r"^config.json of .* 'float99'\. Correct"):
+        _ = loaded.tokenizer
 
 
 @pytest.mark.slow

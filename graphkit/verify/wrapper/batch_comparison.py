@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,12 +10,11 @@ from torch import nn
 
 from graphkit.errors import GraphkitError, TargetError
 from graphkit.graphs.capture_failure import describe_exception
-from graphkit.records import Mismatch, WrapperDifference, WrapperRecord
+from graphkit.records import WrapperDifference, WrapperRecord
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
-from graphkit.verify.differences import first_difference, largest_difference, largest_ulps
 from graphkit.verify.rounding import Rounding
-from graphkit.verify.wrapper.batches import CHUNK, RowSource, WrapperBatch
+from graphkit.verify.wrapper.batches import RowSource, WrapperBatch
 from graphkit.verify.wrapper.choices import Choices, joined_choices, taking_choices
 from graphkit.verify.wrapper.model_logits import ModelLogits
 from graphkit.verify.wrapper.module_rows import (
@@ -25,9 +24,12 @@ from graphkit.verify.wrapper.module_rows import (
     outer_modules,
     recorded_rows,
 )
+from graphkit.verify.wrapper.own_decoding import decoding_differences
 from graphkit.verify.wrapper.requests import TreeRequest
+from graphkit.verify.wrapper.row_differences import MOST_ROWS, RowDifferences, rows_at_once
 
-_LOGITS = "next_token_logits"
+_FLUCTUATION = 4
+"""How many times as large as that of the model's own decoding the rounding of a wrapper may be."""
 
 
 class BatchComparison:
@@ -52,6 +54,7 @@ class BatchComparison:
     ) -> None:
         self._target, self._logits, self._rounding = target, logits, rounding
         self._windows, self._ulps = windows, rounding.most
+        self._rows_at_once = rows_at_once(target.sizes)
         self._wrapper_paths: dict[nn.Module, str] = {}
         self.record = WrapperRecord()
 
@@ -62,17 +65,21 @@ class BatchComparison:
             TargetError: They differ by more than any rounding.
         """
         tokens = [*request.prompt, *request.tokens[request.paths()[0]]]
-        length = len(request.prompt)
-        rows = slice(max(length - CHUNK, 0), length)
-        longer = {_LOGITS: self._logits.of(tokens)[rows].clone()}
-        choices = joined_choices([(self._logits.choices, range(length), range(length))], length)
+        length, rows = len(request.prompt), self._rows_at_once
+        longer = self._logits.of(tokens)
+        choices = joined_choices([(longer.choices, range(length), range(length))], length)
         with taking_choices(self._logits.paths, choices, length):
-            prompt = {_LOGITS: self._logits.of(request.prompt)[rows]}
-        natural = largest_ulps(prompt, longer, self._rounding)
+            prompt = self._logits.of(request.prompt)
+        parts = []
+        for start in range(max(length - MOST_ROWS, 0), length, rows):
+            positions = range(start, min(start + rows, length))
+            parts.append(RowDifferences.of(prompt.rows(positions), longer.rows(positions)))
+        differences = RowDifferences.joined(parts)
+        natural = differences.ulps(self._rounding)
         if natural > self._rounding.most:
             raise TargetError(
                 f"target {self._target.name!r}: the logits of its model for a prompt change by "
-                f"{largest_difference(prompt, longer):.3g} when tokens follow the prompt, so that "
+                f"{float(differences.largest.max()):.3g} when tokens follow the prompt, so that "
                 "no wrapper can equal them. Call eval() on the model, pass a causal model, or "
                 "compare in float32."
             )
@@ -80,31 +87,48 @@ class BatchComparison:
 
     def agrees(self, runner: Runner[Any, Any], batch: WrapperBatch) -> bool:
         """Run a batch and compare its rows; note the first row that differs."""
-        logits, choices = self._model_rows(batch)
-        got = {_LOGITS: self._run(runner, batch, choices)}
-        expected = {_LOGITS: logits.to(got[_LOGITS].dtype)}
-        largest = max(self.record.largest_difference, largest_difference(expected, got))
-        rows = self.record.rows + len(got[_LOGITS])
-        wrong = first_difference(expected, got, lambda row, _: row, self._rounding, self._ulps)
-        difference = None
+        differences, choices = self._differences(runner, batch)
+        largest = max(self.record.largest_difference, float(differences.largest.max()))
+        rows = self.record.rows + len(differences.largest)
+        wrong = differences.first_beyond(self._ulps, self._rounding)
+        if wrong is not None and self._target.recurrent_state is not None:
+            self._measure_decoding(batch)
+            wrong = differences.first_beyond(self._ulps, self._rounding)
+        found = None
         if wrong is not None:
-            tokens = [int(output[_LOGITS][wrong.row].argmax()) for output in (expected, got)]
-            difference = self._difference(runner, batch, choices, wrong, tokens)
-        self.record = WrapperRecord(rows=rows, largest_difference=largest, difference=difference)
-        return difference is None
+            found = self._difference(runner, batch, choices, wrong, differences)
+        self.record = WrapperRecord(rows=rows, largest_difference=largest, difference=found)
+        return found is None
 
-    def _model_rows(self, batch: WrapperBatch) -> tuple[torch.Tensor, Choices]:
-        """Return the model's logits for the rows of a batch, [T, V], and its choices there."""
-        num_rows = batch.inputs.num_tokens
-        parts, logits = [], None
+    def _measure_decoding(self, batch: WrapperBatch) -> None:
+        """Allow what the model's own decoding of a batch's sequences differs by, if more.
+
+        A difference that no rounding reaches is an error of the model, and allows nothing.
+        """
         for source in batch.sources:
-            of_source = self._logits.of(source.tokens)
-            if logits is None:
-                logits = of_source.new_empty(num_rows, of_source.shape[1])
-            logits[list(source.rows)] = of_source[source.positions]
-            parts.append((self._logits.choices, source.rows, source.positions))
-        assert logits is not None, "a batch has rows"
-        return logits, joined_choices(parts, num_rows)
+            run = self._logits.of(source.tokens)
+            differences = decoding_differences(self._logits, run, self._rows_at_once)
+            natural = 0.0 if differences is None else differences.ulps(self._rounding)
+            if natural <= self._rounding.most:
+                allowed = min(_FLUCTUATION * natural, self._rounding.most)
+                self._ulps = max(self._ulps, allowed)
+
+    def _differences(
+        self, runner: Runner[Any, Any], batch: WrapperBatch
+    ) -> tuple[RowDifferences, Choices]:
+        """Run a batch; return how its rows differ from the model's, and the model's choices."""
+        num_rows, made, expected = batch.inputs.num_tokens, [], []
+        for source in batch.sources:
+            run = self._logits.of(source.tokens)
+            expected.append(run.rows(source.positions))
+            made.append((run.choices, source.rows, source.positions))
+        choices = joined_choices(made, num_rows)
+        got, parts = self._run(runner, batch, choices), []
+        for source, rows in zip(batch.sources, expected, strict=True):
+            is_all = source.rows == range(num_rows)
+            parts.append(RowDifferences.of(rows, got if is_all else got[list(source.rows)]))
+        order = [row for source in batch.sources for row in source.rows]
+        return RowDifferences.joined(parts).rows(torch.tensor(order).argsort()), choices
 
     def _paths(self, runner: Runner[Any, Any], batch: WrapperBatch) -> dict[nn.Module, str]:
         """Return the path of each module of the wrapper, as the model names it."""
@@ -142,26 +166,27 @@ class BatchComparison:
         runner: Runner[Any, Any],
         batch: WrapperBatch,
         choices: Choices,
-        wrong: Mismatch,
-        tokens: Sequence[int],
+        row: int,
+        differences: RowDifferences,
     ) -> WrapperDifference:
         """Return the difference of a row, with the first module that differs."""
-        source = next(source for source in batch.sources if wrong.row in source.rows)
-        position = source.positions[list(source.rows).index(wrong.row)]
-        first, both_call = self._first_module(runner, batch, choices, wrong.row, source, position)
+        source = next(source for source in batch.sources if row in source.rows)
+        position = source.positions[list(source.rows).index(row)]
+        first, both_call = self._first_module(runner, batch, choices, row, source, position)
         no_module = "No module that both call differs." if both_call else ""
-        assert wrong.ulps is not None, "logits are floating-point numbers"
+        largest = float(differences.largest[row])
+        dtype = self._rounding.coarser_dtype(differences.scale)
         return WrapperDifference(
             mode=runner.mode.name,
             batch=batch.name,
-            row=wrong.row,
+            row=row,
             request=source.request,
             position=position,
-            difference=abs(wrong.got - wrong.expected),
-            ulps=wrong.ulps,
-            dtype=wrong.dtype,
-            expected_token=tokens[0],
-            token=tokens[1],
+            difference=largest,
+            ulps=largest / differences.ulp(self._rounding),
+            dtype=str(dtype).removeprefix("torch."),
+            expected_token=int(differences.expected_token[row]),
+            token=int(differences.token[row]),
             module="" if first is None else first.module,
             source="" if first is None else first.source,
             first=no_module if first is None else first.text,

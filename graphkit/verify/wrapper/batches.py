@@ -13,8 +13,6 @@ from graphkit.runners.sample_rows import Numbers, tree_masks
 from graphkit.spec import ForwardMode
 from graphkit.verify.wrapper.requests import TreeRequest
 
-CHUNK = 512
-"""Most rows of a prompt that are compared at once: logits of all rows may need gigabytes."""
 _OMITTED_IN_PROMPTS = ("custom_mask", "token_bitmask")
 SERVED_FIELDS = (
     "req_pool_indices", "seq_lens", "input_ids", "positions", "out_cache_loc", "mrope_positions",
@@ -67,12 +65,16 @@ class WrapperBatches:
     Args:
         runner: Runner of TARGET_VERIFY or DECODE.
         requests: The requests.
+        rows_at_once: Most rows of a prompt in one batch.
     """
 
-    def __init__(self, runner: Runner[Any, Any], requests: Sequence[TreeRequest]) -> None:
+    def __init__(
+        self, runner: Runner[Any, Any], requests: Sequence[TreeRequest], rows_at_once: int
+    ) -> None:
         self._inputs_type, self._requests = runner.buffers.inputs, requests
         self._fields = {layout.name for layout in runner.buffers.layouts}
         self._mode, self._width = runner.mode, runner.tokens_per_request
+        self._rows_at_once = rows_at_once
 
     def all(self) -> Iterator[WrapperBatch]:
         """Yield the prompt and the step of the first request, then both requests side by side."""
@@ -121,9 +123,9 @@ class WrapperBatches:
 
     def _prompt(self, index: int) -> Iterator[WrapperBatch]:
         """Yield the chunks of a prompt, as an engine prefills it."""
-        request = self._requests[index]
-        for start in range(0, len(request.prompt), CHUNK):
-            positions = np.arange(start, min(start + CHUNK, len(request.prompt)))
+        request, most = self._requests[index], self._rows_at_once
+        for start in range(0, len(request.prompt), most):
+            positions = np.arange(start, min(start + most, len(request.prompt)))
             fields = {
                 "req_pool_indices": np.array([request.row]),
                 "seq_lens": np.array([start], dtype=np.int32),

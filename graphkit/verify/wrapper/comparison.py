@@ -20,6 +20,7 @@ from graphkit.verify.wrapper.batch_comparison import BatchComparison
 from graphkit.verify.wrapper.batches import SERVED_FIELDS, WrapperBatch, WrapperBatches
 from graphkit.verify.wrapper.model_logits import ModelLogits
 from graphkit.verify.wrapper.requests import TreeRequest, tree_requests, window_settings
+from graphkit.verify.wrapper.row_differences import rows_at_once
 
 WRAPPED_MODES = (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE)
 """Modes that compute the logits of the model."""
@@ -28,7 +29,7 @@ _ORDER_OF_SUMS = {torch.float32: 4}
 the model: in float32, correct small models differ by up to 14 ulp."""
 _ORDER_OF_RECURRENCE = {torch.float32: 64}
 """The same with recurrent layers, otherwise 4. A model computes the states of a prompt in chunks, a
-verify step node by node."""
+verify step node by node. Where more is needed, the model's own decoding is measured."""
 
 
 def compare_wrapper(
@@ -52,7 +53,7 @@ def compare_wrapper(
         target: What to compare.
         model: As for ``CaptureTarget``.
         prompt_length: Tokens of the longer prompt; ``None`` exceeds the windows and chunks that the
-            config of the model names, as far as the context of the target allows.
+            config of the model names and the context of the target exceeds.
         device: ``auto``, ``cpu`` or ``cuda``; that of the model.
         tolerance: Multiple of the usual rounding that is allowed, see ``Rounding``.
 
@@ -84,7 +85,7 @@ def compare_wrapper(
         length = len(requests[0].prompt)
         state = {name: tensor for r in runners for name, tensor in restorable_state(r).items()}
         stack.enter_context(StateSnapshot(state, runners[0].device))
-        for runner, batch in _batches(runners, requests):
+        for runner, batch in _batches(runners, requests, rows_at_once(target.sizes)):
             if not comparison.agrees(runner, batch):
                 break
     return replace(
@@ -95,14 +96,14 @@ def compare_wrapper(
 
 
 def _batches(
-    runners: Sequence[Runner[Any, Any]], requests: Sequence[TreeRequest]
+    runners: Sequence[Runner[Any, Any]], requests: Sequence[TreeRequest], rows: int
 ) -> Iterator[tuple[Runner[Any, Any], WrapperBatch]]:
     """Yield all batches of the first runner, then a step of every other runner."""
     first, *others = runners
-    for batch in WrapperBatches(first, requests).all():
+    for batch in WrapperBatches(first, requests, rows).all():
         yield first, batch
     for runner in others:
-        yield runner, WrapperBatches(runner, requests).step(range(len(requests)))
+        yield runner, WrapperBatches(runner, requests, rows).step(range(len(requests)))
 
 
 def _skip_reason(target: CaptureTarget, modes: Sequence[ForwardMode]) -> str:

@@ -16,7 +16,7 @@ from graphkit.targets import CaptureTarget
 from graphkit.verify.size_check import SEED
 
 _USUAL_PROMPT = 64
-_BEYOND_WINDOW = 8
+BEYOND_WINDOW = 8
 """Rows of a prompt behind the last window that they leave."""
 _WINDOWS = (
     "sliding_window", "attention_chunk_size", "attention_window_size", "window_size", "index_topk",
@@ -85,7 +85,7 @@ def tree_requests(
         target: Has the rows and the KV slots.
         runner: Runner of the mode whose trees are made. Without ``custom_mask`` they are chains.
         windows: Numbers of tokens that the longer prompt should exceed.
-        prompt_length: Its length; ``None`` exceeds the windows as far as the context allows.
+        prompt_length: Its length; ``None`` exceeds the windows that are smaller than the context.
 
     Raises:
         ConfigError: ``prompt_length`` does not fit the context.
@@ -101,7 +101,8 @@ def tree_requests(
             f"{room + width} tokens, and a comparison with the model needs {width + 1} or more. "
             "Fill req_to_token before, or pass kv_slots=."
         )
-    needed = max(_USUAL_PROMPT, _BEYOND_WINDOW + max(windows.values(), default=0))
+    reached = max((size for size in windows.values() if size < room), default=0)
+    needed = max(_USUAL_PROMPT, reached + BEYOND_WINDOW)
     length = min(needed, room) if prompt_length is None else prompt_length
     if not is_int(length) or not 1 <= length <= room:
         raise ConfigError(

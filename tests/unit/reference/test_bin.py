@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -43,6 +45,12 @@ def test_cut_short(keep, folder, target):
     refused(folder, target, "is not a file of PyTorch tensors")
 
 
+@pytest.mark.parametrize("content", [b"abc", b"\x80\x02.", b"version https://git-lfs", b"s"])
+def test_no_pickle(content, folder, target):
+    (folder / BIN).write_bytes(content)
+    refused(folder, target, "is not a file of PyTorch tensors")
+
+
 class Payload:
     """Calls a function when it is unpickled."""
 
@@ -65,6 +73,16 @@ def test_safetensors_are_preferred(eagle, folder, target):
     save_draft_head(eagle, folder)
     (folder / BIN).write_bytes(b"not read")
     load_eagle_head(folder, target)
+
+
+def test_shards_are_read_by_their_index(folder, eagle, target):
+    tensors = torch.load(folder / BIN)
+    (folder / BIN).unlink()
+    places = {name: f"pytorch_model-{number}.bin" for number, name in enumerate(tensors)}
+    for name, place in places.items():
+        torch.save({name: tensors[name]}, folder / place)
+    (folder / f"{BIN}.index.json").write_text(json.dumps({"weight_map": places}))
+    assert torch.equal(load_eagle_head(folder, target).fc.weight, eagle.fc.weight)
 
 
 def test_whole_models_load_from_it(target, tmp_path):

@@ -173,7 +173,7 @@ def test_config_is_no_object(checkpoint, text, match):
 
 def test_no_weights(checkpoint):
     (checkpoint / "model.safetensors").unlink()
-    refused(checkpoint, "contains none of model.safetensors, model.safetensors.index.json")
+    refused(checkpoint, "contains none of model.safetensors, pytorch_model.bin and the index")
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -100])

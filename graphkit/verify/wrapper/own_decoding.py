@@ -1,0 +1,69 @@
+"""What the logits of a prompt differ by from those of the model's own decoding.
+
+A model with recurrent layers computes the states of a prompt in chunks, and those of a new token
+alone. Both add in different orders, and where a layer divides by a small number, the difference
+grows. So the difference is measured where it matters: on the same sequence, without a wrapper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphkit.verify.wrapper.choices import joined_choices, taking_choices
+from graphkit.verify.wrapper.model_logits import ModelLogits, ModelRun
+from graphkit.verify.wrapper.row_differences import RowDifferences
+
+_CACHE_ARGUMENTS = ("past_key_values", "cache_params")
+"""Names of the cache among the arguments and in the output of models of transformers."""
+
+
+def decoding_differences(
+    logits: ModelLogits, run: ModelRun, rows_at_once: int
+) -> RowDifferences | None:
+    """Compare the logits of a sequence with those of its tokens one by one over the model's cache.
+
+    Modules that choose take the choices of the run on the whole sequence.
+
+    Args:
+        logits: The model.
+        run: Its run on the sequence.
+        rows_at_once: Rows of the sequence whose logits are computed at once.
+
+    Returns:
+        The differences, [N]; ``None`` for a function, and for a model that fails or has no cache.
+    """
+    parts: list[RowDifferences] = []
+    decoded = _decoded(logits, run)
+    for start in range(0, len(run.tokens), rows_at_once):
+        positions = range(start, min(start + rows_at_once, len(run.tokens)))
+        for row in run.rows(positions):
+            got = next(decoded)
+            if got is None:
+                return None
+            parts.append(RowDifferences.of(row[None], got))
+    return RowDifferences.joined(parts)
+
+
+def _decoded(logits: ModelLogits, run: ModelRun) -> Iterator[torch.Tensor | None]:
+    """Yield the logits of each token, [1, V], or ``None`` if the model does not decode."""
+    model: Any = logits.model
+    parameters = signature(model.forward).parameters if isinstance(model, nn.Module) else {}
+    name = next((each for each in _CACHE_ARGUMENTS if each in parameters), "")
+    cache = None
+    for position, token in enumerate(run.tokens):
+        choices = joined_choices([(run.choices, [0], [position])], 1)
+        options: dict[str, Any] = {"use_cache": True, name: cache}
+        if "position_ids" in parameters:  # a cache may not know its length, such as that of Bamba
+            options["position_ids"] = torch.tensor([[position]], device=logits.device)
+        ids, output = torch.tensor([[token]], device=logits.device), None
+        taking = taking_choices(logits.paths, choices, 1)
+        with suppress(Exception), torch.no_grad(), taking:  # a model may raise anything
+            output = model(ids, **options)
+        cache = getattr(output, name, None)
+        yield None if output is None or cache is None else output.logits[0]
