@@ -29,9 +29,9 @@ def check_wrapper(
     and the path to that row. They may differ by rounding: by 4 times what the model's own logits
     differ by when tokens follow the prompt, at least 8 ulp and at most 256 of float32, or 16 of
     bfloat16. In float32 four times that is allowed, and 64 times with recurrent layers. Where a
-    model with recurrent layers needs more, 4 times what its logits differ by from those of its own
-    decoding, token by token over its cache, are allowed, too. Compare in float32 where you can: a
-    small mistake may hide in the rounding of bfloat16.
+    model needs more, 4 times what its logits differ by from those of its own decoding, token by
+    token over its cache, are allowed, too. Compare in float32 where you can: a small mistake may
+    hide in the rounding of bfloat16.
 
     The target's KV pools, random numbers and other declared state are restored.
 

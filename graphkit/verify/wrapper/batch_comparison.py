@@ -91,7 +91,7 @@ class BatchComparison:
         largest = max(self.record.largest_difference, float(differences.largest.max()))
         rows = self.record.rows + len(differences.largest)
         wrong = differences.first_beyond(self._ulps, self._rounding)
-        if wrong is not None and self._target.recurrent_state is not None:
+        if wrong is not None:
             self._measure_decoding(batch)
             wrong = differences.first_beyond(self._ulps, self._rounding)
         found = None

@@ -1,8 +1,9 @@
 """What the logits of a prompt differ by from those of the model's own decoding.
 
-A model with recurrent layers computes the states of a prompt in chunks, and those of a new token
-alone. Both add in different orders, and where a layer divides by a small number, the difference
-grows. So the difference is measured where it matters: on the same sequence, without a wrapper.
+A model adds in another order for a prompt than for a new token: recurrent layers compute the states
+of a prompt in chunks, and libraries multiply few rows by other kernels. Where a layer divides by a
+small number, the difference grows. So it is measured where it matters: on the same sequence,
+without a wrapper.
 """
 
 from __future__ import annotations
