@@ -101,7 +101,7 @@ def scatter_rows(
     Args:
         targets: Receive the rows, each [M, ...] of any dtype, contiguous. An element has at most 8
             bytes.
-        sources: Rows for each target, [N, ...] of its dtype.
+        sources: Rows for each target, [N, ...] of any dtype, that of the target.
         index: Row of the targets of each row of the sources. One outside the targets is an error on
             the CPU; on CUDA its rows are dropped.
     """

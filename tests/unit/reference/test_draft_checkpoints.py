@@ -163,7 +163,7 @@ def test_no_folder_and_no_weights(kind, target, tmp_path, request):
     refused(LOADERS[kind], tmp_path / "nowhere", target, "the checkpoint folder .* does not exist")
     folder = request.getfixturevalue(f"{kind}_folder")
     (folder / "model.safetensors").unlink()
-    refused(LOADERS[kind], folder, target, "and pytorch_model.bin")
+    refused(LOADERS[kind], folder, target, "pytorch_model.bin and the index of either")
 
 
 @pytest.mark.parametrize(
