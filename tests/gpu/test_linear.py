@@ -13,7 +13,6 @@ from graphkit.ops.decoder import add_rms_norm, silu_and_mul
 from graphkit.ops.kernels.devices import has_dependent_launch
 from graphkit.ops.kernels.quantized_linear_config import (
     MOST_PLAIN_ROWS,
-    StreamedProduct,
     TiledProduct,
     choose_product,
 )
@@ -68,29 +67,6 @@ def test_every_configuration_matches(config):
     for args in CASES["plain_cases"](CUDA, [torch.bfloat16], [7, 50], ((384, 1024), (130, 600))):
         got = op.launch(op.arguments(*args), config)
         CASES["assert_close"](got, expected_of(*args), args[0].shape[1])
-
-
-STREAMED = [
-    StreamedProduct(*each, is_warpgroup=True)
-    for each in ((64, 16, 1, 6, 4), (256, 64, 2, 5, 8), (128, 32, 4, 9, 4), (256, 16, 1, 5, 16))
-]
-
-
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9,
-    reason="needs wgmma, instructions of sm_90",
-)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("product", STREAMED, ids=str)
-def test_streamed_weights_match(product, dtype):
-    op = OPS["linear"]
-    for args in CASES["plain_cases"](CUDA, [dtype], [7, 50, 64], ((512, 1024), (256, 4096))):
-        got = op.launch(op.arguments(*args), product)
-        CASES["assert_close"](got, expected_of(*args), args[0].shape[1])
-        x = args[0] / 16
-        gated = op.launch(op.arguments(x, *args[1:], gated=True), product)
-        expected = silu_and_mul(expected_of(x, *args[1:]))
-        CASES["assert_close"](gated, expected, args[0].shape[1])
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])

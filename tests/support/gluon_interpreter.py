@@ -1,10 +1,9 @@
 """Runs kernels in Gluon on the CPU, one program after the other, since Triton does not.
 
-Layouts have no effect. Asynchronous operations take effect as late as they may: a copy when its
-group is waited for, and a product of a warpgroup when that product is waited for. Until then the
-destination of a copy holds noise, so that a stage that is read or overwritten too early gives wrong
-results. Barriers between threads, which the compiler adds, have no equivalent here. The source is
-run as Python, with the names of Gluon bound to the functions of this module.
+Layouts have no effect. A copy into shared memory takes effect as late as it may, when its group is
+waited for. Until then the destination holds noise, so that a stage that is read or overwritten too
+early gives wrong results. Barriers between threads, which the compiler adds, have no equivalent
+here. The source is run as Python, with the names of Gluon bound to the functions of this module.
 """
 
 from __future__ import annotations
@@ -78,9 +77,6 @@ class Shared:
     def index(self, place):
         return Shared(self.memory[int(place)])
 
-    def slice(self, start, length, dim=0):
-        return Shared(self.memory.narrow(dim, start, length))
-
     def permute(self, order):
         return Shared(self.memory.permute(order))
 
@@ -101,26 +97,11 @@ class Shared:
         self.memory.copy_(torch.randint(1, 100, self.memory.shape).to(self.memory.dtype))
 
 
-class Running:
-    """The result of products of a warpgroup, which are made when they are waited for."""
-
-    def __init__(self, total):
-        self.total, self.products = total, []
-
-    def finish(self):
-        for left, right, uses_total in self.products:
-            left = left.memory if isinstance(left, Shared) else left
-            product = left.float() @ right.memory.float()
-            self.total = self.total + product if uses_total else product
-        self.products = []
-        return block(self.total)
-
-
 class Program:
     """The names of Gluon for the program at a place of the grid."""
 
     def __init__(self, place):
-        self.place, self.copies, self.groups, self.products = place, [], [], []
+        self.place, self.copies, self.groups = place, [], []
 
     def __getattr__(self, name):
         return getattr(language, name)  # layouts, dtypes and ``static_range``
@@ -160,19 +141,8 @@ class Program:
     def broadcast(self, *values):
         return torch.broadcast_tensors(*values)
 
-    def convert_layout(self, value, layout, assert_trivial=False):
-        return value
-
-    def maximum(self, value, other):
-        return max(value, other)
-
     def exp(self, value):
         return value.exp()
-
-    def multiple_of(self, value, numbers):
-        return value
-
-    max_contiguous = multiple_of
 
     def async_copy_global_to_shared(self, shared, pointer, mask=None):
         shared.scramble()
@@ -190,22 +160,6 @@ class Program:
     def mma_v2(self, left, right, total):
         return total + left.float() @ right.float()
 
-    def warpgroup_mma_init(self, total):
-        return Running(total)
-
-    def warpgroup_mma(self, left, right, total, use_acc=True, is_async=False):
-        running = total if isinstance(total, Running) else Running(total)
-        running.products.append((left, right, use_acc))
-        return running
-
-    def warpgroup_mma_wait(self, pending, deps):
-        assert pending == 0, "products that still run have no results"
-        (running,) = deps
-        return running.finish()
-
-    def fence_async_shared(self):
-        pass
-
 
 def bound(kernel, program, replaced):
     """Return a kernel as a function of Python, as those that it calls."""
@@ -214,9 +168,7 @@ def bound(kernel, program, replaced):
     names |= {"gl": program, "async_copy": program}
     for name, value in kernel.fn.__globals__.items():
         if isinstance(value, triton.JITFunction):
-            names[name] = types.FunctionType(
-                value.fn.__code__, names, argdefs=value.fn.__defaults__
-            )
+            names[name] = types.FunctionType(value.fn.__code__, names)
     names |= replaced
     return names[kernel.__name__]
 

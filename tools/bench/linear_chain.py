@@ -65,7 +65,6 @@ COUNT = 12
 HEAD_SIZE, CONTEXT = 128, 256
 PROCESSORS = 132
 """Multiprocessors of an H200."""
-MOST_STREAMED_ROWS = 64
 BITS = {"linear": 16, "int4": 4}
 """Bits of a number of each kind of weight; 8 for others."""
 COMPILERS = 4
@@ -242,42 +241,28 @@ def tiled_products(shape: tuple[int, int], kind: str, rows: int) -> list[TiledPr
     return list(dict.fromkeys(found))
 
 
-STREAMED = (
-    (32, 2, 8, False), (64, 2, 4, False), (64, 4, 4, False), (64, 4, 6, False), (128, 4, 2, False),
-    (64, 4, 3, True), (128, 8, 1, True), (128, 8, 2, True), (256, 8, 1, True), (256, 16, 1, True),
-)  # fmt: skip
-"""Outputs and warps of a program, most programs of a multiprocessor, and who multiplies: warps or
-warpgroups."""
-
-
 def streamed_products(shape: tuple[int, int], kind: str, rows: int) -> list[StreamedProduct]:
     """Return ways to stream the weight of a product, as ``tiled_products`` does others.
 
-    There are none for more than 64 rows. Warps multiply up to ``FEW_ROWS``, since each reads all of
-    them from shared memory, and no weight of 16 bits.
+    There are none for weights of 16 bits and for many rows.
     """
     outputs, inputs = shape
     bits = BITS.get(kind, 8)
-    if rows > MOST_STREAMED_ROWS:
+    if bits == 16 or rows > FEW_ROWS:
         return []
-    least_tile, found = 16 if bits == 16 else 8, []
-    lines, tile = inputs * bits // 1024, max(least_tile, 1 << (rows - 1).bit_length())
-    for tile_outputs, warps, most, is_warpgroup in STREAMED:
-        if (rows > FEW_ROWS or bits == 16) and not is_warpgroup:
-            continue
-        tiles, ahead = outputs // tile_outputs, 2 if is_warpgroup else 1
+    lines, tile, found = inputs * bits // 1024, max(8, 1 << (rows - 1).bit_length()), []
+    for tile_outputs, warps, most in ((32, 2, 8), (64, 2, 4), (64, 4, 4), (64, 4, 6), (128, 4, 2)):
+        tiles = outputs // tile_outputs
         fitting = [parts for parts in (2, 4, 7, 8) if tiles * parts <= most * PROCESSORS]
         for parts in [1, *(each for each in fitting if lines % each == 0 and lines // each >= 4)]:
-            streamed = StreamedProduct(tile_outputs, tile, parts, 2, warps, is_warpgroup)
             programs = -(-tiles * parts // PROCESSORS)
             stage_bytes = tile_outputs * 128 + tile * 2048 // bits
-            groups = 0 if bits == 16 else groups_of_part(inputs, parts)
-            table_bytes = 6 * tile_outputs * groups
+            table_bytes = 6 * tile_outputs * groups_of_part(inputs, parts)
             for shared in (110_000, 160_000, 220_000):
-                stages = (shared // min(programs, most) - table_bytes) // stage_bytes
-                stages = min(12, lines // parts + ahead, stages)
-                if stages > ahead:
-                    found.append(replace(streamed, num_stages=stages))
+                stages = (shared // programs - table_bytes) // stage_bytes
+                stages = min(12, lines // parts + 1, stages)
+                if stages > 1:
+                    found.append(StreamedProduct(tile_outputs, tile, parts, stages, warps))
     return list(dict.fromkeys(found))
 
 
@@ -344,10 +329,9 @@ def sweep(
 def described(config: Product) -> str:
     """Return a configuration in one line."""
     if isinstance(config, StreamedProduct):
-        by = "warpgroups" if config.is_warpgroup else "warps"
         return (
-            f"streamed, by {by}: {config.outputs} outputs, {config.rows} rows, "
-            f"{config.splits} splits, {config.num_warps} warps, {config.num_stages} stages"
+            f"streamed: {config.outputs} outputs, {config.rows} rows, {config.splits} splits, "
+            f"{config.num_warps} warps, {config.num_stages} stages"
         )
     return (
         f"{config.outputs} outputs, {config.rows} rows, {config.splits} splits, "

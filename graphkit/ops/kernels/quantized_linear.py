@@ -40,11 +40,7 @@ from graphkit.ops.kernels.quantized_numbers import (
     nibbles,
     nibbles_by_ptx,
 )
-from graphkit.ops.kernels.streamed_linear import (
-    plain_warpgroup_kernel,
-    streamed_linear_kernel,
-    warpgroup_linear_kernel,
-)
+from graphkit.ops.kernels.streamed_linear import streamed_linear_kernel
 from graphkit.ops.quantized_layout import BLOCK
 
 SUM_BLOCK = 512
@@ -347,29 +343,23 @@ def _launch_streamed(
     args: Any, product: StreamedProduct, parts: torch.Tensor, x: torch.Tensor, is_gated: bool,
     weight: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Write the parts of the product by a kernel that streams the weight."""
-    numbers, is_packed = weight["weight"], weight["IS_PACKED"]
-    if "scale" in weight:  # None, of a weight in the dtype of the rows
-        kernel, others, read_early = plain_warpgroup_kernel, {}, [args.weight]
-    else:
-        kernel = warpgroup_linear_kernel if product.is_warpgroup else streamed_linear_kernel
-        read_early = [args.weight, args.scale, args.zero_point]
-        others = {name: weight[name] for name in ("ROW", "SCALE_ROWS", "SCALE_COLUMNS")}
-        others |= {"BITS": 4 if is_packed else 8, "LOW": None, "HIGH": None}
-        others["GROUPS"] = groups_of_part(weight["K"], product.splits)
-        if is_packed:
-            has_zeros = args.zero_point is not None
-            others["LOW"], others["HIGH"] = nibble_ptx(x.dtype, 4, has_zeros)
+    """Write the parts of the product by ``streamed_linear_kernel``."""
+    others = dict(weight)
+    is_packed, numbers = others.pop("IS_PACKED"), others.pop("weight")
+    read_early = args.weight, args.scale, args.zero_point
     are_in_place = all(each is None or each.is_contiguous() for each in read_early)
     if not are_in_place or numbers.data_ptr() % 16:
         others["STARTS_EARLY"] = False  # the kernels before write copies of them
-    steps = weight["ROW"] * numbers.element_size() // 128 // product.splits
-    stages = min(product.num_stages, steps + (2 if product.is_warpgroup else 1))
+    low, high = None, None
+    if is_packed:
+        low, high = nibble_ptx(x.dtype, 4, args.zero_point is not None)
+    steps = weight["ROW"] // 128 // product.splits
     launch(
-        kernel, _grid(product, len(x), weight), args, out=parts, x=_aligned(x),
-        weight=_aligned(numbers), rows=len(x), N=weight["N"], K=weight["K"], STEPS=steps,
-        STAGES=stages, BLOCK_N=product.outputs, BLOCK_T=product.rows, IS_GATED=is_gated,
-        WARPS=product.num_warps, num_warps=product.num_warps, **others,
+        streamed_linear_kernel, _grid(product, len(x), weight), args, out=parts, x=_aligned(x),
+        weight=_aligned(numbers), rows=len(x), BITS=4 if is_packed else 8, STEPS=steps,
+        STAGES=min(product.num_stages, steps + 1), BLOCK_N=product.outputs, BLOCK_T=product.rows,
+        GROUPS=groups_of_part(weight["K"], product.splits), LOW=low, HIGH=high,
+        IS_GATED=is_gated, WARPS=product.num_warps, num_warps=product.num_warps, **others,
     )  # fmt: skip
 
 

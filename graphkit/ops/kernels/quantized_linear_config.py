@@ -93,7 +93,7 @@ class TiledProduct:
 
 @dataclass(frozen=True, slots=True)
 class StreamedProduct:
-    """How a launch of a kernel of ``streamed_linear.py`` divides its work.
+    """How a launch of ``streamed_linear_kernel`` divides its work.
 
     Attributes:
         outputs: Outputs of a program, a power of two, at least 16 for each warp.
@@ -102,8 +102,6 @@ class StreamedProduct:
         num_stages: Most lines of each output in flight in a program, the current one included. A
             part of fewer lines has one stage more than lines.
         num_warps: Warps of a program.
-        is_warpgroup: Whether warpgroups multiply (``wgmma`` of sm_90), which takes at least 3
-            stages, and warps in fours.
     """
 
     outputs: int
@@ -111,7 +109,6 @@ class StreamedProduct:
     splits: int
     num_stages: int
     num_warps: int = 4
-    is_warpgroup: bool = False
 
 
 Product = TiledProduct | StreamedProduct

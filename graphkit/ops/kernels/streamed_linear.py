@@ -6,29 +6,17 @@ arrived. The first stages are requested while the kernel before it runs, since t
 depend on that kernel. Zero points, and scales of groups, are read then, too.
 
 The operands of a tensor core's instruction may hold the inputs in any order, if both share it. A
-thread takes 16 consecutive bytes of an output from shared memory, and the inputs in that order. The
-layouts that Triton's compiler chooses take two bytes at a time.
+thread takes 16 consecutive bytes of an output from shared memory, and the same inputs of its row.
+The layouts that Triton's compiler chooses take two bytes at a time.
 
-There are two kernels. ``streamed_linear_kernel`` multiplies by the instructions of a warp: each
-warp reads all rows from shared memory. ``warpgroup_linear_kernel`` multiplies by those of a
-warpgroup (``wgmma`` of sm_90), which read the rows once for 64 outputs, while the next numbers are
-converted. ``choose_product`` selects the first for few rows. ``tools/bench/linear_chain.py
---sweep`` compares both.
-
-They are written in Gluon, Triton's language with explicit layouts. Gluon is experimental, and
+The kernel is written in Gluon, Triton's language with explicit layouts. Gluon is experimental, and
 Triton's interpreter does not run it: this module alone uses it, checked on Triton 3.6.0 and 3.7.1.
-``choose_product`` selects the kernel of ``quantized_linear.py`` wherever these cannot run.
+``choose_product`` selects the kernel of ``quantized_linear.py`` wherever this one cannot run.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    warpgroup_mma,
-    warpgroup_mma_init,
-    warpgroup_mma_wait,
-)
 
 
 @gluon.jit
@@ -120,81 +108,6 @@ def _add_block(total, numbers, x, factors, block, HAS_FACTORS: gl.constexpr):
     return total
 
 
-@gluon.jit
-def _request_lines(lines, line, STAGES: gl.constexpr, LINE: gl.constexpr = 128):
-    """Request the first lines of a program's outputs, one per stage, of LINE elements."""
-    for stage in gl.static_range(STAGES):
-        async_copy.async_copy_global_to_shared(lines.index(stage), line + stage * LINE)
-        async_copy.commit_group()
-
-
-@gluon.jit
-def _request_inputs(inputs, block, is_input, stage, step, BLOCKS: gl.constexpr):
-    """Request the inputs of a line into a stage."""
-    for part in gl.static_range(BLOCKS):
-        async_copy.async_copy_global_to_shared(
-            inputs.index(stage * BLOCKS + part), block + (step * BLOCKS + part) * 128, mask=is_input
-        )
-
-
-@gluon.jit
-def _table(values):
-    """Store values of outputs in groups in shared memory, [groups, outputs]."""
-    by_group: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    whole: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    values = gl.permute(values, (1, 0))
-    table = gl.allocate_shared_memory(values.dtype, values.shape, by_group)
-    table._reinterpret(values.dtype, values.shape, whole).store(values)
-    return table
-
-
-@gluon.jit
-def _groups(
-    first, N: gl.constexpr, SCALE_ROWS: gl.constexpr, SCALE_COLUMNS: gl.constexpr,
-    BLOCK_N: gl.constexpr, GROUPS: gl.constexpr, IS_GATED: gl.constexpr, WARPS: gl.constexpr,
-):  # fmt: skip
-    """Return where the scales of a tile are in the groups from ``first`` on, and which exist."""
-    spread: gl.constexpr = gl.BlockedLayout([1, 2], [32, 1], [WARPS, 1], [1, 0])
-    output = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, spread)), N, BLOCK_N, IS_GATED)
-    row = _scale_row(output, N, SCALE_ROWS)
-    group = first + gl.arange(0, GROUPS, gl.SliceLayout(0, spread))
-    # Terms that always hold, here and below, give a mask the shape and layout of its tensor.
-    is_group = (row >= 0)[:, None] & (group < SCALE_COLUMNS)[None, :]
-    return row[:, None] * SCALE_COLUMNS + group[None, :], is_group
-
-
-@gluon.jit
-def _store_result(
-    out, total, scale, bias, first, rows, N: gl.constexpr, SCALE_ROWS: gl.constexpr,
-    SCALE_COLUMNS: gl.constexpr, IS_GATED: gl.constexpr,
-):  # fmt: skip
-    """Store the sum of a tile, scaled if all inputs of an output have one scale."""
-    mma: gl.constexpr = total.type.layout
-    BLOCK_N: gl.constexpr = total.shape[0]
-    BLOCK_T: gl.constexpr = total.shape[1]
-    m = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, mma)), N, BLOCK_N, IS_GATED)
-    if SCALE_COLUMNS == 1:
-        total *= gl.load(scale + _scale_row(m, N, SCALE_ROWS)).to(gl.float32)[:, None]
-    if bias is not None:  # noqa: SIM102 - the compiler knows this, the program the next
-        if first == 0:
-            total += gl.load(bias + m).to(gl.float32)[:, None]
-    result = total.to(out.dtype.element_ty)
-    t = gl.program_id(1) * BLOCK_T + gl.arange(0, BLOCK_T, gl.SliceLayout(0, mma))
-    is_own = (t < rows)[None, :] & (m >= 0)[:, None]
-    if IS_GATED:
-        gate, up = _gates_and_ups(result)
-        # As ``gated`` of ``graphkit.ops.kernels.decoder``, which Gluon cannot call.
-        wide = gate.to(gl.float32)
-        activated = (wide / (1.0 + gl.exp(-wide))).to(result.dtype)
-        value = (activated.to(gl.float32) * up.to(gl.float32)).to(result.dtype)
-        place, _ = _gates_and_ups(t[None, :] * (N // 2) + m[:, None])
-        is_place, _ = _gates_and_ups(is_own)
-        gl.store(out + place, value, mask=is_place)
-    else:
-        part = gl.program_id(2).to(gl.int64) * rows * N
-        gl.store(out + part + t.to(gl.int64)[None, :] * N + m[:, None], result, mask=is_own)
-
-
 @gluon.jit(do_not_specialize=["rows"])
 def streamed_linear_kernel(
     out, x, weight, scale, zero_point, bias, rows,
@@ -231,16 +144,29 @@ def streamed_linear_kernel(
     n = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, copied)), N, BLOCK_N, IS_GATED)
     lane = gl.arange(0, 128, gl.SliceLayout(0, copied))
     line = weight + n.to(gl.int64)[:, None] * ROW + (first * 128 + lane)[None, :]
-    _request_lines(lines, line, STAGES - 1)
+    for stage in gl.static_range(STAGES - 1):
+        async_copy.async_copy_global_to_shared(lines.index(stage), line + stage * 128)
+        async_copy.commit_group()
     factors, zeros, zero = None, None, None
     if HAS_GROUPS:
-        place, is_group = _groups(
-            first * BLOCKS, N, SCALE_ROWS, SCALE_COLUMNS, BLOCK_N, GROUPS, IS_GATED, WARPS
-        )
-        factors = _table(gl.load(scale + place, mask=is_group, other=0.0))
+        spread: gl.constexpr = gl.BlockedLayout([1, 2], [32, 1], [WARPS, 1], [1, 0])
+        table: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        of_group: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        row = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, spread)), N, BLOCK_N, IS_GATED)
+        row = _scale_row(row, N, SCALE_ROWS)
+        group = first * BLOCKS + gl.arange(0, GROUPS, gl.SliceLayout(0, spread))
+        place = row[:, None] * SCALE_COLUMNS + group[None, :]
+        # Terms that always hold, here and below, give a mask the shape and layout of its tensor.
+        is_group = (row >= 0)[:, None] & (group < SCALE_COLUMNS)[None, :]
+        of_groups = gl.load(scale + place, mask=is_group, other=0.0)
+        factors = gl.allocate_shared_memory(of_groups.dtype, [GROUPS, BLOCK_N], of_group)
+        view = factors._reinterpret(of_groups.dtype, [GROUPS, BLOCK_N], table)
+        view.store(gl.permute(of_groups, (1, 0)))
         if zero_point is not None:
-            of_groups = gl.load(zero_point + place, mask=is_group, other=0)
-            zeros = _table(_zero_offset(of_groups, x))
+            offsets = _zero_offset(gl.load(zero_point + place, mask=is_group, other=0), x)
+            zeros = gl.allocate_shared_memory(dtype, [GROUPS, BLOCK_N], of_group)
+            view = zeros._reinterpret(dtype, [GROUPS, BLOCK_N], table)
+            view.store(gl.permute(offsets, (1, 0)))
     elif zero_point is not None:
         own = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, left)), N, BLOCK_N, IS_GATED)
         zero = _zero_offset(gl.load(zero_point + _scale_row(own, N, SCALE_ROWS)), x)[:, None]
@@ -253,7 +179,11 @@ def streamed_linear_kernel(
     block = x + t.to(gl.int64)[:, None] * K + (first * INPUTS + k)[None, :]
     is_t = (t < rows)[:, None] & (k >= 0)[None, :]
     for stage in gl.static_range(STAGES - 1):
-        _request_inputs(inputs, block, is_t, stage, stage, BLOCKS)
+        for part in gl.static_range(BLOCKS):
+            async_copy.async_copy_global_to_shared(
+                inputs.index(stage * BLOCKS + part), block + (stage * BLOCKS + part) * 128,
+                mask=is_t,
+            )  # fmt: skip
         async_copy.commit_group()
     total = gl.zeros([BLOCK_N, BLOCK_T], gl.float32, mma)
     for step in range(STEPS):
@@ -268,7 +198,11 @@ def streamed_linear_kernel(
         is_line = (lane * 0 + ahead < STEPS)[None, :]
         async_copy.async_copy_global_to_shared(lines.index(free), line + ahead * 128, mask=is_line)
         is_input = is_t & (k * 0 + ahead < STEPS)[None, :]
-        _request_inputs(inputs, block, is_input, free, ahead, BLOCKS)
+        for piece in gl.static_range(BLOCKS):
+            async_copy.async_copy_global_to_shared(
+                inputs.index(free * BLOCKS + piece), block + (ahead * BLOCKS + piece) * 128,
+                mask=is_input,
+            )  # fmt: skip
         async_copy.commit_group()
         if BITS == 4:
             low_zero, high_zero = zero, zero
@@ -284,201 +218,24 @@ def streamed_linear_kernel(
             wide = loaded.to(gl.float8e4nv, bitcast=True).to(gl.float32).to(dtype)
             total = _add_block(total, wide, low_inputs, factors, step, HAS_GROUPS)
     async_copy.wait_group(0)
-    _store_result(out, total, scale, bias, first, rows, N, SCALE_ROWS, SCALE_COLUMNS, IS_GATED)
-
-
-@gluon.jit
-def _operand(numbers, left: gl.constexpr):
-    """Return numbers as the left operand of a warpgroup, which leaves each in its thread.
-
-    A thread has 16 consecutive bytes of each 64. The operand's layout gives it two columns of each
-    eight, so that input 16 t + 4 s + 2 h + e of 64 is column 16 s + 8 h + 2 t + e.
-    """
-    shape: gl.constexpr = numbers.shape
-    parts = gl.reshape(numbers, [shape[0], shape[1] // 64, 4, 4, 2, 2])
-    parts = gl.permute(parts, (0, 1, 3, 4, 2, 5))
-    return gl.convert_layout(gl.reshape(parts, shape), left, assert_trivial=True)
-
-
-@gluon.jit
-def _input_of_column(column):
-    """Return the input that a column of ``_operand`` has. Two columns have inputs in a row."""
-    place = column // 64 * 64 + column % 8 // 2 * 16 + column % 64 // 16 * 4
-    place += column % 16 // 8 * 2 + column % 2
-    return gl.max_contiguous(gl.multiple_of(place, [2]), [2])
-
-
-@gluon.jit
-def _in_turn(total, product):
-    """Return both, the total computed before the registers of the product are written again."""
-    return gl.inline_asm_elementwise(
-        "", "=f,=f,0,1", [total, product], dtype=(gl.float32, gl.float32), is_pure=False, pack=1
-    )  # fmt: skip
-
-
-@gluon.jit
-def _add_product(total, running, factors, block, HAS_FACTORS: gl.constexpr):
-    """Wait for the product of a block, and return a sum plus it times its scales, and the product.
-
-    Without scales the product is the sum.
-    """
-    product = warpgroup_mma_wait(0, deps=[running])
-    if HAS_FACTORS:
-        factor = factors.index(block).load(gl.SliceLayout(1, total.type.layout)).to(gl.float32)
-        total, product = _in_turn(total + product * factor[:, None], product)
-    return total, product
-
-
-@gluon.jit(do_not_specialize=["rows"])
-def warpgroup_linear_kernel(
-    out, x, weight, scale, zero_point, bias, rows,
-    N: gl.constexpr, K: gl.constexpr, ROW: gl.constexpr, BITS: gl.constexpr,
-    SCALE_ROWS: gl.constexpr, SCALE_COLUMNS: gl.constexpr, STEPS: gl.constexpr,
-    STARTS_EARLY: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_T: gl.constexpr,
-    STAGES: gl.constexpr, GROUPS: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr,
-    IS_GATED: gl.constexpr, WARPS: gl.constexpr,
-):  # fmt: skip
-    """As ``streamed_linear_kernel``, by products of warpgroups, which run while others convert.
-
-    STAGES is at least 3: a stage is written again when the product after its own is waited for.
-    """
-    dtype: gl.constexpr = x.dtype.element_ty
-    WIDTH: gl.constexpr = 16
-    BLOCKS: gl.constexpr = 8 // BITS
-    INPUTS: gl.constexpr = BLOCKS * 128
-    HAS_GROUPS: gl.constexpr = SCALE_COLUMNS > 1
-    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_T, 16])
-    left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
-    loaded_as: gl.constexpr = gl.DotOperandLayout(
-        0, gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8]), WIDTH
-    )
-    copied: gl.constexpr = gl.BlockedLayout([1, WIDTH], [4, 8], [WARPS, 1], [1, 0])
-    ROWS: gl.constexpr = min(WARPS, BLOCK_T)
-    copied_x: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [ROWS, WARPS // ROWS], [1, 0])
-    lines = gl.allocate_shared_memory(
-        gl.uint8, [STAGES, BLOCK_N, 128], gl.SwizzledSharedLayout(WIDTH, 1, 8, [1, 0])
-    )
-    inputs = gl.allocate_shared_memory(
-        dtype, [STAGES * BLOCKS, BLOCK_T, 128], gl.NVMMASharedLayout(128, 16, 2)
-    )
-    first = gl.program_id(2) * STEPS
-    n = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, copied)), N, BLOCK_N, IS_GATED)
-    lane = gl.arange(0, 128, gl.SliceLayout(0, copied))
-    line = weight + n.to(gl.int64)[:, None] * ROW + (first * 128 + lane)[None, :]
-    _request_lines(lines, line, STAGES - 2)
-    factors, zeros, zero = None, None, None
-    if HAS_GROUPS:
-        place, is_group = _groups(
-            first * BLOCKS, N, SCALE_ROWS, SCALE_COLUMNS, BLOCK_N, GROUPS, IS_GATED, WARPS
-        )
-        factors = _table(gl.load(scale + place, mask=is_group, other=0.0))
-        if zero_point is not None:
-            of_groups = gl.load(zero_point + place, mask=is_group, other=0)
-            zeros = _table(_zero_offset(of_groups, x))
-    elif zero_point is not None:
-        own = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, loaded_as)), N, BLOCK_N, IS_GATED)
-        zero = _zero_offset(gl.load(zero_point + _scale_row(own, N, SCALE_ROWS)), x)[:, None]
-    if STARTS_EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
-
-    k = gl.arange(0, 128, gl.SliceLayout(0, copied_x))
-    t = gl.program_id(1) * BLOCK_T + gl.arange(0, BLOCK_T, gl.SliceLayout(1, copied_x))
-    block = x + (t.to(gl.int64)[:, None] * K + (first * INPUTS + _input_of_column(k))[None, :])
-    is_t = (t < rows)[:, None] & (k >= 0)[None, :]
-    for stage in gl.static_range(STAGES - 2):
-        _request_inputs(inputs, block, is_t, stage, stage, BLOCKS)
-        async_copy.commit_group()
-    total = gl.zeros([BLOCK_N, BLOCK_T], gl.float32, mma)
-    running = warpgroup_mma_init(total)
-    for step in range(STEPS):
-        async_copy.wait_group(STAGES - 3)
-        fence_async_shared()
-        held, ahead = step % STAGES, step + STAGES - 2
-        # Stage ``free`` is written again: all warps have waited for its products, in the last step.
-        free = ahead % STAGES
-        is_line = (lane * 0 + ahead < STEPS)[None, :]
-        async_copy.async_copy_global_to_shared(lines.index(free), line + ahead * 128, mask=is_line)
-        is_input = is_t & (k * 0 + ahead < STEPS)[None, :]
-        _request_inputs(inputs, block, is_input, free, ahead, BLOCKS)
-        async_copy.commit_group()
-        for part in gl.static_range(BLOCKS):
-            index = step * BLOCKS + part
-            offset = zero
-            if zeros is not None:
-                offset = zeros.index(index).load(gl.SliceLayout(1, loaded_as))[:, None]
-            for half in gl.static_range(2):  # which saves registers
-                loaded = lines.index(held).slice(half * 64, 64, dim=1).load(loaded_as)
-                if BITS == 4:
-                    numbers = _nibbles(loaded, offset, x, HIGH if part else LOW)
-                else:
-                    numbers = loaded.to(gl.float8e4nv, bitcast=True).to(gl.float32).to(dtype)
-                operand = _operand(numbers, left)
-                right = inputs.index(held * BLOCKS + part).slice(half * 64, 64, dim=1)
-                right = right.permute((1, 0))
-                if half == 0:
-                    before = gl.maximum(index - 1, 0)
-                    total, product = _add_product(total, running, factors, before, HAS_GROUPS)
-                    running = warpgroup_mma(
-                        operand, right, product, use_acc=not HAS_GROUPS, is_async=True
-                    )
-                else:
-                    running = warpgroup_mma(operand, right, running, is_async=True)
-    last: gl.constexpr = STEPS * BLOCKS - 1
-    total, product = _add_product(total, running, factors, last, HAS_GROUPS)
-    async_copy.wait_group(0)
-    if not HAS_GROUPS:
-        total = product
-    _store_result(out, total, scale, bias, first, rows, N, SCALE_ROWS, SCALE_COLUMNS, IS_GATED)
-
-
-@gluon.jit(do_not_specialize=["rows"])
-def plain_warpgroup_kernel(
-    out, x, weight, bias, rows, N: gl.constexpr, K: gl.constexpr, STEPS: gl.constexpr,
-    STARTS_EARLY: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_T: gl.constexpr,
-    STAGES: gl.constexpr, IS_GATED: gl.constexpr, WARPS: gl.constexpr,
-):  # fmt: skip
-    """As ``warpgroup_linear_kernel``, for a weight of the dtype of the rows.
-
-    A line of 128 bytes has 64 inputs, which warpgroups read from shared memory in their order.
-    """
-    LINE: gl.constexpr = 64
-    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_T, 16])
-    copied: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
-    shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    dtype: gl.constexpr = x.dtype.element_ty
-    lines = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, LINE], shared)
-    inputs = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_T, LINE], shared)
-    first = gl.program_id(2) * STEPS
-    n = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, copied)), N, BLOCK_N, IS_GATED)
-    k = gl.arange(0, LINE, gl.SliceLayout(0, copied))
-    line = weight + n.to(gl.int64)[:, None] * K + (first * LINE + k)[None, :]
-    _request_lines(lines, line, STAGES - 2, LINE)
-    if STARTS_EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
-    t = gl.program_id(1) * BLOCK_T + gl.arange(0, BLOCK_T, gl.SliceLayout(1, copied))
-    block = x + t.to(gl.int64)[:, None] * K + (first * LINE + k)[None, :]
-    is_t = (t < rows)[:, None] & (k >= 0)[None, :]
-    for stage in gl.static_range(STAGES - 2):
-        async_copy.async_copy_global_to_shared(inputs.index(stage), block + stage * LINE, mask=is_t)
-        async_copy.commit_group()
-    running = warpgroup_mma_init(gl.zeros([BLOCK_N, BLOCK_T], gl.float32, mma))
-    for step in range(STEPS):
-        async_copy.wait_group(STAGES - 3)
-        fence_async_shared()
-        held, ahead = step % STAGES, step + STAGES - 2
-        # Stage ``free`` is written again: all warps have waited for its product, in the last step.
-        free = ahead % STAGES
-        is_line = (k * 0 + ahead < STEPS)[None, :]
-        async_copy.async_copy_global_to_shared(lines.index(free), line + ahead * LINE, mask=is_line)
-        async_copy.async_copy_global_to_shared(
-            inputs.index(free), block + ahead * LINE, mask=is_t & is_line
-        )
-        async_copy.commit_group()
-        total = warpgroup_mma_wait(0, deps=[running])
-        right = inputs.index(held).permute((1, 0))
-        running = warpgroup_mma(lines.index(held), right, total, is_async=True)
-    total = warpgroup_mma_wait(0, deps=[running])
-    async_copy.wait_group(0)
-    _store_result(out, total, None, bias, first, rows, N, 0, 0, IS_GATED)
+    m = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, mma)), N, BLOCK_N, IS_GATED)
+    if SCALE_COLUMNS == 1:
+        total *= gl.load(scale + _scale_row(m, N, SCALE_ROWS)).to(gl.float32)[:, None]
+    if bias is not None:  # noqa: SIM102 - the compiler knows this, the program the next
+        if first == 0:
+            total += gl.load(bias + m).to(gl.float32)[:, None]
+    result = total.to(out.dtype.element_ty)
+    own_t = gl.program_id(1) * BLOCK_T + gl.arange(0, BLOCK_T, gl.SliceLayout(0, mma))
+    is_own = (own_t < rows)[None, :] & (m >= 0)[:, None]
+    if IS_GATED:
+        gate, up = _gates_and_ups(result)
+        # As ``gated`` of ``graphkit.ops.kernels.decoder``, which Gluon cannot call.
+        wide = gate.to(gl.float32)
+        activated = (wide / (1.0 + gl.exp(-wide))).to(result.dtype)
+        value = (activated.to(gl.float32) * up.to(gl.float32)).to(result.dtype)
+        place, _ = _gates_and_ups(own_t[None, :] * (N // 2) + m[:, None])
+        is_place, _ = _gates_and_ups(is_own)
+        gl.store(out + place, value, mask=is_place)
+    else:
+        part = gl.program_id(2).to(gl.int64) * rows * N
+        gl.store(out + part + own_t.to(gl.int64)[None, :] * N + m[:, None], result, mask=is_own)
