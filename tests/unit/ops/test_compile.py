@@ -17,6 +17,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from graphkit.ops.accepted_path import compact_accepted_to_front
+from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_and_mul
+from graphkit.ops.heads import rotated_heads, store_rotated_heads
 from graphkit.ops.kernels import quantized_linear as quantized_kernels
 from graphkit.ops.kernels import quantized_linear_config
 from graphkit.ops.kernels.push_collectives import (
@@ -27,9 +30,19 @@ from graphkit.ops.kernels.push_collectives import (
     launch_push_all_reduce,
 )
 from graphkit.ops.kernels.step_state import begin_step_kernel
+from graphkit.ops.kv_cache import buffer_table, move_kv, store_kv
+from graphkit.ops.linear import linear
 from graphkit.ops.logits import argmax_rows
+from graphkit.ops.paged_attention import paged_attention
+from graphkit.ops.paged_metadata import paged_metadata
+from graphkit.ops.quantized_linear import quantized_linear
+from graphkit.ops.refresh import RING_WORDS, refresh
 from graphkit.ops.registration import OPS
+from graphkit.ops.rows import gather_rows, scatter_rows
+from graphkit.ops.step_state import finish_step
+from graphkit.ops.stored_tokens import store_tokens
 from graphkit.ops.target_probs import target_probs
+from graphkit.ops.tree import build_tree
 from graphkit.ops.tree_sampling import tree_speculative_sampling_target_only
 from graphkit.ops.verification import verify_tree_greedy
 
@@ -210,3 +223,178 @@ def test_products_that_stream_their_weight_compile(dtype, rows, result, monkeypa
     for args in QUANTISED["cases"](DEVICE, [dtype], [rows], shapes=((256, 1024),)):
         op.launch(op.arguments(*args, **result))
     assert "streamed_linear_kernel" in compiled
+
+    assert "linear_kernel" not in compiled
+
+
+@compiles
+def test_copies_of_a_weight_are_not_read_while_the_kernel_before_writes_them(monkeypatch):
+    """The kernels that make a tensor contiguous or aligned run before the product."""
+    early = []
+
+    def run(kernel, *args, launch_pdl=False, **options):
+        if kernel.__name__ == "streamed_linear_kernel":
+            early.append(launch_pdl)
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    monkeypatch.setattr(quantized_linear_config, "has_dependent_launch", lambda _: True)
+    monkeypatch.setattr("graphkit.ops.kernels.launch.has_dependent_launch", lambda _: True)
+    x, scale = zeros(2, 256), zeros(64, 2, dtype=torch.float32)
+    numbers = torch.zeros(64 * 256 + 16, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    weight = numbers[: 64 * 256].view(64, 256)
+    cases = (weight, scale), (numbers[1 : 64 * 256 + 1].view(64, 256), scale)
+    cases += (weight, scale.t().contiguous().t()), (weight.t().contiguous().t(), scale)
+    for each in cases:
+        op = OPS["quantized_linear"]
+        op.launch(op.arguments(x, *each))
+    assert early == [True, False, False, False]
+
+
+@pytest.mark.slow
+@compiles
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_two_programs_of_many_rows_over_four_bits_fit_a_multiprocessor(dtype, monkeypatch):
+    shared = []
+
+    def run(kernel, *args, **options):
+        shared.append(compile_only(kernel, *args, **options).metadata.shared)
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    op = OPS["quantized_linear"]
+    for args in QUANTISED["cases"](DEVICE, [dtype], [64], shapes=((128, 512),)):
+        if args[1].dtype == torch.uint8:
+            op.launch(op.arguments(*args))
+    assert shared
+    assert 2 * (max(shared) + 1024) <= 228 * 1024  # CUDA C++ guide, table of sm_90
+
+
+@pytest.mark.slow
+@compiles
+@pytest.mark.parametrize("rows", [1, 20, 64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_two_programs_of_a_plain_product_fit_a_multiprocessor(dtype, rows, monkeypatch):
+    shared = {}
+
+    def run(kernel, *args, **options):
+        shared[kernel.__name__] = compile_only(kernel, *args, **options).metadata.shared
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    op = OPS["linear"]
+    for args in QUANTISED["plain_cases"](DEVICE, [dtype], [rows], [(4096, 14336)]):
+        op.launch(op.arguments(*args))
+    assert set(shared) == {"linear_kernel", "sum_parts_kernel"}
+    assert 2 * (shared["linear_kernel"] + 1024) <= 228 * 1024  # CUDA C++ guide, table of sm_90
+
+
+def zeros(*shape, dtype=torch.bfloat16):
+    return torch.zeros(shape, dtype=dtype)
+
+
+def early_cases():
+    """Yield ops of a decoder layer with arguments in bfloat16."""
+    rows, weight, ints = zeros(2, 512), zeros(512), zeros(2, dtype=torch.int32)
+    yield rms_norm, (rows, weight, 1e-5)
+    yield add_rms_norm, (rows, rows, weight, 1e-5)
+    yield add_rms_norm, (rows, zeros(2, 1024)[:, 512:], weight, 1e-5)
+    yield embed_and_join, (ints, rows, rows, weight, weight, 1e-5)
+    yield embed_and_join, (ints.long(), rows, rows)
+    yield silu_and_mul, (rows,)
+    yield rotated_heads, (rows, ints, zeros(32, dtype=torch.float32), 4, 2)
+    cache = zeros(64, 2, 64)
+    yield store_kv, (cache, cache.clone(), ints.long(), cache[:2], cache[:2])
+    yield store_rotated_heads, store_args(torch.bfloat16)
+    tables = ints.new_zeros(2, 2048), ints, ints.new_zeros(3)
+    yield paged_attention, (zeros(2, 4, 64), cache, cache, *tables, None, 1.0, 4, 1)
+    yield linear, (rows, zeros(512, 512))
+    yield linear, (zeros(2, 4096), zeros(512, 4096), weight)
+    channel = zeros(512, 512, dtype=torch.float8_e4m3fn), zeros(512, 1, dtype=torch.float32)
+    yield quantized_linear, (rows, *channel)
+
+
+def store_args(dtype):
+    """Arguments of ``store_rotated_heads`` over caches of a dtype."""
+    rows, weight, ints = zeros(2, 512), zeros(64), zeros(2, dtype=torch.int32)
+    caches = (zeros(48, 2, 64, dtype=dtype) for _ in "kv")
+    frequencies = zeros(32, dtype=torch.float32)
+    scale = zeros(2, dtype=torch.float32) if dtype == torch.float8_e4m3fn else None
+    rotation = rows, ints, frequencies, 4, 2, weight, weight, 1e-6, None
+    return *caches, ints.long(), *rotation, scale, scale
+
+
+@compiles
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn])
+def test_a_store_of_rotated_heads_compiles(dtype, monkeypatch):
+    monkeypatch.setattr(triton.JITFunction, "run", compile_only)
+    op = OPS["store_rotated_heads"]
+    op.launch(op.arguments(*store_args(dtype)))
+
+
+EARLY_STEP = {
+    "begin_step", "first_draft_rows", "draft_step_rows", "chain_candidates", "verify_rows of trees",
+    "extend_rows", "argmax_rows of bfloat16", "accept_tokens", "target_samples", "accepted_moves",
+    "target_probs", "top_candidates of 4", "plant_tree", "grow_tree", "choose_nodes",
+}  # fmt: skip
+"""Cases of ops of a step whose kernels start early."""
+
+
+def early_step_cases():
+    """Yield ops that a step runs around its layers, with arguments."""
+    for name in sorted(EARLY_STEP):
+        op, make, _ = CASES[name]
+        yield op, make(3, 3)
+    for name in ("argmax_rows of bfloat16 in parts", "top_candidates of 4 in parts"):
+        op, make = IN_PARTS[name]
+        yield op, make(3, 3)
+    ints, longs = zeros(3, dtype=torch.int32), zeros(3, dtype=torch.int64)
+    tokens, table = zeros(3, 5, dtype=torch.int64), zeros(3, 64, dtype=torch.int32)
+    yield finish_step, (longs, tokens.view(-1), ints, tokens, ints, longs, ints, 5)
+    states = zeros(3, 64), zeros(3, 5, 64)
+    yield store_tokens, (longs, longs, tokens, ints, 5, *states)
+    yield paged_metadata, (longs, ints, table, 16, 4, 5, 5)
+    yield build_tree, (longs, tokens, tokens[:, :4], tokens[:, :4], ints, 3, 2, 5)
+    yield compact_accepted_to_front, (zeros(15, 64), table[:, :4], 5)
+    yield gather_rows, (zeros(15, 4096), longs)
+    yield gather_rows, (zeros(4096, 15).t(), ints)
+    yield scatter_rows, ([zeros(9, 4096), tokens], [zeros(3, 4096), tokens], longs)
+    cache = zeros(64, 2, 64)
+    yield move_kv, ([cache], buffer_table([cache]), longs, longs)
+    words, pairs = zeros(64, dtype=torch.int64), zeros(3, 2, dtype=torch.int32)
+    ring = zeros(RING_WORDS + 128, dtype=torch.int64)
+    yield refresh, ([], ring, longs[:1], tokens, words, pairs, pairs, 2, 3, 15)
+
+
+@pytest.mark.slow
+@compiles
+def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
+    """Their rules are those of ``graphkit.ops.kernels.launch``."""
+    checked = "graphkit.ops.kernels.launch.has_dependent_launch"
+    monkeypatch.setattr(checked, lambda device: device == DEVICE)
+    seen = set()
+
+    def run(kernel, *args, **options):
+        assert options["launch_pdl"]
+        ptx = compile_only(kernel, *args, **options).asm["ptx"]
+        before, _, after = ptx.partition("griddepcontrol.wait")
+        assert ACCESS.search(after)
+        assert "griddepcontrol.launch_dependents" in before
+        assert not ACCESS.findall(before), kernel.__name__
+        seen.add(kernel.__name__)
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    for function, args in (*early_cases(), *early_step_cases()):
+        op = OPS[function.__name__]
+        op.launch(op.arguments(*args))
+    assert seen == {
+        "rms_norm_kernel", "silu_and_mul_kernel", "rotated_heads_kernel", "store_kv_kernel",
+        "embed_and_join_kernel",
+        "paged_attention_kernel", "join_splits_kernel", "linear_kernel", "sum_parts_kernel",
+        "begin_step_kernel", "finish_step_kernel", "store_tokens_kernel", "paged_metadata_kernel",
+        "first_draft_rows_kernel", "draft_step_rows_kernel", "verify_rows_kernel",
+        "extend_rows_kernel", "argmax_rows_kernel", "top_candidates_kernel",
+        "chain_candidates_kernel", "build_tree_kernel", "plant_tree_kernel", "grow_tree_kernel",
+        "choose_nodes_kernel", "accept_tokens_kernel", "target_samples_kernel",
+        "accepted_moves_kernel", "compact_accepted_to_front_kernel", "move_kv_kernel",
+        "fetch_kernel", "copy_kernel", "scan_logits_kernel", "select_weights_kernel",
+        "write_probs_kernel", "join_argmax_kernel", "join_candidates_kernel",
+        "gather_rows_kernel", "scatter_rows_kernel",
+    }  # fmt: skip
