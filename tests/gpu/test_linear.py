@@ -10,9 +10,10 @@ import torch
 from torch.nn import functional
 
 from graphkit.ops.decoder import add_rms_norm, silu_and_mul
-from graphkit.ops.kernels.devices import has_dependent_launch
+from graphkit.ops.kernels.devices import has_dependent_launch, has_warpgroups
 from graphkit.ops.kernels.quantized_linear_config import (
     MOST_PLAIN_ROWS,
+    StreamedProduct,
     TiledProduct,
     choose_product,
 )
@@ -45,13 +46,15 @@ def test_products_match_those_in_float64(rows, dtype):
         CASES["assert_close"](linear(*args), expected_of(*args), args[0].shape[1])
 
 
-def test_a_row_does_not_depend_on_the_rows_beside_it():
-    for x, weight, bias in CASES["plain_cases"](
-        CUDA, [torch.bfloat16], [MOST_PLAIN_ROWS], ((4096, 4096), (1024, 14336))
-    ):
-        whole = linear(x, weight, bias)
-        for rows in (1, 5, 16, 17, 33, 40):
-            assert torch.equal(linear(x[:rows], weight, bias), whole[:rows]), rows
+@pytest.mark.parametrize(
+    "shape", [(4096, 4096), (1024, 14336), (4096, 14336), (6144, 4096), (28672, 4096)], ids=str
+)
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_row_does_not_depend_on_the_rows_beside_it(shape, gated):
+    for x, *others in CASES["plain_cases"](CUDA, [torch.bfloat16], [MOST_PLAIN_ROWS], (shape,)):
+        whole = linear(x, *others, gated=gated)
+        for rows in (1, 5, 16, 17, 32, 33, 40):
+            assert torch.equal(linear(x[:rows], *others, gated=gated), whole[:rows]), rows
 
 
 PRODUCTS = (
@@ -67,6 +70,39 @@ def test_every_configuration_matches(config):
     for args in CASES["plain_cases"](CUDA, [torch.bfloat16], [7, 50], ((384, 1024), (130, 600))):
         got = op.launch(op.arguments(*args), config)
         CASES["assert_close"](got, expected_of(*args), args[0].shape[1])
+
+
+STREAMED = [
+    StreamedProduct(*each)
+    for each in ((64, 16, 1, 6, 4), (256, 64, 2, 5, 8), (128, 32, 4, 9, 4), (256, 16, 1, 5, 16))
+]
+needs_warpgroups = pytest.mark.skipif(
+    not torch.cuda.is_available() or not has_warpgroups(torch.device("cuda", 0)),
+    reason="needs compute capability 9.0 exactly",
+)
+
+
+@needs_warpgroups
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("product", STREAMED, ids=str)
+def test_streamed_weights_match(product, dtype):
+    op = OPS["linear"]
+    for args in CASES["plain_cases"](CUDA, [dtype], [7, 50, 64], ((512, 1024), (256, 4096))):
+        got = op.launch(op.arguments(*args), product)
+        CASES["assert_close"](got, expected_of(*args), args[0].shape[1])
+        x = args[0] / 16
+        gated = op.launch(op.arguments(x, *args[1:], gated=True), product)
+        expected = silu_and_mul(expected_of(x, *args[1:]))
+        CASES["assert_close"](gated, expected, args[0].shape[1])
+
+
+@needs_warpgroups
+@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 14336)], ids=str)
+def test_a_streamed_product_has_the_same_bits_each_time(shape):
+    ((x, weight, _), _) = CASES["plain_cases"](CUDA, [torch.bfloat16], [48], (shape,))
+    first = linear(x, weight)
+    for _ in range(200):
+        assert torch.equal(linear(x, weight), first)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])

@@ -1,9 +1,10 @@
 """Runs kernels in Gluon on the CPU, one program after the other, since Triton does not.
 
-Layouts have no effect. A copy into shared memory takes effect as late as it may, when its group is
-waited for. Until then the destination holds noise, so that a stage that is read or overwritten too
-early gives wrong results. Barriers between threads, which the compiler adds, have no equivalent
-here. The source is run as Python, with the names of Gluon bound to the functions of this module.
+Layouts have no effect. Asynchronous operations take effect as late as they may: a copy when its
+group is waited for, and a product of a warpgroup when that product is waited for. Until then the
+destination of a copy holds noise, so that a stage that is read or overwritten too early gives wrong
+results. Barriers between threads, which the compiler adds, have no equivalent here. The source is
+run as Python, with the names of Gluon bound to the functions of this module.
 """
 
 from __future__ import annotations
@@ -97,6 +98,19 @@ class Shared:
         self.memory.copy_(torch.randint(1, 100, self.memory.shape).to(self.memory.dtype))
 
 
+class Running:
+    """A sum, and the operands of a product of a warpgroup that is added when it is waited for."""
+
+    def __init__(self, total, *operands):
+        self.total, self.operands = total, operands
+
+    def finished(self):
+        if not self.operands:
+            return self.total
+        left, right = self.operands
+        return self.total + left.memory.float() @ right.memory.float()
+
+
 class Program:
     """The names of Gluon for the program at a place of the grid."""
 
@@ -159,6 +173,20 @@ class Program:
 
     def mma_v2(self, left, right, total):
         return total + left.float() @ right.float()
+
+    def warpgroup_mma_init(self, total):
+        return Running(total)
+
+    def warpgroup_mma(self, left, right, total, is_async):
+        return Running(total, left, right)
+
+    def warpgroup_mma_wait(self, pending, deps):
+        assert pending == 0, "products that still run have no results"
+        (running,) = deps
+        return running.finished()
+
+    def fence_async_shared(self):
+        pass
 
 
 def bound(kernel, program, replaced):

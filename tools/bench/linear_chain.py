@@ -44,6 +44,7 @@ from graphkit.ops.decoder import add_rms_norm, rms_norm, silu_and_mul
 from graphkit.ops.heads import store_rotated_heads
 from graphkit.ops.kernels.quantized_linear_config import (
     FEW_ROWS,
+    MOST_PLAIN_ROWS,
     Product,
     StreamedProduct,
     TiledProduct,
@@ -241,27 +242,35 @@ def tiled_products(shape: tuple[int, int], kind: str, rows: int) -> list[TiledPr
     return list(dict.fromkeys(found))
 
 
+STREAMED = (32, 2, 8), (64, 2, 4), (64, 4, 4), (64, 4, 6), (128, 4, 2)
+STREAMED_PLAIN = (64, 4, 3), (64, 4, 4), (128, 8, 1), (128, 8, 2), (256, 8, 1), (256, 16, 1)
+"""Outputs and warps of a program, and most programs of a multiprocessor, for quantised weights and
+those of 16 bits."""
+
+
 def streamed_products(shape: tuple[int, int], kind: str, rows: int) -> list[StreamedProduct]:
     """Return ways to stream the weight of a product, as ``tiled_products`` does others.
 
-    There are none for weights of 16 bits and for many rows.
+    There are none for more than ``FEW_ROWS`` rows, or ``MOST_PLAIN_ROWS`` with a weight of 16 bits.
     """
     outputs, inputs = shape
     bits = BITS.get(kind, 8)
-    if bits == 16 or rows > FEW_ROWS:
+    is_plain = bits == 16
+    if rows > (MOST_PLAIN_ROWS if is_plain else FEW_ROWS):
         return []
-    lines, tile, found = inputs * bits // 1024, max(8, 1 << (rows - 1).bit_length()), []
-    for tile_outputs, warps, most in ((32, 2, 8), (64, 2, 4), (64, 4, 4), (64, 4, 6), (128, 4, 2)):
+    lines, tile = inputs * bits // 1024, max(16 if is_plain else 8, 1 << (rows - 1).bit_length())
+    ahead, found = 2 if is_plain else 1, []
+    for tile_outputs, warps, most in STREAMED_PLAIN if is_plain else STREAMED:
         tiles = outputs // tile_outputs
         fitting = [parts for parts in (2, 4, 7, 8) if tiles * parts <= most * PROCESSORS]
         for parts in [1, *(each for each in fitting if lines % each == 0 and lines // each >= 4)]:
             programs = -(-tiles * parts // PROCESSORS)
             stage_bytes = tile_outputs * 128 + tile * 2048 // bits
-            table_bytes = 6 * tile_outputs * groups_of_part(inputs, parts)
+            table_bytes = 0 if is_plain else 6 * tile_outputs * groups_of_part(inputs, parts)
             for shared in (110_000, 160_000, 220_000):
-                stages = (shared // programs - table_bytes) // stage_bytes
-                stages = min(12, lines // parts + 1, stages)
-                if stages > 1:
+                stages = (shared // min(programs, most) - table_bytes) // stage_bytes
+                stages = min(12, lines // parts + ahead, stages)
+                if stages > ahead:
                     found.append(StreamedProduct(tile_outputs, tile, parts, stages, warps))
     return list(dict.fromkeys(found))
 
@@ -271,24 +280,24 @@ def configurations(shape: tuple[int, int], kind: str, rows: int) -> list[Product
     return [*tiled_products(shape, kind, rows), *streamed_products(shape, kind, rows)]
 
 
-def compile_some(shape: tuple[int, int], kind: str, rows: int, first: int) -> None:
+def compile_some(name: str, shape: tuple[int, int], kind: str, rows: int, first: int) -> None:
     """Compile every ``COMPILERS``-th configuration of a product into the cache of Triton."""
     weight, x = random_inputs(shape, rows, torch.device("cuda"))
     op, tensors = op_and_tensors(kind, weight)
     for config in configurations(shape, kind, rows)[first::COMPILERS]:
         try:
-            op.launch(op.arguments(x, *tensors), config)
+            op.launch(op.arguments(x, *tensors, gated=name == "gate_up"), config)
         except Exception as error:  # a configuration that needs more shared memory, say
-            print(f"{shape}, {kind}, {rows}: {config}: {error}", file=sys.stderr)
+            print(f"{name}, {kind}, {rows}: {config}: {error}", file=sys.stderr)
 
 
-def compile_cells(cells: Iterable[tuple[tuple[int, int], str, int]]) -> None:
+def compile_cells(cells: Iterable[tuple[tuple[str, tuple[int, int]], str, int]]) -> None:
     """Compile the kernels of cells in processes of their own: it takes longer than they run."""
     context = multiprocessing.get_context("spawn")
     processes = max(1, min(14, (os.cpu_count() or 2) - 2))
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        for cell, first in product(cells, range(COMPILERS)):
-            pool.submit(compile_some, *cell, first)
+        for ((name, shape), kind, rows), first in product(cells, range(COMPILERS)):
+            pool.submit(compile_some, name, shape, kind, rows, first)
 
 
 def sweep(
@@ -299,7 +308,7 @@ def sweep(
     rounds: int,
 ) -> Iterator[Measure]:
     """Measure a layer with each configuration of one product; give the five best of each."""
-    compile_cells(product(shapes.values(), kinds, rows))
+    compile_cells(product(shapes.items(), kinds, rows))
     for kind in kinds:
         layers = make_layers(shapes, kind, COUNT, device)
         for count in rows:
@@ -330,8 +339,8 @@ def described(config: Product) -> str:
     """Return a configuration in one line."""
     if isinstance(config, StreamedProduct):
         return (
-            f"streamed: {config.outputs} outputs, {config.rows} rows, {config.splits} splits, "
-            f"{config.num_warps} warps, {config.num_stages} stages"
+            f"streamed: {config.outputs} outputs, {config.rows} rows, "
+            f"{config.splits} splits, {config.num_warps} warps, {config.num_stages} stages"
         )
     return (
         f"{config.outputs} outputs, {config.rows} rows, {config.splits} splits, "

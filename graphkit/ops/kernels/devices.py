@@ -22,6 +22,11 @@ def has_dependent_launch(device: torch.device) -> bool:
     return _capability(device) >= (9, 0)
 
 
+def has_warpgroups(device: torch.device) -> bool:
+    """Return whether the device has products of warpgroups (``wgmma``): compute capability 9.0."""
+    return _capability(device)[0] == 9
+
+
 def has_float8_cvt(device: torch.device) -> bool:
     """Return whether PTX converts float8_e4m3fn to float16, from compute capability 8.9 on."""
     return _capability(device) >= (8, 9)

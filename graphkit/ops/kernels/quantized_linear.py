@@ -15,7 +15,8 @@ in float32, and a second kernel adds them in order. The split depends on the wei
 whether there are at most ``FEW_ROWS`` rows, so that a row's result does not depend on the other
 rows.
 
-For few rows, a weight of whole lines of 128 bytes is streamed instead (``streamed_linear.py``).
+A weight of whole lines of 128 bytes is streamed instead where ``choose_product`` has measured that
+to be faster (``streamed_linear.py``).
 """
 
 from typing import Any
@@ -40,7 +41,7 @@ from graphkit.ops.kernels.quantized_numbers import (
     nibbles,
     nibbles_by_ptx,
 )
-from graphkit.ops.kernels.streamed_linear import streamed_linear_kernel
+from graphkit.ops.kernels.streamed_linear import streamed_linear_kernel, streamed_plain_kernel
 from graphkit.ops.quantized_layout import BLOCK
 
 SUM_BLOCK = 512
@@ -343,22 +344,28 @@ def _launch_streamed(
     args: Any, product: StreamedProduct, parts: torch.Tensor, x: torch.Tensor, is_gated: bool,
     weight: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Write the parts of the product by ``streamed_linear_kernel``."""
-    others = dict(weight)
-    is_packed, numbers = others.pop("IS_PACKED"), others.pop("weight")
-    read_early = args.weight, args.scale, args.zero_point
+    """Write the parts of the product by a kernel that streams the weight."""
+    numbers, is_packed = weight["weight"], weight["IS_PACKED"]
+    steps = weight["ROW"] * numbers.element_size() // 128 // product.splits
+    if weight["SCALE_ROWS"] == 0:
+        kernel, read_early, others = streamed_plain_kernel, [args.weight], {}
+        most_stages = steps + 2
+    else:
+        kernel, read_early = streamed_linear_kernel, [args.weight, args.scale, args.zero_point]
+        most_stages = steps + 1
+        others = {name: weight[name] for name in ("ROW", "SCALE_ROWS", "SCALE_COLUMNS")}
+        others |= {"BITS": 4 if is_packed else 8, "LOW": None, "HIGH": None}
+        others["GROUPS"] = groups_of_part(weight["K"], product.splits)
+        if is_packed:
+            low, high = nibble_ptx(x.dtype, 4, args.zero_point is not None)
+            others |= {"LOW": low, "HIGH": high}
     are_in_place = all(each is None or each.is_contiguous() for each in read_early)
     if not are_in_place or numbers.data_ptr() % 16:
         others["STARTS_EARLY"] = False  # the kernels before write copies of them
-    low, high = None, None
-    if is_packed:
-        low, high = nibble_ptx(x.dtype, 4, args.zero_point is not None)
-    steps = weight["ROW"] // 128 // product.splits
     launch(
-        streamed_linear_kernel, _grid(product, len(x), weight), args, out=parts, x=_aligned(x),
-        weight=_aligned(numbers), rows=len(x), BITS=4 if is_packed else 8, STEPS=steps,
-        STAGES=min(product.num_stages, steps + 1), BLOCK_N=product.outputs, BLOCK_T=product.rows,
-        GROUPS=groups_of_part(weight["K"], product.splits), LOW=low, HIGH=high,
+        kernel, _grid(product, len(x), weight), args, out=parts, x=_aligned(x),
+        weight=_aligned(numbers), rows=len(x), N=weight["N"], K=weight["K"], STEPS=steps,
+        STAGES=min(product.num_stages, most_stages), BLOCK_N=product.outputs, BLOCK_T=product.rows,
         IS_GATED=is_gated, WARPS=product.num_warps, num_warps=product.num_warps, **others,
     )  # fmt: skip
 

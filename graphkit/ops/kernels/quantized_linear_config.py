@@ -8,7 +8,7 @@ from functools import partial
 import torch
 import triton
 
-from graphkit.ops.kernels.devices import has_dependent_launch, multiprocessors
+from graphkit.ops.kernels.devices import has_dependent_launch, has_warpgroups, multiprocessors
 from graphkit.ops.quantized_layout import BLOCK, blocks, pairs
 
 DTYPES_OF_16_BITS = torch.bfloat16, torch.float16
@@ -50,6 +50,14 @@ least lines of 128 bytes of a part. ``tools/bench/linear_chain.py --sweep`` comp
 STREAMED_MANY_OUTPUTS = {8: (128, 4, 2), 4: (32, 2, 7)}
 """By the bits of a number, for weights with at least 128 outputs per multiprocessor: outputs and
 warps of a program, and most programs of a multiprocessor."""
+STREAMED_PLAIN, STREAMED_PLAIN_LONG = (64, 4, 4), (128, 8, 2)
+"""Outputs and warps of a program that streams a weight of 16 bits, and most programs of a
+multiprocessor: usually, and for long or wide weights. With these, a decoder layer of Llama-3.1-8B
+takes 0.95 of its time for 8 rows, and 0.93 for 48
+(``tools/bench/results/linear_chain_streamed.json``)."""
+STREAMED_PLAIN_PARTS, LONG_INPUTS = 4, 8192
+"""Most parts of a weight of 16 bits, since the kernel behind it reads all of them, and most inputs
+of a weight that is not long."""
 STREAMED_INPUTS = 16384
 """Most inputs of a part: shared memory holds the scales of all of them."""
 STREAMED_STAGES = 3, 12
@@ -93,14 +101,14 @@ class TiledProduct:
 
 @dataclass(frozen=True, slots=True)
 class StreamedProduct:
-    """How a launch of ``streamed_linear_kernel`` divides its work.
+    """How a launch of a kernel of ``streamed_linear.py`` divides its work.
 
     Attributes:
         outputs: Outputs of a program, a power of two, at least 16 for each warp.
         rows: Rows of a program, a power of two, at least 8.
         splits: Parts of the inputs, of the same number of lines.
         num_stages: Most lines of each output in flight in a program, the current one included. A
-            part of fewer lines has one stage more than lines.
+            part of few lines has one stage more than lines, or two for a weight of 16 bits.
         num_warps: Warps of a program.
     """
 
@@ -122,9 +130,7 @@ def choose_product(
 
     cuBLAS multiplies by the weight in the dtype of the rows, which is dequantised before. A weight
     of 16 bits is multiplied by the kernel where the kernel can start early and its tiles divide the
-    weight. For few rows, a quantised weight is streamed where ``choose_streamed`` finds a way. A
-    weight of 16 bits is not streamed, so that the result of a row does not depend on the number of
-    rows.
+    weight. Weights are streamed where ``choose_streamed`` or ``choose_streamed_plain`` finds a way.
 
     ``torch._scaled_mm`` is not among the choices: it multiplies float8 with float8, so that rows
     would be rounded to eight bits, too. The result of a row would then depend on how many rows run
@@ -148,6 +154,10 @@ def choose_product(
         is_divided = outputs % PLAIN_TILE == 0 and inputs % BLOCK == 0
         if bits > 16 or rows > MOST_PLAIN_ROWS or not (starts_early and is_divided):
             return None
+        if has_warpgroups(device):
+            streamed = choose_streamed_plain(rows, inputs, outputs, processors, shared_bytes)
+            if streamed is not None:
+                return streamed
         splits = choose_splits(inputs, outputs // PLAIN_TILE, PLAIN_PROGRAMS * processors, bits)
         tile = max(16, triton.next_power_of_2(rows))
         stages = 4 if tile <= 32 else 3
@@ -212,6 +222,44 @@ def choose_streamed(
         stages = max(least_stages, fitting(tile_rows, shared_bytes // programs))
         return StreamedProduct(tile, tile_rows, splits, min(stages, most_stages), warps)
     return None
+
+
+def choose_streamed_plain(
+    rows: int, inputs: int, outputs: int, processors: int, shared_bytes: int
+) -> StreamedProduct | None:
+    """Return how to stream a weight of 16 bits, or ``None``.
+
+    The number of parts does not depend on the rows. A weight with a tile for every multiprocessor
+    has one part, and is streamed for more than ``FEW_ROWS`` rows alone: ``linear_kernel`` adds the
+    same products in the same order, and is faster for few rows. A row's result thus has the same
+    bits whatever the number of rows.
+
+    Args:
+        rows: Rows of the batch, at most ``MOST_PLAIN_ROWS``.
+        inputs: Inputs of the weight, a multiple of 64.
+        outputs: Outputs of the weight, a multiple of 64.
+        processors: Multiprocessors of the device.
+        shared_bytes: Bytes of shared memory of a multiprocessor.
+    """
+    tile, warps, most_programs = STREAMED_PLAIN
+    lines, splits = inputs // 64, 1
+    is_wide = outputs >= tile * processors
+    if is_wide or inputs > LONG_INPUTS:
+        tile, warps, most_programs = STREAMED_PLAIN_LONG
+    if outputs % tile or (is_wide and (rows <= FEW_ROWS or outputs < tile * processors)):
+        return None
+    if not is_wide:
+        most = min(STREAMED_PLAIN_PARTS, lines // STREAMED_LINES)
+        splits = max(parts for parts in range(1, max(1, most) + 1) if lines % parts == 0)
+        if outputs // STREAMED_PLAIN[0] * splits < processors:
+            return None
+    programs = min(-(-(outputs // tile) * splits // processors), most_programs)
+    tile_rows = max(16, triton.next_power_of_2(rows))
+    stages = (shared_bytes // programs - RESERVED_BYTES) // (128 * (tile + tile_rows))
+    least_stages, most_stages = STREAMED_STAGES
+    if stages < least_stages:
+        return None
+    return StreamedProduct(tile, tile_rows, splits, min(stages, most_stages), warps)
 
 
 def _fitting_stages(tile: int, groups: int, bits: int, rows: int, shared_bytes: int) -> int:

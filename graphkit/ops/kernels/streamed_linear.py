@@ -1,22 +1,34 @@
-"""Products of few rows with quantised weights that stream through shared memory, for CUDA.
+"""Products of few rows whose weight streams through shared memory, for CUDA.
 
 A program holds a tile of outputs by rows. It copies its part of the weight into a ring of stages in
 shared memory, a line of 128 bytes of each output per stage, and multiplies the stage that has
 arrived. The first stages are requested while the kernel before it runs, since the weight does not
 depend on that kernel. Zero points, and scales of groups, are read then, too.
 
-The operands of a tensor core's instruction may hold the inputs in any order, if both share it. A
-thread takes 16 consecutive bytes of an output from shared memory, and the same inputs of its row.
-The layouts that Triton's compiler chooses take two bytes at a time.
+``streamed_linear_kernel`` multiplies quantised numbers by the instructions of a warp. Their
+operands may hold the inputs in any order, if both share it: a thread takes 16 consecutive bytes of
+an output from shared memory, and the same inputs of its row. The layouts that Triton's compiler
+chooses take two bytes at a time.
 
-The kernel is written in Gluon, Triton's language with explicit layouts. Gluon is experimental, and
-Triton's interpreter does not run it: this module alone uses it, checked on Triton 3.6.0 and 3.7.1.
-``choose_product`` selects the kernel of ``quantized_linear.py`` wherever this one cannot run.
+``streamed_plain_kernel`` multiplies numbers of the dtype of the rows by the instructions of a
+warpgroup (``wgmma`` of sm_90), which read both operands from shared memory. It is no choice for
+quantised numbers, which are converted in registers: Triton does not keep the registers of an
+operand until a product that runs asynchronously has read them.
+
+The kernels are written in Gluon, Triton's language with explicit layouts. Gluon is experimental,
+and Triton's interpreter does not run it: this module alone uses it, checked on Triton 3.6.0 and
+3.7.1. ``choose_product`` selects the kernel of ``quantized_linear.py`` wherever these cannot run.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
 
 
 @gluon.jit
@@ -106,6 +118,33 @@ def _add_block(total, numbers, x, factors, block, HAS_FACTORS: gl.constexpr):
     else:
         total = mma_v2(numbers, x, total)
     return total
+
+
+@gluon.jit
+def _store(out, total, bias, rows, N: gl.constexpr, IS_GATED: gl.constexpr):
+    """Store the sum of a tile, with the bias in the first part and gated if IS_GATED holds."""
+    mma: gl.constexpr = total.type.layout
+    BLOCK_N: gl.constexpr = total.shape[0]
+    BLOCK_T: gl.constexpr = total.shape[1]
+    n = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, mma)), N, BLOCK_N, IS_GATED)
+    if bias is not None:  # noqa: SIM102 - the compiler knows this, the program the next
+        if gl.program_id(2) == 0:
+            total += gl.load(bias + n).to(gl.float32)[:, None]
+    result = total.to(out.dtype.element_ty)
+    t = gl.program_id(1) * BLOCK_T + gl.arange(0, BLOCK_T, gl.SliceLayout(0, mma))
+    is_own = (t < rows)[None, :] & (n >= 0)[:, None]
+    if IS_GATED:
+        gate, up = _gates_and_ups(result)
+        # As ``gated`` of ``graphkit.ops.kernels.decoder``, which Gluon cannot call.
+        wide = gate.to(gl.float32)
+        activated = (wide / (1.0 + gl.exp(-wide))).to(result.dtype)
+        value = (activated.to(gl.float32) * up.to(gl.float32)).to(result.dtype)
+        place, _ = _gates_and_ups(t[None, :] * (N // 2) + n[:, None])
+        is_place, _ = _gates_and_ups(is_own)
+        gl.store(out + place, value, mask=is_place)
+    else:
+        part = gl.program_id(2).to(gl.int64) * rows * N
+        gl.store(out + part + t.to(gl.int64)[None, :] * N + n[:, None], result, mask=is_own)
 
 
 @gluon.jit(do_not_specialize=["rows"])
@@ -218,24 +257,62 @@ def streamed_linear_kernel(
             wide = loaded.to(gl.float8e4nv, bitcast=True).to(gl.float32).to(dtype)
             total = _add_block(total, wide, low_inputs, factors, step, HAS_GROUPS)
     async_copy.wait_group(0)
-    m = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, mma)), N, BLOCK_N, IS_GATED)
     if SCALE_COLUMNS == 1:
+        m = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, mma)), N, BLOCK_N, IS_GATED)
         total *= gl.load(scale + _scale_row(m, N, SCALE_ROWS)).to(gl.float32)[:, None]
-    if bias is not None:  # noqa: SIM102 - the compiler knows this, the program the next
-        if first == 0:
-            total += gl.load(bias + m).to(gl.float32)[:, None]
-    result = total.to(out.dtype.element_ty)
-    own_t = gl.program_id(1) * BLOCK_T + gl.arange(0, BLOCK_T, gl.SliceLayout(0, mma))
-    is_own = (own_t < rows)[None, :] & (m >= 0)[:, None]
-    if IS_GATED:
-        gate, up = _gates_and_ups(result)
-        # As ``gated`` of ``graphkit.ops.kernels.decoder``, which Gluon cannot call.
-        wide = gate.to(gl.float32)
-        activated = (wide / (1.0 + gl.exp(-wide))).to(result.dtype)
-        value = (activated.to(gl.float32) * up.to(gl.float32)).to(result.dtype)
-        place, _ = _gates_and_ups(own_t[None, :] * (N // 2) + m[:, None])
-        is_place, _ = _gates_and_ups(is_own)
-        gl.store(out + place, value, mask=is_place)
-    else:
-        part = gl.program_id(2).to(gl.int64) * rows * N
-        gl.store(out + part + own_t.to(gl.int64)[None, :] * N + m[:, None], result, mask=is_own)
+    _store(out, total, bias, rows, N, IS_GATED)
+
+
+@gluon.jit(do_not_specialize=["rows"])
+def streamed_plain_kernel(
+    out, x, weight, bias, rows, N: gl.constexpr, K: gl.constexpr, STEPS: gl.constexpr,
+    STARTS_EARLY: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_T: gl.constexpr,
+    STAGES: gl.constexpr, IS_GATED: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """As ``streamed_linear_kernel``, for a weight of the dtype of the rows.
+
+    STAGES is at least 3, and at most STEPS + 2: a stage is written again when the product after its
+    own has started.
+    """
+    LINE: gl.constexpr = 64  # inputs of 128 bytes
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_T, 16])
+    copied: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
+    shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    dtype: gl.constexpr = x.dtype.element_ty
+    lines = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, LINE], shared)
+    inputs = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_T, LINE], shared)
+    first = gl.program_id(2) * STEPS
+    n = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, copied)), N, BLOCK_N, IS_GATED)
+    k = gl.arange(0, LINE, gl.SliceLayout(0, copied))
+    line = weight + n.to(gl.int64)[:, None] * K + (first * LINE + k)[None, :]
+    for stage in gl.static_range(STAGES - 2):
+        async_copy.async_copy_global_to_shared(lines.index(stage), line + stage * LINE)
+        async_copy.commit_group()
+    if STARTS_EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    t = gl.program_id(1) * BLOCK_T + gl.arange(0, BLOCK_T, gl.SliceLayout(1, copied))
+    block = x + t.to(gl.int64)[:, None] * K + (first * LINE + k)[None, :]
+    is_t = (t < rows)[:, None] & (k >= 0)[None, :]
+    for stage in gl.static_range(STAGES - 2):
+        async_copy.async_copy_global_to_shared(inputs.index(stage), block + stage * LINE, mask=is_t)
+        async_copy.commit_group()
+    running = warpgroup_mma_init(gl.zeros([BLOCK_N, BLOCK_T], gl.float32, mma))
+    for step in range(STEPS):
+        async_copy.wait_group(STAGES - 3)
+        fence_async_shared()
+        held, ahead = step % STAGES, step + STAGES - 2
+        # Stage ``free`` is written again: all warps have waited for its product, in the last step.
+        free = ahead % STAGES
+        is_line = (k * 0 + ahead < STEPS)[None, :]
+        async_copy.async_copy_global_to_shared(lines.index(free), line + ahead * LINE, mask=is_line)
+        async_copy.async_copy_global_to_shared(
+            inputs.index(free), block + ahead * LINE, mask=is_t & is_line
+        )
+        async_copy.commit_group()
+        total = warpgroup_mma_wait(0, deps=[running])
+        right = inputs.index(held).permute((1, 0))
+        running = warpgroup_mma(lines.index(held), right, total, is_async=True)
+    total = warpgroup_mma_wait(0, deps=[running])
+    async_copy.wait_group(0)
+    _store(out, total, bias, rows, N, IS_GATED)

@@ -156,6 +156,7 @@ def test_kernels_that_cannot_start_early_leave_weights_of_16_bits_to_torch(
 ):
     monkeypatch.setattr(config, "multiprocessors", lambda _: (132, 233472))
     monkeypatch.setattr(config, "has_dependent_launch", lambda _: starts_early)
+    monkeypatch.setattr(config, "has_warpgroups", lambda _: False)
     chosen = config.choose_product(1, 4096, 4096, 16, torch.device("cuda"), torch.bfloat16)
     assert (chosen is not None) == starts_early
 
@@ -227,3 +228,38 @@ def test_programs_that_stream_fit_a_smaller_shared_memory(processors, bits):
             tables = product.outputs * groups * (6 if bits == 4 else 4)
             assert 3 * stage + tables <= 99 * 1024
     assert False in found
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "most_rows"),
+    [
+        (6144, 4096, 0), (4096, 4096, 0), (4096, 14336, 0), (3072, 4096, 0), (28672, 4096, 32),
+        (128256, 4096, 32), (14336, 4096, 64), (64, 4096, 64), (8448, 64, 64),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("shared_bytes", [233472, 167936])
+def test_weights_of_16_bits_are_streamed_in_parts_that_do_not_depend_on_the_rows(
+    outputs, inputs, most_rows, shared_bytes
+):
+    """Up to ``most_rows`` rows run by ``linear_kernel``, in one part if others are streamed."""
+    splits = set()
+    for rows in range(1, config.MOST_PLAIN_ROWS + 1):
+        product = config.choose_streamed_plain(rows, inputs, outputs, 132, shared_bytes)
+        assert (product is None) == (rows <= most_rows)
+        if product is None:
+            continue
+        splits.add(product.splits)
+        lines, rest = divmod(inputs // 64, product.splits)
+        assert rest == 0 == outputs % product.outputs
+        assert product.rows >= rows
+        assert product.num_warps % 4 == 0
+        stage = 128 * (product.outputs + product.rows)
+        assert product.num_stages >= 3
+        programs = -(-(outputs // product.outputs) * product.splits // 132)
+        assert min(programs, 2) * product.num_stages * stage <= shared_bytes - 1024
+        assert lines >= 4
+    if most_rows:
+        assert splits <= {1}
+        assert config.choose_splits(inputs, outputs // 64, 264, 16) == 1 or not splits
+    else:
+        assert len(splits) == 1

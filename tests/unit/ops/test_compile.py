@@ -223,8 +223,29 @@ def test_products_that_stream_their_weight_compile(dtype, rows, result, monkeypa
     for args in QUANTISED["cases"](DEVICE, [dtype], [rows], shapes=((256, 1024),)):
         op.launch(op.arguments(*args, **result))
     assert "streamed_linear_kernel" in compiled
-
     assert "linear_kernel" not in compiled
+
+
+@pytest.mark.slow
+@compiles
+@pytest.mark.parametrize("result", [{}, {"gated": True}], ids=str)
+@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_that_stream_a_weight_of_16_bits_compile(dtype, rows, result, monkeypatch):
+    found = {}
+
+    def run(kernel, *args, **options):
+        found[kernel.__name__] = compile_only(kernel, *args, **options)
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    monkeypatch.setattr(quantized_linear_config, "has_dependent_launch", lambda _: True)
+    monkeypatch.setattr(quantized_linear_config, "has_warpgroups", lambda _: True)
+    op = OPS["linear"]
+    for args in QUANTISED["plain_cases"](DEVICE, [dtype], [rows], ((6144, 512),)):
+        op.launch(op.arguments(*args, **result))
+    kernel = found["streamed_plain_kernel"]
+    assert kernel.metadata.shared <= 227 * 1024
+    assert "wgmma.mma_async" in kernel.asm["ptx"]
 
 
 @compiles

@@ -11,6 +11,7 @@ import triton
 
 from gluon_interpreter import run_kernel
 from graphkit.ops.kernels.quantized_linear_config import StreamedProduct
+from graphkit.ops.linear import linear
 from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.ops.registration import OPS
 
@@ -40,8 +41,6 @@ STREAMED = [
         (64, 8, 1, 2), (64, 8, 4, 3), (128, 16, 2, 5), (64, 32, 1, 3, 2),
     )
 ]  # fmt: skip
-
-
 CALLS = [
     (product, result)
     for product in STREAMED
@@ -61,3 +60,22 @@ def test_streamed_weights_match_the_reference(product, result, dtype, interprete
         if "in_parts" in result:
             got, expected = got.sum(0).to(dtype), expected[0]
         CASES["assert_close"](got, expected, 1024)
+
+
+PLAIN = [
+    StreamedProduct(*each) for each in ((64, 16, 1, 3, 4), (256, 64, 4, 9, 8), (128, 32, 2, 5, 4))
+]
+
+
+@pytest.mark.parametrize("product", PLAIN, ids=str)
+def test_streamed_weights_of_16_bits_match_the_reference(product, interpreted):
+    op = OPS["linear"]
+    results = [{"in_parts": True}] + [{"gated": True}] * (product.splits == 1)
+    for result in results:
+        for x, *others in CASES["plain_cases"](CPU, [torch.bfloat16], [7], [(256, 1024)]):
+            args = x / 16, *others
+            got = op.launch(op.arguments(*args, **result), product)
+            expected = linear(*args, **result)
+            if "in_parts" in result:
+                got, expected = got.sum(0).to(x.dtype), expected[0]
+            CASES["assert_close"](got, expected, 1024)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from triton.backends.nvidia.compiler import CUDAOptions
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
 
 from graphkit.ops.kernels.device_loop import advance_loop_kernel
 
@@ -31,8 +32,11 @@ def test_a_kernel_can_start_while_the_one_before_runs():
         assert hasattr(tl.extra.cuda, name), f"{TRITON}launch.py"
 
 
-def test_gluon_has_other_views_of_shared_memory():
+def test_gluon_has_products_of_warpgroups_and_other_views_of_shared_memory():
     assert hasattr(gl.shared_memory_descriptor, "_reinterpret"), f"{TRITON}streamed_linear.py"
+    names = "fence_async_shared", "warpgroup_mma", "warpgroup_mma_init", "warpgroup_mma_wait"
+    for name in names:
+        assert hasattr(hopper, name), f"{TRITON}streamed_linear.py"
 
 
 @pytest.mark.skipif(
