@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
+from graphkit.ops.kernels.launch import launch, prefetch_row, wait_for_kernel_before
 
 NORM_BLOCK = 16384
 """Columns that a program holds at a time. Wider rows are read twice, the second time from cache."""
@@ -76,11 +76,13 @@ def rms_norm_kernel(
     PARTS: tl.constexpr, RESIDUAL_STRIDE: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per row; see ``normalise_row``. Rows of ``residual`` may be spaced."""
-    wait_for_kernel_before(STARTS_EARLY)
     row = tl.program_id(0).to(tl.int64)
+    prefetch_row(weight, WIDTH, STARTS_EARLY)
     if residual is not None:
         total += row * WIDTH
         residual += row * RESIDUAL_STRIDE
+        prefetch_row(residual, WIDTH, STARTS_EARLY)
+    wait_for_kernel_before(STARTS_EARLY)
     normalise_row(
         out + row * WIDTH, total, x + row * WIDTH, residual, weight, eps, size,
         WIDTH, BLOCK, PARTS, 1,
@@ -122,7 +124,7 @@ def _launch_norm(args: Any, **others: Any) -> None:
 def row_block(width: int) -> dict[str, int]:
     """Return the block in which a program reads a row, and its warps."""
     block = min(NORM_BLOCK, triton.next_power_of_2(width))
-    return {"WIDTH": width, "BLOCK": block, "num_warps": min(16, max(1, block // 256))}
+    return {"WIDTH": width, "BLOCK": block, "num_warps": min(32, max(1, block // 128))}
 
 
 @triton.jit(do_not_specialize=["tokens"])

@@ -11,7 +11,7 @@ from graphkit.ops.heads import Heads, empty_heads, empty_query
 from graphkit.ops.kernels.decoder import normalised, sum_of_parts
 from graphkit.ops.kernels.devices import check_float8
 from graphkit.ops.kernels.kv_cache import scaled
-from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
+from graphkit.ops.kernels.launch import launch, prefetch, prefetch_row, wait_for_kernel_before
 from graphkit.ops.kv_cache import FP8
 
 
@@ -28,10 +28,18 @@ def rotated_heads_kernel(
     ``key`` and ``value`` are caches whose slots are KEY_SLOT and VALUE_SLOT elements apart. Without
     ``loc_T`` they have a slot per row.
     """
-    wait_for_kernel_before(STARTS_EARLY)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lane = tl.arange(0, BLOCK)
     inside = lane < HALF
+    prefetch(positions + row, STARTS_EARLY)
+    prefetch(inverse_frequencies + tl.minimum(lane, HALF - 1), STARTS_EARLY)
+    if loc_T is not None:
+        prefetch(loc_T + row, STARTS_EARLY)
+    if query_weight is not None:
+        prefetch_row(query_weight, 2 * HALF, STARTS_EARLY)
+    if key_weight is not None:
+        prefetch_row(key_weight, 2 * HALF, STARTS_EARLY)
+    wait_for_kernel_before(STARTS_EARLY)
     slot = row
     is_slot = row >= 0  # always true: every row has its own slot
     if loc_T is not None:

@@ -47,6 +47,9 @@ LEAST_BLOCKS = 4
 STREAMED_TILE, STREAMED_PROGRAMS, STREAMED_LINES = (64, 4), 4, 4
 """Outputs and warps of a program that streams its weight, most programs of a multiprocessor, and
 least lines of 128 bytes of a part. ``tools/bench/linear_chain.py --sweep`` compares others."""
+STREAMED_OCCUPIED, STREAMED_MOST_LINES = 0.9, 28
+"""Least share of the multiprocessors that programs over numbers of eight bits occupy, and most
+lines of a part of these."""
 STREAMED_MANY_OUTPUTS = {8: (128, 4, 2), 4: (32, 2, 7)}
 """By the bits of a number, for weights with at least 128 outputs per multiprocessor: outputs and
 warps of a program, and most programs of a multiprocessor."""
@@ -211,7 +214,8 @@ def choose_streamed(
     least_stages, most_stages = STREAMED_STAGES
     for tile, warps, most_programs in ways:
         tiles, lines = outputs // tile, inputs // inputs_of_line
-        splits = _streamed_parts(tiles, lines, -(-inputs // STREAMED_INPUTS), processors)
+        least = -(-inputs // STREAMED_INPUTS)
+        splits = _streamed_parts(tiles, lines, least, bits, processors)
         if splits is None:
             return None
         fitting = partial(_fitting_stages, tile, groups_of_part(inputs, splits), bits)
@@ -269,12 +273,22 @@ def _fitting_stages(tile: int, groups: int, bits: int, rows: int, shared_bytes: 
     return (shared_bytes - RESERVED_BYTES - table_bytes) // stage_bytes
 
 
-def _streamed_parts(tiles: int, lines: int, least: int, processors: int) -> int | None:
-    """Return the equal parts of lines that give the device enough programs, at least ``least``."""
+def _streamed_parts(tiles: int, lines: int, least: int, bits: int, processors: int) -> int | None:
+    """Return the equal parts of lines that give the device enough programs, at least ``least``.
+
+    Numbers of eight bits take the fewest parts that occupy the device, since the next kernel reads
+    all of them. Those of four bits take the most: converting them takes as long as loading them.
+    """
     most = 1
     if tiles < processors:
         most = max(1, min(lines // STREAMED_LINES, STREAMED_PROGRAMS * processors // tiles))
     equal = [parts for parts in range(least, max(least, most) + 1) if lines % parts == 0]
+    if bits == 8:
+        for parts in equal:
+            rounds = -(-tiles * parts // processors)
+            is_even = tiles * parts >= STREAMED_OCCUPIED * rounds * processors
+            if is_even and lines // parts <= STREAMED_MOST_LINES:
+                return parts
     return equal[-1] if equal else None
 
 

@@ -3,7 +3,7 @@
 A program holds a tile of outputs by rows. It copies its part of the weight into a ring of stages in
 shared memory, a line of 128 bytes of each output per stage, and multiplies the stage that has
 arrived. The first stages are requested while the kernel before it runs, since the weight does not
-depend on that kernel. Zero points, and scales of groups, are read then, too.
+depend on that kernel. Scales and zero points are read then, too.
 
 ``streamed_linear_kernel`` multiplies quantised numbers by the instructions of a warp. Their
 operands may hold the inputs in any order, if both share it: a thread takes 16 consecutive bytes of
@@ -209,6 +209,9 @@ def streamed_linear_kernel(
     elif zero_point is not None:
         own = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, left)), N, BLOCK_N, IS_GATED)
         zero = _zero_offset(gl.load(zero_point + _scale_row(own, N, SCALE_ROWS)), x)[:, None]
+    if not HAS_GROUPS:
+        m = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, mma)), N, BLOCK_N, IS_GATED)
+        factor = gl.load(scale + _scale_row(m, N, SCALE_ROWS)).to(gl.float32)
     if STARTS_EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -257,9 +260,8 @@ def streamed_linear_kernel(
             wide = loaded.to(gl.float8e4nv, bitcast=True).to(gl.float32).to(dtype)
             total = _add_block(total, wide, low_inputs, factors, step, HAS_GROUPS)
     async_copy.wait_group(0)
-    if SCALE_COLUMNS == 1:
-        m = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, mma)), N, BLOCK_N, IS_GATED)
-        total *= gl.load(scale + _scale_row(m, N, SCALE_ROWS)).to(gl.float32)[:, None]
+    if not HAS_GROUPS:
+        total *= factor[:, None]
     _store(out, total, bias, rows, N, IS_GATED)
 
 

@@ -18,7 +18,10 @@ PREFETCHES = {"linear_kernel", "streamed_linear_kernel", "streamed_plain_kernel"
 """Kernels that request or read weights before they wait."""
 BARRIERS = ["gdc_launch_dependents", "gdc_wait"]
 WAIT = "wait_for_kernel_before(STARTS_EARLY)"
-HARMLESS = {"program_id", "num_programs", "arange", "full", "zeros", "to"}
+HARMLESS = {
+    "program_id", "num_programs", "arange", "full", "zeros", "to", "minimum", "prefetch",
+    "prefetch_row",
+}  # fmt: skip
 """Calls that neither read nor write memory. Any other call may, such as one of a helper."""
 
 
