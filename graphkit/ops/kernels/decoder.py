@@ -77,12 +77,15 @@ def rms_norm_kernel(
 ):  # fmt: skip
     """One program per row; see ``normalise_row``. Rows of ``residual`` may be spaced."""
     row = tl.program_id(0).to(tl.int64)
-    prefetch_row(weight, WIDTH, STARTS_EARLY)
     if residual is not None:
         total += row * WIDTH
         residual += row * RESIDUAL_STRIDE
-        prefetch_row(residual, WIDTH, STARTS_EARLY)
-    wait_for_kernel_before(STARTS_EARLY)
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        prefetch_row(weight, WIDTH)
+        if residual is not None:
+            prefetch_row(residual, WIDTH)
+        tl.extra.cuda.gdc_wait()
     normalise_row(
         out + row * WIDTH, total, x + row * WIDTH, residual, weight, eps, size,
         WIDTH, BLOCK, PARTS, 1,

@@ -11,7 +11,7 @@ from graphkit.ops.heads import Heads, empty_heads, empty_query
 from graphkit.ops.kernels.decoder import normalised, sum_of_parts
 from graphkit.ops.kernels.devices import check_float8
 from graphkit.ops.kernels.kv_cache import scaled
-from graphkit.ops.kernels.launch import launch, prefetch, prefetch_row, wait_for_kernel_before
+from graphkit.ops.kernels.launch import launch, prefetch, prefetch_row
 from graphkit.ops.kv_cache import FP8
 
 
@@ -31,15 +31,17 @@ def rotated_heads_kernel(
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lane = tl.arange(0, BLOCK)
     inside = lane < HALF
-    prefetch(positions + row, STARTS_EARLY)
-    prefetch(inverse_frequencies + tl.minimum(lane, HALF - 1), STARTS_EARLY)
-    if loc_T is not None:
-        prefetch(loc_T + row, STARTS_EARLY)
-    if query_weight is not None:
-        prefetch_row(query_weight, 2 * HALF, STARTS_EARLY)
-    if key_weight is not None:
-        prefetch_row(key_weight, 2 * HALF, STARTS_EARLY)
-    wait_for_kernel_before(STARTS_EARLY)
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        prefetch(positions + row)
+        prefetch_row(inverse_frequencies, HALF)
+        if loc_T is not None:
+            prefetch(loc_T + row)
+        if query_weight is not None:
+            prefetch_row(query_weight, 2 * HALF)
+        if key_weight is not None:
+            prefetch_row(key_weight, 2 * HALF)
+        tl.extra.cuda.gdc_wait()
     slot = row
     is_slot = row >= 0  # always true: every row has its own slot
     if loc_T is not None:

@@ -69,22 +69,21 @@ def wait_for_kernel_before(STARTS_EARLY: tl.constexpr):
 
 
 @triton.jit
-def prefetch(address, EARLY: tl.constexpr):
-    """Request memory into the L2 cache if the kernel starts early. No value is read.
+def prefetch(address):
+    """Request memory into the L2 cache. No value is read.
 
     Between two uses in a step, the weights that are read displace small tensors from the cache. A
     load of these then takes longer than one of what the kernel before has written.
     """
-    if EARLY:
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address.to(tl.int64)], tl.int32,
-            is_pure=False, pack=1,
-        )  # fmt: skip
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address.to(tl.int64)], tl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit
-def prefetch_row(row, SIZE: tl.constexpr, EARLY: tl.constexpr):
-    """Prefetch SIZE elements, as ``prefetch`` does."""
+def prefetch_row(row, SIZE: tl.constexpr):
+    """Prefetch SIZE elements."""
     LINE: tl.constexpr = 1024 // row.dtype.element_ty.primitive_bitwidth  # 128 bytes
     line = tl.arange(0, triton.next_power_of_2(triton.cdiv(SIZE, LINE))) * LINE
-    prefetch(row + tl.minimum(line, SIZE - 1), EARLY)
+    prefetch(row + tl.minimum(line, SIZE - 1))

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.float8 import float8_pairs
-from graphkit.ops.kernels.launch import prefetch, wait_for_kernel_before
+from graphkit.ops.kernels.launch import prefetch
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -99,11 +99,13 @@ def paged_attention_kernel(
     first, step = split * BLOCK_N, splits * BLOCK_N
     # Runs of RUN keys lie in one page each.
     runs = tl.arange(0, BLOCK_N // RUN) * RUN
-    prefetch(cache_seqlens_B + own_request, STARTS_EARLY)
-    prefetch(pages + tl.minimum(first + runs, max_keys - 1) // PAGE_SIZE, STARTS_EARLY)
-    if not MASK_COLUMNS:
-        prefetch(cu_seqlens_q_B1 + own_request, STARTS_EARLY)
-    wait_for_kernel_before(STARTS_EARLY)
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        prefetch(cache_seqlens_B + own_request)
+        prefetch(pages + tl.minimum(first + runs, max_keys - 1) // PAGE_SIZE)
+        if not MASK_COLUMNS:
+            prefetch(cu_seqlens_q_B1 + own_request)
+        tl.extra.cuda.gdc_wait()
     if not WINDOW:
         two_pages = _load_pages(pages, first + runs, max_keys, PAGE_SIZE)
         two_pages |= _load_pages(pages, first + runs + step, max_keys, PAGE_SIZE) << 32

@@ -116,11 +116,11 @@ def linear_kernel(
             LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth  # 128 bytes
             line = tl.arange(0, EARLY_BYTES // 128) * LINE
             line = tl.minimum(line, STEPS * 128 - 1)
-            prefetch(row[:, None] + first * 128 + line[None, :], STARTS_EARLY)
+            prefetch(row[:, None] + first * 128 + line[None, :])
             if SCALE_COLUMNS > 1:
-                prefetch(scale + place + first * STEP_BLOCKS, STARTS_EARLY)
+                prefetch(scale + place + first * STEP_BLOCKS)
                 if zero_point is not None:
-                    prefetch(zero_point + place + first * STEP_BLOCKS, STARTS_EARLY)
+                    prefetch(zero_point + place + first * STEP_BLOCKS)
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     # A warpgroup that multiplies converted numbers waits before each addition to the same sum. The
