@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.launch import launch, prefetch_row, wait_for_kernel_before
+from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 
 NORM_BLOCK = 16384
 """Columns that a program holds at a time. Wider rows are read twice, the second time from cache."""
@@ -76,16 +76,11 @@ def rms_norm_kernel(
     PARTS: tl.constexpr, RESIDUAL_STRIDE: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per row; see ``normalise_row``. Rows of ``residual`` may be spaced."""
+    wait_for_kernel_before(STARTS_EARLY)
     row = tl.program_id(0).to(tl.int64)
     if residual is not None:
         total += row * WIDTH
         residual += row * RESIDUAL_STRIDE
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        prefetch_row(weight, WIDTH)
-        if residual is not None:
-            prefetch_row(residual, WIDTH)
-        tl.extra.cuda.gdc_wait()
     normalise_row(
         out + row * WIDTH, total, x + row * WIDTH, residual, weight, eps, size,
         WIDTH, BLOCK, PARTS, 1,

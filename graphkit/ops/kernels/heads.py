@@ -11,7 +11,7 @@ from graphkit.ops.heads import Heads, empty_heads, empty_query
 from graphkit.ops.kernels.decoder import normalised, sum_of_parts
 from graphkit.ops.kernels.devices import check_float8
 from graphkit.ops.kernels.kv_cache import scaled
-from graphkit.ops.kernels.launch import launch, prefetch, prefetch_row
+from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.kv_cache import FP8
 
 
@@ -28,20 +28,10 @@ def rotated_heads_kernel(
     ``key`` and ``value`` are caches whose slots are KEY_SLOT and VALUE_SLOT elements apart. Without
     ``loc_T`` they have a slot per row.
     """
+    wait_for_kernel_before(STARTS_EARLY)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lane = tl.arange(0, BLOCK)
     inside = lane < HALF
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        prefetch(positions + row)
-        prefetch_row(inverse_frequencies, HALF)
-        if loc_T is not None:
-            prefetch(loc_T + row)
-        if query_weight is not None:
-            prefetch_row(query_weight, 2 * HALF)
-        if key_weight is not None:
-            prefetch_row(key_weight, 2 * HALF)
-        tl.extra.cuda.gdc_wait()
     slot = row
     is_slot = row >= 0  # always true: every row has its own slot
     if loc_T is not None:

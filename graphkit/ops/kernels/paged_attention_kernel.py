@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.float8 import float8_pairs
-from graphkit.ops.kernels.launch import prefetch
+from graphkit.ops.kernels.launch import wait_for_kernel_before
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -84,6 +84,7 @@ def paged_attention_kernel(
     BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr, HAS_FLOAT8_CVT: tl.constexpr,
 ):  # fmt: skip
     """One program per (request, row tile), key-value head and split."""
+    wait_for_kernel_before(STARTS_EARLY)
     # A row of the mask is a word of what it hides, so that no block of keys waits for the mask.
     BITS: tl.constexpr = 64 if MASK_COLUMNS > 32 else 32
     WORD: tl.constexpr = tl.int64 if MASK_COLUMNS > 32 else tl.int32
@@ -94,18 +95,10 @@ def paged_attention_kernel(
     tile = tl.program_id(0) // (HEADS // GROUP)
     request = tile // row_tiles
     # There are more programs than requests if there are more rows than the requests can have.
-    own_request = tl.minimum(request, requests - 1)
-    pages = page_table + own_request.to(tl.int64) * max_pages
+    pages = page_table + tl.minimum(request, requests - 1).to(tl.int64) * max_pages
     first, step = split * BLOCK_N, splits * BLOCK_N
     # Runs of RUN keys lie in one page each.
     runs = tl.arange(0, BLOCK_N // RUN) * RUN
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        prefetch(cache_seqlens_B + own_request)
-        prefetch(pages + tl.minimum(first + runs, max_keys - 1) // PAGE_SIZE)
-        if not MASK_COLUMNS:
-            prefetch(cu_seqlens_q_B1 + own_request)
-        tl.extra.cuda.gdc_wait()
     if not WINDOW:
         two_pages = _load_pages(pages, first + runs, max_keys, PAGE_SIZE)
         two_pages |= _load_pages(pages, first + runs + step, max_keys, PAGE_SIZE) << 32
@@ -114,7 +107,7 @@ def paged_attention_kernel(
     first_row = tile % row_tiles * BLOCK_M
     row = first_row + tl.arange(0, BLOCK_M)
     own_query = row // GROUP
-    length = tl.load(cache_seqlens_B + own_request)
+    length = tl.load(cache_seqlens_B + tl.minimum(request, requests - 1))
     length = tl.where(request < requests, length, 0)
     if MASK_COLUMNS:
         width = MASK_ROWS

@@ -18,10 +18,7 @@ PREFETCHES = {"linear_kernel", "streamed_linear_kernel", "streamed_plain_kernel"
 """Kernels that request or read weights before they wait."""
 BARRIERS = ["gdc_launch_dependents", "gdc_wait"]
 WAIT = "wait_for_kernel_before(STARTS_EARLY)"
-HARMLESS = {
-    "program_id", "num_programs", "arange", "full", "zeros", "to", "minimum", "prefetch",
-    "prefetch_row",
-}  # fmt: skip
+HARMLESS = {"program_id", "num_programs", "arange", "full", "zeros", "to"}
 """Calls that neither read nor write memory. Any other call may, such as one of a helper."""
 
 
@@ -47,9 +44,7 @@ def broken_rule(kernel):
     if len(waits) != 1 or sum(map(calls.count, ("gdc_wait", "wait_for_kernel_before"))) != 1:
         return "does not wait once in all programs"
     before, wait = kernel.body[: waits[0]], kernel.body[waits[0]]
-    in_block = BARRIERS
-    if isinstance(wait, ast.If):
-        in_block = [each for each in called(wait) if each not in HARMLESS]
+    in_block = called(wait) if isinstance(wait, ast.If) else BARRIERS
     if isinstance(wait, ast.If) and ast.unparse(wait.body[-1]).rpartition(".")[2] != "gdc_wait()":
         return "does not wait at the end of the block"
     if any(isinstance(node, ast.Return) for each in before for node in ast.walk(each)):
@@ -80,7 +75,6 @@ WAITS = "if STARTS_EARLY:\n  gdc_launch_dependents()\n  gdc_wait()"
         ("", f"row = program_id(0)\n{WAITS}\nload(x + row)"),
         ("", "if STARTS_EARLY:\n  gdc_wait()\nload(x)"),
         ("", f"{WAIT}\nload(x)"),
-        ("", "if STARTS_EARLY:\n  gdc_launch_dependents()\n  prefetch(x)\n  gdc_wait()\nload(x)"),
         ("may read or write before the wait", f"load(x)\n{WAIT}"),
         ("does not wait once in all programs", "if STARTS_EARLY:\n  gdc_launch_dependents()"),
         ("does not wait once in all programs", "if row:\n" + indent(WAITS, "  ")),
