@@ -8,6 +8,7 @@ request pool and KV slot 0 are reserved for pads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -33,6 +34,7 @@ class StepInputs:
         width: Largest number of rows of a request. Set where requests have different numbers.
         lengths: Rows of each request, int32 [B] on the device. Set in a prefill, whose rows are
             packed: those of a request follow those of the one before it.
+        spans: Positions of the rows of each request, on the host. May be set with ``lengths``.
     """
 
     counted_by: ClassVar[tuple[str, ...]] = ()
@@ -43,6 +45,7 @@ class StepInputs:
     attention: AttentionMetadata | None = None
     width: int | None = None
     lengths: torch.Tensor | None = None
+    spans: Sequence[range] | None = None
 
     @property
     def batch_size(self) -> int:

@@ -276,6 +276,7 @@ class Step(Generic[OutputT]):
         inputs = buffers.inputs(**rows)
         if capacity.ragged or is_packed:
             inputs.width, inputs.lengths = most, lengths
+            inputs.spans = getattr(batch, "spans", None)
         return inputs
 
 

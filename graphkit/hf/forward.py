@@ -115,8 +115,7 @@ class TransformersForward:
             index = self._attention.index_batch(inputs.out_cache_loc, inputs.attention)
             stack.enter_context(indexing(index))
             if self._states is not None:
-                scan = NodeScan(self._states, self._states.slots(inputs))
-                stack.enter_context(scanning(scan))
+                stack.enter_context(scanning(NodeScan.of(self._states, inputs)))
             out = self.model(
                 input_ids=inputs.input_ids[None],
                 position_ids=inputs.positions[None],

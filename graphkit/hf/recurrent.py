@@ -1,8 +1,8 @@
 """Recurrent layers of a transformers model over a pool of states.
 
 A mixer of transformers knows one sequence per row of its batch and keeps its states in a cache.
-Here its batch is one node of each request, or several of a prompt, and the cache holds the states
-before them. Suffixes: B requests, N nodes of each, T rows.
+Here its batch is one node of each request, or several of prompts, and the cache holds the states
+before them. Suffixes: B requests, G of them, N nodes of each, T rows.
 """
 
 # ruff: noqa: ARG002 - the signatures are those of transformers.Cache
@@ -12,16 +12,77 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
 
+from graphkit.buffers import Inputs
 from graphkit.errors import AttentionError
 from graphkit.hf.layout import ModelLayout, RecurrentLayer
 from graphkit.kv import RecurrentStatePool
-from graphkit.kv.recurrent import StateSlots
+from graphkit.kv.recurrent import States, StateSlots
+
+Run = Callable[[States, torch.Tensor], tuple[States, torch.Tensor]]
+"""Runs a mixer from the states before nodes over their rows, [G, N, H]: states after, outputs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptPart:
+    """Nodes of prompts that a mixer may compute in one call.
+
+    Attributes:
+        rows: The rows of the nodes in the batch, int64 [G, N].
+        requests: The requests in the batch that have them, int64 [G]; ``None`` for all.
+        is_first: Whether the nodes begin the prompts, so that the states before are zeros.
+        column: Column of ``StateSlots.after`` for the states after the nodes; ``None`` for none.
+    """
+
+    rows: torch.Tensor
+    requests: torch.Tensor | None
+    is_first: bool
+    column: int | None
+
+
+def prompt_parts(
+    lengths: Sequence[int], starts: Sequence[int | None], width: int, device: torch.device
+) -> list[PromptPart]:
+    """Return the parts of a batch of chains, in the order in which they run.
+
+    The last W nodes of each chain are parts by themselves, whose states are kept. The nodes before
+    them are one part for each number of nodes: a batch has as many parts as it has lengths, and W.
+
+    Args:
+        lengths: Rows of each request.
+        starts: Position of the first row of each; ``None`` if unknown.
+        width: Nodes of a request whose states are kept (W).
+        device: Device of the rows.
+
+    Returns:
+        No parts if no request has two nodes before the last W.
+    """
+    heads: dict[tuple[int, bool], list[int]] = {}
+    for place, (length, start) in enumerate(zip(lengths, starts, strict=True)):
+        if length > width:
+            heads.setdefault((length - width, start == 0), []).append(place)
+    if max((count for count, _ in heads), default=0) < 2:
+        return []
+    ends = list(accumulate(lengths))
+
+    def part(places: Sequence[int], first: Sequence[int], count: int, *rest: Any) -> PromptPart:
+        chosen = torch.tensor([places, first]).to(device)
+        rows = chosen[1, :, None] + torch.arange(count, device=device)
+        return PromptPart(rows, None if len(places) == len(lengths) else chosen[0], *rest)
+
+    parts = [
+        part(places, [ends[each] - lengths[each] for each in places], count, is_first, None)
+        for (count, is_first), places in heads.items()
+    ]
+    for left in range(min(width, max(lengths)), 0, -1):
+        places = [place for place, length in enumerate(lengths) if length >= left]
+        parts.append(part(places, [ends[each] - left for each in places], 1, False, -left))
+    return parts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,10 +92,25 @@ class NodeScan:
     Attributes:
         pool: States of all requests.
         slots: Slots that the batch reads and writes.
+        parts: How prompts run; empty if all nodes run one after the other.
     """
 
     pool: RecurrentStatePool
     slots: StateSlots
+    parts: Sequence[PromptPart]
+
+    @classmethod
+    def of(cls, pool: RecurrentStatePool, inputs: Inputs) -> NodeScan:
+        """Return the states of a batch."""
+        slots, requests = pool.slots(inputs), inputs.batch_size
+        lengths, starts = [], []
+        if inputs.spans is not None:
+            lengths, starts = [len(span) for span in inputs.spans], [s.start for s in inputs.spans]
+        elif inputs.lengths is None and slots.order is None:
+            lengths = [inputs.num_tokens // max(1, requests)] * requests
+            starts = [None] * requests
+        device = inputs.req_pool_indices.device
+        return cls(pool, slots, prompt_parts(lengths, starts, pool.width, device))
 
 
 _SCAN: ContextVar[NodeScan | None] = ContextVar("graphkit_hf_scan", default=None)
@@ -119,9 +195,10 @@ class PooledMixer:
     """A mixer over the states of the running batch.
 
     The nodes of a step run one after the other, parents before their children, because the state
-    after each of them is kept. A chain with more nodes than the pool keeps states is a part of a
-    prompt: its first nodes run in one call of the mixer. The first such chain is computed both
-    ways; a mixer that computes something else for several tokens runs all of them one by one.
+    after each of them is kept. Prompts run in parts (``prompt_parts``), each in one call of the
+    mixer. The first part is computed both ways. A mixer that computes something else for several
+    nodes than for one by one runs them one by one; it may be that it ignores the states before, and
+    computes the first nodes of a prompt as it should.
 
     Args:
         forward: Forward of the mixer.
@@ -131,7 +208,7 @@ class PooledMixer:
 
     def __init__(self, forward: Callable[..., Any], layer: RecurrentLayer, number: int) -> None:
         self._forward, self._layer, self._number = forward, layer, number
-        self._takes_chunks: bool | None = None
+        self._takes: Literal["any part", "first parts", "nodes"] | None = None
 
     def __call__(self, hidden_states: torch.Tensor, **others: Any) -> torch.Tensor:
         """Run the mixer over the rows of a batch, [1, T, H]; takes the arguments of the mixer."""
@@ -142,41 +219,57 @@ class PooledMixer:
                 "model."
             )
 
-        def run(states: Mapping[str, torch.Tensor], rows: torch.Tensor) -> Any:
+        def run(states: States, rows: torch.Tensor) -> tuple[States, torch.Tensor]:
             cache: Any = NodeCache(states)
             out = self._forward(rows, **others | {self._layer.cache_argument: cache})
             return cache.states, out
 
-        pool, slots = scan.pool, scan.slots
+        rows = hidden_states[0]
+        if scan.parts:
+            return self._run_parts(scan, run, rows)[None]
+        slots = scan.slots
 
-        def update(states: Mapping[str, torch.Tensor], row: torch.Tensor) -> Any:
-            if (
-                slots.is_row is not None
-            ):  # the pool keeps states of ended prompts; a mixer may write
+        def update(states: States, row: torch.Tensor) -> tuple[States, torch.Tensor]:
+            # The pool keeps the states of ended prompts, and a mixer may write those that it reads.
+            if slots.is_row is not None:
                 states = {name: state.clone() for name, state in states.items()}
             states, out = run(states, row[:, None])
             return states, out[:, 0]
 
-        rows = hidden_states[0].unflatten(0, (len(slots.after), -1)) if _is_even(slots) else None
-        most = 0 if rows is None else rows.shape[1] - pool.width
-        if rows is None or most < 2 or self._takes_chunks is False:
-            return pool.scan(self._number, slots, update, hidden_states[0])[None]
-        states: Mapping[str, torch.Tensor] = pool.load(self._number, slots.before[:, 0])
-        if self._takes_chunks is None:
-            self._takes_chunks = _same_in_chunks(run, states, rows[:, :most])
-            return self(hidden_states, **others)
-        states, out = run(states, rows[:, :most])
-        outputs = [out]
-        for node in range(-pool.width, 0):
-            states, out = run(states, rows[:, node].unsqueeze(1))
-            pool.store(self._number, slots.after[:, node], states)
-            outputs.append(out)
-        return torch.cat(outputs, 1).flatten(0, 1)[None]
+        return scan.pool.scan(self._number, slots, update, rows)[None]
 
+    def _run_parts(self, scan: NodeScan, run: Run, rows: torch.Tensor) -> torch.Tensor:
+        """Run prompts in parts; takes and returns rows, [T, H]."""
+        pool, slots = scan.pool, scan.slots
+        states: States = pool.load(self._number, slots.before[:, 0])
+        outputs = torch.empty_like(rows)
+        for part in scan.parts:
+            own, chosen = states, part.requests
+            if chosen is not None:
+                own = {name: state[chosen] for name, state in states.items()}
+            for nodes in self._calls(part, run, own, rows):
+                own, out = run(own, rows[nodes])
+                outputs[nodes] = out
+            if chosen is None:
+                states = own
+            else:
+                states = {
+                    name: state.to(own[name].dtype).index_copy(0, chosen, own[name])
+                    for name, state in states.items()
+                }
+            if part.column is not None:
+                pool.store(self._number, slots.after[:, part.column], states)
+        return outputs
 
-def _is_even(slots: StateSlots) -> bool:
-    """Return whether a batch has chains of one length, as far as the host knows."""
-    return slots.order is None and (slots.packed is None or len(slots.after) == 1)
+    def _calls(
+        self, part: PromptPart, run: Run, states: States, rows: torch.Tensor
+    ) -> Sequence[torch.Tensor]:
+        """Return the rows of each call of a part, [G, N] each."""
+        if part.rows.shape[1] > 1 and self._takes is None:
+            self._takes = _what_it_takes(run, states, rows[part.rows])
+        if self._takes == "any part" or (self._takes == "first parts" and part.is_first):
+            return [part.rows]
+        return part.rows.split(1, 1)
 
 
 _CHUNK_DIFFERENCE = 0.05
@@ -187,11 +280,19 @@ states before a chunk, differs by as much as its values.
 """
 
 
-def _same_in_chunks(
-    run: Callable[..., Any], states: Mapping[str, torch.Tensor], rows: torch.Tensor
-) -> bool:
-    """Return whether a mixer computes two chunks as it computes their nodes, [B, N, H]."""
-    half, nodes = rows.shape[1] // 2, rows.shape[1]
+def _what_it_takes(
+    run: Run, states: States, rows: torch.Tensor
+) -> Literal["any part", "first parts", "nodes"]:
+    """Return what a mixer computes in one call as it computes the nodes, [G, N, H], one by one."""
+    nodes = rows.shape[1]
+    if _same_in_chunks(run, states, rows, [0, nodes // 2, nodes]):
+        return "any part"
+    initial = {name: torch.zeros_like(state) for name, state in states.items()}
+    return "first parts" if _same_in_chunks(run, initial, rows, [0, nodes]) else "nodes"
+
+
+def _same_in_chunks(run: Run, states: States, rows: torch.Tensor, bounds: Sequence[int]) -> bool:
+    """Return whether a mixer computes the chunks between bounds as it computes their nodes."""
 
     def parts(bounds: Sequence[int]) -> list[torch.Tensor]:
         after = {name: state.clone() for name, state in states.items()}  # a mixer may write them
@@ -202,10 +303,10 @@ def _same_in_chunks(
         return [torch.cat(outputs, 1), *(after[name] for name in states)]
 
     try:
-        chunks = parts([0, half, nodes])
+        chunks = parts(bounds)
     except (RuntimeError, ValueError, TypeError):  # a kernel for single tokens alone
         return False
-    singles = parts(range(nodes + 1))
+    singles = parts(range(rows.shape[1] + 1))
     return all(
         one.shape == other.shape
         and bool((one - other).float().norm() <= _CHUNK_DIFFERENCE * other.float().norm())

@@ -86,6 +86,10 @@ class PrefillBatch:
             out_cache_loc=self.out_cache_loc,
             lengths=self.device_lengths,
             width=max(self.lengths),
+            spans=[
+                range(start, start + length)
+                for start, length in zip(self.starts, self.lengths, strict=True)
+            ],
         )
 
     def extend_fields(self) -> dict[str, Any]:

@@ -32,6 +32,14 @@ def prompt_of(length):
     ).tolist()
 
 
+def plain_text(loaded, prompt, new_tokens=8):
+    ids = loaded.original.generate(
+        torch.tensor([prompt]), max_new_tokens=new_tokens, do_sample=False, eos_token_id=None,
+        pad_token_id=0,
+    )  # fmt: skip
+    return ids[0, len(prompt) :].tolist()
+
+
 def prefill_calls(loaded, length, monkeypatch, **options):
     """Return the calls of the first mixer until the first token."""
     mixer, calls = mixers(loaded)[0], []
@@ -68,17 +76,75 @@ def test_each_chunk_is_one_call_and_the_last_nodes(qwen3_next, monkeypatch):
 def test_a_prompt_of_several_chunks_gives_the_text_of_transformers(kind):
     loaded = hf.load(small_model(kind), device="cpu")
     prompt = prompt_of(90)
-    ids = loaded.original.generate(
-        torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0
-    )
-    assert generate(loaded, prompt, chunked_prefill_size=32) == ids[0, 90:].tolist()
+    assert generate(loaded, prompt, chunked_prefill_size=32) == plain_text(loaded, prompt)
 
 
-def test_a_mixer_that_forgets_the_states_of_a_chunk_runs_node_by_node(monkeypatch):
+@pytest.mark.parametrize("chunk", [512, 40])
+@pytest.mark.parametrize("kind", ["qwen3_next", "falcon_h1", "lfm2", "mamba"])
+def test_prompts_of_any_lengths_together_give_the_text_of_transformers(kind, chunk):
+    loaded = hf.load(small_model(kind), device="cpu")
+    prompts = [prompt_of(length) for length in (37, 2, 21, 5, 1, 37, 6)]
+    with loaded.engine(
+        num_draft_tokens=WIDTH, max_batch_size=len(prompts), max_context_len=128,
+        generation="v1", chunked_prefill_size=chunk,
+    ) as engine:  # fmt: skip
+        requests = engine.generate(prompts, gk.SamplingParams(max_new_tokens=8))
+    for request, prompt in zip(requests, prompts, strict=True):
+        assert request.output_ids == plain_text(loaded, prompt), len(prompt)
+
+
+def calls_of_prompts(loaded, lengths, monkeypatch):
+    """Return the requests and nodes of each call of the first mixer in a prefill."""
+    mixer, calls = mixers(loaded)[0], []
+    forward = mixer._forward
+
+    def counted(rows, **others):
+        calls.append(tuple(rows.shape[:2]))
+        return forward(rows, **others)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mixer, "_forward", counted)
+        with loaded.engine(
+            num_draft_tokens=WIDTH, max_batch_size=len(lengths), max_context_len=128,
+            generation="v1",
+        ) as engine:  # fmt: skip
+            sampling = gk.SamplingParams(max_new_tokens=1)
+            engine.generate([prompt_of(length) for length in lengths], sampling)
+    return calls
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "mamba"])
+def test_prompts_of_a_batch_take_a_call_for_each_length_and_each_of_the_last_nodes(
+    kind, monkeypatch
+):
+    loaded = hf.load(small_model(kind), device="cpu")
+    calls = calls_of_prompts(loaded, [60, 40, 60, 3, 40], monkeypatch)
+    heads = [(2, 60 - WIDTH), (2, 40 - WIDTH)]
+    assert calls == [*heads, *[(4 if left > 3 else 5, 1) for left in range(WIDTH, 0, -1)]]
+
+
+def test_a_mixer_that_ignores_the_states_before_takes_the_first_nodes_of_a_prompt(monkeypatch):
     loaded = hf.load(small_model("mamba"), device="cpu")  # its scan begins with zeros
-    assert [mixer._takes_chunks for mixer in mixers(loaded)] == [False, False]
-    assert set(prefill_calls(loaded, 40, monkeypatch)) == {1}
+    assert [mixer._takes for mixer in mixers(loaded)] == ["first parts", "first parts"]
+    calls = prefill_calls(loaded, 40, monkeypatch, chunked_prefill_size=20)
+    assert calls == [20 - WIDTH, *[1] * WIDTH, *[1] * 20]
+
+
+def test_a_mixer_that_computes_no_chunk_runs_node_by_node(monkeypatch):
+    loaded = hf.load(small_model("mamba"), device="cpu")
+    (mixer, *_) = mixers(loaded)
+    forward = mixer._forward
+
+    def of_single_nodes(rows, **others):
+        if rows.shape[1] > 1:
+            raise ValueError("one node")
+        return forward(rows, **others)
+
+    monkeypatch.setattr(mixer, "_forward", of_single_nodes)
+    monkeypatch.setattr(mixer, "_takes", None)
+    assert generate(loaded, prompt_of(40)) == plain_text(loaded, prompt_of(40))
+    assert mixer._takes == "nodes"
 
 
 def test_each_mixer_is_compared_once(qwen3_next):
-    assert [mixer._takes_chunks for mixer in mixers(qwen3_next)] == [True]
+    assert [mixer._takes for mixer in mixers(qwen3_next)] == ["any part"]
