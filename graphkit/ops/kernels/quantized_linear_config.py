@@ -35,8 +35,8 @@ keeps of each program on sm_90. A program has fewer blocks in flight where other
 programs would run at the same time: for 8 rows in FP8 the gate and up projection takes 35 us
 instead of 44 us (``tools/bench/results/quantized_linear_sweep.json``)."""
 MOST_PLAIN_ROWS = 64
-"""Most rows of the kernel over a weight of 16 bits. On an H200, a decoder layer of Llama-3.1-8B
-takes 0.96 to 0.98 of its time with cuBLAS for up to 64 rows
+"""Most rows of the kernels over a weight of 16 bits. On an H200, a decoder layer of Llama-3.1-8B
+takes 0.89 to 0.91 of its time with cuBLAS for up to 64 rows
 (``tools/bench/results/linear_chain.json``). More rows run by cuBLAS."""
 PLAIN_TILE, PLAIN_PROGRAMS = 64, 2
 """Outputs of a program over a weight of 16 bits, and programs of a multiprocessor. A layer without
@@ -55,9 +55,9 @@ STREAMED_MANY_OUTPUTS = {8: (128, 4, 2), 4: (32, 2, 7)}
 warps of a program, and most programs of a multiprocessor."""
 STREAMED_PLAIN, STREAMED_PLAIN_LONG = (64, 4, 4), (128, 8, 2)
 """Outputs and warps of a program that streams a weight of 16 bits, and most programs of a
-multiprocessor: usually, and for long or wide weights. With these, a decoder layer of Llama-3.1-8B
-takes 0.95 of its time for 8 rows, and 0.93 for 48
-(``tools/bench/results/linear_chain_streamed.json``)."""
+multiprocessor: usually, and for long or wide weights. ``tools/bench/linear_chain.py --sweep``
+compares others. A decoder layer of Llama-3.1-8B takes 0.98 of its time without streams for 8 rows,
+and 0.95 for 48."""
 STREAMED_PLAIN_PARTS, LONG_INPUTS = 4, 8192
 """Most parts of a weight of 16 bits, since the kernel behind it reads all of them, and most inputs
 of a weight that is not long."""
