@@ -103,14 +103,15 @@ class NodeScan:
     def of(cls, pool: RecurrentStatePool, inputs: Inputs) -> NodeScan:
         """Return the states of a batch."""
         slots, requests = pool.slots(inputs), inputs.batch_size
-        lengths, starts = [], []
+        lengths: list[int] = []
+        starts: list[int | None] = [None] * requests
         if inputs.spans is not None:
             lengths, starts = [len(span) for span in inputs.spans], [s.start for s in inputs.spans]
         elif inputs.lengths is None and slots.order is None:
             lengths = [inputs.num_tokens // max(1, requests)] * requests
-            starts = [None] * requests
         device = inputs.req_pool_indices.device
-        return cls(pool, slots, prompt_parts(lengths, starts, pool.width, device))
+        parts = prompt_parts(lengths, starts, pool.width, device) if lengths else []
+        return cls(pool, slots, parts)
 
 
 _SCAN: ContextVar[NodeScan | None] = ContextVar("graphkit_hf_scan", default=None)
@@ -269,7 +270,7 @@ class PooledMixer:
             self._takes = _what_it_takes(run, states, rows[part.rows])
         if self._takes == "any part" or (self._takes == "first parts" and part.is_first):
             return [part.rows]
-        return part.rows.split(1, 1)
+        return list(part.rows.split(1, 1))
 
 
 _CHUNK_DIFFERENCE = 0.05
@@ -295,7 +296,7 @@ def _same_in_chunks(run: Run, states: States, rows: torch.Tensor, bounds: Sequen
     """Return whether a mixer computes the chunks between bounds as it computes their nodes."""
 
     def parts(bounds: Sequence[int]) -> list[torch.Tensor]:
-        after = {name: state.clone() for name, state in states.items()}  # a mixer may write them
+        after: States = {name: state.clone() for name, state in states.items()}  # it may write them
         outputs = []
         for begin, end in pairwise(bounds):
             after, out = run(after, rows[:, begin:end])
