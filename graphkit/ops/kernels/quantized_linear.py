@@ -319,7 +319,7 @@ def _launch_tiles(
     """Write the parts of the product by ``linear_kernel``."""
     low, high = None, None
     if weight["IS_PACKED"] and _has_nibble_ptx(x):
-        low, high = nibble_ptx(x.dtype, product.pack, has_zeros=args.zero_point is not None)
+        low, high = nibble_ptx(x.dtype, product.pack, args.zero_point is not None)
     launch(
         linear_kernel, _grid(product, len(x), weight), args, out=parts, x=x, rows=len(x),
         STEPS=triton.cdiv(triton.cdiv(weight["ROW"], BLOCK), product.splits),
@@ -354,12 +354,11 @@ def _launch_streamed(
         kernel, read_early = streamed_linear_kernel, [args.weight, args.scale, args.zero_point]
         most_stages = steps + 1
         others = {name: weight[name] for name in ("ROW", "SCALE_ROWS", "SCALE_COLUMNS")}
-        others |= {"BITS": 4 if is_packed else 8, "LOW": None, "HIGH": None, "POWER": 0}
+        others |= {"BITS": 4 if is_packed else 8, "LOW": None, "HIGH": None}
         others["GROUPS"] = groups_of_part(weight["K"], product.splits)
         if is_packed:
-            low, high = nibble_ptx(x.dtype, 4, subtracts=False)
-            power = 128 if x.dtype == torch.bfloat16 else 1024
-            others |= {"LOW": low, "HIGH": high, "POWER": power}
+            low, high = nibble_ptx(x.dtype, 4, args.zero_point is not None)
+            others |= {"LOW": low, "HIGH": high}
     are_in_place = all(each is None or each.is_contiguous() for each in read_early)
     if not are_in_place or numbers.data_ptr() % 16:
         others["STARTS_EARLY"] = False  # the kernels before write copies of them

@@ -61,9 +61,7 @@ def nibbles_by_ptx(loaded, zero, x, PTX: tl.constexpr, PACK: tl.constexpr):
     return number
 
 
-def nibble_ptx(
-    dtype: torch.dtype, pack: int, *, has_zeros: bool = False, subtracts: bool = True
-) -> tuple[str, str]:
+def nibble_ptx(dtype: torch.dtype, pack: int, has_zeros: bool) -> tuple[str, str]:
     """Return PTX that converts ``pack`` bytes to their lower numbers, and to their upper ones.
 
     Operands are ``pack / 2`` registers of two results, a register of bytes, and ``pack / 2``
@@ -76,7 +74,6 @@ def nibble_ptx(
         dtype: bfloat16 or float16.
         pack: 4, or 2 where a thread holds bytes in pairs: operands of a warpgroup's products.
         has_zeros: False for a zero point of 8.
-        subtracts: False for results that keep the power of two, and their zero point.
     """
     power, eight, subtract = {
         torch.bfloat16: ("0x43434343", "0x43084308", "sub.rn.bf16x2"),
@@ -88,8 +85,7 @@ def nibble_ptx(
     for pair, order in list(enumerate(("0x4140", "0x4342")))[:pairs]:
         offset = f"${pairs + 1 + pair}" if has_zeros else "z"
         pack_up += f"prmt.b32 ${pair}, n, {power}, {order}; "
-        if subtracts:
-            pack_up += f"{subtract} ${pair}, ${pair}, {offset}; "
+        pack_up += f"{subtract} ${pair}, ${pair}, {offset}; "
     low, high = (
         f"{{.reg .b32 n, z; mov.b32 z, {eight}; {load} {shift}and.b32 n, n, 0x0f0f0f0f; {pack_up}}}"
         for shift in ("", "shr.u32 n, n, 4; ")

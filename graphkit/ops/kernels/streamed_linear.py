@@ -75,6 +75,13 @@ def _scale_row(output, N: gl.constexpr, SCALE_ROWS: gl.constexpr):
 
 
 @gluon.jit
+def _zero_offset(zero, x):
+    """Return what ``zero_offset`` of ``quantized_numbers.py`` does, which Gluon cannot call."""
+    POWER: gl.constexpr = 0x4300 if x.dtype.element_ty == gl.bfloat16 else 0x6400
+    return (zero.to(gl.int16) | POWER).to(x.dtype.element_ty, bitcast=True)
+
+
+@gluon.jit
 def _gates_and_ups(tile):
     """Return the gate's outputs of a gated tile, and those of the up projection."""
     parts = gl.reshape(tile, [tile.shape[0] // 16, 2, 8, tile.shape[1]])
@@ -82,33 +89,35 @@ def _gates_and_ups(tile):
 
 
 @gluon.jit
-def _nibbles(loaded, x, PTX: gl.constexpr):
-    """Return four bits of each byte plus ``power_of_nibbles``, by code of ``nibble_ptx``."""
-    return gl.inline_asm_elementwise(
-        PTX, "=&r,=&r,r", [loaded], dtype=x.dtype.element_ty, is_pure=True, pack=4
-    )
+def _nibbles(loaded, offset, x, PTX: gl.constexpr):
+    """Return four bits of each byte less a zero point, by code of ``nibble_ptx``.
 
-
-@gluon.jit
-def _as_left(numbers, layout: gl.constexpr):
-    """Return numbers, [N, K], as the left operand of a product, which leaves each in its thread.
-
-    A thread has 16 consecutive inputs of each 64. The operand's layout gives it two columns of each
-    eight, so that input 16 t + 4 s + 2 h + e of 64 is column 16 s + 8 h + 2 t + e.
+    ``offset`` is None for a zero point of 8.
     """
-    shape: gl.constexpr = numbers.shape
-    parts = gl.reshape(numbers, [shape[0], shape[1] // 64, 4, 4, 2, 2])
-    parts = gl.permute(parts, (0, 1, 3, 4, 2, 5))
-    return gl.convert_layout(gl.reshape(parts, shape), layout, assert_trivial=True)
+    dtype = x.dtype.element_ty
+    if offset is None:
+        number = gl.inline_asm_elementwise(
+            PTX, "=&r,=&r,r", [loaded], dtype=dtype, is_pure=True, pack=4
+        )
+    else:
+        loaded, offset = gl.broadcast(loaded, offset)
+        number = gl.inline_asm_elementwise(
+            PTX, "=&r,=&r,r,r,r", [loaded, offset], dtype=dtype, is_pure=True, pack=4
+        )
+    return number
 
 
 @gluon.jit
-def _as_right(inputs, layout: gl.constexpr):
-    """Return inputs, [K, T], as the right operand, in the order of ``_as_left``."""
-    shape: gl.constexpr = inputs.shape
-    parts = gl.reshape(inputs, [shape[0] // 64, 4, 4, 2, 2, shape[1]])
-    parts = gl.permute(parts, (0, 2, 3, 1, 4, 5))
-    return gl.convert_layout(gl.reshape(parts, shape), layout, assert_trivial=True)
+def _add_block(total, numbers, x, factors, block, HAS_FACTORS: gl.constexpr):
+    """Return a sum plus the products of a block of inputs, times its scales if it has some."""
+    if HAS_FACTORS:
+        mma: gl.constexpr = total.type.layout
+        factor = factors.index(block).load(gl.SliceLayout(1, mma)).to(gl.float32)
+        none = gl.zeros(total.shape, gl.float32, mma)
+        total += mma_v2(numbers, x, none) * factor[:, None]
+    else:
+        total = mma_v2(numbers, x, total)
+    return total
 
 
 @gluon.jit
@@ -145,7 +154,7 @@ def streamed_linear_kernel(
     SCALE_ROWS: gl.constexpr, SCALE_COLUMNS: gl.constexpr, STEPS: gl.constexpr,
     STARTS_EARLY: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_T: gl.constexpr,
     STAGES: gl.constexpr, GROUPS: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr,
-    POWER: gl.constexpr, IS_GATED: gl.constexpr, WARPS: gl.constexpr,
+    IS_GATED: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """One program per tile of outputs, tile of rows and part of the inputs, of STEPS lines.
 
@@ -159,18 +168,15 @@ def streamed_linear_kernel(
     INPUTS: gl.constexpr = BLOCKS * 128
     HAS_GROUPS: gl.constexpr = SCALE_COLUMNS > 1
     mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8])
-    left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
-    right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
-    loaded_left: gl.constexpr = gl.DotOperandLayout(0, mma, WIDTH)
-    loaded_right: gl.constexpr = gl.DotOperandLayout(1, mma, WIDTH)
-    own: gl.constexpr = gl.SliceLayout(1, mma)
+    left: gl.constexpr = gl.DotOperandLayout(0, mma, WIDTH)
+    right: gl.constexpr = gl.DotOperandLayout(1, mma, WIDTH)
     copied: gl.constexpr = gl.BlockedLayout([1, WIDTH], [4, 8], [WARPS, 1], [1, 0])
     copied_x: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
     lines = gl.allocate_shared_memory(
         gl.uint8, [STAGES, BLOCK_N, 128], gl.SwizzledSharedLayout(WIDTH, 1, 8, [1, 0])
     )
     inputs = gl.allocate_shared_memory(
-        dtype, [STAGES, BLOCK_T, INPUTS], gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+        dtype, [STAGES * BLOCKS, BLOCK_T, 128], gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
     )
     first = gl.program_id(2) * STEPS
 
@@ -180,7 +186,7 @@ def streamed_linear_kernel(
     for stage in gl.static_range(STAGES - 1):
         async_copy.async_copy_global_to_shared(lines.index(stage), line + stage * 128)
         async_copy.commit_group()
-    factors, zeros, factor, zero = None, None, None, POWER + 8.0
+    factors, zeros, zero = None, None, None
     if HAS_GROUPS:
         spread: gl.constexpr = gl.BlockedLayout([1, 2], [32, 1], [WARPS, 1], [1, 0])
         table: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
@@ -196,78 +202,66 @@ def streamed_linear_kernel(
         view = factors._reinterpret(of_groups.dtype, [GROUPS, BLOCK_N], table)
         view.store(gl.permute(of_groups, (1, 0)))
         if zero_point is not None:
-            points = gl.load(zero_point + place, mask=is_group, other=0).to(gl.float32) + POWER
+            offsets = _zero_offset(gl.load(zero_point + place, mask=is_group, other=0), x)
             zeros = gl.allocate_shared_memory(dtype, [GROUPS, BLOCK_N], of_group)
             view = zeros._reinterpret(dtype, [GROUPS, BLOCK_N], table)
-            view.store(gl.permute(points.to(dtype), (1, 0)))
-    else:
-        row = _scale_row(_output(gl.arange(0, BLOCK_N, own), N, BLOCK_N, IS_GATED), N, SCALE_ROWS)
-        factor = gl.load(scale + row).to(gl.float32)[:, None]
-        if zero_point is not None:
-            zero = gl.load(zero_point + row).to(gl.float32)[:, None] + POWER
+            view.store(gl.permute(offsets, (1, 0)))
+    elif zero_point is not None:
+        own = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, left)), N, BLOCK_N, IS_GATED)
+        zero = _zero_offset(gl.load(zero_point + _scale_row(own, N, SCALE_ROWS)), x)[:, None]
+    if not HAS_GROUPS:
+        m = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, mma)), N, BLOCK_N, IS_GATED)
+        factor = gl.load(scale + _scale_row(m, N, SCALE_ROWS)).to(gl.float32)
     if STARTS_EARLY:
         gdc_launch_dependents()
         gdc_wait()
 
-    k = gl.arange(0, INPUTS, gl.SliceLayout(0, copied_x))
+    k = gl.arange(0, 128, gl.SliceLayout(0, copied_x))
     t = gl.program_id(1) * BLOCK_T + gl.arange(0, BLOCK_T, gl.SliceLayout(1, copied_x))
     block = x + t.to(gl.int64)[:, None] * K + (first * INPUTS + k)[None, :]
     is_t = (t < rows)[:, None] & (k >= 0)[None, :]
     for stage in gl.static_range(STAGES - 1):
-        async_copy.async_copy_global_to_shared(
-            inputs.index(stage), block + stage * INPUTS, mask=is_t
-        )
+        for part in gl.static_range(BLOCKS):
+            async_copy.async_copy_global_to_shared(
+                inputs.index(stage * BLOCKS + part), block + (stage * BLOCKS + part) * 128,
+                mask=is_t,
+            )  # fmt: skip
         async_copy.commit_group()
-    ones = gl.full([BLOCK_N, 128], 1.0, dtype, left)
-    none = gl.zeros([BLOCK_N, BLOCK_T], gl.float32, mma)
-    total, sums = none, none
-    held, free = 0, STAGES - 1
-    line += (STAGES - 1) * 128
-    block += (STAGES - 1) * INPUTS
+    total = gl.zeros([BLOCK_N, BLOCK_T], gl.float32, mma)
     for step in range(STEPS):
         async_copy.wait_group(STAGES - 2)
-        loaded = lines.index(held).load(loaded_left)
-        low_inputs = inputs.index(held).slice(0, 128, dim=1).permute((1, 0)).load(loaded_right)
+        held, ahead = step % STAGES, step + STAGES - 1
+        loaded = lines.index(held).load(left)
+        low_inputs = inputs.index(held * BLOCKS).permute((1, 0)).load(right)
         if BITS == 4:
-            high_inputs = inputs.index(held).slice(128, 128, dim=1)
-            high_inputs = high_inputs.permute((1, 0)).load(loaded_right)
+            high_inputs = inputs.index(held * BLOCKS + 1).permute((1, 0)).load(right)
         # Stage ``free`` is written again: all threads have read it, in the step before.
-        left_steps = STEPS - (STAGES - 1) - step
-        is_line = (lane * 0 < left_steps)[None, :]
-        async_copy.async_copy_global_to_shared(lines.index(free), line, mask=is_line)
-        is_input = is_t & (k * 0 < left_steps)[None, :]
-        async_copy.async_copy_global_to_shared(inputs.index(free), block, mask=is_input)
+        free = ahead % STAGES
+        is_line = (lane * 0 + ahead < STEPS)[None, :]
+        async_copy.async_copy_global_to_shared(lines.index(free), line + ahead * 128, mask=is_line)
+        is_input = is_t & (k * 0 + ahead < STEPS)[None, :]
+        for piece in gl.static_range(BLOCKS):
+            async_copy.async_copy_global_to_shared(
+                inputs.index(free * BLOCKS + piece), block + (ahead * BLOCKS + piece) * 128,
+                mask=is_input,
+            )  # fmt: skip
         async_copy.commit_group()
-        line += 128
-        block += INPUTS
-        free = held
-        held = gl.where(held == STAGES - 1, 0, held + 1)
-        for part in gl.static_range(BLOCKS):
-            right_inputs = _as_right(high_inputs if part else low_inputs, right)
-            if BITS == 4:
-                numbers = _nibbles(loaded, x, HIGH if part else LOW)
-            else:
-                # Through float32, as in ``linear_kernel``.
-                numbers = loaded.to(gl.float8e4nv, bitcast=True).to(gl.float32).to(dtype)
-            left_numbers = _as_left(numbers, left)
-            if not HAS_GROUPS:
-                total = mma_v2(left_numbers, right_inputs, total)
-                if BITS == 4:
-                    sums = mma_v2(ones, right_inputs, sums)
-            else:
-                product = mma_v2(left_numbers, right_inputs, none)
-                if BITS == 4:
-                    point = zero
-                    if zeros is not None:
-                        point = zeros.index(step * BLOCKS + part).load(own).to(gl.float32)[:, None]
-                    product -= mma_v2(ones, right_inputs, none) * point
-                of_block = factors.index(step * BLOCKS + part).load(own).to(gl.float32)
-                total += product * of_block[:, None]
+        if BITS == 4:
+            low_zero, high_zero = zero, zero
+            if zeros is not None:
+                low_zero = zeros.index(step * 2).load(gl.SliceLayout(1, left))[:, None]
+                high_zero = zeros.index(step * 2 + 1).load(gl.SliceLayout(1, left))[:, None]
+            low = _nibbles(loaded, low_zero, x, LOW)
+            total = _add_block(total, low, low_inputs, factors, step * 2, HAS_GROUPS)
+            high = _nibbles(loaded, high_zero, x, HIGH)
+            total = _add_block(total, high, high_inputs, factors, step * 2 + 1, HAS_GROUPS)
+        else:
+            # Through float32, as in ``linear_kernel``.
+            wide = loaded.to(gl.float8e4nv, bitcast=True).to(gl.float32).to(dtype)
+            total = _add_block(total, wide, low_inputs, factors, step, HAS_GROUPS)
     async_copy.wait_group(0)
     if not HAS_GROUPS:
-        if BITS == 4:
-            total -= sums * zero
-        total *= factor
+        total *= factor[:, None]
     _store(out, total, bias, rows, N, IS_GATED)
 
 

@@ -19,11 +19,12 @@ CPU = torch.device("cpu")
 CASES = runpy.run_path(str(Path(__file__).with_name("quantized_cases.py")))
 
 
-def nibbles(loaded, x, ptx):
+def nibbles(loaded, offset, x, ptx):
     """Return what ``_nibbles`` does by PTX, which shifts for the upper numbers."""
     number = (loaded >> 4 if "shr" in ptx else loaded & 15).to(torch.float32)
     power = 128 if x.memory.dtype == torch.bfloat16 else 1024
-    return (number + power).to(x.memory.dtype)
+    zero = 8 if offset is None else offset.to(torch.float32) - power
+    return (number - zero).to(x.memory.dtype)
 
 
 @pytest.fixture
