@@ -198,8 +198,8 @@ class PooledMixer:
     The nodes of a step run one after the other, parents before their children, because the state
     after each of them is kept. Prompts run in parts (``prompt_parts``), each in one call of the
     mixer. The first part is computed both ways. A mixer that computes something else for several
-    nodes than for one by one runs them one by one; it may be that it ignores the states before, and
-    computes the first nodes of a prompt as it should.
+    nodes than for one after the other runs them one after the other. One that ignores a state
+    before several nodes takes the first part of a prompt, before which states are zeros.
 
     Args:
         forward: Forward of the mixer.
@@ -233,7 +233,7 @@ class PooledMixer:
         def update(states: States, row: torch.Tensor) -> tuple[States, torch.Tensor]:
             # The pool keeps the states of ended prompts, and a mixer may write those that it reads.
             if slots.is_row is not None:
-                states = {name: state.clone() for name, state in states.items()}
+                states = _copied(states)
             states, out = run(states, row[:, None])
             return states, out[:, 0]
 
@@ -266,18 +266,20 @@ class PooledMixer:
         self, part: PromptPart, run: Run, states: States, rows: torch.Tensor
     ) -> Sequence[torch.Tensor]:
         """Return the rows of each call of a part, [G, N] each."""
-        if part.rows.shape[1] > 1 and self._takes is None:
+        if self._takes is None and part.rows.shape[1] >= _LEAST_CHUNK:
             self._takes = _what_it_takes(run, states, rows[part.rows])
         if self._takes == "any part" or (self._takes == "first parts" and part.is_first):
             return [part.rows]
         return list(part.rows.split(1, 1))
 
 
+_LEAST_CHUNK = 4
+"""Least nodes by which it is found what a mixer takes: each half has two."""
 _CHUNK_DIFFERENCE = 0.05
 """Largest root mean square difference between a chunk and its single nodes, relative to these.
 
-Both add in different orders, in several steps. What computes something else, such as without the
-states before a chunk, differs by as much as its values.
+Both add in different orders, in several steps. What computes something else differs by as much as
+its values.
 """
 
 
@@ -285,18 +287,35 @@ def _what_it_takes(
     run: Run, states: States, rows: torch.Tensor
 ) -> Literal["any part", "first parts", "nodes"]:
     """Return what a mixer computes in one call as it computes the nodes, [G, N, H], one by one."""
-    nodes = rows.shape[1]
-    if _same_in_chunks(run, states, rows, [0, nodes // 2, nodes]):
-        return "any part"
+    half, nodes = rows.shape[1] // 2, rows.shape[1]
     initial = {name: torch.zeros_like(state) for name, state in states.items()}
-    return "first parts" if _same_in_chunks(run, initial, rows, [0, nodes]) else "nodes"
+    if not _same_in_chunks(run, initial, rows, [0, nodes]):
+        return "nodes"
+    reads = _reads_states(run, run(_copied(initial), rows[:, :half])[0], rows[:, half:])
+    is_same = reads and _same_in_chunks(run, initial, rows, [0, half, nodes])
+    return "any part" if is_same else "first parts"
+
+
+def _reads_states(run: Run, states: States, rows: torch.Tensor) -> bool:
+    """Return whether each of the states before a chunk changes what a mixer computes of it.
+
+    Trained states may weigh less than rounding: results are compared bit for bit.
+    """
+
+    def results(before: States) -> list[torch.Tensor]:
+        after, out = run(_copied(before), rows)
+        return [out, *after.values()]
+
+    whole = results(states)
+    others = (results({**states, name: torch.zeros_like(states[name])}) for name in states)
+    return not any(all(map(torch.equal, whole, other)) for other in others)
 
 
 def _same_in_chunks(run: Run, states: States, rows: torch.Tensor, bounds: Sequence[int]) -> bool:
     """Return whether a mixer computes the chunks between bounds as it computes their nodes."""
 
     def parts(bounds: Sequence[int]) -> list[torch.Tensor]:
-        after: States = {name: state.clone() for name, state in states.items()}  # it may write them
+        after = _copied(states)
         outputs = []
         for begin, end in pairwise(bounds):
             after, out = run(after, rows[:, begin:end])
@@ -313,3 +332,8 @@ def _same_in_chunks(run: Run, states: States, rows: torch.Tensor, bounds: Sequen
         and bool((one - other).float().norm() <= _CHUNK_DIFFERENCE * other.float().norm())
         for one, other in zip(chunks, singles, strict=True)
     )
+
+
+def _copied(states: States) -> States:
+    """Return copies of states, which a mixer may write."""
+    return {name: state.clone() for name, state in states.items()}

@@ -130,6 +130,19 @@ def test_a_mixer_that_ignores_the_states_before_takes_the_first_nodes_of_a_promp
     assert calls == [20 - WIDTH, *[1] * WIDTH, *[1] * 20]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "takes"),
+    [
+        ("mamba", "first parts"), ("zamba", "first parts"), ("jamba", "first parts"),
+        ("qwen3_next", "any part"), ("falcon_h1", "any part"), ("bamba", "any part"),
+    ],
+)  # fmt: skip
+def test_what_a_mixer_takes_does_not_depend_on_how_much_its_states_weigh(kind, takes, dtype):
+    loaded = hf.load(small_model(kind).to(dtype), device="cpu")
+    assert {mixer._takes for mixer in mixers(loaded)} == {takes}
+
+
 def test_a_mixer_that_computes_no_chunk_runs_node_by_node(monkeypatch):
     loaded = hf.load(small_model("mamba"), device="cpu")
     (mixer, *_) = mixers(loaded)
