@@ -109,7 +109,7 @@ KINDS: dict[str, dict[str, object]] = {
         "expert_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 4,
     },
     "kimi_linear": LATENT | {"linear_head_dim": 16, "linear_num_heads": 4},
-    "kolibri1": {}, "laguna": {}, "lfm2": {},
+    "kolibri1": {}, "laguna": {}, "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}, "lfm3": {},
     "llama": {},
     "llama4_text": {  # full layers scale their queries by the number of tokens before
