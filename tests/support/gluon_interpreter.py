@@ -26,9 +26,7 @@ LANGUAGE_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Block(torch.Tensor):
-    """A tensor of a program, which is a value: operations leave their operands as they are."""
-
-    __iadd__, __isub__, __imul__ = torch.Tensor.__add__, torch.Tensor.__sub__, torch.Tensor.__mul__
+    """A tensor of a program."""
 
     @property
     def type(self):
@@ -79,9 +77,6 @@ class Shared:
 
     def index(self, place):
         return Shared(self.memory[int(place)])
-
-    def slice(self, start, length, dim):
-        return Shared(self.memory.narrow(dim, start, length))
 
     def permute(self, order):
         return Shared(self.memory.permute(order))
@@ -137,13 +132,6 @@ class Program:
     def zeros(self, shape, dtype, layout):
         return block(torch.zeros(shape, dtype=DTYPES[dtype]))
 
-    def where(self, condition, value, other):
-        return value if condition else other
-
-    def convert_layout(self, value, layout, assert_trivial):
-        assert assert_trivial
-        return value
-
     def allocate_shared_memory(self, dtype, shape, layout):
         shared = Shared(torch.empty(list(shape), dtype=DTYPES.get(dtype, dtype)))
         shared.scramble()
@@ -163,6 +151,9 @@ class Program:
 
     def split(self, value):
         return value.unbind(-1)
+
+    def broadcast(self, *values):
+        return torch.broadcast_tensors(*values)
 
     def exp(self, value):
         return value.exp()

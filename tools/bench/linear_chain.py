@@ -44,7 +44,7 @@ from graphkit.ops.decoder import add_rms_norm, rms_norm, silu_and_mul
 from graphkit.ops.heads import store_rotated_heads
 from graphkit.ops.kernels.quantized_linear_config import (
     FEW_ROWS,
-    MOST_STREAMED_ROWS,
+    MOST_PLAIN_ROWS,
     Product,
     StreamedProduct,
     TiledProduct,
@@ -243,34 +243,24 @@ def tiled_products(shape: tuple[int, int], kind: str, rows: int) -> list[TiledPr
 
 
 STREAMED = (32, 2, 8), (64, 2, 4), (64, 4, 4), (64, 4, 6), (128, 4, 2)
-STREAMED_MANY_ROWS = (
-    (64, 4, 2),
-    (64, 4, 3),
-    (128, 4, 1),
-    (128, 8, 1),
-    (128, 8, 2),
-    (256, 8, 1),
-    (256, 16, 1),
-)
 STREAMED_PLAIN = (64, 4, 3), (64, 4, 4), (128, 8, 1), (128, 8, 2), (256, 8, 1), (256, 16, 1)
-"""Outputs and warps of a program, and most programs of a multiprocessor, for quantised weights, for
-these and more than ``FEW_ROWS`` rows, and for weights of 16 bits."""
+"""Outputs and warps of a program, and most programs of a multiprocessor, for quantised weights and
+those of 16 bits."""
 
 
 def streamed_products(shape: tuple[int, int], kind: str, rows: int) -> list[StreamedProduct]:
     """Return ways to stream the weight of a product, as ``tiled_products`` does others.
 
-    There are none for more than ``MOST_STREAMED_ROWS`` rows.
+    There are none for more than ``FEW_ROWS`` rows, or ``MOST_PLAIN_ROWS`` with a weight of 16 bits.
     """
     outputs, inputs = shape
     bits = BITS.get(kind, 8)
     is_plain = bits == 16
-    if rows > MOST_STREAMED_ROWS:
+    if rows > (MOST_PLAIN_ROWS if is_plain else FEW_ROWS):
         return []
-    ways = STREAMED_PLAIN if is_plain else STREAMED if rows <= FEW_ROWS else STREAMED_MANY_ROWS
     lines, tile = inputs * bits // 1024, max(16 if is_plain else 8, 1 << (rows - 1).bit_length())
     ahead, found = 2 if is_plain else 1, []
-    for tile_outputs, warps, most in ways:
+    for tile_outputs, warps, most in STREAMED_PLAIN if is_plain else STREAMED:
         tiles = outputs // tile_outputs
         fitting = [parts for parts in (2, 4, 7, 8) if tiles * parts <= most * PROCESSORS]
         for parts in [1, *(each for each in fitting if lines % each == 0 and lines // each >= 4)]:

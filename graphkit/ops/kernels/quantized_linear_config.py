@@ -61,10 +61,6 @@ and 0.95 for 48."""
 STREAMED_PLAIN_PARTS, LONG_INPUTS = 4, 8192
 """Most parts of a weight of 16 bits, since the kernel behind it reads all of them, and most inputs
 of a weight that is not long."""
-STREAMED_MANY_ROWS = {8: (256, 8, 1), 4: (128, 8, 1)}
-"""The same for more than ``FEW_ROWS`` rows: each program reads all of them from the L2 cache."""
-MOST_STREAMED_ROWS = 64
-"""Most rows of a streamed product."""
 STREAMED_INPUTS = 16384
 """Most inputs of a part: shared memory holds the scales of all of them."""
 STREAMED_STAGES = 3, 12
@@ -198,8 +194,8 @@ def choose_streamed(
 
     There is no way for too many rows, for lines that do not divide the weight into equal parts, and
     where the shared memory is too small. Whether there is a way, and the number of parts, are the
-    same for all numbers of rows up to ``FEW_ROWS``, and for more: a row's result has the same bits
-    whatever the number of rows.
+    same for all numbers of rows up to ``FEW_ROWS``: a row's result has the same bits whatever the
+    number of rows.
 
     Args:
         rows: Rows of the batch.
@@ -210,22 +206,20 @@ def choose_streamed(
         shared_bytes: Bytes of shared memory of a multiprocessor.
     """
     inputs_of_line, (tile, warps) = 1024 // bits, STREAMED_TILE
-    if rows > MOST_STREAMED_ROWS or outputs % tile or inputs % inputs_of_line:
+    if rows > FEW_ROWS or outputs % tile or inputs % inputs_of_line:
         return None
     ways = [(tile, warps, STREAMED_PROGRAMS)]
-    many = (STREAMED_MANY_OUTPUTS if rows <= FEW_ROWS else STREAMED_MANY_ROWS)[bits]
-    if outputs >= 2 * tile * processors and outputs % many[0] == 0:
-        ways.insert(0, many)
+    if outputs >= 2 * tile * processors and outputs % STREAMED_MANY_OUTPUTS[bits][0] == 0:
+        ways.insert(0, STREAMED_MANY_OUTPUTS[bits])
     least_stages, most_stages = STREAMED_STAGES
-    least, lines = -(-inputs // STREAMED_INPUTS), inputs // inputs_of_line
-    splits = _streamed_parts(outputs // tile, lines, least, bits, processors)
-    if splits is None:
-        return None
     for tile, warps, most_programs in ways:
-        tiles = outputs // tile
+        tiles, lines = outputs // tile, inputs // inputs_of_line
+        least = -(-inputs // STREAMED_INPUTS)
+        splits = _streamed_parts(tiles, lines, least, bits, processors)
+        if splits is None:
+            return None
         fitting = partial(_fitting_stages, tile, groups_of_part(inputs, splits), bits)
-        most_rows = FEW_ROWS if rows <= FEW_ROWS else MOST_STREAMED_ROWS
-        if fitting(most_rows, shared_bytes) < least_stages:
+        if fitting(FEW_ROWS, shared_bytes) < least_stages:
             continue
         programs = min(-(-tiles * splits // processors), most_programs)
         tile_rows = max(8, triton.next_power_of_2(rows))

@@ -108,31 +108,16 @@ def _nibbles(loaded, offset, x, PTX: gl.constexpr):
 
 
 @gluon.jit
-def _of_group(table, group, layout: gl.constexpr):
-    """Return the values of outputs, [N, 1], in a group of inputs."""
-    return table.index(group).load(gl.SliceLayout(1, layout))[:, None]
-
-
-@gluon.jit
-def _as_left(numbers, layout: gl.constexpr):
-    """Return numbers, [N, K], as the left operand of a product, which leaves each in its thread.
-
-    A thread has 16 consecutive inputs of each 64. The operand's layout gives it two columns of each
-    eight, so that input 16 t + 4 s + 2 h + e of 64 is column 16 s + 8 h + 2 t + e.
-    """
-    shape: gl.constexpr = numbers.shape
-    parts = gl.reshape(numbers, [shape[0], shape[1] // 64, 4, 4, 2, 2])
-    parts = gl.permute(parts, (0, 1, 3, 4, 2, 5))
-    return gl.convert_layout(gl.reshape(parts, shape), layout, assert_trivial=True)
-
-
-@gluon.jit
-def _as_right(inputs, layout: gl.constexpr):
-    """Return inputs, [K, T], as the right operand, in the order of ``_as_left``."""
-    shape: gl.constexpr = inputs.shape
-    parts = gl.reshape(inputs, [shape[0] // 64, 4, 4, 2, 2, shape[1]])
-    parts = gl.permute(parts, (0, 2, 3, 1, 4, 5))
-    return gl.convert_layout(gl.reshape(parts, shape), layout, assert_trivial=True)
+def _add_block(total, numbers, x, factors, block, HAS_FACTORS: gl.constexpr):
+    """Return a sum plus the products of a block of inputs, times its scales if it has some."""
+    if HAS_FACTORS:
+        mma: gl.constexpr = total.type.layout
+        factor = factors.index(block).load(gl.SliceLayout(1, mma)).to(gl.float32)
+        none = gl.zeros(total.shape, gl.float32, mma)
+        total += mma_v2(numbers, x, none) * factor[:, None]
+    else:
+        total = mma_v2(numbers, x, total)
+    return total
 
 
 @gluon.jit
@@ -183,18 +168,15 @@ def streamed_linear_kernel(
     INPUTS: gl.constexpr = BLOCKS * 128
     HAS_GROUPS: gl.constexpr = SCALE_COLUMNS > 1
     mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8])
-    left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
-    right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
-    loaded_left: gl.constexpr = gl.DotOperandLayout(0, mma, WIDTH)
-    loaded_right: gl.constexpr = gl.DotOperandLayout(1, mma, WIDTH)
-    PIECE: gl.constexpr = 128 if BLOCK_T <= 32 else 64  # inputs in registers
+    left: gl.constexpr = gl.DotOperandLayout(0, mma, WIDTH)
+    right: gl.constexpr = gl.DotOperandLayout(1, mma, WIDTH)
     copied: gl.constexpr = gl.BlockedLayout([1, WIDTH], [4, 8], [WARPS, 1], [1, 0])
     copied_x: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
     lines = gl.allocate_shared_memory(
         gl.uint8, [STAGES, BLOCK_N, 128], gl.SwizzledSharedLayout(WIDTH, 1, 8, [1, 0])
     )
     inputs = gl.allocate_shared_memory(
-        dtype, [STAGES, BLOCK_T, INPUTS], gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+        dtype, [STAGES * BLOCKS, BLOCK_T, 128], gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
     )
     first = gl.program_id(2) * STEPS
 
@@ -225,8 +207,7 @@ def streamed_linear_kernel(
             view = zeros._reinterpret(dtype, [GROUPS, BLOCK_N], table)
             view.store(gl.permute(offsets, (1, 0)))
     elif zero_point is not None:
-        own = gl.arange(0, BLOCK_N, gl.SliceLayout(1, loaded_left))
-        own = _output(own, N, BLOCK_N, IS_GATED)
+        own = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, left)), N, BLOCK_N, IS_GATED)
         zero = _zero_offset(gl.load(zero_point + _scale_row(own, N, SCALE_ROWS)), x)[:, None]
     if not HAS_GROUPS:
         m = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, mma)), N, BLOCK_N, IS_GATED)
@@ -235,55 +216,49 @@ def streamed_linear_kernel(
         gdc_launch_dependents()
         gdc_wait()
 
-    k = gl.arange(0, INPUTS, gl.SliceLayout(0, copied_x))
+    k = gl.arange(0, 128, gl.SliceLayout(0, copied_x))
     t = gl.program_id(1) * BLOCK_T + gl.arange(0, BLOCK_T, gl.SliceLayout(1, copied_x))
     block = x + t.to(gl.int64)[:, None] * K + (first * INPUTS + k)[None, :]
     is_t = (t < rows)[:, None] & (k >= 0)[None, :]
     for stage in gl.static_range(STAGES - 1):
-        async_copy.async_copy_global_to_shared(
-            inputs.index(stage), block + stage * INPUTS, mask=is_t
-        )
+        for part in gl.static_range(BLOCKS):
+            async_copy.async_copy_global_to_shared(
+                inputs.index(stage * BLOCKS + part), block + (stage * BLOCKS + part) * 128,
+                mask=is_t,
+            )  # fmt: skip
         async_copy.commit_group()
-    none = gl.zeros([BLOCK_N, BLOCK_T], gl.float32, mma)
-    total = none
-    held, free = 0, STAGES - 1
-    line += (STAGES - 1) * 128
-    block += (STAGES - 1) * INPUTS
+    total = gl.zeros([BLOCK_N, BLOCK_T], gl.float32, mma)
     for step in range(STEPS):
         async_copy.wait_group(STAGES - 2)
+        held, ahead = step % STAGES, step + STAGES - 1
+        loaded = lines.index(held).load(left)
+        low_inputs = inputs.index(held * BLOCKS).permute((1, 0)).load(right)
+        if BITS == 4:
+            high_inputs = inputs.index(held * BLOCKS + 1).permute((1, 0)).load(right)
         # Stage ``free`` is written again: all threads have read it, in the step before.
-        lines_left = STEPS - (STAGES - 1) - step
-        is_line = (lane * 0 < lines_left)[None, :]
-        async_copy.async_copy_global_to_shared(lines.index(free), line, mask=is_line)
-        is_input = is_t & (k * 0 < lines_left)[None, :]
-        async_copy.async_copy_global_to_shared(inputs.index(free), block, mask=is_input)
+        free = ahead % STAGES
+        is_line = (lane * 0 + ahead < STEPS)[None, :]
+        async_copy.async_copy_global_to_shared(lines.index(free), line + ahead * 128, mask=is_line)
+        is_input = is_t & (k * 0 + ahead < STEPS)[None, :]
+        for piece in gl.static_range(BLOCKS):
+            async_copy.async_copy_global_to_shared(
+                inputs.index(free * BLOCKS + piece), block + (ahead * BLOCKS + piece) * 128,
+                mask=is_input,
+            )  # fmt: skip
         async_copy.commit_group()
-        for part in gl.static_range(BLOCKS):
-            index = step * BLOCKS + part
-            offset = zero
+        if BITS == 4:
+            low_zero, high_zero = zero, zero
             if zeros is not None:
-                offset = _of_group(zeros, index, loaded_left)
-            product = total
-            if HAS_GROUPS:
-                product = none
-            for begin in gl.static_range(0, 128, PIECE):
-                loaded = lines.index(held).slice(begin, PIECE, dim=1).load(loaded_left)
-                rest = inputs.index(held).slice(part * 128 + begin, PIECE, dim=1)
-                rest = _as_right(rest.permute((1, 0)).load(loaded_right), right)
-                if BITS == 4:
-                    numbers = _nibbles(loaded, offset, x, HIGH if part else LOW)
-                else:
-                    # Through float32, as in ``linear_kernel``.
-                    numbers = loaded.to(gl.float8e4nv, bitcast=True).to(gl.float32).to(dtype)
-                product = mma_v2(_as_left(numbers, left), rest, product)
-            if HAS_GROUPS:
-                total += product * _of_group(factors, index, mma).to(gl.float32)
-            else:
-                total = product
-        line += 128
-        block += INPUTS
-        free = held
-        held = gl.where(held == STAGES - 1, 0, held + 1)
+                low_zero = zeros.index(step * 2).load(gl.SliceLayout(1, left))[:, None]
+                high_zero = zeros.index(step * 2 + 1).load(gl.SliceLayout(1, left))[:, None]
+            low = _nibbles(loaded, low_zero, x, LOW)
+            total = _add_block(total, low, low_inputs, factors, step * 2, HAS_GROUPS)
+            high = _nibbles(loaded, high_zero, x, HIGH)
+            total = _add_block(total, high, high_inputs, factors, step * 2 + 1, HAS_GROUPS)
+        else:
+            # Through float32, as in ``linear_kernel``.
+            wide = loaded.to(gl.float8e4nv, bitcast=True).to(gl.float32).to(dtype)
+            total = _add_block(total, wide, low_inputs, factors, step, HAS_GROUPS)
     async_copy.wait_group(0)
     if not HAS_GROUPS:
         total *= factor[:, None]

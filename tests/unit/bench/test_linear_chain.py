@@ -75,7 +75,7 @@ def test_a_sweep_needs_a_gpu(bench, capsys):
 
 
 @pytest.mark.parametrize("kind", ["linear", "fp8 channel", "int4"])
-@pytest.mark.parametrize("rows", [1, 8, 32, 48])
+@pytest.mark.parametrize("rows", [1, 8, 32])
 def test_swept_streamed_products_divide_the_weight_and_fit_a_multiprocessor(bench, kind, rows):
     bits, ahead = bench.BITS.get(kind, 8), 2 if kind == "linear" else 1
     for outputs, inputs in bench.LAYERS.values():
@@ -92,6 +92,6 @@ def test_swept_streamed_products_divide_the_weight_and_fit_a_multiprocessor(benc
 
 
 def test_many_rows_are_not_streamed(bench):
-    for kind in ("linear", "fp8 channel", "int4"):
-        assert bench.streamed_products((4096, 4096), kind, 64)
-        assert bench.streamed_products((4096, 4096), kind, 65) == []
+    assert bench.streamed_products((4096, 4096), "linear", 64)
+    assert bench.streamed_products((4096, 4096), "linear", 65) == []
+    assert bench.streamed_products((4096, 4096), "int4", 33) == []
