@@ -29,9 +29,8 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
       call ``gdc_launch_dependents`` at their start.
     - Before ``gdc_wait`` it writes nothing, and reads nothing that a kernel before it may write.
       Only weights are constant, and may be requested or read by then.
-    - If it waits for another rank, that rank has another GPU, as ``symmetric_memory`` of torch
-      requires. Its own programs have all started when the next kernel starts, which then holds its
-      part of the multiprocessors until they end.
+    - If it calls ``gdc_launch_dependents``, it waits for kernels before it alone, and not for
+      another rank: programs that start early hold their part of a multiprocessor until it ends.
 
     Args:
         kernel: A Triton kernel.
