@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.launch import launch, prefetch_row, wait_for_kernel_before
+from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 
 NORM_BLOCK = 16384
 """Columns that a program holds at a time. Wider rows are read twice, the second time from cache."""
@@ -24,19 +24,17 @@ def normalised(x, scale, weight):
 
 @triton.jit
 def normalise_row(
-    out, total, x, residual, weight, factor, eps, size,
+    out, total, x, residual, weight, eps, size,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
     """Normalise one row; ``total`` and ``residual`` are both pointers to a row or both None.
-
-    ``factor`` has the weights of a row of at most BLOCK columns, or is None.
 
     ``x`` has PARTS parts, of ``size`` elements each. Its columns are STRIDE elements apart.
     PARTS is 1 without a residual stream: a second pass reads ``x`` again.
     """
     lane = tl.arange(0, BLOCK)
     IS_WHOLE: tl.constexpr = WIDTH <= BLOCK
-    if IS_WHOLE and factor is None:  # nothing is read again: the weights come with the row
+    if IS_WHOLE:  # nothing is read again, and the weights come together with the row
         factor = tl.load(weight + lane, mask=lane < WIDTH, other=0.0)
     squares = tl.zeros([BLOCK], tl.float32)
     for begin in tl.static_range(0, WIDTH, BLOCK):
@@ -78,21 +76,13 @@ def rms_norm_kernel(
     PARTS: tl.constexpr, RESIDUAL_STRIDE: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per row; see ``normalise_row``. Rows of ``residual`` may be spaced."""
-    row, factor = tl.program_id(0).to(tl.int64), None
+    wait_for_kernel_before(STARTS_EARLY)
+    row = tl.program_id(0).to(tl.int64)
     if residual is not None:
         total += row * WIDTH
         residual += row * RESIDUAL_STRIDE
-    if STARTS_EARLY:
-        # Weights of other layers have displaced these rows from the caches.
-        tl.extra.cuda.gdc_launch_dependents()
-        if WIDTH <= BLOCK:
-            lane = tl.arange(0, BLOCK)
-            factor = tl.load(weight + lane, mask=lane < WIDTH, other=0.0)
-        if residual is not None:
-            prefetch_row(residual, WIDTH)
-        tl.extra.cuda.gdc_wait()
     normalise_row(
-        out + row * WIDTH, total, x + row * WIDTH, residual, weight, factor, eps, size,
+        out + row * WIDTH, total, x + row * WIDTH, residual, weight, eps, size,
         WIDTH, BLOCK, PARTS, 1,
     )  # fmt: skip
 
@@ -157,7 +147,7 @@ def embed_and_join_kernel(
 def write_half(out, x, weight, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, STRIDE: tl.constexpr):
     """Normalise a row, or copy it without a weight."""
     if weight is not None:
-        normalise_row(out, None, x, None, weight, None, eps, 0, WIDTH, BLOCK, 1, STRIDE)
+        normalise_row(out, None, x, None, weight, eps, 0, WIDTH, BLOCK, 1, STRIDE)
     else:
         for begin in tl.static_range(0, WIDTH, BLOCK):
             column = begin + tl.arange(0, BLOCK)

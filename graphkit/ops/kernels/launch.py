@@ -28,9 +28,7 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
       writes are visible. That kernel has waited for the one before it, and so on: kernels may thus
       call ``gdc_launch_dependents`` at their start.
     - Before ``gdc_wait`` it writes nothing, and reads nothing that a kernel before it may write.
-      Only weights are constant, and may be read by then. Any memory may be requested into the L2
-      cache (``prefetch_row``), which all multiprocessors write to; requests of one address by many
-      programs wait for each other there.
+      Only weights are constant, and may be requested or read by then.
     - If it calls ``gdc_launch_dependents``, it waits for kernels before it alone, and not for
       another rank: programs that start early hold their part of a multiprocessor until it ends.
 
@@ -67,15 +65,3 @@ def wait_for_kernel_before(STARTS_EARLY: tl.constexpr):
     if STARTS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
-def prefetch_row(row, SIZE: tl.constexpr):
-    """Request SIZE elements into the L2 cache. No value is read."""
-    LINE: tl.constexpr = 1024 // row.dtype.element_ty.primitive_bitwidth  # 128 bytes
-    line = tl.arange(0, triton.next_power_of_2(triton.cdiv(SIZE, LINE))) * LINE
-    address = row + tl.minimum(line, SIZE - 1)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address.to(tl.int64)], tl.int32,
-        is_pure=False, pack=1,
-    )  # fmt: skip

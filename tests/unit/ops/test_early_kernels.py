@@ -14,9 +14,7 @@ import pytest
 import graphkit.ops
 
 KERNELS = sorted((Path(graphkit.ops.__file__).parent / "kernels").glob("*.py"))
-PREFETCHES = {
-    "linear_kernel", "streamed_linear_kernel", "streamed_plain_kernel", "rms_norm_kernel",
-}  # fmt: skip
+PREFETCHES = {"linear_kernel", "streamed_linear_kernel", "streamed_plain_kernel"}
 """Kernels that request or read weights before they wait."""
 BARRIERS = ["gdc_launch_dependents", "gdc_wait"]
 WAIT = "wait_for_kernel_before(STARTS_EARLY)"
