@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from graphkit.kv.recurrent import States
+from graphkit.step.device_copies import to_device
 
 Run = Callable[[States, torch.Tensor], tuple[States, torch.Tensor]]
 """Runs a mixer from the states before nodes over their rows, [G, N, H]: states after, outputs."""
@@ -63,7 +64,7 @@ def prompt_parts(
     ends = list(accumulate(lengths))
 
     def part(places: Sequence[int], first: Sequence[int], count: int, *rest: Any) -> PromptPart:
-        chosen = torch.tensor([places, first]).to(device)
+        chosen = to_device([*places, *first], device).view(2, -1)
         rows = chosen[1, :, None] + torch.arange(count, device=device)
         return PromptPart(rows, None if len(places) == len(lengths) else chosen[0], *rest)
 
