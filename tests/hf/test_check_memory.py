@@ -53,7 +53,7 @@ def test_the_memory_does_not_grow_with_rows_and_vocabulary():
         env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
     peaks = json.loads(done.stdout.splitlines()[-1])
-    assert max(peaks) < 40e6, peaks  # logits of 508 rows of 128,000 numbers have 260 MB
+    assert max(peaks) < 100e6, peaks  # logits of 508 rows of 128,000 numbers have 260 MB
 
 
 def most_logits(model):
