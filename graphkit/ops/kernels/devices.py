@@ -23,7 +23,7 @@ def has_dependent_launch(device: torch.device) -> bool:
 
 
 def has_warpgroups(device: torch.device) -> bool:
-    """Return whether the device has products of warpgroups (``wgmma``): compute capability 9.0."""
+    """Return whether the device has ``wgmma``, which exists on compute capability 9.0 alone."""
     return _capability(device)[0] == 9
 
 

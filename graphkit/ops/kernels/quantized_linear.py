@@ -15,8 +15,8 @@ in float32, and a second kernel adds them in order. The split depends on the wei
 whether there are at most ``FEW_ROWS`` rows, so that a row's result does not depend on the other
 rows.
 
-A weight of whole lines of 128 bytes is streamed instead where ``choose_product`` finds that to be
-faster (``streamed_linear.py``).
+Where ``choose_product`` returns a ``StreamedProduct``, the kernels of ``streamed_linear.py`` run
+instead.
 """
 
 from typing import Any

@@ -56,8 +56,7 @@ warps of a program, and most programs of a multiprocessor."""
 STREAMED_PLAIN, STREAMED_PLAIN_LONG = (64, 4, 4), (128, 8, 2)
 """Outputs and warps of a program that streams a weight of 16 bits, and most programs of a
 multiprocessor: usually, and for long or wide weights. ``tools/bench/linear_chain.py --sweep``
-compares others. A decoder layer of Llama-3.1-8B takes 0.98 of its time without streams for 8 rows,
-and 0.95 for 48."""
+compares others."""
 STREAMED_PLAIN_PARTS, LONG_INPUTS = 4, 8192
 """Most parts of a weight of 16 bits, since the kernel behind it reads all of them, and most inputs
 of a weight that is not long."""
@@ -277,7 +276,7 @@ def _streamed_parts(tiles: int, lines: int, least: int, bits: int, processors: i
     """Return the equal parts of lines that give the device enough programs, at least ``least``.
 
     Numbers of eight bits take the fewest parts that occupy the device, since the next kernel reads
-    all of them. Those of four bits take the most: converting them takes as long as loading them.
+    all of them. Numbers of four bits take the most parts, so that more warps convert them.
     """
     most = 1
     if tiles < processors:

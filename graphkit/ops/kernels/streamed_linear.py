@@ -11,9 +11,9 @@ an output from shared memory, and the same inputs of its row. The layouts that T
 chooses take two bytes at a time.
 
 ``streamed_plain_kernel`` multiplies numbers of the dtype of the rows by the instructions of a
-warpgroup (``wgmma`` of sm_90), which read both operands from shared memory. It is no choice for
-quantised numbers, which are converted in registers: Triton does not keep the registers of an
-operand until a product that runs asynchronously has read them.
+warpgroup (``wgmma`` of sm_90), which read both operands from shared memory. It does not serve
+quantised numbers. These are converted in registers, and Triton reuses the registers of an operand
+while an asynchronous product still reads them.
 
 The kernels are written in Gluon, Triton's language with explicit layouts. Gluon is experimental,
 and Triton's interpreter does not run it: this module alone uses it, checked on Triton 3.6.0 and
