@@ -1,4 +1,4 @@
-"""Parts of prompts that recurrent layers compute in one call, and what a mixer takes of them.
+"""Parts of prompts that recurrent layers compute in one call.
 
 Suffixes: B requests, G of them, N nodes of each.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -17,8 +17,8 @@ from graphkit.step.device_copies import to_device
 
 Run = Callable[[States, torch.Tensor], tuple[States, torch.Tensor]]
 """Runs a mixer from the states before nodes over their rows, [G, N, H]: states after, outputs."""
-Takes = Literal["any part", "first parts", "nodes"]
-"""Parts that a mixer computes in one call: any, those that begin prompts, or single nodes."""
+ChunkSupport = Literal["all", "first", "none"]
+"""Chunks that a mixer computes in one call: all, those that begin prompts, or none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,8 +43,9 @@ def prompt_parts(
 ) -> list[PromptPart]:
     """Return the parts of a batch of chains, in the order in which they run.
 
-    The last W nodes of each chain are parts by themselves, whose states are kept. The nodes before
-    them are one part for each number of nodes: a batch has as many parts as it has lengths, and W.
+    Each of the last W nodes of the chains is a part of its own, after which the states are kept.
+    Chains with the same number of nodes before these share one part for them. The number of parts
+    thus grows with the number of different lengths, and not with the lengths.
 
     Args:
         lengths: Rows of each request.
@@ -63,23 +64,27 @@ def prompt_parts(
         return []
     ends = list(accumulate(lengths))
 
-    def part(places: Sequence[int], first: Sequence[int], count: int, *rest: Any) -> PromptPart:
-        chosen = to_device([*places, *first], device).view(2, -1)
-        rows = chosen[1, :, None] + torch.arange(count, device=device)
-        return PromptPart(rows, None if len(places) == len(lengths) else chosen[0], *rest)
+    def rows_of(
+        places: Sequence[int], begins: Sequence[int], count: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return ``count`` rows of some requests from ``begins`` on, and the requests."""
+        requests, first = to_device([*places, *begins], device).view(2, -1)
+        rows = first[:, None] + torch.arange(count, device=device)
+        return rows, None if len(places) == len(lengths) else requests
 
-    parts = [
-        part(places, [ends[each] - lengths[each] for each in places], count, is_first, None)
-        for (count, is_first), places in heads.items()
-    ]
+    parts = []
+    for (count, is_first), places in heads.items():
+        begins = [ends[place] - lengths[place] for place in places]
+        parts.append(PromptPart(*rows_of(places, begins, count), is_first, column=None))
     for left in range(min(width, max(lengths)), 0, -1):
         places = [place for place, length in enumerate(lengths) if length >= left]
-        parts.append(part(places, [ends[each] - left for each in places], 1, False, -left))
+        begins = [ends[place] - left for place in places]
+        parts.append(PromptPart(*rows_of(places, begins, 1), is_first=False, column=-left))
     return parts
 
 
 LEAST_CHUNK = 4
-"""Least nodes by which it is found what a mixer takes: each half has two."""
+"""Least nodes for which ``chunk_support`` is called: it compares halves of two nodes or more."""
 _CHUNK_DIFFERENCE = 0.05
 """Largest root mean square difference between a chunk and its single nodes, relative to these.
 
@@ -88,21 +93,27 @@ its values.
 """
 
 
-def what_mixer_takes(run: Run, states: States, rows: torch.Tensor) -> Takes:
-    """Return what a mixer computes in one call as it computes the nodes, [G, N, H], one by one."""
+def chunk_support(run: Run, states: States, rows: torch.Tensor) -> ChunkSupport:
+    """Return which chunks a mixer computes as it computes their nodes one by one.
+
+    Args:
+        run: Runs the mixer.
+        states: States of the requests; only their shapes and dtypes are read.
+        rows: Nodes of the requests, [G, N, H], at least ``LEAST_CHUNK`` of each.
+    """
     half, nodes = rows.shape[1] // 2, rows.shape[1]
     initial = {name: torch.zeros_like(state) for name, state in states.items()}
     if not _same_in_chunks(run, initial, rows, [0, nodes]):
-        return "nodes"
+        return "none"
     reads = _reads_states(run, run(copied(initial), rows[:, :half])[0], rows[:, half:])
     is_same = reads and _same_in_chunks(run, initial, rows, [0, half, nodes])
-    return "any part" if is_same else "first parts"
+    return "all" if is_same else "first"
 
 
 def _reads_states(run: Run, states: States, rows: torch.Tensor) -> bool:
-    """Return whether each of the states before a chunk changes what a mixer computes of it.
+    """Return whether each state before a chunk changes the results of the chunk.
 
-    Trained states may weigh less than rounding: results are compared bit for bit.
+    A state may change them by less than ``_CHUNK_DIFFERENCE``, so that bits are compared.
     """
 
     def results(before: States) -> list[torch.Tensor]:

@@ -22,12 +22,12 @@ from graphkit.errors import AttentionError
 from graphkit.hf.layout import ModelLayout, RecurrentLayer
 from graphkit.hf.prompt_parts import (
     LEAST_CHUNK,
+    ChunkSupport,
     PromptPart,
     Run,
-    Takes,
+    chunk_support,
     copied,
     prompt_parts,
-    what_mixer_takes,
 )
 from graphkit.kv import RecurrentStatePool
 from graphkit.kv.recurrent import States, StateSlots
@@ -144,10 +144,10 @@ class PooledMixer:
     """A mixer over the states of the running batch.
 
     The nodes of a step run one after the other, parents before their children, because the state
-    after each of them is kept. Prompts run in parts (``prompt_parts``), each in one call of the
-    mixer. The first part is computed both ways. A mixer that computes something else for several
-    nodes than for one after the other runs them one after the other. One that ignores a state
-    before several nodes takes the first part of a prompt, before which states are zeros.
+    after each of them is kept. Prompts run in parts (``prompt_parts``), each in one call of a mixer
+    that supports it. ``chunk_support`` compares the first part with its nodes, one by one. A mixer
+    that ignores a state before several nodes supports those that begin a prompt, before which the
+    states are zeros.
 
     Args:
         forward: Forward of the mixer.
@@ -157,7 +157,7 @@ class PooledMixer:
 
     def __init__(self, forward: Callable[..., Any], layer: RecurrentLayer, number: int) -> None:
         self._forward, self._layer, self._number = forward, layer, number
-        self._takes: Takes | None = None
+        self._support: ChunkSupport | None = None
 
     def __call__(self, hidden_states: torch.Tensor, **others: Any) -> torch.Tensor:
         """Run the mixer over the rows of a batch, [1, T, H]; takes the arguments of the mixer."""
@@ -214,8 +214,8 @@ class PooledMixer:
         self, part: PromptPart, run: Run, states: States, rows: torch.Tensor
     ) -> Sequence[torch.Tensor]:
         """Return the rows of each call of a part, [G, N] each."""
-        if self._takes is None and part.rows.shape[1] >= LEAST_CHUNK:
-            self._takes = what_mixer_takes(run, states, rows[part.rows])
-        if self._takes == "any part" or (self._takes == "first parts" and part.is_first):
+        if self._support is None and part.rows.shape[1] >= LEAST_CHUNK:
+            self._support = chunk_support(run, states, rows[part.rows])
+        if self._support == "all" or (self._support == "first" and part.is_first):
             return [part.rows]
         return list(part.rows.split(1, 1))

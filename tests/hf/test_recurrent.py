@@ -18,12 +18,17 @@ def mixers(loaded):
     return [forward for forward in forwards if isinstance(forward, PooledMixer)]
 
 
-def generate(loaded, prompt, new_tokens=8, **options):
+def generate_all(loaded, prompts, new_tokens=8, **options):
     with loaded.engine(
-        num_draft_tokens=WIDTH, max_batch_size=2, max_context_len=128, generation="v1", **options
+        num_draft_tokens=WIDTH, max_batch_size=8, max_context_len=128, generation="v1", **options
     ) as engine:
-        (request,) = engine.generate([prompt], gk.SamplingParams(max_new_tokens=new_tokens))
-    return request.output_ids
+        requests = engine.generate([*prompts], gk.SamplingParams(max_new_tokens=new_tokens))
+    return [request.output_ids for request in requests]
+
+
+def generate(loaded, prompt, **options):
+    (ids,) = generate_all(loaded, [prompt], **options)
+    return ids
 
 
 def prompt_of(length):
@@ -40,19 +45,24 @@ def plain_text(loaded, prompt, new_tokens=8):
     return ids[0, len(prompt) :].tolist()
 
 
-def prefill_calls(loaded, length, monkeypatch, **options):
-    """Return the calls of the first mixer until the first token."""
+def calls_of_prompts(loaded, lengths, monkeypatch, **options):
+    """Return the requests and nodes of each call of the first mixer until the first tokens."""
     mixer, calls = mixers(loaded)[0], []
     forward = mixer._forward
 
     def counted(rows, **others):
-        calls.append(rows.shape[1])
+        calls.append(tuple(rows.shape[:2]))
         return forward(rows, **others)
 
     with monkeypatch.context() as patch:
         patch.setattr(mixer, "_forward", counted)
-        generate(loaded, prompt_of(length), new_tokens=1, **options)
+        generate_all(loaded, map(prompt_of, lengths), new_tokens=1, **options)
     return calls
+
+
+def prefill_calls(loaded, length, monkeypatch, **options):
+    """Return the nodes of each call of the first mixer until the first token of a prompt."""
+    return [nodes for _, nodes in calls_of_prompts(loaded, [length], monkeypatch, **options)]
 
 
 @pytest.fixture(scope="module")
@@ -84,33 +94,8 @@ def test_a_prompt_of_several_chunks_gives_the_text_of_transformers(kind):
 def test_prompts_of_any_lengths_together_give_the_text_of_transformers(kind, chunk):
     loaded = hf.load(small_model(kind), device="cpu")
     prompts = [prompt_of(length) for length in (37, 2, 21, 5, 1, 37, 6)]
-    with loaded.engine(
-        num_draft_tokens=WIDTH, max_batch_size=len(prompts), max_context_len=128,
-        generation="v1", chunked_prefill_size=chunk,
-    ) as engine:  # fmt: skip
-        requests = engine.generate(prompts, gk.SamplingParams(max_new_tokens=8))
-    for request, prompt in zip(requests, prompts, strict=True):
-        assert request.output_ids == plain_text(loaded, prompt), len(prompt)
-
-
-def calls_of_prompts(loaded, lengths, monkeypatch):
-    """Return the requests and nodes of each call of the first mixer in a prefill."""
-    mixer, calls = mixers(loaded)[0], []
-    forward = mixer._forward
-
-    def counted(rows, **others):
-        calls.append(tuple(rows.shape[:2]))
-        return forward(rows, **others)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(mixer, "_forward", counted)
-        with loaded.engine(
-            num_draft_tokens=WIDTH, max_batch_size=len(lengths), max_context_len=128,
-            generation="v1",
-        ) as engine:  # fmt: skip
-            sampling = gk.SamplingParams(max_new_tokens=1)
-            engine.generate([prompt_of(length) for length in lengths], sampling)
-    return calls
+    texts = generate_all(loaded, prompts, chunked_prefill_size=chunk)
+    assert texts == [plain_text(loaded, prompt) for prompt in prompts]
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "mamba"])
@@ -125,22 +110,22 @@ def test_prompts_of_a_batch_take_a_call_for_each_length_and_each_of_the_last_nod
 
 def test_a_mixer_that_ignores_the_states_before_takes_the_first_nodes_of_a_prompt(monkeypatch):
     loaded = hf.load(small_model("mamba"), device="cpu")  # its scan begins with zeros
-    assert [mixer._takes for mixer in mixers(loaded)] == ["first parts", "first parts"]
+    assert [mixer._support for mixer in mixers(loaded)] == ["first", "first"]
     calls = prefill_calls(loaded, 40, monkeypatch, chunked_prefill_size=20)
     assert calls == [20 - WIDTH, *[1] * WIDTH, *[1] * 20]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("kind", "takes"),
+    ("kind", "support"),
     [
-        ("mamba", "first parts"), ("zamba", "first parts"), ("jamba", "first parts"),
-        ("qwen3_next", "any part"), ("falcon_h1", "any part"), ("bamba", "any part"),
+        ("mamba", "first"), ("zamba", "first"), ("jamba", "first"),
+        ("qwen3_next", "all"), ("falcon_h1", "all"), ("bamba", "all"),
     ],
 )  # fmt: skip
-def test_what_a_mixer_takes_does_not_depend_on_how_much_its_states_weigh(kind, takes, dtype):
+def test_a_state_that_changes_results_little_is_not_overlooked(kind, support, dtype):
     loaded = hf.load(small_model(kind).to(dtype), device="cpu")
-    assert {mixer._takes for mixer in mixers(loaded)} == {takes}
+    assert {mixer._support for mixer in mixers(loaded)} == {support}
 
 
 def test_a_mixer_that_computes_no_chunk_runs_node_by_node(monkeypatch):
@@ -154,10 +139,10 @@ def test_a_mixer_that_computes_no_chunk_runs_node_by_node(monkeypatch):
         return forward(rows, **others)
 
     monkeypatch.setattr(mixer, "_forward", of_single_nodes)
-    monkeypatch.setattr(mixer, "_takes", None)
+    monkeypatch.setattr(mixer, "_support", None)
     assert generate(loaded, prompt_of(40)) == plain_text(loaded, prompt_of(40))
-    assert mixer._takes == "nodes"
+    assert mixer._support == "none"
 
 
 def test_each_mixer_is_compared_once(qwen3_next):
-    assert [mixer._takes for mixer in mixers(qwen3_next)] == ["any part"]
+    assert [mixer._support for mixer in mixers(qwen3_next)] == ["all"]
