@@ -34,7 +34,7 @@ class StepInputs:
         width: Largest number of rows of a request. Set where requests have different numbers.
         lengths: Rows of each request, int32 [B] on the device. Set in a prefill, whose rows are
             packed: those of a request follow those of the one before it.
-        spans: Positions of the rows of each request, on the host. May be set with ``lengths``.
+        spans: Positions of the rows of each request, on the host. Optional, beside ``lengths``.
     """
 
     counted_by: ClassVar[tuple[str, ...]] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,7 @@ from graphkit.attention import AttentionBackend
 from graphkit.attention.metadata import APPENDING
 from graphkit.buffers import DraftExtendInputs, InputBuffers, fields_of, resolve, validate_field
 from graphkit.config import BufferSizes
-from graphkit.errors import OutputError
+from graphkit.errors import InputError, OutputError
 from graphkit.graphs import Stage, is_capturing, scope
 from graphkit.ops.rows import gather_rows
 from graphkit.runners.output_fields import OutputCheck
@@ -261,9 +261,10 @@ class Step(Generic[OutputT]):
             if may_copy and isinstance(passed, torch.Tensor) and _same_memory(value, passed):
                 value = value.clone()  # a forward that writes into it must not change the caller's
             rows[layout.name] = value
-        most = width
+        most, spans = width, None
         if is_packed:
-            most = batch.width
+            most, spans = batch.width, getattr(batch, "spans", None)
+            _check_spans(spans, requests, tokens)
         elif capacity.ragged:
             most = self._largest_width(batch, requests, tokens)
         buffers.check(batch, tokens, width=most, is_packed=is_packed)
@@ -276,8 +277,18 @@ class Step(Generic[OutputT]):
         inputs = buffers.inputs(**rows)
         if capacity.ragged or is_packed:
             inputs.width, inputs.lengths = most, lengths
-            inputs.spans = getattr(batch, "spans", None)
+            inputs.spans = spans
         return inputs
+
+
+def _check_spans(spans: Sequence[range] | None, requests: int, tokens: int) -> None:
+    """Refuse positions that are not those of all rows of a prefill."""
+    if spans is not None and (len(spans) != requests or sum(map(len, spans)) != tokens):
+        raise InputError(
+            f"spans has {len(spans)} requests of {sum(map(len, spans))} rows, but the batch has "
+            f"{requests} requests of {tokens} rows. Pass one range of positions per request.",
+            field="spans",
+        )
 
 
 def rows_at(index: torch.Tensor, tokens: int, rows: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from graphkit.buffers import fields_of
+from graphkit.errors import InputError
 from graphkit.reference import reference_target
 from graphkit.runners import RUNNERS
 from graphkit.spec import ForwardMode
@@ -71,3 +72,20 @@ def test_no_run_changes_the_tensors_of_its_batch(target, mode, way):
         run(batch)
         for name, rows in present(batch).items():
             assert torch.equal(rows, before[name]), name
+
+
+@pytest.mark.parametrize("spans", [[range(3)], [range(3), range(4)], [range(2), range(2)]], ids=str)
+def test_spans_of_other_rows_are_refused(spans):
+    target = reference_target(device="cpu", max_batch_size=2)
+    with target.runner(ForwardMode.TARGET_VERIFY, device="cpu") as runner:
+        batch = target.batch(ForwardMode.TARGET_VERIFY, 2, seed=3)
+        ids, positions, slots = (
+            getattr(batch, name)[:5] for name in ("input_ids", "positions", "out_cache_loc")
+        )
+        packed = replace(
+            batch, input_ids=ids, positions=positions, out_cache_loc=slots,
+            lengths=torch.tensor([3, 2], dtype=torch.int32), width=3, spans=spans,
+        )  # fmt: skip
+        with pytest.raises(InputError, match=r"spans has .* the batch has 2 requests of 5 rows"):
+            runner.fall_back(packed)
+        runner.fall_back(replace(packed, spans=[range(3), range(7, 9)]))
