@@ -26,7 +26,9 @@ LANGUAGE_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Block(torch.Tensor):
-    """A tensor of a program."""
+    """A tensor of a program, which is a value: operations leave their operands as they are."""
+
+    __iadd__, __isub__, __imul__ = torch.Tensor.__add__, torch.Tensor.__sub__, torch.Tensor.__mul__
 
     @property
     def type(self):
@@ -78,15 +80,15 @@ class Shared:
     def index(self, place):
         return Shared(self.memory[int(place)])
 
+    def slice(self, start, length, dim):
+        return Shared(self.memory.narrow(dim, start, length))
+
     def permute(self, order):
         return Shared(self.memory.permute(order))
 
     def _reinterpret(self, dtype, shape, layout):
-        assert (self.memory.dtype, list(self.memory.shape)) == (
-            DTYPES.get(dtype, dtype),
-            list(shape),
-        )
-        return self
+        assert self.memory.dtype == DTYPES.get(dtype, dtype)
+        return Shared(self.memory.view(list(shape)))
 
     def load(self, layout):
         return block(self.memory.clone())
@@ -132,6 +134,13 @@ class Program:
     def zeros(self, shape, dtype, layout):
         return block(torch.zeros(shape, dtype=DTYPES[dtype]))
 
+    def where(self, condition, value, other):
+        return value if condition else other
+
+    def convert_layout(self, value, layout, assert_trivial):
+        assert assert_trivial
+        return value
+
     def allocate_shared_memory(self, dtype, shape, layout):
         shared = Shared(torch.empty(list(shape), dtype=DTYPES.get(dtype, dtype)))
         shared.scramble()
@@ -154,6 +163,9 @@ class Program:
 
     def broadcast(self, *values):
         return torch.broadcast_tensors(*values)
+
+    def sum(self, value, axis):
+        return value.sum(axis)
 
     def exp(self, value):
         return value.exp()

@@ -242,10 +242,23 @@ def tiled_products(shape: tuple[int, int], kind: str, rows: int) -> list[TiledPr
     return list(dict.fromkeys(found))
 
 
-STREAMED = (32, 2, 8), (64, 2, 4), (64, 4, 4), (64, 4, 6), (128, 4, 2)
+STREAMED = (32, 2), (64, 4), (128, 4), (128, 8)
+"""Outputs of a program over quantised weights, and warps of each line."""
+STREAMED_LINES, STREAMED_WARPS = (1, 2, 4), 28
+"""Lines of a step, and most warps of a multiprocessor: their threads have up to 72 registers."""
 STREAMED_PLAIN = (64, 4, 3), (64, 4, 4), (128, 8, 1), (128, 8, 2), (256, 8, 1), (256, 16, 1)
-"""Outputs and warps of a program, and most programs of a multiprocessor, for quantised weights and
-those of 16 bits."""
+"""Outputs and warps of a program over weights of 16 bits, and most programs of a multiprocessor."""
+
+
+def streamed_ways(bits: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield outputs, warps, most programs of a multiprocessor, and lines of a step."""
+    if bits == 16:
+        yield from ((*each, 1) for each in STREAMED_PLAIN)
+        return
+    for (outputs, warps), lines in product(STREAMED, STREAMED_LINES):
+        most = STREAMED_WARPS // (warps * lines)
+        if most:
+            yield outputs, warps * lines, most, lines
 
 
 def streamed_products(shape: tuple[int, int], kind: str, rows: int) -> list[StreamedProduct]:
@@ -258,20 +271,22 @@ def streamed_products(shape: tuple[int, int], kind: str, rows: int) -> list[Stre
     is_plain = bits == 16
     if rows > (MOST_PLAIN_ROWS if is_plain else FEW_ROWS):
         return []
-    lines, tile = inputs * bits // 1024, max(16 if is_plain else 8, 1 << (rows - 1).bit_length())
+    all_lines, tile = inputs * bits // 1024, 1 << (rows - 1).bit_length()
+    tile = max(16 if is_plain else 8, tile)
     ahead, found = 2 if is_plain else 1, []
-    for tile_outputs, warps, most in STREAMED_PLAIN if is_plain else STREAMED:
+    for tile_outputs, warps, most, lines in streamed_ways(bits):
         tiles = outputs // tile_outputs
         fitting = [parts for parts in (2, 4, 7, 8) if tiles * parts <= most * PROCESSORS]
-        for parts in [1, *(each for each in fitting if lines % each == 0 and lines // each >= 4)]:
+        for parts in [1, *(each for each in fitting if all_lines // each >= 4)]:
+            steps, rest = divmod(all_lines, parts * lines)
             programs = -(-tiles * parts // PROCESSORS)
-            stage_bytes = tile_outputs * 128 + tile * 2048 // bits
+            stage_bytes = lines * (tile_outputs * 128 + tile * 2048 // bits)
             table_bytes = 0 if is_plain else 6 * tile_outputs * groups_of_part(inputs, parts)
             for shared in (110_000, 160_000, 220_000):
                 stages = (shared // min(programs, most) - table_bytes) // stage_bytes
-                stages = min(12, lines // parts + ahead, stages)
-                if stages > ahead:
-                    found.append(StreamedProduct(tile_outputs, tile, parts, stages, warps))
+                stages = min(12, steps + ahead, stages)
+                if stages > ahead and not rest:
+                    found.append(StreamedProduct(tile_outputs, tile, parts, stages, warps, lines))
     return list(dict.fromkeys(found))
 
 
@@ -340,7 +355,8 @@ def described(config: Product) -> str:
     if isinstance(config, StreamedProduct):
         return (
             f"streamed: {config.outputs} outputs, {config.rows} rows, "
-            f"{config.splits} splits, {config.num_warps} warps, {config.num_stages} stages"
+            f"{config.splits} splits, {config.num_warps} warps, {config.num_stages} stages, "
+            f"{config.lines} lines"
         )
     return (
         f"{config.outputs} outputs, {config.rows} rows, {config.splits} splits, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import triton
@@ -80,6 +80,24 @@ def choose_config(
     if block_rows == 64 and key_dim <= 576:
         return AttentionConfig(block_rows, 64, num_warps=8, num_stages=2, programs=1)
     return AttentionConfig(block_rows, block_keys=32, num_warps=warps, programs=1)
+
+
+def with_idle_processors(
+    config: AttentionConfig, programs: int, processors: int
+) -> AttentionConfig:
+    """Return a configuration whose tiles have half of the rows, if their programs all run at once.
+
+    The time of short contexts is the latency of a program, which is shorter with fewer rows. Other
+    configurations than those with large blocks of keys have not been measured.
+
+    Args:
+        config: A configuration.
+        programs: Programs of the launch with that configuration.
+        processors: Multiprocessors of the device.
+    """
+    if config.block_keys != LARGE_KEYS or config.block_rows <= 16 or 2 * programs > processors:
+        return config
+    return replace(config, block_rows=config.block_rows // 2)
 
 
 @cache

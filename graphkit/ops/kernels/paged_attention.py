@@ -8,7 +8,12 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.attention_layout import is_part_of
-from graphkit.ops.kernels.attention_config import AttentionConfig, choose_config, choose_splits
+from graphkit.ops.kernels.attention_config import (
+    AttentionConfig,
+    choose_config,
+    choose_splits,
+    with_idle_processors,
+)
 from graphkit.ops.kernels.devices import has_float8_cvt, multiprocessors
 from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.kernels.paged_attention_kernel import LOG2_E, paged_attention_kernel
@@ -93,22 +98,25 @@ def launch_paged_attention(
     is_shared = is_part_of(value, key)
     element_size = 1 if is_paired else query.element_size()
     processors, shared_bytes = multiprocessors(query.device)
-    config = config or choose_config(
+    chosen = config or choose_config(
         width * group, key_dim, value_dim, element_size, is_shared, shared_bytes
     )
-    row_tiles = triton.cdiv(width * group, config.block_rows)
-    tiles = max(requests, triton.cdiv(tokens, width)) * row_tiles
+    key_heads = max(requests, triton.cdiv(tokens, width)) * kv_heads  # of all requests
+    tiles = key_heads * triton.cdiv(width * group, chosen.block_rows)
     if splits is None:
         seen_keys = min(max_keys, args.window + width) if args.window else max_keys
-        places = config.programs * processors
-        splits = choose_splits(tiles * kv_heads, seen_keys, places, config.least_split)
+        places = chosen.programs * processors
+        splits = choose_splits(tiles, seen_keys, places, chosen.least_split)
+    if config is None:
+        chosen = with_idle_processors(chosen, tiles * splits, processors)
+    row_tiles = triton.cdiv(width * group, chosen.block_rows)
     partial, lse = out, out
     if splits > 1:
         partial = query.new_empty((splits, *out.shape), dtype=torch.float32)
         lse = query.new_empty((splits, tokens, heads), dtype=torch.float32)
     columns = 0 if mask is None else mask.shape[2]
     launch(
-        paged_attention_kernel, (tiles * kv_heads, splits), args,
+        paged_attention_kernel, (key_heads * row_tiles, splits), args,
         out=partial, lse=lse, sinks=args.sinks_N, query=query, key_cache=key, value_cache=value,
         mask=None if mask is None else mask.contiguous().view(torch.uint8),
         out_split_stride=out.numel(),
@@ -125,12 +133,12 @@ def launch_paged_attention(
         BLOCK_C=triton.next_power_of_2(max(columns, 1)), WINDOW=args.window, CHUNKED=args.chunked,
         HAS_CAP=args.softcap > 0, IS_SPLIT=splits > 1,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        BLOCK_M=config.block_rows, BLOCK_N=config.block_keys,
-        RUN=math.gcd(args.page_size, config.block_keys),
+        BLOCK_M=chosen.block_rows, BLOCK_N=chosen.block_keys,
+        RUN=math.gcd(args.page_size, chosen.block_keys),
         BLOCK_E=max(32 if is_paired else 16, triton.next_power_of_2(value_dim)),
         BLOCK_R=max(16, triton.next_power_of_2(key_dim - value_dim)),
         HAS_FLOAT8_CVT=has_float8_cvt(query.device),
-        num_warps=config.num_warps, num_stages=config.num_stages,
+        num_warps=chosen.num_warps, num_stages=chosen.num_stages,
     )  # fmt: skip
     if splits > 1:
         join_splits(args, out, partial, lse)

@@ -346,7 +346,7 @@ def _launch_streamed(
 ) -> None:  # fmt: skip
     """Write the parts of the product by a kernel that streams the weight."""
     numbers, is_packed = weight["weight"], weight["IS_PACKED"]
-    steps = weight["ROW"] * numbers.element_size() // 128 // product.splits
+    steps = weight["ROW"] * numbers.element_size() // 128 // product.splits // product.lines
     if weight["SCALE_ROWS"] == 0:
         kernel, read_early, others = streamed_plain_kernel, [args.weight], {}
         most_stages = steps + 2
@@ -356,6 +356,7 @@ def _launch_streamed(
         others = {name: weight[name] for name in ("ROW", "SCALE_ROWS", "SCALE_COLUMNS")}
         others |= {"BITS": 4 if is_packed else 8, "LOW": None, "HIGH": None}
         others["GROUPS"] = groups_of_part(weight["K"], product.splits)
+        others["LINES"] = product.lines
         if is_packed:
             low, high = nibble_ptx(x.dtype, 4, args.zero_point is not None)
             others |= {"LOW": low, "HIGH": high}

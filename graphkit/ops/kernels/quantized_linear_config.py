@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from math import gcd
 
 import torch
 import triton
@@ -50,9 +51,11 @@ least lines of 128 bytes of a part. ``tools/bench/linear_chain.py --sweep`` comp
 STREAMED_OCCUPIED, STREAMED_MOST_LINES = 0.9, 28
 """Least share of the multiprocessors that programs over numbers of eight bits occupy, and most
 lines of a part of these."""
-STREAMED_MANY_OUTPUTS = {8: (128, 4, 2), 4: (32, 2, 7)}
-"""By the bits of a number, for weights with at least 128 outputs per multiprocessor: outputs and
-warps of a program, and most programs of a multiprocessor."""
+STREAMED_MANY_OUTPUTS = {8: (64, 4, 4, 2), 4: (32, 2, 7, 1)}
+"""By the bits of a number, for weights with at least 128 outputs per multiprocessor: outputs of a
+program, warps of each line, most programs of a multiprocessor, and lines of a step."""
+STREAMED_SHORT_LINES = 16
+"""Most lines of a part over numbers of eight bits that are multiplied two at a time."""
 STREAMED_PLAIN, STREAMED_PLAIN_LONG = (64, 4, 4), (128, 8, 2)
 """Outputs and warps of a program that streams a weight of 16 bits, and most programs of a
 multiprocessor: usually, and for long or wide weights. ``tools/bench/linear_chain.py --sweep``
@@ -62,8 +65,9 @@ STREAMED_PLAIN_PARTS, LONG_INPUTS = 4, 8192
 of a weight that is not long."""
 STREAMED_INPUTS = 16384
 """Most inputs of a part: shared memory holds the scales of all of them."""
-STREAMED_STAGES = 3, 12
-"""Least and most stages of a program that streams its weight."""
+LINES_IN_SHARED_MEMORY = 3, 12
+"""Least and most lines of each output that a program has in shared memory.
+``tools/bench/linear_chain.py --sweep`` compares other numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +113,11 @@ class StreamedProduct:
         outputs: Outputs of a program, a power of two, at least 16 for each warp.
         rows: Rows of a program, a power of two, at least 8.
         splits: Parts of the inputs, of the same number of lines.
-        num_stages: Most lines of each output in flight in a program, the current one included. A
-            part of few lines has one stage more than lines, or two for a weight of 16 bits.
-        num_warps: Warps of a program.
+        num_stages: Most steps in flight in a program, the current one included. A part of few steps
+            has one stage more than steps, or two for a weight of 16 bits.
+        num_warps: Warps of a program, the same number for each line of a step.
+        lines: Lines of each output that a step multiplies, a power of two that divides the lines of
+            a part; 1 for a weight of 16 bits. A stage has as many.
     """
 
     outputs: int
@@ -119,6 +125,7 @@ class StreamedProduct:
     splits: int
     num_stages: int
     num_warps: int = 4
+    lines: int = 1
 
 
 Product = TiledProduct | StreamedProduct
@@ -192,9 +199,9 @@ def choose_streamed(
     """Return how to stream a weight, or ``None``.
 
     There is no way for too many rows, for lines that do not divide the weight into equal parts, and
-    where the shared memory is too small. Whether there is a way, and the number of parts, are the
-    same for all numbers of rows up to ``FEW_ROWS``: a row's result has the same bits whatever the
-    number of rows.
+    where the shared memory is too small. Whether there is a way, the number of parts, and the lines
+    of a step are the same for all numbers of rows up to ``FEW_ROWS``: a row's result has the same
+    bits whatever the number of rows.
 
     Args:
         rows: Rows of the batch.
@@ -207,23 +214,26 @@ def choose_streamed(
     inputs_of_line, (tile, warps) = 1024 // bits, STREAMED_TILE
     if rows > FEW_ROWS or outputs % tile or inputs % inputs_of_line:
         return None
-    ways = [(tile, warps, STREAMED_PROGRAMS)]
+    tiles, lines = outputs // tile, inputs // inputs_of_line
+    parts = _streamed_parts(tiles, lines, -(-inputs // STREAMED_INPUTS), bits, processors)
+    if parts is None:
+        return None
+    together = _lines_of_step(-(-tiles * parts // processors), lines // parts, bits)
+    ways = [(tile, warps, STREAMED_PROGRAMS, together)]
     if outputs >= 2 * tile * processors and outputs % STREAMED_MANY_OUTPUTS[bits][0] == 0:
         ways.insert(0, STREAMED_MANY_OUTPUTS[bits])
-    least_stages, most_stages = STREAMED_STAGES
-    for tile, warps, most_programs in ways:
-        tiles, lines = outputs // tile, inputs // inputs_of_line
-        least = -(-inputs // STREAMED_INPUTS)
-        splits = _streamed_parts(tiles, lines, least, bits, processors)
-        if splits is None:
-            return None
-        fitting = partial(_fitting_stages, tile, groups_of_part(inputs, splits), bits)
-        if fitting(FEW_ROWS, shared_bytes) < least_stages:
+    for tile, warps, most_programs, together in ways:
+        least_stages, most_stages = (each // together for each in LINES_IN_SHARED_MEMORY)
+        least_stages = max(2, least_stages)
+        fitting = partial(_fitting_stages, tile, groups_of_part(inputs, parts), bits, together)
+        is_divided = lines % (parts * together) == 0
+        if not is_divided or fitting(FEW_ROWS, shared_bytes) < least_stages:
             continue
-        programs = min(-(-tiles * splits // processors), most_programs)
+        programs = min(-(-(outputs // tile) * parts // processors), most_programs)
         tile_rows = max(8, triton.next_power_of_2(rows))
         stages = max(least_stages, fitting(tile_rows, shared_bytes // programs))
-        return StreamedProduct(tile, tile_rows, splits, min(stages, most_stages), warps)
+        stages = min(stages, most_stages)
+        return StreamedProduct(tile, tile_rows, parts, stages, warps * together, together)
     return None
 
 
@@ -259,16 +269,29 @@ def choose_streamed_plain(
     programs = min(-(-(outputs // tile) * splits // processors), most_programs)
     tile_rows = max(16, triton.next_power_of_2(rows))
     stages = (shared_bytes // programs - RESERVED_BYTES) // (128 * (tile + tile_rows))
-    least_stages, most_stages = STREAMED_STAGES
+    least_stages, most_stages = LINES_IN_SHARED_MEMORY
     if stages < least_stages:
         return None
     return StreamedProduct(tile, tile_rows, splits, min(stages, most_stages), warps)
 
 
-def _fitting_stages(tile: int, groups: int, bits: int, rows: int, shared_bytes: int) -> int:
+def _lines_of_step(programs: int, lines: int, bits: int) -> int:
+    """Return how many lines of a part are multiplied at the same time, each by warps of its own.
+
+    Numbers of eight bits have few warps to convert them: those of one program, if a multiprocessor
+    has no other. Long parts wait for memory, not for warps.
+    """
+    if bits == 4:
+        return 1
+    return gcd(lines, 4 if programs == 1 else 2 if lines <= STREAMED_SHORT_LINES else 1)
+
+
+def _fitting_stages(
+    tile: int, groups: int, bits: int, lines: int, rows: int, shared_bytes: int
+) -> int:
     """Return the stages of a program that fit into shared memory, beside its scales."""
     table_bytes = (6 if bits == 4 else 4) * tile * groups  # of 32 bits, and 16 of a zero point
-    stage_bytes = tile * 128 + 2 * rows * 1024 // bits
+    stage_bytes = lines * (tile * 128 + 2 * rows * 1024 // bits)
     return (shared_bytes - RESERVED_BYTES - table_bytes) // stage_bytes
 
 

@@ -8,7 +8,8 @@ depend on that kernel. Scales and zero points are read then, too.
 ``streamed_linear_kernel`` multiplies quantised numbers by the instructions of a warp. Their
 operands may hold the inputs in any order, if both share it: a thread takes 16 consecutive bytes of
 an output from shared memory, and the same inputs of its row. The layouts that Triton's compiler
-chooses take two bytes at a time.
+chooses take two bytes at a time. Scales are read before the weight is requested, behind which they
+would wait.
 
 ``streamed_plain_kernel`` multiplies numbers of the dtype of the rows by the instructions of a
 warpgroup (``wgmma`` of sm_90), which read both operands from shared memory. It does not serve
@@ -89,6 +90,12 @@ def _gates_and_ups(tile):
 
 
 @gluon.jit
+def _float8_numbers(loaded, x):
+    """Return what ``float8_numbers`` of ``quantized_numbers.py`` does, which Gluon cannot call."""
+    return loaded.to(gl.float8e4nv, bitcast=True).to(gl.float32).to(x.dtype.element_ty)
+
+
+@gluon.jit
 def _nibbles(loaded, offset, x, PTX: gl.constexpr):
     """Return four bits of each byte less a zero point, by code of ``nibble_ptx``.
 
@@ -108,16 +115,45 @@ def _nibbles(loaded, offset, x, PTX: gl.constexpr):
 
 
 @gluon.jit
-def _add_block(total, numbers, x, factors, block, HAS_FACTORS: gl.constexpr):
-    """Return a sum plus the products of a block of inputs, times its scales if it has some."""
-    if HAS_FACTORS:
-        mma: gl.constexpr = total.type.layout
-        factor = factors.index(block).load(gl.SliceLayout(1, mma)).to(gl.float32)
-        none = gl.zeros(total.shape, gl.float32, mma)
-        total += mma_v2(numbers, x, none) * factor[:, None]
-    else:
-        total = mma_v2(numbers, x, total)
-    return total
+def _stored_table(values, LINES: gl.constexpr):
+    """Return the values of outputs and groups, [N, GROUPS], in shared memory, groups first.
+
+    ``_of_groups`` reads it.
+    """
+    layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    shape: gl.constexpr = values.shape
+    table = gl.allocate_shared_memory(values.dtype, [shape[1] // LINES, LINES, shape[0]], layout)
+    rows = table._reinterpret(values.dtype, [shape[1], shape[0]], layout)
+    rows.store(gl.permute(values, (1, 0)))
+    return table
+
+
+@gluon.jit
+def _of_groups(table, block, layout: gl.constexpr):
+    """Return the values of outputs, [LINES, N, 1], in the groups of a block of each line."""
+    return table.index(block).load(gl.SliceLayout(2, layout))[:, :, None]
+
+
+@gluon.jit
+def _as_left(numbers, layout: gl.constexpr):
+    """Return numbers, [LINES, N, K], as the left operand of a product, each in its thread.
+
+    A thread has 16 consecutive inputs of each 64. The operand's layout gives it two columns of each
+    eight, so that input 16 t + 4 s + 2 h + e of 64 is column 16 s + 8 h + 2 t + e.
+    """
+    shape: gl.constexpr = numbers.shape
+    parts = gl.reshape(numbers, [shape[0], shape[1], shape[2] // 64, 4, 4, 2, 2])
+    parts = gl.permute(parts, (0, 1, 2, 4, 5, 3, 6))
+    return gl.convert_layout(gl.reshape(parts, shape), layout, assert_trivial=True)
+
+
+@gluon.jit
+def _as_right(inputs, layout: gl.constexpr):
+    """Return inputs, [LINES, K, T], as the right operand, in the order of ``_as_left``."""
+    shape: gl.constexpr = inputs.shape
+    parts = gl.reshape(inputs, [shape[0], shape[1] // 64, 4, 4, 2, 2, shape[2]])
+    parts = gl.permute(parts, (0, 1, 3, 4, 2, 5, 6))
+    return gl.convert_layout(gl.reshape(parts, shape), layout, assert_trivial=True)
 
 
 @gluon.jit
@@ -154,115 +190,132 @@ def streamed_linear_kernel(
     SCALE_ROWS: gl.constexpr, SCALE_COLUMNS: gl.constexpr, STEPS: gl.constexpr,
     STARTS_EARLY: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_T: gl.constexpr,
     STAGES: gl.constexpr, GROUPS: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr,
-    IS_GATED: gl.constexpr, WARPS: gl.constexpr,
+    IS_GATED: gl.constexpr, LINES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """One program per tile of outputs, tile of rows and part of the inputs, of STEPS lines.
 
-    N is a multiple of BLOCK_N, and the ROW bytes of an output are the lines of all parts. STAGES is
-    at most STEPS + 1. GROUPS is a power of two, at least the groups of inputs of a part. Other
-    parameters are those of ``linear_kernel``.
+    N is a multiple of BLOCK_N, and the ROW bytes of an output are the lines of all parts. A step
+    multiplies LINES lines of each output, each by a team of WARPS / LINES warps. STAGES is at most
+    STEPS + 1. GROUPS is a power of two, at least the groups of inputs of a part. Other parameters
+    are those of ``linear_kernel``.
     """
     dtype: gl.constexpr = x.dtype.element_ty
     WIDTH: gl.constexpr = 16  # consecutive bytes of a thread, and as many inputs
     BLOCKS: gl.constexpr = 8 // BITS  # of 128 inputs, in a line
-    INPUTS: gl.constexpr = BLOCKS * 128
+    INPUTS: gl.constexpr = BLOCKS * 128  # of a line
     HAS_GROUPS: gl.constexpr = SCALE_COLUMNS > 1
-    mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8])
-    left: gl.constexpr = gl.DotOperandLayout(0, mma, WIDTH)
-    right: gl.constexpr = gl.DotOperandLayout(1, mma, WIDTH)
-    copied: gl.constexpr = gl.BlockedLayout([1, WIDTH], [4, 8], [WARPS, 1], [1, 0])
-    copied_x: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
+    TEAM: gl.constexpr = WARPS // LINES
+    mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [LINES, TEAM, 1], [1, 16, 8])
+    left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
+    right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
+    loaded_left: gl.constexpr = gl.DotOperandLayout(0, mma, WIDTH)
+    loaded_right: gl.constexpr = gl.DotOperandLayout(1, mma, WIDTH)
+    copied: gl.constexpr = gl.BlockedLayout([1, 1, WIDTH], [1, 4, 8], [LINES, TEAM, 1], [2, 1, 0])
+    copied_x: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 4, 8], [LINES, TEAM, 1], [2, 1, 0])
     lines = gl.allocate_shared_memory(
-        gl.uint8, [STAGES, BLOCK_N, 128], gl.SwizzledSharedLayout(WIDTH, 1, 8, [1, 0])
+        gl.uint8, [STAGES, LINES, BLOCK_N, 128], gl.SwizzledSharedLayout(WIDTH, 1, 8, [2, 1, 0])
     )
     inputs = gl.allocate_shared_memory(
-        dtype, [STAGES * BLOCKS, BLOCK_T, 128], gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+        dtype, [STAGES, LINES, BLOCK_T, INPUTS], gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])
     )
-    first = gl.program_id(2) * STEPS
+    first = gl.program_id(2) * STEPS * LINES
 
-    n = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, copied)), N, BLOCK_N, IS_GATED)
-    lane = gl.arange(0, 128, gl.SliceLayout(0, copied))
-    line = weight + n.to(gl.int64)[:, None] * ROW + (first * 128 + lane)[None, :]
-    for stage in gl.static_range(STAGES - 1):
-        async_copy.async_copy_global_to_shared(lines.index(stage), line + stage * 128)
-        async_copy.commit_group()
-    factors, zeros, zero = None, None, None
+    zero = None
     if HAS_GROUPS:
-        spread: gl.constexpr = gl.BlockedLayout([1, 2], [32, 1], [WARPS, 1], [1, 0])
-        table: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-        of_group: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        WIDE: gl.constexpr = max(1, min(8, GROUPS // (2 * LINES)))
+        spread: gl.constexpr = gl.BlockedLayout([1, WIDE], [16, 2], [TEAM, LINES], [1, 0])
         row = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, spread)), N, BLOCK_N, IS_GATED)
         row = _scale_row(row, N, SCALE_ROWS)
-        group = first * BLOCKS + gl.arange(0, GROUPS, gl.SliceLayout(0, spread))
+        group = gl.arange(0, GROUPS, gl.SliceLayout(0, spread))
+        if LINES > 1:  # the same block of all lines of a step, then the next block
+            block_of_line, line_of_step = group // LINES, group % LINES
+            group = (block_of_line // BLOCKS * LINES + line_of_step) * BLOCKS
+            group += block_of_line % BLOCKS
+        group += first * BLOCKS
         place = row[:, None] * SCALE_COLUMNS + group[None, :]
         # Terms that always hold, here and below, give a mask the shape and layout of its tensor.
         is_group = (row >= 0)[:, None] & (group < SCALE_COLUMNS)[None, :]
-        of_groups = gl.load(scale + place, mask=is_group, other=0.0)
-        factors = gl.allocate_shared_memory(of_groups.dtype, [GROUPS, BLOCK_N], of_group)
-        view = factors._reinterpret(of_groups.dtype, [GROUPS, BLOCK_N], table)
-        view.store(gl.permute(of_groups, (1, 0)))
+        scales = gl.load(scale + place, mask=is_group, other=0.0)
         if zero_point is not None:
-            offsets = _zero_offset(gl.load(zero_point + place, mask=is_group, other=0), x)
-            zeros = gl.allocate_shared_memory(dtype, [GROUPS, BLOCK_N], of_group)
-            view = zeros._reinterpret(dtype, [GROUPS, BLOCK_N], table)
-            view.store(gl.permute(offsets, (1, 0)))
-    elif zero_point is not None:
-        own = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, left)), N, BLOCK_N, IS_GATED)
-        zero = _zero_offset(gl.load(zero_point + _scale_row(own, N, SCALE_ROWS)), x)[:, None]
-    if not HAS_GROUPS:
-        m = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, mma)), N, BLOCK_N, IS_GATED)
-        factor = gl.load(scale + _scale_row(m, N, SCALE_ROWS)).to(gl.float32)
+            points = gl.load(zero_point + place, mask=is_group, other=0)
+    else:
+        row = _output(
+            gl.arange(0, BLOCK_N, gl.SliceLayout(0, gl.SliceLayout(2, mma))), N, BLOCK_N, IS_GATED
+        )
+        factor = gl.load(scale + _scale_row(row, N, SCALE_ROWS)).to(gl.float32)[None, :, None]
+        if zero_point is not None:
+            row = gl.arange(0, BLOCK_N, gl.SliceLayout(0, gl.SliceLayout(2, loaded_left)))
+            row = _scale_row(_output(row, N, BLOCK_N, IS_GATED), N, SCALE_ROWS)
+            zero = _zero_offset(gl.load(zero_point + row), x)[None, :, None]
+
+    n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, gl.SliceLayout(2, copied)))
+    n = _output(n, N, BLOCK_N, IS_GATED)
+    number = first + gl.arange(0, LINES, gl.SliceLayout(1, gl.SliceLayout(2, copied)))
+    byte = gl.arange(0, 128, gl.SliceLayout(0, gl.SliceLayout(1, copied)))
+    byte = number[:, None, None] * 128 + byte[None, None, :]
+    line = weight + n.to(gl.int64)[None, :, None] * ROW + byte
+    for stage in gl.static_range(STAGES - 1):
+        async_copy.async_copy_global_to_shared(lines.index(stage), line + stage * LINES * 128)
+        async_copy.commit_group()
+    if HAS_GROUPS:
+        factors = _stored_table(scales, LINES)
+        if zero_point is not None:
+            zeros = _stored_table(_zero_offset(points, x), LINES)
     if STARTS_EARLY:
         gdc_launch_dependents()
         gdc_wait()
 
-    k = gl.arange(0, 128, gl.SliceLayout(0, copied_x))
-    t = gl.program_id(1) * BLOCK_T + gl.arange(0, BLOCK_T, gl.SliceLayout(1, copied_x))
-    block = x + t.to(gl.int64)[:, None] * K + (first * INPUTS + k)[None, :]
-    is_t = (t < rows)[:, None] & (k >= 0)[None, :]
+    t = gl.arange(0, BLOCK_T, gl.SliceLayout(0, gl.SliceLayout(2, copied_x)))
+    t += gl.program_id(1) * BLOCK_T
+    number = first + gl.arange(0, LINES, gl.SliceLayout(1, gl.SliceLayout(2, copied_x)))
+    k = gl.arange(0, INPUTS, gl.SliceLayout(0, gl.SliceLayout(1, copied_x)))
+    k = number[:, None, None] * INPUTS + k[None, None, :]
+    block = x + t.to(gl.int64)[None, :, None] * K + k
+    is_t = (t < rows)[None, :, None] & (k >= 0)
     for stage in gl.static_range(STAGES - 1):
-        for part in gl.static_range(BLOCKS):
-            async_copy.async_copy_global_to_shared(
-                inputs.index(stage * BLOCKS + part), block + (stage * BLOCKS + part) * 128,
-                mask=is_t,
-            )  # fmt: skip
+        async_copy.async_copy_global_to_shared(
+            inputs.index(stage), block + stage * LINES * INPUTS, mask=is_t
+        )
         async_copy.commit_group()
-    total = gl.zeros([BLOCK_N, BLOCK_T], gl.float32, mma)
+    none = gl.zeros([LINES, BLOCK_N, BLOCK_T], gl.float32, mma)
+    total, held, free = none, 0, STAGES - 1
+    line += (STAGES - 1) * LINES * 128
+    block += (STAGES - 1) * LINES * INPUTS
     for step in range(STEPS):
         async_copy.wait_group(STAGES - 2)
-        held, ahead = step % STAGES, step + STAGES - 1
-        loaded = lines.index(held).load(left)
-        low_inputs = inputs.index(held * BLOCKS).permute((1, 0)).load(right)
-        if BITS == 4:
-            high_inputs = inputs.index(held * BLOCKS + 1).permute((1, 0)).load(right)
         # Stage ``free`` is written again: all threads have read it, in the step before.
-        free = ahead % STAGES
-        is_line = (lane * 0 + ahead < STEPS)[None, :]
-        async_copy.async_copy_global_to_shared(lines.index(free), line + ahead * 128, mask=is_line)
-        is_input = is_t & (k * 0 + ahead < STEPS)[None, :]
-        for piece in gl.static_range(BLOCKS):
-            async_copy.async_copy_global_to_shared(
-                inputs.index(free * BLOCKS + piece), block + (ahead * BLOCKS + piece) * 128,
-                mask=is_input,
-            )  # fmt: skip
+        left_steps = STEPS - (STAGES - 1) - step
+        is_line = (byte * 0 < left_steps) & (n >= 0)[None, :, None]
+        async_copy.async_copy_global_to_shared(lines.index(free), line, mask=is_line)
+        is_input = is_t & (k * 0 < left_steps)
+        async_copy.async_copy_global_to_shared(inputs.index(free), block, mask=is_input)
         async_copy.commit_group()
-        if BITS == 4:
-            low_zero, high_zero = zero, zero
-            if zeros is not None:
-                low_zero = zeros.index(step * 2).load(gl.SliceLayout(1, left))[:, None]
-                high_zero = zeros.index(step * 2 + 1).load(gl.SliceLayout(1, left))[:, None]
-            low = _nibbles(loaded, low_zero, x, LOW)
-            total = _add_block(total, low, low_inputs, factors, step * 2, HAS_GROUPS)
-            high = _nibbles(loaded, high_zero, x, HIGH)
-            total = _add_block(total, high, high_inputs, factors, step * 2 + 1, HAS_GROUPS)
-        else:
-            # Through float32, as in ``linear_kernel``.
-            wide = loaded.to(gl.float8e4nv, bitcast=True).to(gl.float32).to(dtype)
-            total = _add_block(total, wide, low_inputs, factors, step, HAS_GROUPS)
+        loaded = lines.index(held).load(loaded_left)
+        for part in gl.static_range(BLOCKS):
+            block_of_part = step * BLOCKS + part
+            rest = inputs.index(held).slice(part * 128, 128, dim=2).permute((0, 2, 1))
+            rest = _as_right(rest.load(loaded_right), right)
+            if BITS == 8:
+                numbers = _float8_numbers(loaded, x)
+            else:
+                offset = zero
+                if HAS_GROUPS and zero_point is not None:
+                    offset = _of_groups(zeros, block_of_part, loaded_left)
+                numbers = _nibbles(loaded, offset, x, HIGH if part else LOW)
+            numbers = _as_left(numbers, left)
+            if HAS_GROUPS:
+                of_groups = _of_groups(factors, block_of_part, mma).to(gl.float32)
+                total += mma_v2(numbers, rest, none) * of_groups
+            else:
+                total = mma_v2(numbers, rest, total)
+        line += LINES * 128
+        block += LINES * INPUTS
+        free = held
+        held = gl.where(held == STAGES - 1, 0, held + 1)
     async_copy.wait_group(0)
     if not HAS_GROUPS:
-        total *= factor[:, None]
-    _store(out, total, bias, rows, N, IS_GATED)
+        total *= factor
+    _store(out, gl.sum(total, 0), bias, rows, N, IS_GATED)
 
 
 @gluon.jit(do_not_specialize=["rows"])

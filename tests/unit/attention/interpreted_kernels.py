@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,12 @@ import triton
 
 from graphkit.kv import DSATokenToKVPool
 from graphkit.ops.index_scores import index_scores
-from graphkit.ops.kernels.attention_config import AttentionConfig, choose_config, choose_splits
+from graphkit.ops.kernels.attention_config import (
+    AttentionConfig,
+    choose_config,
+    choose_splits,
+    with_idle_processors,
+)
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.paged_metadata import paged_metadata
 from graphkit.ops.registration import OPS
@@ -389,6 +395,17 @@ def test_large_blocks_of_keys_have_longer_splits():
     assert (large.block_keys, small.block_keys) == (128, 64)
     found = [choose_splits(8, 1664, 132, each.least_split) for each in (large, small)]
     assert found == [6, 13]
+
+
+@pytest.mark.parametrize(("programs", "rows"), [(8, 16), (66, 16), (67, 32)])
+def test_tiles_have_fewer_rows_where_multiprocessors_are_idle(programs, rows):
+    large = choose_config(24, 128, 128, 2, is_shared=False, shared_bytes=233472)
+    assert large.block_rows == 32
+    assert with_idle_processors(large, programs, 132) == replace(large, block_rows=rows)
+    smallest = replace(large, block_rows=16)
+    assert with_idle_processors(smallest, programs, 132) == smallest
+    latents = choose_config(24, 576, 512, 2, is_shared=True, shared_bytes=233472)
+    assert with_idle_processors(latents, programs, 132) == latents
 
 
 @pytest.mark.parametrize(

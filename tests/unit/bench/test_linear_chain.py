@@ -85,8 +85,9 @@ def test_swept_streamed_products_divide_the_weight_and_fit_a_multiprocessor(benc
             lines, rest = divmod(inputs * bits // 1024, each.splits)
             assert rest == 0 == outputs % each.outputs
             assert each.rows >= rows
-            assert ahead < each.num_stages <= lines + ahead
-            stage = each.outputs * 128 + each.rows * 2048 // bits
+            assert lines % each.lines == 0 == each.num_warps % each.lines
+            assert ahead < each.num_stages <= lines // each.lines + ahead
+            stage = each.lines * (each.outputs * 128 + each.rows * 2048 // bits)
             groups = 0 if kind == "linear" else bench.groups_of_part(inputs, each.splits)
             assert each.num_stages * stage + 6 * each.outputs * groups <= 227 * 1024
 

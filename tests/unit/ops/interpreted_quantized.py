@@ -195,12 +195,14 @@ def test_the_parts_of_a_streamed_weight_do_not_depend_on_the_rows(outputs, input
         config.choose_streamed(rows, inputs, outputs, bits, 132, 233472)
         for rows in range(1, config.FEW_ROWS + 1)
     ]
-    assert len({(each.outputs, each.splits) for each in found}) == 1
+    assert len({(each.outputs, each.splits, each.lines, each.num_warps) for each in found}) == 1
     for rows, product in enumerate(found, 1):
-        assert inputs * bits // 1024 % product.splits == 0 == outputs % product.outputs
+        steps, rest = divmod(inputs * bits // 1024, product.splits * product.lines)
+        assert rest == 0 == outputs % product.outputs
+        assert steps >= 1
         assert product.rows >= rows
-        assert product.num_stages >= 3
-        stage = product.outputs * 128 + product.rows * 2048 // bits
+        assert product.num_stages >= 2
+        stage = product.lines * (product.outputs * 128 + product.rows * 2048 // bits)
         groups = config.groups_of_part(inputs, product.splits)
         tables = product.outputs * groups * (6 if bits == 4 else 4)
         assert product.num_stages * stage + tables <= 227 * 1024
