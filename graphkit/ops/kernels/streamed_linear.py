@@ -27,6 +27,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     warpgroup_mma,
+    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 
@@ -326,7 +327,7 @@ def streamed_plain_kernel(
     """As ``streamed_linear_kernel``, for a weight of the dtype of the rows.
 
     STAGES is at least 3, and at most STEPS + 2: a stage is written again when the product after its
-    own has started. That one runs while the next step begins.
+    own has started.
     """
     LINE: gl.constexpr = 64  # inputs of 128 bytes
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_T, 16])
@@ -351,25 +352,22 @@ def streamed_plain_kernel(
     for stage in gl.static_range(STAGES - 2):
         async_copy.async_copy_global_to_shared(inputs.index(stage), block + stage * LINE, mask=is_t)
         async_copy.commit_group()
-    total = gl.zeros([BLOCK_N, BLOCK_T], gl.float32, mma)
-    held, free = 0, STAGES - 2
-    line += (STAGES - 2) * LINE
-    block += (STAGES - 2) * LINE
+    running = warpgroup_mma_init(gl.zeros([BLOCK_N, BLOCK_T], gl.float32, mma))
     for step in range(STEPS):
         async_copy.wait_group(STAGES - 3)
         fence_async_shared()
+        held, ahead = step % STAGES, step + STAGES - 2
+        # Stage ``free`` is written again: all warps have waited for its product, in the last step.
+        free = ahead % STAGES
+        is_line = (k * 0 + ahead < STEPS)[None, :]
+        async_copy.async_copy_global_to_shared(lines.index(free), line + ahead * LINE, mask=is_line)
+        async_copy.async_copy_global_to_shared(
+            inputs.index(free), block + ahead * LINE, mask=is_t & is_line
+        )
+        async_copy.commit_group()
+        total = warpgroup_mma_wait(0, deps=[running])
         right = inputs.index(held).permute((1, 0))
         running = warpgroup_mma(lines.index(held), right, total, is_async=True)
-        # Stage ``free`` is written again: all warps have waited for its product, in the last step.
-        is_line = (k * 0 + step < STEPS - (STAGES - 2))[None, :]
-        async_copy.async_copy_global_to_shared(lines.index(free), line, mask=is_line)
-        async_copy.async_copy_global_to_shared(inputs.index(free), block, mask=is_t & is_line)
-        async_copy.commit_group()
-        total = warpgroup_mma_wait(1, deps=[running])
-        line += LINE
-        block += LINE
-        held = gl.where(held == STAGES - 1, 0, held + 1)
-        free = gl.where(free == STAGES - 1, 0, free + 1)
-    total = warpgroup_mma_wait(0, deps=[total])
+    total = warpgroup_mma_wait(0, deps=[running])
     async_copy.wait_group(0)
     _store(out, total, bias, rows, N, IS_GATED)
