@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.decoder import normalised, sum_of_parts
+from graphkit.ops.kernels.decoder import normalised
 from graphkit.ops.kernels.launch import launch
 
 WORD = 4
@@ -101,32 +101,16 @@ def _words(first, second):
 
 
 @triton.jit
-def _own_words(x, word, words, is_word, SUMMANDS: tl.constexpr, DTYPE: tl.constexpr):
-    """Return this rank's words, of which ``x`` has float32 summands unless SUMMANDS is 0."""
-    if SUMMANDS == 0:
-        own = tl.load(x + word, mask=is_word, other=0)
-    elif DTYPE.primitive_bitwidth == 32:
-        first = sum_of_parts(x + word, words, is_word, SUMMANDS, DTYPE)
-        own = _words(first, first)
-    else:
-        first = sum_of_parts(x + 2 * word, 2 * words, is_word, SUMMANDS, DTYPE)
-        second = sum_of_parts(x + 2 * word + 1, 2 * words, is_word, SUMMANDS, DTYPE)
-        own = _words(first, second)
-    return own
-
-
-@triton.jit
 def push_all_reduce_kernel(
     out, total, x, residual, weight, eps, calls, parts, words,
     ROW: tl.constexpr, BLOCK: tl.constexpr, SPANS: tl.constexpr, SPAN: tl.constexpr,
-    SUMMANDS: tl.constexpr, DTYPE: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
-    CAPACITY: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    DTYPE: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, CAPACITY: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program per row of ROW words; see ``_own_words`` for ``x``.
+    """One program per row of ROW words; all tensors but ``calls`` and ``parts`` are words.
 
-    All tensors but ``x``, ``calls`` and ``parts`` are words. With ``residual``, ``out`` is the norm
-    of ``total``, the sum over ranks plus ``residual``, all rounded as in ``add_rms_norm``.
-    Otherwise it is the sum over ranks.
+    With ``residual``, ``out`` is the norm of ``total``, the sum over ranks plus ``residual``, all
+    rounded as in ``add_rms_norm``. Otherwise it is the sum over ranks.
     """
     if STARTS_EARLY:
         tl.extra.cuda.gdc_wait()
@@ -137,7 +121,7 @@ def push_all_reduce_kernel(
     is_span = span < (row + 1) * SPANS
     count = tl.load(calls + span, mask=is_span)
     call = tl.load(calls + place // SPAN, mask=is_word)
-    own = _own_words(x, word, words, is_word, SUMMANDS, DTYPE)
+    own = tl.load(x + word, mask=is_word, other=0)
     _push(own, place, is_word, call, parts, RANK, RANKS, CAPACITY)
     if residual is not None:  # while the words of other ranks arrive
         before = tl.load(residual + word, mask=is_word, other=0)
@@ -151,8 +135,6 @@ def push_all_reduce_kernel(
         one, two = _numbers(theirs, DTYPE)
         first += one
         second += two
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
     first, second = first.to(DTYPE), second.to(DTYPE)
     if residual is not None:
         one, two = _numbers(before, DTYPE)
@@ -190,8 +172,6 @@ def push_all_gather_kernel(
         if rank != RANK:
             theirs = _received(rank, place, is_word, call, parts, RANK, RANKS, CAPACITY)
         tl.store(begin + rank * ROW, theirs, mask=is_word)
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
     tl.debug_barrier()  # all threads have read the number of the call
     tl.store(calls + span, call + 1)
 
@@ -214,14 +194,14 @@ def launch_push_add_rms_norm(
     """Return ``add_rms_norm`` of the sum over ranks, with the same bits on each.
 
     Args:
-        x: Rows [T, H] that ``memory`` holds, or float32 summands of them [S, T, H]; contiguous.
-        residual: [T, H], contiguous, float32 or bfloat16.
-        weight: [H], of the same dtype.
+        x: Rows [T, H] that ``memory`` holds, contiguous.
+        residual: [T, H], contiguous.
+        weight: [H]. All have one dtype, float32 or bfloat16.
         eps: As in ``add_rms_norm``.
         memory: The memory of the ranks.
     """
-    out, total = torch.empty_like(residual), torch.empty_like(residual)
-    row = residual.shape[1] * residual.itemsize // WORD
+    out, total = torch.empty_like(x), torch.empty_like(x)
+    row = x.shape[1] * x.itemsize // WORD
     _launch_all_reduce(memory, out, x, row, total, residual, weight, eps)
     return out, total
 
@@ -254,14 +234,12 @@ def _launch_all_reduce(
     weight: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
-    words, block = out.numel() * out.itemsize // WORD, triton.next_power_of_2(row)
-    tensors = {"out": out, "total": total, "residual": residual, "weight": weight}
-    has_summands = x.dim() > out.dim()
+    words, block = x.numel() * x.itemsize // WORD, triton.next_power_of_2(row)
+    tensors = {"out": out, "total": total, "x": x, "residual": residual, "weight": weight}
     launch(
         push_all_reduce_kernel, (triton.cdiv(words, row),), memory,
-        x=x if has_summands else _in_words(x), SUMMANDS=len(x) if has_summands else 0,
         eps=eps, words=words, ROW=row, BLOCK=block, SPANS=triton.cdiv(row, SPAN),
-        DTYPE=tl.float32 if out.dtype == torch.float32 else tl.bfloat16,
+        DTYPE=tl.float32 if x.dtype == torch.float32 else tl.bfloat16,
         num_warps=min(32, max(1, block // 128)), **_constants(memory),
         **{name: None if tensor is None else _in_words(tensor) for name, tensor in tensors.items()},
     )  # fmt: skip
