@@ -192,7 +192,7 @@ def streamed_linear_kernel(
     STAGES: gl.constexpr, GROUPS: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr,
     IS_GATED: gl.constexpr, LINES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    """One program per tile of outputs, tile of rows and part of the inputs, of STEPS lines.
+    """One program per tile of outputs, tile of rows and part of the inputs, of STEPS steps.
 
     N is a multiple of BLOCK_N, and the ROW bytes of an output are the lines of all parts. A step
     multiplies LINES lines of each output, each by a team of WARPS / LINES warps. STAGES is at most
