@@ -101,16 +101,16 @@ class Shared:
 
 
 class Running:
-    """A sum, and the operands of a product of a warpgroup that is added when it is waited for."""
+    """A sum, and the operands of products of a warpgroup that are added when waited for."""
 
-    def __init__(self, total, *operands):
-        self.total, self.operands = total, operands
+    def __init__(self, total, products=()):
+        self.total, self.products = total, products
 
-    def finished(self):
-        if not self.operands:
-            return self.total
-        left, right = self.operands
-        return self.total + left.memory.float() @ right.memory.float()
+    def waited(self, pending):
+        done = len(self.products) - pending
+        for left, right in self.products[: max(0, done)]:
+            self.total = self.total + left.memory.float() @ right.memory.float()
+        return Running(self.total, self.products[max(0, done) :]) if pending else self.total
 
 
 class Program:
@@ -186,16 +186,13 @@ class Program:
     def mma_v2(self, left, right, total):
         return total + left.float() @ right.float()
 
-    def warpgroup_mma_init(self, total):
-        return Running(total)
-
     def warpgroup_mma(self, left, right, total, is_async):
-        return Running(total, left, right)
+        running = total if isinstance(total, Running) else Running(total)
+        return Running(running.total, (*running.products, (left, right)))
 
     def warpgroup_mma_wait(self, pending, deps):
-        assert pending == 0, "products that still run have no results"
         (running,) = deps
-        return running.finished()
+        return running.waited(pending)
 
     def fence_async_shared(self):
         pass
