@@ -101,16 +101,16 @@ class Shared:
 
 
 class Running:
-    """A sum, and the operands of products of a warpgroup that are added when waited for."""
+    """A sum, and the operands of a product of a warpgroup that is added when it is waited for."""
 
-    def __init__(self, total, products=()):
-        self.total, self.products = total, products
+    def __init__(self, total, *operands):
+        self.total, self.operands = total, operands
 
-    def waited(self, pending):
-        done = len(self.products) - pending
-        for left, right in self.products[: max(0, done)]:
-            self.total = self.total + left.memory.float() @ right.memory.float()
-        return Running(self.total, self.products[max(0, done) :]) if pending else self.total
+    def finished(self):
+        if not self.operands:
+            return self.total
+        left, right = self.operands
+        return self.total + left.memory.float() @ right.memory.float()
 
 
 class Program:
@@ -186,13 +186,16 @@ class Program:
     def mma_v2(self, left, right, total):
         return total + left.float() @ right.float()
 
+    def warpgroup_mma_init(self, total):
+        return Running(total)
+
     def warpgroup_mma(self, left, right, total, is_async):
-        running = total if isinstance(total, Running) else Running(total)
-        return Running(running.total, (*running.products, (left, right)))
+        return Running(total, left, right)
 
     def warpgroup_mma_wait(self, pending, deps):
+        assert pending == 0, "products that still run have no results"
         (running,) = deps
-        return running.waited(pending)
+        return running.finished()
 
     def fence_async_shared(self):
         pass

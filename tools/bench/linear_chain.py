@@ -280,14 +280,10 @@ def streamed_products(shape: tuple[int, int], kind: str, rows: int) -> list[Stre
         for parts in [1, *(each for each in fitting if all_lines // each >= 4)]:
             steps, rest = divmod(all_lines, parts * lines)
             programs = -(-tiles * parts // PROCESSORS)
-            stage_bytes = lines * tile_outputs * 128
-            if is_plain:  # three stages of the rows
-                other_bytes = 3 * tile * 128
-            else:
-                stage_bytes += lines * tile * 2048 // bits
-                other_bytes = 6 * tile_outputs * groups_of_part(inputs, parts)
+            stage_bytes = lines * (tile_outputs * 128 + tile * 2048 // bits)
+            table_bytes = 0 if is_plain else 6 * tile_outputs * groups_of_part(inputs, parts)
             for shared in (110_000, 160_000, 220_000):
-                stages = (shared // min(programs, most) - other_bytes) // stage_bytes
+                stages = (shared // min(programs, most) - table_bytes) // stage_bytes
                 stages = min(12, steps + ahead, stages)
                 if stages > ahead and not rest:
                     found.append(StreamedProduct(tile_outputs, tile, parts, stages, warps, lines))

@@ -29,7 +29,6 @@ from graphkit.ops.kernels.decoder import gate_rows, gated, sum_of_parts
 from graphkit.ops.kernels.devices import check_float8, has_bfloat16_subtraction
 from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.kernels.quantized_linear_config import (
-    ROW_STAGES,
     Product,
     StreamedProduct,
     TiledProduct,
@@ -349,8 +348,7 @@ def _launch_streamed(
     numbers, is_packed = weight["weight"], weight["IS_PACKED"]
     steps = weight["ROW"] * numbers.element_size() // 128 // product.splits // product.lines
     if weight["SCALE_ROWS"] == 0:
-        kernel, read_early = streamed_plain_kernel, [args.weight]
-        others: dict[str, Any] = {"ROW_STAGES": ROW_STAGES}
+        kernel, read_early, others = streamed_plain_kernel, [args.weight], {}
         most_stages = steps + 2
     else:
         kernel, read_early = streamed_linear_kernel, [args.weight, args.scale, args.zero_point]

@@ -65,9 +65,6 @@ STREAMED_PLAIN_PARTS, LONG_INPUTS = 4, 8192
 of a weight that is not long."""
 STREAMED_INPUTS = 16384
 """Most inputs of a part: shared memory holds the scales of all of them."""
-ROW_STAGES = 3
-"""Lines of the rows in shared memory, beside a weight of 16 bits: one that is multiplied, the one
-before, and the next."""
 LINES_IN_SHARED_MEMORY = 3, 12
 """Least and most lines of each output that a program has in shared memory.
 ``tools/bench/linear_chain.py --sweep`` compares other numbers."""
@@ -271,8 +268,7 @@ def choose_streamed_plain(
             return None
     programs = min(-(-(outputs // tile) * splits // processors), most_programs)
     tile_rows = max(16, triton.next_power_of_2(rows))
-    of_rows = ROW_STAGES * 128 * tile_rows
-    stages = (shared_bytes // programs - RESERVED_BYTES - of_rows) // (128 * tile)
+    stages = (shared_bytes // programs - RESERVED_BYTES) // (128 * (tile + tile_rows))
     least_stages, most_stages = LINES_IN_SHARED_MEMORY
     if stages < least_stages:
         return None

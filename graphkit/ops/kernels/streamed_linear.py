@@ -27,6 +27,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     warpgroup_mma,
+    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 
@@ -321,14 +322,12 @@ def streamed_linear_kernel(
 def streamed_plain_kernel(
     out, x, weight, bias, rows, N: gl.constexpr, K: gl.constexpr, STEPS: gl.constexpr,
     STARTS_EARLY: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_T: gl.constexpr,
-    STAGES: gl.constexpr, ROW_STAGES: gl.constexpr, IS_GATED: gl.constexpr, WARPS: gl.constexpr,
+    STAGES: gl.constexpr, IS_GATED: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    """As ``streamed_linear_kernel``, for a weight of the dtype of the rows. A step has one line.
+    """As ``streamed_linear_kernel``, for a weight of the dtype of the rows.
 
-    STAGES, of the weight, is from 3 to STEPS + 2; ROW_STAGES is at least 3. Rows pass through
-    registers: an asynchronous copy arrives after all copies before it, which are those of the
-    weight, requested before the rows exist. A product runs while the next step begins. Its stages
-    are written again in the step after that, when all warps have waited for it.
+    STAGES is at least 3, and at most STEPS + 2: a stage is written again when the product after its
+    own has started.
     """
     LINE: gl.constexpr = 64  # inputs of 128 bytes
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_T, 16])
@@ -336,7 +335,7 @@ def streamed_plain_kernel(
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     dtype: gl.constexpr = x.dtype.element_ty
     lines = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, LINE], shared)
-    inputs = gl.allocate_shared_memory(dtype, [ROW_STAGES, BLOCK_T, LINE], shared)
+    inputs = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_T, LINE], shared)
     first = gl.program_id(2) * STEPS
     n = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, copied)), N, BLOCK_N, IS_GATED)
     k = gl.arange(0, LINE, gl.SliceLayout(0, copied))
@@ -350,30 +349,25 @@ def streamed_plain_kernel(
     t = gl.program_id(1) * BLOCK_T + gl.arange(0, BLOCK_T, gl.SliceLayout(1, copied))
     block = x + t.to(gl.int64)[:, None] * K + (first * LINE + k)[None, :]
     is_t = (t < rows)[:, None] & (k >= 0)[None, :]
-    now = gl.load(block, mask=is_t, other=0.0)
-    block += LINE
-    following = gl.load(block, mask=is_t & (k * 0 + 1 < STEPS)[None, :], other=0.0)
-    inputs.index(0).store(now)
-    total = gl.zeros([BLOCK_N, BLOCK_T], gl.float32, mma)
-    held, free, held_x = 0, STAGES - 2, 0
-    line += (STAGES - 2) * LINE
+    for stage in gl.static_range(STAGES - 2):
+        async_copy.async_copy_global_to_shared(inputs.index(stage), block + stage * LINE, mask=is_t)
+        async_copy.commit_group()
+    running = warpgroup_mma_init(gl.zeros([BLOCK_N, BLOCK_T], gl.float32, mma))
     for step in range(STEPS):
         async_copy.wait_group(STAGES - 3)
         fence_async_shared()
-        right = inputs.index(held_x).permute((1, 0))
-        running = warpgroup_mma(lines.index(held), right, total, is_async=True)
-        is_line = (k * 0 + step < STEPS - (STAGES - 2))[None, :]
-        async_copy.async_copy_global_to_shared(lines.index(free), line, mask=is_line)
+        held, ahead = step % STAGES, step + STAGES - 2
+        # Stage ``free`` is written again: all warps have waited for its product, in the last step.
+        free = ahead % STAGES
+        is_line = (k * 0 + ahead < STEPS)[None, :]
+        async_copy.async_copy_global_to_shared(lines.index(free), line + ahead * LINE, mask=is_line)
+        async_copy.async_copy_global_to_shared(
+            inputs.index(free), block + ahead * LINE, mask=is_t & is_line
+        )
         async_copy.commit_group()
-        held_x = gl.where(held_x == ROW_STAGES - 1, 0, held_x + 1)
-        inputs.index(held_x).store(following)
-        block += LINE
-        is_input = is_t & (k * 0 + step < STEPS - 2)[None, :]
-        following = gl.load(block, mask=is_input, other=0.0)
-        total = warpgroup_mma_wait(1, deps=[running])
-        line += LINE
-        held = gl.where(held == STAGES - 1, 0, held + 1)
-        free = gl.where(free == STAGES - 1, 0, free + 1)
-    total = warpgroup_mma_wait(0, deps=[total])
+        total = warpgroup_mma_wait(0, deps=[running])
+        right = inputs.index(held).permute((1, 0))
+        running = warpgroup_mma(lines.index(held), right, total, is_async=True)
+    total = warpgroup_mma_wait(0, deps=[running])
     async_copy.wait_group(0)
     _store(out, total, bias, rows, N, IS_GATED)

@@ -87,11 +87,9 @@ def test_swept_streamed_products_divide_the_weight_and_fit_a_multiprocessor(benc
             assert each.rows >= rows
             assert lines % each.lines == 0 == each.num_warps % each.lines
             assert ahead < each.num_stages <= lines // each.lines + ahead
-            stage, other = each.lines * each.outputs * 128, 3 * each.rows * 128
-            if kind != "linear":
-                stage += each.lines * each.rows * 2048 // bits
-                other = 6 * each.outputs * bench.groups_of_part(inputs, each.splits)
-            assert each.num_stages * stage + other <= 227 * 1024
+            stage = each.lines * (each.outputs * 128 + each.rows * 2048 // bits)
+            groups = 0 if kind == "linear" else bench.groups_of_part(inputs, each.splits)
+            assert each.num_stages * stage + 6 * each.outputs * groups <= 227 * 1024
 
 
 def test_many_rows_are_not_streamed(bench):

@@ -255,10 +255,10 @@ def test_weights_of_16_bits_are_streamed_in_parts_that_do_not_depend_on_the_rows
         assert rest == 0 == outputs % product.outputs
         assert product.rows >= rows
         assert product.num_warps % 4 == 0
+        stage = 128 * (product.outputs + product.rows)
         assert product.num_stages >= 3
         programs = -(-(outputs // product.outputs) * product.splits // 132)
-        lines_in_shared_memory = product.num_stages * product.outputs + 3 * product.rows
-        assert min(programs, 2) * 128 * lines_in_shared_memory <= shared_bytes - 1024
+        assert min(programs, 2) * product.num_stages * stage <= shared_bytes - 1024
         assert lines >= 4
     if most_rows:
         assert splits <= {1}
