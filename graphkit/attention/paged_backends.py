@@ -7,7 +7,7 @@ D head size of keys, E of values, L keys.
 # ruff: noqa: N806 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -19,7 +19,12 @@ from graphkit.ops.registration import OPS
 
 
 class TritonAttention(PagedAttention):
-    """One op per layer, ``graphkit::paged_attention``: Triton on CUDA, plain torch on the CPU."""
+    """One op per layer, ``graphkit::attend_rotated_heads`` or ``graphkit::paged_attention``.
+
+    Triton on CUDA, plain torch on the CPU.
+    """
+
+    _rotates: ClassVar[bool] = True
 
     def _attend(self, args: Any) -> torch.Tensor:
         return paged_attention(*args)
