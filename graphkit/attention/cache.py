@@ -7,7 +7,7 @@ Suffixes: T rows, N query heads, M key-value heads, D head size of keys, E head 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from graphkit.config import require_type
 from graphkit.errors import ConfigError
@@ -74,16 +74,6 @@ class PagedCache:
         else:
             self.pool.set_kv_buffer(layer, loc_T, key_TMD, value_TME)
 
-    @property
-    def stores_heads(self) -> bool:
-        """Whether the pool has keys and values, and no method of its own that stores them."""
-        pool, usual = self.pool, MHATokenToKVPool.set_kv_buffer
-        return isinstance(pool, MHATokenToKVPool) and type(pool).set_kv_buffer is usual
-
-    def buffers(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the keys and the values of a layer."""
-        return self.pool.get_key_buffer(layer), self.pool.get_value_buffer(layer)
-
     def store_rotated(self, layer: int, loc_T: torch.Tensor, heads: ProjectedHeads) -> torch.Tensor:
         """Rotate heads, write their keys and values as ``store`` does, and return queries.
 
@@ -95,8 +85,8 @@ class PagedCache:
         Raises:
             AttentionError: See ``set_kv_buffer``.
         """
-        if self.stores_heads:
-            pool = cast("MHATokenToKVPool", self.pool)
+        pool, usual = self.pool, MHATokenToKVPool.set_kv_buffer
+        if isinstance(pool, MHATokenToKVPool) and type(pool).set_kv_buffer is usual:
             return pool.set_rotated_kv_buffer(layer, loc_T, heads)
         query, key, value = heads.rotated()
         self.store(layer, loc_T, key, value)

@@ -18,7 +18,6 @@ from graphkit.attention.metadata import APPENDING, EXTENDING, AttentionMetadata,
 from graphkit.config import require_type
 from graphkit.errors import ConfigError
 from graphkit.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
-from graphkit.ops.paged_attention import attend_rotated_heads
 from graphkit.ops.paged_metadata import Metadata, paged_metadata
 from graphkit.ops.registration import OPS
 
@@ -57,8 +56,6 @@ class PagedAttention(PooledAttention):
     req_to_token_pool: ReqToTokenPool
     kv_pool: Pool
     pool_types: ClassVar[tuple[type[TokenToKVPool], ...]] = (MHATokenToKVPool, MLATokenToKVPool)
-    _rotates: ClassVar[bool] = False
-    """Whether attention runs by ``attend_rotated_heads``, if the pool stores rotated heads."""
 
     def __init__(
         self,
@@ -247,10 +244,6 @@ class PagedAttention(PooledAttention):
                 window=window, softcap=softcap, sinks_N=sinks_N, chunked=chunked,
             )  # fmt: skip
         cache = self._window_cache if window else self._cache
-        if self._rotates and cache.stores_heads:
-            after: Any = self._stored_arguments(layer, metadata, window, softcap, sinks_N, chunked)
-            arguments: tuple[Any, ...] = (*cache.buffers(layer), out_cache_loc_T, *heads, *after)
-            return attend_rotated_heads(*arguments)
         query_TND = cache.store_rotated(layer, out_cache_loc_T, heads)
         return self._attend_stored(layer, query_TND, metadata, window, softcap, sinks_N, chunked)
 
@@ -269,35 +262,21 @@ class PagedAttention(PooledAttention):
         return self._attend(
             OPS["paged_attention"].arguments(
                 query_TND,
-                *cache.buffers(layer),
-                *self._stored_arguments(layer, metadata, window, softcap, sinks_N, chunked),
+                cache.pool.get_key_buffer(layer),
+                cache.pool.get_value_buffer(layer),
+                metadata.window_page_table if window else metadata.page_table,
+                metadata.cache_seqlens,
+                metadata.cu_seqlens_q,
+                metadata.mask,
+                self.scale,
+                cache.pool.page_size,
+                metadata.max_seqlen_q,
+                window,
+                softcap,
+                sinks_N,
+                *cache.pool.get_scales(layer),
+                chunked,
             )
-        )
-
-    def _stored_arguments(
-        self,
-        layer: int,
-        metadata: AttentionMetadata,
-        window: int,
-        softcap: float,
-        sinks_N: torch.Tensor | None,
-        chunked: bool,
-    ) -> tuple[Any, ...]:
-        """Return the arguments of ``paged_attention`` from ``page_table`` on."""
-        cache = self._window_cache if window else self._cache
-        return (
-            metadata.window_page_table if window else metadata.page_table,
-            metadata.cache_seqlens,
-            metadata.cu_seqlens_q,
-            metadata.mask,
-            self.scale,
-            cache.pool.page_size,
-            metadata.max_seqlen_q,
-            window,
-            softcap,
-            sinks_N,
-            *cache.pool.get_scales(layer),
-            chunked,
         )
 
     def attend_positions(

@@ -7,7 +7,7 @@ D head size of keys, E of values, L keys.
 # ruff: noqa: N806 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -19,12 +19,7 @@ from graphkit.ops.registration import OPS
 
 
 class TritonAttention(PagedAttention):
-    """One op per layer, ``graphkit::attend_rotated_heads`` or ``graphkit::paged_attention``.
-
-    Triton on CUDA, plain torch on the CPU.
-    """
-
-    _rotates: ClassVar[bool] = True
+    """One op per layer, ``graphkit::paged_attention``: Triton on CUDA, plain torch on the CPU."""
 
     def _attend(self, args: Any) -> torch.Tensor:
         return paged_attention(*args)

@@ -16,7 +16,6 @@ import torch
 
 from graphkit.errors import AttentionError
 from graphkit.ops.attention_layout import DenseLayout
-from graphkit.ops.heads import empty_query, store_rotated_heads
 from graphkit.ops.registration import register_op
 
 MAX_HEAD_DIM, MAX_REST_DIM = 512, 128
@@ -163,85 +162,3 @@ def _softmax(scores_BMGWL: torch.Tensor, sinks_N: torch.Tensor | None) -> torch.
     heads_MG11 = scores_BMGWL.shape[1], scores_BMGWL.shape[2], 1, 1
     sinks_BMGW1 = sinks_N.float().view(heads_MG11).expand(*scores_BMGWL.shape[:-1], 1)
     return torch.cat((scores_BMGWL, sinks_BMGW1), -1).softmax(-1)[..., :-1]
-
-
-@register_op(
-    mutates_args=("key_cache", "value_cache"),
-    fake=empty_query,
-    sizes_from=("inverse_frequencies", "positions", "key_cache", "page_table"),
-    error=AttentionError,
-)
-def attend_rotated_heads(
-    key_cache: Annotated[torch.Tensor, "[slots, M, 2 * F]"],
-    value_cache: Annotated[torch.Tensor, "[slots, M, 2 * F]"],
-    loc_T: Annotated[torch.Tensor, "[T] int64"],
-    qkv: Annotated[
-        torch.Tensor, "[T, 2 * (N + 2 * M) * F] or [S, T, 2 * (N + 2 * M) * F] floating-point"
-    ],
-    positions: Annotated[torch.Tensor, "[T] int32 or int64"],
-    inverse_frequencies: Annotated[torch.Tensor, "[F >= 1] float32"],
-    query_heads: Annotated[int, "N >= 0"],
-    key_heads: Annotated[int, "M >= 1"],
-    query_weight: Annotated[torch.Tensor | None, "[2 * F] floating-point"],
-    key_weight: Annotated[torch.Tensor | None, "[2 * F] floating-point"],
-    eps: Annotated[float, "eps >= 0"],
-    dtype: torch.dtype | None,
-    page_table: Annotated[torch.Tensor, "[B, P] int32"],
-    cache_seqlens_B: Annotated[torch.Tensor, "[B] int32"],
-    cu_seqlens_q_B1: Annotated[torch.Tensor, "[B + 1] int32"],
-    mask: Annotated[torch.Tensor | None, "[B, W, C] bool"],
-    scale: float,
-    page_size: Annotated[int, "S >= 1"],
-    max_seqlen_q: Annotated[int, "W >= 1"],
-    window: Annotated[int, "window >= 0"] = 0,
-    softcap: Annotated[float, "softcap >= 0"] = 0.0,
-    sinks_N: Annotated[torch.Tensor | None, "[N] float16 or bfloat16 or float32"] = None,
-    key_scale_M: Annotated[torch.Tensor | None, "[M] float32"] = None,
-    value_scale_M: Annotated[torch.Tensor | None, "[M] float32"] = None,
-    chunked: bool = False,
-) -> torch.Tensor:
-    """Rotate and store projected heads by ``store_rotated_heads``, then attend.
-
-    The keys and values of rows of no request may be stored or not. On CUDA it is one kernel for up
-    to 8 rows per request, if the caches have 16 bits and the dtype of the rows, heads have up to
-    128 elements, a power of two, and neither norms nor scales; and one more kernel where the keys
-    of a request are split.
-
-    Args:
-        key_cache: Keys of one layer by slot.
-        value_cache: Values of one layer by slot.
-        loc_T: Slot of each row, which the page table of its request has.
-        qkv: See ``rotated_heads``, like all up to ``dtype``.
-        positions: Position of each row in its request.
-        inverse_frequencies: Angle per position of each pair, F = D / 2.
-        query_heads: Query heads (N).
-        key_heads: Key and value heads (M).
-        query_weight: Weight of the queries' norm.
-        key_weight: Weight of the keys' norm.
-        eps: Of the norms.
-        dtype: The dtype of the rows.
-        page_table: See ``paged_attention``, like all that follow.
-        cache_seqlens_B: Keys of each request, those of its rows included.
-        cu_seqlens_q_B1: Running sum of each request's query rows, from 0.
-        mask: Which of the last keys each query sees; None for a chain.
-        scale: Factor on the scores.
-        page_size: Slots per page.
-        max_seqlen_q: Upper bound of a request's query rows (W).
-        window: Most keys that a query sees; 0 for all.
-        softcap: Bound of the scores; 0 for none.
-        sinks_N: Score of one more key per query head.
-        key_scale_M: Factor of the keys of each head; None for 1.
-        value_scale_M: Factor of the values of each head; None for 1.
-        chunked: Whether a query sees the keys of its own chunk alone.
-
-    Returns:
-        The attended values, [T, N, D] of the dtype of the rows.
-    """
-    query = store_rotated_heads(
-        key_cache, value_cache, loc_T, qkv, positions, inverse_frequencies, query_heads, key_heads,
-        query_weight, key_weight, eps, dtype, key_scale_M, value_scale_M,
-    )  # fmt: skip
-    return paged_attention(
-        query, key_cache, value_cache, page_table, cache_seqlens_B, cu_seqlens_q_B1, mask, scale,
-        page_size, max_seqlen_q, window, softcap, sinks_N, key_scale_M, value_scale_M, chunked,
-    )  # fmt: skip

@@ -48,7 +48,17 @@ def rotated_heads_kernel(
             first, second = _normalised_pair(first, second, key_weight, eps, lane, HALF)
         frequency = tl.load(inverse_frequencies + lane, mask=inside, other=0.0)
         angle = tl.load(positions + row).to(tl.float32) * frequency
-        first, second = rotated_pair(first, second, tl.cos(angle), tl.sin(angle))
+        cos = tl.cos(angle).to(first.dtype).to(tl.float32)
+        sin = tl.sin(angle).to(first.dtype).to(tl.float32)
+        one, two = first.to(tl.float32), second.to(tl.float32)
+        dtype: tl.constexpr = first.dtype
+        # Products are rounded before the sum, as in the reference.
+        first = ((one * cos).to(dtype).to(tl.float32) - (two * sin).to(dtype).to(tl.float32)).to(
+            dtype
+        )
+        second = ((two * cos).to(dtype).to(tl.float32) + (one * sin).to(dtype).to(tl.float32)).to(
+            dtype
+        )
     if head < QUERY_HEADS:
         out = query + (row * QUERY_HEADS + head) * 2 * HALF + lane
         tl.store(out, first, mask=inside)
@@ -63,17 +73,6 @@ def rotated_heads_kernel(
             value + slot * VALUE_SLOT, value_scale_M, head - QUERY_HEADS - KEY_HEADS, first, second,
             is_slot, lane, HALF, IS_FP8,
         )  # fmt: skip
-
-
-@triton.jit
-def rotated_pair(first, second, cos, sin):
-    """Rotate heads that are held as two halves. Products are rounded before the sum."""
-    dtype: tl.constexpr = first.dtype
-    one, two = first.to(tl.float32), second.to(tl.float32)
-    cos, sin = cos.to(dtype).to(tl.float32), sin.to(dtype).to(tl.float32)
-    first = (one * cos).to(dtype).to(tl.float32) - (two * sin).to(dtype).to(tl.float32)
-    second = (two * cos).to(dtype).to(tl.float32) + (one * sin).to(dtype).to(tl.float32)
-    return first.to(dtype), second.to(dtype)
 
 
 @triton.jit

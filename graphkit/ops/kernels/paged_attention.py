@@ -1,7 +1,6 @@
 """Paged attention for CUDA. Contract: ``graphkit.ops.paged_attention``."""
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from graphkit.ops.kernels.attention_config import (
     with_idle_processors,
 )
 from graphkit.ops.kernels.devices import has_float8_cvt, multiprocessors
-from graphkit.ops.kernels.heads import launch_store_rotated_heads
 from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.kernels.paged_attention_kernel import LOG2_E, paged_attention_kernel
 from graphkit.ops.kv_cache import FP8
@@ -86,49 +84,6 @@ def launch_paged_attention(
 ) -> torch.Tensor:
     """Launch ``paged_attention``, with ``choose_splits`` and ``choose_config`` by default."""
     query = args.query_TND if args.query_TND.stride(2) == 1 else args.query_TND.contiguous()
-    unused: dict[str, Any] = dict.fromkeys(("qkv", "positions", "inverse_frequencies", "loc_T"))
-    return _launch(args, query, splits, config, **unused, size=0, PARTS=0, BLOCK_W=0)
-
-
-def launch_attend_rotated_heads(
-    args: Any, splits: int | None = None, config: AttentionConfig | None = None
-) -> torch.Tensor:
-    """Launch ``attend_rotated_heads``, by one kernel where it can rotate."""
-    if not _rotates(args):
-        query = launch_store_rotated_heads(args)
-        attention = SimpleNamespace(**args._asdict(), query_TND=query)
-        return launch_paged_attention(attention, splits, config)
-    *parts, rows, columns = args.qkv.shape
-    shape = rows, args.query_heads, 2 * len(args.inverse_frequencies)
-    no_query = args.key_cache.new_empty(1).expand(shape)  # has its dtype and shape, and is not read
-    return _launch(
-        args, no_query, splits, config, size=rows * columns, PARTS=math.prod(parts),
-        BLOCK_W=triton.next_power_of_2(args.max_seqlen_q),
-    )  # fmt: skip
-
-
-MOST_ROTATED = 8
-"""Most rows of a request that attention rotates: each program stores all of them."""
-
-
-def _rotates(args: Any) -> bool:
-    """Return whether the kernel of attention can rotate and store heads itself."""
-    key, value, group = args.key_cache, args.value_cache, args.query_heads // args.key_heads
-    dim = 2 * len(args.inverse_frequencies)
-    are_plain = args.query_weight is None is args.key_weight and args.key_scale_M is None
-    has_dtype = key.dtype == value.dtype == (args.dtype or args.qkv.dtype) != torch.float32
-    is_power = all(each & (each - 1) == 0 for each in (dim, group)) and 16 <= dim <= 128
-    return (
-        are_plain and has_dtype and is_power and group <= 16
-        and args.max_seqlen_q <= MOST_ROTATED and not is_part_of(value, key)
-        and args.page_table.numel() > 0
-    )  # fmt: skip
-
-
-def _launch(
-    args: Any, query: torch.Tensor, splits: int | None, config: AttentionConfig | None,
-    **rotation: Any,
-) -> torch.Tensor:  # fmt: skip
     key, value, mask, width = args.key_cache, args.value_cache, args.mask, args.max_seqlen_q
     (tokens, heads, key_dim), value_dim = query.shape, value.shape[2]
     requests, max_pages = args.page_table.shape
@@ -183,7 +138,7 @@ def _launch(
         BLOCK_E=max(32 if is_paired else 16, triton.next_power_of_2(value_dim)),
         BLOCK_R=max(16, triton.next_power_of_2(key_dim - value_dim)),
         HAS_FLOAT8_CVT=has_float8_cvt(query.device),
-        slots=len(key), num_warps=chosen.num_warps, num_stages=chosen.num_stages, **rotation,
+        num_warps=chosen.num_warps, num_stages=chosen.num_stages,
     )  # fmt: skip
     if splits > 1:
         join_splits(args, out, partial, lse)

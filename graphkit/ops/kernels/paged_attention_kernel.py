@@ -15,19 +15,11 @@ and is loaded once.
 
 Caches of float8_e4m3fn are read as words of two elements, and queries of 16 bits are multiplied
 with both: even elements with the lower bytes, odd ones with the upper. Products are of float16.
-
-With ``qkv``, rows are rotated and stored before, by ``attention_rotation``: see
-``attend_rotated_heads``.
 """
 
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.attention_rotation import (
-    cosine_and_sine,
-    rotated_queries,
-    store_rotated_rows,
-)
 from graphkit.ops.kernels.float8 import float8_pairs
 from graphkit.ops.kernels.launch import wait_for_kernel_before
 
@@ -74,14 +66,12 @@ def _scaled_to_float16(q):
 @triton.jit(
     do_not_specialize=[
         "out_split_stride", "tokens", "max_keys", "max_pages", "requests", "width", "splits",
-        "size", "slots",
     ],
     do_not_specialize_on_alignment=["row_tiles"],
 )  # fmt: skip
 def paged_attention_kernel(
     out, lse, query, key_cache, value_cache, page_table, cache_seqlens_B, cu_seqlens_q_B1, mask,
-    qkv, positions, inverse_frequencies, loc_T, size, slots, sinks, key_scale_M, value_scale_M,
-    out_split_stride, query_token_stride, query_head_stride,
+    sinks, key_scale_M, value_scale_M, out_split_stride, query_token_stride, query_head_stride,
     tokens, max_keys, max_pages, requests, row_tiles, width, splits, scale_log2, cap_log2,
     KEY_SLOT_STRIDE: tl.constexpr, KEY_HEAD_STRIDE: tl.constexpr,
     VALUE_SLOT_STRIDE: tl.constexpr, VALUE_HEAD_STRIDE: tl.constexpr,
@@ -92,7 +82,6 @@ def paged_attention_kernel(
     IS_SPLIT: tl.constexpr, STARTS_EARLY: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr, HAS_FLOAT8_CVT: tl.constexpr,
-    PARTS: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """One program per (request, row tile), key-value head and split."""
     wait_for_kernel_before(STARTS_EARLY)
@@ -133,23 +122,8 @@ def paged_attention_kernel(
     head = kv_head * GROUP + row % GROUP
     dim = tl.arange(0, BLOCK_E)
     is_dim = dim < VALUE_DIM
-    if qkv is not None:
-        KEY_HEADS: tl.constexpr = HEADS // GROUP
-        HALF: tl.constexpr = VALUE_DIM // 2
-        cos, sin = cosine_and_sine(positions, inverse_frequencies, begin, rows, HALF, BLOCK_W)
-        store_rotated_rows(
-            key_cache, value_cache, loc_T, slots, qkv, size, cos, sin, begin, rows, kv_head,
-            HEADS, KEY_HEADS, HALF, KEY_SLOT_STRIDE, KEY_HEAD_STRIDE, VALUE_SLOT_STRIDE,
-            VALUE_HEAD_STRIDE, PARTS,
-        )  # fmt: skip
-        q = rotated_queries(
-            qkv, size, cos, sin, begin, first_row // GROUP, rows, kv_head, HEADS, KEY_HEADS, GROUP,
-            HALF, BLOCK_M, PARTS, key_cache.dtype.element_ty,
-        )  # fmt: skip
-        tl.debug_barrier()  # all threads read the keys and values below
-    else:
-        queries = query + token[:, None] * query_token_stride + head[:, None] * query_head_stride
-        q = tl.load(queries + dim[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0)
+    queries = query + token[:, None] * query_token_stride + head[:, None] * query_head_stride
+    q = tl.load(queries + dim[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0)
     part, is_part = dim, is_dim  # of a key or value: elements, or pairs of them
     if IS_PAIRED:
         if q.dtype == tl.bfloat16:

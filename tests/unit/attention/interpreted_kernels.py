@@ -10,7 +10,6 @@ import torch
 import triton
 
 from graphkit.kv import DSATokenToKVPool
-from graphkit.ops.heads import store_rotated_heads
 from graphkit.ops.index_scores import index_scores
 from graphkit.ops.kernels.attention_config import (
     AttentionConfig,
@@ -18,7 +17,7 @@ from graphkit.ops.kernels.attention_config import (
     choose_splits,
     with_idle_processors,
 )
-from graphkit.ops.paged_attention import attend_rotated_heads, paged_attention
+from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.paged_metadata import paged_metadata
 from graphkit.ops.registration import OPS
 from graphkit.spec import ForwardMode
@@ -396,36 +395,6 @@ def test_large_blocks_of_keys_have_longer_splits():
     assert (large.block_keys, small.block_keys) == (128, 64)
     found = [choose_splits(8, 1664, 132, each.least_split) for each in (large, small)]
     assert found == [6, 13]
-
-
-@loops_to_a_tensor
-@pytest.mark.parametrize("splits", [1, 2])
-@pytest.mark.parametrize("parts", [0, 3])
-@pytest.mark.parametrize("tree", [False, True])
-def test_heads_are_rotated_and_stored_by_the_kernel_of_attention(tree, parts, splits):
-    """Results and caches have the bits of two kernels, one after the other."""
-    torch.manual_seed(0)
-    lengths, width, heads, key_heads, dim, context = [5, 0, 300], 6, 8, 2, 32, 320
-    tokens, requests = len(lengths) * width, len(lengths)
-    table = (torch.randperm(requests * context).view(requests, context) + 1).int()
-    keys, values = torch.randn(2, requests * context + 1, key_heads, dim).half()
-    positions = torch.cat([torch.arange(each, each + width) for each in lengths])
-    slots = [row[each : each + width] for row, each in zip(table, lengths, strict=True)]
-    shape = (*([parts] if parts else []), tokens, (heads + 2 * key_heads) * dim)
-    qkv = torch.randn(shape).to(torch.float32 if parts else torch.float16) / 2
-    frequencies = 1 / (100 ** (torch.arange(dim // 2) / (dim // 2)))
-    mask = (torch.rand(requests, width, width) < 0.5) | torch.eye(width).bool() if tree else None
-    rotation = (torch.cat(slots).long(), qkv, positions, frequencies, heads, key_heads, None, None,
-                0.0, torch.float16)  # fmt: skip
-    attention = (table, torch.tensor(lengths).int() + width,
-                 torch.arange(requests + 1).int() * width, mask, dim**-0.5, 1, width)  # fmt: skip
-    both = [(keys.clone(), values.clone()) for _ in range(2)]
-    got = launch(attend_rotated_heads, *both[0], *rotation, *attention, splits=splits)
-    query = launch(store_rotated_heads, *both[1], *rotation)
-    expected = launch(paged_attention, query, *both[1], *attention, splits=splits)
-    assert torch.equal(got, expected)
-    for one, other in zip(*both, strict=True):
-        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize(("programs", "rows"), [(8, 16), (66, 16), (67, 32)])
