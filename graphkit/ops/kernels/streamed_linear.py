@@ -51,6 +51,18 @@ def gdc_wait():
 
 
 @gluon.jit
+def _along(AXIS: gl.constexpr, SIZE: gl.constexpr, layout: gl.constexpr):
+    """Return the places along one of three axes, with the other axes of size 1."""
+    if AXIS == 0:
+        place = gl.arange(0, SIZE, gl.SliceLayout(1, gl.SliceLayout(2, layout)))[:, None, None]
+    elif AXIS == 1:
+        place = gl.arange(0, SIZE, gl.SliceLayout(0, gl.SliceLayout(2, layout)))[None, :, None]
+    else:
+        place = gl.arange(0, SIZE, gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
+    return place
+
+
+@gluon.jit
 def _output(place, N: gl.constexpr, BLOCK_N: gl.constexpr, IS_GATED: gl.constexpr):
     """Return the output at places of a tile.
 
@@ -195,7 +207,7 @@ def streamed_linear_kernel(
     """One program per tile of outputs, tile of rows and part of the inputs, of STEPS steps.
 
     N is a multiple of BLOCK_N, and the ROW bytes of an output are the lines of all parts. A step
-    multiplies LINES lines of each output, each by a team of WARPS / LINES warps. STAGES is at most
+    multiplies LINES lines of each output, each line by WARPS / LINES warps. STAGES is at most
     STEPS + 1. GROUPS is a power of two, at least the groups of inputs of a part. Other parameters
     are those of ``linear_kernel``.
     """
@@ -239,21 +251,15 @@ def streamed_linear_kernel(
         if zero_point is not None:
             points = gl.load(zero_point + place, mask=is_group, other=0)
     else:
-        row = _output(
-            gl.arange(0, BLOCK_N, gl.SliceLayout(0, gl.SliceLayout(2, mma))), N, BLOCK_N, IS_GATED
-        )
-        factor = gl.load(scale + _scale_row(row, N, SCALE_ROWS)).to(gl.float32)[None, :, None]
+        row = _output(_along(1, BLOCK_N, mma), N, BLOCK_N, IS_GATED)
+        factor = gl.load(scale + _scale_row(row, N, SCALE_ROWS)).to(gl.float32)
         if zero_point is not None:
-            row = gl.arange(0, BLOCK_N, gl.SliceLayout(0, gl.SliceLayout(2, loaded_left)))
-            row = _scale_row(_output(row, N, BLOCK_N, IS_GATED), N, SCALE_ROWS)
-            zero = _zero_offset(gl.load(zero_point + row), x)[None, :, None]
+            row = _output(_along(1, BLOCK_N, loaded_left), N, BLOCK_N, IS_GATED)
+            zero = _zero_offset(gl.load(zero_point + _scale_row(row, N, SCALE_ROWS)), x)
 
-    n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, gl.SliceLayout(2, copied)))
-    n = _output(n, N, BLOCK_N, IS_GATED)
-    number = first + gl.arange(0, LINES, gl.SliceLayout(1, gl.SliceLayout(2, copied)))
-    byte = gl.arange(0, 128, gl.SliceLayout(0, gl.SliceLayout(1, copied)))
-    byte = number[:, None, None] * 128 + byte[None, None, :]
-    line = weight + n.to(gl.int64)[None, :, None] * ROW + byte
+    n = _output(_along(1, BLOCK_N, copied), N, BLOCK_N, IS_GATED)
+    byte = (first + _along(0, LINES, copied)) * 128 + _along(2, 128, copied)
+    line = weight + n.to(gl.int64) * ROW + byte
     for stage in gl.static_range(STAGES - 1):
         async_copy.async_copy_global_to_shared(lines.index(stage), line + stage * LINES * 128)
         async_copy.commit_group()
@@ -265,13 +271,10 @@ def streamed_linear_kernel(
         gdc_launch_dependents()
         gdc_wait()
 
-    t = gl.arange(0, BLOCK_T, gl.SliceLayout(0, gl.SliceLayout(2, copied_x)))
-    t += gl.program_id(1) * BLOCK_T
-    number = first + gl.arange(0, LINES, gl.SliceLayout(1, gl.SliceLayout(2, copied_x)))
-    k = gl.arange(0, INPUTS, gl.SliceLayout(0, gl.SliceLayout(1, copied_x)))
-    k = number[:, None, None] * INPUTS + k[None, None, :]
-    block = x + t.to(gl.int64)[None, :, None] * K + k
-    is_t = (t < rows)[None, :, None] & (k >= 0)
+    t = gl.program_id(1) * BLOCK_T + _along(1, BLOCK_T, copied_x)
+    k = (first + _along(0, LINES, copied_x)) * INPUTS + _along(2, INPUTS, copied_x)
+    block = x + t.to(gl.int64) * K + k
+    is_t = (t < rows) & (k >= 0)
     for stage in gl.static_range(STAGES - 1):
         async_copy.async_copy_global_to_shared(
             inputs.index(stage), block + stage * LINES * INPUTS, mask=is_t
@@ -285,7 +288,7 @@ def streamed_linear_kernel(
         async_copy.wait_group(STAGES - 2)
         # Stage ``free`` is written again: all threads have read it, in the step before.
         left_steps = STEPS - (STAGES - 1) - step
-        is_line = (byte * 0 < left_steps) & (n >= 0)[None, :, None]
+        is_line = (byte * 0 < left_steps) & (n >= 0)
         async_copy.async_copy_global_to_shared(lines.index(free), line, mask=is_line)
         is_input = is_t & (k * 0 < left_steps)
         async_copy.async_copy_global_to_shared(inputs.index(free), block, mask=is_input)
