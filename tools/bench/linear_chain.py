@@ -244,7 +244,7 @@ def tiled_products(shape: tuple[int, int], kind: str, rows: int) -> list[TiledPr
 
 STREAMED = (32, 2), (64, 4), (128, 4), (128, 8)
 """Outputs of a program over quantised weights, and warps of each line."""
-STREAMED_LINES, STREAMED_WARPS = (1, 2, 4), 28
+STEP_LINES, STREAMED_WARPS = (1, 2, 4), 28
 """Lines of a step, and most warps of a multiprocessor: their threads have up to 72 registers."""
 STREAMED_PLAIN = (64, 4, 3), (64, 4, 4), (128, 8, 1), (128, 8, 2), (256, 8, 1), (256, 16, 1)
 """Outputs and warps of a program over weights of 16 bits, and most programs of a multiprocessor."""
@@ -255,7 +255,7 @@ def streamed_ways(bits: int) -> Iterator[tuple[int, int, int, int]]:
     if bits == 16:
         yield from ((*each, 1) for each in STREAMED_PLAIN)
         return
-    for (outputs, warps), lines in product(STREAMED, STREAMED_LINES):
+    for (outputs, warps), lines in product(STREAMED, STEP_LINES):
         most = STREAMED_WARPS // (warps * lines)
         if most:
             yield outputs, warps * lines, most, lines

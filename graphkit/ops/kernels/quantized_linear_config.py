@@ -45,9 +45,10 @@ attention takes 117 us for one row with these, 146 us with 32 outputs and four p
 by cuBLAS (``tools/bench/results/linear_chain_tiles.json``)."""
 LEAST_BLOCKS = 4
 """Least blocks of inputs of a part: below that, adding the parts costs more than it saves."""
-STREAMED_TILE, STREAMED_PROGRAMS, STREAMED_LINES = (64, 4), 4, 4
-"""Outputs and warps of a program that streams its weight, most programs of a multiprocessor, and
-least lines of 128 bytes of a part. ``tools/bench/linear_chain.py --sweep`` compares others."""
+STREAMED_TILE, STREAMED_PROGRAMS, LEAST_LINES = (64, 4), 4, 4
+"""Outputs of a program that streams its weight, warps of each line of 128 bytes, most programs of a
+multiprocessor, and least lines of a part. ``tools/bench/linear_chain.py --sweep`` compares
+others."""
 STREAMED_OCCUPIED, STREAMED_MOST_LINES = 0.9, 28
 """Least share of the multiprocessors that programs over numbers of eight bits occupy, and most
 lines of a part of these."""
@@ -211,29 +212,29 @@ def choose_streamed(
         processors: Multiprocessors of the device.
         shared_bytes: Bytes of shared memory of a multiprocessor.
     """
-    inputs_of_line, (tile, warps) = 1024 // bits, STREAMED_TILE
+    inputs_of_line, (tile, _) = 1024 // bits, STREAMED_TILE
     if rows > FEW_ROWS or outputs % tile or inputs % inputs_of_line:
         return None
     tiles, lines = outputs // tile, inputs // inputs_of_line
     parts = _streamed_parts(tiles, lines, -(-inputs // STREAMED_INPUTS), bits, processors)
     if parts is None:
         return None
-    together = _lines_of_step(-(-tiles * parts // processors), lines // parts, bits)
-    ways = [(tile, warps, STREAMED_PROGRAMS, together)]
+    step_lines = _step_lines(-(-tiles * parts // processors), lines // parts, bits)
+    ways = [(*STREAMED_TILE, STREAMED_PROGRAMS, step_lines)]
     if outputs >= 2 * tile * processors and outputs % STREAMED_MANY_OUTPUTS[bits][0] == 0:
         ways.insert(0, STREAMED_MANY_OUTPUTS[bits])
-    for tile, warps, most_programs, together in ways:
-        least_stages, most_stages = (each // together for each in LINES_IN_SHARED_MEMORY)
+    for tile, warps, most_programs, step_lines in ways:
+        least_stages, most_stages = (each // step_lines for each in LINES_IN_SHARED_MEMORY)
         least_stages = max(2, least_stages)
-        fitting = partial(_fitting_stages, tile, groups_of_part(inputs, parts), bits, together)
-        is_divided = lines % (parts * together) == 0
+        fitting = partial(_fitting_stages, tile, groups_of_part(inputs, parts), bits, step_lines)
+        is_divided = lines % (parts * step_lines) == 0
         if not is_divided or fitting(FEW_ROWS, shared_bytes) < least_stages:
             continue
         programs = min(-(-(outputs // tile) * parts // processors), most_programs)
         tile_rows = max(8, triton.next_power_of_2(rows))
         stages = max(least_stages, fitting(tile_rows, shared_bytes // programs))
         stages = min(stages, most_stages)
-        return StreamedProduct(tile, tile_rows, parts, stages, warps * together, together)
+        return StreamedProduct(tile, tile_rows, parts, stages, warps * step_lines, step_lines)
     return None
 
 
@@ -262,7 +263,7 @@ def choose_streamed_plain(
     if outputs % tile or (is_wide and (rows <= FEW_ROWS or outputs < tile * processors)):
         return None
     if not is_wide:
-        most = min(STREAMED_PLAIN_PARTS, lines // STREAMED_LINES)
+        most = min(STREAMED_PLAIN_PARTS, lines // LEAST_LINES)
         splits = max(parts for parts in range(1, max(1, most) + 1) if lines % parts == 0)
         if outputs // STREAMED_PLAIN[0] * splits < processors:
             return None
@@ -275,11 +276,16 @@ def choose_streamed_plain(
     return StreamedProduct(tile, tile_rows, splits, min(stages, most_stages), warps)
 
 
-def _lines_of_step(programs: int, lines: int, bits: int) -> int:
+def _step_lines(programs: int, lines: int, bits: int) -> int:
     """Return how many lines of a part are multiplied at the same time, each by warps of its own.
 
-    Numbers of eight bits have few warps to convert them: those of one program, if a multiprocessor
-    has no other. Long parts wait for memory, not for warps.
+    A multiprocessor with few programs over numbers of eight bits has few warps to convert them.
+    Parts of many lines are limited by memory. Weights of four bits have more parts, and thus warps.
+
+    Args:
+        programs: Programs of a multiprocessor.
+        lines: Lines of a part.
+        bits: Bits of a number.
     """
     if bits == 4:
         return 1
@@ -303,7 +309,7 @@ def _streamed_parts(tiles: int, lines: int, least: int, bits: int, processors: i
     """
     most = 1
     if tiles < processors:
-        most = max(1, min(lines // STREAMED_LINES, STREAMED_PROGRAMS * processors // tiles))
+        most = max(1, min(lines // LEAST_LINES, STREAMED_PROGRAMS * processors // tiles))
     equal = [parts for parts in range(least, max(least, most) + 1) if lines % parts == 0]
     if bits == 8:
         for parts in equal:
