@@ -82,13 +82,11 @@ def choose_config(
     return AttentionConfig(block_rows, block_keys=32, num_warps=warps, programs=1)
 
 
-def with_idle_processors(
-    config: AttentionConfig, programs: int, processors: int
-) -> AttentionConfig:
-    """Return a configuration whose tiles have half of the rows, if their programs all run at once.
+def spread_rows(config: AttentionConfig, programs: int, processors: int) -> AttentionConfig:
+    """Return a configuration that spreads rows over twice as many programs, if all can run at once.
 
-    The time of short contexts is the latency of a program, which is shorter with fewer rows. Other
-    configurations than those with large blocks of keys have not been measured.
+    Attention over a short context takes as long as one program, which is faster with fewer rows.
+    Configurations without large blocks of keys are returned as they are: others are not measured.
 
     Args:
         config: A configuration.

@@ -12,7 +12,7 @@ from graphkit.ops.kernels.attention_config import (
     AttentionConfig,
     choose_config,
     choose_splits,
-    with_idle_processors,
+    spread_rows,
 )
 from graphkit.ops.kernels.devices import has_float8_cvt, multiprocessors
 from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
@@ -108,7 +108,7 @@ def launch_paged_attention(
         places = chosen.programs * processors
         splits = choose_splits(tiles, seen_keys, places, chosen.least_split)
     if config is None:
-        chosen = with_idle_processors(chosen, tiles * splits, processors)
+        chosen = spread_rows(chosen, tiles * splits, processors)
     row_tiles = triton.cdiv(width * group, chosen.block_rows)
     partial, lse = out, out
     if splits > 1:

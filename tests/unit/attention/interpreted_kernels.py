@@ -15,7 +15,7 @@ from graphkit.ops.kernels.attention_config import (
     AttentionConfig,
     choose_config,
     choose_splits,
-    with_idle_processors,
+    spread_rows,
 )
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.paged_metadata import paged_metadata
@@ -401,11 +401,11 @@ def test_large_blocks_of_keys_have_longer_splits():
 def test_tiles_have_fewer_rows_where_multiprocessors_are_idle(programs, rows):
     large = choose_config(24, 128, 128, 2, is_shared=False, shared_bytes=233472)
     assert large.block_rows == 32
-    assert with_idle_processors(large, programs, 132) == replace(large, block_rows=rows)
+    assert spread_rows(large, programs, 132) == replace(large, block_rows=rows)
     smallest = replace(large, block_rows=16)
-    assert with_idle_processors(smallest, programs, 132) == smallest
+    assert spread_rows(smallest, programs, 132) == smallest
     latents = choose_config(24, 576, 512, 2, is_shared=True, shared_bytes=233472)
-    assert with_idle_processors(latents, programs, 132) == latents
+    assert spread_rows(latents, programs, 132) == latents
 
 
 @pytest.mark.parametrize(
