@@ -288,7 +288,7 @@ class TestPendingSum:
 
 
 MEASURED_LOAD = """
-import gc, sys, threading, time
+import gc, sys, threading
 from pathlib import Path
 from graphkit import hf
 from small_models import small_model
