@@ -10,6 +10,7 @@ import torch
 
 from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm
 from graphkit.ops.heads import rotated_heads, store_rotated_heads
+from graphkit.ops.kernels import heads
 from graphkit.ops.kv_cache import store_kv
 
 pytestmark = pytest.mark.gpu
@@ -26,7 +27,10 @@ def test_kernels_match_the_references():
         CASES["assert_close"](got, op(*map(on_cpu, args)))
 
 
-def test_heads_are_stored_as_by_two_kernels():
+@pytest.mark.parametrize("processors", [1, 132], ids=["several heads", "one head"])
+def test_heads_are_stored_as_by_two_kernels(processors, monkeypatch):
+    """A program has several heads where the device has no room for a program of each."""
+    monkeypatch.setattr(heads, "multiprocessors", lambda _: (processors, 0))
     for caches, slots, scales, rotation in CASES["store_cases"](torch.device("cuda"), outside=True):
         expected = CASES["copies"](caches)
         query, key, value = rotated_heads(*rotation)

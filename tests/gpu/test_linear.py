@@ -74,7 +74,14 @@ def test_every_configuration_matches(config):
 
 STREAMED = [
     StreamedProduct(*each)
-    for each in ((64, 16, 1, 6, 4), (256, 64, 2, 5, 8), (128, 32, 4, 9, 4), (256, 16, 1, 5, 16))
+    for each in (
+        (64, 16, 1, 6, 4),
+        (256, 64, 2, 5, 8),
+        (128, 32, 4, 9, 4),
+        (256, 16, 1, 5, 16),
+        (96, 64, 2, 6, 8),
+        (48, 16, 1, 6, 4),
+    )
 ]
 needs_warpgroups = pytest.mark.skipif(
     not torch.cuda.is_available() or not has_warpgroups(torch.device("cuda", 0)),
@@ -87,7 +94,7 @@ needs_warpgroups = pytest.mark.skipif(
 @pytest.mark.parametrize("product", STREAMED, ids=str)
 def test_streamed_weights_match(product, dtype):
     op = OPS["linear"]
-    for args in CASES["plain_cases"](CUDA, [dtype], [7, 50, 64], ((512, 1024), (256, 4096))):
+    for args in CASES["plain_cases"](CUDA, [dtype], [7, 50, 64], ((768, 1024), (768, 4096))):
         got = op.launch(op.arguments(*args), product)
         CASES["assert_close"](got, expected_of(*args), args[0].shape[1])
         x = args[0] / 16

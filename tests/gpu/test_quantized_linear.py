@@ -95,6 +95,7 @@ STREAMED = [
         (64, 8, 1, 2), (64, 8, 4, 3), (128, 16, 2, 5), (32, 8, 2, 4, 1),
         (64, 32, 1, 3, 2), (128, 8, 1, 5, 8), (32, 8, 1, 3, 2), (64, 8, 1, 2, 8, 2),
         (64, 32, 1, 2, 16, 4), (128, 16, 2, 3, 16, 2), (32, 8, 1, 3, 8, 4),
+        (96, 8, 1, 3, 8), (48, 16, 2, 2, 8, 2),
     )
 ]  # fmt: skip
 
@@ -104,7 +105,7 @@ STREAMED = [
 @pytest.mark.parametrize("product", STREAMED, ids=str)
 def test_streamed_weights_match_the_reference(product, result, dtype):
     op = OPS["quantized_linear"]
-    for x, *others in CASES["cases"](CUDA, [dtype], [1, 7, 32], shapes=((256, 1024),)):
+    for x, *others in CASES["cases"](CUDA, [dtype], [1, 7, 32], shapes=((768, 1024),)):
         args = x / 16, *others
         got = op.launch(op.arguments(*args, **result), product)
         expected = quantized_linear(*on_cpu(args), **result)

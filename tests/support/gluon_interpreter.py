@@ -134,6 +134,9 @@ class Program:
     def zeros(self, shape, dtype, layout):
         return block(torch.zeros(shape, dtype=DTYPES[dtype]))
 
+    def minimum(self, value, other):
+        return value.clamp(max=other)
+
     def where(self, condition, value, other):
         return value if condition else other
 

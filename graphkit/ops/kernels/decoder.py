@@ -7,10 +7,12 @@ import torch
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
+from graphkit.ops.kernels.launch import KEPT_IN_L2, launch, wait_for_kernel_before
 
 NORM_BLOCK = 16384
 """Columns that a program holds at a time. Wider rows are read twice, the second time from cache."""
+KEPT_ROWS = 256
+"""Most rows whose residual stream is kept in the L2 cache, which those of a prompt would fill."""
 GATE_BLOCK = 1024
 """Columns of a program of the gate."""
 
@@ -26,16 +28,18 @@ def normalised(x, scale, weight):
 def normalise_row(
     out, total, x, residual, weight, eps, size,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, STRIDE: tl.constexpr,
+    POLICY: tl.constexpr,
 ):  # fmt: skip
     """Normalise one row; ``total`` and ``residual`` are both pointers to a row or both None.
 
     ``x`` has PARTS parts, of ``size`` elements each. Its columns are STRIDE elements apart.
-    PARTS is 1 without a residual stream: a second pass reads ``x`` again.
+    PARTS is 1 without a residual stream: a second pass reads ``x`` again. POLICY is the eviction
+    policy of the residual stream.
     """
     lane = tl.arange(0, BLOCK)
     IS_WHOLE: tl.constexpr = WIDTH <= BLOCK
     if IS_WHOLE:  # nothing is read again, and the weights come together with the row
-        factor = tl.load(weight + lane, mask=lane < WIDTH, other=0.0)
+        factor = tl.load(weight + lane, mask=lane < WIDTH, other=0.0, eviction_policy=KEPT_IN_L2)
     squares = tl.zeros([BLOCK], tl.float32)
     for begin in tl.static_range(0, WIDTH, BLOCK):
         inside = begin + lane < WIDTH
@@ -43,9 +47,11 @@ def normalise_row(
         value = sum_of_parts(source, size, inside, PARTS, out.dtype.element_ty)
         if residual is not None:
             # A sum of two bf16 numbers is exact in float32 before it is rounded.
-            before = tl.load(residual + begin + lane, mask=inside, other=0.0)
+            before = tl.load(
+                residual + begin + lane, mask=inside, other=0.0, eviction_policy=POLICY
+            )
             value = (before.to(tl.float32) + value.to(tl.float32)).to(value.dtype)
-            tl.store(total + begin + lane, value, mask=inside)
+            tl.store(total + begin + lane, value, mask=inside, eviction_policy=POLICY)
         wide = value.to(tl.float32)
         squares += wide * wide
     scale = tl.rsqrt(tl.sum(squares, 0) / WIDTH + eps)
@@ -73,7 +79,8 @@ def column_offsets(column, STRIDE: tl.constexpr):
 @triton.jit
 def rms_norm_kernel(
     out, total, x, residual, weight, eps, size, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    PARTS: tl.constexpr, RESIDUAL_STRIDE: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    PARTS: tl.constexpr, RESIDUAL_STRIDE: tl.constexpr, POLICY: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per row; see ``normalise_row``. Rows of ``residual`` may be spaced."""
     wait_for_kernel_before(STARTS_EARLY)
@@ -83,7 +90,7 @@ def rms_norm_kernel(
         residual += row * RESIDUAL_STRIDE
     normalise_row(
         out + row * WIDTH, total, x + row * WIDTH, residual, weight, eps, size,
-        WIDTH, BLOCK, PARTS, 1,
+        WIDTH, BLOCK, PARTS, 1, POLICY,
     )  # fmt: skip
 
 
@@ -115,6 +122,7 @@ def _launch_norm(args: Any, **others: Any) -> None:
     *parts, rows, width = args.x.shape
     launch(
         rms_norm_kernel, (rows,), args, size=rows * width, PARTS=math.prod(parts),
+        POLICY=KEPT_IN_L2.value if rows <= KEPT_ROWS else "",
         **row_block(width), **others,
     )  # fmt: skip
 
@@ -147,7 +155,7 @@ def embed_and_join_kernel(
 def write_half(out, x, weight, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, STRIDE: tl.constexpr):
     """Normalise a row, or copy it without a weight."""
     if weight is not None:
-        normalise_row(out, None, x, None, weight, eps, 0, WIDTH, BLOCK, 1, STRIDE)
+        normalise_row(out, None, x, None, weight, eps, 0, WIDTH, BLOCK, 1, STRIDE, "")
     else:
         for begin in tl.static_range(0, WIDTH, BLOCK):
             column = begin + tl.arange(0, BLOCK)

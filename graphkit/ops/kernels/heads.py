@@ -9,47 +9,55 @@ import triton.language as tl
 
 from graphkit.ops.heads import Heads, empty_heads, empty_query
 from graphkit.ops.kernels.decoder import normalised, sum_of_parts
-from graphkit.ops.kernels.devices import check_float8
+from graphkit.ops.kernels.devices import check_float8, multiprocessors
 from graphkit.ops.kernels.kv_cache import scaled
-from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
+from graphkit.ops.kernels.launch import KEPT_IN_L2, launch, wait_for_kernel_before
 from graphkit.ops.kv_cache import FP8
+
+MOST_HEADS = 8
+"""Most heads of a program."""
 
 
 @triton.jit
 def rotated_heads_kernel(
     query, key, value, loc_T, qkv, positions, inverse_frequencies, query_weight, key_weight,
     key_scale_M, value_scale_M, eps, size, slots,
-    QUERY_HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
-    PARTS: tl.constexpr, KEY_SLOT: tl.constexpr, VALUE_SLOT: tl.constexpr, IS_FP8: tl.constexpr,
-    STARTS_EARLY: tl.constexpr,
+    QUERY_HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, KEY_SLOT: tl.constexpr, VALUE_SLOT: tl.constexpr,
+    IS_FP8: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program per row and head. ``qkv`` has PARTS parts, of ``size`` elements each.
+    """One program per row and HEADS heads of one kind.
 
-    ``key`` and ``value`` are caches whose slots are KEY_SLOT and VALUE_SLOT elements apart. Without
-    ``loc_T`` they have a slot per row.
+    ``qkv`` has PARTS parts, of ``size`` elements each. ``key`` and ``value`` are caches whose slots
+    are KEY_SLOT and VALUE_SLOT elements apart. Without ``loc_T`` they have a slot per row.
     """
     wait_for_kernel_before(STARTS_EARLY)
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, first_head = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS
+    head = first_head + tl.arange(0, HEADS)
     lane = tl.arange(0, BLOCK)
-    inside = lane < HALF
+    inside = (lane < HALF)[None, :] & (head >= 0)[:, None]
     slot = row
     is_slot = row >= 0  # always true: every row has its own slot
     if loc_T is not None:
-        slot = tl.load(loc_T + row)
+        slot = tl.load(loc_T + row, eviction_policy=KEPT_IN_L2)
         is_slot = (slot >= 0) & (slot < slots)
-    begin = qkv + (row * (QUERY_HEADS + 2 * KEY_HEADS) + head) * 2 * HALF + lane
+    place = head[:, None] * (2 * HALF) + lane[None, :]
+    begin = qkv + row * (QUERY_HEADS + 2 * KEY_HEADS) * 2 * HALF + place
     first = sum_of_parts(begin, size, inside, PARTS, query.dtype.element_ty)
     second = sum_of_parts(begin + HALF, size, inside, PARTS, query.dtype.element_ty)
-    if head < QUERY_HEADS + KEY_HEADS:
-        if head < QUERY_HEADS:
+    if first_head < QUERY_HEADS + KEY_HEADS:
+        if first_head < QUERY_HEADS:
             if query_weight is not None:
                 first, second = _normalised_pair(first, second, query_weight, eps, lane, HALF)
         elif key_weight is not None:
             first, second = _normalised_pair(first, second, key_weight, eps, lane, HALF)
-        frequency = tl.load(inverse_frequencies + lane, mask=inside, other=0.0)
-        angle = tl.load(positions + row).to(tl.float32) * frequency
-        cos = tl.cos(angle).to(first.dtype).to(tl.float32)
-        sin = tl.sin(angle).to(first.dtype).to(tl.float32)
+        frequency = tl.load(
+            inverse_frequencies + lane, mask=lane < HALF, other=0.0, eviction_policy=KEPT_IN_L2
+        )
+        position = tl.load(positions + row, eviction_policy=KEPT_IN_L2)
+        angle = position.to(tl.float32) * frequency
+        cos = tl.cos(angle).to(first.dtype).to(tl.float32)[None, :]
+        sin = tl.sin(angle).to(first.dtype).to(tl.float32)[None, :]
         one, two = first.to(tl.float32), second.to(tl.float32)
         dtype: tl.constexpr = first.dtype
         # Products are rounded before the sum, as in the reference.
@@ -59,44 +67,43 @@ def rotated_heads_kernel(
         second = ((two * cos).to(dtype).to(tl.float32) + (one * sin).to(dtype).to(tl.float32)).to(
             dtype
         )
-    if head < QUERY_HEADS:
-        out = query + (row * QUERY_HEADS + head) * 2 * HALF + lane
+    if first_head < QUERY_HEADS:
+        out = query + row * QUERY_HEADS * 2 * HALF + place
         tl.store(out, first, mask=inside)
         tl.store(out + HALF, second, mask=inside)
-    elif head < QUERY_HEADS + KEY_HEADS:
-        _store_pair(
-            key + slot * KEY_SLOT, key_scale_M, head - QUERY_HEADS, first, second, is_slot, lane,
-            HALF, IS_FP8,
+    elif first_head < QUERY_HEADS + KEY_HEADS:
+        _store_pairs(
+            key + slot * KEY_SLOT, key_scale_M, head - QUERY_HEADS, first, second,
+            inside & is_slot, lane, HALF, IS_FP8,
         )  # fmt: skip
     else:
-        _store_pair(
+        _store_pairs(
             value + slot * VALUE_SLOT, value_scale_M, head - QUERY_HEADS - KEY_HEADS, first, second,
-            is_slot, lane, HALF, IS_FP8,
+            inside & is_slot, lane, HALF, IS_FP8,
         )  # fmt: skip
 
 
 @triton.jit
-def _store_pair(
-    heads, scale_M, head, first, second, is_slot, lane, HALF: tl.constexpr, IS_FP8: tl.constexpr
+def _store_pairs(
+    heads, scale_M, head, first, second, inside, lane, HALF: tl.constexpr, IS_FP8: tl.constexpr
 ):
-    """Store a head that is held as two halves, in the dtype of a cache, if its slot is inside."""
+    """Store heads that are held as two halves, in the dtype of a cache."""
     if IS_FP8:
-        first = scaled(first, scale_M, head, is_slot)
-        second = scaled(second, scale_M, head, is_slot)
-    out = heads + head * 2 * HALF + lane
-    inside = is_slot & (lane < HALF)
+        first = scaled(first, scale_M, head[:, None], inside)
+        second = scaled(second, scale_M, head[:, None], inside)
+    out = heads + head[:, None] * (2 * HALF) + lane[None, :]
     tl.store(out, first.to(heads.dtype.element_ty), mask=inside)
     tl.store(out + HALF, second.to(heads.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _normalised_pair(first, second, weight, eps, lane, HALF: tl.constexpr):
-    """Normalise a head that is held as two halves."""
+    """Normalise heads that are held as two halves."""
     one, two = first.to(tl.float32), second.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(one * one + two * two, 0) / (2 * HALF) + eps)
+    scale = tl.rsqrt(tl.sum(one * one + two * two, 1) / (2 * HALF) + eps)[:, None]
     inside = lane < HALF
-    of_first = tl.load(weight + lane, mask=inside, other=0.0)
-    of_second = tl.load(weight + HALF + lane, mask=inside, other=0.0)
+    of_first = tl.load(weight + lane, mask=inside, other=0.0)[None, :]
+    of_second = tl.load(weight + HALF + lane, mask=inside, other=0.0)[None, :]
     return normalised(first, scale, of_first), normalised(second, scale, of_second)
 
 
@@ -123,10 +130,30 @@ def _launch_heads(
 ) -> None:
     half = len(args.inverse_frequencies)
     *parts, rows, columns = args.qkv.shape
+    block = triton.next_power_of_2(half)
+    heads = program_heads(args, rows)
     launch(
-        rotated_heads_kernel, (rows, args.query_heads + 2 * args.key_heads), args,
+        rotated_heads_kernel, (rows, (args.query_heads + 2 * args.key_heads) // heads), args,
         query=query, key=key, value=value, size=rows * columns, PARTS=math.prod(parts),
         QUERY_HEADS=args.query_heads, KEY_HEADS=args.key_heads, HALF=half,
-        BLOCK=triton.next_power_of_2(half), KEY_SLOT=key.stride(0), VALUE_SLOT=value.stride(0),
-        IS_FP8=key.dtype == FP8, num_warps=1, **others,
+        HEADS=heads, BLOCK=block, KEY_SLOT=key.stride(0), VALUE_SLOT=value.stride(0),
+        IS_FP8=key.dtype == FP8, num_warps=max(1, heads // 2), **others,
     )  # fmt: skip
+
+
+def program_heads(args: Any, rows: int) -> int:
+    """Return the heads of a program, a power of two, all of one kind.
+
+    A program has one head where the device has room for all programs: many small programs start
+    sooner than few large ones. A head with a norm has a program of its own, so that the sum of its
+    squares has one order for any number of rows.
+    """
+    heads = 1
+    if args.query_weight is not None or args.key_weight is not None:
+        return heads
+    processors, _ = multiprocessors(args.qkv.device)
+    programs = rows * (args.query_heads + 2 * args.key_heads)
+    divided = math.gcd(args.query_heads, args.key_heads, MOST_HEADS)
+    while divided % (2 * heads) == 0 and programs // (2 * heads) >= 2 * processors:
+        heads *= 2
+    return heads

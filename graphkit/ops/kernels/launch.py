@@ -16,6 +16,13 @@ import triton.language as tl
 
 from graphkit.ops.kernels.devices import has_dependent_launch
 
+KEPT_IN_L2 = tl.constexpr("evict_last")
+"""Eviction policy of small tensors that every layer or step reads.
+
+The weights that are read in between would displace them from the L2 cache, and the kernels that
+read them would wait for memory.
+"""
+
 
 def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None:
     """Launch ``kernel`` on the current stream, unless its grid is empty.

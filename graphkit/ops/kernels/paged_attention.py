@@ -19,29 +19,36 @@ from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.kernels.paged_attention_kernel import LOG2_E, paged_attention_kernel
 from graphkit.ops.kv_cache import FP8
 
+JOINED_ROWS = 4
+"""Rows of a program that joins splits, where each multiprocessor gets a program of them."""
+
 
 @triton.jit(do_not_specialize=["rows", "splits"])
 def join_splits_kernel(
     out, partial, lse, rows, splits,
-    HEAD_DIM: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
     STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program per (token, head) row and BLOCK_D of its dimensions."""
+    """One program per BLOCK_R (token, head) rows and BLOCK_D of their dimensions."""
     wait_for_kernel_before(STARTS_EARLY)
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     dim = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    is_dim = dim < HEAD_DIM
+    is_row = row < rows
+    is_dim = is_row[:, None] & (dim < HEAD_DIM)[None, :]
     split = tl.arange(0, BLOCK_S)
-    entry = split * rows + row
-    is_split = split < splits
+    entry = split[None, :] * rows + row[:, None]
+    is_split = is_row[:, None] & (split < splits)[None, :]
     weight_log2 = tl.load(lse + entry, mask=is_split, other=float("-inf"))
-    top = tl.max(weight_log2, 0)
-    weight = tl.exp2(weight_log2 - tl.where(top == float("-inf"), 0.0, top))
-    is_cell = is_split[:, None] & is_dim[None, :]
-    results = tl.load(partial + entry[:, None] * HEAD_DIM + dim[None, :], mask=is_cell, other=0.0)
-    total = tl.sum(weight, 0)
-    result = tl.sum(results * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
-    tl.store(out + row * HEAD_DIM + dim, result.to(out.dtype.element_ty), mask=is_dim)
+    top = tl.max(weight_log2, 1)
+    weight = tl.exp2(weight_log2 - tl.where(top == float("-inf"), 0.0, top)[:, None])
+    is_cell = is_split[:, :, None] & (dim < HEAD_DIM)[None, None, :]
+    cell = partial + entry[:, :, None] * HEAD_DIM + dim[None, None, :]
+    results = tl.load(cell, mask=is_cell, other=0.0)
+    total = tl.sum(weight, 1)
+    result = tl.sum(results * weight[:, :, None], 1)
+    result /= tl.where(total == 0.0, 1.0, total)[:, None]
+    to = out + row[:, None] * HEAD_DIM + dim[None, :]
+    tl.store(to, result.to(out.dtype.element_ty), mask=is_dim)
 
 
 def join_splits(args: Any, out: torch.Tensor, partial: torch.Tensor, lse: torch.Tensor) -> None:
@@ -57,10 +64,11 @@ def join_splits(args: Any, out: torch.Tensor, partial: torch.Tensor, lse: torch.
     rows, block_splits = tokens * heads, triton.next_power_of_2(splits)
     # A warp keeps 64 numbers per thread. Many small programs start sooner than few large ones.
     block = min(max(32, 2048 // block_splits), 128, triton.next_power_of_2(head_dim))
+    block_rows = JOINED_ROWS if rows >= JOINED_ROWS * multiprocessors(out.device)[0] else 1
     launch(
-        join_splits_kernel, (rows, triton.cdiv(head_dim, block)), args,
+        join_splits_kernel, (triton.cdiv(rows, block_rows), triton.cdiv(head_dim, block)), args,
         out=out, partial=partial, lse=lse, rows=rows, splits=splits, HEAD_DIM=head_dim,
-        BLOCK_S=block_splits, BLOCK_D=block, num_warps=1,
+        BLOCK_R=block_rows, BLOCK_S=block_splits, BLOCK_D=block, num_warps=block_rows,
     )  # fmt: skip
 
 

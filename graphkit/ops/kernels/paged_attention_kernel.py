@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.float8 import float8_pairs
-from graphkit.ops.kernels.launch import wait_for_kernel_before
+from graphkit.ops.kernels.launch import KEPT_IN_L2, wait_for_kernel_before
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -34,7 +34,8 @@ def _both(a, b):
 @triton.jit
 def _load_pages(pages, run, end, PAGE_SIZE: tl.constexpr):
     """Return the page of each run of keys, int64; 0 for runs from ``end`` on."""
-    return tl.load(pages + run // PAGE_SIZE, mask=run < end, other=0).to(tl.int64)
+    page = pages + run // PAGE_SIZE
+    return tl.load(page, mask=run < end, other=0, eviction_policy=KEPT_IN_L2).to(tl.int64)
 
 
 @triton.jit
@@ -107,14 +108,17 @@ def paged_attention_kernel(
     first_row = tile % row_tiles * BLOCK_M
     row = first_row + tl.arange(0, BLOCK_M)
     own_query = row // GROUP
-    length = tl.load(cache_seqlens_B + tl.minimum(request, requests - 1))
+    own_length = cache_seqlens_B + tl.minimum(request, requests - 1)
+    length = tl.load(own_length, eviction_policy=KEPT_IN_L2)
     length = tl.where(request < requests, length, 0)
     if MASK_COLUMNS:
         width = MASK_ROWS
         begin, end = request * width, tokens
     else:
-        begin = tl.maximum(tl.load(cu_seqlens_q_B1 + tl.minimum(request, requests)), 0)
-        end = tl.minimum(tl.load(cu_seqlens_q_B1 + tl.minimum(request + 1, requests)), tokens)
+        first_of_own = cu_seqlens_q_B1 + tl.minimum(request, requests)
+        first_of_next = cu_seqlens_q_B1 + tl.minimum(request + 1, requests)
+        begin = tl.maximum(tl.load(first_of_own, eviction_policy=KEPT_IN_L2), 0)
+        end = tl.minimum(tl.load(first_of_next, eviction_policy=KEPT_IN_L2), tokens)
     rows = tl.minimum(end - begin, width)
     prefix = length - MASK_COLUMNS if MASK_COLUMNS else length - rows
     is_row = own_query < rows

@@ -5,7 +5,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
+from graphkit.ops.kernels.launch import KEPT_IN_L2, launch, wait_for_kernel_before
 from graphkit.ops.paged_metadata import Metadata, empty_metadata
 
 
@@ -23,8 +23,8 @@ def paged_metadata_kernel(
     if program == 0:
         each = tl.arange(0, BLOCK_B)
         is_live = each < requests
-        lengths = tl.load(seq_lens_B + each, mask=is_live, other=0) + appended
-        lengths = tl.where(is_live, lengths, 0)
+        lengths = tl.load(seq_lens_B + each, mask=is_live, other=0, eviction_policy=KEPT_IN_L2)
+        lengths = tl.where(is_live, lengths + appended, 0)
         tl.store(cache_seqlens + each, lengths, mask=is_live)
         tl.store(cu_seqlens_k + 1 + each, tl.cumsum(lengths, 0), mask=is_live)
         if RAGGED:
@@ -37,12 +37,13 @@ def paged_metadata_kernel(
     else:
         request = (program - 1) // row_blocks
         page = (program - 1) % row_blocks * BLOCK_P + tl.arange(0, BLOCK_P)
-        length = tl.load(seq_lens_B + request) + appended
-        row = tl.load(req_pool_indices_B + request)
+        length = tl.load(seq_lens_B + request, eviction_policy=KEPT_IN_L2) + appended
+        row = tl.load(req_pool_indices_B + request, eviction_policy=KEPT_IN_L2)
         row = tl.minimum(tl.maximum(row, 0), rows - 1)
         first = page * PAGE_SIZE
         begun = (page < max_pages) & (first < length) & (first < context)
-        slot = tl.load(req_to_token + row * row_stride + first, mask=begun, other=0)
+        slots = req_to_token + row * row_stride + first
+        slot = tl.load(slots, mask=begun, other=0, eviction_policy=KEPT_IN_L2)
         entry = page_table + request.to(tl.int64) * max_pages + page
         tl.store(entry, slot // PAGE_SIZE, mask=page < max_pages)
 

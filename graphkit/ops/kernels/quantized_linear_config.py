@@ -50,8 +50,8 @@ STREAMED_TILE, STREAMED_PROGRAMS, LEAST_LINES = (64, 4), 4, 4
 multiprocessor, and least lines of a part. ``tools/bench/linear_chain.py --sweep`` compares
 others."""
 STREAMED_OCCUPIED, STREAMED_MOST_LINES = 0.9, 28
-"""Least share of the multiprocessors that programs over numbers of eight bits occupy, and most
-lines of a part of these."""
+"""Least share of the multiprocessors that programs over numbers of eight bits, or over wide weights
+of 16 bits, occupy, and most lines of a part of numbers of eight bits."""
 STREAMED_MANY_OUTPUTS = {8: (64, 4, 4, 2), 4: (32, 2, 7, 1)}
 """By the bits of a number, for weights with at least 128 outputs per multiprocessor: outputs of a
 program, warps of each line, most programs of a multiprocessor, and lines of a step."""
@@ -59,8 +59,8 @@ STREAMED_SHORT_LINES = 16
 """Most lines of a part over numbers of eight bits that are multiplied two at a time."""
 STREAMED_PLAIN, STREAMED_PLAIN_LONG = (64, 4, 4), (128, 8, 2)
 """Outputs and warps of a program that streams a weight of 16 bits, and most programs of a
-multiprocessor: usually, and for long or wide weights. ``tools/bench/linear_chain.py --sweep``
-compares others."""
+multiprocessor: usually, and for long weights. Programs of wide weights have up to as many outputs
+as those of long weights. ``tools/bench/linear_chain.py --sweep`` compares others."""
 STREAMED_PLAIN_PARTS, LONG_INPUTS = 4, 8192
 """Most parts of a weight of 16 bits, since the kernel behind it reads all of them, and most inputs
 of a weight that is not long."""
@@ -111,7 +111,7 @@ class StreamedProduct:
     """How a launch of a kernel of ``streamed_linear.py`` divides its work.
 
     Attributes:
-        outputs: Outputs of a program, a power of two, at least 16 for each warp.
+        outputs: Outputs of a program, a multiple of 16.
         rows: Rows of a program, a power of two, at least 8.
         splits: Parts of the inputs, of the same number of lines.
         num_stages: Most steps in flight in a program, the current one included. A part of few steps
@@ -127,6 +127,12 @@ class StreamedProduct:
     num_stages: int
     num_warps: int = 4
     lines: int = 1
+
+    @property
+    def tile(self) -> int:
+        """Outputs that a program has room for, a power of two, at least 16 for each warp."""
+        tile: int = triton.next_power_of_2(self.outputs)
+        return tile
 
 
 Product = TiledProduct | StreamedProduct
@@ -243,10 +249,8 @@ def choose_streamed_plain(
 ) -> StreamedProduct | None:
     """Return how to stream a weight of 16 bits, or ``None``.
 
-    The number of parts does not depend on the rows. A weight with a tile for every multiprocessor
-    has one part, and is streamed for more than ``FEW_ROWS`` rows alone: ``linear_kernel`` adds the
-    same products in the same order, and is faster for few rows. A row's result thus has the same
-    bits whatever the number of rows.
+    The number of parts does not depend on the rows, so that a row's result has the same bits
+    whatever the number of rows. A weight with a tile for every multiprocessor has one part.
 
     Args:
         rows: Rows of the batch, at most ``MOST_PLAIN_ROWS``.
@@ -260,13 +264,15 @@ def choose_streamed_plain(
     is_wide = outputs >= tile * processors
     if is_wide or inputs > LONG_INPUTS:
         tile, warps, most_programs = STREAMED_PLAIN_LONG
-    if outputs % tile or (is_wide and (rows <= FEW_ROWS or outputs < tile * processors)):
-        return None
-    if not is_wide:
+    if is_wide:
+        tile = _even_outputs(outputs, tile, processors)
+    else:
         most = min(STREAMED_PLAIN_PARTS, lines // LEAST_LINES)
         splits = max(parts for parts in range(1, max(1, most) + 1) if lines % parts == 0)
         if outputs // STREAMED_PLAIN[0] * splits < processors:
             return None
+    if tile == 0 or outputs % tile or lines < LEAST_LINES:
+        return None
     programs = min(-(-(outputs // tile) * splits // processors), most_programs)
     tile_rows = max(16, triton.next_power_of_2(rows))
     stages = (shared_bytes // programs - RESERVED_BYTES) // (128 * (tile + tile_rows))
@@ -274,6 +280,19 @@ def choose_streamed_plain(
     if stages < least_stages:
         return None
     return StreamedProduct(tile, tile_rows, splits, min(stages, most_stages), warps)
+
+
+def _even_outputs(outputs: int, most: int, processors: int) -> int:
+    """Return the outputs of programs that give all multiprocessors about the same work, or 0.
+
+    A multiprocessor gets as many programs as it would with ``most`` outputs each. The outputs of a
+    program are a multiple of 16 that divides all.
+    """
+    programs = processors * -(-outputs // (most * processors))
+    for each in range(16, most + 1, 16):
+        if outputs % each == 0 and STREAMED_OCCUPIED * programs <= outputs // each <= programs:
+            return each
+    return 0
 
 
 def _step_lines(programs: int, lines: int, bits: int) -> int:

@@ -63,15 +63,16 @@ def _along(AXIS: gl.constexpr, SIZE: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def _output(place, N: gl.constexpr, BLOCK_N: gl.constexpr, IS_GATED: gl.constexpr):
-    """Return the output at places of a tile.
+def _output(place, N: gl.constexpr, OUTPUTS: gl.constexpr, IS_GATED: gl.constexpr):
+    """Return the output at places of a tile; at those behind the last of the program, the last.
 
     In a gated product, 8 outputs of the up projection follow 8 of the gate, so that a thread holds
     both factors of a result.
     """
-    output = gl.program_id(0) * BLOCK_N + place
+    place = gl.minimum(place, OUTPUTS - 1)
+    output = gl.program_id(0) * OUTPUTS + place
     if IS_GATED:
-        first = gl.program_id(0) * (BLOCK_N // 2)
+        first = gl.program_id(0) * (OUTPUTS // 2)
         output = first + place % 8 + place // 16 * 8 + place // 8 % 2 * (N // 2)
     return output
 
@@ -169,27 +170,28 @@ def _as_right(inputs, layout: gl.constexpr):
 
 
 @gluon.jit
-def _store(out, total, bias, rows, N: gl.constexpr, IS_GATED: gl.constexpr):
+def _store(out, total, bias, rows, N: gl.constexpr, OUTPUTS: gl.constexpr, IS_GATED: gl.constexpr):
     """Store the sum of a tile, with the bias in the first part and gated if IS_GATED holds."""
     mma: gl.constexpr = total.type.layout
     BLOCK_N: gl.constexpr = total.shape[0]
     BLOCK_T: gl.constexpr = total.shape[1]
-    n = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, mma)), N, BLOCK_N, IS_GATED)
+    place = gl.arange(0, BLOCK_N, gl.SliceLayout(1, mma))
+    n = _output(place, N, OUTPUTS, IS_GATED)
     if bias is not None:  # noqa: SIM102 - the compiler knows this, the program the next
         if gl.program_id(2) == 0:
             total += gl.load(bias + n).to(gl.float32)[:, None]
     result = total.to(out.dtype.element_ty)
     t = gl.program_id(1) * BLOCK_T + gl.arange(0, BLOCK_T, gl.SliceLayout(0, mma))
-    is_own = (t < rows)[None, :] & (n >= 0)[:, None]
+    is_own = (t < rows)[None, :] & (place < OUTPUTS)[:, None]
     if IS_GATED:
         gate, up = _gates_and_ups(result)
         # As ``gated`` of ``graphkit.ops.kernels.decoder``, which Gluon cannot call.
         wide = gate.to(gl.float32)
         activated = (wide / (1.0 + gl.exp(-wide))).to(result.dtype)
         value = (activated.to(gl.float32) * up.to(gl.float32)).to(result.dtype)
-        place, _ = _gates_and_ups(t[None, :] * (N // 2) + n[:, None])
-        is_place, _ = _gates_and_ups(is_own)
-        gl.store(out + place, value, mask=is_place)
+        column, _ = _gates_and_ups(t[None, :] * (N // 2) + n[:, None])
+        is_column, _ = _gates_and_ups(is_own)
+        gl.store(out + column, value, mask=is_column)
     else:
         part = gl.program_id(2).to(gl.int64) * rows * N
         gl.store(out + part + t.to(gl.int64)[None, :] * N + n[:, None], result, mask=is_own)
@@ -200,16 +202,16 @@ def streamed_linear_kernel(
     out, x, weight, scale, zero_point, bias, rows,
     N: gl.constexpr, K: gl.constexpr, ROW: gl.constexpr, BITS: gl.constexpr,
     SCALE_ROWS: gl.constexpr, SCALE_COLUMNS: gl.constexpr, STEPS: gl.constexpr,
-    STARTS_EARLY: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_T: gl.constexpr,
-    STAGES: gl.constexpr, GROUPS: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr,
-    IS_GATED: gl.constexpr, LINES: gl.constexpr, WARPS: gl.constexpr,
+    STARTS_EARLY: gl.constexpr, OUTPUTS: gl.constexpr, BLOCK_N: gl.constexpr,
+    BLOCK_T: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, LOW: gl.constexpr,
+    HIGH: gl.constexpr, IS_GATED: gl.constexpr, LINES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    """One program per tile of outputs, tile of rows and part of the inputs, of STEPS steps.
+    """One program per OUTPUTS outputs, tile of rows and part of the inputs, of STEPS steps.
 
-    N is a multiple of BLOCK_N, and the ROW bytes of an output are the lines of all parts. A step
-    multiplies LINES lines of each output, each line by WARPS / LINES warps. STAGES is at most
-    STEPS + 1. GROUPS is a power of two, at least the groups of inputs of a part. Other parameters
-    are those of ``linear_kernel``.
+    N is a multiple of OUTPUTS, and OUTPUTS of 16; BLOCK_N is the next power of two. The ROW bytes
+    of an output are the lines of all parts. A step multiplies LINES lines of each output, each line
+    by WARPS / LINES warps. STAGES is at most STEPS + 1. GROUPS is a power of two, at least the
+    groups of inputs of a part. Other parameters are those of ``linear_kernel``.
     """
     dtype: gl.constexpr = x.dtype.element_ty
     WIDTH: gl.constexpr = 16  # consecutive bytes of a thread, and as many inputs
@@ -236,7 +238,7 @@ def streamed_linear_kernel(
     if HAS_GROUPS:
         WIDE: gl.constexpr = max(1, min(8, GROUPS // (2 * LINES)))
         spread: gl.constexpr = gl.BlockedLayout([1, WIDE], [16, 2], [TEAM, LINES], [1, 0])
-        row = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, spread)), N, BLOCK_N, IS_GATED)
+        row = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, spread)), N, OUTPUTS, IS_GATED)
         row = _scale_row(row, N, SCALE_ROWS)
         group = gl.arange(0, GROUPS, gl.SliceLayout(0, spread))
         if LINES > 1:  # the same block of all lines of a step, then the next block
@@ -251,17 +253,20 @@ def streamed_linear_kernel(
         if zero_point is not None:
             points = gl.load(zero_point + place, mask=is_group, other=0)
     else:
-        row = _output(_along(1, BLOCK_N, mma), N, BLOCK_N, IS_GATED)
+        row = _output(_along(1, BLOCK_N, mma), N, OUTPUTS, IS_GATED)
         factor = gl.load(scale + _scale_row(row, N, SCALE_ROWS)).to(gl.float32)
         if zero_point is not None:
-            row = _output(_along(1, BLOCK_N, loaded_left), N, BLOCK_N, IS_GATED)
+            row = _output(_along(1, BLOCK_N, loaded_left), N, OUTPUTS, IS_GATED)
             zero = _zero_offset(gl.load(zero_point + _scale_row(row, N, SCALE_ROWS)), x)
 
-    n = _output(_along(1, BLOCK_N, copied), N, BLOCK_N, IS_GATED)
+    n = _output(_along(1, BLOCK_N, copied), N, OUTPUTS, IS_GATED)
     byte = (first + _along(0, LINES, copied)) * 128 + _along(2, 128, copied)
     line = weight + n.to(gl.int64) * ROW + byte
+    is_n = (_along(1, BLOCK_N, copied) < OUTPUTS) & (byte >= 0)
     for stage in gl.static_range(STAGES - 1):
-        async_copy.async_copy_global_to_shared(lines.index(stage), line + stage * LINES * 128)
+        async_copy.async_copy_global_to_shared(
+            lines.index(stage), line + stage * LINES * 128, mask=is_n
+        )
         async_copy.commit_group()
     if HAS_GROUPS:
         factors = _stored_table(scales, LINES)
@@ -288,7 +293,7 @@ def streamed_linear_kernel(
         async_copy.wait_group(STAGES - 2)
         # Stage ``free`` is written again: all threads have read it, in the step before.
         left_steps = STEPS - (STAGES - 1) - step
-        is_line = (byte * 0 < left_steps) & (n >= 0)
+        is_line = is_n & (byte * 0 < left_steps)
         async_copy.async_copy_global_to_shared(lines.index(free), line, mask=is_line)
         is_input = is_t & (k * 0 < left_steps)
         async_copy.async_copy_global_to_shared(inputs.index(free), block, mask=is_input)
@@ -318,14 +323,14 @@ def streamed_linear_kernel(
     async_copy.wait_group(0)
     if not HAS_GROUPS:
         total *= factor
-    _store(out, gl.sum(total, 0), bias, rows, N, IS_GATED)
+    _store(out, gl.sum(total, 0), bias, rows, N, OUTPUTS, IS_GATED)
 
 
 @gluon.jit(do_not_specialize=["rows"])
 def streamed_plain_kernel(
     out, x, weight, bias, rows, N: gl.constexpr, K: gl.constexpr, STEPS: gl.constexpr,
-    STARTS_EARLY: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_T: gl.constexpr,
-    STAGES: gl.constexpr, IS_GATED: gl.constexpr, WARPS: gl.constexpr,
+    STARTS_EARLY: gl.constexpr, OUTPUTS: gl.constexpr, BLOCK_N: gl.constexpr,
+    BLOCK_T: gl.constexpr, STAGES: gl.constexpr, IS_GATED: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """As ``streamed_linear_kernel``, for a weight of the dtype of the rows.
 
@@ -340,11 +345,13 @@ def streamed_plain_kernel(
     lines = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, LINE], shared)
     inputs = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_T, LINE], shared)
     first = gl.program_id(2) * STEPS
-    n = _output(gl.arange(0, BLOCK_N, gl.SliceLayout(1, copied)), N, BLOCK_N, IS_GATED)
+    place = gl.arange(0, BLOCK_N, gl.SliceLayout(1, copied))
+    n = _output(place, N, OUTPUTS, IS_GATED)
     k = gl.arange(0, LINE, gl.SliceLayout(0, copied))
     line = weight + n.to(gl.int64)[:, None] * K + (first * LINE + k)[None, :]
+    is_n = (place < OUTPUTS)[:, None] & (k >= 0)[None, :]
     for stage in gl.static_range(STAGES - 2):
-        async_copy.async_copy_global_to_shared(lines.index(stage), line + stage * LINE)
+        async_copy.async_copy_global_to_shared(lines.index(stage), line + stage * LINE, mask=is_n)
         async_copy.commit_group()
     if STARTS_EARLY:
         gdc_launch_dependents()
@@ -363,7 +370,9 @@ def streamed_plain_kernel(
         # Stage ``free`` is written again: all warps have waited for its product, in the last step.
         free = ahead % STAGES
         is_line = (k * 0 + ahead < STEPS)[None, :]
-        async_copy.async_copy_global_to_shared(lines.index(free), line + ahead * LINE, mask=is_line)
+        async_copy.async_copy_global_to_shared(
+            lines.index(free), line + ahead * LINE, mask=is_n & is_line
+        )
         async_copy.async_copy_global_to_shared(
             inputs.index(free), block + ahead * LINE, mask=is_t & is_line
         )
@@ -373,4 +382,4 @@ def streamed_plain_kernel(
         running = warpgroup_mma(lines.index(held), right, total, is_async=True)
     total = warpgroup_mma_wait(0, deps=[running])
     async_copy.wait_group(0)
-    _store(out, total, bias, rows, N, IS_GATED)
+    _store(out, total, bias, rows, N, OUTPUTS, IS_GATED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import triton
 
 from graphkit.kv import DSATokenToKVPool
 from graphkit.ops.index_scores import index_scores
+from graphkit.ops.kernels import paged_attention as kernels
 from graphkit.ops.kernels.attention_config import (
     AttentionConfig,
     choose_config,
@@ -190,6 +192,22 @@ def test_attention_of_large_heads(make_case, assert_attends, head_dim):
 def test_attention_over_several_row_tiles(make_case, assert_attends, tree):
     case = make_case([9, 70], width=17, heads=8, page_size=4, tree=tree)
     assert_attends(launch(paged_attention, *case.op_args(), splits=2), case)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 5])
+def test_a_program_that_joins_many_rows_gives_the_results_of_one_row(splits, monkeypatch):
+    torch.manual_seed(splits)
+    partial, lse = torch.randn(splits, 7, 3, 24), 5 * torch.randn(splits, 7, 3)
+    lse[0, 2], lse[:, 3] = -torch.inf, -torch.inf
+    partial[0, 2], partial[:, 3] = 0, 0
+    joined = []
+    for processors in (1, 132):
+        monkeypatch.setattr(kernels, "multiprocessors", lambda _, n=processors: (n, 0))
+        joined.append(torch.empty(7, 3, 24))
+        kernels.join_splits(None, joined[-1], partial, lse)
+    weights = lse.masked_fill(lse.isinf().all(0), 0).mul(math.log(2)).softmax(0)
+    assert torch.equal(*joined)
+    torch.testing.assert_close(joined[0], (partial * weights[..., None]).sum(0))
 
 
 @loops_to_a_tensor

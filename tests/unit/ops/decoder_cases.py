@@ -80,7 +80,7 @@ def store_cases(device, *, outside):
     sizes = (2, 24, 80, 96, 128)
     for (dtype, stored), size in product(STORES, sizes):
         for rows, heads, keys in ((0, 3, 1), (1, 4, 4), (6, 6, 2), (5, 0, 3)):
-            has_norm, has_parts, is_joined = size != 24, size != 96, size == 80
+            has_norm, has_parts, is_joined = size not in (24, 128), size != 96, size == 80
             shape = rows, (heads + 2 * keys) * size
             qkv = random(*(2, *shape) if has_parts else shape, dtype=dtype)
             qkv = 3 * qkv.to(torch.float32 if has_parts else dtype)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from graphkit.ops.kernels import decoder
+from graphkit.ops.kernels import decoder, heads
 from graphkit.ops.registration import OPS
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreted.py instead"
@@ -33,7 +34,9 @@ def test_norms_match_the_references(block, monkeypatch):
     check(lambda name: name in NORMS)
 
 
-def test_other_launchers_match_the_references():
+@pytest.mark.parametrize("processors", [1, 132], ids=["several heads", "one head"])
+def test_other_launchers_match_the_references(processors, monkeypatch):
+    monkeypatch.setattr(heads, "multiprocessors", lambda _: (processors, 0))
     check(lambda name: name not in NORMS)
 
 
@@ -41,7 +44,10 @@ def launch(name, *args):
     return OPS[name].launch(OPS[name].arguments(*args))
 
 
-def test_heads_are_stored_as_by_two_launches():
+@pytest.mark.parametrize("processors", [1, 132], ids=["several heads", "one head"])
+def test_heads_are_stored_as_by_two_launches(processors, monkeypatch):
+    """A program has several heads where the device has no room for a program of each."""
+    monkeypatch.setattr(heads, "multiprocessors", lambda _: (processors, 0))
     for caches, slots, scales, rotation in CASES["store_cases"](torch.device("cpu"), outside=True):
         expected = CASES["copies"](caches)
         query, key, value = launch("rotated_heads", *rotation)
@@ -49,6 +55,23 @@ def test_heads_are_stored_as_by_two_launches():
         assert torch.equal(launch("store_rotated_heads", *caches, slots, *rotation, *scales), query)
         for got, other in zip(caches, expected, strict=True):
             assert torch.equal(got.float(), other.float())
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads_of_query", "norm", "found"),
+    [
+        (6, 32, None, 1), (10, 32, None, 1), (11, 32, None, 2), (48, 32, None, 8),
+        (4096, 32, None, 8), (4096, 28, None, 4), (4096, 33, None, 1), (48, 32, "norm", 1),
+    ],
+)  # fmt: skip
+def test_programs_have_several_heads_where_the_device_has_no_room_for_more(
+    rows, heads_of_query, norm, found
+):
+    args = SimpleNamespace(
+        query_weight=norm, key_weight=None, query_heads=heads_of_query, key_heads=8,
+        qkv=torch.empty(0),
+    )  # fmt: skip
+    assert heads.program_heads(args, rows) == found
 
 
 @pytest.mark.parametrize("block", [512, 4096], ids=["several blocks", "one block"])

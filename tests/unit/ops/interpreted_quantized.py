@@ -215,6 +215,15 @@ def test_weights_without_whole_lines_are_not_streamed(outputs, inputs):
     assert config.choose_streamed(1, inputs, outputs, 4, 132, 233472) is None
 
 
+@pytest.mark.parametrize(
+    ("outputs", "found"),
+    [(28672, 112), (14336, 112), (24576, 96), (128256, 128), (37888, None), (8512, None)],
+)
+def test_programs_of_a_wide_weight_have_about_the_same_work(outputs, found):
+    product = config.choose_streamed_plain(48, 4096, outputs, 132, 233472)
+    assert (product and product.outputs) == found
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("processors", [30, 170, 188])
 def test_programs_that_stream_fit_a_smaller_shared_memory(processors, bits):
@@ -235,8 +244,8 @@ def test_programs_that_stream_fit_a_smaller_shared_memory(processors, bits):
 @pytest.mark.parametrize(
     ("outputs", "inputs", "most_rows"),
     [
-        (6144, 4096, 0), (4096, 4096, 0), (4096, 14336, 0), (3072, 4096, 0), (28672, 4096, 32),
-        (128256, 4096, 32), (14336, 4096, 64), (64, 4096, 64), (8448, 64, 64),
+        (6144, 4096, 0), (4096, 4096, 0), (4096, 14336, 0), (3072, 4096, 0), (28672, 4096, 0),
+        (128256, 4096, 0), (14336, 4096, 0), (64, 4096, 64), (8448, 64, 64), (8512, 4096, 64),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("shared_bytes", [233472, 167936])

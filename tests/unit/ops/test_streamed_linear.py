@@ -40,6 +40,7 @@ STREAMED = [
     for each in (
         (64, 8, 1, 2), (64, 8, 4, 3), (128, 16, 2, 5), (64, 32, 1, 3, 2), (64, 8, 1, 2, 4, 2),
         (64, 16, 2, 2, 8, 2), (64, 8, 1, 2, 16, 4),
+        (96, 8, 1, 3), (48, 8, 2, 2, 4, 2),
     )
 ]  # fmt: skip
 CALLS = [
@@ -54,7 +55,7 @@ CALLS = [
 @pytest.mark.parametrize(("product", "result"), CALLS, ids=str)
 def test_streamed_weights_match_the_reference(product, result, dtype, interpreted):
     op = OPS["quantized_linear"]
-    for x, *others in CASES["cases"](CPU, [dtype], [7], shapes=((256, 1024),)):
+    for x, *others in CASES["cases"](CPU, [dtype], [7], shapes=((768, 1024),)):
         args = x / 16, *others
         got = op.launch(op.arguments(*args, **result), product)
         expected = quantized_linear(*args, **result)
@@ -64,7 +65,8 @@ def test_streamed_weights_match_the_reference(product, result, dtype, interprete
 
 
 PLAIN = [
-    StreamedProduct(*each) for each in ((64, 16, 1, 3, 4), (256, 64, 4, 9, 8), (128, 32, 2, 5, 4))
+    StreamedProduct(*each)
+    for each in ((64, 16, 1, 3, 4), (256, 64, 4, 9, 8), (128, 32, 2, 5, 4), (96, 64, 1, 4, 8))
 ]
 
 
@@ -73,7 +75,7 @@ def test_streamed_weights_of_16_bits_match_the_reference(product, interpreted):
     op = OPS["linear"]
     results = [{"in_parts": True}] + [{"gated": True}] * (product.splits == 1)
     for result in results:
-        for x, *others in CASES["plain_cases"](CPU, [torch.bfloat16], [7], [(256, 1024)]):
+        for x, *others in CASES["plain_cases"](CPU, [torch.bfloat16], [7], [(768, 1024)]):
             args = x / 16, *others
             got = op.launch(op.arguments(*args, **result), product)
             expected = linear(*args, **result)
