@@ -246,7 +246,10 @@ STREAMED = (32, 2), (64, 4), (128, 4), (128, 8)
 """Outputs of a program over quantised weights, and warps of each line."""
 STEP_LINES, STREAMED_WARPS = (1, 2, 4), 28
 """Lines of a step, and most warps of a multiprocessor: their threads have up to 72 registers."""
-STREAMED_PLAIN = (64, 4, 3), (64, 4, 4), (128, 8, 1), (128, 8, 2), (256, 8, 1), (256, 16, 1)
+STREAMED_PLAIN = (
+    (64, 4, 1), (64, 4, 3), (64, 4, 4), (96, 4, 1), (112, 8, 1), (112, 8, 2), (128, 8, 1),
+    (128, 8, 2), (224, 8, 1), (256, 8, 1),
+)  # fmt: skip
 """Outputs and warps of a program over weights of 16 bits, and most programs of a multiprocessor."""
 
 
@@ -275,13 +278,16 @@ def streamed_products(shape: tuple[int, int], kind: str, rows: int) -> list[Stre
     tile = max(16 if is_plain else 8, tile)
     ahead, found = 2 if is_plain else 1, []
     for tile_outputs, warps, most, lines in streamed_ways(bits):
-        tiles = outputs // tile_outputs
+        tiles, spare = divmod(outputs, tile_outputs)
+        if spare:
+            continue
+        room = 1 << (tile_outputs - 1).bit_length()
         fitting = [parts for parts in (2, 4, 7, 8) if tiles * parts <= most * PROCESSORS]
         for parts in [1, *(each for each in fitting if all_lines // each >= 4)]:
             steps, rest = divmod(all_lines, parts * lines)
             programs = -(-tiles * parts // PROCESSORS)
-            stage_bytes = lines * (tile_outputs * 128 + tile * 2048 // bits)
-            table_bytes = 0 if is_plain else 6 * tile_outputs * groups_of_part(inputs, parts)
+            stage_bytes = lines * (room * 128 + tile * 2048 // bits)
+            table_bytes = 0 if is_plain else 6 * room * groups_of_part(inputs, parts)
             for shared in (110_000, 160_000, 220_000):
                 stages = (shared // min(programs, most) - table_bytes) // stage_bytes
                 stages = min(12, steps + ahead, stages)

@@ -63,7 +63,8 @@ multiprocessor: usually, and for long weights. Programs of wide weights have up 
 as those of long weights. ``tools/bench/linear_chain.py --sweep`` compares others."""
 STREAMED_PLAIN_PARTS, LONG_INPUTS = 4, 8192
 """Most parts of a weight of 16 bits, since the kernel behind it reads all of them, and most inputs
-of a weight that is not long."""
+of a weight that is not long. Such a weight has two parts, if these give each multiprocessor a
+program of as many outputs as usual, or more."""
 STREAMED_INPUTS = 16384
 """Most inputs of a part: shared memory holds the scales of all of them."""
 LINES_IN_SHARED_MEMORY = 3, 12
@@ -261,36 +262,49 @@ def choose_streamed_plain(
     """
     tile, warps, most_programs = STREAMED_PLAIN
     lines, splits = inputs // 64, 1
-    is_wide = outputs >= tile * processors
-    if is_wide or inputs > LONG_INPUTS:
+    if lines < LEAST_LINES:
+        return None
+    is_wide, is_long = outputs >= tile * processors, inputs > LONG_INPUTS
+    if is_wide or is_long:
         tile, warps, most_programs = STREAMED_PLAIN_LONG
     if is_wide:
-        tile = _even_outputs(outputs, tile, processors)
+        tile = _even_outputs(outputs, splits, processors)
     else:
         most = min(STREAMED_PLAIN_PARTS, lines // LEAST_LINES)
-        splits = max(parts for parts in range(1, max(1, most) + 1) if lines % parts == 0)
-        if outputs // STREAMED_PLAIN[0] * splits < processors:
+        splits = max(parts for parts in range(1, most + 1) if lines % parts == 0)
+        of_halves = _even_outputs(outputs, 2, processors)
+        if not is_long and splits % 2 == 0 and of_halves >= tile:
+            tile, splits = of_halves, 2
+        elif outputs // STREAMED_PLAIN[0] * splits < processors:
             return None
-    if tile == 0 or outputs % tile or lines < LEAST_LINES:
+    if tile == 0 or outputs % tile:
         return None
     programs = min(-(-(outputs // tile) * splits // processors), most_programs)
     tile_rows = max(16, triton.next_power_of_2(rows))
-    stages = (shared_bytes // programs - RESERVED_BYTES) // (128 * (tile + tile_rows))
+    line_bytes = 128 * (triton.next_power_of_2(tile) + tile_rows)
+    stages = (shared_bytes // programs - RESERVED_BYTES) // line_bytes
     least_stages, most_stages = LINES_IN_SHARED_MEMORY
     if stages < least_stages:
         return None
     return StreamedProduct(tile, tile_rows, splits, min(stages, most_stages), warps)
 
 
-def _even_outputs(outputs: int, most: int, processors: int) -> int:
+def _even_outputs(outputs: int, splits: int, processors: int) -> int:
     """Return the outputs of programs that give all multiprocessors about the same work, or 0.
 
-    A multiprocessor gets as many programs as it would with ``most`` outputs each. The outputs of a
-    program are a multiple of 16 that divides all.
+    A multiprocessor gets as many programs as it would with the outputs of a long weight. The
+    outputs of a program are a multiple of 16 that divides all.
+
+    Args:
+        outputs: Outputs of the weight.
+        splits: Parts of the inputs.
+        processors: Multiprocessors of the device.
     """
-    programs = processors * -(-outputs // (most * processors))
+    most, _, _ = STREAMED_PLAIN_LONG
+    programs = processors * -(-outputs * splits // (most * processors))
     for each in range(16, most + 1, 16):
-        if outputs % each == 0 and STREAMED_OCCUPIED * programs <= outputs // each <= programs:
+        tiles, rest = divmod(outputs, each)
+        if rest == 0 and STREAMED_OCCUPIED * programs <= tiles * splits <= programs:
             return each
     return 0
 

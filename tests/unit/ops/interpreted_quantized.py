@@ -202,7 +202,7 @@ def test_the_parts_of_a_streamed_weight_do_not_depend_on_the_rows(outputs, input
         assert steps >= 1
         assert product.rows >= rows
         assert product.num_stages >= 2
-        stage = product.lines * (product.outputs * 128 + product.rows * 2048 // bits)
+        stage = product.lines * (product.tile * 128 + product.rows * 2048 // bits)
         groups = config.groups_of_part(inputs, product.splits)
         tables = product.outputs * groups * (6 if bits == 4 else 4)
         assert product.num_stages * stage + tables <= 227 * 1024
@@ -217,11 +217,15 @@ def test_weights_without_whole_lines_are_not_streamed(outputs, inputs):
 
 @pytest.mark.parametrize(
     ("outputs", "found"),
-    [(28672, 112), (14336, 112), (24576, 96), (128256, 128), (37888, None), (8512, None)],
-)
-def test_programs_of_a_wide_weight_have_about_the_same_work(outputs, found):
+    [
+        (28672, (112, 1)), (14336, (112, 1)), (24576, (96, 1)), (128256, (128, 1)), (37888, None),
+        (8512, None), (6144, (96, 2)), (4096, (64, 2)), (5120, (80, 2)), (3072, (64, 4)),
+    ],
+)  # fmt: skip
+def test_multiprocessors_have_about_the_same_work(outputs, found):
+    """Programs of a wide weight have one part, and others two if they then have 64 outputs."""
     product = config.choose_streamed_plain(48, 4096, outputs, 132, 233472)
-    assert (product and product.outputs) == found
+    assert (product and (product.outputs, product.splits)) == found
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -264,7 +268,7 @@ def test_weights_of_16_bits_are_streamed_in_parts_that_do_not_depend_on_the_rows
         assert rest == 0 == outputs % product.outputs
         assert product.rows >= rows
         assert product.num_warps % 4 == 0
-        stage = 128 * (product.outputs + product.rows)
+        stage = 128 * (product.tile + product.rows)
         assert product.num_stages >= 3
         programs = -(-(outputs // product.outputs) * product.splits // 132)
         assert min(programs, 2) * product.num_stages * stage <= shared_bytes - 1024
