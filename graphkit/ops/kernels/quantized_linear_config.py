@@ -37,7 +37,7 @@ programs would run at the same time: for 8 rows in FP8 the gate and up projectio
 instead of 44 us (``tools/bench/results/quantized_linear_sweep.json``)."""
 MOST_PLAIN_ROWS = 64
 """Most rows of the kernels over a weight of 16 bits. On an H200, a decoder layer of Llama-3.1-8B
-takes 0.89 to 0.91 of its time with cuBLAS for up to 64 rows
+takes 0.88 to 0.93 of its time with cuBLAS for up to 64 rows
 (``tools/bench/results/linear_chain.json``). More rows run by cuBLAS."""
 PLAIN_TILE, PLAIN_PROGRAMS = 64, 2
 """Outputs of a program over a weight of 16 bits, and programs of a multiprocessor. A layer without
