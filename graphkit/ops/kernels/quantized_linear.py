@@ -356,6 +356,7 @@ def _launch_streamed(
         others = {name: weight[name] for name in ("ROW", "SCALE_ROWS", "SCALE_COLUMNS")}
         others |= {"BITS": 4 if is_packed else 8, "LOW": None, "HIGH": None}
         others["GROUPS"] = groups_of_part(weight["K"], product.splits)
+        others["LINES"] = product.lines
         if is_packed:
             low, high = nibble_ptx(x.dtype, 4, args.zero_point is not None)
             others |= {"LOW": low, "HIGH": high}
@@ -366,7 +367,7 @@ def _launch_streamed(
         kernel, _grid(product, len(x), weight), args, out=parts, x=_aligned(x),
         weight=_aligned(numbers), rows=len(x), N=weight["N"], K=weight["K"], STEPS=steps,
         STAGES=min(product.num_stages, most_stages), OUTPUTS=product.outputs, BLOCK_N=product.tile,
-        BLOCK_T=product.rows, IS_GATED=is_gated, LINES=product.lines, WARPS=product.num_warps,
+        BLOCK_T=product.rows, IS_GATED=is_gated, WARPS=product.num_warps,
         num_warps=product.num_warps, **others,
     )  # fmt: skip
 

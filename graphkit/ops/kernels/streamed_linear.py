@@ -263,11 +263,9 @@ def streamed_linear_kernel(
     byte = (first + _along(0, LINES, copied)) * 128 + _along(2, 128, copied)
     line = weight + n.to(gl.int64) * ROW + byte
     is_n = (_along(1, BLOCK_N, copied) < OUTPUTS) & (byte >= 0)
-    start = gl.program_id(0) % STEPS
     for stage in gl.static_range(STAGES - 1):
-        at = (start + stage) % STEPS
         async_copy.async_copy_global_to_shared(
-            lines.index(stage), line + at * LINES * 128, mask=is_n
+            lines.index(stage), line + stage * LINES * 128, mask=is_n
         )
         async_copy.commit_group()
     if HAS_GROUPS:
@@ -283,30 +281,26 @@ def streamed_linear_kernel(
     block = x + t.to(gl.int64) * K + k
     is_t = (t < rows) & (k >= 0)
     for stage in gl.static_range(STAGES - 1):
-        at = (start + stage) % STEPS
         async_copy.async_copy_global_to_shared(
-            inputs.index(stage), block + at * LINES * INPUTS, mask=is_t
+            inputs.index(stage), block + stage * LINES * INPUTS, mask=is_t
         )
         async_copy.commit_group()
     none = gl.zeros([LINES, BLOCK_N, BLOCK_T], gl.float32, mma)
     total, held, free = none, 0, STAGES - 1
+    line += (STAGES - 1) * LINES * 128
+    block += (STAGES - 1) * LINES * INPUTS
     for step in range(STEPS):
-        at, ahead = (start + step) % STEPS, (start + step + STAGES - 1) % STEPS
         async_copy.wait_group(STAGES - 2)
         # Stage ``free`` is written again: all threads have read it, in the step before.
         left_steps = STEPS - (STAGES - 1) - step
         is_line = is_n & (byte * 0 < left_steps)
-        async_copy.async_copy_global_to_shared(
-            lines.index(free), line + ahead * LINES * 128, mask=is_line
-        )
+        async_copy.async_copy_global_to_shared(lines.index(free), line, mask=is_line)
         is_input = is_t & (k * 0 < left_steps)
-        async_copy.async_copy_global_to_shared(
-            inputs.index(free), block + ahead * LINES * INPUTS, mask=is_input
-        )
+        async_copy.async_copy_global_to_shared(inputs.index(free), block, mask=is_input)
         async_copy.commit_group()
         loaded = lines.index(held).load(loaded_left)
         for part in gl.static_range(BLOCKS):
-            block_of_part = at * BLOCKS + part
+            block_of_part = step * BLOCKS + part
             rest = inputs.index(held).slice(part * 128, 128, dim=2).permute((0, 2, 1))
             rest = _as_right(rest.load(loaded_right), right)
             if BITS == 8:
@@ -322,6 +316,8 @@ def streamed_linear_kernel(
                 total += mma_v2(numbers, rest, none) * of_groups
             else:
                 total = mma_v2(numbers, rest, total)
+        line += LINES * 128
+        block += LINES * INPUTS
         free = held
         held = gl.where(held == STAGES - 1, 0, held + 1)
     async_copy.wait_group(0)
@@ -334,17 +330,16 @@ def streamed_linear_kernel(
 def streamed_plain_kernel(
     out, x, weight, bias, rows, N: gl.constexpr, K: gl.constexpr, STEPS: gl.constexpr,
     STARTS_EARLY: gl.constexpr, OUTPUTS: gl.constexpr, BLOCK_N: gl.constexpr,
-    BLOCK_T: gl.constexpr, STAGES: gl.constexpr, IS_GATED: gl.constexpr, LINES: gl.constexpr,
-    WARPS: gl.constexpr,
+    BLOCK_T: gl.constexpr, STAGES: gl.constexpr, IS_GATED: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """As ``streamed_linear_kernel``, for a weight of the dtype of the rows.
 
     STAGES is at least 3, and at most STEPS + 2: a stage is written again when the product after its
     own has started.
     """
-    LINE: gl.constexpr = LINES * 64  # inputs of a step
+    LINE: gl.constexpr = 64  # inputs of 128 bytes
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_T, 16])
-    copied: gl.constexpr = gl.BlockedLayout([1, 8], [4 // LINES, 8 * LINES], [WARPS, 1], [1, 0])
+    copied: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     dtype: gl.constexpr = x.dtype.element_ty
     lines = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, LINE], shared)
@@ -355,10 +350,8 @@ def streamed_plain_kernel(
     k = gl.arange(0, LINE, gl.SliceLayout(0, copied))
     line = weight + n.to(gl.int64)[:, None] * K + (first * LINE + k)[None, :]
     is_n = (place < OUTPUTS)[:, None] & (k >= 0)[None, :]
-    start = gl.program_id(0) % STEPS
     for stage in gl.static_range(STAGES - 2):
-        at = (start + stage) % STEPS
-        async_copy.async_copy_global_to_shared(lines.index(stage), line + at * LINE, mask=is_n)
+        async_copy.async_copy_global_to_shared(lines.index(stage), line + stage * LINE, mask=is_n)
         async_copy.commit_group()
     if STARTS_EARLY:
         gdc_launch_dependents()
@@ -367,8 +360,7 @@ def streamed_plain_kernel(
     block = x + t.to(gl.int64)[:, None] * K + (first * LINE + k)[None, :]
     is_t = (t < rows)[:, None] & (k >= 0)[None, :]
     for stage in gl.static_range(STAGES - 2):
-        at = (start + stage) % STEPS
-        async_copy.async_copy_global_to_shared(inputs.index(stage), block + at * LINE, mask=is_t)
+        async_copy.async_copy_global_to_shared(inputs.index(stage), block + stage * LINE, mask=is_t)
         async_copy.commit_group()
     running = warpgroup_mma_init(gl.zeros([BLOCK_N, BLOCK_T], gl.float32, mma))
     for step in range(STEPS):
@@ -377,12 +369,12 @@ def streamed_plain_kernel(
         held, ahead = step % STAGES, step + STAGES - 2
         # Stage ``free`` is written again: all warps have waited for its product, in the last step.
         free = ahead % STAGES
-        is_line, at = (k * 0 + ahead < STEPS)[None, :], (start + ahead) % STEPS
+        is_line = (k * 0 + ahead < STEPS)[None, :]
         async_copy.async_copy_global_to_shared(
-            lines.index(free), line + at * LINE, mask=is_n & is_line
+            lines.index(free), line + ahead * LINE, mask=is_n & is_line
         )
         async_copy.async_copy_global_to_shared(
-            inputs.index(free), block + at * LINE, mask=is_t & is_line
+            inputs.index(free), block + ahead * LINE, mask=is_t & is_line
         )
         async_copy.commit_group()
         total = warpgroup_mma_wait(0, deps=[running])
