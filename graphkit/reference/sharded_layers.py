@@ -55,14 +55,10 @@ class InputSplitLinear(nn.Linear):
         self._adds_up, self._collectives = adds_up, group.collectives
 
     def forward(self, x: Tensor, *, in_parts: bool = False) -> Tensor:
-        """Return the product, [T, out], or parts of it, [S, T, out], for a ``SummingNorm``."""
-        bias = self.bias if self._has_bias else None
-        if self._adds_up:
-            return self._collectives.all_reduce(project(x, self.weight, bias))
-        if in_parts and self._collectives.takes_parts(len(x), self.out_features, x.dtype):
-            parts = project(x, self.weight, bias, in_parts=True)
-            return parts if len(parts) > 1 else parts[0]
-        return project(x, self.weight, bias)
+        """Return the product, [T, out], which is one part."""
+        del in_parts
+        out = project(x, self.weight, self.bias if self._has_bias else None)
+        return self._collectives.all_reduce(out) if self._adds_up else out
 
 
 class SummingNorm(RMSNorm):
@@ -78,7 +74,7 @@ class SummingNorm(RMSNorm):
         self._collectives = group.collectives
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``RMSNorm``; ``x`` is this rank's summand, which may be in parts."""
+        """See ``RMSNorm``; ``x`` is this rank's summand."""
         return self._collectives.add_rms_norm(x, residual, self.weight, self.eps)
 
 
