@@ -93,7 +93,8 @@ class GatheredLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the whole result on every rank, [T, out]."""
-        return self._collectives.all_gather(super().forward(x))[:, : self._columns]
+        columns = project(x, self.weight, self.bias)
+        return self._collectives.all_gather(columns)[:, : self._columns]
 
 
 def split_layers(module: nn.Module, group: RankGroup, *, adds_up: bool) -> None:
