@@ -93,8 +93,7 @@ class GatheredLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the whole result on every rank, [T, out]."""
-        columns = project(x, self.weight, self.bias)
-        return self._collectives.all_gather(columns)[:, : self._columns]
+        return self._collectives.all_gather(super().forward(x))[:, : self._columns]
 
 
 def split_layers(module: nn.Module, group: RankGroup, *, adds_up: bool) -> None:
