@@ -56,7 +56,7 @@ STREAMED_MANY_OUTPUTS = {8: (64, 4, 4, 2), 4: (32, 2, 7, 1)}
 """By the bits of a number, for weights with at least 128 outputs per multiprocessor: outputs of a
 program, warps of each line, most programs of a multiprocessor, and lines of a step."""
 STREAMED_SHORT_LINES = 16
-"""Most lines of a part over numbers of eight bits that as many warps as usual multiply."""
+"""Most lines of a part over numbers of eight bits that are multiplied two at a time."""
 STREAMED_PLAIN, STREAMED_PLAIN_LONG = (64, 4, 4), (128, 8, 2)
 """Outputs and warps of a program that streams a weight of 16 bits, and most programs of a
 multiprocessor: usually, and for long weights. Programs of wide weights have up to as many outputs
@@ -226,8 +226,8 @@ def choose_streamed(
     parts = _streamed_parts(tiles, lines, -(-inputs // STREAMED_INPUTS), bits, processors)
     if parts is None:
         return None
-    warps, step_lines = _warps_and_lines(-(-tiles * parts // processors), lines // parts, bits)
-    ways = [(tile, warps, STREAMED_PROGRAMS, step_lines)]
+    step_lines = _step_lines(-(-tiles * parts // processors), lines // parts, bits)
+    ways = [(*STREAMED_TILE, STREAMED_PROGRAMS, step_lines)]
     if outputs >= 2 * tile * processors and outputs % STREAMED_MANY_OUTPUTS[bits][0] == 0:
         ways.insert(0, STREAMED_MANY_OUTPUTS[bits])
     for tile, warps, most_programs, step_lines in ways:
@@ -309,24 +309,20 @@ def _even_outputs(outputs: int, splits: int, processors: int) -> int:
     return 0
 
 
-def _warps_and_lines(programs: int, lines: int, bits: int) -> tuple[int, int]:
-    """Return the warps of each line, and the lines that are multiplied at the same time.
+def _step_lines(programs: int, lines: int, bits: int) -> int:
+    """Return how many lines of a part are multiplied at the same time, each by warps of its own.
 
     A multiprocessor with few programs over numbers of eight bits has few warps to convert them.
-    Parts of many lines are limited by memory: warps of their own for each line keep more of them in
-    flight. Weights of four bits have more parts, and thus warps.
+    Parts of many lines are limited by memory. Weights of four bits have more parts, and thus warps.
 
     Args:
         programs: Programs of a multiprocessor.
         lines: Lines of a part.
         bits: Bits of a number.
     """
-    _, warps = STREAMED_TILE
     if bits == 4:
-        return warps, 1
-    together = gcd(lines, 4 if programs == 1 else 2)
-    is_long = programs > 1 and lines > STREAMED_SHORT_LINES
-    return warps // 2 if is_long and together == 2 else warps, together
+        return 1
+    return gcd(lines, 4 if programs == 1 else 2 if lines <= STREAMED_SHORT_LINES else 1)
 
 
 def _fitting_stages(
