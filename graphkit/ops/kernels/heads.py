@@ -15,7 +15,7 @@ from graphkit.ops.kernels.launch import KEPT_IN_L2, launch, wait_for_kernel_befo
 from graphkit.ops.kv_cache import FP8
 
 MOST_HEADS = 8
-"""Most heads of a program."""
+"""Most heads that a program rotates."""
 
 
 @triton.jit
@@ -35,7 +35,7 @@ def rotated_heads_kernel(
     row, first_head = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS
     head = first_head + tl.arange(0, HEADS)
     lane = tl.arange(0, BLOCK)
-    inside = (lane < HALF)[None, :] & (head >= 0)[:, None]
+    inside = (lane < HALF)[None, :] & (head >= 0)[:, None]  # the latter for the shape alone
     slot = row
     is_slot = row >= 0  # always true: every row has its own slot
     if loc_T is not None:

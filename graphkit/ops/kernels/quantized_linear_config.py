@@ -292,8 +292,8 @@ def choose_streamed_plain(
 def _even_outputs(outputs: int, splits: int, processors: int) -> int:
     """Return the outputs of programs that give all multiprocessors about the same work, or 0.
 
-    A multiprocessor gets as many programs as it would with the outputs of a long weight. The
-    outputs of a program are a multiple of 16 that divides all.
+    A multiprocessor gets the fewest programs that have at most the outputs of
+    ``STREAMED_PLAIN_LONG``. The outputs of a program are a multiple of 16 that divides all.
 
     Args:
         outputs: Outputs of the weight.
