@@ -350,24 +350,6 @@ def test_a_store_of_rotated_heads_compiles(dtype, monkeypatch):
     op.launch(op.arguments(*store_args(dtype)))
 
 
-@compiles
-@pytest.mark.parametrize("pages", [4, 2048], ids=["one split", "several splits"])
-def test_attention_stores_16_bytes_at_a_time(pages, monkeypatch):
-    stores = []
-
-    def run(kernel, *args, **options):
-        if kernel.__name__ == "paged_attention_kernel":
-            ptx = compile_only(kernel, *args, **options).asm["ptx"]
-            stores.extend(re.findall(r"st\.global\S*(?=\s+\[)", ptx))
-
-    monkeypatch.setattr(triton.JITFunction, "run", run)
-    op, ints, cache = OPS["paged_attention"], zeros(2, dtype=torch.int32), zeros(64, 2, 128)
-    tables = ints.new_zeros(2, pages), ints, ints.new_zeros(3)
-    op.launch(op.arguments(zeros(2, 8, 128), cache, cache, *tables, None, 1.0, 4, 1))
-    weights = {"st.global.b32"} if pages > 4 else set()  # one per row and split
-    assert set(stores) == {"st.global.v4.b32"} | weights
-
-
 EARLY_STEP = {
     "begin_step", "first_draft_rows", "draft_step_rows", "chain_candidates", "verify_rows of trees",
     "extend_rows", "argmax_rows of bfloat16", "accept_tokens", "target_samples", "accepted_moves",
