@@ -57,10 +57,10 @@ STREAMED_MANY_OUTPUTS = {8: (64, 4, 4, 2), 4: (32, 2, 7, 1)}
 program, warps of each line, most programs of a multiprocessor, and lines of a step."""
 STREAMED_SHORT_LINES = 16
 """Most lines of a part over numbers of eight bits that are multiplied two at a time."""
-STREAMED_PLAIN, STREAMED_PLAIN_LONG = (64, 4, 4), (128, 8, 2)
+STREAMED_PLAIN, STREAMED_PLAIN_LARGE = (64, 4, 4), (128, 8, 2)
 """Outputs and warps of a program that streams a weight of 16 bits, and most programs of a
-multiprocessor: usually, and for long weights. Programs of wide weights have up to as many outputs
-as those of long weights. ``tools/bench/linear_chain.py --sweep`` compares others."""
+multiprocessor: usually, and for weights of many inputs or outputs. ``_even_outputs`` finds other
+numbers of outputs. ``tools/bench/linear_chain.py --sweep`` compares others."""
 STREAMED_PLAIN_PARTS, LONG_INPUTS = 4, 8192
 """Most parts of a weight of 16 bits, since the kernel behind it reads all of them, and most inputs
 of a weight that is not long. Such a weight has two parts, if these give each multiprocessor a
@@ -260,23 +260,22 @@ def choose_streamed_plain(
         processors: Multiprocessors of the device.
         shared_bytes: Bytes of shared memory of a multiprocessor.
     """
-    tile, warps, most_programs = STREAMED_PLAIN
-    lines, splits = inputs // 64, 1
-    if lines < LEAST_LINES:
+    lines, (tile, warps, most_programs) = inputs // 64, STREAMED_PLAIN
+    most = min(STREAMED_PLAIN_PARTS, lines // LEAST_LINES)
+    if most == 0:
         return None
+    splits = max(parts for parts in range(1, most + 1) if lines % parts == 0)
     is_wide, is_long = outputs >= tile * processors, inputs > LONG_INPUTS
-    if is_wide or is_long:
-        tile, warps, most_programs = STREAMED_PLAIN_LONG
+    even = _even_outputs(outputs, 1 if is_wide else 2, processors)
     if is_wide:
-        tile = _even_outputs(outputs, splits, processors)
-    else:
-        most = min(STREAMED_PLAIN_PARTS, lines // LEAST_LINES)
-        splits = max(parts for parts in range(1, most + 1) if lines % parts == 0)
-        of_halves = _even_outputs(outputs, 2, processors)
-        if not is_long and splits % 2 == 0 and of_halves >= tile:
-            tile, splits = of_halves, 2
-        elif outputs // STREAMED_PLAIN[0] * splits < processors:
-            return None
+        _, warps, most_programs = STREAMED_PLAIN_LARGE
+        tile, splits = even, 1
+    elif even >= tile and splits % 2 == 0 and not is_long:
+        tile, splits = even, 2
+    elif outputs // tile * splits < processors:
+        return None
+    elif is_long:
+        tile, warps, most_programs = STREAMED_PLAIN_LARGE
     if tile == 0 or outputs % tile:
         return None
     programs = min(-(-(outputs // tile) * splits // processors), most_programs)
@@ -293,14 +292,14 @@ def _even_outputs(outputs: int, splits: int, processors: int) -> int:
     """Return the outputs of programs that give all multiprocessors about the same work, or 0.
 
     A multiprocessor gets the fewest programs that have at most the outputs of
-    ``STREAMED_PLAIN_LONG``. The outputs of a program are a multiple of 16 that divides all.
+    ``STREAMED_PLAIN_LARGE``. The outputs of a program are a multiple of 16 that divides all.
 
     Args:
         outputs: Outputs of the weight.
         splits: Parts of the inputs.
         processors: Multiprocessors of the device.
     """
-    most, _, _ = STREAMED_PLAIN_LONG
+    most, _, _ = STREAMED_PLAIN_LARGE
     programs = processors * -(-outputs * splits // (most * processors))
     for each in range(16, most + 1, 16):
         tiles, rest = divmod(outputs, each)
