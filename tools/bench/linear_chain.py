@@ -7,9 +7,7 @@ each request, which has up to 8 rows. Compared are, in bfloat16,
 
 - ``bfloat16``: ``torch.nn.functional.linear``, the library of the device,
 - ``linear``: ``graphkit.ops.linear`` over the same weights,
-- ``fp8 channel``, ``fp8 blocks``, ``int4``: ``graphkit.ops.quantized_linear`` per layout,
-- ``humming fp8``, ``humming int4``: ``humming-kernels``, if it is installed and CUDA is there, with
-  scales of each output, and of groups of 128 inputs with zero points.
+- ``fp8 channel``, ``fp8 blocks``, ``int4``: ``graphkit.ops.quantized_linear`` per layout.
 
 The bound is the bytes of the weights and their scales at the speed of a copy.
 
@@ -25,7 +23,6 @@ that: it starts while no kernel runs, and its weight may be requested earlier.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import multiprocessing
 import os
 import sys
@@ -35,7 +32,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 from quantized_linear import KINDS, LAYERS, op_and_tensors, random_inputs, us_per_call
@@ -75,14 +71,9 @@ BITS = {"linear": 16, "int4": 4}
 COMPILERS = 4
 """Processes that compile the configurations of a product."""
 SMALL = {"qkv": (512, 256), "o": (256, 256), "gate_up": (1024, 256), "down": (256, 512)}
-HUMMING: Mapping[str, Mapping[str, object]] = {
-    "humming fp8": {"dtype": "float8e4m3"},
-    "humming int4": {"dtype": "int4", "group_size": 128, "has_zero_point": True},
-}
-"""How ``humming-kernels`` quantises weights."""
-Tensors = Sequence[Any]
+Tensors = Sequence[torch.Tensor | None]
 Layer = Mapping[str, Tensors]
-"""The tensors of the weight of each product, in the order of ``LAYERS``; a ``HummingWeight``."""
+"""The tensors of the weight of each product, in the order of ``LAYERS``."""
 Multiply = Callable[..., torch.Tensor]
 Chosen = Mapping[str, Product]
 """The configurations of some products, by their names."""
@@ -186,54 +177,6 @@ def make_layers(
     return layers
 
 
-class HummingWeight:
-    """A weight of ``humming-kernels``, checked on 0.1.19, with what is read of a tensor here.
-
-    Args:
-        weight: The weight, [N, K].
-        config: How it is quantised, a key of ``HUMMING``.
-
-    Attributes:
-        nbytes: Bytes of the numbers, scales and zero points.
-    """
-
-    def __init__(self, weight: torch.Tensor, config: str) -> None:
-        from humming.layer import HummingLayer
-
-        outputs, inputs = weight.shape
-        self._outputs = outputs
-        self.multiply = HummingLayer(
-            shape_n=outputs, shape_k=inputs, weight_config=dict(HUMMING[config]),
-            torch_dtype=weight.dtype,
-        ).to(weight.device)  # fmt: skip
-        self.multiply.load_from_unquantized(weight)
-        self.multiply.transform()
-        self.nbytes = sum(each.nbytes for each in self.multiply.parameters())
-
-    def __len__(self) -> int:
-        """Return the outputs."""
-        return self._outputs
-
-
-def make_humming_layers(
-    shapes: Mapping[str, tuple[int, int]], config: str, count: int, device: torch.device
-) -> list[Layer]:
-    """Return layers as ``make_layers`` does, with weights of ``humming-kernels``."""
-    weights = {name: random_inputs(shape, 1, device)[0] for name, shape in shapes.items()}
-    return [
-        {name: [HummingWeight(w / w.shape[1] ** 0.5, config)] for name, w in weights.items()}
-        for _ in range(count)
-    ]
-
-
-def by_humming(
-    x: torch.Tensor, *, tensors: Sequence[HummingWeight], gated: bool = False, **_: object
-) -> torch.Tensor:
-    """Multiply by ``humming-kernels``, in one part."""
-    product: torch.Tensor = tensors[0].multiply(x)
-    return silu_and_mul(product) if gated else product
-
-
 def nbytes_of(layer: Layer) -> int:
     """Return the bytes of a layer's weights and scales."""
     return sum(each.nbytes for tensors in layer.values() for each in tensors if each is not None)
@@ -250,12 +193,9 @@ def compared(
     bandwidth = copy_bandwidth(device) if device.type == "cuda" else None
     ways: list[tuple[str, str, Multiply]] = [("bfloat16", "linear", by_torch)]
     ways += [(kind, kind, partial(by_op, kind=kind)) for kind in kinds]
-    if device.type == "cuda" and importlib.util.find_spec("humming"):
-        ways += [(config, config, by_humming) for config in HUMMING]
     plain: dict[int, float] = {}
     for variant, kind, multiply in ways:
-        make = make_humming_layers if kind in HUMMING else make_layers
-        layers = make(shapes, kind, COUNT, device)
+        layers = make_layers(shapes, kind, COUNT, device)
         for count in rows:
             x = random_inputs(shapes["qkv"], count, device)[1]
             run = partial(Chain(layers, x).run, multiply)

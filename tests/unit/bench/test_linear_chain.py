@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,37 +46,6 @@ def test_quantised_layers_compute_the_same_but_for_their_rounding(bench):
     plain = bench.Chain(layers, x).run(bench.by_torch).float()
     for kind, error in (("linear", 1e-2), ("fp8 channel", 0.15), ("int4", 0.4)):
         assert (results[kind] - plain).norm() < error * plain.norm(), kind
-
-
-class FakeHummingLayer(torch.nn.Linear):
-    """What the bench calls of ``humming.layer.HummingLayer``, without quantisation."""
-
-    def __init__(self, *, shape_n, shape_k, weight_config, torch_dtype):
-        super().__init__(shape_k, shape_n, bias=False, dtype=torch_dtype)
-        self.config, self.is_ready = weight_config, False
-
-    def load_from_unquantized(self, weight):
-        self.weight.data = weight
-
-    def transform(self):
-        self.is_ready = True
-
-
-def test_layers_of_humming_compute_the_same(bench, monkeypatch):
-    module = SimpleNamespace(HummingLayer=FakeHummingLayer)
-    monkeypatch.setitem(sys.modules, "humming", SimpleNamespace(layer=module))
-    monkeypatch.setitem(sys.modules, "humming.layer", module)
-    device = torch.device("cpu")
-    x = bench.random_inputs(bench.SMALL["qkv"], 3, device)[1]
-    plain = bench.make_layers(bench.SMALL, "linear", 2, device)
-    layers = bench.make_humming_layers(bench.SMALL, "humming int4", 2, device)
-    assert bench.nbytes_of(layers[0]) == bench.nbytes_of(plain[0])
-    weight = layers[1]["gate_up"][0].multiply
-    assert weight.is_ready
-    assert weight.config == {"dtype": "int4", "group_size": 128, "has_zero_point": True}
-    with torch.no_grad():
-        got = bench.Chain(layers, x).run(bench.by_humming)
-        assert torch.equal(got, bench.Chain(plain, x).run(bench.by_torch))
 
 
 @pytest.mark.parametrize("kind", ["linear", "fp8 channel", "int4"])
