@@ -4,31 +4,28 @@ The kernels of a layer overlap: each starts while the one before it runs. Their 
 that wait, and the times between their ends add up to the time of the layer. The layers are those of
 ``linear_chain.py``, replayed as a graph.
 
-    python tools/bench/layer_timeline.py --rows 6 48 --formats linear "fp8 channel" int4
+    python tools/bench/layer_timeline.py --out tools/bench/results/layer_timeline.json
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import torch
 from linear_chain import COUNT, Chain, by_op, make_layers
-from quantized_linear import KINDS, LAYERS, random_inputs
-from rich.console import Console
+from quantized_linear import LAYERS, random_inputs
+from timing import publish
 from torch.profiler import ProfilerActivity, profile
 
-from graphkit.graphs import environment, resolve_device
+from graphkit.graphs import environment
 from graphkit.records import BenchReport, Measure
-from graphkit.views import bench_view
 
-REPLAYS = 6
-ROWS = (6, 48)
+FORMATS, ROWS = ("linear", "fp8 channel", "int4"), (6, 48)
+"""Kinds of weights, and rows: those of one and of eight requests with 5 drafts."""
 
 
 class Kernel(NamedTuple):
@@ -38,12 +35,12 @@ class Kernel(NamedTuple):
     end_us: float
 
 
-def recorded(graph: torch.cuda.CUDAGraph, device: torch.device) -> list[Kernel]:
-    """Return the kernels of some replays in the order of their ends."""
+def recorded(graph: torch.cuda.CUDAGraph, replays: int, device: torch.device) -> list[Kernel]:
+    """Return the kernels of so many replays in the order of their ends."""
     graph.replay()
     torch.cuda.synchronize(device)
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
-        for _ in range(REPLAYS):
+        for _ in range(replays):
             graph.replay()
         torch.cuda.synchronize(device)
     events = (event for event in profiler.events() if event.name.endswith("_kernel"))
@@ -81,11 +78,11 @@ def ends_of_a_layer(kernels: Sequence[Kernel], replays: int, layers: int) -> lis
     return found
 
 
-def timeline(kinds: Sequence[str], rows: Sequence[int], device: torch.device) -> Iterator[Measure]:
+def timeline(replays: int, device: torch.device) -> Iterator[Measure]:
     """Measure the kernels of a layer for each kind of weight and number of rows."""
-    for kind in kinds:
+    for kind in FORMATS:
         layers = make_layers(LAYERS, kind, COUNT, device)
-        for count in rows:
+        for count in ROWS:
             run = partial(
                 Chain(layers, random_inputs(LAYERS["qkv"], count, device)[1]).run,
                 partial(by_op, kind=kind),
@@ -95,7 +92,7 @@ def timeline(kinds: Sequence[str], rows: Sequence[int], device: torch.device) ->
             with torch.cuda.graph(graph):
                 run()
             setting = f"{kind}, {count} rows"
-            kernels = ends_of_a_layer(recorded(graph, device), REPLAYS, COUNT)
+            kernels = ends_of_a_layer(recorded(graph, replays, device), replays, COUNT)
             for place, (name, us) in enumerate(kernels, 1):
                 variant = f"{place}. {name.removesuffix('_kernel')}"
                 yield Measure(name="time", value=us, unit="us", setting=setting, variant=variant)
@@ -103,29 +100,21 @@ def timeline(kinds: Sequence[str], rows: Sequence[int], device: torch.device) ->
             yield Measure(name="time", value=total, unit="us", setting=setting, variant="layer")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="numbers of rows")
-    parser.add_argument("--formats", choices=KINDS, nargs="+", default=KINDS, help="weights")
-    options = parser.parse_args(argv)
-    device = resolve_device("auto")
+def report(rounds: int, device: torch.device) -> BenchReport:
+    """Measure the layers of ``FORMATS`` for ``ROWS`` rows, in so many replays.
+
+    Raises:
+        SystemExit: The device is not a CUDA device.
+    """
     if device.type != "cuda":
-        parser.error("needs a CUDA device, whose kernels CUPTI records.")
-    with torch.no_grad():
-        found = tuple(timeline(options.formats, options.rows, device))
-    report = BenchReport(
+        raise SystemExit("layer_timeline.py needs a CUDA device, whose kernels CUPTI records.")
+    return BenchReport(
         name="kernels of a decoder layer",
         environment=environment(device),
-        settings={"replays": REPLAYS, "layers": COUNT},
-        measures=found,
+        settings={"replays": rounds, "layers": COUNT},
+        measures=tuple(timeline(rounds, device)),
     )
-    Console(width=120).print(bench_view(report))
-    if options.out:
-        options.out.write_text(report.to_json())
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(publish(__doc__ or "", 6, report, None, has_device=True))
