@@ -29,7 +29,7 @@ def test_kernels_match_the_references():
 
 @pytest.mark.parametrize("processors", [1, 132], ids=["several heads", "one head"])
 def test_heads_are_stored_as_by_two_kernels(processors, monkeypatch):
-    """A program has several heads where the device has no room for a program of each."""
+    """A program has several heads if the device seems to have one multiprocessor."""
     monkeypatch.setattr(heads, "multiprocessors", lambda _: (processors, 0))
     for caches, slots, scales, rotation in CASES["store_cases"](torch.device("cuda"), outside=True):
         expected = CASES["copies"](caches)

@@ -75,14 +75,10 @@ def test_every_configuration_matches(config):
 STREAMED = [
     StreamedProduct(*each)
     for each in (
-        (64, 16, 1, 6, 4),
-        (256, 64, 2, 5, 8),
-        (128, 32, 4, 9, 4),
-        (256, 16, 1, 5, 16),
-        (96, 64, 2, 6, 8),
-        (48, 16, 1, 6, 4),
+        (64, 16, 1, 6, 4), (256, 64, 2, 5, 8), (128, 32, 4, 9, 4), (256, 16, 1, 5, 16),
+        (96, 64, 2, 6, 8), (48, 16, 1, 6, 4),
     )
-]
+]  # fmt: skip
 needs_warpgroups = pytest.mark.skipif(
     not torch.cuda.is_available() or not has_warpgroups(torch.device("cuda", 0)),
     reason="needs compute capability 9.0 exactly",

@@ -52,6 +52,7 @@ from graphkit.ops.kernels.quantized_linear_config import (
     choose_product,
     choose_splits,
     groups_of_part,
+    padded,
     steps,
 )
 from graphkit.ops.paged_attention import paged_attention
@@ -281,13 +282,13 @@ def streamed_products(shape: tuple[int, int], kind: str, rows: int) -> list[Stre
         tiles, spare = divmod(outputs, tile_outputs)
         if spare:
             continue
-        room = 1 << (tile_outputs - 1).bit_length()
         fitting = [parts for parts in (2, 4, 7, 8) if tiles * parts <= most * PROCESSORS]
         for parts in [1, *(each for each in fitting if all_lines // each >= 4)]:
             steps, rest = divmod(all_lines, parts * lines)
             programs = -(-tiles * parts // PROCESSORS)
-            stage_bytes = lines * (room * 128 + tile * 2048 // bits)
-            table_bytes = 0 if is_plain else 6 * room * groups_of_part(inputs, parts)
+            stage_bytes = lines * (padded(tile_outputs) * 128 + tile * 2048 // bits)
+            groups = 0 if is_plain else groups_of_part(inputs, parts)
+            table_bytes = 6 * padded(tile_outputs) * groups
             for shared in (110_000, 160_000, 220_000):
                 stages = (shared // min(programs, most) - table_bytes) // stage_bytes
                 stages = min(12, steps + ahead, stages)

@@ -12,7 +12,7 @@ from graphkit.ops.kernels.launch import KEPT_IN_L2, launch, wait_for_kernel_befo
 NORM_BLOCK = 16384
 """Columns that a program holds at a time. Wider rows are read twice, the second time from cache."""
 KEPT_ROWS = 256
-"""Most rows whose residual stream is kept in the L2 cache, which those of a prompt would fill."""
+"""Most rows whose residual stream is kept in the L2 cache. That of a long prompt would fill it."""
 GATE_BLOCK = 1024
 """Columns of a program of the gate."""
 

@@ -144,9 +144,9 @@ def _launch_heads(
 def program_heads(args: Any, rows: int) -> int:
     """Return the heads of a program, a power of two, all of one kind.
 
-    A program has one head where the device has room for all programs: many small programs start
-    sooner than few large ones. A head with a norm has a program of its own, so that the sum of its
-    squares has one order for any number of rows.
+    The number is doubled as long as each multiprocessor has two programs left: few large programs
+    start later than many small ones. With a norm it is 1, so that the sum of squares has the same
+    order for any number of rows.
     """
     heads = 1
     if args.query_weight is not None or args.key_weight is not None:

@@ -19,8 +19,8 @@ from graphkit.ops.kernels.devices import has_dependent_launch
 KEPT_IN_L2 = tl.constexpr("evict_last")
 """Eviction policy of small tensors that every layer or step reads.
 
-The weights that are read in between would displace them from the L2 cache, and the kernels that
-read them would wait for memory.
+With the default policy, the weights that are read in between evict these tensors from the L2 cache,
+and kernels wait for memory at their start.
 """
 
 

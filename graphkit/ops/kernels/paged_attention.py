@@ -20,7 +20,7 @@ from graphkit.ops.kernels.paged_attention_kernel import LOG2_E, paged_attention_
 from graphkit.ops.kv_cache import FP8
 
 JOINED_ROWS = 4
-"""Rows of a program that joins splits, where each multiprocessor gets a program of them."""
+"""Rows of a program that joins splits, if every multiprocessor then has a program; otherwise 1."""
 
 
 @triton.jit(do_not_specialize=["rows", "splits"])

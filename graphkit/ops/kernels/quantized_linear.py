@@ -366,9 +366,9 @@ def _launch_streamed(
     launch(
         kernel, _grid(product, len(x), weight), args, out=parts, x=_aligned(x),
         weight=_aligned(numbers), rows=len(x), N=weight["N"], K=weight["K"], STEPS=steps,
-        STAGES=min(product.num_stages, most_stages), OUTPUTS=product.outputs, BLOCK_N=product.tile,
-        BLOCK_T=product.rows, IS_GATED=is_gated, WARPS=product.num_warps,
-        num_warps=product.num_warps, **others,
+        STAGES=min(product.num_stages, most_stages), OUTPUTS=product.outputs,
+        BLOCK_N=product.padded_outputs, BLOCK_T=product.rows, IS_GATED=is_gated,
+        WARPS=product.num_warps, num_warps=product.num_warps, **others,
     )  # fmt: skip
 
 

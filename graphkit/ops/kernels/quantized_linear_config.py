@@ -49,9 +49,11 @@ STREAMED_TILE, STREAMED_PROGRAMS, LEAST_LINES = (64, 4), 4, 4
 """Outputs of a program that streams its weight, warps of each line of 128 bytes, most programs of a
 multiprocessor, and least lines of a part. ``tools/bench/linear_chain.py --sweep`` compares
 others."""
-STREAMED_OCCUPIED, STREAMED_MOST_LINES = 0.9, 28
-"""Least share of the multiprocessors that programs over numbers of eight bits, or over wide weights
-of 16 bits, occupy, and most lines of a part of numbers of eight bits."""
+STREAMED_OCCUPIED = 0.9
+"""Least share of the multiprocessors that programs occupy, where other divisions of a weight are
+possible."""
+STREAMED_MOST_LINES = 28
+"""Most lines of a part over numbers of eight bits."""
 STREAMED_MANY_OUTPUTS = {8: (64, 4, 4, 2), 4: (32, 2, 7, 1)}
 """By the bits of a number, for weights with at least 128 outputs per multiprocessor: outputs of a
 program, warps of each line, most programs of a multiprocessor, and lines of a step."""
@@ -59,12 +61,13 @@ STREAMED_SHORT_LINES = 16
 """Most lines of a part over numbers of eight bits that are multiplied two at a time."""
 STREAMED_PLAIN, STREAMED_PLAIN_LARGE = (64, 4, 4), (128, 8, 2)
 """Outputs and warps of a program that streams a weight of 16 bits, and most programs of a
-multiprocessor: usually, and for weights of many inputs or outputs. ``_even_outputs`` finds other
-numbers of outputs. ``tools/bench/linear_chain.py --sweep`` compares others."""
+multiprocessor: usually, and for weights of many inputs or outputs. ``_even_outputs`` replaces the
+number of outputs where that divides the work evenly. ``tools/bench/linear_chain.py --sweep``
+compares other values."""
 STREAMED_PLAIN_PARTS, LONG_INPUTS = 4, 8192
 """Most parts of a weight of 16 bits, since the kernel behind it reads all of them, and most inputs
-of a weight that is not long. Such a weight has two parts, if these give each multiprocessor a
-program of as many outputs as usual, or more."""
+of a weight that may have two parts. It has two if each multiprocessor then gets a program of at
+least as many outputs as usual."""
 STREAMED_INPUTS = 16384
 """Most inputs of a part: shared memory holds the scales of all of them."""
 LINES_IN_SHARED_MEMORY = 3, 12
@@ -112,7 +115,7 @@ class StreamedProduct:
     """How a launch of a kernel of ``streamed_linear.py`` divides its work.
 
     Attributes:
-        outputs: Outputs of a program, a multiple of 16.
+        outputs: Outputs of a program, a multiple of 16. Shared memory has ``padded_outputs``.
         rows: Rows of a program, a power of two, at least 8.
         splits: Parts of the inputs, of the same number of lines.
         num_stages: Most steps in flight in a program, the current one included. A part of few steps
@@ -130,10 +133,9 @@ class StreamedProduct:
     lines: int = 1
 
     @property
-    def tile(self) -> int:
-        """Outputs that a program has room for, a power of two, at least 16 for each warp."""
-        tile: int = triton.next_power_of_2(self.outputs)
-        return tile
+    def padded_outputs(self) -> int:
+        """Outputs of a program, padded to a power of two, at least 16 for each warp."""
+        return padded(self.outputs)
 
 
 Product = TiledProduct | StreamedProduct
@@ -280,7 +282,7 @@ def choose_streamed_plain(
         return None
     programs = min(-(-(outputs // tile) * splits // processors), most_programs)
     tile_rows = max(16, triton.next_power_of_2(rows))
-    line_bytes = 128 * (triton.next_power_of_2(tile) + tile_rows)
+    line_bytes = 128 * (padded(tile) + tile_rows)
     stages = (shared_bytes // programs - RESERVED_BYTES) // line_bytes
     least_stages, most_stages = LINES_IN_SHARED_MEMORY
     if stages < least_stages:
@@ -289,10 +291,11 @@ def choose_streamed_plain(
 
 
 def _even_outputs(outputs: int, splits: int, processors: int) -> int:
-    """Return the outputs of programs that give all multiprocessors about the same work, or 0.
+    """Return the outputs of a program that divide a weight evenly among all multiprocessors.
 
-    A multiprocessor gets the fewest programs that have at most the outputs of
-    ``STREAMED_PLAIN_LARGE``. The outputs of a program are a multiple of 16 that divides all.
+    Each multiprocessor gets as few programs as ``STREAMED_PLAIN_LARGE`` allows, which limits the
+    outputs of a program. These are a multiple of 16 that divides the outputs of the weight. If no
+    number occupies enough multiprocessors, the result is 0.
 
     Args:
         outputs: Outputs of the weight.
@@ -350,6 +353,12 @@ def _streamed_parts(tiles: int, lines: int, least: int, bits: int, processors: i
             if is_even and lines // parts <= STREAMED_MOST_LINES:
                 return parts
     return equal[-1] if equal else None
+
+
+def padded(outputs: int) -> int:
+    """Return outputs of a program, padded to a power of two."""
+    power: int = triton.next_power_of_2(outputs)
+    return power
 
 
 def groups_of_part(inputs: int, splits: int) -> int:

@@ -46,7 +46,7 @@ def launch(name, *args):
 
 @pytest.mark.parametrize("processors", [1, 132], ids=["several heads", "one head"])
 def test_heads_are_stored_as_by_two_launches(processors, monkeypatch):
-    """A program has several heads where the device has no room for a program of each."""
+    """On a device of one multiprocessor, a program has several heads."""
     monkeypatch.setattr(heads, "multiprocessors", lambda _: (processors, 0))
     for caches, slots, scales, rotation in CASES["store_cases"](torch.device("cpu"), outside=True):
         expected = CASES["copies"](caches)
@@ -58,17 +58,15 @@ def test_heads_are_stored_as_by_two_launches(processors, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("rows", "heads_of_query", "norm", "found"),
+    ("rows", "query_heads", "norm", "found"),
     [
         (6, 32, None, 1), (10, 32, None, 1), (11, 32, None, 2), (48, 32, None, 8),
         (4096, 32, None, 8), (4096, 28, None, 4), (4096, 33, None, 1), (48, 32, "norm", 1),
     ],
 )  # fmt: skip
-def test_programs_have_several_heads_where_the_device_has_no_room_for_more(
-    rows, heads_of_query, norm, found
-):
+def test_programs_have_several_heads_if_there_are_enough_programs(rows, query_heads, norm, found):
     args = SimpleNamespace(
-        query_weight=norm, key_weight=None, query_heads=heads_of_query, key_heads=8,
+        query_weight=norm, key_weight=None, query_heads=query_heads, key_heads=8,
         qkv=torch.empty(0),
     )  # fmt: skip
     assert heads.program_heads(args, rows) == found

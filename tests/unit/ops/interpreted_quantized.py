@@ -202,7 +202,7 @@ def test_the_parts_of_a_streamed_weight_do_not_depend_on_the_rows(outputs, input
         assert steps >= 1
         assert product.rows >= rows
         assert product.num_stages >= 2
-        stage = product.lines * (product.tile * 128 + product.rows * 2048 // bits)
+        stage = product.lines * (product.padded_outputs * 128 + product.rows * 2048 // bits)
         groups = config.groups_of_part(inputs, product.splits)
         tables = product.outputs * groups * (6 if bits == 4 else 4)
         assert product.num_stages * stage + tables <= 227 * 1024
@@ -268,7 +268,7 @@ def test_weights_of_16_bits_are_streamed_in_parts_that_do_not_depend_on_the_rows
         assert rest == 0 == outputs % product.outputs
         assert product.rows >= rows
         assert product.num_warps % 4 == 0
-        stage = 128 * (product.tile + product.rows)
+        stage = 128 * (product.padded_outputs + product.rows)
         assert product.num_stages >= 3
         programs = -(-(outputs // product.outputs) * product.splits // 132)
         assert min(programs, 2) * product.num_stages * stage <= shared_bytes - 1024
