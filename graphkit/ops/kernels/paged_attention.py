@@ -127,7 +127,6 @@ def launch_paged_attention(
         paged_attention_kernel, (key_heads * row_tiles, splits), args,
         out=partial, lse=lse, sinks=args.sinks_N, query=query, key_cache=key, value_cache=value,
         mask=None if mask is None else mask.contiguous().view(torch.uint8),
-        out_split_stride=out.numel(),
         query_token_stride=query.stride(0), query_head_stride=query.stride(1),
         tokens=tokens, max_keys=max_keys, max_pages=max_pages, requests=requests,
         row_tiles=row_tiles, width=width, splits=splits,

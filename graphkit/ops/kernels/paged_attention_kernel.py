@@ -65,14 +65,12 @@ def _scaled_to_float16(q):
 # Prompts have any width: specialisation would compile this kernel for each. Trees have few. What a
 # model fixes, heads and strides of its cache, is constant: short code starts and runs sooner.
 @triton.jit(
-    do_not_specialize=[
-        "out_split_stride", "tokens", "max_keys", "max_pages", "requests", "width", "splits",
-    ],
+    do_not_specialize=["tokens", "max_keys", "max_pages", "requests", "width", "splits"],
     do_not_specialize_on_alignment=["row_tiles"],
-)  # fmt: skip
+)
 def paged_attention_kernel(
     out, lse, query, key_cache, value_cache, page_table, cache_seqlens_B, cu_seqlens_q_B1, mask,
-    sinks, key_scale_M, value_scale_M, out_split_stride, query_token_stride, query_head_stride,
+    sinks, key_scale_M, value_scale_M, query_token_stride, query_head_stride,
     tokens, max_keys, max_pages, requests, row_tiles, width, splits, scale_log2, cap_log2,
     KEY_SLOT_STRIDE: tl.constexpr, KEY_HEAD_STRIDE: tl.constexpr,
     VALUE_SLOT_STRIDE: tl.constexpr, VALUE_HEAD_STRIDE: tl.constexpr,
@@ -296,7 +294,8 @@ def paged_attention_kernel(
     result = tl.where(divisor[:, None] < 0.0, 0.0, acc * (1.0 / divisor)[:, None])
     if value_scale_M is not None:
         result *= tl.load(value_scale_M + kv_head)
-    outs = out + split.to(tl.int64) * out_split_stride
+    # The compiler sees that rows are aligned, and stores 16 bytes at a time.
+    outs = out + split.to(tl.int64) * tokens * (HEADS * VALUE_DIM)
     cells = outs + (token[:, None] * HEADS + head[:, None]) * VALUE_DIM
     is_cell = is_row[:, None] & is_dim[None, :]
     tl.store(cells + dim[None, :], result.to(out.dtype.element_ty), mask=is_cell)

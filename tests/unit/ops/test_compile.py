@@ -16,6 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from graphkit.ops.accepted_path import compact_accepted_to_front
 from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_and_mul
@@ -127,6 +128,9 @@ def compile_only(
         if isinstance(value, torch.Tensor):
             attributes[place] = [["tt.divisibility", 16]]  # as memory of torch's allocator
             return f"*{LETTERS[value.dtype]}"
+        if isinstance(value, TensorDescriptor):
+            letters = LETTERS[value.base.dtype]
+            return f"tensordesc<{letters}{list(value.block_shape)},{value.layout!r}>"
         return "i32" if isinstance(value, int) else "fp32"
 
     for index, (parameter, value) in enumerate(zip(kernel.params, args, strict=True)):
@@ -348,6 +352,24 @@ def test_a_store_of_rotated_heads_compiles(dtype, monkeypatch):
     monkeypatch.setattr(triton.JITFunction, "run", compile_only)
     op = OPS["store_rotated_heads"]
     op.launch(op.arguments(*store_args(dtype)))
+
+
+@compiles
+@pytest.mark.parametrize("pages", [4, 2048], ids=["one split", "several splits"])
+def test_attention_stores_16_bytes_at_a_time(pages, monkeypatch):
+    stores = []
+
+    def run(kernel, *args, **options):
+        if kernel.__name__ == "paged_attention_kernel":
+            ptx = compile_only(kernel, *args, **options).asm["ptx"]
+            stores.extend(re.findall(r"st\.global\S*(?=\s+\[)", ptx))
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    op, ints, cache = OPS["paged_attention"], zeros(2, dtype=torch.int32), zeros(64, 2, 128)
+    tables = ints.new_zeros(2, pages), ints, ints.new_zeros(3)
+    op.launch(op.arguments(zeros(2, 8, 128), cache, cache, *tables, None, 1.0, 4, 1))
+    weights = {"st.global.b32"} if pages > 4 else set()  # one per row and split
+    assert set(stores) == {"st.global.v4.b32"} | weights
 
 
 EARLY_STEP = {
