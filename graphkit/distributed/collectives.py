@@ -41,7 +41,7 @@ class Collectives:
         """Return ``graphkit.ops.decoder.add_rms_norm`` of the sum over all ranks.
 
         Args:
-            x: This rank's summand, contiguous; may be overwritten.
+            x: This rank's summand, contiguous; may be overwritten. In parts if ``takes_parts``.
             residual: Added to the sum.
             weight: Factor of each column.
             eps: Added to the mean square.
@@ -50,9 +50,19 @@ class Collectives:
             The normalised sum of both, and the sum.
 
         Shapes:
-            x, residual, results: [T, H]. weight: [H].
+            x: [T, H], or [S, T, H] in parts. residual, results: [T, H]. weight: [H].
         """
         return add_rms_norm(self.all_reduce(x), residual, weight, eps)
+
+    def takes_parts(self, rows: int, width: int, dtype: torch.dtype) -> bool:  # noqa: ARG002
+        """Return whether ``add_rms_norm`` takes this rank's summand in parts, in float32.
+
+        Args:
+            rows: Rows of the batch.
+            width: Their columns.
+            dtype: The dtype of residual and weight.
+        """
+        return False
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Return the columns of all ranks side by side: [T, P] of each rank as [T, R * P]."""
@@ -120,9 +130,16 @@ class OneShotCollectives(Collectives):
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """See ``Collectives.add_rms_norm``. The results have the same bits on every rank."""
-        if self._push.can_add_rms_norm(x, residual, weight):
+        expected = torch.float32 if x.dim() > residual.dim() else weight.dtype
+        has_dtypes = residual.dtype == weight.dtype and x.dtype == expected
+        rows, width = residual.shape
+        if has_dtypes and self._push.can_add_rms_norm(rows, width, residual.dtype):
             return self._push.add_rms_norm(x, residual.contiguous(), weight, eps)
         return super().add_rms_norm(x, residual, weight, eps)
+
+    def takes_parts(self, rows: int, width: int, dtype: torch.dtype) -> bool:
+        """See ``Collectives.takes_parts``."""
+        return self._push.can_add_rms_norm(rows, width, dtype)
 
     def all_gather(self, x: Tensor) -> Tensor:
         """See ``Collectives.all_gather``."""

@@ -87,12 +87,11 @@ class PushCollectives:
         """Return the sum over all ranks, with the same bits on each; ``x`` is contiguous."""
         return launch_push_all_reduce(x, self._memory)
 
-    def can_add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor) -> bool:
-        """Return whether ``add_rms_norm`` takes tensors: of one dtype, in rows that fit a part."""
-        rows, width = x.shape
-        has_words = width * x.itemsize % WORD == 0 and self.can_all_reduce(x)
-        has_one_dtype = x.dtype == residual.dtype == weight.dtype
-        return has_words and has_one_dtype and self._memory.holds(rows, width * x.itemsize // WORD)
+    def can_add_rms_norm(self, rows: int, width: int, dtype: torch.dtype) -> bool:
+        """Return whether ``add_rms_norm`` takes so many rows, of whole words that fit a part."""
+        size = width * dtype.itemsize
+        is_small = rows * size <= _MOST_BYTES and dtype in (torch.float32, torch.bfloat16)
+        return is_small and size % WORD == 0 and self._memory.holds(rows, size // WORD)
 
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float

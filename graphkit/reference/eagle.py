@@ -97,7 +97,7 @@ class EagleHead(nn.Module):
         self.layers = nn.ModuleList([DecoderLayer(config, 0, has_input_norm=False)])
         self.rotary_emb = RotaryEmbedding(config)
         if has_head:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.lm_head: nn.Linear = Linear(config.hidden_size, config.vocab_size, bias=False)
         # Not modules: assigning one would register it as a submodule.
         self._inputs = partial(
             join_inputs, self.embed_tokens if has_embedding else target.embedding

@@ -132,7 +132,7 @@ class Eagle3Head(nn.Module):
         self.midlayer = Eagle3Layer(config, norm_before_residual=norm_before_residual)
         self.norm = RMSNorm(size, config.rms_norm_eps)
         if has_head:
-            self.lm_head = nn.Linear(size, vocab_size, bias=False)
+            self.lm_head: nn.Linear = Linear(size, vocab_size, bias=False)
         has_map = draft_vocab_size is not None
         self.register_buffer("d2t", torch.zeros(vocab_size, dtype=torch.int64) if has_map else None)
         self.rotary_emb = RotaryEmbedding(config)

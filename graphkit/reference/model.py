@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from graphkit.errors import InputError
+from graphkit.quantization import Linear
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.layers import Attend, DecoderLayer, Embedding, RMSNorm
 from graphkit.reference.rope import RotaryEmbedding, Rotation
@@ -93,7 +94,7 @@ class LlamaModel(nn.Module):
         super().__init__()
         self.config = config
         self.model = LlamaDecoder(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head: nn.Linear = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tie_weights()
 
     def tie_weights(self) -> None:

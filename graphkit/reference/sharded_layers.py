@@ -55,10 +55,14 @@ class InputSplitLinear(nn.Linear):
         self._adds_up, self._collectives = adds_up, group.collectives
 
     def forward(self, x: Tensor, *, in_parts: bool = False) -> Tensor:
-        """Return the product, [T, out], which is one part."""
-        del in_parts
-        out = project(x, self.weight, self.bias if self._has_bias else None)
-        return self._collectives.all_reduce(out) if self._adds_up else out
+        """Return the product, [T, out], or parts of it, [S, T, out], for a ``SummingNorm``."""
+        bias = self.bias if self._has_bias else None
+        if self._adds_up:
+            return self._collectives.all_reduce(project(x, self.weight, bias))
+        if in_parts and self._collectives.takes_parts(len(x), self.out_features, x.dtype):
+            parts = project(x, self.weight, bias, in_parts=True)
+            return parts if len(parts) > 1 else parts[0]
+        return project(x, self.weight, bias)
 
 
 class SummingNorm(RMSNorm):
@@ -74,7 +78,7 @@ class SummingNorm(RMSNorm):
         self._collectives = group.collectives
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``RMSNorm``; ``x`` is this rank's summand."""
+        """See ``RMSNorm``; ``x`` is this rank's summand, which may be in parts."""
         return self._collectives.add_rms_norm(x, residual, self.weight, self.eps)
 
 
@@ -93,7 +97,8 @@ class GatheredLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the whole result on every rank, [T, out]."""
-        return self._collectives.all_gather(super().forward(x))[:, : self._columns]
+        columns = project(x, self.weight, self.bias)
+        return self._collectives.all_gather(columns)[:, : self._columns]
 
 
 def split_layers(module: nn.Module, group: RankGroup, *, adds_up: bool) -> None:

@@ -36,8 +36,8 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
       call ``gdc_launch_dependents`` at their start.
     - Before ``gdc_wait`` it writes nothing, and reads nothing that a kernel before it may write.
       Only weights are constant, and may be requested or read by then.
-    - If it calls ``gdc_launch_dependents``, it waits for kernels before it alone, and not for
-      another rank: programs that start early hold their part of a multiprocessor until it ends.
+    - If it waits for another rank, it calls ``gdc_launch_dependents`` after that: the words of that
+      rank would arrive behind the weights that the next kernel requests.
 
     Args:
         kernel: A Triton kernel.

@@ -21,8 +21,8 @@ import torch
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.decoder import normalised
-from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kernels.decoder import normalised, sum_of_parts
+from graphkit.ops.kernels.launch import KEPT_IN_L2, launch
 
 WORD = 4
 """Bytes of a word: a float32 number or two bfloat16 numbers."""
@@ -60,7 +60,8 @@ def _push(own, place, is_word, call, parts, RANK, RANKS: tl.constexpr, CAPACITY)
     stamp = (call | 1).to(tl.int64) << 32
     for peer in tl.static_range(RANKS):
         if peer != RANK:
-            theirs = tl.load(parts + peer).to(tl.pointer_type(tl.int64))
+            theirs = tl.load(parts + peer, eviction_policy=KEPT_IN_L2)
+            theirs = theirs.to(tl.pointer_type(tl.int64))
             target = theirs + ((call & 1) * RANKS + RANK) * CAPACITY + place
             tl.store(target, stamp | (own.to(tl.int64) & 0xFFFFFFFF), mask=is_word)
 
@@ -69,7 +70,7 @@ def _push(own, place, is_word, call, parts, RANK, RANKS: tl.constexpr, CAPACITY)
 def _received(rank, place, is_word, call, parts, RANK, RANKS, CAPACITY):
     """Wait for the words of another rank and return them."""
     stamp = (call | 1).to(tl.int64) << 32
-    mine = tl.load(parts + RANK).to(tl.pointer_type(tl.int64))
+    mine = tl.load(parts + RANK, eviction_policy=KEPT_IN_L2).to(tl.pointer_type(tl.int64))
     source = mine + ((call & 1) * RANKS + rank) * CAPACITY + place
     got = tl.load(source, mask=is_word, other=stamp, volatile=True)
     while tl.max(((got >> 32) != (stamp >> 32)).to(tl.int32), 0) != 0:
@@ -101,16 +102,32 @@ def _words(first, second):
 
 
 @triton.jit
+def _own_words(x, word, words, is_word, SUMMANDS: tl.constexpr, DTYPE: tl.constexpr):
+    """Return this rank's words, of which ``x`` has float32 summands unless SUMMANDS is 0."""
+    if SUMMANDS == 0:
+        own = tl.load(x + word, mask=is_word, other=0)
+    elif DTYPE.primitive_bitwidth == 32:
+        first = sum_of_parts(x + word, words, is_word, SUMMANDS, DTYPE)
+        own = _words(first, first)
+    else:
+        first = sum_of_parts(x + 2 * word, 2 * words, is_word, SUMMANDS, DTYPE)
+        second = sum_of_parts(x + 2 * word + 1, 2 * words, is_word, SUMMANDS, DTYPE)
+        own = _words(first, second)
+    return own
+
+
+@triton.jit
 def push_all_reduce_kernel(
     out, total, x, residual, weight, eps, calls, parts, words,
     ROW: tl.constexpr, BLOCK: tl.constexpr, SPANS: tl.constexpr, SPAN: tl.constexpr,
-    DTYPE: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, CAPACITY: tl.constexpr,
-    STARTS_EARLY: tl.constexpr,
+    SUMMANDS: tl.constexpr, DTYPE: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
+    CAPACITY: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program per row of ROW words; all tensors but ``calls`` and ``parts`` are words.
+    """One program per row of ROW words; see ``_own_words`` for ``x``.
 
-    With ``residual``, ``out`` is the norm of ``total``, the sum over ranks plus ``residual``, all
-    rounded as in ``add_rms_norm``. Otherwise it is the sum over ranks.
+    All tensors but ``x``, ``calls`` and ``parts`` are words. With ``residual``, ``out`` is the norm
+    of ``total``, the sum over ranks plus ``residual``, all rounded as in ``add_rms_norm``.
+    Otherwise it is the sum over ranks.
     """
     if STARTS_EARLY:
         tl.extra.cuda.gdc_wait()
@@ -119,13 +136,13 @@ def push_all_reduce_kernel(
     is_word = (lane < ROW) & (word < words)
     span = row * SPANS + tl.arange(0, triton.next_power_of_2(SPANS))
     is_span = span < (row + 1) * SPANS
-    count = tl.load(calls + span, mask=is_span)
-    call = tl.load(calls + place // SPAN, mask=is_word)
-    own = tl.load(x + word, mask=is_word, other=0)
+    count = tl.load(calls + span, mask=is_span, eviction_policy=KEPT_IN_L2)
+    call = tl.load(calls + place // SPAN, mask=is_word, eviction_policy=KEPT_IN_L2)
+    own = _own_words(x, word, words, is_word, SUMMANDS, DTYPE)
     _push(own, place, is_word, call, parts, RANK, RANKS, CAPACITY)
     if residual is not None:  # while the words of other ranks arrive
-        before = tl.load(residual + word, mask=is_word, other=0)
-        factor = tl.load(weight + lane, mask=is_word, other=0)
+        before = tl.load(residual + word, mask=is_word, other=0, eviction_policy=KEPT_IN_L2)
+        factor = tl.load(weight + lane, mask=is_word, other=0, eviction_policy=KEPT_IN_L2)
     first = tl.zeros([BLOCK], tl.float32)
     second = tl.zeros([BLOCK], tl.float32)
     for rank in tl.static_range(RANKS):  # in this order everywhere: the sums have the same bits
@@ -135,12 +152,14 @@ def push_all_reduce_kernel(
         one, two = _numbers(theirs, DTYPE)
         first += one
         second += two
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     first, second = first.to(DTYPE), second.to(DTYPE)
     if residual is not None:
         one, two = _numbers(before, DTYPE)
         first = (one + first.to(tl.float32)).to(DTYPE)
         second = (two + second.to(tl.float32)).to(DTYPE)
-        tl.store(total + word, _words(first, second), mask=is_word)
+        tl.store(total + word, _words(first, second), mask=is_word, eviction_policy=KEPT_IN_L2)
         one, two = first.to(tl.float32), second.to(tl.float32)
         width: tl.constexpr = ROW * 32 // DTYPE.primitive_bitwidth
         scale = tl.rsqrt(tl.sum(one * one + two * two, 0) / width + eps)
@@ -148,7 +167,7 @@ def push_all_reduce_kernel(
         first, second = normalised(first, scale, one), normalised(second, scale, two)
     tl.store(out + word, _words(first, second), mask=is_word)
     tl.debug_barrier()  # all threads have read the numbers of the calls
-    tl.store(calls + span, count + 1, mask=is_span)
+    tl.store(calls + span, count + 1, mask=is_span, eviction_policy=KEPT_IN_L2)
 
 
 @triton.jit
@@ -163,7 +182,7 @@ def push_all_gather_kernel(
     span = tl.program_id(0)
     place = span * SPAN + tl.arange(0, SPAN)
     is_word = place < words
-    call = tl.load(calls + span)
+    call = tl.load(calls + span, eviction_policy=KEPT_IN_L2)
     own = tl.load(x + place, mask=is_word, other=0)
     _push(own, place, is_word, call, parts, RANK, RANKS, CAPACITY)
     begin = out + (place // ROW).to(tl.int64) * RANKS * ROW + place % ROW
@@ -172,8 +191,10 @@ def push_all_gather_kernel(
         if rank != RANK:
             theirs = _received(rank, place, is_word, call, parts, RANK, RANKS, CAPACITY)
         tl.store(begin + rank * ROW, theirs, mask=is_word)
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     tl.debug_barrier()  # all threads have read the number of the call
-    tl.store(calls + span, call + 1)
+    tl.store(calls + span, call + 1, eviction_policy=KEPT_IN_L2)
 
 
 def launch_push_all_reduce(x: torch.Tensor, memory: PushMemory) -> torch.Tensor:
@@ -194,14 +215,14 @@ def launch_push_add_rms_norm(
     """Return ``add_rms_norm`` of the sum over ranks, with the same bits on each.
 
     Args:
-        x: Rows [T, H] that ``memory`` holds, contiguous.
-        residual: [T, H], contiguous.
-        weight: [H]. All have one dtype, float32 or bfloat16.
+        x: Rows [T, H] that ``memory`` holds, or float32 summands of them [S, T, H]; contiguous.
+        residual: [T, H], contiguous, float32 or bfloat16.
+        weight: [H], of the same dtype.
         eps: As in ``add_rms_norm``.
         memory: The memory of the ranks.
     """
-    out, total = torch.empty_like(x), torch.empty_like(x)
-    row = x.shape[1] * x.itemsize // WORD
+    out, total = torch.empty_like(residual), torch.empty_like(residual)
+    row = residual.shape[1] * residual.itemsize // WORD
     _launch_all_reduce(memory, out, x, row, total, residual, weight, eps)
     return out, total
 
@@ -234,12 +255,14 @@ def _launch_all_reduce(
     weight: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
-    words, block = x.numel() * x.itemsize // WORD, triton.next_power_of_2(row)
-    tensors = {"out": out, "total": total, "x": x, "residual": residual, "weight": weight}
+    words, block = out.numel() * out.itemsize // WORD, triton.next_power_of_2(row)
+    tensors = {"out": out, "total": total, "residual": residual, "weight": weight}
+    has_summands = x.dim() > out.dim()
     launch(
         push_all_reduce_kernel, (triton.cdiv(words, row),), memory,
+        x=x if has_summands else _in_words(x), SUMMANDS=len(x) if has_summands else 0,
         eps=eps, words=words, ROW=row, BLOCK=block, SPANS=triton.cdiv(row, SPAN),
-        DTYPE=tl.float32 if x.dtype == torch.float32 else tl.bfloat16,
+        DTYPE=tl.float32 if out.dtype == torch.float32 else tl.bfloat16,
         num_warps=min(32, max(1, block // 128)), **_constants(memory),
         **{name: None if tensor is None else _in_words(tensor) for name, tensor in tensors.items()},
     )  # fmt: skip

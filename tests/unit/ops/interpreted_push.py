@@ -121,9 +121,10 @@ def test_calls_of_different_sizes():
     assert ranks.own.calls.tolist() == [*counts, 0, 0]
 
 
+@pytest.mark.parametrize("summands", [0, 1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "words"), [(3, 6), (2, SPAN), (2, SPAN + 30)])
-def test_sums_are_added_and_normalised_in_the_same_kernel(dtype, rows, words):
+def test_sums_are_added_and_normalised_in_the_same_kernel(summands, dtype, rows, words):
     """Rows begin at spans of their own. One call of another kind advances the first span."""
     ranks, width = Ranks(), words * 4 // dtype.itemsize
     single = torch.ones(RANKS, 2, dtype=dtype)
@@ -142,7 +143,11 @@ def test_sums_are_added_and_normalised_in_the_same_kernel(dtype, rows, words):
                 piece = cut[span * SPAN : (span + 1) * SPAN]
                 place = row * spans + span
                 ranks.send(piece, int(ranks.own.calls[place]), source, begin=place * SPAN)
-    out, total = launch_push_add_rms_norm(xs[RANK], residual, weight, 1e-5, ranks.own)
+    own = xs[RANK]
+    if summands:
+        own = torch.randint(-9, 10, (summands, rows, width)).float()
+        own[0] += xs[RANK] - own.sum(0)
+    out, total = launch_push_add_rms_norm(own, residual, weight, 1e-5, ranks.own)
     expected, expected_total = add_rms_norm(xs.sum(0), residual, weight, 1e-5)
     assert torch.equal(total, expected_total)
     torch.testing.assert_close(out, expected, rtol=2 * torch.finfo(dtype).eps, atol=0)

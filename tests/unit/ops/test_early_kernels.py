@@ -31,7 +31,8 @@ def called(tree):
 
 def is_wait(statement):
     is_block = isinstance(statement, ast.If) and ast.unparse(statement.test) == "STARTS_EARLY"
-    return is_block or ast.unparse(statement) == WAIT
+    starts_the_next = is_block and called(statement) == BARRIERS[:1]
+    return (is_block and not starts_the_next) or ast.unparse(statement) == WAIT
 
 
 def broken_rule(kernel):
@@ -75,6 +76,10 @@ WAITS = "if STARTS_EARLY:\n  gdc_launch_dependents()\n  gdc_wait()"
         ("", f"row = program_id(0)\n{WAITS}\nload(x + row)"),
         ("", "if STARTS_EARLY:\n  gdc_wait()\nload(x)"),
         ("", f"{WAIT}\nload(x)"),
+        (
+            "",
+            "if STARTS_EARLY:\n  gdc_wait()\nload(x)\nif STARTS_EARLY:\n  gdc_launch_dependents()",
+        ),
         ("may read or write before the wait", f"load(x)\n{WAIT}"),
         ("does not wait once in all programs", "if STARTS_EARLY:\n  gdc_launch_dependents()"),
         ("does not wait once in all programs", "if row:\n" + indent(WAITS, "  ")),
