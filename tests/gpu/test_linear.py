@@ -11,12 +11,8 @@ from torch.nn import functional
 
 from graphkit.ops.decoder import add_rms_norm, silu_and_mul
 from graphkit.ops.kernels.devices import has_dependent_launch, has_warpgroups
-from graphkit.ops.kernels.quantized_linear_config import (
-    MOST_PLAIN_ROWS,
-    StreamedProduct,
-    TiledProduct,
-    choose_product,
-)
+from graphkit.ops.kernels.quantized_linear_config import TiledProduct, choose_product
+from graphkit.ops.kernels.streamed_config import MOST_PLAIN_ROWS, StreamedProduct
 from graphkit.ops.linear import linear
 from graphkit.ops.registration import OPS
 from graphkit.quantization import Linear
@@ -76,7 +72,8 @@ STREAMED = [
     StreamedProduct(*each)
     for each in (
         (64, 16, 1, 6, 4), (256, 64, 2, 5, 8), (128, 32, 4, 9, 4), (256, 16, 1, 5, 16),
-        (96, 64, 2, 6, 8), (48, 16, 1, 6, 4),
+        (96, 64, 2, 6, 8), (48, 16, 1, 6, 4), (64, 16, 2, 5, 4, 2), (96, 64, 1, 2, 8, 2),
+        (128, 32, 2, 2, 8, 4),
     )
 ]  # fmt: skip
 needs_warpgroups = pytest.mark.skipif(

@@ -8,12 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphkit.ops.kernels.quantized_linear_config import (
-    FEW_ROWS,
-    StreamedProduct,
-    TiledProduct,
-    choose_product,
-)
+from graphkit.ops.kernels.quantized_linear_config import TiledProduct, choose_product
+from graphkit.ops.kernels.streamed_config import FEW_ROWS, StreamedProduct
 from graphkit.ops.quantized_layout import packed_numbers
 from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.ops.registration import OPS

@@ -1,20 +1,26 @@
 """Runs kernels in Gluon on the CPU, one program after the other, since Triton does not.
 
-Layouts have no effect. Asynchronous operations take effect as late as they may: a copy when its
-group is waited for, and a product of a warpgroup when that product is waited for. Until then the
-destination of a copy holds noise, so that a stage that is read or overwritten too early gives wrong
-results. Barriers between threads, which the compiler adds, have no equivalent here. The source is
-run as Python, with the names of Gluon bound to the functions of this module.
+Layouts of shared memory have effect, those of registers have none. Asynchronous operations take
+effect as late as they may: a copy when its barrier is waited for, and a product of a warpgroup when
+that product is waited for. Until then the destination of a copy holds noise, so that a stage that
+is read or overwritten too early gives wrong results. Barriers between threads, which the compiler
+adds, have no equivalent here. The source is run as Python, with the names of Gluon bound to the
+functions of this module.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import types
 
 import torch
 import triton
 from triton.experimental.gluon import language
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from graphkit.ops.kernels import streamed_tile
 
 DTYPES = {
     language.bfloat16: torch.bfloat16, language.float16: torch.float16,
@@ -71,33 +77,126 @@ class Pointer:
         self.memory[chosen] = value.expand(places.shape)[mask].to(self.memory.dtype)
 
 
+def places_of(shape, layout, itemsize):
+    """Return where a layout of shared memory puts each element of a shape."""
+    if isinstance(layout, language.SharedLinearLayout):
+        rank = len(layout.offset_bases[0])
+        places = _linear_places(shape[-rank:], layout.offset_bases)
+    elif isinstance(layout, language.NVMMASharedLayout):
+        rank, chunk = layout.rank, 16 // itemsize
+        assert layout.swizzle_byte_width == 128
+        *others, width = shape[-rank:]
+        atoms = [width * itemsize // 128, *others, 128 // itemsize]  # one after the other
+        places = _swizzled_places(atoms[1:], chunk, 8)
+        places = torch.cat([places + atom * places.numel() for atom in range(atoms[0])], -1)
+    else:
+        rank = len(layout.order)
+        assert list(layout.order) == list(range(rank))[::-1]
+        assert layout.per_phase == 1
+        places = _swizzled_places(shape[-rank:], layout.vec, layout.max_phase)
+    stages = torch.arange(math.prod(shape[:-rank])) * places.numel()
+    return (stages.view(-1, *[1] * rank) + places).view(shape)
+
+
+def _swizzled_places(shape, chunk, phases):
+    """Return places in rows of chunks, whose order differs between so many rows."""
+    row, column = torch.arange(math.prod(shape[:-1]))[:, None], torch.arange(shape[-1])
+    swizzled = (column // chunk ^ row % shape[-2] % phases) * chunk + column % chunk
+    return (row * shape[-1] + swizzled).view(shape)
+
+
+def _linear_places(shape, bases):
+    """Return the inverse of a linear layout, which maps each bit of a place to coordinates."""
+    place = torch.arange(math.prod(shape))
+    assert len(place) == 2 ** len(bases)
+    coordinates = [torch.zeros_like(place) for _ in shape]
+    for bit, basis in enumerate(bases):
+        for axis, step in enumerate(basis):
+            coordinates[axis] ^= (place >> bit & 1) * step
+    places = torch.full(list(shape), -1)
+    places[tuple(coordinates)] = place
+    assert (places >= 0).all()
+    return places
+
+
 class Shared:
     """Shared memory, or a view of it."""
 
-    def __init__(self, memory):
-        self.memory = memory
+    def __init__(self, memory, places):
+        self.memory, self.places = memory, places
 
     def index(self, place):
-        return Shared(self.memory[int(place)])
-
-    def slice(self, start, length, dim):
-        return Shared(self.memory.narrow(dim, start, length))
+        return Shared(self.memory, self.places[int(place)])
 
     def permute(self, order):
-        return Shared(self.memory.permute(order))
+        return Shared(self.memory, self.places.permute(order))
 
     def _reinterpret(self, dtype, shape, layout):
         assert self.memory.dtype == DTYPES.get(dtype, dtype)
-        return Shared(self.memory.view(list(shape)))
+        assert self.places.numel() == self.memory.numel() == math.prod(shape)
+        return Shared(self.memory, places_of(list(shape), layout, self.memory.itemsize))
 
     def load(self, layout):
-        return block(self.memory.clone())
+        return block(self.memory[self.places])
 
     def store(self, value):
-        self.memory.copy_(value)
+        self.memory[self.places] = value
 
     def scramble(self):
-        self.memory.copy_(torch.randint(1, 100, self.memory.shape).to(self.memory.dtype))
+        self.store(torch.randint(1, 100, self.places.shape).to(self.memory.dtype))
+
+
+class Described:
+    """A tensor whose blocks are copied by descriptor; a block behind its end has zeros there."""
+
+    def __init__(self, descriptor):
+        self.tensor = torch.as_strided(
+            descriptor.base, descriptor.shape, descriptor.strides, descriptor.base.storage_offset()
+        )
+        self.block_shape, self.layout = descriptor.block_shape, descriptor.layout
+        self.dtype = LANGUAGE_DTYPES[self.tensor.dtype]
+        nbytes = math.prod(self.block_shape) * self.tensor.itemsize
+        self.block_type = types.SimpleNamespace(nbytes=nbytes)
+
+    def block_at(self, place):
+        found = torch.zeros(self.block_shape, dtype=self.tensor.dtype)
+        inner = self.tensor
+        for axis, (begin, size) in enumerate(zip(place, self.block_shape, strict=True)):
+            length = max(0, min(size, self.tensor.shape[axis] - int(begin)))
+            inner = inner.narrow(axis, int(begin) if length else 0, length)
+        found[tuple(slice(length) for length in inner.shape)] = inner
+        return found
+
+
+class Barrier:
+    """Counts the bytes of copies. A phase ends when all that it expects have arrived."""
+
+    def begin(self):
+        self.expected, self.copies, self.phases = 0, [], 0
+
+    def expect(self, nbytes):
+        assert not self.copies, "the barrier expects bytes of one phase at a time"
+        self.expected += nbytes
+
+    def wait(self, phase):
+        if self.copies:
+            assert self.expected == sum(tensor.block_type.nbytes for tensor, *_ in self.copies)
+            for tensor, place, shared in self.copies:
+                shared.store(tensor.block_at(place))
+            self.expected, self.copies = 0, []
+            self.phases += 1
+        assert self.phases > 0, "the phase never ends"
+        assert (self.phases - 1) % 2 == int(phase), "the phase has not begun"
+
+
+class Barriers:
+    """Barriers in shared memory."""
+
+    def __init__(self, count):
+        self.barriers = [Barrier() for _ in range(count)]
+
+    def index(self, place):
+        return self.barriers[int(place)]
 
 
 class Running:
@@ -107,17 +206,15 @@ class Running:
         self.total, self.operands = total, operands
 
     def finished(self):
-        if not self.operands:
-            return self.total
         left, right = self.operands
-        return self.total + left.memory.float() @ right.memory.float()
+        return self.total + left.load(None).float() @ right.load(None).float()
 
 
 class Program:
     """The names of Gluon for the program at a place of the grid."""
 
     def __init__(self, place):
-        self.place, self.copies, self.groups = place, [], []
+        self.place = place
 
     def __getattr__(self, name):
         return getattr(language, name)  # layouts, dtypes and ``static_range``
@@ -145,7 +242,10 @@ class Program:
         return value
 
     def allocate_shared_memory(self, dtype, shape, layout):
-        shared = Shared(torch.empty(list(shape), dtype=DTYPES.get(dtype, dtype)))
+        if isinstance(layout, mbarrier.MBarrierLayout):
+            return Barriers(shape[0])
+        memory = torch.empty(math.prod(shape), dtype=DTYPES.get(dtype, dtype))
+        shared = Shared(memory, places_of(list(shape), layout, memory.itemsize))
         shared.scramble()
         return shared
 
@@ -173,24 +273,8 @@ class Program:
     def exp(self, value):
         return value.exp()
 
-    def async_copy_global_to_shared(self, shared, pointer, mask=None):
-        shared.scramble()
-        self.copies.append((shared, pointer, mask))
-
-    def commit_group(self):
-        self.groups.append(self.copies)
-        self.copies = []
-
-    def wait_group(self, pending):
-        for _ in range(len(self.groups) - pending):
-            for shared, pointer, mask in self.groups.pop(0):
-                shared.store(pointer.load(mask, None))
-
     def mma_v2(self, left, right, total):
         return total + left.float() @ right.float()
-
-    def warpgroup_mma_init(self, total):
-        return Running(total)
 
     def warpgroup_mma(self, left, right, total, is_async):
         return Running(total, left, right)
@@ -204,12 +288,55 @@ class Program:
         pass
 
 
+class ThreadCopies:
+    """Copies by threads, in groups; the names of ``async_copy``."""
+
+    def __init__(self):
+        self.copies, self.groups = [], []
+
+    def async_copy_global_to_shared(self, shared, pointer, mask=None):
+        shared.scramble()
+        self.copies.append((shared, pointer, mask))
+
+    def commit_group(self):
+        self.groups.append(self.copies)
+        self.copies = []
+
+    def wait_group(self, pending):
+        for _ in range(len(self.groups) - pending):
+            for shared, pointer, mask in self.groups.pop(0):
+                shared.store(pointer.load(mask, None))
+
+
+class BoxCopies:
+    """Copies by descriptor, which a barrier counts; the names of ``mbarrier`` and ``tma``."""
+
+    MBarrierLayout = mbarrier.MBarrierLayout
+
+    def init(self, barrier, count):
+        assert count == 1
+        barrier.begin()
+
+    def expect(self, barrier, nbytes, pred=True):
+        if pred:
+            barrier.expect(nbytes)
+
+    def wait(self, barrier, phase):
+        barrier.wait(phase)
+
+    def async_copy_global_to_shared(self, tensor, place, barrier, shared, pred):
+        if pred:
+            shared.scramble()
+            barrier.copies.append((tensor, place, shared))
+
+
 def bound(kernel, program, replaced):
     """Return a kernel as a function of Python, as those that it calls."""
     names = dict(kernel.fn.__globals__)
     names |= {name: getattr(program, name) for name in names if name in vars(Program)}
-    names |= {"gl": program, "async_copy": program}
-    for name, value in kernel.fn.__globals__.items():
+    boxes = BoxCopies()
+    names |= {"gl": program, "async_copy": ThreadCopies(), "mbarrier": boxes, "tma": boxes}
+    for name, value in (vars(streamed_tile) | kernel.fn.__globals__).items():
         if isinstance(value, triton.JITFunction):
             names[name] = types.FunctionType(value.fn.__code__, names)
     names |= replaced
@@ -226,7 +353,10 @@ def run_kernel(kernel, grid, arguments, replaced):
         replaced: Functions by the names of those that call PTX.
     """
     memories = [
-        Pointer(each.view(-1)) if isinstance(each, torch.Tensor) else each for each in arguments
-    ]
+        Pointer(each.view(-1)) if isinstance(each, torch.Tensor)
+        else Described(each) if isinstance(each, TensorDescriptor)
+        else each
+        for each in arguments
+    ]  # fmt: skip
     for place in itertools.product(*map(range, grid)):
         bound(kernel, Program(place), replaced)(*memories)

@@ -16,7 +16,7 @@ from statistics import median
 from typing import NamedTuple
 
 import torch
-from linear_chain import COUNT, Chain, by_op, make_layers
+from linear_layers import COUNT, Chain, by_op, make_layers
 from quantized_linear import LAYERS, random_inputs
 from timing import publish
 from torch.profiler import ProfilerActivity, profile

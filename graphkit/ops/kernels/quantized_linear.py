@@ -15,8 +15,8 @@ in float32, and a second kernel adds them in order. The split depends on the wei
 whether there are at most ``FEW_ROWS`` rows, so that a row's result does not depend on the other
 rows.
 
-Where ``choose_product`` returns a ``StreamedProduct``, the kernels of ``streamed_linear.py`` run
-instead.
+Where ``choose_product`` returns a ``StreamedProduct``, ``streamed_launch.py`` launches another
+kernel instead.
 """
 
 from typing import Any
@@ -30,10 +30,9 @@ from graphkit.ops.kernels.devices import check_float8, has_bfloat16_subtraction
 from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.kernels.quantized_linear_config import (
     Product,
-    StreamedProduct,
     TiledProduct,
     choose_product,
-    groups_of_part,
+    grid_of,
 )
 from graphkit.ops.kernels.quantized_numbers import (
     float8_numbers,
@@ -41,7 +40,8 @@ from graphkit.ops.kernels.quantized_numbers import (
     nibbles,
     nibbles_by_ptx,
 )
-from graphkit.ops.kernels.streamed_linear import streamed_linear_kernel, streamed_plain_kernel
+from graphkit.ops.kernels.streamed_config import StreamedProduct
+from graphkit.ops.kernels.streamed_launch import launch_streamed
 from graphkit.ops.quantized_layout import BLOCK
 
 SUM_BLOCK = 512
@@ -295,7 +295,7 @@ def launch_product(args: Any, product: Product, x: torch.Tensor, **weight: Any) 
     dtype = x.dtype if splits == 1 else torch.float32
     parts: torch.Tensor = x.new_empty(splits, rows, columns, dtype=dtype)
     if isinstance(product, StreamedProduct):
-        _launch_streamed(args, product, parts, x, is_gated, weight)
+        launch_streamed(args, product, parts, x, is_gated, weight)
     else:
         _launch_tiles(args, product, parts, x, is_gated, weight)
     if args.in_parts:
@@ -321,7 +321,7 @@ def _launch_tiles(
     if weight["IS_PACKED"] and _has_nibble_ptx(x):
         low, high = nibble_ptx(x.dtype, product.pack, args.zero_point is not None)
     launch(
-        linear_kernel, _grid(product, len(x), weight), args, out=parts, x=x, rows=len(x),
+        linear_kernel, grid_of(product, len(x), weight["N"]), args, out=parts, x=x, rows=len(x),
         STEPS=triton.cdiv(triton.cdiv(weight["ROW"], BLOCK), product.splits),
         IS_GATED=is_gated, IS_WARPGROUP=product.is_warpgroup,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
@@ -340,47 +340,10 @@ def _has_nibble_ptx(x: torch.Tensor) -> bool:
     return x.dtype == torch.float16
 
 
-def _launch_streamed(
-    args: Any, product: StreamedProduct, parts: torch.Tensor, x: torch.Tensor, is_gated: bool,
-    weight: dict[str, Any],
-) -> None:  # fmt: skip
-    """Write the parts of the product by a kernel that streams the weight."""
-    numbers, is_packed = weight["weight"], weight["IS_PACKED"]
-    steps = weight["ROW"] * numbers.element_size() // 128 // product.splits // product.lines
-    if weight["SCALE_ROWS"] == 0:
-        kernel, read_early, others = streamed_plain_kernel, [args.weight], {}
-        most_stages = steps + 2
-    else:
-        kernel, read_early = streamed_linear_kernel, [args.weight, args.scale, args.zero_point]
-        most_stages = steps + 1
-        others = {name: weight[name] for name in ("ROW", "SCALE_ROWS", "SCALE_COLUMNS")}
-        others |= {"BITS": 4 if is_packed else 8, "LOW": None, "HIGH": None}
-        others["GROUPS"] = groups_of_part(weight["K"], product.splits)
-        others["LINES"] = product.lines
-        if is_packed:
-            low, high = nibble_ptx(x.dtype, 4, args.zero_point is not None)
-            others |= {"LOW": low, "HIGH": high}
-    are_in_place = all(each is None or each.is_contiguous() for each in read_early)
-    if not are_in_place or numbers.data_ptr() % 16:
-        others["STARTS_EARLY"] = False  # the kernels before write copies of them
-    launch(
-        kernel, _grid(product, len(x), weight), args, out=parts, x=_aligned(x),
-        weight=_aligned(numbers), rows=len(x), N=weight["N"], K=weight["K"], STEPS=steps,
-        STAGES=min(product.num_stages, most_stages), OUTPUTS=product.outputs,
-        BLOCK_N=product.padded_outputs, BLOCK_T=product.rows, IS_GATED=is_gated,
-        WARPS=product.num_warps, num_warps=product.num_warps, **others,
-    )  # fmt: skip
-
-
 def _grid(product: Product, rows: int, weight: dict[str, Any]) -> tuple[int, int, int]:
     """Return the programs of a launch: tiles of outputs, tiles of rows, and parts."""
     tiles = triton.cdiv(weight["N"], product.outputs)
     return tiles, triton.cdiv(rows, product.rows), product.splits
-
-
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that starts at a multiple of 16 bytes, which copies of 16 bytes need."""
-    return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 
 def finished(args: Any, out: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,51 +49,38 @@ def test_quantised_layers_compute_the_same_but_for_their_rounding(bench):
         assert (results[kind] - plain).norm() < error * plain.norm(), kind
 
 
-@pytest.mark.parametrize("kind", ["linear", "fp8 channel", "int4"])
-@pytest.mark.parametrize("rows", [1, 8, 48])
-def test_programs_of_a_swept_configuration_share_the_memory_of_a_multiprocessor(bench, kind, rows):
-    width, step = 256 if kind == "linear" else 128, 2 if kind == "int4" else 1
-    for outputs, inputs in bench.LAYERS.values():
-        found = bench.tiled_products((outputs, inputs), kind, rows)
-        assert len({each.outputs for each in found}) > 2
-        assert len({each.early_bytes for each in found}) > 4
-        present, *_ = found
-        for each in found:
-            if replace(each, early_bytes=present.early_bytes) == present:
-                continue
-            assert each.rows >= rows
-            assert inputs // 128 // step // each.splits % each.unroll == 0
-            programs = -(-(outputs // each.outputs) * each.splits // bench.PROCESSORS)
-            steps = each.unroll * (each.num_stages - 1)
-            shared = programs * steps * (each.outputs * width + each.rows * 256 * step)
-            assert steps == 1 or shared <= 196608
+class FakeHummingLayer(torch.nn.Linear):
+    """What the bench calls of ``humming.layer.HummingLayer``, without quantisation."""
+
+    def __init__(self, *, shape_n, shape_k, weight_config, torch_dtype):
+        super().__init__(shape_k, shape_n, bias=False, dtype=torch_dtype)
+        self.config, self.is_ready = weight_config, False
+
+    def load_from_unquantized(self, weight):
+        self.weight.data = weight
+
+    def transform(self):
+        self.is_ready = True
+
+
+def test_layers_of_humming_compute_the_same(bench, monkeypatch):
+    module = SimpleNamespace(HummingLayer=FakeHummingLayer)
+    monkeypatch.setitem(sys.modules, "humming", SimpleNamespace(layer=module))
+    monkeypatch.setitem(sys.modules, "humming.layer", module)
+    device = torch.device("cpu")
+    x = bench.random_inputs(bench.SMALL["qkv"], 3, device)[1]
+    plain = bench.make_layers(bench.SMALL, "linear", 2, device)
+    layers = bench.make_humming_layers(bench.SMALL, "humming int4", 2, device)
+    assert bench.nbytes_of(layers[0]) == bench.nbytes_of(plain[0])
+    weight = layers[1]["gate_up"][0].multiply
+    assert weight.is_ready
+    assert weight.config == {"dtype": "int4", "group_size": 128, "has_zero_point": True}
+    with torch.no_grad():
+        got = bench.Chain(layers, x).run(bench.by_humming)
+        assert torch.equal(got, bench.Chain(plain, x).run(bench.by_torch))
 
 
 def test_a_sweep_needs_a_gpu(bench, capsys):
     with pytest.raises(SystemExit):
         bench.main(["--sweep", "--device", "cpu"])
     assert "--sweep needs a CUDA device" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("kind", ["linear", "fp8 channel", "int4"])
-@pytest.mark.parametrize("rows", [1, 8, 32])
-def test_swept_streamed_products_divide_the_weight_and_fit_a_multiprocessor(bench, kind, rows):
-    bits, ahead = bench.BITS.get(kind, 8), 2 if kind == "linear" else 1
-    for outputs, inputs in bench.LAYERS.values():
-        found = bench.streamed_products((outputs, inputs), kind, rows)
-        assert found
-        for each in found:
-            lines, rest = divmod(inputs * bits // 1024, each.splits)
-            assert rest == 0 == outputs % each.outputs
-            assert each.rows >= rows
-            assert lines % each.lines == 0 == each.num_warps % each.lines
-            assert ahead < each.num_stages <= lines // each.lines + ahead
-            stage = each.lines * (each.outputs * 128 + each.rows * 2048 // bits)
-            groups = 0 if kind == "linear" else bench.groups_of_part(inputs, each.splits)
-            assert each.num_stages * stage + 6 * each.outputs * groups <= 227 * 1024
-
-
-def test_many_rows_are_not_streamed(bench):
-    assert bench.streamed_products((4096, 4096), "linear", 64)
-    assert bench.streamed_products((4096, 4096), "linear", 65) == []
-    assert bench.streamed_products((4096, 4096), "int4", 33) == []

@@ -15,6 +15,7 @@ import torch
 from graphkit.ops.kernels import decoder
 from graphkit.ops.kernels import quantized_linear as kernels
 from graphkit.ops.kernels import quantized_linear_config as config
+from graphkit.ops.kernels import streamed_config as streaming
 from graphkit.ops.linear import linear
 from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.ops.registration import OPS
@@ -97,7 +98,7 @@ def test_pairs_of_blocks_that_are_not_whole_match_the_reference(inputs, rows, mo
 def test_a_product_applies_the_gate_itself_where_its_tiles_hold_both(shape, names, rows, launched):
     op = OPS["quantized_linear"]
     for x, *others in CASES["cases"](CPU, [torch.float16], [rows], [shape]):
-        if rows > config.FEW_ROWS and shape[0] == 128:
+        if rows > streaming.FEW_ROWS and shape[0] == 128:
             assert config.choose_product(rows, shape[1], 128, 8, CPU, x.dtype).is_warpgroup
         x = x / 16  # products of gate and up projection stay within float16
         launched.clear()
@@ -192,8 +193,8 @@ def test_parts_of_the_inputs_are_not_empty(inputs, tiles, bits):
 )
 def test_the_parts_of_a_streamed_weight_do_not_depend_on_the_rows(outputs, inputs, bits):
     found = [
-        config.choose_streamed(rows, inputs, outputs, bits, 132, 233472)
-        for rows in range(1, config.FEW_ROWS + 1)
+        streaming.choose_streamed(rows, inputs, outputs, bits, 132, 233472)
+        for rows in range(1, streaming.FEW_ROWS + 1)
     ]
     assert len({(each.outputs, each.splits, each.lines, each.num_warps) for each in found}) == 1
     for rows, product in enumerate(found, 1):
@@ -203,16 +204,16 @@ def test_the_parts_of_a_streamed_weight_do_not_depend_on_the_rows(outputs, input
         assert product.rows >= rows
         assert product.num_stages >= 2
         stage = product.lines * (product.padded_outputs * 128 + product.rows * 2048 // bits)
-        groups = config.groups_of_part(inputs, product.splits)
-        tables = product.outputs * groups * (6 if bits == 4 else 4)
+        groups = streaming.groups_of_part(inputs, product.splits)
+        tables = product.padded_outputs * groups * (6 if bits == 4 else 4)
         assert product.num_stages * stage + tables <= 227 * 1024
-    too_many = config.FEW_ROWS + 1
-    assert config.choose_streamed(too_many, inputs, outputs, bits, 132, 233472) is None
+    too_many = streaming.FEW_ROWS + 1
+    assert streaming.choose_streamed(too_many, inputs, outputs, bits, 132, 233472) is None
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4160), (100, 4096), (4096, 128)])
 def test_weights_without_whole_lines_are_not_streamed(outputs, inputs):
-    assert config.choose_streamed(1, inputs, outputs, 4, 132, 233472) is None
+    assert streaming.choose_streamed(1, inputs, outputs, 4, 132, 233472) is None
 
 
 @pytest.mark.parametrize(
@@ -224,7 +225,7 @@ def test_weights_without_whole_lines_are_not_streamed(outputs, inputs):
 )  # fmt: skip
 def test_multiprocessors_have_about_the_same_work(outputs, found):
     """Programs of a wide weight have one part, and others two if they then have 64 outputs."""
-    product = config.choose_streamed_plain(48, 4096, outputs, 132, 233472)
+    product = streaming.choose_streamed_plain(48, 4096, outputs, 132, 233472)
     assert (product and (product.outputs, product.splits)) == found
 
 
@@ -234,12 +235,12 @@ def test_programs_that_stream_fit_a_smaller_shared_memory(processors, bits):
     found = set()
     for outputs, inputs in ((57344, 8192), (51200, 5120), (27648, 5120), (4096, 4096), (64, 16384)):
         for rows in (1, 17, 32):
-            product = config.choose_streamed(rows, inputs, outputs, bits, processors, 102400)
+            product = streaming.choose_streamed(rows, inputs, outputs, bits, processors, 102400)
             found.add(product is None)
             if product is None:
                 continue
             stage = product.outputs * 128 + product.rows * 2048 // bits
-            groups = config.groups_of_part(inputs, product.splits)
+            groups = streaming.groups_of_part(inputs, product.splits)
             tables = product.outputs * groups * (6 if bits == 4 else 4)
             assert 3 * stage + tables <= 99 * 1024
     assert False in found
@@ -258,8 +259,8 @@ def test_weights_of_16_bits_are_streamed_in_parts_that_do_not_depend_on_the_rows
 ):
     """Up to ``most_rows`` rows run by ``linear_kernel``, in one part if others are streamed."""
     splits = set()
-    for rows in range(1, config.MOST_PLAIN_ROWS + 1):
-        product = config.choose_streamed_plain(rows, inputs, outputs, 132, shared_bytes)
+    for rows in range(1, streaming.MOST_PLAIN_ROWS + 1):
+        product = streaming.choose_streamed_plain(rows, inputs, outputs, 132, shared_bytes)
         assert (product is None) == (rows <= most_rows)
         if product is None:
             continue
@@ -268,8 +269,9 @@ def test_weights_of_16_bits_are_streamed_in_parts_that_do_not_depend_on_the_rows
         assert rest == 0 == outputs % product.outputs
         assert product.rows >= rows
         assert product.num_warps % 4 == 0
-        stage = 128 * (product.padded_outputs + product.rows)
-        assert product.num_stages >= 3
+        stage = 128 * product.lines * (product.padded_outputs + product.rows)
+        assert product.num_stages * product.lines >= 3
+        assert lines % product.lines == 0
         programs = -(-(outputs // product.outputs) * product.splits // 132)
         assert min(programs, 2) * product.num_stages * stage <= shared_bytes - 1024
         assert lines >= 4

@@ -10,7 +10,7 @@ import torch
 import triton
 
 from gluon_interpreter import run_kernel
-from graphkit.ops.kernels.quantized_linear_config import StreamedProduct
+from graphkit.ops.kernels.streamed_config import StreamedProduct
 from graphkit.ops.linear import linear
 from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.ops.registration import OPS
@@ -22,9 +22,9 @@ CASES = runpy.run_path(str(Path(__file__).with_name("quantized_cases.py")))
 def nibbles(loaded, offset, x, ptx):
     """Return what ``_nibbles`` does by PTX, which shifts for the upper numbers."""
     number = (loaded >> 4 if "shr" in ptx else loaded & 15).to(torch.float32)
-    power = 128 if x.memory.dtype == torch.bfloat16 else 1024
+    power = 128 if x.tensor.dtype == torch.bfloat16 else 1024
     zero = 8 if offset is None else offset.to(torch.float32) - power
-    return (number - zero).to(x.memory.dtype)
+    return (number - zero).to(x.tensor.dtype)
 
 
 @pytest.fixture
@@ -66,8 +66,11 @@ def test_streamed_weights_match_the_reference(product, result, dtype, interprete
 
 PLAIN = [
     StreamedProduct(*each)
-    for each in ((64, 16, 1, 3, 4), (256, 64, 4, 9, 8), (128, 32, 2, 5, 4), (96, 64, 1, 4, 8))
-]
+    for each in (
+        (64, 16, 1, 3, 4), (256, 64, 4, 9, 8), (128, 32, 2, 5, 4), (96, 64, 1, 4, 8),
+        (64, 16, 1, 2, 4, 2), (96, 64, 2, 3, 8, 2), (128, 16, 1, 2, 4, 4),
+    )
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("product", PLAIN, ids=str)

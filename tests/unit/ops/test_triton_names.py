@@ -32,11 +32,17 @@ def test_a_kernel_can_start_while_the_one_before_runs():
         assert hasattr(tl.extra.cuda, name), f"{TRITON}launch.py"
 
 
-def test_gluon_has_products_of_warpgroups_and_other_views_of_shared_memory():
+def test_gluon_has_products_of_warpgroups():
+    for name in ("fence_async_shared", "warpgroup_mma", "warpgroup_mma_wait"):
+        assert hasattr(hopper, name), f"{TRITON}streamed_plain.py"
+
+
+def test_gluon_copies_by_descriptor_to_memory_with_several_views():
     assert hasattr(gl.shared_memory_descriptor, "_reinterpret"), f"{TRITON}streamed_linear.py"
-    names = "fence_async_shared", "warpgroup_mma", "warpgroup_mma_init", "warpgroup_mma_wait"
-    for name in names:
-        assert hasattr(hopper, name), f"{TRITON}streamed_linear.py"
+    assert hasattr(gl, "SharedLinearLayout"), f"{TRITON}streamed_linear.py"
+    assert hasattr(hopper.tma, "async_copy_global_to_shared"), f"{TRITON}streamed_linear.py"
+    for name in ("init", "expect", "wait", "MBarrierLayout"):
+        assert hasattr(hopper.mbarrier, name), f"{TRITON}streamed_linear.py"
 
 
 @pytest.mark.skipif(

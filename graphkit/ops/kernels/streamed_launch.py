@@ -1,0 +1,112 @@
+"""Launches of the kernels that stream a weight through shared memory."""
+
+from typing import Any
+
+import torch
+from triton.experimental.gluon.language import NVMMASharedLayout
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kernels.quantized_linear_config import grid_of
+from graphkit.ops.kernels.quantized_numbers import nibble_ptx
+from graphkit.ops.kernels.streamed_config import StreamedProduct, groups_of_part
+from graphkit.ops.kernels.streamed_linear import streamed_linear_kernel
+from graphkit.ops.kernels.streamed_plain import streamed_plain_kernel
+from graphkit.ops.quantized_layout import BLOCK
+
+LINE_BYTES = 128
+
+
+def launch_streamed(
+    args: Any, product: StreamedProduct, parts: torch.Tensor, x: torch.Tensor, is_gated: bool,
+    weight: dict[str, Any],
+) -> None:  # fmt: skip
+    """Write the parts of a product.
+
+    Args:
+        args: Arguments of the op.
+        product: How the launch divides its work.
+        parts: Results, [splits, T, N], or [1, T, N / 2] if gated.
+        x: The rows, [T, K], contiguous.
+        is_gated: Whether the kernel applies the gate.
+        weight: As in ``launch_product``.
+    """
+    numbers = weight["weight"]
+    lines = weight["ROW"] * numbers.element_size() // LINE_BYTES
+    steps = lines // product.splits // product.lines
+    is_plain = weight["SCALE_ROWS"] == 0
+    read_early = [args.weight] if is_plain else [args.weight, args.scale, args.zero_point]
+    are_in_place = all(each is None or each.is_contiguous() for each in read_early)
+    options: dict[str, Any] = {}
+    if not are_in_place or numbers.data_ptr() % 16:
+        options["STARTS_EARLY"] = False  # the kernels before write copies of them
+    x, numbers = _aligned(x), _aligned(numbers)
+    if is_plain:
+        kernel: Any = streamed_plain_kernel
+        options |= {"x": x, "weight": numbers, "K": weight["K"]}
+    else:
+        kernel = streamed_linear_kernel
+        is_packed = weight["IS_PACKED"]
+        ptx = nibble_ptx(x.dtype, 4, args.zero_point is not None) if is_packed else (None, None)
+        options |= {
+            "x": rows_descriptor(x, product.rows, product.lines, weight["K"] // lines),
+            "weight": weight_descriptor(numbers, product, is_gated),
+            "BITS": 4 if is_packed else 8, "LOW": ptx[0], "HIGH": ptx[1],
+            "GROUPS": groups_of_part(weight["K"], product.splits),
+            "SCALE_ROWS": weight["SCALE_ROWS"], "SCALE_COLUMNS": weight["SCALE_COLUMNS"],
+        }  # fmt: skip
+    launch(
+        kernel, grid_of(product, len(x), weight["N"]), args, out=parts, rows=len(x), N=weight["N"],
+        STEPS=steps, STAGES=min(product.num_stages, steps + 1), OUTPUTS=product.outputs,
+        BLOCK_N=product.padded_outputs, BLOCK_T=product.rows, LINES=product.lines,
+        IS_GATED=is_gated, WARPS=product.num_warps, num_warps=product.num_warps, **options,
+    )  # fmt: skip
+
+
+def weight_descriptor(
+    numbers: torch.Tensor, product: StreamedProduct, is_gated: bool
+) -> TensorDescriptor:
+    """Return a descriptor of a weight by lines, groups of outputs, two halves, 8 outputs and bytes.
+
+    A box has the lines of a step for the outputs of a program, padded. The second half of a group
+    has its next 8 outputs, or in a gated product those of the up projection. What is behind the
+    last output reads as zeros.
+
+    Args:
+        numbers: The weight, bytes, [N, ROW].
+        product: How the launch divides its work.
+        is_gated: Whether the kernel applies the gate.
+    """
+    outputs, row = numbers.shape
+    group, half = (8, outputs // 2) if is_gated else (16, 8)
+    return TensorDescriptor(
+        numbers, shape=[row // LINE_BYTES, outputs // 16, 2, 8, LINE_BYTES],
+        strides=[LINE_BYTES, group * row, half * row, row, 1],
+        block_shape=[product.lines, product.padded_outputs // 16, 2, 8, LINE_BYTES],
+        layout=NVMMASharedLayout(LINE_BYTES, 8, 5),
+    )  # fmt: skip
+
+
+def rows_descriptor(x: torch.Tensor, rows: int, lines: int, inputs: int) -> TensorDescriptor:
+    """Return a descriptor of rows by blocks of a line, lines, two halves, rows and 64 inputs.
+
+    A box has the inputs of a step. Rows behind the last read as zeros.
+
+    Args:
+        x: The rows, [T, K].
+        rows: Rows of a program.
+        lines: Lines of a step.
+        inputs: Inputs of a line.
+    """
+    (count, width), blocks, half = x.shape, inputs // BLOCK, BLOCK // 2
+    return TensorDescriptor(
+        x, shape=[blocks, width // inputs, 2, count, half],
+        strides=[BLOCK, inputs, half, width, 1],
+        block_shape=[blocks, lines, 2, rows, half],
+        layout=NVMMASharedLayout(2 * half, 8 * x.element_size(), 5),
+    )  # fmt: skip
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that starts at a multiple of 16 bytes, which copies of 16 bytes need."""
+    return tensor.clone() if tensor.data_ptr() % 16 else tensor
