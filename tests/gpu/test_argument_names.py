@@ -9,6 +9,8 @@ import triton.language as tl
 
 import graphkit as gk
 from graphkit.graphs.driver import runtime
+from graphkit.ops.kernels.devices import has_dependent_launch
+from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.records import GraphRecord
 
 pytestmark = [
@@ -45,6 +47,28 @@ def test_arguments_of_a_triton_kernel(kept_graph, stride):
         expected["stride"] = f"{stride}"
     assert {n: a.text for n, a in found.items() if not n.endswith("_scratch")} == expected
     assert GraphRecord.from_json(record.to_json()) == record
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or not has_dependent_launch(torch.device("cuda", 0)),
+    reason="needs compute capability 9.0",
+)
+def test_a_tensor_that_a_kernel_copies_by_descriptor(kept_graph):
+    """A descriptor is a structure, which begins with the address of the tensor."""
+    numbers = torch.zeros(64, 1024, dtype=torch.float8_e4m3fn, device="cuda")
+    x = torch.zeros(2, 1024, dtype=torch.bfloat16, device="cuda")
+    scale = torch.ones(64, 1, device="cuda")
+
+    def step():
+        quantized_linear(x, numbers, scale, in_parts=True)
+
+    tensors = {"input": {"x": x}, "state": {"numbers": numbers}}
+    (node,) = gk.inspect_graph(kept_graph(step), names=tensors).nodes
+    assert node.short_name == "streamed_linear_kernel"
+    found = named(node)
+    assert [each.name for each in found["weight"].pointers] == ["numbers"]
+    assert [each.name for each in found["x"].pointers] == ["x"]
+    assert found["weight.shape[4]"].text == "128"
 
 
 def test_arguments_of_a_compiled_function(kept_graph):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 from graphkit.graphs.tracked_objects import find_objects
@@ -77,10 +78,26 @@ def _argument_names(kernel: Any) -> tuple[str, ...]:
         names = tuple(n for i, n in enumerate(kernel.arg_names) if i not in constants)
         return names if len(names) == len(kernel.arg_tys) else ()
     types, constants = kernel.src.signature, kernel.src.constants
-    names = tuple(
+    arguments = [
         name
         for i, name in enumerate(kernel.src.fn.arg_names)
         if types.get(name, "constexpr") != "constexpr" and (i,) not in constants
-    )
-    is_plain = all(isinstance(types[n], str) and "tensordesc" not in types[n] for n in names)
-    return names if is_plain else ()  # a tuple or a descriptor is several parameters
+    ]
+    if not all(isinstance(types[name], str) for name in arguments):
+        return ()  # a tuple is several parameters
+    return tuple(chain.from_iterable(_parameters(name, types[name]) for name in arguments))
+
+
+def _parameters(name: str, kind: str) -> Sequence[str]:
+    """Return the names of the parameters of an argument; ``kind`` is its type in a signature.
+
+    A descriptor of a tensor (``tensordesc<u8[2, 16, 128],...>``) is one of CUDA, followed by the
+    tensor's shape and strides.
+    """
+    if not kind.startswith("tensordesc"):
+        return (name,)
+    block, _, _ = kind.partition("[")[2].partition("]")
+    sizes = [
+        f"{field}[{axis}]" for field in ("shape", "strides") for axis in range(block.count(",") + 1)
+    ]
+    return (name, *(f"{name}.{size}" for size in sizes))

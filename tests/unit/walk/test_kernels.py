@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from types import SimpleNamespace
 
 import pytest
 
@@ -86,3 +87,24 @@ def test_the_driver_is_queried_once_per_property(driver):
         kernel.registers,
         kernel.static_shared_bytes,
     ) == first
+
+
+class CompiledKernel:
+    """What is read of a kernel that Triton has loaded."""
+
+    function = 0xFACE
+
+    def __init__(self, **types):
+        names = SimpleNamespace(arg_names=[*types, "BLOCK"])
+        self.src = SimpleNamespace(signature=types, constants={}, fn=names)
+
+
+def test_a_descriptor_is_followed_by_shape_and_strides():
+    kernel = CompiledKernel(
+        out="*fp32", x="tensordesc<u8[2, 128],NVMMASharedLayout(rank=2)>", n="i32"
+    )
+    expected = ["out", "x", "x.shape[0]", "x.shape[1]", "x.strides[0]", "x.strides[1]", "n"]
+    names = TritonKernels().parameter_names(kernel.function, "described", len(expected) + 2)
+    assert [*names] == [*expected, "global_scratch", "profile_scratch"]
+    others = TritonKernels().parameter_names(kernel.function, "described", len(expected) - 1)
+    assert [*others] == [""] * 6  # not as expected: no name is better than a wrong one
