@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from graphkit.ops.kernels.quantized_linear_config import TiledProduct, choose_product
-from graphkit.ops.kernels.streamed_config import MOST_ROWS, StreamedProduct
+from graphkit.ops.kernels.streamed_config import FEW_ROWS, StreamedProduct
 from graphkit.ops.quantized_layout import packed_numbers
 from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.ops.registration import OPS
@@ -66,7 +66,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it():
         whole = quantized_linear(x, *others)
         for rows in (33, 40):
             assert torch.equal(quantized_linear(x[:rows], *others), whole[:rows])
-        few = quantized_linear(x[:MOST_ROWS], *others)
+        few = quantized_linear(x[:FEW_ROWS], *others)
         for rows in (1, 5, 17):
             assert torch.equal(quantized_linear(x[:rows], *others), few[:rows])
 

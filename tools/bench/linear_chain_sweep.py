@@ -28,8 +28,8 @@ from graphkit.ops.kernels.quantized_linear_config import (
     steps,
 )
 from graphkit.ops.kernels.streamed_config import (
+    FEW_ROWS,
     MOST_PLAIN_ROWS,
-    MOST_ROWS,
     StreamedProduct,
     groups_of_part,
     padded,
@@ -102,12 +102,12 @@ def streamed_ways(bits: int) -> Iterator[tuple[int, int, int, int]]:
 def streamed_products(shape: tuple[int, int], kind: str, rows: int) -> list[StreamedProduct]:
     """Return ways to stream the weight of a product, as ``tiled_products`` does others.
 
-    There are none for more than ``MOST_ROWS`` rows, or ``MOST_PLAIN_ROWS`` with 16 bits.
+    There are none for more than ``FEW_ROWS`` rows, or ``MOST_PLAIN_ROWS`` with a weight of 16 bits.
     """
     outputs, inputs = shape
     bits = BITS.get(kind, 8)
     is_plain = bits == 16
-    if rows > (MOST_PLAIN_ROWS if is_plain else MOST_ROWS):
+    if rows > (MOST_PLAIN_ROWS if is_plain else FEW_ROWS):
         return []
     all_lines, tile = inputs * bits // 1024, 1 << (rows - 1).bit_length()
     tile = max(16 if is_plain else 8, tile)

@@ -9,6 +9,7 @@ import triton
 
 from graphkit.ops.kernels.devices import has_dependent_launch, has_warpgroups, multiprocessors
 from graphkit.ops.kernels.streamed_config import (
+    FEW_ROWS,
     MOST_PLAIN_ROWS,
     RESERVED_BYTES,
     StreamedProduct,
@@ -19,9 +20,6 @@ from graphkit.ops.quantized_layout import BLOCK, blocks, pairs
 
 DTYPES_OF_16_BITS = torch.bfloat16, torch.float16
 """Dtypes of rows that are multiplied in 16 bits."""
-FEW_ROWS = 32
-"""Most rows of small tiles, where weights do not stream. More rows run by the instructions of a
-warpgroup, which are faster there (``tools/bench/results/quantized_linear_sweep.json``)."""
 MOST_ROWS = 256
 """Most rows of the kernel. More are limited by arithmetic, where cuBLAS over a dequantised weight
 is faster: writing and reading that weight takes the time of the products of about 460 rows on an

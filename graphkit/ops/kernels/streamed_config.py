@@ -13,10 +13,11 @@ import triton
 
 from graphkit.ops.quantized_layout import BLOCK
 
-FEW_ROWS, MOST_ROWS = 32, 64
-"""Most rows of small tiles over quantised weights, and most rows whose quantised weight streams: up
-to that many rows, a row's result has the same bits whatever the number of rows. Programs of more
-than ``FEW_ROWS`` rows have the outputs of ``LARGE``, since each reads its rows anew."""
+FEW_ROWS = 32
+"""Most rows whose products with quantised weights run by the instructions of a warp, which add
+inputs in an order of their own: up to that many rows, a row's result has the same bits whatever the
+number of rows. More run by the instructions of a warpgroup, which are faster there
+(``tools/bench/results/quantized_linear_sweep.json``)."""
 MOST_PLAIN_ROWS = 64
 """Most rows of the kernels over a weight of 16 bits. On an H200, a decoder layer of Llama-3.1-8B
 takes 0.86 to 0.90 of its time with cuBLAS for up to 64 rows
@@ -82,7 +83,7 @@ def choose_streamed(
 
     There is no way for too many rows, for lines that do not divide the weight into equal parts, and
     where the shared memory is too small. Whether there is a way, the number of parts, and the lines
-    of a step are the same for all numbers of rows up to ``MOST_ROWS``: a row's result has the same
+    of a step are the same for all numbers of rows up to ``FEW_ROWS``: a row's result has the same
     bits whatever the number of rows.
 
     Args:
@@ -94,7 +95,7 @@ def choose_streamed(
         shared_bytes: Bytes of shared memory of a multiprocessor.
     """
     inputs_of_line, (tile, _, most_programs) = 1024 // bits, USUAL
-    if rows > MOST_ROWS or outputs % tile or inputs % inputs_of_line:
+    if rows > FEW_ROWS or outputs % tile or inputs % inputs_of_line:
         return None
     tiles, lines = outputs // tile, inputs // inputs_of_line
     parts = _streamed_parts(tiles, lines, -(-inputs // MOST_INPUTS), bits, processors)
@@ -105,22 +106,16 @@ def choose_streamed(
     ways = [(tile, warps, most_programs, step_lines, most_lines)]
     if outputs >= 2 * tile * processors:
         ways.insert(0, _wide_way(outputs, bits, processors))
-    for *few, step_lines, most_lines in ways:
+    for tile, warps, most_programs, step_lines, most_lines in ways:
         least_lines, _ = LINES_IN_SHARED_MEMORY
         least_stages, most_stages = max(2, least_lines // step_lines), most_lines // step_lines
-        fitting = partial(_fitting_stages, groups_of_part(inputs, parts), bits, step_lines)
-        tile, *_ = few
+        fitting = partial(_fitting_stages, tile, groups_of_part(inputs, parts), bits, step_lines)
         is_divided = tile > 0 and lines % (parts * step_lines) == 0
-        if not is_divided or fitting(tile, FEW_ROWS, shared_bytes) < least_stages:
+        if not is_divided or fitting(FEW_ROWS, shared_bytes) < least_stages:
             continue
-        many = [few] if outputs % LARGE[0] or 2 * tile > LARGE[0] else [LARGE, few]
-        many = [each for each in many if fitting(each[0], MOST_ROWS, shared_bytes) >= 2]
-        if not many:
-            continue
-        tile, warps, most_programs = few if rows <= FEW_ROWS else many[0]
         programs = min(-(-(outputs // tile) * parts // processors), most_programs)
         tile_rows = max(8, triton.next_power_of_2(rows))
-        stages = max(2, fitting(tile, tile_rows, shared_bytes // programs))
+        stages = max(least_stages, fitting(tile_rows, shared_bytes // programs))
         stages = min(stages, most_stages)
         return StreamedProduct(tile, tile_rows, parts, stages, warps * step_lines, step_lines)
     return None
@@ -229,7 +224,7 @@ def _warps_and_lines(programs: int, lines: int, bits: int) -> tuple[int, int]:
 
 
 def _fitting_stages(
-    groups: int, bits: int, lines: int, tile: int, rows: int, shared_bytes: int
+    tile: int, groups: int, bits: int, lines: int, rows: int, shared_bytes: int
 ) -> int:
     """Return the stages of a program that fit into shared memory, beside its scales."""
     outputs = padded(tile)
