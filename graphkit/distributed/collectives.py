@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -18,17 +16,6 @@ _WORD = 4
 _all_gather = getattr(
     dist, "all_gather_single", dist.all_gather_into_tensor
 )  # torch 2.13 renames it
-
-
-@dataclass(frozen=True)
-class PushedParts:
-    """Parts of a rank's summand that the other ranks have, too.
-
-    Attributes:
-        parts: Float32, [S, T, H].
-    """
-
-    parts: Tensor
 
 
 class Collectives:
@@ -48,25 +35,13 @@ class Collectives:
         dist.all_reduce(x, group=self._group)
         return x
 
-    def push_parts(self, x: Tensor, weight: Tensor) -> PushedParts | None:  # noqa: ARG002
-        """Return the product of rows and a weight, whose parts every rank then has.
-
-        ``add_rms_norm`` must follow, before another collective. ``None`` if that is not possible.
-
-        Args:
-            x: Rows, [T, K].
-            weight: [N, K].
-        """
-        return None
-
     def add_rms_norm(
-        self, x: Tensor | PushedParts, residual: Tensor, weight: Tensor, eps: float
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """Return ``graphkit.ops.decoder.add_rms_norm`` of the sum over all ranks.
 
         Args:
-            x: This rank's summand, contiguous; may be overwritten. In parts if ``takes_parts``, or
-                the result of ``push_parts``.
+            x: This rank's summand, contiguous; may be overwritten. In parts if ``takes_parts``.
             residual: Added to the sum.
             weight: Factor of each column.
             eps: Added to the mean square.
@@ -77,8 +52,6 @@ class Collectives:
         Shapes:
             x: [T, H], or [S, T, H] in parts. residual, results: [T, H]. weight: [H].
         """
-        if isinstance(x, PushedParts):
-            raise TypeError("parts are pushed by OneShotCollectives alone")
         return add_rms_norm(self.all_reduce(x), residual, weight, eps)
 
     def takes_parts(self, rows: int, width: int, dtype: torch.dtype) -> bool:  # noqa: ARG002
@@ -153,19 +126,10 @@ class OneShotCollectives(Collectives):
         )
         return out
 
-    def push_parts(self, x: Tensor, weight: Tensor) -> PushedParts | None:
-        """See ``Collectives.push_parts``; for rows in bfloat16."""
-        if x.dtype != torch.bfloat16 or weight.dtype != torch.bfloat16:
-            return None
-        parts = self._push.push_parts(x, weight)
-        return None if parts is None else PushedParts(parts)
-
     def add_rms_norm(
-        self, x: Tensor | PushedParts, residual: Tensor, weight: Tensor, eps: float
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """See ``Collectives.add_rms_norm``. The results have the same bits on every rank."""
-        if isinstance(x, PushedParts):
-            return self._push.add_pushed_rms_norm(x.parts, residual.contiguous(), weight, eps)
         expected = torch.float32 if x.dim() > residual.dim() else weight.dtype
         has_dtypes = residual.dtype == weight.dtype and x.dtype == expected
         rows, width = residual.shape

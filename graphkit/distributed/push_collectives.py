@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from graphkit.ops.kernels.linear import launch_pushed_linear
 from graphkit.ops.kernels.push_collectives import (
     SPAN,
     WORD,
@@ -16,7 +15,6 @@ from graphkit.ops.kernels.push_collectives import (
     launch_push_add_rms_norm,
     launch_push_all_gather,
     launch_push_all_reduce,
-    launch_pushed_add_rms_norm,
 )
 
 _CAPACITY = 1 << 19
@@ -100,16 +98,6 @@ class PushCollectives:
     ) -> tuple[Tensor, Tensor]:
         """See ``Collectives.add_rms_norm``; all tensors are contiguous."""
         return launch_push_add_rms_norm(x, residual, weight, eps, self._memory)
-
-    def push_parts(self, x: Tensor, weight: Tensor) -> Tensor | None:
-        """See ``Collectives.push_parts``."""
-        return launch_pushed_linear(x, weight, self._memory)
-
-    def add_pushed_rms_norm(
-        self, parts: Tensor, residual: Tensor, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        """See ``Collectives.add_rms_norm``; all tensors are contiguous."""
-        return launch_pushed_add_rms_norm(parts, residual, weight, eps, self._memory)
 
     def can_all_gather(self, x: Tensor) -> bool:
         """Return whether ``all_gather`` takes ``x``: at most 2 MiB in rows of whole words."""

@@ -18,12 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import Tensor, nn
 
 from graphkit.distributed import RankGroup
-from graphkit.distributed.collectives import PushedParts
 from graphkit.errors import ConfigError
 from graphkit.ops.linear import project
 from graphkit.reference.config import LlamaConfig
@@ -55,18 +54,11 @@ class InputSplitLinear(nn.Linear):
         self._has_bias = has_bias and group.rank == 0  # one summand has it
         self._adds_up, self._collectives = adds_up, group.collectives
 
-    def forward(self, x: Tensor, *, in_parts: bool = False) -> Any:
-        """Return the product, [T, out], or parts of it for a ``SummingNorm``.
-
-        Parts are a tensor, [S, T, out], or ``PushedParts``.
-        """
+    def forward(self, x: Tensor, *, in_parts: bool = False) -> Tensor:
+        """Return the product, [T, out], or parts of it, [S, T, out], for a ``SummingNorm``."""
         bias = self.bias if self._has_bias else None
         if self._adds_up:
             return self._collectives.all_reduce(project(x, self.weight, bias))
-        if in_parts and bias is None:
-            pushed = self._collectives.push_parts(x, self.weight)
-            if pushed is not None:
-                return pushed
         if in_parts and self._collectives.takes_parts(len(x), self.out_features, x.dtype):
             parts = project(x, self.weight, bias, in_parts=True)
             return parts if len(parts) > 1 else parts[0]
@@ -85,7 +77,7 @@ class SummingNorm(RMSNorm):
         super().__init__(len(norm.weight), norm.eps)
         self._collectives = group.collectives
 
-    def add(self, x: Tensor | PushedParts, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """See ``RMSNorm``; ``x`` is this rank's summand, which may be in parts."""
         return self._collectives.add_rms_norm(x, residual, self.weight, self.eps)
 

@@ -28,8 +28,6 @@ DTYPES = {
     language.int16: torch.int16, language.int32: torch.int32, language.int64: torch.int64,
     language.uint8: torch.uint8,
 }  # fmt: skip
-ADDRESSED = {}
-"""Memory that kernels have the address of, by address."""
 LANGUAGE_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -43,8 +41,6 @@ class Block(torch.Tensor):
         return types.SimpleNamespace(layout=None)
 
     def to(self, dtype, bitcast=False):
-        if isinstance(dtype, language.pointer_type):
-            return Pointer(ADDRESSED[int(self)])
         dtype = DTYPES.get(dtype, dtype)
         return self.view(dtype) if bitcast else super().to(dtype)
 

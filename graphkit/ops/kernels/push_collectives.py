@@ -48,10 +48,6 @@ class PushMemory(NamedTuple):
     rank: int
     capacity: int
 
-    def pushed(self) -> dict[str, Any]:
-        """Return the parameters of a kernel that pushes its results."""
-        return {"calls": self.calls, "peers": self.parts, **_constants(self)}
-
     def holds(self, rows: int, words: int) -> bool:
         """Return whether a part has room for rows of so many words."""
         spans = -(-words // SPAN)
@@ -175,53 +171,6 @@ def push_all_reduce_kernel(
 
 
 @triton.jit
-def pushed_add_rms_norm_kernel(
-    out, total, x, residual, weight, eps, calls, parts, rows,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, SPANS: tl.constexpr, SPAN: tl.constexpr,
-    SUMMANDS: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, CAPACITY: tl.constexpr,
-    STARTS_EARLY: tl.constexpr,
-):  # fmt: skip
-    """One program per row; SPANS are those of a part.
-
-    ``x`` has this rank's float32 summands, [SUMMANDS, rows, WIDTH]. The kernel before has pushed
-    those of all other ranks. Sums are rounded as in ``push_all_reduce_kernel``.
-    """
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_wait()
-    row, lane = tl.program_id(0), tl.arange(0, BLOCK)
-    is_lane = lane < WIDTH
-    span = row * (SUMMANDS * SPANS) + tl.arange(0, triton.next_power_of_2(SUMMANDS * SPANS))
-    is_span = span < (row + 1) * (SUMMANDS * SPANS)
-    count = tl.load(calls + span, mask=is_span, eviction_policy=KEPT_IN_L2)
-    at = row * WIDTH + lane
-    before = tl.load(residual + at, mask=is_lane, other=0, eviction_policy=KEPT_IN_L2)
-    factor = tl.load(weight + lane, mask=is_lane, other=0, eviction_policy=KEPT_IN_L2)
-    DTYPE: tl.constexpr = residual.dtype.element_ty
-    added = tl.zeros([BLOCK], tl.float32)
-    for rank in tl.static_range(RANKS):  # in this order everywhere: the sums have the same bits
-        summand = tl.zeros([BLOCK], tl.float32)
-        for part in tl.static_range(SUMMANDS):
-            if rank == RANK:
-                number = tl.load(x + part * rows * WIDTH + at, mask=is_lane, other=0.0)
-            else:
-                place = (row * SUMMANDS + part) * (SPANS * SPAN) + lane
-                call = tl.load(calls + place // SPAN, mask=is_lane, eviction_policy=KEPT_IN_L2)
-                number = _received(rank, place, is_lane, call, parts, RANK, RANKS, CAPACITY)
-                number = number.to(tl.float32, bitcast=True)
-            summand += number
-        added += summand.to(DTYPE).to(tl.float32)
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-    result = (before.to(tl.float32) + added.to(DTYPE).to(tl.float32)).to(DTYPE)
-    tl.store(total + at, result, mask=is_lane, eviction_policy=KEPT_IN_L2)
-    wide = tl.where(is_lane, result.to(tl.float32), 0.0)
-    scale = tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
-    tl.store(out + at, normalised(result, scale, factor.to(tl.float32)), mask=is_lane)
-    tl.debug_barrier()  # all threads have read the numbers of the calls
-    tl.store(calls + span, count + 1, mask=is_span, eviction_policy=KEPT_IN_L2)
-
-
-@triton.jit
 def push_all_gather_kernel(
     out, x, calls, parts, words,
     ROW: tl.constexpr, SPAN: tl.constexpr,
@@ -275,30 +224,6 @@ def launch_push_add_rms_norm(
     out, total = torch.empty_like(residual), torch.empty_like(residual)
     row = residual.shape[1] * residual.itemsize // WORD
     _launch_all_reduce(memory, out, x, row, total, residual, weight, eps)
-    return out, total
-
-
-def launch_pushed_add_rms_norm(
-    parts: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float,
-    memory: PushMemory,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Return ``add_rms_norm`` of the sum over ranks of parts that a product has pushed.
-
-    Args:
-        parts: This rank's, of ``launch_pushed_linear``: float32, [S, T, H].
-        residual: [T, H], contiguous, float32 or bfloat16.
-        weight: [H], of the same dtype.
-        eps: As in ``add_rms_norm``.
-        memory: The memory of the ranks.
-    """
-    out, total = torch.empty_like(residual), torch.empty_like(residual)
-    (rows, width), block = residual.shape, triton.next_power_of_2(residual.shape[1])
-    launch(
-        pushed_add_rms_norm_kernel, (rows,), memory, out=out, total=total, x=parts,
-        residual=residual, weight=weight, eps=eps, rows=rows, WIDTH=width, BLOCK=block,
-        SPANS=triton.cdiv(width, SPAN), SUMMANDS=len(parts),
-        num_warps=min(32, max(1, block // 128)), **_constants(memory),
-    )  # fmt: skip
     return out, total
 
 

@@ -19,7 +19,7 @@ LINE_BYTES = 128
 
 def launch_streamed(
     args: Any, product: StreamedProduct, parts: torch.Tensor, x: torch.Tensor, is_gated: bool,
-    weight: dict[str, Any], pushed: dict[str, Any] | None = None,
+    weight: dict[str, Any],
 ) -> None:  # fmt: skip
     """Write the parts of a product.
 
@@ -30,7 +30,6 @@ def launch_streamed(
         x: The rows, [T, K], contiguous.
         is_gated: Whether the kernel applies the gate.
         weight: As in ``launch_product``.
-        pushed: Parameters of ``push_tile``, to push parts to other ranks; for a weight of 16 bits.
     """
     numbers = weight["weight"]
     lines = weight["ROW"] * numbers.element_size() // LINE_BYTES
@@ -44,9 +43,7 @@ def launch_streamed(
     x, numbers = _aligned(x), _aligned(numbers)
     if is_plain:
         kernel: Any = streamed_plain_kernel
-        nothing = dict.fromkeys(("calls", "peers", "SPAN", "RANK", "RANKS", "CAPACITY"))
-        options |= {"x": x, "weight": numbers, "K": weight["K"], "PARTS": product.splits}
-        options |= pushed or nothing
+        options |= {"x": x, "weight": numbers, "K": weight["K"]}
     else:
         kernel = streamed_linear_kernel
         is_packed = weight["IS_PACKED"]

@@ -23,23 +23,20 @@ from graphkit.ops.kernels.streamed_tile import (
     gdc_launch_dependents,
     gdc_wait,
     output_at,
-    push_tile,
     store_tile,
 )
 
 
 @gluon.jit(do_not_specialize=["rows"])
 def streamed_plain_kernel(
-    out, x, weight, bias, rows, calls, peers, N: gl.constexpr, K: gl.constexpr,
-    STEPS: gl.constexpr, STARTS_EARLY: gl.constexpr, OUTPUTS: gl.constexpr, BLOCK_N: gl.constexpr,
+    out, x, weight, bias, rows, N: gl.constexpr, K: gl.constexpr, STEPS: gl.constexpr,
+    STARTS_EARLY: gl.constexpr, OUTPUTS: gl.constexpr, BLOCK_N: gl.constexpr,
     BLOCK_T: gl.constexpr, STAGES: gl.constexpr, IS_GATED: gl.constexpr, LINES: gl.constexpr,
-    WARPS: gl.constexpr, PARTS: gl.constexpr, SPAN: gl.constexpr, RANK: gl.constexpr,
-    RANKS: gl.constexpr, CAPACITY: gl.constexpr,
+    WARPS: gl.constexpr,
 ):  # fmt: skip
     """One program per OUTPUTS outputs, tile of rows and part of the inputs, of STEPS steps.
 
-    A step multiplies LINES lines of each output. With ``peers`` the sums are also written into the
-    memory of other ranks, see ``push_tile``. Other parameters are those of
+    A step multiplies LINES lines of each output. Other parameters are those of
     ``streamed_linear_kernel``.
     """
     LINE: gl.constexpr = LINES * 64  # inputs of a step
@@ -86,6 +83,4 @@ def streamed_plain_kernel(
         running = warpgroup_mma(lines.index(held), right, total, is_async=True)
         total = warpgroup_mma_wait(0, deps=[running])
     async_copy.wait_group(0)
-    if peers is not None:
-        push_tile(total, rows, calls, peers, N, OUTPUTS, PARTS, SPAN, RANK, RANKS, CAPACITY)
     store_tile(out, total, bias, rows, N, OUTPUTS, IS_GATED)

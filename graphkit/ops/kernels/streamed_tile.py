@@ -50,34 +50,6 @@ def _gates_and_ups(tile):
 
 
 @gluon.jit
-def push_tile(
-    total, rows, calls, peers, N: gl.constexpr, OUTPUTS: gl.constexpr, PARTS: gl.constexpr,
-    SPAN: gl.constexpr, RANK: gl.constexpr, RANKS: gl.constexpr, CAPACITY: gl.constexpr,
-):  # fmt: skip
-    """Write the sum of a tile into the memory of all other ranks, for ``pushed_add_rms_norm``.
-
-    See ``push_collectives.py`` for words and stamps. The words of a row are those of its parts in
-    order, each from a span on.
-    """
-    mma: gl.constexpr = total.type.layout
-    place = gl.arange(0, total.shape[0], gl.SliceLayout(1, mma))
-    n = output_at(place, N, OUTPUTS, False)
-    t = gl.program_id(1) * total.shape[1] + gl.arange(0, total.shape[1], gl.SliceLayout(0, mma))
-    is_own = (t < rows)[None, :] & (place < OUTPUTS)[:, None]
-    SPANS: gl.constexpr = (N + SPAN - 1) // SPAN
-    first = (t * PARTS + gl.program_id(2)) * (SPANS * SPAN)
-    at = n[:, None] + first[None, :]
-    call = gl.load(calls + at // SPAN, mask=is_own, other=0)
-    word = total.to(gl.int32, bitcast=True).to(gl.int64) & 0xFFFFFFFF
-    word |= (call | 1).to(gl.int64) << 32
-    at = ((call & 1) * RANKS + RANK).to(gl.int64) * CAPACITY + at
-    for peer in gl.static_range(RANKS):
-        if peer != RANK:
-            theirs = gl.load(peers + peer).to(gl.pointer_type(gl.int64))
-            gl.store(theirs + at, word, mask=is_own)
-
-
-@gluon.jit
 def store_tile(
     out, total, bias, rows, N: gl.constexpr, OUTPUTS: gl.constexpr, IS_GATED: gl.constexpr
 ):  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from threading import Timer
 
@@ -16,7 +15,6 @@ from graphkit.ops.kernels.push_collectives import (
     launch_push_add_rms_norm,
     launch_push_all_gather,
     launch_push_all_reduce,
-    launch_pushed_add_rms_norm,
 )
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreted.py instead"
@@ -177,27 +175,3 @@ def test_empty_tensors_are_no_calls():
     out, total = launch_push_add_rms_norm(empty, empty, weight, 1e-5, ranks.own)
     assert out.shape == total.shape == (0, 8)
     assert not ranks.own.calls.any()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "width"), [(2, 6), (1, SPAN + 30)])
-def test_pushed_parts_are_added_and_normalised(dtype, rows, width):
-    ranks, spans, summands = Ranks(), -(-width // SPAN), 2
-    ranks.own.calls[0] = -1  # calls of another kind
-    parts = torch.randint(-9, 10, (RANKS, summands, rows, width)).float()
-    residual, weight = torch.randint(-9, 10, (rows, width)).to(dtype), torch.randn(width).to(dtype)
-    for turn in range(3):
-        for source in PEERS:
-            for row, part_of_row in itertools.product(range(rows), range(summands)):
-                words = parts[source, part_of_row, row]
-                for span, piece in enumerate(words.split(SPAN)):
-                    place = (row * summands + part_of_row) * spans + span
-                    call = int(ranks.own.calls[place])
-                    ranks.send(piece, call, source, begin=place * SPAN)
-        out, total = launch_pushed_add_rms_norm(parts[RANK], residual, weight, 1e-5, ranks.own)
-        expected, expected_total = add_rms_norm(parts.sum((0, 1)).to(dtype), residual, weight, 1e-5)
-        assert torch.equal(total, expected_total)
-        torch.testing.assert_close(out, expected, rtol=2 * torch.finfo(dtype).eps, atol=0)
-        used = rows * summands * spans
-        counts = [turn] + [turn + 1] * (used - 1) + [0] * (len(ranks.own.calls) - used)
-        assert ranks.own.calls.tolist() == counts

@@ -23,14 +23,12 @@ from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_an
 from graphkit.ops.heads import rotated_heads, store_rotated_heads
 from graphkit.ops.kernels import quantized_linear as quantized_kernels
 from graphkit.ops.kernels import quantized_linear_config
-from graphkit.ops.kernels.linear import launch_pushed_linear
 from graphkit.ops.kernels.push_collectives import (
     SPAN,
     PushMemory,
     launch_push_add_rms_norm,
     launch_push_all_gather,
     launch_push_all_reduce,
-    launch_pushed_add_rms_norm,
 )
 from graphkit.ops.kernels.step_state import begin_step_kernel
 from graphkit.ops.kv_cache import buffer_table, move_kv, store_kv
@@ -176,24 +174,6 @@ def test_collectives_of_pushed_words_compile(dtype, monkeypatch):
     launch_push_all_reduce(x, memory)
     launch_push_all_gather(x, memory)
     launch_push_add_rms_norm(x, x, weight, 1e-5, memory)
-    launch_pushed_add_rms_norm(torch.zeros(2, *x.shape), x, weight, 1e-5, memory)
-
-
-@compiles
-def test_a_product_that_pushes_its_parts_compiles(monkeypatch):
-    found = {}
-
-    def run(kernel, *args, **options):
-        found[kernel.__name__] = compile_only(kernel, *args, **options).asm["ptx"]
-
-    monkeypatch.setattr(triton.JITFunction, "run", run)
-    monkeypatch.setattr(quantized_linear_config, "has_dependent_launch", lambda _: True)
-    monkeypatch.setattr(quantized_linear_config, "has_warpgroups", lambda _: True)
-    calls, addresses = torch.zeros(64, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
-    memory = PushMemory(calls, addresses, rank=0, capacity=64 * SPAN)
-    x, weight = zeros(2, 2048), zeros(4096, 2048)
-    assert launch_pushed_linear(x, weight, memory).shape == (2, 2, 4096)
-    assert "st.global.b64" in found["streamed_plain_kernel"]
 
 
 @pytest.mark.slow

@@ -9,10 +9,7 @@ import pytest
 import torch
 import triton
 
-import gluon_interpreter
 from gluon_interpreter import run_kernel
-from graphkit.ops.kernels import linear as linear_kernels
-from graphkit.ops.kernels.push_collectives import SPAN, PushMemory
 from graphkit.ops.kernels.streamed_config import StreamedProduct
 from graphkit.ops.linear import linear
 from graphkit.ops.quantized_linear import quantized_linear
@@ -88,25 +85,3 @@ def test_streamed_weights_of_16_bits_match_the_reference(product, interpreted):
             if "in_parts" in result:
                 got, expected = got.sum(0).to(x.dtype), expected[0]
             CASES["assert_close"](got, expected, 1024)
-
-
-@pytest.mark.parametrize("call", [0, 1, -1])
-def test_parts_of_a_product_go_to_all_other_ranks(call, interpreted, monkeypatch):
-    product, (ranks, rank, capacity) = StreamedProduct(64, 16, 2, 2, 4, 2), (3, 1, 8 * SPAN)
-    monkeypatch.setattr(linear_kernels, "choose_product", lambda *_: product)
-    memory = [torch.zeros(2, ranks, capacity, dtype=torch.int64) for _ in range(ranks)]
-    addresses = {each.data_ptr(): each.view(-1) for each in memory}
-    monkeypatch.setattr(gluon_interpreter, "ADDRESSED", addresses)
-    calls = torch.full((8,), call, dtype=torch.int32)
-    own = PushMemory(calls, torch.tensor([*addresses]), rank, capacity)
-    x, weight = torch.randn(3, 1024).bfloat16(), torch.randn(768, 1024).bfloat16()
-    parts = linear_kernels.launch_pushed_linear(x, weight, own)
-    args = OPS["linear"].arguments(x, weight, in_parts=True)
-    assert torch.equal(parts, OPS["linear"].launch(args, product))
-    for peer in (0, 2):
-        arrived = memory[peer][call % 2, rank, : 6 * SPAN].view(3, 2, SPAN)[:, :, :768]
-        assert (arrived >> 32 == call | 1).all()
-        assert torch.equal(arrived.int().view(torch.float32).transpose(0, 1), parts)
-        assert memory[peer].count_nonzero() == parts.numel()
-    assert memory[rank].count_nonzero() == 0
-    assert linear_kernels.launch_pushed_linear(x.repeat(99, 1), weight, own) is None
