@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from math import gcd
+from typing import NamedTuple
 
 import triton
 
@@ -76,6 +77,24 @@ class StreamedProduct:
         return padded(self.outputs)
 
 
+class _Way(NamedTuple):
+    """A way to divide a quantised weight.
+
+    Attributes:
+        outputs: Outputs of a program; 0 if the weight cannot be divided so.
+        warps: Warps of each line.
+        programs: Most programs of a multiprocessor.
+        lines: Lines of a step.
+        most_lines: Most lines of each output in shared memory.
+    """
+
+    outputs: int
+    warps: int
+    programs: int
+    lines: int
+    most_lines: int
+
+
 def choose_streamed(
     rows: int, inputs: int, outputs: int, bits: int, processors: int, shared_bytes: int
 ) -> StreamedProduct | None:
@@ -94,7 +113,7 @@ def choose_streamed(
         processors: Multiprocessors of the device.
         shared_bytes: Bytes of shared memory of a multiprocessor.
     """
-    inputs_of_line, (tile, _, most_programs) = 1024 // bits, USUAL
+    inputs_of_line, (tile, _, programs) = 1024 // bits, USUAL
     if rows > FEW_ROWS or outputs % tile or inputs % inputs_of_line:
         return None
     tiles, lines = outputs // tile, inputs // inputs_of_line
@@ -102,22 +121,22 @@ def choose_streamed(
     if parts is None:
         return None
     warps, step_lines = _warps_and_lines(-(-tiles * parts // processors), lines // parts, bits)
-    _, most_lines = LINES_IN_SHARED_MEMORY
-    ways = [(tile, warps, most_programs, step_lines, most_lines)]
+    least_lines, most_lines = LINES_IN_SHARED_MEMORY
+    ways = [_Way(tile, warps, programs, step_lines, most_lines)]
     if outputs >= 2 * tile * processors:
         ways.insert(0, _wide_way(outputs, bits, processors))
-    for tile, warps, most_programs, step_lines, most_lines in ways:
-        least_lines, _ = LINES_IN_SHARED_MEMORY
-        least_stages, most_stages = max(2, least_lines // step_lines), most_lines // step_lines
-        fitting = partial(_fitting_stages, tile, groups_of_part(inputs, parts), bits, step_lines)
-        is_divided = tile > 0 and lines % (parts * step_lines) == 0
+    for way in ways:
+        fitting = partial(_fitting_stages, way, groups_of_part(inputs, parts), bits)
+        least_stages = max(2, least_lines // way.lines)
+        is_divided = way.outputs > 0 and lines % (parts * way.lines) == 0
         if not is_divided or fitting(FEW_ROWS, shared_bytes) < least_stages:
             continue
-        programs = min(-(-(outputs // tile) * parts // processors), most_programs)
+        programs = min(-(-(outputs // way.outputs) * parts // processors), way.programs)
         tile_rows = max(8, triton.next_power_of_2(rows))
         stages = max(least_stages, fitting(tile_rows, shared_bytes // programs))
-        stages = min(stages, most_stages)
-        return StreamedProduct(tile, tile_rows, parts, stages, warps * step_lines, step_lines)
+        stages = min(stages, way.most_lines // way.lines)
+        warps = way.warps * way.lines
+        return StreamedProduct(way.outputs, tile_rows, parts, stages, warps, way.lines)
     return None
 
 
@@ -168,18 +187,17 @@ def choose_streamed_plain(
     return None
 
 
-def _wide_way(outputs: int, bits: int, processors: int) -> tuple[int, int, int, int, int]:
-    """Return how to divide a weight of many outputs, if its lines fit into shared memory.
+def _wide_way(outputs: int, bits: int, processors: int) -> _Way:
+    """Return the way for a weight with at least 128 outputs per multiprocessor.
 
-    The result has the outputs of a program, 0 if there is no such way, warps of each line, most
-    programs of a multiprocessor, lines of a step, and most lines in shared memory. Numbers of four
-    bits take many small programs, which convert them while others wait. Numbers of eight bits take
-    even shares of the multiprocessors.
+    Numbers of four bits take many small programs, which convert them while others wait. Numbers of
+    eight bits take even shares of the multiprocessors.
     """
     if bits == 4:
-        return *WIDE_OF_4_BITS, 1, LINES_IN_SHARED_MEMORY[1]
-    _, warps, most_programs = LARGE
-    return _even_outputs(outputs, 1, processors), warps, most_programs, 1, WIDE_LINES
+        return _Way(*WIDE_OF_4_BITS, lines=1, most_lines=LINES_IN_SHARED_MEMORY[1])
+    _, warps, programs = LARGE
+    even = _even_outputs(outputs, 1, processors)
+    return _Way(even, warps, programs, lines=1, most_lines=WIDE_LINES)
 
 
 def _even_outputs(outputs: int, splits: int, processors: int) -> int:
@@ -223,13 +241,11 @@ def _warps_and_lines(programs: int, lines: int, bits: int) -> tuple[int, int]:
     return warps // 2 if is_long and together == 2 else warps, together
 
 
-def _fitting_stages(
-    tile: int, groups: int, bits: int, lines: int, rows: int, shared_bytes: int
-) -> int:
+def _fitting_stages(way: _Way, groups: int, bits: int, rows: int, shared_bytes: int) -> int:
     """Return the stages of a program that fit into shared memory, beside its scales."""
-    outputs = padded(tile)
+    outputs = padded(way.outputs)
     table_bytes = (6 if bits == 4 else 4) * outputs * groups  # of 32 bits, and 16 of a zero point
-    stage_bytes = lines * (outputs * 128 + 2 * rows * 1024 // bits)
+    stage_bytes = way.lines * (outputs * 128 + 2 * rows * 1024 // bits)
     return (shared_bytes - RESERVED_BYTES - BARRIER_BYTES - table_bytes) // stage_bytes
 
 
