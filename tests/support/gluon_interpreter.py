@@ -99,7 +99,7 @@ def places_of(shape, layout, itemsize):
 
 
 def _swizzled_places(shape, chunk, phases):
-    """Return places in rows of chunks, whose order differs between so many rows."""
+    """Return places in rows whose chunk c is at c XOR (row modulo ``phases``)."""
     row, column = torch.arange(math.prod(shape[:-1]))[:, None], torch.arange(shape[-1])
     swizzled = (column // chunk ^ row % shape[-2] % phases) * chunk + column % chunk
     return (row * shape[-1] + swizzled).view(shape)

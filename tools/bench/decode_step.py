@@ -1,9 +1,9 @@
 """A decode step of an 8B Llama of transformers: graphkit beside what compiles the same model.
 
-Random bfloat16 weights, greedy, contexts of 256 tokens. A step is the time of the second ``TOKENS``
-tokens, divided by their number: neither the prompt counts, nor what a launch of several steps
-computes behind the last token. Both numbers of tokens count with their least time, since that of a
-prompt varies. The bound is the bytes of the weights at the speed of a copy.
+Random bfloat16 weights, greedy, contexts of 256 tokens. A step is the difference between the least
+times of ``2 * TOKENS`` and of ``TOKENS`` tokens, divided by ``TOKENS``. The prompt is part of both,
+and so is what a launch of several steps computes behind the last token. The bound is the bytes of
+the weights at the speed of a copy.
 
 - graphkit: ``gk.hf.load`` without drafts, 64 steps per launch (v3).
 - generate: dynamic cache, and static cache, whose step transformers compiles.

@@ -30,7 +30,7 @@ HUMMING: Mapping[str, Mapping[str, object]] = {
 """How ``humming-kernels`` quantises weights."""
 Tensors = Sequence[Any]
 Layer = Mapping[str, Tensors]
-"""The tensors of the weight of each product, in the order of ``LAYERS``; a ``HummingWeight``."""
+"""The tensors of the weight of each product, in the order of ``LAYERS``, or a ``HummingWeight``."""
 Multiply = Callable[..., torch.Tensor]
 Chosen = Mapping[str, Product]
 """The configurations of some products, by their names."""

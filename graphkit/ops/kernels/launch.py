@@ -36,8 +36,9 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
       call ``gdc_launch_dependents`` at their start.
     - Before ``gdc_wait`` it writes nothing, and reads nothing that a kernel before it may write.
       Only weights are constant, and may be requested or read by then.
-    - If it waits for another rank, it calls ``gdc_launch_dependents`` after that: the words of that
-      rank would arrive behind the weights that the next kernel requests.
+    - If it waits for another rank, it calls ``gdc_launch_dependents`` after that. Until then, the
+      next kernel would hold a part of the multiprocessors and request its weights, behind which the
+      words of that rank would arrive.
 
     Args:
         kernel: A Triton kernel.

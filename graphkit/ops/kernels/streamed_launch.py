@@ -15,6 +15,7 @@ from graphkit.ops.kernels.streamed_plain import streamed_plain_kernel
 from graphkit.ops.quantized_layout import BLOCK
 
 LINE_BYTES = 128
+"""Bytes of a line of an output, the most that a descriptor swizzles."""
 
 
 def launch_streamed(
@@ -69,8 +70,8 @@ def weight_descriptor(
     """Return a descriptor of a weight by lines, groups of outputs, two halves, 8 outputs and bytes.
 
     A box has the lines of a step for the outputs of a program, padded. The second half of a group
-    has its next 8 outputs, or in a gated product those of the up projection. What is behind the
-    last output reads as zeros.
+    has its next 8 outputs, or in a gated product those of the up projection. Outputs behind the
+    last read as zeros.
 
     Args:
         numbers: The weight, bytes, [N, ROW].

@@ -7,8 +7,7 @@ runs, since the weight does not depend on that kernel. Scales and zero points ar
 they would wait behind the weight.
 
 One thread requests a stage, by a descriptor of the weight and one of the rows (TMA of sm_90). A
-barrier of the stage counts the bytes. Copies by all threads (``cp.async``) would take instructions
-that the conversion of the numbers needs.
+barrier of the stage counts the bytes. The other threads only wait, convert and multiply.
 
 Numbers are multiplied by the instructions of a warp. Their operands may hold the inputs in any
 order, if both share it: a thread takes 16 consecutive bytes of an output from shared memory, and
