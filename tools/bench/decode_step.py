@@ -1,9 +1,9 @@
 """A decode step of an 8B Llama of transformers: graphkit beside what compiles the same model.
 
 Random bfloat16 weights, greedy, contexts of 256 tokens. A step is the difference between the least
-times of ``2 * TOKENS`` and of ``TOKENS`` tokens, divided by ``TOKENS``. The prompt is part of both,
-and so is what a launch of several steps computes behind the last token. The bound is the bytes of
-the weights at the speed of a copy.
+times of ``1 + 2 * TOKENS`` and of ``1 + TOKENS`` tokens, divided by ``TOKENS``. The prompt is part
+of both, and so is what a launch of several steps computes behind the last token. The bound is the
+bytes of the weights at the speed of a copy.
 
 - graphkit: ``gk.hf.load`` without drafts, 64 steps per launch (v3).
 - generate: dynamic cache, and static cache, whose step transformers compiles.

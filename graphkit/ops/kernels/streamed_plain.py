@@ -6,8 +6,8 @@ has arrived. The first stages are requested while the kernel before it runs, sin
 not depend on that kernel. Products run by the instructions of a warpgroup (``wgmma`` of sm_90),
 which read both operands from shared memory.
 
-All threads copy (``cp.async``): nothing is converted, so that they have time. A warp reads up to 512
-consecutive bytes of an output at once.
+All threads copy (``cp.async``): nothing is converted, so that they have time. A warp reads
+consecutive bytes of few outputs at once, 128 for each line of a step.
 """
 
 from triton.experimental import gluon
