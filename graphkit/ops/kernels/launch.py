@@ -29,7 +29,7 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
 
     A kernel with a parameter ``STARTS_EARLY`` may be started while the kernel before it runs, which
     hides the latency of the launch (programmatic dependent launch). If the device can do that, the
-    parameter is true. Such a kernel follows three rules:
+    parameter is true. Such a kernel follows four rules:
 
     - All of its programs call ``gdc_wait``, which returns when the kernel before has ended and its
       writes are visible. That kernel has waited for the one before it, and so on: kernels may thus
@@ -39,6 +39,8 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
     - If it waits for another rank, it calls ``gdc_launch_dependents`` after that. Until then, the
       next kernel would hold a part of the multiprocessors and request its weights, behind which the
       words of that rank would arrive.
+    - If it reads page tables or lengths, and then much memory at the places that they give, it
+      calls ``gdc_launch_dependents`` in between, so that its own data arrive before those weights.
 
     Args:
         kernel: A Triton kernel.

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.float8 import float8_pairs
-from graphkit.ops.kernels.launch import KEPT_IN_L2, wait_for_kernel_before
+from graphkit.ops.kernels.launch import KEPT_IN_L2
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -83,7 +83,8 @@ def paged_attention_kernel(
     BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr, HAS_FLOAT8_CVT: tl.constexpr,
 ):  # fmt: skip
     """One program per (request, row tile), key-value head and split."""
-    wait_for_kernel_before(STARTS_EARLY)
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_wait()
     # A row of the mask is a word of what it hides, so that no block of keys waits for the mask.
     BITS: tl.constexpr = 64 if MASK_COLUMNS > 32 else 32
     WORD: tl.constexpr = tl.int64 if MASK_COLUMNS > 32 else tl.int32
@@ -197,6 +198,9 @@ def paged_attention_kernel(
         two_pages = _load_pages(pages, first + runs, keys_end, PAGE_SIZE)
         two_pages |= _load_pages(pages, first + runs + step, keys_end, PAGE_SIZE) << 32
         third_page = _load_pages(pages, first + runs + 2 * step, keys_end, PAGE_SIZE)
+    # Keys are requested next, before the weights of the next kernel.
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     for start in range(first, keys_end, step):
         key = start + tl.arange(0, BLOCK_N)
         is_key = key < keys_end
