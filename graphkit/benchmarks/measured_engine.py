@@ -146,7 +146,12 @@ class MeasuredEngine:
         return {name: count / whole for name, count in counted.items()}
 
     def bare_step(self) -> BareStep:
-        """Return the step of these requests without the engine, which must not run afterwards."""
+        """Return the step of the requests without the engine, which must not run afterwards.
+
+        It begins at the tokens of a round: attention of a later step would read more keys.
+        """
+        self._restart()
+        self._engine.runners[0].backend.wait_for_device()
         return BareStep(self._runner(), self._rows())
 
     def _drafted_lengths(self) -> Counter[int]:

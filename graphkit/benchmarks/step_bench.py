@@ -136,8 +136,7 @@ class StepBench:
         """Most steps between two starts of the requests, the same for all engines."""
         steps, ahead = self._round, self._warm_up
         host = max(host_time_steps(steps, variant.steps_per_launch) for variant in self.variants)
-        bare = self.rounds * steps
-        measured = max(steps, host) + bare if self._is_cuda else steps
+        measured = max(host, self.rounds * steps) if self._is_cuda else steps
         return ahead + measured + ahead
 
     def _times(self, size: int, progress: Callable[[str], None]) -> Iterator[Measure]:

@@ -150,6 +150,17 @@ def test_the_bare_step_continues_the_requests(measured):
     assert 0 < nodes["own nodes"] < nodes["nodes"]
 
 
+def test_the_bare_step_begins_at_the_same_tokens_after_any_measurement(measured):
+    lengths = []
+    for steps in (0, 9):
+        engine = measured(LOOP)
+        if steps:
+            engine.run(steps, Steps())
+        with closing(engine.bare_step()):
+            lengths.append(engine._runner().state.seq_lens[engine._rows()].tolist())
+    assert lengths[0] == lengths[1]
+
+
 def test_the_bare_step_is_greedy_as_the_loops_are(measured):
     with closing(measured(LOOP).bare_step()) as bare:
         operations = {origin.op for origin in bare._runner.graphs[2].origins}
