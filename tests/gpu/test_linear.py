@@ -12,7 +12,8 @@ from torch.nn import functional
 from graphkit.ops.decoder import add_rms_norm, silu_and_mul
 from graphkit.ops.kernels.devices import has_dependent_launch, has_warpgroups
 from graphkit.ops.kernels.quantized_linear_config import TiledProduct, choose_product
-from graphkit.ops.kernels.streamed_config import MOST_PLAIN_ROWS, StreamedProduct
+from graphkit.ops.kernels.streamed_plain_config import MOST_PLAIN_ROWS
+from graphkit.ops.kernels.streamed_product import StreamedProduct
 from graphkit.ops.linear import linear
 from graphkit.ops.registration import OPS
 from graphkit.quantization import Linear

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from graphkit.ops.kernels.quantized_linear_config import TiledProduct, choose_product
-from graphkit.ops.kernels.streamed_config import FEW_ROWS, StreamedProduct
+from graphkit.ops.kernels.streamed_linear_config import FEW_ROWS
+from graphkit.ops.kernels.streamed_product import StreamedProduct
 from graphkit.ops.quantized_layout import packed_numbers
 from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.ops.registration import OPS
@@ -61,14 +62,12 @@ def test_many_rows_match_up_to_a_rounding_of_the_weight():
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it():
-    for args in CASES["cases"](CUDA, [torch.bfloat16], [64], shapes=LARGE[:1]):
+    for args in CASES["cases"](CUDA, [torch.bfloat16], [100], shapes=LARGE[:1]):
         x, *others = args
-        whole = quantized_linear(x, *others)
-        for rows in (33, 40):
-            assert torch.equal(quantized_linear(x[:rows], *others), whole[:rows])
-        few = quantized_linear(x[:FEW_ROWS], *others)
-        for rows in (1, 5, 17):
-            assert torch.equal(quantized_linear(x[:rows], *others), few[:rows])
+        for most, fewer in ((FEW_ROWS, (1, 5, 17)), (64, (33, 40)), (100, (65, 80))):
+            whole = quantized_linear(x[:most], *others)
+            for rows in fewer:
+                assert torch.equal(quantized_linear(x[:rows], *others), whole[:rows])
 
 
 @pytest.mark.parametrize("rows", [1, 64, 300])
@@ -91,7 +90,7 @@ STREAMED = [
         (64, 8, 1, 2), (64, 8, 4, 3), (128, 16, 2, 5), (32, 8, 2, 4, 1),
         (64, 32, 1, 3, 2), (128, 8, 1, 5, 8), (32, 8, 1, 3, 2), (64, 8, 1, 2, 8, 2),
         (64, 32, 1, 2, 16, 4), (128, 16, 2, 3, 16, 2), (32, 8, 1, 3, 8, 4),
-        (96, 8, 1, 3, 8), (48, 16, 2, 2, 8, 2),
+        (96, 8, 1, 3, 8), (48, 16, 2, 2, 8, 2), (64, 64, 2, 3, 2), (96, 64, 1, 3, 4),
     )
 ]  # fmt: skip
 
@@ -101,7 +100,7 @@ STREAMED = [
 @pytest.mark.parametrize("product", STREAMED, ids=str)
 def test_streamed_weights_match_the_reference(product, result, dtype):
     op = OPS["quantized_linear"]
-    for x, *others in CASES["cases"](CUDA, [dtype], [1, 7, 32], shapes=((768, 1024),)):
+    for x, *others in CASES["cases"](CUDA, [dtype], [1, 7, 32, 50], shapes=((768, 1024),)):
         args = x / 16, *others
         got = op.launch(op.arguments(*args, **result), product)
         expected = quantized_linear(*on_cpu(args), **result)

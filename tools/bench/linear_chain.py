@@ -15,9 +15,9 @@ The bound is the bytes of the weights and their scales at the speed of a copy.
 
 ``--sweep`` compares launch configurations instead: one product at a time, while the others run as
 ``choose_product`` has it. It gives the five best of each product beside the present choice, which
-decide how ``quantized_linear_config.py`` and ``streamed_config.py`` divide the work. A product by
-itself is no measure of that: it starts while no kernel runs, and its weight may be requested
-earlier.
+decide how ``quantized_linear_config.py`` and the modules ``streamed_*_config.py`` divide the work.
+A product by itself is no measure of that: it starts while no kernel runs, and its weight may be
+requested earlier.
 
     python tools/bench/linear_chain.py --out tools/bench/results/linear_chain.json
     python tools/bench/linear_chain.py --sweep --formats "fp8 channel" int4 --rows 8 48

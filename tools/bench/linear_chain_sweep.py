@@ -27,13 +27,9 @@ from graphkit.ops.kernels.quantized_linear_config import (
     choose_splits,
     steps,
 )
-from graphkit.ops.kernels.streamed_config import (
-    FEW_ROWS,
-    MOST_PLAIN_ROWS,
-    StreamedProduct,
-    groups_of_part,
-    padded,
-)
+from graphkit.ops.kernels.streamed_linear_config import MOST_STREAMED_ROWS, groups_of_part
+from graphkit.ops.kernels.streamed_plain_config import MOST_PLAIN_ROWS
+from graphkit.ops.kernels.streamed_product import StreamedProduct, padded
 from graphkit.records import Measure
 
 PROCESSORS = 132
@@ -77,7 +73,7 @@ def tiled_products(shape: tuple[int, int], kind: str, rows: int) -> list[TiledPr
     return list(dict.fromkeys(found))
 
 
-STREAMED = (32, 2), (64, 4), (128, 4), (128, 8)
+STREAMED = (32, 2), (64, 2), (64, 4), (128, 4), (128, 8)
 """Outputs of a program over quantised weights, and warps of each line."""
 STEP_LINES, STREAMED_WARPS = (1, 2, 4), 28
 """Lines of a step, and most warps of a multiprocessor: their threads have up to 72 registers."""
@@ -102,12 +98,12 @@ def streamed_ways(bits: int) -> Iterator[tuple[int, int, int, int]]:
 def streamed_products(shape: tuple[int, int], kind: str, rows: int) -> list[StreamedProduct]:
     """Return ways to stream the weight of a product, as ``tiled_products`` does others.
 
-    There are none for more than ``FEW_ROWS`` rows, or ``MOST_PLAIN_ROWS`` with a weight of 16 bits.
+    There are none for more than ``MOST_STREAMED_ROWS``, or ``MOST_PLAIN_ROWS`` with 16 bits.
     """
     outputs, inputs = shape
     bits = BITS.get(kind, 8)
     is_plain = bits == 16
-    if rows > (MOST_PLAIN_ROWS if is_plain else FEW_ROWS):
+    if rows > (MOST_PLAIN_ROWS if is_plain else MOST_STREAMED_ROWS[bits]):
         return []
     all_lines, tile = inputs * bits // 1024, 1 << (rows - 1).bit_length()
     tile = max(16 if is_plain else 8, tile)

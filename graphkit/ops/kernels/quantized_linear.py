@@ -12,8 +12,8 @@ the rows has no scales and is not converted.
 
 Where the outputs give too few tiles for the device, the inputs are split. Each part writes its sums
 in float32, and a second kernel adds them in order. The split depends on the weight alone, and on
-whether there are at most ``FEW_ROWS`` rows, so that a row's result does not depend on the other
-rows.
+the range of the number of rows, such as up to ``FEW_ROWS``: within a range, a row's result does not
+depend on the other rows.
 
 Where ``choose_product`` returns a ``StreamedProduct``, ``streamed_launch.py`` launches another
 kernel instead.
@@ -40,8 +40,8 @@ from graphkit.ops.kernels.quantized_numbers import (
     nibbles,
     nibbles_by_ptx,
 )
-from graphkit.ops.kernels.streamed_config import StreamedProduct
 from graphkit.ops.kernels.streamed_launch import launch_streamed
+from graphkit.ops.kernels.streamed_product import StreamedProduct
 from graphkit.ops.quantized_layout import BLOCK
 
 SUM_BLOCK = 512

@@ -8,14 +8,9 @@ import torch
 import triton
 
 from graphkit.ops.kernels.devices import has_dependent_launch, has_warpgroups, multiprocessors
-from graphkit.ops.kernels.streamed_config import (
-    FEW_ROWS,
-    MOST_PLAIN_ROWS,
-    RESERVED_BYTES,
-    StreamedProduct,
-    choose_streamed,
-    choose_streamed_plain,
-)
+from graphkit.ops.kernels.streamed_linear_config import FEW_ROWS, choose_streamed
+from graphkit.ops.kernels.streamed_plain_config import MOST_PLAIN_ROWS, choose_streamed_plain
+from graphkit.ops.kernels.streamed_product import RESERVED_BYTES, StreamedProduct
 from graphkit.ops.quantized_layout import BLOCK, blocks, pairs
 
 DTYPES_OF_16_BITS = torch.bfloat16, torch.float16

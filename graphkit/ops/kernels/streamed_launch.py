@@ -9,9 +9,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from graphkit.ops.kernels.launch import launch
 from graphkit.ops.kernels.quantized_linear_config import grid_of
 from graphkit.ops.kernels.quantized_numbers import nibble_ptx
-from graphkit.ops.kernels.streamed_config import StreamedProduct, groups_of_part
 from graphkit.ops.kernels.streamed_linear import streamed_linear_kernel
+from graphkit.ops.kernels.streamed_linear_config import groups_of_part
 from graphkit.ops.kernels.streamed_plain import streamed_plain_kernel
+from graphkit.ops.kernels.streamed_product import StreamedProduct
 from graphkit.ops.quantized_layout import BLOCK
 
 LINE_BYTES = 128

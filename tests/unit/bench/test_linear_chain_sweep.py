@@ -51,4 +51,6 @@ def test_swept_streamed_products_divide_the_weight_and_fit_a_multiprocessor(benc
 def test_many_rows_are_not_streamed(bench):
     assert bench.streamed_products((4096, 4096), "linear", 64)
     assert bench.streamed_products((4096, 4096), "linear", 65) == []
+    assert bench.streamed_products((4096, 4096), "fp8 channel", 64)
+    assert bench.streamed_products((4096, 4096), "fp8 channel", 65) == []
     assert bench.streamed_products((4096, 4096), "int4", 33) == []

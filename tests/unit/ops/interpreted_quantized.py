@@ -15,7 +15,8 @@ import torch
 from graphkit.ops.kernels import decoder
 from graphkit.ops.kernels import quantized_linear as kernels
 from graphkit.ops.kernels import quantized_linear_config as config
-from graphkit.ops.kernels import streamed_config as streaming
+from graphkit.ops.kernels import streamed_linear_config as streaming
+from graphkit.ops.kernels import streamed_plain_config as plain
 from graphkit.ops.linear import linear
 from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.ops.registration import OPS
@@ -192,12 +193,16 @@ def test_parts_of_the_inputs_are_not_empty(inputs, tiles, bits):
     [(6144, 4096), (28672, 4096), (4096, 14336), (128256, 4096), (64, 256), (16384, 53248)],
 )
 def test_the_parts_of_a_streamed_weight_do_not_depend_on_the_rows(outputs, inputs, bits):
-    found = [
-        streaming.choose_streamed(rows, inputs, outputs, bits, 132, 233472)
-        for rows in range(1, streaming.FEW_ROWS + 1)
-    ]
-    assert len({(each.outputs, each.splits, each.lines, each.num_warps) for each in found}) == 1
-    for rows, product in enumerate(found, 1):
+    most = streaming.MOST_STREAMED_ROWS[bits]
+    found = {
+        rows: streaming.choose_streamed(rows, inputs, outputs, bits, 132, 233472)
+        for rows in range(1, most + 1)
+    }
+    ways = [(each.outputs, each.splits, each.lines, each.num_warps) for each in found.values()]
+    few, many = ways[: streaming.FEW_ROWS], ways[streaming.FEW_ROWS :]
+    assert len(set(few)) == 1
+    assert len(set(many)) == (1 if bits == 8 else 0)
+    for rows, product in found.items():
         steps, rest = divmod(inputs * bits // 1024, product.splits * product.lines)
         assert rest == 0 == outputs % product.outputs
         assert steps >= 1
@@ -207,8 +212,7 @@ def test_the_parts_of_a_streamed_weight_do_not_depend_on_the_rows(outputs, input
         groups = streaming.groups_of_part(inputs, product.splits)
         tables = product.padded_outputs * groups * (6 if bits == 4 else 4)
         assert product.num_stages * stage + tables <= 227 * 1024
-    too_many = streaming.FEW_ROWS + 1
-    assert streaming.choose_streamed(too_many, inputs, outputs, bits, 132, 233472) is None
+    assert streaming.choose_streamed(most + 1, inputs, outputs, bits, 132, 233472) is None
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4160), (100, 4096), (4096, 128)])
@@ -225,7 +229,7 @@ def test_weights_without_whole_lines_are_not_streamed(outputs, inputs):
 )  # fmt: skip
 def test_multiprocessors_have_about_the_same_work(outputs, found):
     """Programs of a wide weight have one part, and others two if they then have 64 outputs."""
-    product = streaming.choose_streamed_plain(48, 4096, outputs, 132, 233472)
+    product = plain.choose_streamed_plain(48, 4096, outputs, 132, 233472)
     assert (product and (product.outputs, product.splits)) == found
 
 
@@ -259,8 +263,8 @@ def test_weights_of_16_bits_are_streamed_in_parts_that_do_not_depend_on_the_rows
 ):
     """Up to ``most_rows`` rows run by ``linear_kernel``, in one part if others are streamed."""
     splits = set()
-    for rows in range(1, streaming.MOST_PLAIN_ROWS + 1):
-        product = streaming.choose_streamed_plain(rows, inputs, outputs, 132, shared_bytes)
+    for rows in range(1, plain.MOST_PLAIN_ROWS + 1):
+        product = plain.choose_streamed_plain(rows, inputs, outputs, 132, shared_bytes)
         assert (product is None) == (rows <= most_rows)
         if product is None:
             continue

@@ -10,7 +10,7 @@ import torch
 import triton
 
 from gluon_interpreter import run_kernel
-from graphkit.ops.kernels.streamed_config import StreamedProduct
+from graphkit.ops.kernels.streamed_product import StreamedProduct
 from graphkit.ops.linear import linear
 from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.ops.registration import OPS
@@ -40,7 +40,7 @@ STREAMED = [
     for each in (
         (64, 8, 1, 2), (64, 8, 4, 3), (128, 16, 2, 5), (64, 32, 1, 3, 2), (64, 8, 1, 2, 4, 2),
         (64, 16, 2, 2, 8, 2), (64, 8, 1, 2, 16, 4),
-        (96, 8, 1, 3), (48, 8, 2, 2, 4, 2),
+        (96, 8, 1, 3), (48, 8, 2, 2, 4, 2), (64, 64, 2, 3, 2), (96, 64, 1, 3, 4),
     )
 ]  # fmt: skip
 CALLS = [

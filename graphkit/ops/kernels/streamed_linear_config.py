@@ -1,0 +1,214 @@
+"""How ``streamed_linear.py`` divides a product with a quantised weight.
+
+The numbers below are for an H200. ``tools/bench/linear_chain.py --sweep`` compares others.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from math import gcd
+from typing import NamedTuple
+
+import triton
+
+from graphkit.ops.kernels.streamed_product import (
+    LARGE,
+    LEAST_LINES,
+    LINES_IN_SHARED_MEMORY,
+    MOST_PARTS,
+    OCCUPIED,
+    RESERVED_BYTES,
+    USUAL,
+    StreamedProduct,
+    even_outputs,
+    padded,
+)
+from graphkit.ops.quantized_layout import BLOCK
+
+FEW_ROWS = 32
+"""Few rows: a row's result with a quantised weight has the same bits for all numbers up to it."""
+MOST_STREAMED_ROWS = {8: 64, 4: FEW_ROWS}
+"""Most rows whose quantised weights stream, by the bits of a number. They run by the instructions
+of a warp. More rows run by the instructions of a warpgroup, which are faster there
+(``tools/bench/results/quantized_linear_sweep.json``)."""
+WIDE_OF_4_BITS = 32, 2, 7
+"""As ``USUAL``, for weights of four bits with at least 128 outputs per multiprocessor."""
+WIDE_LINES = 5
+"""Most lines in shared memory of weights of eight bits with as many outputs."""
+MOST_LINES = 28
+"""Most lines of a part over numbers of eight bits."""
+SHORT_LINES = 16
+"""Most lines of a part over numbers of eight bits that as many warps as usual multiply."""
+OUTPUTS_OF_WARP = 32
+"""Outputs that a warp multiplies with many rows."""
+MOST_INPUTS = 16384
+"""Most inputs of a part: shared memory holds the scales of all of them."""
+BARRIER_BYTES = 256
+"""Most shared memory that barriers take."""
+
+
+class _Way(NamedTuple):
+    """A way to divide a quantised weight.
+
+    Attributes:
+        outputs: Outputs of a program; 0 if the weight cannot be divided so.
+        warps: Warps of each line.
+        programs: Most programs of a multiprocessor.
+        lines: Lines of a step.
+        most_lines: Most lines of each output in shared memory.
+        parts: Parts of the inputs.
+    """
+
+    outputs: int
+    warps: int
+    programs: int
+    lines: int
+    most_lines: int
+    parts: int
+
+
+def choose_streamed(
+    rows: int, inputs: int, outputs: int, bits: int, processors: int, shared_bytes: int
+) -> StreamedProduct | None:
+    """Return how to stream a quantised weight, or ``None``.
+
+    There is no way for too many rows, for lines that do not divide the weight into equal parts, and
+    where the shared memory is too small. Whether there is a way, the number of parts, and the lines
+    of a step are the same for all numbers of rows up to ``FEW_ROWS``, and for all above: a row's
+    result has the same bits for all of them.
+
+    Args:
+        rows: Rows of the batch.
+        inputs: Inputs of the weight.
+        outputs: Outputs of the weight.
+        bits: Bits of a number of the weight: 4 or 8.
+        processors: Multiprocessors of the device.
+        shared_bytes: Bytes of shared memory of a multiprocessor.
+    """
+    if rows > MOST_STREAMED_ROWS[bits] or outputs % USUAL[0] or inputs * bits % 1024:
+        return None
+    lines, (least_lines, _) = inputs * bits // 1024, LINES_IN_SHARED_MEMORY
+    weight = lines, outputs, -(-inputs // MOST_INPUTS), processors
+    if rows <= FEW_ROWS:
+        most_rows, ways = FEW_ROWS, _ways_of_few_rows(*weight, bits)
+    else:
+        most_rows, ways = MOST_STREAMED_ROWS[bits], _ways_of_many_rows(*weight)
+    for way in ways:
+        fitting = partial(_fitting_stages, way, groups_of_part(inputs, way.parts), bits)
+        least_stages = max(2, least_lines // way.lines)
+        is_divided = way.outputs > 0 and lines % (way.parts * way.lines) == 0
+        if not is_divided or fitting(most_rows, shared_bytes) < least_stages:
+            continue
+        programs = min(-(-(outputs // way.outputs) * way.parts // processors), way.programs)
+        tile_rows = max(8, triton.next_power_of_2(rows))
+        stages = max(least_stages, fitting(tile_rows, shared_bytes // programs))
+        stages = min(stages, way.most_lines // way.lines)
+        warps = way.warps * way.lines
+        return StreamedProduct(way.outputs, tile_rows, way.parts, stages, warps, way.lines)
+    return None
+
+
+def _ways_of_few_rows(
+    lines: int, outputs: int, least_parts: int, processors: int, bits: int
+) -> list[_Way]:
+    """Return ways to divide a quantised weight for up to ``FEW_ROWS`` rows, the best first.
+
+    If there are at least 128 outputs per multiprocessor, numbers of four bits take many small
+    programs, which convert them while others wait. Numbers of eight bits take even shares of the
+    multiprocessors.
+
+    Args:
+        lines: Lines of all inputs.
+        outputs: Outputs of the weight.
+        least_parts: Least parts of the inputs.
+        processors: Multiprocessors of the device.
+        bits: Bits of a number.
+    """
+    (tile, _, programs), (_, most_lines) = USUAL, LINES_IN_SHARED_MEMORY
+    tiles = outputs // tile
+    parts = _streamed_parts(tiles, lines, least_parts, bits, processors)
+    if parts is None:
+        return []
+    warps, together = _warps_and_lines(-(-tiles * parts // processors), lines // parts, bits)
+    ways = [_Way(tile, warps, programs, together, most_lines, parts)]
+    if outputs >= 2 * tile * processors:
+        if bits == 4:
+            wide = _Way(*WIDE_OF_4_BITS, 1, most_lines, parts)
+        else:
+            even, (_, warps, programs) = even_outputs(outputs, 1, processors), LARGE
+            wide = _Way(even, warps, programs, 1, WIDE_LINES, parts)
+        ways.insert(0, wide)
+    return ways
+
+
+def _ways_of_many_rows(lines: int, outputs: int, least_parts: int, processors: int) -> list[_Way]:
+    """Return ways to divide a weight of eight bits for more than ``FEW_ROWS`` rows, the best first.
+
+    Each warp reads all rows from shared memory, and therefore multiplies more outputs than with few
+    rows. The arguments are those of ``_ways_of_few_rows``.
+    """
+    (tile, _, programs), (_, most_lines) = USUAL, LINES_IN_SHARED_MEMORY
+    most = MOST_PARTS if outputs < tile * processors else 1
+    most = max(least_parts, min(most, lines // LEAST_LINES))
+    equal = [parts for parts in range(least_parts, most + 1) if lines % parts == 0]
+    if not equal:
+        return []
+    ways = [_Way(tile, tile // OUTPUTS_OF_WARP, programs, 1, most_lines, equal[-1])]
+    if outputs >= 2 * tile * processors:
+        even, (_, _, programs) = even_outputs(outputs, 1, processors), LARGE
+        warps = padded(even) // OUTPUTS_OF_WARP
+        ways.insert(0, _Way(even, warps, programs, 1, most_lines, equal[-1]))
+    return ways
+
+
+def _warps_and_lines(programs: int, lines: int, bits: int) -> tuple[int, int]:
+    """Return the warps of each line, and the lines that are multiplied at the same time.
+
+    A multiprocessor with few programs over numbers of eight bits has few warps to convert them.
+    Parts of many lines are limited by memory: warps of their own for each line keep more of them in
+    flight. Weights of four bits have more parts, and thus warps.
+
+    Args:
+        programs: Programs of a multiprocessor.
+        lines: Lines of a part.
+        bits: Bits of a number.
+    """
+    _, warps, _ = USUAL
+    if bits == 4:
+        return warps, 1
+    together = gcd(lines, 4 if programs == 1 else 2)
+    is_long = programs > 1 and lines > SHORT_LINES
+    return warps // 2 if is_long and together == 2 else warps, together
+
+
+def _fitting_stages(way: _Way, groups: int, bits: int, rows: int, shared_bytes: int) -> int:
+    """Return the stages of a program that fit into shared memory, beside its scales."""
+    outputs = padded(way.outputs)
+    table_bytes = (6 if bits == 4 else 4) * outputs * groups  # of 32 bits, and 16 of a zero point
+    stage_bytes = way.lines * (outputs * 128 + 2 * rows * 1024 // bits)
+    return (shared_bytes - RESERVED_BYTES - BARRIER_BYTES - table_bytes) // stage_bytes
+
+
+def _streamed_parts(tiles: int, lines: int, least: int, bits: int, processors: int) -> int | None:
+    """Return the equal parts of lines that give the device enough programs, at least ``least``.
+
+    Numbers of eight bits take the fewest parts that occupy the device, since the next kernel reads
+    all of them. Numbers of four bits take the most parts, so that more warps convert them.
+    """
+    most, (_, _, most_programs) = 1, USUAL
+    if tiles < processors:
+        most = max(1, min(lines // LEAST_LINES, most_programs * processors // tiles))
+    equal = [parts for parts in range(least, max(least, most) + 1) if lines % parts == 0]
+    if bits == 8:
+        for parts in equal:
+            rounds = -(-tiles * parts // processors)
+            is_even = tiles * parts >= OCCUPIED * rounds * processors
+            if is_even and lines // parts <= MOST_LINES:
+                return parts
+    return equal[-1] if equal else None
+
+
+def groups_of_part(inputs: int, splits: int) -> int:
+    """Return the groups of a part of the inputs, rounded up to a power of two."""
+    groups: int = triton.next_power_of_2(max(1, inputs // splits // BLOCK))
+    return groups

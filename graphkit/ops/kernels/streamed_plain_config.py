@@ -1,0 +1,77 @@
+"""How ``streamed_plain.py`` divides a product with a weight of 16 bits.
+
+The numbers below are for an H200. ``tools/bench/linear_chain.py --sweep`` compares others.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+import triton
+
+from graphkit.ops.kernels.streamed_product import (
+    LARGE,
+    LEAST_LINES,
+    LINES_IN_SHARED_MEMORY,
+    MOST_PARTS,
+    RESERVED_BYTES,
+    USUAL,
+    StreamedProduct,
+    even_outputs,
+    padded,
+)
+
+MOST_PLAIN_ROWS = 64
+"""Most rows of the kernels over a weight of 16 bits. On an H200, a decoder layer of Llama-3.1-8B
+takes 0.86 to 0.90 of its time with cuBLAS for up to 64 rows
+(``tools/bench/results/linear_chain.json``). More rows run by cuBLAS."""
+LONG_INPUTS = 8192
+"""Most inputs of a weight that may have two parts. It has two if each multiprocessor then gets a
+program of at least as many outputs as usual."""
+
+
+def choose_streamed_plain(
+    rows: int, inputs: int, outputs: int, processors: int, shared_bytes: int
+) -> StreamedProduct | None:
+    """Return how to stream a weight of 16 bits, or ``None``.
+
+    The number of parts does not depend on the rows, so that a row's result has the same bits
+    whatever the number of rows. A weight with a tile for every multiprocessor has one part. A step
+    has two lines if two such steps fit: it reads 256 consecutive bytes, and the program waits half
+    as often.
+
+    Args:
+        rows: Rows of the batch, at most ``MOST_PLAIN_ROWS``.
+        inputs: Inputs of the weight, a multiple of 64.
+        outputs: Outputs of the weight, a multiple of 64.
+        processors: Multiprocessors of the device.
+        shared_bytes: Bytes of shared memory of a multiprocessor.
+    """
+    lines, (tile, warps, most_programs) = inputs // 64, USUAL
+    most = min(MOST_PARTS, lines // LEAST_LINES)
+    if most == 0:
+        return None
+    splits = max(parts for parts in range(1, most + 1) if lines % parts == 0)
+    is_wide, is_long = outputs >= tile * processors, inputs > LONG_INPUTS
+    even = even_outputs(outputs, 1 if is_wide else 2, processors)
+    if is_wide:
+        _, warps, most_programs = LARGE
+        tile, splits = even, 1
+    elif even >= tile and splits % 2 == 0 and not is_long:
+        tile, splits = even, 2
+    elif outputs // tile * splits < processors:
+        return None
+    elif is_long:
+        tile, warps, most_programs = LARGE
+    if tile == 0 or outputs % tile:
+        return None
+    programs = min(-(-(outputs // tile) * splits // processors), most_programs)
+    tile_rows = max(16, triton.next_power_of_2(rows))
+    least_lines, most_lines = LINES_IN_SHARED_MEMORY
+    for step_lines in dict.fromkeys((gcd(lines // splits, 2), 1)):
+        stage_bytes = step_lines * 128 * (padded(tile) + tile_rows)
+        stages = (shared_bytes // programs - RESERVED_BYTES) // stage_bytes
+        if stages >= 2 and stages * step_lines >= least_lines:
+            stages = min(stages, most_lines // step_lines)
+            return StreamedProduct(tile, tile_rows, splits, stages, warps, step_lines)
+    return None
