@@ -73,7 +73,7 @@ def tiled_products(shape: tuple[int, int], kind: str, rows: int) -> list[TiledPr
     return list(dict.fromkeys(found))
 
 
-STREAMED = (32, 2), (64, 2), (64, 4), (128, 4), (128, 8)
+STREAMED = (32, 1), (32, 2), (64, 2), (64, 4), (128, 4), (128, 8)
 """Outputs of a program over quantised weights, and warps of each line."""
 STEP_LINES, STREAMED_WARPS = (1, 2, 4), 28
 """Lines of a step, and most warps of a multiprocessor: their threads have up to 72 registers."""
