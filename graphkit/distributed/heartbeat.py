@@ -52,9 +52,10 @@ class Heartbeat:
 
     def __init__(self, store: RankStore, on_beat: Callable[[RankStore, int], bool]) -> None:
         self._wakes, self._ends = threading.Event(), threading.Event()
+        # The thread keeps this object, which is therefore found at the exit of the interpreter.
         self._thread = threading.Thread(
-            target=_beat,
-            args=(store.clone(), weakref.WeakMethod(on_beat), self._wakes, self._ends),
+            target=self._beat,
+            args=(store.clone(), weakref.WeakMethod(on_beat)),
             name="graphkit heartbeat",
             daemon=True,
         )
@@ -70,6 +71,18 @@ class Heartbeat:
         self._ends.set()
         self._wakes.set()
         self._thread.join(2 * SILENT_S)
+
+    def _beat(self, store: RankStore, on_beat: weakref.WeakMethod[Any]) -> None:
+        number = 0
+        while not self._ends.is_set():
+            number += 1
+            method = on_beat()
+            if method is None or not method(store, number):
+                store.write(_TOPIC, _CLOSED)
+                return
+            del method
+            self._wakes.wait(INTERVAL_S)
+            self._wakes.clear()
 
 
 class LivenessCheck:
@@ -202,21 +215,3 @@ def _close_all() -> None:
     """End all threads: one that returns from C++ while the interpreter exits aborts the process."""
     for heartbeat in list(_running):
         heartbeat.close()
-
-
-def _beat(
-    store: RankStore,
-    on_beat: weakref.WeakMethod[Any],
-    wakes: threading.Event,
-    ends: threading.Event,
-) -> None:
-    number = 0
-    while not ends.is_set():
-        number += 1
-        method = on_beat()
-        if method is None or not method(store, number):
-            store.write(_TOPIC, _CLOSED)
-            return
-        del method
-        wakes.wait(INTERVAL_S)
-        wakes.clear()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+
 import pytest
 import torch.distributed as dist
 
@@ -95,3 +98,31 @@ def test_a_rank_that_closed_its_group_has_not_ended(ranks):
     owner = Owner()
     Heartbeat(ranks.stores[2], owner.on_beat).close()
     assert ranks.failure_of(OWN, None) is None
+
+
+def test_the_interpreter_exits_after_the_threads_of_collected_groups():
+    """One of them may be in a call of the store, which is C++."""
+
+    class SlowStore:
+        def __init__(self):
+            self.is_called, self.may_return = threading.Event(), threading.Event()
+
+        def clone(self):
+            return self
+
+        def write(self, _topic, _value):
+            self.is_called.set()
+            self.may_return.wait()
+
+    class Owner:
+        def on_beat(self, _store, _number):
+            return False
+
+    store, owner, before = SlowStore(), Owner(), set(threading.enumerate())
+    Heartbeat(store, owner.on_beat)  # nothing refers to it
+    gc.collect()
+    assert store.is_called.wait(10)
+    (thread,) = set(threading.enumerate()) - before
+    threading.Timer(0.2, store.may_return.set).start()
+    heartbeat._close_all()
+    assert not thread.is_alive()
