@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.decoder import gate_rows, gated, sum_of_parts
-from graphkit.ops.kernels.devices import check_float8, has_bfloat16_fma
+from graphkit.ops.kernels.devices import check_float8, has_bfloat16_subtraction
 from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.kernels.quantized_linear_config import (
     Product,
@@ -37,7 +37,6 @@ from graphkit.ops.kernels.quantized_linear_config import (
 from graphkit.ops.kernels.quantized_numbers import (
     float8_numbers,
     nibble_ptx,
-    nibble_units,
     nibbles,
     nibbles_by_ptx,
 )
@@ -186,8 +185,6 @@ def linear_kernel(
             total = _add_block(total, wide, low_inputs, factor, SCALES_BLOCKS, PRECISION)
     if SCALE_COLUMNS == 1 and not SCALES_BLOCKS:
         total *= one_factor
-    if LOW is not None:
-        total *= nibble_units(x.dtype.element_ty)
     if bias is not None:  # noqa: SIM102 - the compiler knows this, the program the next
         if first == 0:
             total += tl.load(bias + n, mask=is_n, other=0.0).to(tl.float32)[:, None]
@@ -339,8 +336,14 @@ def _has_nibble_ptx(x: torch.Tensor) -> bool:
     if not isinstance(linear_kernel, triton.JITFunction):  # Triton's interpreter runs no PTX
         return False
     if x.dtype == torch.bfloat16:
-        return has_bfloat16_fma(x.device)
+        return has_bfloat16_subtraction(x.device)
     return x.dtype == torch.float16
+
+
+def _grid(product: Product, rows: int, weight: dict[str, Any]) -> tuple[int, int, int]:
+    """Return the programs of a launch: tiles of outputs, tiles of rows, and parts."""
+    tiles = triton.cdiv(weight["N"], product.outputs)
+    return tiles, triton.cdiv(rows, product.rows), product.splits
 
 
 def finished(args: Any, out: torch.Tensor) -> torch.Tensor:
