@@ -1,4 +1,4 @@
-"""Conversion of numbers of eight and four bits to the dtype of rows, in kernels.
+"""Numbers of eight and four bits, their scales and zero points, in kernels.
 
 Products of few rows with numbers of four bits are limited by the conversion of the numbers, not by
 memory, if the compiler generates it. ``nibble_ptx`` writes PTX for sm_90, checked on Triton 3.6.0
@@ -9,6 +9,22 @@ sm_90.
 import torch
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def scale_row(n, N: tl.constexpr, SCALE_ROWS: tl.constexpr):
+    """Return the row of the scale of outputs."""
+    row = n if SCALE_ROWS == N else n // 128
+    if SCALE_ROWS == 1:
+        row = n * 0
+    return row
+
+
+@triton.jit
+def of_block(values, place, column, is_n, COLUMNS: tl.constexpr, IS_ALL: tl.constexpr):
+    """Return a value of each output in a column of COLUMNS, 0 past them unless IS_ALL holds."""
+    is_value = is_n if IS_ALL else is_n & (column < COLUMNS)
+    return tl.load(values + place + column, mask=is_value, other=0)[:, None]
 
 
 @triton.jit

@@ -2,7 +2,7 @@
 
 Gluon is Triton's language with explicit layouts. It is experimental, and Triton's interpreter does
 not run it: the modules ``streamed_*`` alone use it, checked on Triton 3.6.0 and 3.7.1.
-``choose_product`` selects the kernel of ``quantized_linear.py`` wherever these cannot run.
+``choose_product`` selects the kernel of ``tiled_linear.py`` wherever these cannot run.
 """
 
 from triton.experimental import gluon

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphkit.ops.kernels import decoder
+from graphkit.ops.kernels import decoder, tiled_linear
 from graphkit.ops.kernels import quantized_linear as kernels
 from graphkit.ops.kernels import quantized_linear_config as config
 from graphkit.ops.kernels import streamed_linear_config as streaming
@@ -38,6 +38,7 @@ def launched(monkeypatch):
         launch(kernel, *args, **options)
 
     monkeypatch.setattr(kernels, "launch", note)
+    monkeypatch.setattr(tiled_linear, "launch", note)
     monkeypatch.setattr(decoder, "launch", note)
     return names
 

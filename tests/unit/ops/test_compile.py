@@ -21,8 +21,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from graphkit.ops.accepted_path import compact_accepted_to_front
 from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_and_mul
 from graphkit.ops.heads import rotated_heads, store_rotated_heads
-from graphkit.ops.kernels import quantized_linear as quantized_kernels
-from graphkit.ops.kernels import quantized_linear_config
+from graphkit.ops.kernels import quantized_linear_config, tiled_linear
 from graphkit.ops.kernels.push_collectives import (
     SPAN,
     PushMemory,
@@ -198,7 +197,7 @@ def test_numbers_of_four_bits_compile_for_each_capability(capability, monkeypatc
         checked.append(device)
         return has_subtraction
 
-    monkeypatch.setattr(quantized_kernels, "has_bfloat16_subtraction", has_bfloat16_subtraction)
+    monkeypatch.setattr(tiled_linear, "has_bfloat16_subtraction", has_bfloat16_subtraction)
     run = partialmethod(compile_only, capability=capability)
     monkeypatch.setattr(triton.JITFunction, "run", run)
     op = OPS["quantized_linear"]

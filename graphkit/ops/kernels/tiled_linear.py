@@ -1,0 +1,196 @@
+"""Products of few rows by tiles that Triton's compiler keeps in registers, for CUDA.
+
+A program holds a tile of outputs by rows, and passes over a part of the inputs in steps. A step is
+128 numbers of each output, a block of inputs; or 128 bytes that hold the numbers of four bits of a
+pair of blocks (``graphkit.ops.quantized_layout``). The program loads the numbers, converts them in
+registers to the dtype of the rows, which is exact, and multiplies. Scales are applied to the sum of
+a block, or of all blocks where an output has one scale, and not to each number. The weight is the
+left operand of the product, so that few rows of ``x`` waste little of it. A weight of the dtype of
+the rows has no scales and is not converted.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from graphkit.ops.kernels.decoder import gated
+from graphkit.ops.kernels.devices import has_bfloat16_subtraction
+from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kernels.quantized_linear_config import TiledProduct, grid_of
+from graphkit.ops.kernels.quantized_numbers import (
+    float8_numbers,
+    nibble_ptx,
+    nibbles,
+    nibbles_by_ptx,
+    of_block,
+    scale_row,
+)
+from graphkit.ops.quantized_layout import BLOCK
+
+
+@triton.jit
+def _add_block(
+    total, numbers, x, factor, SCALES_BLOCKS: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """Return a sum plus the products of a block, times their factor if SCALES_BLOCKS holds."""
+    if SCALES_BLOCKS:
+        total += tl.dot(numbers, x, input_precision=PRECISION) * factor
+    else:
+        total = tl.dot(numbers, x, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def _request(address):
+    """Request memory into the L2 cache, without waiting. No value is read."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address.to(tl.int64)], tl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rows"])
+def linear_kernel(
+    out, x, weight, scale, zero_point, bias, rows,
+    N: tl.constexpr, K: tl.constexpr, ROW: tl.constexpr, IS_PACKED: tl.constexpr,
+    SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr, STEPS: tl.constexpr,
+    STARTS_EARLY: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, EARLY_BYTES: tl.constexpr,
+    LOW: tl.constexpr, HIGH: tl.constexpr, PACK: tl.constexpr, UNROLL: tl.constexpr,
+    IS_GATED: tl.constexpr, IS_WARPGROUP: tl.constexpr,
+):  # fmt: skip
+    """One program per tile of outputs, tile of rows and part of the inputs, of STEPS steps.
+
+    A row of the weight has ROW elements: numbers, or bytes of two. Without ``scale``, SCALE_ROWS
+    and SCALE_COLUMNS are 0. A tile of a gated product has outputs of the gate, then those of the up
+    projection at the same places.
+    """
+    n = tl.arange(0, BLOCK_N)
+    HALF: tl.constexpr = BLOCK_N // 2
+    if IS_GATED:
+        n = tl.program_id(0) * HALF + n % HALF + n // HALF * (N // 2)
+    else:
+        n += tl.program_id(0) * BLOCK_N
+    t = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
+    first = tl.program_id(2) * STEPS
+    STEP_BLOCKS: tl.constexpr = 2 if IS_PACKED else 1
+    STEP_INPUTS: tl.constexpr = STEP_BLOCKS * 128
+    # Conditions that always hold are left out of the loop, where they cost as much as products.
+    ALL_N: tl.constexpr = N % BLOCK_N == 0
+    ALL_K: tl.constexpr = K % (STEPS * STEP_INPUTS) == 0
+    is_n, is_t = tl.full([BLOCK_N], True, tl.int1) if ALL_N else n < N, t < rows
+    row = weight + n.to(tl.int64) * ROW
+    row_of_scale = scale_row(n, N, SCALE_ROWS)
+    place = row_of_scale * SCALE_COLUMNS
+    if STARTS_EARLY:
+        # The weight does not depend on the kernel before this one. Its first bytes are requested
+        # while that kernel runs.
+        if EARLY_BYTES and ALL_N and ALL_K:
+            LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth  # 128 bytes
+            line = tl.arange(0, EARLY_BYTES // 128) * LINE
+            _request(row[:, None] + first * 128 + tl.minimum(line, STEPS * 128 - 1)[None, :])
+            if SCALE_COLUMNS > 1:
+                _request(scale + place + first * STEP_BLOCKS)
+                if zero_point is not None:
+                    _request(zero_point + place + first * STEP_BLOCKS)
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    # A warpgroup that multiplies converted numbers waits before each addition to the same sum. The
+    # products of a block are therefore added apart, times its scale.
+    SCALES_BLOCKS: tl.constexpr = SCALE_COLUMNS > 1 or (SCALE_COLUMNS == 1 and IS_WARPGROUP)
+    one_factor, one_zero = None, None
+    if SCALE_COLUMNS == 1:
+        one_factor = of_block(scale, row_of_scale, 0, is_n, 1, True).to(tl.float32)
+        if zero_point is not None:
+            one_zero = of_block(zero_point, row_of_scale, 0, is_n, 1, True)
+    lane = tl.arange(0, 128)
+    numbers = row[:, None] + lane[None, :]
+    inputs = x + t.to(tl.int64)[None, :] * K + lane[:, None]
+    total = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
+    for index in tl.range(0, STEPS, loop_unroll_factor=UNROLL):
+        step = first + index
+        at = step * STEP_INPUTS + lane
+        is_number, is_input, is_high_input = is_n[:, None], is_t[None, :], is_t[None, :]
+        if not ALL_K:
+            is_number = is_number & (step * 128 + lane < ROW)[None, :]
+            is_input = is_input & (at < K)[:, None]
+            is_high_input = is_high_input & (at + 128 < K)[:, None]
+        loaded = tl.load(numbers + step * 128, mask=is_number, other=0)
+        low_inputs = tl.load(inputs + step * STEP_INPUTS, mask=is_input, other=0.0)
+        column = step * STEP_BLOCKS
+        factor, zero = one_factor, one_zero
+        if SCALE_COLUMNS > 1:
+            factor = of_block(scale, place, column, is_n, SCALE_COLUMNS, ALL_K).to(tl.float32)
+            if zero_point is not None:
+                zero = of_block(zero_point, place, column, is_n, SCALE_COLUMNS, ALL_K)
+        if IS_PACKED:
+            high_inputs = tl.load(inputs + step * STEP_INPUTS + 128, mask=is_high_input, other=0.0)
+            high_factor, high_zero = factor, zero
+            if SCALE_COLUMNS > 1:
+                high_factor = of_block(scale, place, column + 1, is_n, SCALE_COLUMNS, ALL_K)
+                high_factor = high_factor.to(tl.float32)
+                if zero_point is not None:
+                    high_zero = of_block(zero_point, place, column + 1, is_n, SCALE_COLUMNS, ALL_K)
+            # The first block is multiplied before the second is converted, to save registers.
+            if LOW is not None:
+                low = nibbles_by_ptx(loaded, zero, x, LOW, PACK)
+                total = _add_block(total, low, low_inputs, factor, SCALES_BLOCKS, PRECISION)
+                high = nibbles_by_ptx(loaded, high_zero, x, HIGH, PACK)
+            else:
+                if zero_point is None:
+                    zero = tl.full([BLOCK_N, 1], 8, tl.uint8)
+                    high_zero = zero
+                low = nibbles(loaded, zero, x.dtype.element_ty, 0)
+                total = _add_block(total, low, low_inputs, factor, SCALES_BLOCKS, PRECISION)
+                high = nibbles(loaded, high_zero, x.dtype.element_ty, 4)
+            total = _add_block(total, high, high_inputs, high_factor, SCALES_BLOCKS, PRECISION)
+        else:
+            wide = loaded if scale is None else float8_numbers(loaded, x.dtype.element_ty)
+            total = _add_block(total, wide, low_inputs, factor, SCALES_BLOCKS, PRECISION)
+    if SCALE_COLUMNS == 1 and not SCALES_BLOCKS:
+        total *= one_factor
+    if bias is not None:  # noqa: SIM102 - the compiler knows this, the program the next
+        if first == 0:
+            total += tl.load(bias + n, mask=is_n, other=0.0).to(tl.float32)[:, None]
+    result = total.to(out.dtype.element_ty)
+    if IS_GATED:
+        halves = tl.permute(tl.reshape(result, [2, HALF, BLOCK_T]), (1, 2, 0))
+        gate, up = tl.split(halves)
+        column = tl.program_id(0) * HALF + tl.arange(0, HALF)
+        places = t.to(tl.int64)[None, :] * (N // 2) + column[:, None]
+        is_place = (column < N // 2)[:, None] & is_t[None, :]
+        tl.store(out + places, gated(gate, up), mask=is_place)
+    else:
+        part = tl.program_id(2).to(tl.int64) * rows * N
+        places = part + t.to(tl.int64)[None, :] * N + n[:, None]
+        tl.store(out + places, result, mask=is_n[:, None] & is_t[None, :])
+
+
+def launch_tiles(
+    args: Any, product: TiledProduct, parts: torch.Tensor, x: torch.Tensor, is_gated: bool,
+    weight: dict[str, Any],
+) -> None:  # fmt: skip
+    """Write the parts of the product by ``linear_kernel``."""
+    low, high = None, None
+    if weight["IS_PACKED"] and _has_nibble_ptx(x):
+        low, high = nibble_ptx(x.dtype, product.pack, args.zero_point is not None)
+    launch(
+        linear_kernel, grid_of(product, len(x), weight["N"]), args, out=parts, x=x, rows=len(x),
+        STEPS=triton.cdiv(triton.cdiv(weight["ROW"], BLOCK), product.splits),
+        IS_GATED=is_gated, IS_WARPGROUP=product.is_warpgroup,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        BLOCK_N=product.outputs, BLOCK_T=product.rows, EARLY_BYTES=product.early_bytes,
+        LOW=low, HIGH=high, PACK=product.pack, UNROLL=product.unroll,
+        num_warps=product.num_warps, num_stages=product.num_stages, **weight,
+    )  # fmt: skip
+
+
+def _has_nibble_ptx(x: torch.Tensor) -> bool:
+    """Return whether ``nibble_ptx`` converts to the dtype of rows on their device."""
+    if not isinstance(linear_kernel, triton.JITFunction):  # Triton's interpreter runs no PTX
+        return False
+    if x.dtype == torch.bfloat16:
+        return has_bfloat16_subtraction(x.device)
+    return x.dtype == torch.float16
