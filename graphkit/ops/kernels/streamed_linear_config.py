@@ -33,16 +33,12 @@ of a warp. More rows run by the instructions of a warpgroup, which are faster th
 (``tools/bench/results/quantized_linear_sweep.json``)."""
 WIDE_OF_4_BITS = 32, 2, 7
 """As ``USUAL``, for weights of four bits with at least 128 outputs per multiprocessor."""
-ONE_PART_OF_4_BITS = 32, 1, 4
-"""Outputs of a program, warps of each line and lines of a step, for weights of four bits of at most
-``SHORT_LINES`` lines where such programs occupy all multiprocessors."""
 WIDE_LINES = 5
 """Most lines in shared memory of weights of eight bits with as many outputs."""
 MOST_LINES = 28
 """Most lines of a part over numbers of eight bits."""
 SHORT_LINES = 16
-"""Most lines of a part over numbers of eight bits that as many warps as usual multiply, and of a
-weight of four bits that has one part."""
+"""Most lines of a part over numbers of eight bits that as many warps as usual multiply."""
 OUTPUTS_OF_WARP = 32
 """Outputs that a warp multiplies with many rows."""
 MOST_INPUTS = 16384
@@ -135,10 +131,6 @@ def _ways_of_few_rows(
         return []
     warps, together = _warps_and_lines(-(-tiles * parts // processors), lines // parts, bits)
     ways = [_Way(tile, warps, programs, together, most_lines, parts)]
-    small, warps_of_line, lines_of_step = ONE_PART_OF_4_BITS
-    is_short = bits == 4 and lines <= SHORT_LINES and least_parts == 1
-    if is_short and OCCUPIED * processors <= outputs / small <= processors:
-        ways.insert(0, _Way(small, warps_of_line, 1, lines_of_step, SHORT_LINES, 1))
     if outputs >= 2 * tile * processors:
         if bits == 4:
             wide = _Way(*WIDE_OF_4_BITS, 1, most_lines, parts)

@@ -191,15 +191,7 @@ def test_parts_of_the_inputs_are_not_empty(inputs, tiles, bits):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(
     ("outputs", "inputs"),
-    [
-        (6144, 4096),
-        (28672, 4096),
-        (4096, 4096),
-        (4096, 14336),
-        (128256, 4096),
-        (64, 256),
-        (16384, 53248),
-    ],
+    [(6144, 4096), (28672, 4096), (4096, 14336), (128256, 4096), (64, 256), (16384, 53248)],
 )
 def test_the_parts_of_a_streamed_weight_do_not_depend_on_the_rows(outputs, inputs, bits):
     most = streaming.MOST_STREAMED_ROWS[bits]
