@@ -39,8 +39,9 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
     - If it waits for another rank, it calls ``gdc_launch_dependents`` after that. Until then, the
       next kernel would hold a part of the multiprocessors and request its weights, behind which the
       words of that rank would arrive.
-    - If it reads page tables or lengths, and then much memory at the places that they give, it
-      calls ``gdc_launch_dependents`` in between, so that its own data arrive before those weights.
+    - If it reads a page table, and then much memory at the places that the table gives, it calls
+      ``gdc_launch_dependents`` in between, so that its data arrive before the weights of the next
+      kernel.
 
     Args:
         kernel: A Triton kernel.

@@ -26,7 +26,7 @@ from graphkit.ops.kernels.streamed_product import (
 from graphkit.ops.quantized_layout import BLOCK
 
 FEW_ROWS = 32
-"""Few rows: a row's result with a quantised weight has the same bits for all numbers up to it."""
+"""Most rows for which a row's result with a quantised weight has the bits that it has alone."""
 MOST_STREAMED_ROWS = {8: 64, 4: FEW_ROWS}
 """Most rows whose quantised weights stream, by the bits of a number. They run by the instructions
 of a warp. More rows run by the instructions of a warpgroup, which are faster there
