@@ -148,7 +148,7 @@ class MeasuredEngine:
     def bare_step(self) -> BareStep:
         """Return the step of the requests without the engine, which must not run afterwards.
 
-        It begins at the tokens of a round: attention of a later step would read more keys.
+        Its requests start again, so that attention reads as many keys as in a round.
         """
         self._restart()
         self._engine.runners[0].backend.wait_for_device()

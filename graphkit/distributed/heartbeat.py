@@ -52,7 +52,7 @@ class Heartbeat:
 
     def __init__(self, store: RankStore, on_beat: Callable[[RankStore, int], bool]) -> None:
         self._wakes, self._ends = threading.Event(), threading.Event()
-        # The thread keeps this object, which is therefore found at the exit of the interpreter.
+        # The thread refers to this object: ``_close_all`` finds it until the thread has ended.
         self._thread = threading.Thread(
             target=self._beat,
             args=(store.clone(), weakref.WeakMethod(on_beat)),

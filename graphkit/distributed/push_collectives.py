@@ -88,7 +88,7 @@ class PushCollectives:
         return launch_push_all_reduce(x, self._memory)
 
     def can_add_rms_norm(self, rows: int, width: int, dtype: torch.dtype) -> bool:
-        """Return whether ``add_rms_norm`` takes so many rows, of whole words that fit a part."""
+        """Return whether ``add_rms_norm`` takes rows of a width: whole words that fit a part."""
         size = width * dtype.itemsize
         is_small = rows * size <= _MOST_BYTES and dtype in (torch.float32, torch.bfloat16)
         return is_small and size % WORD == 0 and self._memory.holds(rows, size // WORD)

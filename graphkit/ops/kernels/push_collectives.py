@@ -103,7 +103,7 @@ def _words(first, second):
 
 @triton.jit
 def _own_words(x, word, words, is_word, SUMMANDS: tl.constexpr, DTYPE: tl.constexpr):
-    """Return this rank's words, of which ``x`` has float32 summands unless SUMMANDS is 0."""
+    """Return this rank's words. ``x`` has these, or SUMMANDS float32 summands of each number."""
     if SUMMANDS == 0:
         own = tl.load(x + word, mask=is_word, other=0)
     elif DTYPE.primitive_bitwidth == 32:

@@ -26,11 +26,10 @@ from graphkit.ops.kernels.streamed_product import (
 from graphkit.ops.quantized_layout import BLOCK
 
 FEW_ROWS = 32
-"""Most rows for which a row's result with a quantised weight has the bits that it has alone."""
+"""Up to this number of rows, a row's result has the bits of the row alone."""
 MOST_STREAMED_ROWS = {8: 64, 4: FEW_ROWS}
-"""Most rows whose quantised weights stream, by the bits of a number. They run by the instructions
-of a warp. More rows run by the instructions of a warpgroup, which are faster there
-(``tools/bench/results/quantized_linear_sweep.json``)."""
+"""Most rows for which a quantised weight streams, by the bits of a number. More rows run by
+``linear_kernel``, which then uses the instructions of a warpgroup."""
 WIDE_OF_4_BITS = 32, 2, 7
 """As ``USUAL``, for weights of four bits with at least 128 outputs per multiprocessor."""
 WIDE_LINES = 5
@@ -73,9 +72,9 @@ def choose_streamed(
     """Return how to stream a quantised weight, or ``None``.
 
     There is no way for too many rows, for lines that do not divide the weight into equal parts, and
-    where the shared memory is too small. Whether there is a way, the number of parts, and the lines
-    of a step are the same for all numbers of rows up to ``FEW_ROWS``, and for all above: a row's
-    result has the same bits for all of them.
+    where the shared memory is too small. Up to ``FEW_ROWS`` rows, the number of rows changes
+    neither whether there is a way, nor the parts and the lines of a step, so that a row's result
+    has the same bits for all these numbers. The same holds above ``FEW_ROWS``.
 
     Args:
         rows: Rows of the batch.
@@ -88,11 +87,13 @@ def choose_streamed(
     if rows > MOST_STREAMED_ROWS[bits] or outputs % USUAL[0] or inputs * bits % 1024:
         return None
     lines, (least_lines, _) = inputs * bits // 1024, LINES_IN_SHARED_MEMORY
-    weight = lines, outputs, -(-inputs // MOST_INPUTS), processors
+    least_parts = -(-inputs // MOST_INPUTS)
     if rows <= FEW_ROWS:
-        most_rows, ways = FEW_ROWS, _ways_of_few_rows(*weight, bits)
+        most_rows = FEW_ROWS
+        ways = _ways_of_few_rows(lines, outputs, least_parts, processors, bits)
     else:
-        most_rows, ways = MOST_STREAMED_ROWS[bits], _ways_of_many_rows(*weight)
+        most_rows = MOST_STREAMED_ROWS[bits]
+        ways = _ways_of_many_rows(lines, outputs, least_parts, processors)
     for way in ways:
         fitting = partial(_fitting_stages, way, groups_of_part(inputs, way.parts), bits)
         least_stages = max(2, least_lines // way.lines)

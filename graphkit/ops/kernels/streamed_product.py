@@ -35,9 +35,10 @@ class StreamedProduct:
         splits: Parts of the inputs, of the same number of lines.
         num_stages: Most steps in flight in a program, the current one included, at least 2. A part
             of few steps has one stage more than steps.
-        num_warps: Warps of a program. Over quantised weights, each line of a step has as many.
-        lines: Lines of each output that a step multiplies, a power of two that divides the lines of
-            a part. A stage has as many.
+        num_warps: Warps of a program. Over quantised weights, each line of a step has an equal
+            share of them.
+        lines: Lines of each output in a step and in a stage, a power of two that divides the lines
+            of a part.
     """
 
     outputs: int

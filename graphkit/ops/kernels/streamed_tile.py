@@ -1,7 +1,7 @@
-"""What the kernels in Gluon share that stream a weight: tiles of outputs, and their start and end.
+"""Parts of the kernels that stream a weight: tiles of outputs, waiting, and storing results.
 
-Gluon is Triton's language with explicit layouts. It is experimental, and Triton's interpreter does
-not run it: the modules ``streamed_*`` alone use it, checked on Triton 3.6.0 and 3.7.1.
+These kernels are in Gluon, Triton's language with explicit layouts. It is experimental, and
+Triton's interpreter does not run it: no other kernels use it. Checked on Triton 3.6.0 and 3.7.1.
 ``choose_product`` selects the kernel of ``tiled_linear.py`` wherever these cannot run.
 """
 
@@ -29,7 +29,7 @@ def gdc_wait():
 
 @gluon.jit
 def output_at(place, N: gl.constexpr, OUTPUTS: gl.constexpr, IS_GATED: gl.constexpr):
-    """Return the output at places of a tile; at those behind the last of the program, the last.
+    """Return the output at each place of a tile. Places behind the last output repeat it.
 
     In a gated product, 8 outputs of the up projection follow 8 of the gate, so that a thread holds
     both factors of a result.

@@ -1,4 +1,4 @@
-"""Products of few rows by tiles that Triton's compiler keeps in registers, for CUDA.
+"""Products of few rows with weights of any format, in tiles of outputs and rows, for CUDA.
 
 A program holds a tile of outputs by rows, and passes over a part of the inputs in steps. A step is
 128 numbers of each output, a block of inputs; or 128 bytes that hold the numbers of four bits of a
@@ -172,7 +172,10 @@ def launch_tiles(
     args: Any, product: TiledProduct, parts: torch.Tensor, x: torch.Tensor, is_gated: bool,
     weight: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Write the parts of the product by ``linear_kernel``."""
+    """Write the parts of a product by ``linear_kernel``.
+
+    The arguments are those of ``launch_streamed``.
+    """
     low, high = None, None
     if weight["IS_PACKED"] and _has_nibble_ptx(x):
         low, high = nibble_ptx(x.dtype, product.pack, args.zero_point is not None)
