@@ -32,12 +32,12 @@ def has_float8_cvt(device: torch.device) -> bool:
     return _capability(device) >= (8, 9)
 
 
-def has_bfloat16_subtraction(device: torch.device) -> bool:
-    """Return whether PTX subtracts pairs of bfloat16, from compute capability 9.0 on.
+def has_bfloat16_fma(device: torch.device) -> bool:
+    """Return whether PTX multiplies and adds pairs of bfloat16, from compute capability 8.0 on.
 
     Kernels are compiled as if they could where there is no CUDA device.
     """
-    return device.type != "cuda" or _capability(device) >= (9, 0)
+    return device.type != "cuda" or _capability(device) >= (8, 0)
 
 
 def check_float8(device: torch.device, op: str) -> None:

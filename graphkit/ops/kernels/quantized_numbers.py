@@ -1,9 +1,8 @@
 """Numbers of eight and four bits, their scales and zero points, in kernels.
 
 Products of few rows with numbers of four bits are limited by the conversion of the numbers, not by
-memory, if the compiler generates it. ``nibble_ptx`` writes PTX for sm_90, checked on Triton 3.6.0
-and 3.7.1. ``nibbles`` converts in Triton's interpreter, which runs no PTX, and to bfloat16 below
-sm_90.
+memory, if the compiler generates it. ``nibble_ptx`` writes PTX, checked on Triton 3.6.0 and 3.7.1.
+``nibbles`` converts where no PTX runs, as in Triton's interpreter.
 """
 
 import torch
@@ -38,31 +37,30 @@ def float8_numbers(loaded, dtype: tl.constexpr):
 
 
 @triton.jit
-def zero_offset(zero, dtype: tl.constexpr):
-    """Return zero points plus the power of two that ``nibbles`` and ``nibble_ptx`` subtract."""
-    POWER: tl.constexpr = 0x4300 if dtype == tl.bfloat16 else 0x6400
-    return (zero.to(tl.int16) | POWER).to(dtype, bitcast=True)
+def nibbles(loaded, zero, dtype: tl.constexpr, SHIFT: tl.constexpr):
+    """Return the number of four bits from bit SHIFT of each byte less its zero point."""
+    number = loaded.to(tl.int16) >> SHIFT & 15
+    return (number - zero.to(tl.int16)).to(dtype)
 
 
 @triton.jit
-def nibbles(loaded, zero, dtype: tl.constexpr, SHIFT: tl.constexpr):
-    """Return the number of four bits from bit SHIFT of each byte less its zero point, of a dtype.
+def nibble_units(dtype: tl.constexpr):
+    """Return the units in 1 of the numbers that ``nibble_ptx`` returns."""
+    return 64.0 if dtype == tl.bfloat16 else 512.0
 
-    In 16 bits a number is the lowest bits of a power of two, 128 in bfloat16 and 1024 in float16,
-    from which that power and the zero point are subtracted, exactly. A conversion of integers has
-    a quarter of that speed.
-    """
-    number = loaded.to(tl.int16) >> SHIFT & 15
-    if dtype == tl.float32:
-        number = (number - zero.to(tl.int16)).to(dtype)
-    else:
-        number = zero_offset(number, dtype) - zero_offset(zero, dtype)
-    return number
+
+@triton.jit
+def zero_offset(zero, dtype: tl.constexpr):
+    """Return zero points as ``nibble_ptx`` adds them: negative, in its units."""
+    return (zero.to(tl.float32) * (-1.0 / nibble_units(dtype))).to(dtype)
 
 
 @triton.jit
 def nibbles_by_ptx(loaded, zero, x, PTX: tl.constexpr, PACK: tl.constexpr):
-    """Return what ``nibbles`` does, by PTX. Zero is None for 8, x points to the dtype."""
+    """Return what ``nibbles`` does, by PTX and in units. Zero is None for 8.
+
+    ``x`` points to the dtype.
+    """
     dtype = x.dtype.element_ty
     OUT: tl.constexpr = "=&r" if PACK == 2 else "=&r,=&r"
     IN: tl.constexpr = ",h" if PACK == 2 else ",r"
@@ -81,29 +79,34 @@ def nibble_ptx(dtype: torch.dtype, pack: int, has_zeros: bool) -> tuple[str, str
     """Return PTX that converts ``pack`` bytes to their lower numbers, and to their upper ones.
 
     Operands are ``pack / 2`` registers of two results, a register of bytes, and ``pack / 2``
-    registers of what ``zero_offset`` returns, if there are zero points. A register of results
-    takes two bytes, each with four bits of a number, and the upper byte of the power of two above
-    each of them, by one permutation of bytes, and subtracts two offsets. That is 11 instructions
-    for 8 numbers, where the compiler emits about 25. PTX ISA: ``prmt``, ``sub{.bf16x2, .f16x2}``.
+    registers of what ``zero_offset`` returns, if there are zero points.
+
+    A byte in the lowest bits of 16 is a number of bfloat16 or float16 below the normal ones, or
+    just above, where neighbours have the same distance: the byte times the least number above 0,
+    2^-133 or 2^-24. Its upper four bits, masked, are 16 times their number. A multiplication by a
+    power of two brings either to units of 2^-6 or 2^-9 and adds the zero point. The lower number is
+    what remains of the byte without its upper one. All is exact. Eight numbers take four
+    instructions of bits, which run at half of the speed, and six additions. PTX ISA: ``prmt``,
+    ``fma{.bf16x2, .f16x2}``, which support subnormal numbers.
 
     Args:
         dtype: bfloat16 or float16.
         pack: 4, or 2 where a thread holds bytes in pairs: operands of a warpgroup's products.
         has_zeros: False for a zero point of 8.
     """
-    power, eight, subtract = {
-        torch.bfloat16: ("0x43434343", "0x43084308", "sub.rn.bf16x2"),
-        torch.float16: ("0x64646464", "0x64086408", "sub.rn.f16x2"),
+    byte, upper, minus_byte, minus_eight, fma = {
+        torch.bfloat16: ("0x7f007f00", "0x7d007d00", "0xff00ff00", "0xbe00be00", "fma.rn.bf16x2"),
+        torch.float16: ("0x78007800", "0x68006800", "0xf800f800", "0xa400a400", "fma.rn.f16x2"),
     }[dtype]
     pairs = pack // 2
     load = f"mov.b32 n, ${pairs};" if pack == 4 else f"cvt.u32.u16 n, ${pairs};"
-    pack_up = ""
+    low, high = "", ""
     for pair, order in list(enumerate(("0x4140", "0x4342")))[:pairs]:
-        offset = f"${pairs + 1 + pair}" if has_zeros else "z"
-        pack_up += f"prmt.b32 ${pair}, n, {power}, {order}; "
-        pack_up += f"{subtract} ${pair}, ${pair}, {offset}; "
-    low, high = (
-        f"{{.reg .b32 n, z; mov.b32 z, {eight}; {load} {shift}and.b32 n, n, 0x0f0f0f0f; {pack_up}}}"
-        for shift in ("", "shr.u32 n, n, 4; ")
-    )
-    return low, high
+        offset = f"${pairs + 1 + pair}" if has_zeros else minus_eight
+        # The compiler of PTX shares these between both.
+        spread = f"prmt.b32 w, n, 0, {order}; and.b32 h, w, 0x00f000f0; mov.b32 z, {offset}; "
+        low += f"{spread}mov.b32 f, {byte}; {fma} ${pair}, w, f, z; "
+        low += f"mov.b32 f, {minus_byte}; {fma} ${pair}, h, f, ${pair}; "
+        high += f"{spread}mov.b32 f, {upper}; {fma} ${pair}, h, f, z; "
+    registers = ".reg .b32 n, w, h, f, z;"
+    return f"{{{registers} {load} {low}}}", f"{{{registers} {load} {high}}}"

@@ -47,10 +47,9 @@ def _scale_row(output, N: gl.constexpr, SCALE_ROWS: gl.constexpr):
 
 
 @gluon.jit
-def _zero_offset(zero, x):
+def _zero_offset(zero, x, UNITS: gl.constexpr):
     """Return what ``zero_offset`` of ``quantized_numbers.py`` does, which Gluon cannot call."""
-    POWER: gl.constexpr = 0x4300 if x.dtype == gl.bfloat16 else 0x6400
-    return (zero.to(gl.int16) | POWER).to(x.dtype, bitcast=True)
+    return (zero.to(gl.float32) * (-1.0 / UNITS)).to(x.dtype)
 
 
 @gluon.jit
@@ -61,7 +60,7 @@ def _float8_numbers(loaded, x):
 
 @gluon.jit
 def _nibbles(loaded, offset, x, PTX: gl.constexpr):
-    """Return four bits of each byte less a zero point, by code of ``nibble_ptx``.
+    """Return four bits of each byte less a zero point, by code of ``nibble_ptx`` and in its units.
 
     ``offset`` is None for a zero point of 8.
     """
@@ -176,6 +175,7 @@ def streamed_linear_kernel(
     BLOCKS: gl.constexpr = 8 // BITS  # of 128 inputs, in a line
     HAS_GROUPS: gl.constexpr = SCALE_COLUMNS > 1
     TEAM: gl.constexpr = WARPS // LINES
+    UNITS: gl.constexpr = 64 if x.dtype == gl.bfloat16 else 512  # ``nibble_units``
     mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [LINES, TEAM, 1], [1, 16, 8])
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
@@ -215,7 +215,7 @@ def streamed_linear_kernel(
         factor = gl.load(scale + _scale_row(row, N, SCALE_ROWS)).to(gl.float32)
         if zero_point is not None:
             row = output_at(_places(BLOCK_N, loaded_left), N, OUTPUTS, IS_GATED)
-            zero = _zero_offset(gl.load(zero_point + _scale_row(row, N, SCALE_ROWS)), x)
+            zero = _zero_offset(gl.load(zero_point + _scale_row(row, N, SCALE_ROWS)), x, UNITS)
 
     for stage in gl.static_range(STAGES - 1):
         mbarrier.expect(ready.index(stage), NBYTES)
@@ -223,7 +223,7 @@ def streamed_linear_kernel(
     if HAS_GROUPS:
         factors = _stored_table(scales, LINES)
         if zero_point is not None:
-            zeros = _stored_table(_zero_offset(points, x), LINES)
+            zeros = _stored_table(_zero_offset(points, x, UNITS), LINES)
     if STARTS_EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -265,4 +265,6 @@ def streamed_linear_kernel(
         held = gl.where(held == STAGES - 1, 0, held + 1)
     if not HAS_GROUPS:
         total *= factor
+    if BITS == 4:
+        total *= UNITS
     store_tile(out, gl.sum(total, 0), bias, rows, N, OUTPUTS, IS_GATED)

@@ -16,12 +16,13 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.decoder import gated
-from graphkit.ops.kernels.devices import has_bfloat16_subtraction
+from graphkit.ops.kernels.devices import has_bfloat16_fma
 from graphkit.ops.kernels.launch import launch
 from graphkit.ops.kernels.quantized_linear_config import TiledProduct, grid_of
 from graphkit.ops.kernels.quantized_numbers import (
     float8_numbers,
     nibble_ptx,
+    nibble_units,
     nibbles,
     nibbles_by_ptx,
     of_block,
@@ -151,6 +152,8 @@ def linear_kernel(
             total = _add_block(total, wide, low_inputs, factor, SCALES_BLOCKS, PRECISION)
     if SCALE_COLUMNS == 1 and not SCALES_BLOCKS:
         total *= one_factor
+    if LOW is not None:
+        total *= nibble_units(x.dtype.element_ty)
     if bias is not None:  # noqa: SIM102 - the compiler knows this, the program the next
         if first == 0:
             total += tl.load(bias + n, mask=is_n, other=0.0).to(tl.float32)[:, None]
@@ -195,5 +198,5 @@ def _has_nibble_ptx(x: torch.Tensor) -> bool:
     if not isinstance(linear_kernel, triton.JITFunction):  # Triton's interpreter runs no PTX
         return False
     if x.dtype == torch.bfloat16:
-        return has_bfloat16_subtraction(x.device)
+        return has_bfloat16_fma(x.device)
     return x.dtype == torch.float16

@@ -21,7 +21,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from graphkit.ops.accepted_path import compact_accepted_to_front
 from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_and_mul
 from graphkit.ops.heads import rotated_heads, store_rotated_heads
-from graphkit.ops.kernels import quantized_linear_config, tiled_linear
+from graphkit.ops.kernels import quantized_linear_config
 from graphkit.ops.kernels.push_collectives import (
     SPAN,
     PushMemory,
@@ -190,14 +190,6 @@ def test_products_with_quantised_weights_compile(dtype, rows, monkeypatch):
 @compiles
 @pytest.mark.parametrize("capability", [80, 90])
 def test_numbers_of_four_bits_compile_for_each_capability(capability, monkeypatch):
-    """PTX subtracts bfloat16 from sm_90 on."""
-    checked, has_subtraction = [], capability >= 90
-
-    def has_bfloat16_subtraction(device):
-        checked.append(device)
-        return has_subtraction
-
-    monkeypatch.setattr(tiled_linear, "has_bfloat16_subtraction", has_bfloat16_subtraction)
     run = partialmethod(compile_only, capability=capability)
     monkeypatch.setattr(triton.JITFunction, "run", run)
     op = OPS["quantized_linear"]
@@ -205,7 +197,6 @@ def test_numbers_of_four_bits_compile_for_each_capability(capability, monkeypatc
         if name == "int4 asymmetric":
             x = torch.zeros(1, inputs, dtype=torch.bfloat16)
             op.launch(op.arguments(x, weight, scale, zero_point))
-    assert checked
 
 
 @pytest.mark.slow

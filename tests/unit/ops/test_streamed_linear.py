@@ -10,6 +10,7 @@ import torch
 import triton
 
 from gluon_interpreter import run_kernel
+from graphkit.ops.kernels.quantized_numbers import nibble_ptx
 from graphkit.ops.kernels.streamed_product import StreamedProduct
 from graphkit.ops.linear import linear
 from graphkit.ops.quantized_linear import quantized_linear
@@ -20,11 +21,13 @@ CASES = runpy.run_path(str(Path(__file__).with_name("quantized_cases.py")))
 
 
 def nibbles(loaded, offset, x, ptx):
-    """Return what ``_nibbles`` does by PTX, which shifts for the upper numbers."""
-    number = (loaded >> 4 if "shr" in ptx else loaded & 15).to(torch.float32)
-    power = 128 if x.tensor.dtype == torch.bfloat16 else 1024
-    zero = 8 if offset is None else offset.to(torch.float32) - power
-    return (number - zero).to(x.tensor.dtype)
+    """Return what ``_nibbles`` does by PTX."""
+    dtype = x.tensor.dtype
+    is_high = ptx == nibble_ptx(dtype, 4, has_zeros=offset is not None)[1]
+    number = (loaded >> 4 if is_high else loaded & 15).to(torch.float32)
+    units = 64 if dtype == torch.bfloat16 else 512
+    offset = -8 / units if offset is None else offset.to(torch.float32)
+    return (number / units + offset).to(dtype)
 
 
 @pytest.fixture
