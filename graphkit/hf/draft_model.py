@@ -105,11 +105,13 @@ class HeadDraft(DraftModel):
     """An EAGLE or EAGLE-3 head.
 
     Args:
-        head: The head, on the device and in the dtype of its target.
+        head: The head, on the device of its target.
+        dtype: Data type of keys and values: that of hidden states.
     """
 
-    def __init__(self, head: EagleHead | Eagle3Head) -> None:
+    def __init__(self, head: EagleHead | Eagle3Head, dtype: torch.dtype) -> None:
         self.module = self._head = head
+        self._dtype = dtype
         self.algorithm = "EAGLE"
         if isinstance(head, Eagle3Head):
             self.algorithm, self.aux_layers = "EAGLE3", head.aux_layers
@@ -117,10 +119,10 @@ class HeadDraft(DraftModel):
 
     def engine_model(self, requests: ReqToTokenPool, spec: SpecConfig) -> EngineModel:
         """See ``DraftModel.engine_model``."""
-        head, dtype = self._head, self._head.fc.weight.dtype
         kind = attention_kind(requests.device)
-        attention = PoolFactory(requests, kind, spec.page_size, dtype).attention(head.config)
-        forward = EagleForward(head, attention)
+        pools = PoolFactory(requests, kind, spec.page_size, self._dtype)
+        attention = pools.attention(self._head.config)
+        forward = EagleForward(self._head, attention)
         return EngineModel(forward, attention, draft_token_map=self.token_map)
 
 

@@ -116,7 +116,9 @@ def load_draft(
     check_fit(draft.config, shared)
     if quantize is not None:
         quantize_draft(draft, quantize)
-    return DFlashDraft(draft) if isinstance(draft, DFlashHead) else HeadDraft(draft)
+    if isinstance(draft, DFlashHead):
+        return DFlashDraft(draft)
+    return HeadDraft(draft, target.dtype)
 
 
 def standalone_draft(draft: TransformersModel, target: TransformersModel) -> StandaloneDraft:

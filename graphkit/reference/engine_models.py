@@ -161,8 +161,8 @@ def load_models(
         draft: Folder of an EAGLE, EAGLE-3 or DFLASH head that was trained for the target.
         device: Device of the weights.
         dtype: Data type of the weights.
-        quantize: ``"fp8"`` or ``"int4"`` stores the weights of all decoder layers, and of an output
-            head that a draft head does not share, in eight or four bits; ``None`` keeps them.
+        quantize: ``"fp8"`` or ``"int4"`` stores the weights of decoder layers, and those of EAGLE
+            heads, in eight or four bits; ``None`` keeps them.
         group: Ranks that split the target and its draft head; see ``load_checkpoint``. The model of
             STANDALONE is on each rank.
 
@@ -203,17 +203,16 @@ def quantized_models(models: EngineModels, quantize: str) -> EngineModels:
 
 
 def quantize_draft(draft: nn.Module, quantize: str) -> None:
-    """Quantise the decoder layers of a draft model, in place, and an output head of its own.
+    """Quantise a draft model in place: an EAGLE head as a whole, the decoder layers of others.
 
-    The text does not depend on a draft model, only the number of accepted tokens does. The layer
-    that merges the inputs of a head keeps the dtype of the head.
+    The text does not depend on a draft model, only the number of accepted tokens does.
 
     Args:
         draft: The draft model.
         quantize: See ``load_models``.
     """
     if isinstance(draft, EagleHead | Eagle3Head):
-        quantize_linears(draft, quantize, kept=[draft.fc])
+        quantize_linears(draft, quantize)
     else:
         quantize_layers(draft, quantize)
 

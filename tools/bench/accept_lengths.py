@@ -2,8 +2,8 @@
 
 Every drafter continues the same prompts, with the same number of drafts. The text of all of them
 must be that of plain decoding. Algorithms whose draft model makes more drafts than it makes steps
-run with those, too. EAGLE and EAGLE-3 run again with the target's keys and values in FP8, and are
-compared with plain decoding over such keys and values.
+run with those, too. EAGLE and EAGLE-3 run again with keys and values in FP8, and with quantised
+weights. Each run is compared with plain decoding by the same target.
 
     python tools/bench/accept_lengths.py --out tools/bench/results/accept_lengths.json
 """
@@ -14,26 +14,49 @@ import argparse
 import sys
 import sysconfig
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from graphkit import SamplingParams
 from graphkit.graphs import environment, resolve_device
 from graphkit.records import BenchReport, Measure
-from graphkit.reference import reference_engine
+from graphkit.reference import engine_of, load_models, spec_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from training.corpus import read_corpus
 
-RUNS = (
-    ("NGRAM", 3, None), ("STANDALONE", 3, None), ("EAGLE", 3, None), ("EAGLE3", 3, None),
-    ("MULTI_LAYER_EAGLE", 3, None), ("DFLASH", 3, None), ("EAGLE", 7, None), ("DFLASH", 7, None),
-    ("EAGLE", 3, torch.float8_e4m3fn), ("EAGLE3", 3, torch.float8_e4m3fn),
-)  # fmt: skip
-"""Algorithms with the drafts of a step, and the data type of keys and values if it is another.
 
-7 drafts are a whole block of the DFLASH head.
-"""
+class Run(NamedTuple):
+    """What drafts for the target.
+
+    Attributes:
+        algorithm: The algorithm.
+        drafts: Drafts of a step. 7 are a whole block of the DFLASH head.
+        kv_dtype: Data type of the target's keys and values; ``None`` selects that of the model.
+        quantize: Format of the weights of target and draft head; ``None`` keeps them.
+    """
+
+    algorithm: str
+    drafts: int
+    kv_dtype: torch.dtype | None = None
+    quantize: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in reports."""
+        kv = "" if self.kv_dtype is None else ", FP8 KV"
+        weights = "" if self.quantize is None else f", {self.quantize.upper()} weights"
+        return f"{self.algorithm}{kv}{weights}"
+
+
+RUNS = (
+    Run("NGRAM", 3), Run("STANDALONE", 3), Run("EAGLE", 3), Run("EAGLE3", 3),
+    Run("MULTI_LAYER_EAGLE", 3), Run("DFLASH", 3), Run("EAGLE", 7), Run("DFLASH", 7),
+    Run("EAGLE", 3, torch.float8_e4m3fn), Run("EAGLE3", 3, torch.float8_e4m3fn),
+    Run("EAGLE", 3, None, "fp8"), Run("EAGLE3", 3, None, "fp8"),
+    Run("EAGLE", 3, None, "int4"), Run("EAGLE3", 3, None, "int4"),
+)  # fmt: skip
 _PROMPT = 96
 """Bytes of a prompt."""
 
@@ -46,20 +69,16 @@ def held_out_prompts(count: int) -> list[list[int]]:
 
 
 def texts_and_length(
-    algorithm: str,
-    drafts: int,
-    kv_dtype: torch.dtype | None,
-    prompts: list[list[int]],
-    new_tokens: int,
-    device: torch.device,
+    run: Run, prompts: list[list[int]], new_tokens: int, device: torch.device
 ) -> tuple[list[list[int]], float]:
     """Continue the prompts; return the texts and the mean tokens of a verify step."""
-    with reference_engine(
-        algorithm,
-        num_steps=drafts,
+    models = load_models(run.algorithm, device=device, quantize=run.quantize)
+    with engine_of(
+        models,
+        spec_of(run.algorithm, num_steps=run.drafts),
+        max_batch_size=8,
         max_context_len=_PROMPT + new_tokens + 32,
-        device=device,
-        kv_dtype=kv_dtype,
+        kv_dtype=run.kv_dtype,
     ) as engine:
         requests = engine.generate(prompts, SamplingParams(max_new_tokens=new_tokens))
         return [request.output_ids for request in requests], engine.stats.accept_length
@@ -69,24 +88,22 @@ def measured(count: int, new_tokens: int, device: torch.device) -> BenchReport:
     """Measure every run, and compare its texts with those of plain decoding."""
     prompts = held_out_prompts(count)
     common = prompts, new_tokens, device
-    expected = {
-        kv_dtype: texts_and_length("NONE", 0, kv_dtype, *common)[0]
-        for kv_dtype in {kv_dtype for *_, kv_dtype in RUNS}
-    }
+    plain = {run._replace(algorithm="NONE", drafts=0) for run in RUNS}
+    expected = {run: texts_and_length(run, *common)[0] for run in plain}
     measures = []
-    for algorithm, drafts, kv_dtype in RUNS:
-        texts, length = texts_and_length(algorithm, drafts, kv_dtype, *common)
-        wrong = sum(one != other for one, other in zip(texts, expected[kv_dtype], strict=True))
-        variant = algorithm if kv_dtype is None else f"{algorithm}, FP8 KV"
+    for run in RUNS:
+        texts, length = texts_and_length(run, *common)
+        own = expected[run._replace(algorithm="NONE", drafts=0)]
+        wrong = sum(one != other for one, other in zip(texts, own, strict=True))
         found = {"accept length": (length, "tokens", None), "other texts": (wrong, "texts", 0.0)}
         measures += [
             Measure(
                 name=name, value=float(value), unit=unit, bar=bar,
-                setting=f"{drafts} drafts", variant=variant,
+                setting=f"{run.drafts} drafts", variant=run.name,
             )
             for name, (value, unit, bar) in found.items()
         ]  # fmt: skip
-        print(f"{variant}, {drafts} drafts: {length:.2f}", file=sys.stderr)
+        print(f"{run.name}, {run.drafts} drafts: {length:.2f}", file=sys.stderr)
     return BenchReport(
         name="accept lengths",
         environment=environment(device),
