@@ -6,7 +6,7 @@ The numbers below are for an H200. ``tools/bench/linear_chain.py --sweep`` compa
 from __future__ import annotations
 
 from functools import partial
-from math import gcd
+from math import ceil, gcd
 from typing import NamedTuple
 
 import triton
@@ -30,8 +30,9 @@ FEW_ROWS = 32
 MOST_STREAMED_ROWS = {8: 64, 4: FEW_ROWS}
 """Most rows for which a quantised weight streams, by the bits of a number. More rows run by
 ``linear_kernel``, which then uses the instructions of a warpgroup."""
-WIDE_OF_4_BITS = 32, 2, 7
-"""As ``USUAL``, for weights of four bits with at least 128 outputs per multiprocessor."""
+WIDE_OF_4_BITS = ((32, 2, 7), (128, 4, 2))
+"""As ``USUAL``, for weights of four bits with at least 128 outputs per multiprocessor, the faster
+one first."""
 WIDE_LINES = 5
 """Most lines in shared memory of weights of eight bits with as many outputs."""
 MOST_LINES = 28
@@ -97,7 +98,7 @@ def choose_streamed(
     for way in ways:
         fitting = partial(_fitting_stages, way, groups_of_part(inputs, way.parts), bits)
         least_stages = max(2, least_lines // way.lines)
-        is_divided = way.outputs > 0 and lines % (way.parts * way.lines) == 0
+        is_divided = way.outputs and outputs % way.outputs == 0 == lines % (way.parts * way.lines)
         if not is_divided or fitting(most_rows, shared_bytes) < least_stages:
             continue
         programs = min(-(-(outputs // way.outputs) * way.parts // processors), way.programs)
@@ -114,9 +115,9 @@ def _ways_of_few_rows(
 ) -> list[_Way]:
     """Return ways to divide a quantised weight for up to ``FEW_ROWS`` rows, the best first.
 
-    If there are at least 128 outputs per multiprocessor, numbers of four bits take many small
-    programs, which convert them while others wait. Numbers of eight bits take even shares of the
-    multiprocessors.
+    If there are at least 128 outputs per multiprocessor, numbers of four bits take the programs of
+    ``WIDE_OF_4_BITS`` that leave fewer multiprocessors idle in their last round. Numbers of eight
+    bits take even shares of the multiprocessors.
 
     Args:
         lines: Lines of all inputs.
@@ -134,12 +135,25 @@ def _ways_of_few_rows(
     ways = [_Way(tile, warps, programs, together, most_lines, parts)]
     if outputs >= 2 * tile * processors:
         if bits == 4:
-            wide = _Way(*WIDE_OF_4_BITS, 1, most_lines, parts)
+            wide = [_Way(*each, 1, most_lines, parts) for each in WIDE_OF_4_BITS]
+            wide.sort(key=partial(_idle_share, outputs, processors))
         else:
             even, (_, warps, programs) = even_outputs(outputs, 1, processors), LARGE
-            wide = _Way(even, warps, programs, 1, WIDE_LINES, parts)
-        ways.insert(0, wide)
+            wide = [_Way(even, warps, programs, 1, WIDE_LINES, parts)]
+        ways = wide + ways
     return ways
+
+
+def _idle_share(outputs: int, processors: int, way: _Way) -> float:
+    """Return the share of a device that idles while the programs of a weight run.
+
+    Args:
+        outputs: Outputs of the weight.
+        processors: Multiprocessors of the device.
+        way: How the weight is divided.
+    """
+    rounds = outputs / way.outputs / (way.programs * processors)
+    return 1 - rounds / ceil(rounds)
 
 
 def _ways_of_many_rows(lines: int, outputs: int, least_parts: int, processors: int) -> list[_Way]:

@@ -191,8 +191,11 @@ def test_parts_of_the_inputs_are_not_empty(inputs, tiles, bits):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(
     ("outputs", "inputs"),
-    [(6144, 4096), (28672, 4096), (4096, 14336), (128256, 4096), (64, 256), (16384, 53248)],
-)
+    [
+        (6144, 4096), (28672, 4096), (32000, 4096), (4096, 14336), (128256, 4096), (64, 256),
+        (16384, 53248),
+    ],
+)  # fmt: skip
 def test_the_parts_of_a_streamed_weight_do_not_depend_on_the_rows(outputs, inputs, bits):
     most = streaming.MOST_STREAMED_ROWS[bits]
     found = {
@@ -214,6 +217,16 @@ def test_the_parts_of_a_streamed_weight_do_not_depend_on_the_rows(outputs, input
         tables = product.padded_outputs * groups * (6 if bits == 4 else 4)
         assert product.num_stages * stage + tables <= 227 * 1024
     assert streaming.choose_streamed(most + 1, inputs, outputs, bits, 132, 233472) is None
+
+
+@pytest.mark.parametrize(("outputs", "programs"), [(28672, 896), (32000, 250), (57344, 1792)])
+def test_programs_of_a_wide_weight_of_four_bits_have_no_short_last_round(outputs, programs):
+    """7 programs of 32 outputs run on each multiprocessor, or 2 of 128."""
+    for rows in (1, 8, 17, 32):
+        product = streaming.choose_streamed(rows, 4096, outputs, 4, 132, 233472)
+        assert outputs // product.outputs == programs
+        rounds = programs / (132 * (7 if product.outputs == 32 else 2))
+        assert rounds % 1 > 0.9
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4160), (100, 4096), (4096, 128)])
