@@ -10,7 +10,7 @@ bytes of the weights at the speed of a copy.
 - max-autotune: ``torch.compile`` of the forward over a static cache, with its CUDA graphs. The next
   token is chosen on the device, in eager mode.
 
-Compilation takes minutes. With a GPU for each batch size, all are measured at the same time.
+Compilation takes minutes. Each GPU measures one way at one batch size at a time.
 
     python tools/bench/decode_step.py --out tools/bench/results/decode_step.json
 """
@@ -20,10 +20,12 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from itertools import chain
+from itertools import chain, product, repeat
+from multiprocessing.queues import Queue
 
 import torch
 from fusion import model_of_transformers
@@ -36,105 +38,120 @@ from graphkit.graphs import environment
 from graphkit.records import BenchReport, Measure
 
 BATCH_SIZES, CONTEXT, TOKENS = (1, 8), 256, 64
-Generate = Callable[[int], object]
-"""Generates a number of tokens after the prompts."""
+Generate = Callable[..., object]
+"""Generates ``max_new_tokens`` tokens after the prompts."""
 
 
-def max_autotune(model: LlamaForCausalLM, ids: torch.Tensor) -> Generate:
-    """Return a loop over the compiled forward, with a cache that stays in place."""
+@contextmanager
+def by_transformers(
+    model: LlamaForCausalLM, ids: torch.Tensor, **options: object
+) -> Iterator[Generate]:
+    """Yield ``generate`` with its options."""
+    yield partial(
+        model.generate, ids, attention_mask=torch.ones_like(ids), do_sample=False, pad_token_id=0,
+        eos_token_id=None, **options,
+    )  # fmt: skip
+
+
+@contextmanager
+def by_max_autotune(model: LlamaForCausalLM, ids: torch.Tensor) -> Iterator[Generate]:
+    """Yield a loop over the compiled forward, with a cache that stays in place."""
     step = torch.compile(model.forward, mode="max-autotune", fullgraph=True, dynamic=False)
     cache = StaticCache(config=model.config, max_cache_len=CONTEXT + 2 * TOKENS + 1)
 
-    def generate(count: int) -> torch.Tensor:
+    def generate(max_new_tokens: int) -> torch.Tensor:
         cache.reset()
         out = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         token = out.logits[:, -1:].argmax(-1)
         position = torch.full((1, 1), CONTEXT, device=ids.device)
-        for _ in range(count - 1):
+        for _ in range(max_new_tokens - 1):
             torch.compiler.cudagraph_mark_step_begin()
             out = step(token, position_ids=position, past_key_values=cache, use_cache=True)
             token = out.logits.argmax(-1)
             position = position + 1
         return token
 
-    return generate
+    yield generate
 
 
-def ways(model: LlamaForCausalLM, batch: int) -> Iterator[tuple[str, Generate]]:
-    """Yield each way to generate with its name. The last one replaces modules of the model."""
-    device = model.device
-    generator = torch.Generator().manual_seed(0)
-    prompts = torch.randint(3, model.config.vocab_size, (batch, CONTEXT), generator=generator)
-    ids = prompts.to(device)
-
-    def generate(count: int, **options: object) -> object:
-        return model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, pad_token_id=0,
-            eos_token_id=None, max_new_tokens=count, **options,
-        )  # fmt: skip
-
-    yield "generate, dynamic cache", generate
-    yield "generate, static cache", partial(generate, cache_implementation="static")
-    yield "torch.compile, max-autotune", max_autotune(model, ids)
+@contextmanager
+def by_graphkit(model: LlamaForCausalLM, ids: torch.Tensor) -> Iterator[Generate]:
+    """Yield the engine's ``generate``. Replaces modules of the model."""
     with gk.hf.load(model).engine(
-        algorithm="NONE", max_batch_size=batch, max_context_len=CONTEXT + 2 * TOKENS + 8,
-        generation="v3", steps_per_launch=64, batch_sizes=[batch],
+        algorithm="NONE", max_batch_size=len(ids), max_context_len=CONTEXT + 2 * TOKENS + 8,
+        generation="v3", steps_per_launch=64, batch_sizes=[len(ids)],
     ) as engine:  # fmt: skip
         engine.capture()
-        yield (
-            "graphkit",
-            lambda count: engine.generate(
-                prompts.tolist(), gk.SamplingParams(max_new_tokens=count)
-            ),
+        prompts = ids.tolist()
+        yield lambda max_new_tokens: engine.generate(
+            prompts, gk.SamplingParams(max_new_tokens=max_new_tokens)
         )
+
+
+WAYS: dict[str, Callable[..., AbstractContextManager[Generate]]] = {
+    "torch.compile, max-autotune": by_max_autotune,
+    "generate, static cache": partial(by_transformers, cache_implementation="static"),
+    "generate, dynamic cache": by_transformers,
+    "graphkit": by_graphkit,
+}
+"""Ways to generate, by name, those that take longest to measure first."""
 
 
 def seconds(generate: Generate, count: int, device: torch.device) -> float:
     """Return the time of generating a number of tokens."""
     synchronise(device)
     began = time.perf_counter()
-    generate(count)
+    generate(max_new_tokens=count)
     synchronise(device)
     return time.perf_counter() - began
 
 
-def measures(batch: int, device: torch.device, shape: str, rounds: int) -> list[Measure]:
-    """Measure every way at a batch size."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    found: list[Measure] = []
+def measures(job: tuple[str, int], device: torch.device, shape: str, rounds: int) -> list[Measure]:
+    """Measure a way at a batch size, on the current device of its type."""
+    name, batch = job
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         model = model_of_transformers(shape, device).eval()
         read = sum(each.nbytes for each in model.parameters())
         read -= model.model.embed_tokens.weight.nbytes
-        bound_ms = read / copy_bandwidth(device) * 1e3 if device.type == "cuda" else None
-        for name, generate in ways(model, batch):
+        ids = torch.randint(3, model.config.vocab_size, (batch, CONTEXT), generator=generator)
+        with WAYS[name](model, ids.to(device)) as generate:
             counts = 1 + TOKENS, 1 + 2 * TOKENS
             times = []
             for turn in range(2 + rounds):  # the first compiles, the second records graphs
                 both = [seconds(generate, count, device) for count in counts]
                 times += [both] if turn >= 2 else []
-            half, whole = map(min, zip(*times, strict=True))
-            ms = (whole - half) / TOKENS * 1e3
-            cell = partial(Measure, setting=f"batch {batch}", variant=name)
-            found.append(cell(name="step", value=ms, unit="ms"))
-            if bound_ms:
-                found.append(cell(name="step over its bound", value=ms / bound_ms, unit="x"))
-            print(f"batch {batch}, {name}: {ms:.3f} ms", file=sys.stderr, flush=True)
+        half, whole = map(min, zip(*times, strict=True))
+        ms = (whole - half) / TOKENS * 1e3
+        cell = partial(Measure, setting=f"batch {batch}", variant=name)
+        found = [cell(name="step", value=ms, unit="ms")]
+        if device.type == "cuda":
+            bound_ms = read / copy_bandwidth(device) * 1e3
+            found.append(cell(name="step over its bound", value=ms / bound_ms, unit="x"))
+    print(f"batch {batch}, {name}: {ms:.3f} ms", file=sys.stderr, flush=True)
     torch.compiler.reset()
     return found
 
 
-def measured_batches(shape: str, device: torch.device, rounds: int) -> list[Sequence[Measure]]:
-    """Measure all batch sizes, at the same time if each can have a GPU."""
+def all_measures(device: torch.device, shape: str, rounds: int) -> Iterator[list[Measure]]:
+    """Measure every way at every batch size, on all GPUs at the same time."""
     measure = partial(measures, shape=shape, rounds=rounds)
-    count = len(BATCH_SIZES)
-    if device.type != "cuda" or torch.cuda.device_count() < count:
-        return [measure(batch, device) for batch in BATCH_SIZES]
-    devices = [torch.device("cuda", index) for index in range(count)]
+    jobs = list(product(WAYS, BATCH_SIZES))
+    count = torch.cuda.device_count() if device.type == "cuda" else 1
+    if count == 1:
+        yield from (measure(job, device) for job in jobs)
+        return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, mp_context=context) as pool:
-        return list(pool.map(measure, BATCH_SIZES, devices))
+    indices = context.Queue()
+    for index in range(count):
+        indices.put(index)
+    with ProcessPoolExecutor(count, context, _take_device, (indices,)) as pool:
+        yield from pool.map(measure, jobs, repeat(torch.device("cuda")))
+
+
+def _take_device(indices: Queue[int]) -> None:
+    """Let a process use a GPU that no other one uses."""
+    torch.cuda.set_device(indices.get())
 
 
 def report(rounds: int, device: torch.device, shape: str = "llama-8b") -> BenchReport:
@@ -144,7 +161,7 @@ def report(rounds: int, device: torch.device, shape: str = "llama-8b") -> BenchR
         environment=environment(device),
         settings={"shape": shape, "dtype": "bfloat16", "context": CONTEXT, "tokens": TOKENS,
                   "rounds": rounds},
-        measures=tuple(chain.from_iterable(measured_batches(shape, device, rounds))),
+        measures=tuple(chain.from_iterable(all_measures(device, shape, rounds))),
     )  # fmt: skip
 
 

@@ -26,8 +26,8 @@ def test_every_way_is_measured_at_each_size(bench, monkeypatch):
 def test_the_compiled_loop_generates_what_the_model_does(bench):
     model = bench.model_of_transformers("tiny", CPU).eval()
     ids = torch.randint(3, model.config.vocab_size, (2, bench.CONTEXT))
-    with torch.no_grad():
-        compiled = bench.max_autotune(model, ids)(4)
+    with torch.no_grad(), bench.by_max_autotune(model, ids) as generate:
+        compiled = generate(4)
         expected = model.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, pad_token_id=0,
             eos_token_id=None, max_new_tokens=4,
