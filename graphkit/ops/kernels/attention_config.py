@@ -14,9 +14,6 @@ BLOCK_BYTES = 16384
 programs share the memory of a multiprocessor, 228 KiB on sm_90."""
 LEAST_SPLIT = 128
 """Least keys of a split, unless blocks of keys are large: joining has a cost."""
-PROGRAMS_OF_FLOAT8 = 3, 168
-"""Programs of a multiprocessor over float8 with few rows, and most registers of their threads. The
-compiler would use 254, with which two programs fit."""
 LARGE_KEYS, LARGE_BYTES = 128, 200 * 1024
 """Keys of a large block, and the shared memory of a multiprocessor that one program with three
 stages of keys and values then needs, 192 KiB: up to 128 elements of 16 bits, and 32 rows."""
@@ -33,7 +30,6 @@ class AttentionConfig:
         num_stages: Blocks of keys in flight in a program, the current one included.
         programs: Programs that a multiprocessor should get.
         least_split: Least keys of a split.
-        registers: Most registers of a thread; ``None`` leaves their number to the compiler.
     """
 
     block_rows: int
@@ -42,7 +38,6 @@ class AttentionConfig:
     num_stages: int = 3
     programs: int = 2
     least_split: int = LEAST_SPLIT
-    registers: int | None = None
 
 
 def choose_config(
@@ -73,9 +68,7 @@ def choose_config(
     if value_dim > 256 and not is_shared:
         return AttentionConfig(block_rows, 32, num_warps=warps, num_stages=2, programs=1)
     if element_size == 1 and block_rows == 16:
-        programs, registers = PROGRAMS_OF_FLOAT8
-        block_keys = min(128, most_keys)
-        return AttentionConfig(block_rows, block_keys, programs=programs, registers=registers)
+        return AttentionConfig(block_rows, block_keys=min(128, most_keys))
     is_narrow = value_dim <= 128 >= key_dim and element_size == 2 and not is_shared
     if is_narrow and block_rows <= 32 and shared_bytes >= LARGE_BYTES:
         return AttentionConfig(block_rows, LARGE_KEYS, programs=1, least_split=2 * LARGE_KEYS)
@@ -118,7 +111,6 @@ def choose_splits(tiles: int, max_keys: int, places: int, least_split: int = LEA
         max_keys: Keys of the longest context.
         places: Programs that the device runs at a time.
         least_split: Least keys of a split.
-        registers: Most registers of a thread; ``None`` leaves their number to the compiler.
     """
     most = max(1, min(max_keys // least_split, MAX_SPLITS))
     return min(

@@ -146,7 +146,6 @@ def launch_paged_attention(
         BLOCK_R=max(16, triton.next_power_of_2(key_dim - value_dim)),
         HAS_FLOAT8_CVT=has_float8_cvt(query.device),
         num_warps=chosen.num_warps, num_stages=chosen.num_stages,
-        maxnreg=chosen.registers,
     )  # fmt: skip
     if splits > 1:
         join_splits(args, out, partial, lse)

@@ -90,7 +90,7 @@ def compiled(monkeypatch):
     """Names of the kernels that launchers launch, which are compiled instead."""
     compiled = []
 
-    def run(kernel, *args, grid, warmup, launch_pdl=False, **options):
+    def run(kernel, *args, grid, warmup, num_warps=4, num_stages=3, launch_pdl=False):
         compiled.append(kernel.__name__ + " (early)" * launch_pdl)
         types, constants, attributes = {}, {}, {}
         for index, (parameter, value) in enumerate(zip(kernel.params, args, strict=False)):
@@ -103,7 +103,7 @@ def compiled(monkeypatch):
             if parameter.is_constexpr or value is None:
                 types[parameter.name], constants[parameter.name] = "constexpr", value
         source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
-        meta = {"launch_pdl": launch_pdl, **options}
+        meta = {"num_warps": num_warps, "num_stages": num_stages, "launch_pdl": launch_pdl}
         made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=meta)
         assert made.metadata.shared <= SHARED_BYTES
 

@@ -73,8 +73,8 @@ def test_the_sweep_over_float8_shows_the_fastest_and_the_default(bench, monkeypa
     *best, default, wide = table
     assert len(best) == 5
     assert all("6 stages" in name for name in best)
-    assert all(name.endswith("2 per SM") for name in best)
-    assert "168 registers" in best[0]
+    assert best[0].endswith("2 per SM")
+    assert best[-1].endswith("3 per SM")
     assert default.startswith("default: 16 x 128")
     assert wide == "default over bfloat16"
 

@@ -111,9 +111,8 @@ MAKERS = {name: (op, make) for name, (op, make, _) in CASES.items()} | {
 
 
 def compile_only(
-    kernel, *args, grid, warmup, num_warps=4, num_stages=3, launch_pdl=False, maxnreg=None,
-    capability=90,
-):  # fmt: skip
+    kernel, *args, grid, warmup, num_warps=4, num_stages=3, launch_pdl=False, capability=90
+):
     """Compile a launch with the types of its arguments; None and 1 become constants."""
     types, constants, attributes = {}, {}, {}
 
@@ -138,10 +137,7 @@ def compile_only(
         types[parameter.name] = type_of((index,), value, parameter.is_constexpr, is_special)
     make_source = GluonASTSource if kernel.is_gluon() else ASTSource
     source = make_source(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
-    options = {
-        "num_warps": num_warps, "num_stages": num_stages, "launch_pdl": launch_pdl,
-        "maxnreg": maxnreg,
-    }  # fmt: skip
+    options = {"num_warps": num_warps, "num_stages": num_stages, "launch_pdl": launch_pdl}
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
