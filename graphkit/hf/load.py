@@ -69,8 +69,8 @@ def load(
             ``"NONE"``. ``None`` selects the first of these.
         dtype: Data type of the weights; ``None`` keeps that of the folder or the model.
         quantize: ``"fp8"`` or ``"int4"`` stores the weights of linear layers in eight or four bits,
-            in the draft model too. The output head, embeddings and experts that are held as one
-            tensor stay as they are. ``None`` keeps the weights.
+            in the draft model too. Output heads of language models, embeddings and experts that are
+            held as one tensor stay as they are. ``None`` keeps the weights.
         device: ``auto``, ``cpu`` or ``cuda``; a model object is moved there.
         fuse: Whether linear layers of one input become one product, and norms, gated networks and
             the rotation of heads run through graphkit's ops, where both compute the same on random
