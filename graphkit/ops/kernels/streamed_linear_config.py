@@ -31,8 +31,8 @@ MOST_STREAMED_ROWS = {8: 64, 4: FEW_ROWS}
 """Most rows for which a quantised weight streams, by the bits of a number. More rows run by
 ``linear_kernel``, which then uses the instructions of a warpgroup."""
 WIDE_OF_4_BITS = ((32, 2, 7), (128, 4, 2))
-"""As ``USUAL``, for weights of four bits with at least 128 outputs per multiprocessor, the faster
-one first."""
+"""As ``USUAL``, for weights of four bits with at least 128 outputs per multiprocessor, in
+order of preference."""
 WIDE_LINES = 5
 """Most lines in shared memory of weights of eight bits with as many outputs."""
 MOST_LINES = 28
@@ -98,7 +98,7 @@ def choose_streamed(
     for way in ways:
         fitting = partial(_fitting_stages, way, groups_of_part(inputs, way.parts), bits)
         least_stages = max(2, least_lines // way.lines)
-        is_divided = way.outputs and outputs % way.outputs == 0 == lines % (way.parts * way.lines)
+        is_divided = way.outputs > 0 and lines % (way.parts * way.lines) == 0
         if not is_divided or fitting(most_rows, shared_bytes) < least_stages:
             continue
         programs = min(-(-(outputs // way.outputs) * way.parts // processors), way.programs)
@@ -136,6 +136,7 @@ def _ways_of_few_rows(
     if outputs >= 2 * tile * processors:
         if bits == 4:
             wide = [_Way(*each, 1, most_lines, parts) for each in WIDE_OF_4_BITS]
+            wide = [way for way in wide if outputs % way.outputs == 0]
             wide.sort(key=partial(_idle_share, outputs, processors))
         else:
             even, (_, warps, programs) = even_outputs(outputs, 1, processors), LARGE
@@ -145,7 +146,7 @@ def _ways_of_few_rows(
 
 
 def _idle_share(outputs: int, processors: int, way: _Way) -> float:
-    """Return the share of a device that idles while the programs of a weight run.
+    """Return the share of a device that is idle while programs of a weight run, all equally long.
 
     Args:
         outputs: Outputs of the weight.

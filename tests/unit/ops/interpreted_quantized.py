@@ -193,7 +193,7 @@ def test_parts_of_the_inputs_are_not_empty(inputs, tiles, bits):
     ("outputs", "inputs"),
     [
         (6144, 4096), (28672, 4096), (32000, 4096), (4096, 14336), (128256, 4096), (64, 256),
-        (16384, 53248),
+        (16384, 53248), (32064, 4096),
     ],
 )  # fmt: skip
 def test_the_parts_of_a_streamed_weight_do_not_depend_on_the_rows(outputs, inputs, bits):
