@@ -28,7 +28,7 @@ from training.corpus import read_corpus
 
 
 class Run(NamedTuple):
-    """What drafts for the target.
+    """An algorithm, and the data types of keys, values and weights that it runs with.
 
     Attributes:
         algorithm: The algorithm.

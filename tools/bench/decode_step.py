@@ -107,7 +107,7 @@ def seconds(generate: Generate, count: int, device: torch.device) -> float:
 
 
 def measures(job: tuple[str, int], device: torch.device, shape: str, rounds: int) -> list[Measure]:
-    """Measure a way at a batch size, on the current device of its type."""
+    """Measure a way at a batch size. A device without an index is the current one."""
     name, batch = job
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -150,7 +150,7 @@ def all_measures(device: torch.device, shape: str, rounds: int) -> Iterator[list
 
 
 def _take_device(indices: Queue[int]) -> None:
-    """Let a process use a GPU that no other one uses."""
+    """Select a GPU that no other process of the pool uses."""
     torch.cuda.set_device(indices.get())
 
 

@@ -45,21 +45,21 @@ def nibbles(loaded, zero, dtype: tl.constexpr, SHIFT: tl.constexpr):
 
 @triton.jit
 def nibble_units(dtype: tl.constexpr):
-    """Return the units in 1 of the numbers that ``nibble_ptx`` returns."""
+    """Return the number by which ``nibble_ptx`` divides its results."""
     return 64.0 if dtype == tl.bfloat16 else 512.0
 
 
 @triton.jit
 def zero_offset(zero, dtype: tl.constexpr):
-    """Return zero points as ``nibble_ptx`` adds them: negative, in its units."""
+    """Return zero points as ``nibble_ptx`` adds them: negative, divided by ``nibble_units``."""
     return (zero.to(tl.float32) * (-1.0 / nibble_units(dtype))).to(dtype)
 
 
 @triton.jit
 def nibbles_by_ptx(loaded, zero, x, PTX: tl.constexpr, PACK: tl.constexpr):
-    """Return what ``nibbles`` does, by PTX and in units. Zero is None for 8.
+    """Return the numbers of ``nibbles`` divided by ``nibble_units``, by code of ``nibble_ptx``.
 
-    ``x`` points to the dtype.
+    ``zero`` is None for a zero point of 8. The dtype is that of the elements of ``x``.
     """
     dtype = x.dtype.element_ty
     OUT: tl.constexpr = "=&r" if PACK == 2 else "=&r,=&r"
@@ -81,13 +81,14 @@ def nibble_ptx(dtype: torch.dtype, pack: int, has_zeros: bool) -> tuple[str, str
     Operands are ``pack / 2`` registers of two results, a register of bytes, and ``pack / 2``
     registers of what ``zero_offset`` returns, if there are zero points.
 
-    A byte in the lowest bits of 16 is a number of bfloat16 or float16 below the normal ones, or
-    just above, where neighbours have the same distance: the byte times the least number above 0,
-    2^-133 or 2^-24. Its upper four bits, masked, are 16 times their number. A multiplication by a
-    power of two brings either to units of 2^-6 or 2^-9 and adds the zero point. The lower number is
-    what remains of the byte without its upper one. All is exact. Eight numbers take four
-    instructions of bits, which run at half of the speed, and six additions. PTX ISA: ``prmt``,
-    ``fma{.bf16x2, .f16x2}``, which support subnormal numbers.
+    Results are divided by ``nibble_units``: 64 in bfloat16, 512 in float16. They are exact.
+
+    A 16-bit float whose lower byte is b and whose upper byte is 0 has the value b times the
+    smallest positive number, 2^-133 in bfloat16 and 2^-24 in float16. If only the upper four bits
+    of b are kept, the value is 16 times the upper number. An ``fma`` scales a value by a power of
+    two and adds the zero point. For the lower number, a second one subtracts the upper bits.
+    Eight numbers take four bit instructions, which run at half of the speed, and six ``fma``. PTX
+    ISA: ``prmt``, ``fma{.bf16x2, .f16x2}``, which support subnormal numbers.
 
     Args:
         dtype: bfloat16 or float16.

@@ -60,7 +60,7 @@ def _float8_numbers(loaded, x):
 
 @gluon.jit
 def _nibbles(loaded, offset, x, PTX: gl.constexpr):
-    """Return four bits of each byte less a zero point, by code of ``nibble_ptx`` and in its units.
+    """Return four bits of each byte less a zero point, as ``nibble_ptx`` computes them.
 
     ``offset`` is None for a zero point of 8.
     """
