@@ -83,25 +83,24 @@ def places_of(shape, layout, itemsize):
         rank = len(layout.offset_bases[0])
         places = _linear_places(shape[-rank:], layout.offset_bases)
     elif isinstance(layout, language.NVMMASharedLayout):
-        rank, chunk = layout.rank, 16 // itemsize
-        assert layout.swizzle_byte_width == 128
+        rank, chunk, row = layout.rank, 16 // itemsize, layout.swizzle_byte_width
         *others, width = shape[-rank:]
-        atoms = [width * itemsize // 128, *others, 128 // itemsize]  # one after the other
-        places = _swizzled_places(atoms[1:], chunk, 8)
+        atoms = [width * itemsize // row, *others, row // itemsize]  # one after the other
+        places = _swizzled_places(atoms[1:], chunk, 128 // row, row // 16)
         places = torch.cat([places + atom * places.numel() for atom in range(atoms[0])], -1)
     else:
         rank = len(layout.order)
         assert list(layout.order) == list(range(rank))[::-1]
-        assert layout.per_phase == 1
-        places = _swizzled_places(shape[-rank:], layout.vec, layout.max_phase)
+        places = _swizzled_places(shape[-rank:], layout.vec, layout.per_phase, layout.max_phase)
     stages = torch.arange(math.prod(shape[:-rank])) * places.numel()
     return (stages.view(-1, *[1] * rank) + places).view(shape)
 
 
-def _swizzled_places(shape, chunk, phases):
-    """Return places in rows whose chunk c is at c XOR (row modulo ``phases``)."""
+def _swizzled_places(shape, chunk, rows, phases):
+    """Return places in rows whose chunk c is at c XOR (row // ``rows`` modulo ``phases``)."""
     row, column = torch.arange(math.prod(shape[:-1]))[:, None], torch.arange(shape[-1])
-    swizzled = (column // chunk ^ row % shape[-2] % phases) * chunk + column % chunk
+    phase = row % shape[-2] // rows % phases
+    swizzled = (column // chunk ^ phase) * chunk + column % chunk
     return (row * shape[-1] + swizzled).view(shape)
 
 
@@ -206,8 +205,10 @@ class Running:
         self.total, self.operands = total, operands
 
     def finished(self):
-        left, right = self.operands
-        return self.total + left.load(None).float() @ right.load(None).float()
+        left, right = (
+            each.load(None) if isinstance(each, Shared) else each for each in self.operands
+        )
+        return self.total + left.float() @ right.float()
 
 
 class Program:
@@ -276,8 +277,9 @@ class Program:
     def mma_v2(self, left, right, total):
         return total + left.float() @ right.float()
 
-    def warpgroup_mma(self, left, right, total, is_async):
-        return Running(total, left, right)
+    def warpgroup_mma(self, left, right, total, use_acc=True, is_async=False):
+        running = Running(total if use_acc else total * 0, left, right)
+        return running if is_async else running.finished()
 
     def warpgroup_mma_wait(self, pending, deps):
         assert pending == 0, "products that still run have no results"

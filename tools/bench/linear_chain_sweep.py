@@ -27,7 +27,12 @@ from graphkit.ops.kernels.quantized_linear_config import (
     choose_splits,
     steps,
 )
-from graphkit.ops.kernels.streamed_linear_config import MOST_STREAMED_ROWS, groups_of_part
+from graphkit.ops.kernels.streamed_linear_config import (
+    FEW_ROWS,
+    MOST_STREAMED_ROWS,
+    groups_of_part,
+    pieces_of_line,
+)
 from graphkit.ops.kernels.streamed_plain_config import MOST_PLAIN_ROWS
 from graphkit.ops.kernels.streamed_product import StreamedProduct, padded
 from graphkit.records import Measure
@@ -75,6 +80,8 @@ def tiled_products(shape: tuple[int, int], kind: str, rows: int) -> list[TiledPr
 
 STREAMED = (32, 1), (32, 2), (64, 2), (64, 4), (128, 4), (128, 8)
 """Outputs of a program over quantised weights, and warps of each line."""
+STREAMED_BY_WARPGROUPS = (64, 4, 4), (96, 8, 2), (112, 8, 2), (128, 8, 2), (224, 16, 1)
+"""As ``STREAMED_PLAIN``, over quantised weights, for many rows."""
 STEP_LINES, STREAMED_WARPS = (1, 2, 4), 28
 """Lines of a step, and most warps of a multiprocessor: their threads have up to 72 registers."""
 STREAMED_PLAIN = (
@@ -84,8 +91,11 @@ STREAMED_PLAIN = (
 """Outputs and warps of a program over weights of 16 bits, and most programs of a multiprocessor."""
 
 
-def streamed_ways(bits: int) -> Iterator[tuple[int, int, int, int]]:
+def streamed_ways(bits: int, rows: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield outputs, warps, most programs of a multiprocessor, and lines of a step."""
+    if bits < 16 and rows > FEW_ROWS:
+        yield from ((*each, 1) for each in STREAMED_BY_WARPGROUPS)
+        return
     if bits == 16:
         yield from ((*each, lines) for each, lines in product(STREAMED_PLAIN, STEP_LINES[:2]))
         return
@@ -103,12 +113,12 @@ def streamed_products(shape: tuple[int, int], kind: str, rows: int) -> list[Stre
     outputs, inputs = shape
     bits = BITS.get(kind, 8)
     is_plain = bits == 16
-    if rows > (MOST_PLAIN_ROWS if is_plain else MOST_STREAMED_ROWS[bits]):
+    if rows > (MOST_PLAIN_ROWS if is_plain else MOST_STREAMED_ROWS):
         return []
     all_lines, tile = inputs * bits // 1024, 1 << (rows - 1).bit_length()
     tile = max(16 if is_plain else 8, tile)
     found = []
-    for tile_outputs, warps, most, lines in streamed_ways(bits):
+    for tile_outputs, warps, most, lines in streamed_ways(bits, rows):
         tiles, spare = divmod(outputs, tile_outputs)
         if spare:
             continue
@@ -116,12 +126,13 @@ def streamed_products(shape: tuple[int, int], kind: str, rows: int) -> list[Stre
         for parts in [1, *(each for each in fitting if all_lines // each >= 4)]:
             steps, rest = divmod(all_lines, parts * lines)
             programs = -(-tiles * parts // PROCESSORS)
-            stage_bytes = lines * (padded(tile_outputs) * 128 + tile * 2048 // bits)
+            pieces = 1 if is_plain else pieces_of_line(tile, bits)
+            stage_bytes = lines * (padded(tile_outputs) * 128 + tile * 2048 // bits) // pieces
             groups = 0 if is_plain else groups_of_part(inputs, parts)
             table_bytes = 6 * padded(tile_outputs) * groups
             for shared in (110_000, 160_000, 220_000):
                 stages = (shared // min(programs, most) - table_bytes) // stage_bytes
-                stages = min(12, steps + 1, stages)
+                stages = min(12, steps * pieces + 1, stages)
                 if stages > 1 and not rest:
                     found.append(StreamedProduct(tile_outputs, tile, parts, stages, warps, lines))
     return list(dict.fromkeys(found))

@@ -10,11 +10,19 @@ from graphkit.ops.kernels.launch import launch
 from graphkit.ops.kernels.quantized_linear_config import grid_of
 from graphkit.ops.kernels.quantized_numbers import nibble_ptx
 from graphkit.ops.kernels.streamed_linear import streamed_linear_kernel
-from graphkit.ops.kernels.streamed_linear_config import groups_of_part
+from graphkit.ops.kernels.streamed_linear_config import (
+    FEW_ROWS,
+    groups_of_part,
+    pieces_of_line,
+)
 from graphkit.ops.kernels.streamed_plain import streamed_plain_kernel
 from graphkit.ops.kernels.streamed_product import StreamedProduct
+from graphkit.ops.kernels.streamed_warpgroup import streamed_warpgroup_kernel
 from graphkit.ops.quantized_layout import BLOCK
 
+WARPGROUP_REGISTERS = 128
+"""Most registers of a thread of ``streamed_warpgroup_kernel``: two programs of two warpgroups then
+share a multiprocessor."""
 LINE_BYTES = 128
 """Bytes of a line of an output, the most that a descriptor swizzles."""
 
@@ -36,75 +44,87 @@ def launch_streamed(
     numbers = weight["weight"]
     lines = weight["ROW"] * numbers.element_size() // LINE_BYTES
     steps = lines // product.splits // product.lines
-    is_plain = weight["SCALE_ROWS"] == 0
+    is_plain, has_few_rows = weight["SCALE_ROWS"] == 0, product.rows <= FEW_ROWS
     read_early = [args.weight] if is_plain else [args.weight, args.scale, args.zero_point]
     are_in_place = all(each is None or each.is_contiguous() for each in read_early)
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"LINES": product.lines} if is_plain or has_few_rows else {}
     if not are_in_place or numbers.data_ptr() % 16:
         options["STARTS_EARLY"] = False  # the kernels before write copies of them
     x, numbers = _aligned(x), _aligned(numbers)
+    stages = steps
     if is_plain:
         kernel: Any = streamed_plain_kernel
         options |= {"x": x, "weight": numbers, "K": weight["K"]}
     else:
-        kernel = streamed_linear_kernel
-        is_packed = weight["IS_PACKED"]
-        ptx = nibble_ptx(x.dtype, 4, args.zero_point is not None) if is_packed else (None, None)
+        kernel, bytes_of_thread = streamed_linear_kernel, 4
+        if not has_few_rows:
+            kernel, bytes_of_thread = streamed_warpgroup_kernel, 2
+            options["maxnreg"] = WARPGROUP_REGISTERS
+        bits = 4 if weight["IS_PACKED"] else 8
+        pieces = pieces_of_line(product.rows, bits)
+        stages *= pieces
+        low, high = None, None
+        if bits == 4:
+            low, high = nibble_ptx(x.dtype, bytes_of_thread, args.zero_point is not None)
         options |= {
-            "x": rows_descriptor(x, product.rows, product.lines, weight["K"] // lines),
-            "weight": weight_descriptor(numbers, product, is_gated),
-            "BITS": 4 if is_packed else 8, "LOW": ptx[0], "HIGH": ptx[1],
+            "x": rows_descriptor(x, product, weight["K"] // lines, pieces),
+            "weight": weight_descriptor(numbers, product, is_gated, pieces),
+            "BITS": bits, "LOW": low, "HIGH": high,
             "GROUPS": groups_of_part(weight["K"], product.splits),
             "SCALE_ROWS": weight["SCALE_ROWS"], "SCALE_COLUMNS": weight["SCALE_COLUMNS"],
         }  # fmt: skip
     launch(
         kernel, grid_of(product, len(x), weight["N"]), args, out=parts, rows=len(x), N=weight["N"],
-        STEPS=steps, STAGES=min(product.num_stages, steps + 1), OUTPUTS=product.outputs,
-        BLOCK_N=product.padded_outputs, BLOCK_T=product.rows, LINES=product.lines,
-        IS_GATED=is_gated, WARPS=product.num_warps, num_warps=product.num_warps, **options,
+        STEPS=steps, STAGES=min(product.num_stages, stages + 1), OUTPUTS=product.outputs,
+        BLOCK_N=product.padded_outputs, BLOCK_T=product.rows, IS_GATED=is_gated,
+        WARPS=product.num_warps, num_warps=product.num_warps, **options,
     )  # fmt: skip
 
 
 def weight_descriptor(
-    numbers: torch.Tensor, product: StreamedProduct, is_gated: bool
+    numbers: torch.Tensor, product: StreamedProduct, is_gated: bool, pieces: int
 ) -> TensorDescriptor:
     """Return a descriptor of a weight by lines, groups of outputs, two halves, 8 outputs and bytes.
 
-    A box has the lines of a step for the outputs of a program, padded. The second half of a group
-    has its next 8 outputs, or in a gated product those of the up projection. Outputs behind the
-    last read as zeros.
+    A box has the lines of a step, or a piece of a line, for the outputs of a program, padded. The
+    second half of a group has its next 8 outputs, or in a gated product those of the up projection.
+    Outputs behind the last read as zeros.
 
     Args:
         numbers: The weight, bytes, [N, ROW].
         product: How the launch divides its work.
         is_gated: Whether the kernel applies the gate.
+        pieces: Pieces of a line.
     """
     outputs, row = numbers.shape
+    width = LINE_BYTES // pieces
     group, half = (8, outputs // 2) if is_gated else (16, 8)
     return TensorDescriptor(
         numbers, shape=[row // LINE_BYTES, outputs // 16, 2, 8, LINE_BYTES],
         strides=[LINE_BYTES, group * row, half * row, row, 1],
-        block_shape=[product.lines, product.padded_outputs // 16, 2, 8, LINE_BYTES],
-        layout=NVMMASharedLayout(LINE_BYTES, 8, 5),
+        block_shape=[product.lines, product.padded_outputs // 16, 2, 8, width],
+        layout=NVMMASharedLayout(width, 8, 5),
     )  # fmt: skip
 
 
-def rows_descriptor(x: torch.Tensor, rows: int, lines: int, inputs: int) -> TensorDescriptor:
+def rows_descriptor(
+    x: torch.Tensor, product: StreamedProduct, inputs: int, pieces: int
+) -> TensorDescriptor:
     """Return a descriptor of rows by blocks of a line, lines, two halves, rows and 64 inputs.
 
-    A box has the inputs of a step. Rows behind the last read as zeros.
+    A box has the inputs of a stage. Rows behind the last read as zeros.
 
     Args:
         x: The rows, [T, K].
-        rows: Rows of a program.
-        lines: Lines of a step.
+        product: How the launch divides its work.
         inputs: Inputs of a line.
+        pieces: Pieces of a line, 1 or 2.
     """
     (count, width), blocks, half = x.shape, inputs // BLOCK, BLOCK // 2
     return TensorDescriptor(
         x, shape=[blocks, width // inputs, 2, count, half],
         strides=[BLOCK, inputs, half, width, 1],
-        block_shape=[blocks, lines, 2, rows, half],
+        block_shape=[blocks, product.lines, 2 // pieces, product.rows, half],
         layout=NVMMASharedLayout(2 * half, 8 * x.element_size(), 5),
     )  # fmt: skip
 

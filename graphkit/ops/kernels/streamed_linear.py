@@ -19,13 +19,21 @@ converted numbers, while an asynchronous product still reads them.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from graphkit.ops.kernels.streamed_tile import (
+    barriers,
+    float8_numbers,
     gdc_launch_dependents,
     gdc_wait,
+    group_values,
     output_at,
+    request,
+    scale_row,
+    stages_of,
     store_tile,
+    stored_table,
+    zero_offset,
 )
 
 
@@ -33,29 +41,6 @@ from graphkit.ops.kernels.streamed_tile import (
 def _places(SIZE: gl.constexpr, layout: gl.constexpr):
     """Return the places of outputs along the second of three axes, [1, SIZE, 1]."""
     return gl.arange(0, SIZE, gl.SliceLayout(0, gl.SliceLayout(2, layout)))[None, :, None]
-
-
-@gluon.jit
-def _scale_row(output, N: gl.constexpr, SCALE_ROWS: gl.constexpr):
-    """Return the row of the scale of outputs."""
-    row = output
-    if SCALE_ROWS == 1:
-        row = output * 0
-    elif SCALE_ROWS != N:
-        row = output // 128
-    return row
-
-
-@gluon.jit
-def _zero_offset(zero, x, UNITS: gl.constexpr):
-    """Return what ``zero_offset`` of ``quantized_numbers.py`` does, which Gluon cannot call."""
-    return (zero.to(gl.float32) * (-1.0 / UNITS)).to(x.dtype)
-
-
-@gluon.jit
-def _float8_numbers(loaded, x):
-    """Return what ``float8_numbers`` of ``quantized_numbers.py`` does, which Gluon cannot call."""
-    return loaded.to(gl.float8e4nv, bitcast=True).to(gl.float32).to(x.dtype)
 
 
 @gluon.jit
@@ -75,20 +60,6 @@ def _nibbles(loaded, offset, x, PTX: gl.constexpr):
             PTX, "=&r,=&r,r,r,r", [loaded, offset], dtype=dtype, is_pure=True, pack=4
         )
     return number
-
-
-@gluon.jit
-def _stored_table(values, LINES: gl.constexpr):
-    """Return the values of outputs and groups, [N, GROUPS], in shared memory, groups first.
-
-    ``_of_groups`` reads it.
-    """
-    layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    shape: gl.constexpr = values.shape
-    table = gl.allocate_shared_memory(values.dtype, [shape[1] // LINES, LINES, shape[0]], layout)
-    rows = table._reinterpret(values.dtype, [shape[1], shape[0]], layout)
-    rows.store(gl.permute(values, (1, 0)))
-    return table
 
 
 @gluon.jit
@@ -132,30 +103,6 @@ def _layout_of_block(lines, rows):
     return gl.SharedLinearLayout(bits, [], 1024)
 
 
-@gluon.jit
-def _stages(tensor, STAGES: gl.constexpr):
-    """Return shared memory for the boxes of a tensor, one for each stage."""
-    shape: gl.constexpr = [STAGES] + tensor.block_shape  # noqa: RUF005 - Gluon unpacks no list
-    return gl.allocate_shared_memory(tensor.dtype, shape, tensor.layout)
-
-
-@gluon.jit
-def _barriers(STAGES: gl.constexpr):
-    """Return a barrier for each stage, which ends a phase when the boxes have arrived."""
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=1)
-    return ready
-
-
-@gluon.jit
-def _request(tensor, place, boxes, ready, stage, is_step):
-    """Request the box at a place of a tensor for a stage, if ``is_step``."""
-    tma.async_copy_global_to_shared(
-        tensor, place, ready.index(stage), boxes.index(stage), pred=is_step
-    )
-
-
 @gluon.jit(do_not_specialize=["rows"])
 def streamed_linear_kernel(
     out, x, weight, scale, zero_point, bias, rows,
@@ -182,8 +129,8 @@ def streamed_linear_kernel(
     loaded_left: gl.constexpr = gl.DotOperandLayout(0, mma, WIDTH)
     loaded_right: gl.constexpr = gl.DotOperandLayout(1, mma, WIDTH)
     NBYTES: gl.constexpr = weight.block_type.nbytes + x.block_type.nbytes  # of a stage
-    ready = _barriers(STAGES)
-    boxes, row_boxes = _stages(weight, STAGES), _stages(x, STAGES)
+    ready = barriers(STAGES)
+    boxes, row_boxes = stages_of(weight, STAGES), stages_of(x, STAGES)
     lines = boxes._reinterpret(
         gl.uint8, [STAGES, LINES, BLOCK_N, 128], gl.SwizzledSharedLayout(WIDTH, 1, 8, [2, 1, 0])
     )
@@ -194,36 +141,30 @@ def streamed_linear_kernel(
 
     zero = None
     if HAS_GROUPS:
-        WIDE: gl.constexpr = max(1, min(8, GROUPS // (2 * LINES)))
-        spread: gl.constexpr = gl.BlockedLayout([1, WIDE], [16, 2], [TEAM, LINES], [1, 0])
-        row = output_at(gl.arange(0, BLOCK_N, gl.SliceLayout(1, spread)), N, OUTPUTS, IS_GATED)
-        row = _scale_row(row, N, SCALE_ROWS)
-        group = gl.arange(0, GROUPS, gl.SliceLayout(0, spread))
-        if LINES > 1:  # the same block of all lines of a step, then the next block
-            block_of_line, line_of_step = group // LINES, group % LINES
-            group = (block_of_line // BLOCKS * LINES + line_of_step) * BLOCKS
-            group += block_of_line % BLOCKS
-        group += first * BLOCKS
-        place = row[:, None] * SCALE_COLUMNS + group[None, :]
-        # The first term always holds: it gives the mask the shape and layout of its tensor.
-        is_group = (row >= 0)[:, None] & (group < SCALE_COLUMNS)[None, :]
-        scales = gl.load(scale + place, mask=is_group, other=0.0)
+        begin = first * BLOCKS
+        scales = group_values(
+            scale, begin, N, SCALE_ROWS, SCALE_COLUMNS, OUTPUTS, BLOCK_N, GROUPS, BLOCKS, LINES,
+            TEAM, IS_GATED,
+        )  # fmt: skip
         if zero_point is not None:
-            points = gl.load(zero_point + place, mask=is_group, other=0)
+            points = group_values(
+                zero_point, begin, N, SCALE_ROWS, SCALE_COLUMNS, OUTPUTS, BLOCK_N, GROUPS, BLOCKS,
+                LINES, TEAM, IS_GATED,
+            )  # fmt: skip
     else:
         row = output_at(_places(BLOCK_N, mma), N, OUTPUTS, IS_GATED)
-        factor = gl.load(scale + _scale_row(row, N, SCALE_ROWS)).to(gl.float32)
+        factor = gl.load(scale + scale_row(row, N, SCALE_ROWS)).to(gl.float32)
         if zero_point is not None:
             row = output_at(_places(BLOCK_N, loaded_left), N, OUTPUTS, IS_GATED)
-            zero = _zero_offset(gl.load(zero_point + _scale_row(row, N, SCALE_ROWS)), x, UNITS)
+            zero = zero_offset(gl.load(zero_point + scale_row(row, N, SCALE_ROWS)), x, UNITS)
 
     for stage in gl.static_range(STAGES - 1):
         mbarrier.expect(ready.index(stage), NBYTES)
-        _request(weight, [first + stage * LINES, tile, 0, 0, 0], boxes, ready, stage, True)
+        request(weight, [first + stage * LINES, tile, 0, 0, 0], boxes, ready, stage, True)
     if HAS_GROUPS:
-        factors = _stored_table(scales, LINES)
+        factors = stored_table(scales, LINES)
         if zero_point is not None:
-            zeros = _stored_table(_zero_offset(points, x, UNITS), LINES)
+            zeros = stored_table(zero_offset(points, x, UNITS), LINES)
     if STARTS_EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -231,7 +172,7 @@ def streamed_linear_kernel(
     first_row = gl.program_id(1) * BLOCK_T
     for stage in gl.static_range(STAGES - 1):
         begin = first + stage * LINES
-        _request(x, [0, begin, 0, first_row, 0], row_boxes, ready, stage, True)
+        request(x, [0, begin, 0, first_row, 0], row_boxes, ready, stage, True)
     none = gl.zeros([LINES, BLOCK_N, BLOCK_T], gl.float32, mma)
     total, held, phase, free = none, 0, 0, STAGES - 1
     for step in range(STEPS):
@@ -239,8 +180,8 @@ def streamed_linear_kernel(
         ahead = step + STAGES - 1
         begin, is_step = first + ahead * LINES, ahead < STEPS
         mbarrier.expect(ready.index(free), NBYTES, pred=is_step)
-        _request(weight, [begin, tile, 0, 0, 0], boxes, ready, free, is_step)
-        _request(x, [0, begin, 0, first_row, 0], row_boxes, ready, free, is_step)
+        request(weight, [begin, tile, 0, 0, 0], boxes, ready, free, is_step)
+        request(x, [0, begin, 0, first_row, 0], row_boxes, ready, free, is_step)
         mbarrier.wait(ready.index(held), phase)
         loaded = lines.index(held).load(loaded_left)
         for part in gl.static_range(BLOCKS):
@@ -248,7 +189,7 @@ def streamed_linear_kernel(
             rest = inputs.index(held * BLOCKS + part).permute((0, 2, 1))
             rest = _as_right(rest.load(loaded_right), right)
             if BITS == 8:
-                numbers = _float8_numbers(loaded, x)
+                numbers = float8_numbers(loaded, x)
             else:
                 offset = zero
                 if HAS_GROUPS and zero_point is not None:

@@ -27,9 +27,8 @@ from graphkit.ops.quantized_layout import BLOCK
 
 FEW_ROWS = 32
 """Up to this number of rows, a row's result has the bits of the row alone."""
-MOST_STREAMED_ROWS = {8: 64, 4: FEW_ROWS}
-"""Most rows for which a quantised weight streams, by the bits of a number. More rows run by
-``linear_kernel``, which then uses the instructions of a warpgroup."""
+MOST_STREAMED_ROWS = 64
+"""Most rows for which a quantised weight streams. More rows run by ``linear_kernel``."""
 WIDE_OF_4_BITS = ((32, 2, 7), (128, 4, 2))
 """As ``USUAL``, for weights of four bits with at least 128 outputs per multiprocessor, in
 order of preference."""
@@ -39,8 +38,6 @@ MOST_LINES = 28
 """Most lines of a part over numbers of eight bits."""
 SHORT_LINES = 16
 """Most lines of a part over numbers of eight bits that as many warps as usual multiply."""
-OUTPUTS_OF_WARP = 32
-"""Outputs that a warp multiplies with many rows."""
 MOST_INPUTS = 16384
 """Most inputs of a part: shared memory holds the scales of all of them."""
 BARRIER_BYTES = 256
@@ -85,7 +82,7 @@ def choose_streamed(
         processors: Multiprocessors of the device.
         shared_bytes: Bytes of shared memory of a multiprocessor.
     """
-    if rows > MOST_STREAMED_ROWS[bits] or outputs % USUAL[0] or inputs * bits % 1024:
+    if rows > MOST_STREAMED_ROWS or outputs % USUAL[0] or inputs * bits % 1024:
         return None
     lines, (least_lines, _) = inputs * bits // 1024, LINES_IN_SHARED_MEMORY
     least_parts = -(-inputs // MOST_INPUTS)
@@ -93,7 +90,7 @@ def choose_streamed(
         most_rows = FEW_ROWS
         ways = _ways_of_few_rows(lines, outputs, least_parts, processors, bits)
     else:
-        most_rows = MOST_STREAMED_ROWS[bits]
+        most_rows = MOST_STREAMED_ROWS
         ways = _ways_of_many_rows(lines, outputs, least_parts, processors)
     for way in ways:
         fitting = partial(_fitting_stages, way, groups_of_part(inputs, way.parts), bits)
@@ -158,10 +155,10 @@ def _idle_share(outputs: int, processors: int, way: _Way) -> float:
 
 
 def _ways_of_many_rows(lines: int, outputs: int, least_parts: int, processors: int) -> list[_Way]:
-    """Return ways to divide a weight of eight bits for more than ``FEW_ROWS`` rows, the best first.
+    """Return ways to divide a quantised weight for more than ``FEW_ROWS`` rows, the best first.
 
-    Each warp reads all rows from shared memory, and therefore multiplies more outputs than with few
-    rows. The arguments are those of ``_ways_of_few_rows``.
+    A warp multiplies 16 outputs: a warpgroup has 64. The arguments are those of
+    ``_ways_of_few_rows``.
     """
     (tile, _, programs), (_, most_lines) = USUAL, LINES_IN_SHARED_MEMORY
     most = MOST_PARTS if outputs < tile * processors else 1
@@ -169,11 +166,10 @@ def _ways_of_many_rows(lines: int, outputs: int, least_parts: int, processors: i
     equal = [parts for parts in range(least_parts, most + 1) if lines % parts == 0]
     if not equal:
         return []
-    ways = [_Way(tile, tile // OUTPUTS_OF_WARP, programs, 1, most_lines, equal[-1])]
+    ways = [_Way(tile, tile // 16, programs, 1, most_lines, equal[-1])]
     if outputs >= 2 * tile * processors:
         even, (_, _, programs) = even_outputs(outputs, 1, processors), LARGE
-        warps = padded(even) // OUTPUTS_OF_WARP
-        ways.insert(0, _Way(even, warps, programs, 1, most_lines, equal[-1]))
+        ways.insert(0, _Way(even, padded(even) // 16, programs, 1, most_lines, equal[-1]))
     return ways
 
 
@@ -202,6 +198,7 @@ def _fitting_stages(way: _Way, groups: int, bits: int, rows: int, shared_bytes: 
     outputs = padded(way.outputs)
     table_bytes = (6 if bits == 4 else 4) * outputs * groups  # of 32 bits, and 16 of a zero point
     stage_bytes = way.lines * (outputs * 128 + 2 * rows * 1024 // bits)
+    stage_bytes //= pieces_of_line(rows, bits)
     return (shared_bytes - RESERVED_BYTES - BARRIER_BYTES - table_bytes) // stage_bytes
 
 
@@ -228,3 +225,16 @@ def groups_of_part(inputs: int, splits: int) -> int:
     """Return the groups of a part of the inputs, rounded up to a power of two."""
     groups: int = triton.next_power_of_2(max(1, inputs // splits // BLOCK))
     return groups
+
+
+def pieces_of_line(rows: int, bits: int) -> int:
+    """Return the pieces of a line of a weight, each of which is a stage.
+
+    The inputs of many rows fill shared memory: a stage has 128 of them. A line of four bits has
+    twice as many.
+
+    Args:
+        rows: Rows of a program.
+        bits: Bits of a number.
+    """
+    return 2 if rows > FEW_ROWS and bits == 4 else 1

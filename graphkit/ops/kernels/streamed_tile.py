@@ -1,4 +1,4 @@
-"""Parts of the kernels that stream a weight: tiles of outputs, waiting, and storing results.
+"""Parts of the kernels that stream a weight: waiting, stages, tiles of outputs, and numbers.
 
 These kernels are in Gluon, Triton's language with explicit layouts. It is experimental, and
 Triton's interpreter does not run it: no other kernels use it. Checked on Triton 3.6.0 and 3.7.1.
@@ -7,6 +7,7 @@ Triton's interpreter does not run it: no other kernels use it. Checked on Triton
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 
 @gluon.jit
@@ -77,3 +78,91 @@ def store_tile(
     else:
         part = gl.program_id(2).to(gl.int64) * rows * N
         gl.store(out + part + t.to(gl.int64)[None, :] * N + n[:, None], result, mask=is_own)
+
+
+@gluon.jit
+def scale_row(output, N: gl.constexpr, SCALE_ROWS: gl.constexpr):
+    """Return the row of the scale of outputs."""
+    row = output
+    if SCALE_ROWS == 1:
+        row = output * 0
+    elif SCALE_ROWS != N:
+        row = output // 128
+    return row
+
+
+@gluon.jit
+def zero_offset(zero, x, UNITS: gl.constexpr):
+    """Return what ``zero_offset`` of ``quantized_numbers.py`` does, which Gluon cannot call."""
+    return (zero.to(gl.float32) * (-1.0 / UNITS)).to(x.dtype)
+
+
+@gluon.jit
+def float8_numbers(loaded, x):
+    """Return what ``float8_numbers`` of ``quantized_numbers.py`` does, which Gluon cannot call."""
+    return loaded.to(gl.float8e4nv, bitcast=True).to(gl.float32).to(x.dtype)
+
+
+@gluon.jit
+def stages_of(tensor, STAGES: gl.constexpr):
+    """Return shared memory for the boxes of a tensor, one for each stage."""
+    shape: gl.constexpr = [STAGES] + tensor.block_shape  # noqa: RUF005 - Gluon unpacks no list
+    return gl.allocate_shared_memory(tensor.dtype, shape, tensor.layout)
+
+
+@gluon.jit
+def barriers(STAGES: gl.constexpr):
+    """Return a barrier for each stage, which ends a phase when the boxes have arrived."""
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=1)
+    return ready
+
+
+@gluon.jit
+def request(tensor, place, boxes, ready, stage, is_step):
+    """Request the box at a place of a tensor for a stage, if ``is_step``."""
+    tma.async_copy_global_to_shared(
+        tensor, place, ready.index(stage), boxes.index(stage), pred=is_step
+    )
+
+
+@gluon.jit
+def group_values(
+    values, begin, N: gl.constexpr, SCALE_ROWS: gl.constexpr, SCALE_COLUMNS: gl.constexpr,
+    OUTPUTS: gl.constexpr, BLOCK_N: gl.constexpr, GROUPS: gl.constexpr, BLOCKS: gl.constexpr,
+    LINES: gl.constexpr, TEAM: gl.constexpr, IS_GATED: gl.constexpr,
+):  # fmt: skip
+    """Return a value of each output of a tile and each group from ``begin`` on, [BLOCK_N, GROUPS].
+
+    Groups are in the order in which steps multiply them: the same block of all LINES lines of a
+    step, each of BLOCKS blocks, then the next block.
+    """
+    WIDE: gl.constexpr = max(1, min(8, GROUPS // (2 * LINES)))
+    spread: gl.constexpr = gl.BlockedLayout([1, WIDE], [16, 2], [TEAM, LINES], [1, 0])
+    row = output_at(gl.arange(0, BLOCK_N, gl.SliceLayout(1, spread)), N, OUTPUTS, IS_GATED)
+    row = scale_row(row, N, SCALE_ROWS)
+    group = gl.arange(0, GROUPS, gl.SliceLayout(0, spread))
+    if LINES > 1:
+        block_of_line, line_of_step = group // LINES, group % LINES
+        group = (block_of_line // BLOCKS * LINES + line_of_step) * BLOCKS
+        group += block_of_line % BLOCKS
+    group += begin
+    place = row[:, None] * SCALE_COLUMNS + group[None, :]
+    # The first term always holds: it gives the mask the shape and layout of its tensor.
+    is_group = (row >= 0)[:, None] & (group < SCALE_COLUMNS)[None, :]
+    return gl.load(values + place, mask=is_group, other=0)
+
+
+@gluon.jit
+def stored_table(values, LINES: gl.constexpr):
+    """Return the values of outputs and groups, [N, GROUPS], in shared memory, groups first.
+
+    An index of a block of inputs gives those of each line, [LINES, N].
+    """
+    layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    shape: gl.constexpr = values.shape
+    table = gl.allocate_shared_memory(values.dtype, [shape[1] // LINES, LINES, shape[0]], layout)
+    rows = table._reinterpret(values.dtype, [shape[1], shape[0]], layout)
+    rows.store(gl.permute(values, (1, 0)))
+    return table

@@ -50,6 +50,22 @@ def place(flat, rows):
     return (line * rows + row) * 128 + half * 64 + column
 
 
+@pytest.mark.parametrize("halves", [1, 2])
+def test_a_warpgroup_reads_rows_where_their_descriptor_writes_them(halves):
+    written = addresses(NVMMASharedLayout(128, 16, 5), [1, 1, halves, 64, 64])
+    read = addresses(NVMMASharedLayout(128, 16, 2), [64, 64 * halves])
+    assert (written if halves == 1 else [place(each, 64) for each in written]) == read
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("outputs", [64, 128])
+def test_a_warpgroup_reads_lines_where_their_descriptor_writes_them(outputs, pieces):
+    width = 128 // pieces
+    written = addresses(NVMMASharedLayout(width, 8, 5), [1, outputs // 16, 2, 8, width])
+    bytes_ = SwizzledSharedLayout(16, pieces, 8 // pieces, [1, 0])
+    assert written == addresses(bytes_, [outputs, width])
+
+
 @pytest.mark.parametrize("outputs", [32, 64, 128, 256])
 @pytest.mark.parametrize("lines", [1, 2, 4])
 def test_lines_are_read_where_their_descriptor_writes_them(outputs, lines):

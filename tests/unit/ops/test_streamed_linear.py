@@ -23,7 +23,7 @@ CASES = runpy.run_path(str(Path(__file__).with_name("quantized_cases.py")))
 def nibbles(loaded, offset, x, ptx):
     """Return what ``_nibbles`` does by PTX."""
     dtype = x.tensor.dtype
-    is_high = ptx == nibble_ptx(dtype, 4, has_zeros=offset is not None)[1]
+    is_high = ptx in [nibble_ptx(dtype, pack, has_zeros=offset is not None)[1] for pack in (2, 4)]
     number = (loaded >> 4 if is_high else loaded & 15).to(torch.float32)
     units = 64 if dtype == torch.bfloat16 else 512
     offset = -8 / units if offset is None else offset.to(torch.float32)
@@ -43,7 +43,7 @@ STREAMED = [
     for each in (
         (64, 8, 1, 2), (64, 8, 4, 3), (128, 16, 2, 5), (64, 32, 1, 3, 2), (64, 8, 1, 2, 4, 2),
         (64, 16, 2, 2, 8, 2), (64, 8, 1, 2, 16, 4),
-        (96, 8, 1, 3), (48, 8, 2, 2, 4, 2), (64, 64, 2, 3, 2), (96, 64, 1, 3, 4),
+        (96, 8, 1, 3), (48, 8, 2, 2, 4, 2), (64, 64, 2, 3), (96, 64, 1, 4, 8), (48, 64, 1, 2),
     )
 ]  # fmt: skip
 CALLS = [

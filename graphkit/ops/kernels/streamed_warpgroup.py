@@ -1,0 +1,160 @@
+"""Products of 33 to 64 rows with a quantised weight that streams through shared memory, for CUDA.
+
+The ring of stages is that of ``streamed_linear.py``. The instructions of a warpgroup (``wgmma`` of
+sm_90) read the rows from shared memory, once for 64 outputs, and converted numbers from registers:
+a thread takes pairs of bytes of the weight from shared memory. Each product is waited for, since
+Triton does not keep the registers of an operand while an asynchronous product reads them.
+
+A stage has 128 inputs of all rows, which take more memory than the weight: whole lines of a weight
+of eight bits, and halves of lines of four bits, whose bytes have inputs that are 128 apart.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma
+
+from graphkit.ops.kernels.streamed_tile import (
+    barriers,
+    float8_numbers,
+    gdc_launch_dependents,
+    gdc_wait,
+    group_values,
+    output_at,
+    request,
+    scale_row,
+    stages_of,
+    store_tile,
+    stored_table,
+    zero_offset,
+)
+
+
+@gluon.jit
+def _nibbles(loaded, offset, x, PTX: gl.constexpr):
+    """Return four bits of each byte less a zero point, by code of ``nibble_ptx`` and in its units.
+
+    ``offset`` is None for a zero point of 8.
+    """
+    dtype = x.dtype
+    if offset is None:
+        number = gl.inline_asm_elementwise(
+            PTX, "=&r,h", [loaded], dtype=dtype, is_pure=True, pack=2
+        )
+    else:
+        loaded, offset = gl.broadcast(loaded, offset)
+        number = gl.inline_asm_elementwise(
+            PTX, "=&r,h,r", [loaded, offset], dtype=dtype, is_pure=True, pack=2
+        )
+    return number
+
+
+@gluon.jit(do_not_specialize=["rows"])
+def streamed_warpgroup_kernel(
+    out, x, weight, scale, zero_point, bias, rows,
+    N: gl.constexpr, BITS: gl.constexpr, SCALE_ROWS: gl.constexpr, SCALE_COLUMNS: gl.constexpr,
+    STEPS: gl.constexpr, STARTS_EARLY: gl.constexpr, OUTPUTS: gl.constexpr, BLOCK_N: gl.constexpr,
+    BLOCK_T: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, LOW: gl.constexpr,
+    HIGH: gl.constexpr, IS_GATED: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """One program per OUTPUTS outputs, tile of rows and part of the inputs, of STEPS lines.
+
+    STAGES is at most the stages of a part and one more. Other parameters are those of
+    ``streamed_linear_kernel``.
+    """
+    BLOCKS: gl.constexpr = 8 // BITS  # of 128 inputs, in a line
+    PIECES: gl.constexpr = BLOCKS  # of a line, each a stage
+    HAS_GROUPS: gl.constexpr = SCALE_COLUMNS > 1
+    UNITS: gl.constexpr = 64 if x.dtype == gl.bfloat16 else 512  # ``nibble_units``
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_T, 16])
+    left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
+    NBYTES: gl.constexpr = weight.block_type.nbytes + x.block_type.nbytes  # of a stage
+    ready = barriers(STAGES)
+    boxes, row_boxes = stages_of(weight, STAGES), stages_of(x, STAGES)
+    lines = boxes._reinterpret(
+        gl.uint8, [STAGES, BLOCK_N, 128 // PIECES],
+        gl.SwizzledSharedLayout(16, PIECES, 8 // PIECES, [1, 0]),
+    )  # fmt: skip
+    inputs = row_boxes._reinterpret(
+        x.dtype, [STAGES * BLOCKS, BLOCK_T, 128 // PIECES], gl.NVMMASharedLayout(128, 16, 2)
+    )
+    first, tile = gl.program_id(2) * STEPS, gl.program_id(0) * (OUTPUTS // 16)
+
+    zero = None
+    if HAS_GROUPS:
+        begin = first * BLOCKS
+        scales = group_values(
+            scale, begin, N, SCALE_ROWS, SCALE_COLUMNS, OUTPUTS, BLOCK_N, GROUPS, BLOCKS, 1, WARPS,
+            IS_GATED,
+        )  # fmt: skip
+        if zero_point is not None:
+            points = group_values(
+                zero_point, begin, N, SCALE_ROWS, SCALE_COLUMNS, OUTPUTS, BLOCK_N, GROUPS, BLOCKS,
+                1, WARPS, IS_GATED,
+            )  # fmt: skip
+    else:
+        row = output_at(gl.arange(0, BLOCK_N, gl.SliceLayout(1, mma)), N, OUTPUTS, IS_GATED)
+        factor = gl.load(scale + scale_row(row, N, SCALE_ROWS)).to(gl.float32)[:, None]
+        if zero_point is not None:
+            row = output_at(gl.arange(0, BLOCK_N, gl.SliceLayout(1, left)), N, OUTPUTS, IS_GATED)
+            point = gl.load(zero_point + scale_row(row, N, SCALE_ROWS))
+            zero = zero_offset(point, x, UNITS)[:, None]
+
+    for stage in gl.static_range(STAGES - 1):
+        mbarrier.expect(ready.index(stage), NBYTES)
+        place = [first + stage // PIECES, tile, 0, 0, stage % PIECES * 64]
+        request(weight, place, boxes, ready, stage, True)
+    if HAS_GROUPS:
+        factors = stored_table(scales, 1)
+        if zero_point is not None:
+            zeros = stored_table(zero_offset(points, x, UNITS), 1)
+    if STARTS_EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+
+    first_row = gl.program_id(1) * BLOCK_T
+    for stage in gl.static_range(STAGES - 1):
+        place = [0, first + stage // PIECES, stage % PIECES, first_row, 0]
+        request(x, place, row_boxes, ready, stage, True)
+    none = gl.zeros([BLOCK_N, BLOCK_T], gl.float32, mma)
+    total, held, phase, free = none, 0, 0, STAGES - 1
+    for step in range(STEPS):
+        lower, upper = none, none
+        for piece in gl.static_range(PIECES):
+            # Stage ``free`` is written again: its product has been waited for.
+            ahead = step * PIECES + piece + STAGES - 1
+            line, ahead_piece = first + ahead // PIECES, ahead % PIECES
+            is_stage = ahead < STEPS * PIECES
+            mbarrier.expect(ready.index(free), NBYTES, pred=is_stage)
+            request(weight, [line, tile, 0, 0, ahead_piece * 64], boxes, ready, free, is_stage)
+            request(x, [0, line, ahead_piece, first_row, 0], row_boxes, ready, free, is_stage)
+            mbarrier.wait(ready.index(held), phase)
+            loaded = lines.index(held).load(left)
+            for part in gl.static_range(BLOCKS):
+                right = inputs.index(held * BLOCKS + part).permute((1, 0))
+                if BITS == 8:
+                    numbers = float8_numbers(loaded, x)
+                else:
+                    offset = zero
+                    if HAS_GROUPS and zero_point is not None:
+                        table = zeros.index(step * BLOCKS + part)
+                        offset = table.permute((1, 0)).load(left)
+                    numbers = _nibbles(loaded, offset, x, HIGH if part else LOW)
+                if not HAS_GROUPS:
+                    total = warpgroup_mma(numbers, right, total)
+                elif part == 0:
+                    lower = warpgroup_mma(numbers, right, lower, use_acc=piece > 0)
+                else:
+                    upper = warpgroup_mma(numbers, right, upper, use_acc=piece > 0)
+            free = held
+            phase = gl.where(held == STAGES - 1, 1 - phase, phase)
+            held = gl.where(held == STAGES - 1, 0, held + 1)
+        if HAS_GROUPS:
+            for part in gl.static_range(BLOCKS):
+                table = factors.index(step * BLOCKS + part)
+                of_groups = table.permute((1, 0)).load(mma).to(gl.float32)
+                total += (upper if part else lower) * of_groups
+    if not HAS_GROUPS:
+        total *= factor
+    if BITS == 4:
+        total *= UNITS
+    store_tile(out, total, bias, rows, N, OUTPUTS, IS_GATED)
