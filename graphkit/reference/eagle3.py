@@ -26,7 +26,8 @@ from graphkit.reference.rope import RotaryEmbedding, Rotation
 class Eagle3Layer(nn.Module):
     """A decoder layer whose attention reads the concatenation of embedding and feature.
 
-    The caller applies ``input_norms``, and adds the result of the MLP to the residual stream.
+    The caller applies ``input_norms``, and a norm that adds the result of the MLP to the residual
+    stream.
 
     Args:
         config: Sizes and options of the layer.
@@ -54,8 +55,6 @@ class Eagle3Layer(nn.Module):
         hidden_TH: Tensor,
         rotation: Rotation,
         attend: Attend,
-        *,
-        in_parts: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Run the layer.
 
@@ -64,20 +63,19 @@ class Eagle3Layer(nn.Module):
             hidden_TH: The features, with which the residual stream starts.
             rotation: Rotation of the rows.
             attend: Stores keys and values, and attends.
-            in_parts: Whether the result of the MLP is in parts, for a norm.
 
         Returns:
-            The result of the MLP, and the residual stream to which the caller adds it.
+            Parts of the result of the MLP, and the residual stream to which a norm adds them.
 
         Shapes:
             normed_TI: [T, 2 H].
-            hidden_TH, results: [T, H]; in parts, the first result is [S, T, H].
+            hidden_TH, results: [T, H]; parts are [S, T, H].
         """
         mixed_STH: Tensor = self.self_attn(normed_TI, rotation, attend)
         if self.norm_before_residual:
             hidden_TH = normed_TI[:, hidden_TH.shape[1] :]
         normed_TH, hidden_TH = self.post_attention_layernorm(mixed_STH, hidden_TH)
-        return self.mlp(normed_TH, in_parts=in_parts), hidden_TH
+        return self.mlp(normed_TH, in_parts=True), hidden_TH
 
 
 class Eagle3Head(nn.Module):
@@ -175,8 +173,7 @@ class Eagle3Head(nn.Module):
                 step.
             positions_T: Position of each row in its request.
             attend: Stores keys and values and attends; called with layer 0.
-            with_logits: Whether to return the logits of all rows, too. One kernel then adds the
-                result of the layer to the residual stream and applies the final norm.
+            with_logits: Whether to return the logits of all rows, too.
 
         Returns:
             The hidden states, before the final norm; with ``with_logits``, the logits and the
@@ -190,14 +187,9 @@ class Eagle3Head(nn.Module):
         hidden_TH = self.fc(hidden_TF) if hidden_TF.shape[1] == self.fc.in_features else hidden_TF
         normed_TI = self._inputs(input_ids_T, hidden_TH, self.midlayer.input_norms)
         rotation = self.rotary_emb(positions_T)
-        fed_STH, hidden_TH = self.midlayer(
-            normed_TI, hidden_TH, rotation, attend, in_parts=with_logits
-        )
-        if not with_logits:
-            out_TH: Tensor = hidden_TH + fed_STH
-            return out_TH
-        normed_TH, hidden_TH = self.norm(fed_STH, hidden_TH)
-        return self._logits_of(normed_TH), hidden_TH
+        fed_STH, hidden_TH = self.midlayer(normed_TI, hidden_TH, rotation, attend)
+        normed_TH, out_TH = self.norm(fed_STH, hidden_TH)
+        return (self._logits_of(normed_TH), out_TH) if with_logits else out_TH
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
         """Apply the final norm and the output head: [T, H] to [T, V]."""

@@ -26,7 +26,7 @@ from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError
 from graphkit.ops.linear import project
 from graphkit.reference.config import LlamaConfig
-from graphkit.reference.eagle3 import Eagle3Layer
+from graphkit.reference.eagle3 import Eagle3Head, Eagle3Layer
 from graphkit.reference.layers import DecoderLayer, RMSNorm
 
 Head = TypeVar("Head", bound=nn.Module)
@@ -134,7 +134,9 @@ def split_head(
     if group is None:
         return build(config)
     head = build(local_config(config, group.size))
-    split_layers(head, group, adds_up=True)
+    split_layers(head, group, adds_up=not isinstance(head, Eagle3Head))
+    if isinstance(head, Eagle3Head):
+        head.norm = SummingNorm(head.norm, group)
     for module in list(head.modules()):
         for name, layer in list(module.named_children()):
             if name in _GATHERED and isinstance(layer, nn.Linear):

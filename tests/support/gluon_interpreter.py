@@ -214,8 +214,8 @@ class Running:
 class Program:
     """The names of Gluon for the program at a place of the grid."""
 
-    def __init__(self, place):
-        self.place = place
+    def __init__(self, place, programs):
+        self.place, self.programs = place, programs
 
     def __getattr__(self, name):
         return getattr(language, name)  # layouts, dtypes and ``static_range``
@@ -238,6 +238,9 @@ class Program:
     def where(self, condition, value, other):
         return value if condition else other
 
+    def num_programs(self, axis):
+        return self.programs[axis]
+
     def convert_layout(self, value, layout, assert_trivial):
         assert assert_trivial
         return value
@@ -250,10 +253,10 @@ class Program:
         shared.scramble()
         return shared
 
-    def load(self, pointer, mask=None, other=None):
+    def load(self, pointer, mask=None, other=None, eviction_policy=""):
         return pointer.load(mask, other)
 
-    def store(self, pointer, value, mask=None):
+    def store(self, pointer, value, mask=None, eviction_policy=""):
         pointer.store(value, mask)
 
     def reshape(self, value, shape):
@@ -265,6 +268,9 @@ class Program:
     def split(self, value):
         return value.unbind(-1)
 
+    def join(self, value, other):
+        return torch.stack((value, other), -1)
+
     def broadcast(self, *values):
         return torch.broadcast_tensors(*values)
 
@@ -273,6 +279,9 @@ class Program:
 
     def exp(self, value):
         return value.exp()
+
+    def rsqrt(self, value):
+        return value.rsqrt()
 
     def mma_v2(self, left, right, total):
         return total + left.float() @ right.float()
@@ -361,4 +370,4 @@ def run_kernel(kernel, grid, arguments, replaced):
         for each in arguments
     ]  # fmt: skip
     for place in itertools.product(*map(range, grid)):
-        bound(kernel, Program(place), replaced)(*memories)
+        bound(kernel, Program(place, grid), replaced)(*memories)

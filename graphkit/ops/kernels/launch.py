@@ -29,16 +29,13 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
 
     A kernel with a parameter ``STARTS_EARLY`` may be started while the kernel before it runs, which
     hides the latency of the launch (programmatic dependent launch). If the device can do that, the
-    parameter is true. Such a kernel follows four rules:
+    parameter is true. Such a kernel follows three rules:
 
     - All of its programs call ``gdc_wait``, which returns when the kernel before has ended and its
       writes are visible. That kernel has waited for the one before it, and so on: kernels may thus
       call ``gdc_launch_dependents`` at their start.
     - Before ``gdc_wait`` it writes nothing, and reads nothing that a kernel before it may write.
       Only weights are constant, and may be requested or read by then.
-    - If it waits for another rank, it calls ``gdc_launch_dependents`` after that. Until then, the
-      next kernel would hold a part of the multiprocessors and request its weights, behind which the
-      words of that rank would arrive.
     - If it reads a page table, and then much memory at the places that the table gives, it calls
       ``gdc_launch_dependents`` in between, so that its data arrive before the weights of the next
       kernel.

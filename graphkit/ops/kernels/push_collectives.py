@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
-import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
-from graphkit.ops.kernels.decoder import normalised, sum_of_parts
+from graphkit.ops.kernels.gluon_launch import gdc_launch_dependents, gdc_wait
 from graphkit.ops.kernels.launch import KEPT_IN_L2, launch
 
 WORD = 4
@@ -30,6 +31,8 @@ SPAN = 1024
 """Words of a span. A program has whole spans."""
 MOST_SPANS = 16
 """Most spans of a program."""
+WORDS_OF_WARP = 128
+"""Words of a warp, 4 of each thread."""
 
 
 class PushMemory(NamedTuple):
@@ -54,147 +57,189 @@ class PushMemory(NamedTuple):
         return 0 < spans <= MOST_SPANS and rows * spans * SPAN <= self.capacity
 
 
-@triton.jit
-def _push(own, place, is_word, call, parts, RANK, RANKS: tl.constexpr, CAPACITY):
-    """Write words into the memory of all other ranks."""
-    stamp = (call | 1).to(tl.int64) << 32
-    for peer in tl.static_range(RANKS):
-        if peer != RANK:
-            theirs = tl.load(parts + peer, eviction_policy=KEPT_IN_L2)
-            theirs = theirs.to(tl.pointer_type(tl.int64))
-            target = theirs + ((call & 1) * RANKS + RANK) * CAPACITY + place
-            tl.store(target, stamp | (own.to(tl.int64) & 0xFFFFFFFF), mask=is_word)
+# Operands: four results that nothing reads, addresses, words, stamps, and whether each is a word.
+_PUSH = gl.constexpr("""{
+.reg .pred is_pair;
+setp.ne.b32 is_pair, $16, 0;
+@is_pair st.relaxed.sys.global.v4.b32 [$4], {$8, $12, $9, $13};
+setp.ne.b32 is_pair, $18, 0;
+@is_pair st.relaxed.sys.global.v4.b32 [$6], {$10, $14, $11, $15};
+mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
+}""")
+# Operands: words, their addresses, the stamps to wait for, and whether each is a word.
+_POLL = gl.constexpr("""{
+.reg .pred is_first, is_second, is_late;
+.reg .b32 a, b, c, d;
+setp.ne.b32 is_first, $12, 0;
+setp.ne.b32 is_second, $14, 0;
+mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
+mov.b32 a, $8; mov.b32 b, $9; mov.b32 c, $10; mov.b32 d, $11;
+POLL:
+@is_first ld.relaxed.sys.global.v4.b32 {$0, a, $1, b}, [$4];
+@is_second ld.relaxed.sys.global.v4.b32 {$2, c, $3, d}, [$6];
+setp.ne.b32 is_late, a, $8;
+setp.ne.or.b32 is_late, b, $9, is_late;
+setp.ne.or.b32 is_late, c, $10, is_late;
+setp.ne.or.b32 is_late, d, $11, is_late;
+@is_late bra POLL;
+}""")
 
 
-@triton.jit
-def _received(rank, place, is_word, call, parts, RANK, RANKS, CAPACITY):
-    """Wait for the words of another rank and return them."""
-    stamp = (call | 1).to(tl.int64) << 32
-    mine = tl.load(parts + RANK, eviction_policy=KEPT_IN_L2).to(tl.pointer_type(tl.int64))
-    source = mine + ((call & 1) * RANKS + rank) * CAPACITY + place
-    got = tl.load(source, mask=is_word, other=stamp, volatile=True)
-    while tl.max(((got >> 32) != (stamp >> 32)).to(tl.int32), 0) != 0:
-        got = tl.load(source, mask=is_word, other=stamp, volatile=True)
-    return got.to(tl.int32)
+@gluon.jit
+def _memory_of(parts, rank):
+    """Return the memory of a rank."""
+    address = gl.load(parts + rank, eviction_policy=KEPT_IN_L2)
+    return address.to(gl.pointer_type(gl.int64), bitcast=True)
 
 
-@triton.jit
-def _numbers(word, DTYPE: tl.constexpr):
-    """Return the numbers of words, in float32; the second ones of float32 words are 0."""
-    if DTYPE.primitive_bitwidth == 32:
-        first = word.to(tl.float32, bitcast=True)
-        second = tl.zeros_like(first)
+@gluon.jit
+def _push(target, word, stamp, is_word):
+    """Write words with their stamps, two words at a time."""
+    gl.inline_asm_elementwise(
+        _PUSH, "=&r,=&r,=&r,=&r,l,l,l,l,r,r,r,r,r,r,r,r,r,r,r,r,~{memory}",
+        [target, word, stamp, is_word.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=4,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _received(source, stamp, is_word):
+    """Return words as soon as they have their stamps. Each thread waits for its own words."""
+    return gl.inline_asm_elementwise(
+        _POLL, "=&r,=&r,=&r,=&r,l,l,l,l,r,r,r,r,r,r,r,r", [source, stamp, is_word.to(gl.int32)],
+        dtype=gl.int32, is_pure=False, pack=4,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _wait_for_threads():
+    """Wait until all threads of the program are here."""
+    gl.inline_asm_elementwise(
+        "bar.sync 0; mov.b32 $0, 0;", "=r,r,~{memory}", [gl.program_id(0)],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _words_of(number, dtype: gl.constexpr, words: gl.constexpr):
+    """Return numbers as words, in a layout that needs no exchange between threads."""
+    if dtype == gl.float32:
+        word = number.to(gl.int32, bitcast=True)
     else:
-        first = (word << 16).to(tl.float32, bitcast=True)
-        second = (word & -65536).to(tl.float32, bitcast=True)
-    return first, second
+        pairs = gl.reshape(number.to(gl.int16, bitcast=True), [number.shape[0] // 2, 2])
+        low, high = gl.split(pairs)
+        word = (high.to(gl.int32) << 16) | (low.to(gl.int32) & 0xFFFF)
+    return gl.convert_layout(word, words, assert_trivial=True)
 
 
-@triton.jit
-def _words(first, second):
-    """Return the words of numbers, whose dtype is that of the tensor."""
-    if first.dtype == tl.float32:
-        word = first.to(tl.int32, bitcast=True)
+@gluon.jit
+def _numbers_of(word, dtype: gl.constexpr, numbers: gl.constexpr):
+    """Return the numbers of words in float32, as ``_words_of``."""
+    if dtype == gl.float32:
+        number = word.to(gl.float32, bitcast=True)
     else:
-        low = first.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-        word = (second.to(tl.int16, bitcast=True).to(tl.int32) << 16) | low
-    return word
+        low, high = word << 16, word & -65536
+        pairs = gl.join(low.to(gl.float32, bitcast=True), high.to(gl.float32, bitcast=True))
+        number = gl.reshape(pairs, [2 * word.shape[0]])
+    return gl.convert_layout(number, numbers, assert_trivial=True)
 
 
-@triton.jit
-def _own_words(x, word, words, is_word, SUMMANDS: tl.constexpr, DTYPE: tl.constexpr):
-    """Return this rank's words. ``x`` has these, or SUMMANDS float32 summands of each number."""
-    if SUMMANDS == 0:
-        own = tl.load(x + word, mask=is_word, other=0)
-    elif DTYPE.primitive_bitwidth == 32:
-        first = sum_of_parts(x + word, words, is_word, SUMMANDS, DTYPE)
-        own = _words(first, first)
-    else:
-        first = sum_of_parts(x + 2 * word, 2 * words, is_word, SUMMANDS, DTYPE)
-        second = sum_of_parts(x + 2 * word + 1, 2 * words, is_word, SUMMANDS, DTYPE)
-        own = _words(first, second)
-    return own
-
-
-@triton.jit
+@gluon.jit
 def push_all_reduce_kernel(
-    out, total, x, residual, weight, eps, calls, parts, words,
-    ROW: tl.constexpr, BLOCK: tl.constexpr, SPANS: tl.constexpr, SPAN: tl.constexpr,
-    SUMMANDS: tl.constexpr, DTYPE: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
-    CAPACITY: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    out, total, x, residual, weight, eps, calls, parts, size,
+    ROW: gl.constexpr, BLOCK: gl.constexpr, SPANS: gl.constexpr, SPAN: gl.constexpr,
+    SUMMANDS: gl.constexpr, RANK: gl.constexpr, RANKS: gl.constexpr, CAPACITY: gl.constexpr,
+    IS_WHOLE: gl.constexpr, STARTS_EARLY: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    """One program per row of ROW words; see ``_own_words`` for ``x``.
+    """One program per row of ROW words, of ``size`` numbers in all.
 
-    All tensors but ``x``, ``calls`` and ``parts`` are words. With ``residual``, ``out`` is the norm
-    of ``total``, the sum over ranks plus ``residual``, all rounded as in ``add_rms_norm``.
-    Otherwise it is the sum over ranks.
+    The last row is shorter unless IS_WHOLE holds. ``x`` has the numbers of this rank, or with whole
+    rows SUMMANDS float32 summands of each. With ``residual``, ``out`` is the norm of ``total``, the
+    sum over ranks plus ``residual``, all rounded as in ``add_rms_norm``. Otherwise it is the sum
+    over ranks.
     """
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_wait()
-    row, lane = tl.program_id(0), tl.arange(0, BLOCK)
-    word, place = row * ROW + lane, row * SPANS * SPAN + lane
-    is_word = (lane < ROW) & (word < words)
-    span = row * SPANS + tl.arange(0, triton.next_power_of_2(SPANS))
-    is_span = span < (row + 1) * SPANS
-    count = tl.load(calls + span, mask=is_span, eviction_policy=KEPT_IN_L2)
-    call = tl.load(calls + place // SPAN, mask=is_word, eviction_policy=KEPT_IN_L2)
-    own = _own_words(x, word, words, is_word, SUMMANDS, DTYPE)
-    _push(own, place, is_word, call, parts, RANK, RANKS, CAPACITY)
-    if residual is not None:  # while the words of other ranks arrive
-        before = tl.load(residual + word, mask=is_word, other=0, eviction_policy=KEPT_IN_L2)
-        factor = tl.load(weight + lane, mask=is_word, other=0, eviction_policy=KEPT_IN_L2)
-    first = tl.zeros([BLOCK], tl.float32)
-    second = tl.zeros([BLOCK], tl.float32)
-    for rank in tl.static_range(RANKS):  # in this order everywhere: the sums have the same bits
-        theirs = own
-        if rank != RANK:
-            theirs = _received(rank, place, is_word, call, parts, RANK, RANKS, CAPACITY)
-        one, two = _numbers(theirs, DTYPE)
-        first += one
-        second += two
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-    first, second = first.to(DTYPE), second.to(DTYPE)
+    dtype: gl.constexpr = out.dtype.element_ty
+    OF_WORD: gl.constexpr = 32 // dtype.primitive_bitwidth
+    WIDTH: gl.constexpr = ROW * OF_WORD
+    words: gl.constexpr = gl.BlockedLayout([2], [32], [WARPS], [0])
+    numbers: gl.constexpr = gl.BlockedLayout([2 * OF_WORD], [32], [WARPS], [0])
+    row, word = gl.program_id(0), gl.arange(0, BLOCK, words)
+    column = gl.arange(0, BLOCK * OF_WORD, numbers)
+    number = row * WIDTH + column
+    is_word, is_number = word < ROW, column < WIDTH
+    if not IS_WHOLE:
+        is_word &= (row * ROW + word) * OF_WORD < size
+        is_number &= number < size
     if residual is not None:
-        one, two = _numbers(before, DTYPE)
-        first = (one + first.to(tl.float32)).to(DTYPE)
-        second = (two + second.to(tl.float32)).to(DTYPE)
-        tl.store(total + word, _words(first, second), mask=is_word, eviction_policy=KEPT_IN_L2)
-        one, two = first.to(tl.float32), second.to(tl.float32)
-        width: tl.constexpr = ROW * 32 // DTYPE.primitive_bitwidth
-        scale = tl.rsqrt(tl.sum(one * one + two * two, 0) / width + eps)
-        one, two = _numbers(factor, DTYPE)
-        first, second = normalised(first, scale, one), normalised(second, scale, two)
-    tl.store(out + word, _words(first, second), mask=is_word)
-    tl.debug_barrier()  # all threads have read the numbers of the calls
-    tl.store(calls + span, count + 1, mask=is_span, eviction_policy=KEPT_IN_L2)
-
-
-@triton.jit
-def push_all_gather_kernel(
-    out, x, calls, parts, words,
-    ROW: tl.constexpr, SPAN: tl.constexpr,
-    RANK: tl.constexpr, RANKS: tl.constexpr, CAPACITY: tl.constexpr, STARTS_EARLY: tl.constexpr,
-):  # fmt: skip
-    """One program per SPAN words of ``x``, whose rows have ROW words."""
+        factor = gl.load(weight + column, mask=column < WIDTH, other=0.0)
     if STARTS_EARLY:
-        tl.extra.cuda.gdc_wait()
-    span = tl.program_id(0)
-    place = span * SPAN + tl.arange(0, SPAN)
-    is_word = place < words
-    call = tl.load(calls + span, eviction_policy=KEPT_IN_L2)
-    own = tl.load(x + place, mask=is_word, other=0)
-    _push(own, place, is_word, call, parts, RANK, RANKS, CAPACITY)
-    begin = out + (place // ROW).to(tl.int64) * RANKS * ROW + place % ROW
-    for rank in tl.static_range(RANKS):
+        gdc_launch_dependents()
+        gdc_wait()
+    mine = _memory_of(parts, RANK)
+    own_call = calls + row * SPANS + word // SPAN
+    call = gl.load(own_call, mask=word < SPANS * SPAN, other=0, eviction_policy=KEPT_IN_L2)
+    own = gl.load(x + number, mask=is_number, other=0.0)
+    for summand in gl.static_range(1, SUMMANDS):
+        further = x + summand * gl.num_programs(0) * WIDTH + number
+        own += gl.load(further, mask=is_number, other=0.0)
+    own = own.to(dtype)
+    own_word, stamp = _words_of(own, dtype, words), call | 1
+    place = (call & 1) * (RANKS * CAPACITY) + row * (SPANS * SPAN) + word
+    for peer in gl.static_range(RANKS):
+        if peer != RANK:
+            _push(_memory_of(parts, peer) + RANK * CAPACITY + place, own_word, stamp, is_word)
+    if residual is not None:  # while the words of other ranks arrive
+        before = gl.load(
+            residual + number, mask=is_number, other=0.0, eviction_policy=KEPT_IN_L2
+        ).to(gl.float32)
+    summed = gl.zeros([BLOCK * OF_WORD], gl.float32, numbers)
+    for rank in gl.static_range(RANKS):  # in this order everywhere: the sums have the same bits
+        if rank == RANK:
+            summed += own.to(gl.float32)
+        else:
+            theirs = _received(mine + rank * CAPACITY + place, stamp, is_word)
+            summed += _numbers_of(theirs, dtype, numbers)
+    result = summed.to(dtype)
+    if residual is not None:
+        result = (before + result.to(gl.float32)).to(dtype)
+        gl.store(total + number, result, mask=is_number, eviction_policy=KEPT_IN_L2)
+        wide = result.to(gl.float32)
+        scale = gl.rsqrt(gl.sum(wide * wide, 0) / WIDTH + eps)
+        # As ``normalised`` of ``graphkit.ops.kernels.decoder``, which Gluon cannot call.
+        result = (wide * scale).to(dtype)
+        result = (result.to(gl.float32) * factor.to(gl.float32)).to(dtype)
+    gl.store(out + number, result, mask=is_number)
+    _wait_for_threads()  # all have read the numbers of the calls
+    gl.store(own_call, call + 1, mask=is_word & (word % SPAN == 0), eviction_policy=KEPT_IN_L2)
+
+
+@gluon.jit
+def push_all_gather_kernel(
+    out, x, calls, parts, size,
+    ROW: gl.constexpr, SPAN: gl.constexpr, RANK: gl.constexpr, RANKS: gl.constexpr,
+    CAPACITY: gl.constexpr, STARTS_EARLY: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """One program per SPAN of the ``size`` words of ``x``, whose rows have ROW words."""
+    words: gl.constexpr = gl.BlockedLayout([2], [32], [WARPS], [0])
+    place = gl.program_id(0) * SPAN + gl.arange(0, SPAN, words)
+    is_word = place < size
+    if STARTS_EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    mine, own_call = _memory_of(parts, RANK), calls + place // SPAN
+    call = gl.load(own_call, eviction_policy=KEPT_IN_L2)
+    own, stamp = gl.load(x + place, mask=is_word, other=0), call | 1
+    target = (call & 1) * (RANKS * CAPACITY) + place
+    for peer in gl.static_range(RANKS):
+        if peer != RANK:
+            _push(_memory_of(parts, peer) + RANK * CAPACITY + target, own, stamp, is_word)
+    begin = out + (place // ROW).to(gl.int64) * (RANKS * ROW) + place % ROW
+    for rank in gl.static_range(RANKS):
         theirs = own
         if rank != RANK:
-            theirs = _received(rank, place, is_word, call, parts, RANK, RANKS, CAPACITY)
-        tl.store(begin + rank * ROW, theirs, mask=is_word)
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-    tl.debug_barrier()  # all threads have read the number of the call
-    tl.store(calls + span, call + 1, eviction_policy=KEPT_IN_L2)
+            theirs = _received(mine + rank * CAPACITY + target, stamp, is_word)
+        gl.store(begin + rank * ROW, theirs, mask=is_word)
+    _wait_for_threads()  # all have read the number of the call
+    gl.store(own_call, call + 1, mask=place % SPAN == 0, eviction_policy=KEPT_IN_L2)
 
 
 def launch_push_all_reduce(x: torch.Tensor, memory: PushMemory) -> torch.Tensor:
@@ -239,8 +284,8 @@ def launch_push_all_gather(x: torch.Tensor, memory: PushMemory) -> torch.Tensor:
     row = columns * x.itemsize // WORD
     launch(
         push_all_gather_kernel, (triton.cdiv(tokens * row, SPAN),), memory,
-        out=_in_words(out), x=_in_words(x), words=tokens * row, ROW=row, num_warps=8,
-        **_constants(memory),
+        out=_in_words(out), x=_in_words(x), size=tokens * row, ROW=row,
+        **_constants(memory, SPAN),
     )  # fmt: skip
     return out
 
@@ -256,25 +301,23 @@ def _launch_all_reduce(
     eps: float = 0.0,
 ) -> None:
     words, block = out.numel() * out.itemsize // WORD, triton.next_power_of_2(row)
-    tensors = {"out": out, "total": total, "residual": residual, "weight": weight}
+    block = max(WORDS_OF_WARP, block)
     has_summands = x.dim() > out.dim()
     launch(
         push_all_reduce_kernel, (triton.cdiv(words, row),), memory,
-        x=x if has_summands else _in_words(x), SUMMANDS=len(x) if has_summands else 0,
-        eps=eps, words=words, ROW=row, BLOCK=block, SPANS=triton.cdiv(row, SPAN),
-        DTYPE=tl.float32 if out.dtype == torch.float32 else tl.bfloat16,
-        num_warps=min(32, max(1, block // 128)), **_constants(memory),
-        **{name: None if tensor is None else _in_words(tensor) for name, tensor in tensors.items()},
+        out=out, total=total, x=x, residual=residual, weight=weight, eps=eps, size=out.numel(),
+        ROW=row, BLOCK=block, SPANS=triton.cdiv(row, SPAN), IS_WHOLE=words % row == 0,
+        SUMMANDS=len(x) if has_summands else 1, **_constants(memory, block),
     )  # fmt: skip
 
 
-def _constants(memory: PushMemory) -> dict[str, Any]:
+def _constants(memory: PushMemory, block: int) -> dict[str, Any]:
+    """Return what both kernels are given, whose programs have so many words."""
+    warps = min(32, block // WORDS_OF_WARP)
     return {
-        "SPAN": SPAN,
-        "RANK": memory.rank,
-        "RANKS": len(memory.parts),
-        "CAPACITY": memory.capacity,
-    }
+        "SPAN": SPAN, "RANK": memory.rank, "RANKS": len(memory.parts),
+        "CAPACITY": memory.capacity, "WARPS": warps, "num_warps": warps,
+    }  # fmt: skip
 
 
 def _in_words(x: torch.Tensor) -> torch.Tensor:

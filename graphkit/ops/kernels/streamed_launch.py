@@ -51,9 +51,9 @@ def launch_streamed(
     if not are_in_place or numbers.data_ptr() % 16:
         options["STARTS_EARLY"] = False  # the kernels before write copies of them
     x, numbers = _aligned(x), _aligned(numbers)
-    stages = steps
     if is_plain:
         kernel: Any = streamed_plain_kernel
+        stages = max(2, min(product.num_stages, steps))
         options |= {"x": x, "weight": numbers, "K": weight["K"]}
     else:
         kernel, bytes_of_thread = streamed_linear_kernel, 4
@@ -62,22 +62,26 @@ def launch_streamed(
             options["maxnreg"] = WARPGROUP_REGISTERS
         bits = 4 if weight["IS_PACKED"] else 8
         pieces = pieces_of_line(product.rows, bits)
-        stages *= pieces
+        stages = min(product.num_stages, steps * pieces + 1)
+        # Beside numbers of four bits, rows are many bytes: those of all stages are requested before
+        # the weight of stages that is not in flight by then.
+        early = stages - 1 if bits == 8 else min(product.in_flight, stages - 1)
         low, high = None, None
         if bits == 4:
             low, high = nibble_ptx(x.dtype, bytes_of_thread, args.zero_point is not None)
         options |= {
             "x": rows_descriptor(x, product, weight["K"] // lines, pieces),
             "weight": weight_descriptor(numbers, product, is_gated, pieces),
-            "BITS": bits, "LOW": low, "HIGH": high,
+            "BITS": bits, "LOW": low, "HIGH": high, "EARLY": early,
             "GROUPS": groups_of_part(weight["K"], product.splits),
             "SCALE_ROWS": weight["SCALE_ROWS"], "SCALE_COLUMNS": weight["SCALE_COLUMNS"],
         }  # fmt: skip
     launch(
         kernel, grid_of(product, len(x), weight["N"]), args, out=parts, rows=len(x), N=weight["N"],
-        STEPS=steps, STAGES=min(product.num_stages, stages + 1), OUTPUTS=product.outputs,
+        STEPS=steps, STAGES=stages, OUTPUTS=product.outputs,
         BLOCK_N=product.padded_outputs, BLOCK_T=product.rows, IS_GATED=is_gated,
-        WARPS=product.num_warps, num_warps=product.num_warps, **options,
+        WARPS=product.num_warps, num_warps=product.num_warps, IN_FLIGHT=product.in_flight,
+        **options,
     )  # fmt: skip
 
 

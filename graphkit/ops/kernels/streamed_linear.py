@@ -21,14 +21,15 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from graphkit.ops.kernels.gluon_launch import gdc_launch_dependents, gdc_wait
 from graphkit.ops.kernels.streamed_tile import (
     barriers,
     float8_numbers,
-    gdc_launch_dependents,
-    gdc_wait,
     group_values,
     output_at,
     request,
+    request_early,
+    request_rest,
     scale_row,
     stages_of,
     store_tile,
@@ -110,13 +111,16 @@ def streamed_linear_kernel(
     STEPS: gl.constexpr, STARTS_EARLY: gl.constexpr, OUTPUTS: gl.constexpr, BLOCK_N: gl.constexpr,
     BLOCK_T: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, LOW: gl.constexpr,
     HIGH: gl.constexpr, IS_GATED: gl.constexpr, LINES: gl.constexpr, WARPS: gl.constexpr,
+    EARLY: gl.constexpr, IN_FLIGHT: gl.constexpr,
 ):  # fmt: skip
     """One program per OUTPUTS outputs, tile of rows and part of the inputs, of STEPS steps.
 
     ``weight`` and ``x`` are descriptors, made by ``streamed_launch.py``. N is a multiple of
     OUTPUTS, and OUTPUTS of 16; BLOCK_N is the next power of two. A step multiplies LINES lines of
-    each output, each line by WARPS / LINES warps. STAGES is at most STEPS + 1. GROUPS is a power of
-    two, at least the groups of inputs of a part. Other parameters are those of ``linear_kernel``.
+    each output, each line by WARPS / LINES warps. STAGES is at most STEPS + 1. The weight of EARLY
+    stages, less than STAGES, is requested while the kernel before runs, with IN_FLIGHT of them in
+    flight. GROUPS is a power of two, at least the groups of inputs of a part. Other parameters are
+    those of ``linear_kernel``.
     """
     WIDTH: gl.constexpr = 16  # consecutive bytes of a thread, and as many inputs
     BLOCKS: gl.constexpr = 8 // BITS  # of 128 inputs, in a line
@@ -129,7 +133,7 @@ def streamed_linear_kernel(
     loaded_left: gl.constexpr = gl.DotOperandLayout(0, mma, WIDTH)
     loaded_right: gl.constexpr = gl.DotOperandLayout(1, mma, WIDTH)
     NBYTES: gl.constexpr = weight.block_type.nbytes + x.block_type.nbytes  # of a stage
-    ready = barriers(STAGES)
+    ready, arrived = barriers(STAGES), barriers(max(1, EARLY - IN_FLIGHT))
     boxes, row_boxes = stages_of(weight, STAGES), stages_of(x, STAGES)
     lines = boxes._reinterpret(
         gl.uint8, [STAGES, LINES, BLOCK_N, 128], gl.SwizzledSharedLayout(WIDTH, 1, 8, [2, 1, 0])
@@ -158,9 +162,7 @@ def streamed_linear_kernel(
             row = output_at(_places(BLOCK_N, loaded_left), N, OUTPUTS, IS_GATED)
             zero = zero_offset(gl.load(zero_point + scale_row(row, N, SCALE_ROWS)), x, UNITS)
 
-    for stage in gl.static_range(STAGES - 1):
-        mbarrier.expect(ready.index(stage), NBYTES)
-        request(weight, [first + stage * LINES, tile, 0, 0, 0], boxes, ready, stage, True)
+    request_early(weight, boxes, ready, arrived, first, tile, NBYTES, EARLY, IN_FLIGHT, LINES, 1)
     if HAS_GROUPS:
         factors = stored_table(scales, LINES)
         if zero_point is not None:
@@ -170,18 +172,20 @@ def streamed_linear_kernel(
         gdc_wait()
 
     first_row = gl.program_id(1) * BLOCK_T
-    for stage in gl.static_range(STAGES - 1):
-        begin = first + stage * LINES
-        request(x, [0, begin, 0, first_row, 0], row_boxes, ready, stage, True)
+    request_rest(
+        weight, x, boxes, row_boxes, ready, first, tile, first_row, NBYTES, STAGES, EARLY,
+        IN_FLIGHT, LINES, 1,
+    )  # fmt: skip
     none = gl.zeros([LINES, BLOCK_N, BLOCK_T], gl.float32, mma)
     total, held, phase, free = none, 0, 0, STAGES - 1
     for step in range(STEPS):
         # Stage ``free`` is written again: all threads have read it, in the step before.
         ahead = step + STAGES - 1
         begin, is_step = first + ahead * LINES, ahead < STEPS
-        mbarrier.expect(ready.index(free), NBYTES, pred=is_step)
-        request(weight, [begin, tile, 0, 0, 0], boxes, ready, free, is_step)
-        request(x, [0, begin, 0, first_row, 0], row_boxes, ready, free, is_step)
+        barrier = ready.index(free)
+        mbarrier.expect(barrier, NBYTES, pred=is_step)
+        request(weight, [begin, tile, 0, 0, 0], boxes.index(free), barrier, is_step)
+        request(x, [0, begin, 0, first_row, 0], row_boxes.index(free), barrier, is_step)
         mbarrier.wait(ready.index(held), phase)
         loaded = lines.index(held).load(loaded_left)
         for part in gl.static_range(BLOCKS):

@@ -22,6 +22,7 @@ from graphkit.ops.kernels.streamed_product import (
     StreamedProduct,
     even_outputs,
     padded,
+    stages_in_flight,
 )
 from graphkit.ops.quantized_layout import BLOCK
 
@@ -103,7 +104,11 @@ def choose_streamed(
         stages = max(least_stages, fitting(tile_rows, shared_bytes // programs))
         stages = min(stages, way.most_lines // way.lines)
         warps = way.warps * way.lines
-        return StreamedProduct(way.outputs, tile_rows, way.parts, stages, warps, way.lines)
+        stage_bytes = way.lines * 128 * way.outputs // pieces_of_line(tile_rows, bits)
+        in_flight = stages_in_flight(stage_bytes, programs)
+        return StreamedProduct(
+            way.outputs, tile_rows, way.parts, stages, warps, way.lines, in_flight
+        )
     return None
 
 

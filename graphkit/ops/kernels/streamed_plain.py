@@ -19,9 +19,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from graphkit.ops.kernels.gluon_launch import gdc_launch_dependents, gdc_wait
 from graphkit.ops.kernels.streamed_tile import (
-    gdc_launch_dependents,
-    gdc_wait,
     output_at,
     store_tile,
 )
@@ -32,7 +31,7 @@ def streamed_plain_kernel(
     out, x, weight, bias, rows, N: gl.constexpr, K: gl.constexpr, STEPS: gl.constexpr,
     STARTS_EARLY: gl.constexpr, OUTPUTS: gl.constexpr, BLOCK_N: gl.constexpr,
     BLOCK_T: gl.constexpr, STAGES: gl.constexpr, IS_GATED: gl.constexpr, LINES: gl.constexpr,
-    WARPS: gl.constexpr,
+    WARPS: gl.constexpr, IN_FLIGHT: gl.constexpr,
 ):  # fmt: skip
     """One program per OUTPUTS outputs, tile of rows and part of the inputs, of STEPS steps.
 
@@ -40,6 +39,7 @@ def streamed_plain_kernel(
     ``streamed_linear_kernel``.
     """
     LINE: gl.constexpr = LINES * 64  # inputs of a step
+    FILLED: gl.constexpr = min(STAGES, STEPS)  # stages before the first product
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_T, 16])
     copied: gl.constexpr = gl.BlockedLayout([1, 8], [4 // LINES, 8 * LINES], [WARPS, 1], [1, 0])
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -52,16 +52,19 @@ def streamed_plain_kernel(
     k = gl.arange(0, LINE, gl.SliceLayout(0, copied))
     line = weight + n.to(gl.int64)[:, None] * K + (first * LINE + k)[None, :]
     is_n = (place < OUTPUTS)[:, None] & (k >= 0)[None, :]
-    for stage in gl.static_range(STAGES - 1):
+    if STARTS_EARLY:
+        gdc_launch_dependents()
+    for stage in gl.static_range(FILLED):
+        if stage >= IN_FLIGHT:
+            async_copy.wait_group(IN_FLIGHT - 1)
         async_copy.async_copy_global_to_shared(lines.index(stage), line + stage * LINE, mask=is_n)
         async_copy.commit_group()
     if STARTS_EARLY:
-        gdc_launch_dependents()
         gdc_wait()
     t = gl.program_id(1) * BLOCK_T + gl.arange(0, BLOCK_T, gl.SliceLayout(1, copied))
     block = x + t.to(gl.int64)[:, None] * K + (first * LINE + k)[None, :]
     is_t = (t < rows)[:, None] & (k >= 0)[None, :]
-    for stage in gl.static_range(STAGES - 1):
+    for stage in gl.static_range(FILLED):
         async_copy.async_copy_global_to_shared(inputs.index(stage), block + stage * LINE, mask=is_t)
         async_copy.commit_group()
     total = gl.zeros([BLOCK_N, BLOCK_T], gl.float32, mma)
@@ -71,13 +74,14 @@ def streamed_plain_kernel(
         held, ahead = step % STAGES, step + STAGES - 1
         # Stage ``free`` is written again: all warps have waited for its product, one step before.
         free = ahead % STAGES
-        is_line = (k * 0 + ahead < STEPS)[None, :]
-        async_copy.async_copy_global_to_shared(
-            lines.index(free), line + ahead * LINE, mask=is_n & is_line
-        )
-        async_copy.async_copy_global_to_shared(
-            inputs.index(free), block + ahead * LINE, mask=is_t & is_line
-        )
+        if step > 0:
+            is_line = (k * 0 + ahead < STEPS)[None, :]
+            async_copy.async_copy_global_to_shared(
+                lines.index(free), line + ahead * LINE, mask=is_n & is_line
+            )
+            async_copy.async_copy_global_to_shared(
+                inputs.index(free), block + ahead * LINE, mask=is_t & is_line
+            )
         async_copy.commit_group()
         right = inputs.index(held).permute((1, 0))
         running = warpgroup_mma(lines.index(held), right, total, is_async=True)

@@ -19,6 +19,7 @@ from graphkit.ops.kernels.streamed_product import (
     StreamedProduct,
     even_outputs,
     padded,
+    stages_in_flight,
 )
 
 MOST_PLAIN_ROWS = 64
@@ -26,8 +27,7 @@ MOST_PLAIN_ROWS = 64
 takes 0.87 to 0.91 of its time with cuBLAS for up to 64 rows
 (``tools/bench/results/linear_chain.json``). More rows run by cuBLAS."""
 LONG_INPUTS = 8192
-"""Most inputs of a weight that may have two parts. It has two if each multiprocessor then gets a
-program of at least as many outputs as usual."""
+"""Most inputs of a weight that may have fewer parts than ``MOST_PARTS``."""
 
 
 def choose_streamed_plain(
@@ -36,9 +36,9 @@ def choose_streamed_plain(
     """Return how to stream a weight of 16 bits, or ``None``.
 
     The number of parts does not depend on the rows, so that a row's result has the same bits
-    whatever the number of rows. A weight with a tile for every multiprocessor has one part. A step
-    has two lines if two such steps fit: it reads 256 consecutive bytes, and the program waits half
-    as often.
+    whatever the number of rows. A weight with a tile for every multiprocessor has one part; others
+    are divided by ``_tile_and_parts``. A step has two lines if two such steps fit: it reads 256
+    consecutive bytes, and the program waits half as often.
 
     Args:
         rows: Rows of the batch, at most ``MOST_PLAIN_ROWS``.
@@ -53,18 +53,15 @@ def choose_streamed_plain(
         return None
     splits = max(parts for parts in range(1, most + 1) if lines % parts == 0)
     is_wide, is_long = outputs >= tile * processors, inputs > LONG_INPUTS
-    even = even_outputs(outputs, 1 if is_wide else 2, processors)
-    if is_wide:
+    if is_wide or is_long:
         _, warps, most_programs = LARGE
-        tile, splits = even, 1
-    elif even >= tile and splits % 2 == 0 and not is_long:
-        tile, splits = even, 2
-    elif outputs // tile * splits < processors:
-        return None
-    elif is_long:
-        tile, warps, most_programs = LARGE
+    if is_wide:
+        tile, splits = even_outputs(outputs, 1, processors), 1
+    else:
+        tile, splits = _tile_and_parts(outputs, splits, is_long, processors)
     if tile == 0 or outputs % tile:
         return None
+    warps = min(warps, padded(tile) // 16)
     programs = min(-(-(outputs // tile) * splits // processors), most_programs)
     tile_rows = max(16, triton.next_power_of_2(rows))
     least_lines, most_lines = LINES_IN_SHARED_MEMORY
@@ -73,5 +70,31 @@ def choose_streamed_plain(
         stages = (shared_bytes // programs - RESERVED_BYTES) // stage_bytes
         if stages >= 2 and stages * step_lines >= least_lines:
             stages = min(stages, most_lines // step_lines)
-            return StreamedProduct(tile, tile_rows, splits, stages, warps, step_lines)
+            in_flight = stages_in_flight(step_lines * 128 * tile, programs)
+            return StreamedProduct(tile, tile_rows, splits, stages, warps, step_lines, in_flight)
     return None
+
+
+def _tile_and_parts(
+    outputs: int, most_parts: int, is_long: bool, processors: int
+) -> tuple[int, int]:
+    """Return the outputs of a program, and the parts of a weight that is not wide.
+
+    These are the fewest parts for which programs of at least as many outputs as usual divide the
+    weight evenly. If there are none, programs have a fixed size, and the outputs are 0 if these do
+    not occupy the device.
+
+    Args:
+        outputs: Outputs of the weight.
+        most_parts: Most equal parts of its inputs.
+        is_long: Whether it has more than ``LONG_INPUTS`` inputs.
+        processors: Multiprocessors of the device.
+    """
+    tile = USUAL[0]
+    for parts in (MOST_PARTS,) if is_long else (2, MOST_PARTS):
+        even = even_outputs(outputs, parts, processors)
+        if even >= tile and most_parts % parts == 0:
+            return even, parts
+    if outputs // tile * most_parts < processors:
+        return 0, 0
+    return LARGE[0] if is_long else tile, most_parts

@@ -21,6 +21,9 @@ LEAST_LINES = 4
 """Least lines of a part."""
 LINES_IN_SHARED_MEMORY = 3, 12
 """Least and most lines of each output that a program has in shared memory."""
+EARLY_BYTES = 48 * 1024
+"""Least bytes of a weight that a multiprocessor has in flight while the kernel before runs. More
+would delay the accesses of that kernel, behind which they are in the queues of the memory."""
 RESERVED_BYTES = 1024
 """Shared memory that CUDA keeps of each program on sm_90."""
 
@@ -39,6 +42,7 @@ class StreamedProduct:
             share of them.
         lines: Lines of each output in a step and in a stage, a power of two that divides the lines
             of a part.
+        in_flight: Most stages of the weight in flight while the kernel before runs.
     """
 
     outputs: int
@@ -47,6 +51,7 @@ class StreamedProduct:
     num_stages: int
     num_warps: int = 4
     lines: int = 1
+    in_flight: int = 2
 
     @property
     def padded_outputs(self) -> int:
@@ -79,3 +84,13 @@ def padded(outputs: int) -> int:
     """Return outputs of a program, padded to a power of two."""
     power: int = triton.next_power_of_2(outputs)
     return power
+
+
+def stages_in_flight(stage_bytes: int, programs: int) -> int:
+    """Return the fewest stages with ``EARLY_BYTES`` in flight.
+
+    Args:
+        stage_bytes: Bytes of a stage of the weight in a program.
+        programs: Programs of a multiprocessor.
+    """
+    return -(-EARLY_BYTES // (stage_bytes * programs))

@@ -1,31 +1,12 @@
-"""Parts of the kernels that stream a weight: waiting, stages, tiles of outputs, and numbers.
+"""Parts of the kernels that stream a weight: stages, tiles of outputs, and numbers.
 
-These kernels are in Gluon, Triton's language with explicit layouts. It is experimental, and
-Triton's interpreter does not run it: no other kernels use it. Checked on Triton 3.6.0 and 3.7.1.
-``choose_product`` selects the kernel of ``tiled_linear.py`` wherever these cannot run.
+These kernels are in Gluon. ``choose_product`` selects the kernel of ``tiled_linear.py`` wherever
+they cannot run.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
-
-
-@gluon.jit
-def gdc_launch_dependents():
-    """Let the next kernel start."""
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r,r,~{memory}", [gl.program_id(0)],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def gdc_wait():
-    """Wait until the kernel before has ended and its writes are visible."""
-    gl.inline_asm_elementwise(
-        "griddepcontrol.wait; mov.b32 $0, 0;", "=r,r,~{memory}", [gl.program_id(0)],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
 
 
 @gluon.jit
@@ -111,20 +92,59 @@ def stages_of(tensor, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def barriers(STAGES: gl.constexpr):
-    """Return a barrier for each stage, which ends a phase when the boxes have arrived."""
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=1)
-    return ready
+def barriers(COUNT: gl.constexpr):
+    """Return barriers, each of which ends a phase when the boxes that it expects have arrived."""
+    found = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for place in gl.static_range(COUNT):
+        mbarrier.init(found.index(place), count=1)
+    return found
 
 
 @gluon.jit
-def request(tensor, place, boxes, ready, stage, is_step):
-    """Request the box at a place of a tensor for a stage, if ``is_step``."""
-    tma.async_copy_global_to_shared(
-        tensor, place, ready.index(stage), boxes.index(stage), pred=is_step
-    )
+def request(tensor, place, box, barrier, is_step):
+    """Request the box at a place of a tensor, if ``is_step``."""
+    tma.async_copy_global_to_shared(tensor, place, barrier, box, pred=is_step)
+
+
+@gluon.jit
+def request_early(
+    weight, boxes, ready, arrived, first, tile, STAGE_BYTES: gl.constexpr, EARLY: gl.constexpr,
+    IN_FLIGHT: gl.constexpr, LINES: gl.constexpr, PIECES: gl.constexpr,
+):  # fmt: skip
+    """Request EARLY stages of a weight, with at most IN_FLIGHT of them in flight.
+
+    ``arrived`` has a barrier for each stage for whose arrival a request waits. The weight of other
+    stages arrives at the barriers ``ready``, together with the rows.
+    """
+    for stage in gl.static_range(EARLY):
+        if stage >= IN_FLIGHT:
+            mbarrier.wait(arrived.index(stage - IN_FLIGHT), 0)
+        place = [first + stage // PIECES * LINES, tile, 0, 0, stage % PIECES * (128 // PIECES)]
+        if stage < EARLY - IN_FLIGHT:
+            mbarrier.expect(arrived.index(stage), weight.block_type.nbytes)
+            request(weight, place, boxes.index(stage), arrived.index(stage), True)
+        else:
+            mbarrier.expect(ready.index(stage), STAGE_BYTES)
+            request(weight, place, boxes.index(stage), ready.index(stage), True)
+
+
+@gluon.jit
+def request_rest(
+    weight, x, boxes, row_boxes, ready, first, tile, first_row, STAGE_BYTES: gl.constexpr,
+    STAGES: gl.constexpr, EARLY: gl.constexpr, IN_FLIGHT: gl.constexpr, LINES: gl.constexpr,
+    PIECES: gl.constexpr,
+):  # fmt: skip
+    """Request the rows of all stages but one, then the weight of stages from EARLY on."""
+    for stage in gl.static_range(STAGES - 1):
+        if stage < EARLY - IN_FLIGHT:
+            mbarrier.expect(ready.index(stage), x.block_type.nbytes)
+        elif stage >= EARLY:
+            mbarrier.expect(ready.index(stage), STAGE_BYTES)
+        place = [0, first + stage // PIECES * LINES, stage % PIECES, first_row, 0]
+        request(x, place, row_boxes.index(stage), ready.index(stage), True)
+    for stage in gl.static_range(EARLY, STAGES - 1):
+        place = [first + stage // PIECES * LINES, tile, 0, 0, stage % PIECES * (128 // PIECES)]
+        request(weight, place, boxes.index(stage), ready.index(stage), True)
 
 
 @gluon.jit

@@ -13,14 +13,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma
 
+from graphkit.ops.kernels.gluon_launch import gdc_launch_dependents, gdc_wait
 from graphkit.ops.kernels.streamed_tile import (
     barriers,
     float8_numbers,
-    gdc_launch_dependents,
-    gdc_wait,
     group_values,
     output_at,
     request,
+    request_early,
+    request_rest,
     scale_row,
     stages_of,
     store_tile,
@@ -54,7 +55,8 @@ def streamed_warpgroup_kernel(
     N: gl.constexpr, BITS: gl.constexpr, SCALE_ROWS: gl.constexpr, SCALE_COLUMNS: gl.constexpr,
     STEPS: gl.constexpr, STARTS_EARLY: gl.constexpr, OUTPUTS: gl.constexpr, BLOCK_N: gl.constexpr,
     BLOCK_T: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, LOW: gl.constexpr,
-    HIGH: gl.constexpr, IS_GATED: gl.constexpr, WARPS: gl.constexpr,
+    HIGH: gl.constexpr, IS_GATED: gl.constexpr, WARPS: gl.constexpr, EARLY: gl.constexpr,
+    IN_FLIGHT: gl.constexpr,
 ):  # fmt: skip
     """One program per OUTPUTS outputs, tile of rows and part of the inputs, of STEPS lines.
 
@@ -68,7 +70,7 @@ def streamed_warpgroup_kernel(
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_T, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     NBYTES: gl.constexpr = weight.block_type.nbytes + x.block_type.nbytes  # of a stage
-    ready = barriers(STAGES)
+    ready, arrived = barriers(STAGES), barriers(max(1, EARLY - IN_FLIGHT))
     boxes, row_boxes = stages_of(weight, STAGES), stages_of(x, STAGES)
     lines = boxes._reinterpret(
         gl.uint8, [STAGES, BLOCK_N, 128 // PIECES],
@@ -99,10 +101,7 @@ def streamed_warpgroup_kernel(
             point = gl.load(zero_point + scale_row(row, N, SCALE_ROWS))
             zero = zero_offset(point, x, UNITS)[:, None]
 
-    for stage in gl.static_range(STAGES - 1):
-        mbarrier.expect(ready.index(stage), NBYTES)
-        place = [first + stage // PIECES, tile, 0, 0, stage % PIECES * 64]
-        request(weight, place, boxes, ready, stage, True)
+    request_early(weight, boxes, ready, arrived, first, tile, NBYTES, EARLY, IN_FLIGHT, 1, PIECES)
     if HAS_GROUPS:
         factors = stored_table(scales, 1)
         if zero_point is not None:
@@ -112,9 +111,10 @@ def streamed_warpgroup_kernel(
         gdc_wait()
 
     first_row = gl.program_id(1) * BLOCK_T
-    for stage in gl.static_range(STAGES - 1):
-        place = [0, first + stage // PIECES, stage % PIECES, first_row, 0]
-        request(x, place, row_boxes, ready, stage, True)
+    request_rest(
+        weight, x, boxes, row_boxes, ready, first, tile, first_row, NBYTES, STAGES, EARLY,
+        IN_FLIGHT, 1, PIECES,
+    )  # fmt: skip
     none = gl.zeros([BLOCK_N, BLOCK_T], gl.float32, mma)
     total, held, phase, free = none, 0, 0, STAGES - 1
     for step in range(STEPS):
@@ -124,9 +124,12 @@ def streamed_warpgroup_kernel(
             ahead = step * PIECES + piece + STAGES - 1
             line, ahead_piece = first + ahead // PIECES, ahead % PIECES
             is_stage = ahead < STEPS * PIECES
-            mbarrier.expect(ready.index(free), NBYTES, pred=is_stage)
-            request(weight, [line, tile, 0, 0, ahead_piece * 64], boxes, ready, free, is_stage)
-            request(x, [0, line, ahead_piece, first_row, 0], row_boxes, ready, free, is_stage)
+            barrier = ready.index(free)
+            mbarrier.expect(barrier, NBYTES, pred=is_stage)
+            place = [line, tile, 0, 0, ahead_piece * 64]
+            request(weight, place, boxes.index(free), barrier, is_stage)
+            place = [0, line, ahead_piece, first_row, 0]
+            request(x, place, row_boxes.index(free), barrier, is_stage)
             mbarrier.wait(ready.index(held), phase)
             loaded = lines.index(held).load(left)
             for part in gl.static_range(BLOCKS):

@@ -239,11 +239,12 @@ def test_weights_without_whole_lines_are_not_streamed(outputs, inputs):
     ("outputs", "found"),
     [
         (28672, (112, 1)), (14336, (112, 1)), (24576, (96, 1)), (128256, (128, 1)), (37888, None),
-        (8512, None), (6144, (96, 2)), (4096, (64, 2)), (5120, (80, 2)), (3072, (64, 4)),
+        (8512, None), (6144, (96, 2)), (4096, (64, 2)), (5120, (80, 2)), (3072, (96, 4)),
+        (2560, (80, 4)), (3584, (112, 4)), (2048, (64, 4)), (4608, (64, 4)), (1024, None),
     ],
 )  # fmt: skip
 def test_multiprocessors_have_about_the_same_work(outputs, found):
-    """Programs of a wide weight have one part, and others two if they then have 64 outputs."""
+    """A wide weight has one part. Others have two or four if programs then have 64 outputs."""
     product = plain.choose_streamed_plain(48, 4096, outputs, 132, 233472)
     assert (product and (product.outputs, product.splits)) == found
 

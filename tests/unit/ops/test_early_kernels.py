@@ -14,7 +14,10 @@ import pytest
 import graphkit.ops
 
 KERNELS = sorted((Path(graphkit.ops.__file__).parent / "kernels").glob("*.py"))
-PREFETCHES = {"linear_kernel", "streamed_linear_kernel", "streamed_plain_kernel"}
+PREFETCHES = {
+    "linear_kernel", "push_all_reduce_kernel", "streamed_linear_kernel", "streamed_plain_kernel",
+    "streamed_warpgroup_kernel",
+}  # fmt: skip
 """Kernels that request or read weights before they wait."""
 BARRIERS = ["gdc_launch_dependents", "gdc_wait"]
 WAIT = "wait_for_kernel_before(STARTS_EARLY)"

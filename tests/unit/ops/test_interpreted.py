@@ -9,7 +9,6 @@ import pytest
 
 HERE = Path(__file__).parent
 FILES = (
-    HERE / "interpreted_push.py",
     HERE / "interpreted_decoder.py",
     HERE / "interpreted_loops.py",
     HERE / "interpreted_philox.py",
