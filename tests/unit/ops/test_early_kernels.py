@@ -21,7 +21,7 @@ PREFETCHES = {
 """Kernels that request or read weights before they wait."""
 BARRIERS = ["gdc_launch_dependents", "gdc_wait"]
 WAIT = "wait_for_kernel_before(STARTS_EARLY)"
-HARMLESS = {"program_id", "num_programs", "arange", "full", "zeros", "to"}
+HARMLESS = {"program_id", "num_programs", "arange", "full", "zeros", "to", "BlockedLayout"}
 """Calls that neither read nor write memory. Any other call may, such as one of a helper."""
 
 
