@@ -17,6 +17,7 @@ from graphkit.ops.kernels import quantized_linear as kernels
 from graphkit.ops.kernels import quantized_linear_config as config
 from graphkit.ops.kernels import streamed_linear_config as streaming
 from graphkit.ops.kernels import streamed_plain_config as plain
+from graphkit.ops.kernels.streamed_product import StreamedProduct
 from graphkit.ops.linear import linear
 from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.ops.registration import OPS
@@ -162,6 +163,39 @@ def test_kernels_that_cannot_start_early_leave_weights_of_16_bits_to_torch(
     monkeypatch.setattr(config, "has_warpgroups", lambda _: False)
     chosen = config.choose_product(1, 4096, 4096, 16, torch.device("cuda"), torch.bfloat16)
     assert (chosen is not None) == starts_early
+
+
+@pytest.mark.parametrize(("rows", "has_warpgroups", "streams"), [
+    (32, False, True), (33, False, False), (33, True, True), (64, True, True), (65, True, False),
+])  # fmt: skip
+@pytest.mark.parametrize("bits", [4, 8])
+def test_more_rows_stream_where_warpgroups_multiply(
+    bits, rows, has_warpgroups, streams, monkeypatch
+):
+    monkeypatch.setattr(config, "multiprocessors", lambda _: (132, 233472))
+    monkeypatch.setattr(config, "has_dependent_launch", lambda _: True)
+    monkeypatch.setattr(config, "has_warpgroups", lambda _: has_warpgroups)
+    device = torch.device("cuda")
+    chosen = config.choose_product(rows, 4096, 4096, bits, device, torch.bfloat16)
+    assert isinstance(chosen, StreamedProduct) == streams
+
+
+@pytest.mark.parametrize("bits", [4, 8, 16])
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(6144, 4096), (28672, 4096), (4096, 14336), (4096, 2048), (32000, 4096)]
+)
+def test_a_multiprocessor_has_few_bytes_in_flight_while_the_kernel_before_runs(
+    outputs, inputs, bits
+):
+    choose = plain.choose_streamed_plain if bits == 16 else streaming.choose_streamed
+    args = (132, 233472) if bits == 16 else (bits, 132, 233472)
+    for rows in (1, 64):
+        product = choose(rows, inputs, outputs, *args)
+        stage = product.lines * 128 * product.outputs
+        if bits != 16:
+            stage //= streaming.pieces_of_line(product.rows, bits)
+        stage *= min(-(-(outputs // product.outputs) * product.splits // 132), 2)
+        assert product.in_flight == 1 or stage * (product.in_flight - 1) < 48 * 1024
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton
 
-from gluon_interpreter import run_kernel
+from gluon_interpreter import Barrier, BoxCopies, ThreadCopies, run_kernel
 from graphkit.ops.kernels.quantized_numbers import nibble_ptx
 from graphkit.ops.kernels.streamed_product import StreamedProduct
 from graphkit.ops.linear import linear
@@ -88,3 +88,64 @@ def test_streamed_weights_of_16_bits_match_the_reference(product, interpreted):
             if "in_parts" in result:
                 got, expected = got.sum(0).to(x.dtype), expected[0]
             CASES["assert_close"](got, expected, 1024)
+
+
+class Requests:
+    """The requests of a weight before those of rows: all, and the most in flight."""
+
+    def __init__(self, monkeypatch):
+        self.made = self.in_flight = self.most = 0
+        self.has_rows = False
+        request, arrive = BoxCopies.async_copy_global_to_shared, Barrier.wait
+        by_threads, wait_group = ThreadCopies.async_copy_global_to_shared, ThreadCopies.wait_group
+
+        def request_box(boxes, tensor, place, barrier, shared, pred):
+            self.add(tensor.tensor.dtype != torch.uint8)
+            request(boxes, tensor, place, barrier, shared, pred)
+
+        def wait(barrier, phase):
+            self.in_flight -= len(barrier.copies)
+            arrive(barrier, phase)
+
+        def copy_by_threads(threads, shared, pointer, mask=None):
+            self.add(pointer.memory.numel() == 1024)
+            by_threads(threads, shared, pointer, mask)
+
+        def wait_for_groups(threads, pending):
+            self.in_flight = min(self.in_flight, pending)
+            wait_group(threads, pending)
+
+        monkeypatch.setattr(BoxCopies, "async_copy_global_to_shared", request_box)
+        monkeypatch.setattr(Barrier, "wait", wait)
+        monkeypatch.setattr(ThreadCopies, "async_copy_global_to_shared", copy_by_threads)
+        monkeypatch.setattr(ThreadCopies, "wait_group", wait_for_groups)
+
+    def add(self, is_row):
+        self.has_rows |= is_row
+        if not self.has_rows:
+            self.made, self.in_flight = self.made + 1, self.in_flight + 1
+            self.most = max(self.most, self.in_flight)
+
+
+@pytest.mark.parametrize("rows", [8, 64])
+@pytest.mark.parametrize("in_flight", [1, 2, 9])
+@pytest.mark.parametrize("bits", [4, 8, 16])
+def test_few_stages_are_requested_at_a_time_while_the_kernel_before_runs(
+    bits, in_flight, rows, interpreted, monkeypatch
+):
+    """Stages of four bits that are not in flight by then are requested behind the rows."""
+    stages, x = 4, torch.zeros(1, 1024, dtype=torch.bfloat16)
+    if bits == 16:
+        name, tensors = "linear", [torch.zeros(64, 1024, dtype=torch.bfloat16)]
+    else:
+        name, kind = "quantized_linear", {4: "int4 asymmetric", 8: "fp8 channel"}[bits]
+        (tensors, *_) = [
+            each for found, *each, _ in CASES["weights"](CPU, [(64, 1024)]) if found == kind
+        ]
+    product = StreamedProduct(64, max(rows, bits), 1, stages, in_flight=in_flight)
+    requests = Requests(monkeypatch)
+    OPS[name].launch(OPS[name].arguments(x, *tensors, in_parts=True), product)
+    expected = {16: stages, 8: stages - 1, 4: min(in_flight, stages - 1)}[bits]
+    assert requests.has_rows
+    assert requests.made == expected
+    assert requests.most == min(in_flight, expected)
