@@ -34,7 +34,7 @@ from graphkit.ops.kernels.streamed_linear_config import (
     pieces_of_line,
 )
 from graphkit.ops.kernels.streamed_plain_config import MOST_PLAIN_ROWS
-from graphkit.ops.kernels.streamed_product import StreamedProduct, padded
+from graphkit.ops.kernels.streamed_product import StreamedProduct, padded, stages_in_flight
 from graphkit.records import Measure
 
 PROCESSORS = 132
@@ -128,13 +128,16 @@ def streamed_products(shape: tuple[int, int], kind: str, rows: int) -> list[Stre
             programs = -(-tiles * parts // PROCESSORS)
             pieces = 1 if is_plain else pieces_of_line(tile, bits)
             stage_bytes = lines * (padded(tile_outputs) * 128 + tile * 2048 // bits) // pieces
+            weight_bytes = lines * 128 * tile_outputs // pieces
+            in_flight = stages_in_flight(weight_bytes, min(programs, most))
             groups = 0 if is_plain else groups_of_part(inputs, parts)
             table_bytes = 6 * padded(tile_outputs) * groups
             for shared in (110_000, 160_000, 220_000):
                 stages = (shared // min(programs, most) - table_bytes) // stage_bytes
                 stages = min(12, steps * pieces + 1, stages)
                 if stages > 1 and not rest:
-                    found.append(StreamedProduct(tile_outputs, tile, parts, stages, warps, lines))
+                    sizes = tile_outputs, tile, parts, stages, warps, lines
+                    found.append(StreamedProduct(*sizes, in_flight))
     return list(dict.fromkeys(found))
 
 

@@ -1,9 +1,12 @@
 """Collectives of small tensors over GPUs that write to the memory of each other.
 
 Each rank writes its words into a part of every other rank's memory, each word together with the
-stamp of the call. A rank that reads the stamp of this call has the word too, because both arrive
-in one store of 8 bytes (the protocol LL of NCCL). It doubles the bytes and needs no barrier, which
-takes most of the time of a small collective.
+stamp of the call. A rank that reads the stamp of this call has the word too, because both are in
+the same 8 bytes of a store (the protocol LL of NCCL). It doubles the bytes and needs no barrier,
+which takes most of the time of a small collective.
+
+Kernels are in Gluon, whose explicit layouts keep numbers, words and stamps in the same thread:
+accesses have 8 or 16 bytes, and each thread polls the words that it adds up.
 
 Calls are counted by span of the memory, because they may use different spans. Those of a span use
 two parts per pair of ranks in turn. A rank writes the words of call n + 2 where those of call n

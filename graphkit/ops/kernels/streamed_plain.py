@@ -3,8 +3,8 @@
 A program holds a tile of outputs by rows. It copies its part of the weight into a ring of stages in
 shared memory, one or two lines of 128 bytes of each output per stage, and multiplies the stage that
 has arrived. The first stages are requested while the kernel before it runs, since the weight does
-not depend on that kernel. Products run by the instructions of a warpgroup (``wgmma`` of sm_90),
-which read both operands from shared memory.
+not depend on that kernel, and few at a time, as ``EARLY_BYTES`` says. Products run by the
+instructions of a warpgroup (``wgmma`` of sm_90), which read both operands from shared memory.
 
 All threads copy (``cp.async``): nothing is converted, so that they have time. A warp reads
 consecutive bytes of few outputs at once, 128 for each line of a step.
@@ -20,10 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from graphkit.ops.kernels.gluon_launch import gdc_launch_dependents, gdc_wait
-from graphkit.ops.kernels.streamed_tile import (
-    output_at,
-    store_tile,
-)
+from graphkit.ops.kernels.streamed_tile import output_at, store_tile
 
 
 @gluon.jit(do_not_specialize=["rows"])
@@ -35,7 +32,8 @@ def streamed_plain_kernel(
 ):  # fmt: skip
     """One program per OUTPUTS outputs, tile of rows and part of the inputs, of STEPS steps.
 
-    A step multiplies LINES lines of each output. Other parameters are those of
+    A step multiplies LINES lines of each output. The weight of all stages is requested while the
+    kernel before runs, with IN_FLIGHT of them in flight. Other parameters are those of
     ``streamed_linear_kernel``.
     """
     LINE: gl.constexpr = LINES * 64  # inputs of a step

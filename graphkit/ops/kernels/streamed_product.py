@@ -22,8 +22,8 @@ LEAST_LINES = 4
 LINES_IN_SHARED_MEMORY = 3, 12
 """Least and most lines of each output that a program has in shared memory."""
 EARLY_BYTES = 48 * 1024
-"""Least bytes of a weight that a multiprocessor has in flight while the kernel before runs. More
-would delay the accesses of that kernel, behind which they are in the queues of the memory."""
+"""Least bytes of a weight that a multiprocessor has in flight while the kernel before runs. These
+keep the memory busy. With more, the accesses of that kernel would wait behind them."""
 RESERVED_BYTES = 1024
 """Shared memory that CUDA keeps of each program on sm_90."""
 
