@@ -105,8 +105,8 @@ def choose_product(
         dtype: The dtype of the rows.
     """
     processors, shared_bytes = multiprocessors(device)
-    has_kernel = has_dependent_launch(device) if rows <= FEW_ROWS else has_warpgroups(device)
-    if bits <= 8 and dtype in DTYPES_OF_16_BITS and has_kernel:
+    can_stream = has_dependent_launch(device) if rows <= FEW_ROWS else has_warpgroups(device)
+    if bits <= 8 and dtype in DTYPES_OF_16_BITS and can_stream:
         streamed = choose_streamed(rows, inputs, outputs, bits, processors, shared_bytes)
         if streamed is not None:
             return streamed

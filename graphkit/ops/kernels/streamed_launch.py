@@ -10,11 +10,7 @@ from graphkit.ops.kernels.launch import launch
 from graphkit.ops.kernels.quantized_linear_config import grid_of
 from graphkit.ops.kernels.quantized_numbers import nibble_ptx
 from graphkit.ops.kernels.streamed_linear import streamed_linear_kernel
-from graphkit.ops.kernels.streamed_linear_config import (
-    FEW_ROWS,
-    groups_of_part,
-    pieces_of_line,
-)
+from graphkit.ops.kernels.streamed_linear_config import FEW_ROWS, groups_of_part, pieces_of_line
 from graphkit.ops.kernels.streamed_plain import streamed_plain_kernel
 from graphkit.ops.kernels.streamed_product import StreamedProduct
 from graphkit.ops.kernels.streamed_warpgroup import streamed_warpgroup_kernel
