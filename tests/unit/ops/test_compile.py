@@ -217,6 +217,7 @@ def test_products_that_stream_their_weight_compile(dtype, rows, result, monkeypa
 
     monkeypatch.setattr(triton.JITFunction, "run", run)
     monkeypatch.setattr(quantized_linear_config, "has_dependent_launch", lambda _: True)
+    monkeypatch.setattr(quantized_linear_config, "has_warpgroups", lambda _: True)
     op = OPS["quantized_linear"]
     for args in QUANTISED["cases"](DEVICE, [dtype], [rows], shapes=((256, 1024),)):
         op.launch(op.arguments(*args, **result))

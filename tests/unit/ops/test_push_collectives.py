@@ -198,7 +198,8 @@ def test_sums_are_added_and_normalised_in_the_same_kernel(summands, dtype, rows,
     summed = in_order(xs.float()).to(dtype)
     expected, expected_total = add_rms_norm(summed, residual, weight, 1e-5)
     assert torch.equal(total, expected_total)
-    torch.testing.assert_close(out, expected, rtol=2 * torch.finfo(dtype).eps, atol=0)
+    rtol = max(2 * torch.finfo(dtype).eps, 1e-6)  # the mean is a sum in another order
+    torch.testing.assert_close(out, expected, rtol=rtol, atol=0)
     used = rows * spans
     assert ranks.own.calls.tolist() == [2] + [1] * (used - 1) + [0] * (4 - used)
 
