@@ -6,7 +6,8 @@ the same 8 bytes of a store (the protocol LL of NCCL). It doubles the bytes and 
 which takes most of the time of a small collective.
 
 Kernels are in Gluon, whose explicit layouts keep numbers, words and stamps in the same thread:
-accesses have 8 or 16 bytes, and each thread polls the words that it adds up.
+accesses have 8 or 16 bytes, and each thread polls the words that it adds up. Words are written and
+polled in pairs. If the number of words is odd, the last pair has a second word that nothing uses.
 
 Calls are counted by span of the memory, because they may use different spans. Those of a span use
 two parts per pair of ranks in turn. A rank writes the words of call n + 2 where those of call n
@@ -25,7 +26,7 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from graphkit.ops.kernels.gluon_launch import gdc_launch_dependents, gdc_wait
+from graphkit.ops.kernels.gluon_launch import gdc_launch_dependents, gdc_wait, run_ptx
 from graphkit.ops.kernels.launch import KEPT_IN_L2, launch
 
 WORD = 4
@@ -61,6 +62,7 @@ class PushMemory(NamedTuple):
 
 
 # Operands: four results that nothing reads, addresses, words, stamps, and whether each is a word.
+# The first word of a pair has the address of both, and decides whether they are written.
 _PUSH = gl.constexpr("""{
 .reg .pred is_pair;
 setp.ne.b32 is_pair, $16, 0;
@@ -69,7 +71,7 @@ setp.ne.b32 is_pair, $18, 0;
 @is_pair st.relaxed.sys.global.v4.b32 [$6], {$10, $14, $11, $15};
 mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
 }""")
-# Operands: words, their addresses, the stamps to wait for, and whether each is a word.
+# Operands: words, their addresses, the stamps to wait for, and whether each is a word; as above.
 _POLL = gl.constexpr("""{
 .reg .pred is_first, is_second, is_late;
 .reg .b32 a, b, c, d;
@@ -116,10 +118,7 @@ def _received(source, stamp, is_word):
 @gluon.jit
 def _wait_for_threads():
     """Wait until all threads of the program are here."""
-    gl.inline_asm_elementwise(
-        "bar.sync 0; mov.b32 $0, 0;", "=r,r,~{memory}", [gl.program_id(0)],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+    run_ptx("bar.sync 0; mov.b32 $0, 0;")
 
 
 @gluon.jit
@@ -136,7 +135,7 @@ def _words_of(number, dtype: gl.constexpr, words: gl.constexpr):
 
 @gluon.jit
 def _numbers_of(word, dtype: gl.constexpr, numbers: gl.constexpr):
-    """Return the numbers of words in float32, as ``_words_of``."""
+    """Return the numbers of words in float32, without an exchange between threads, too."""
     if dtype == gl.float32:
         number = word.to(gl.float32, bitcast=True)
     else:

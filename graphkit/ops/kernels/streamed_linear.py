@@ -11,9 +11,8 @@ barrier of the stage counts the bytes. The other threads only wait, convert and 
 
 Numbers are multiplied by the instructions of a warp. Their operands may hold the inputs in any
 order, if both share it: a thread takes 16 consecutive bytes of an output from shared memory, and
-the same inputs of its row. The layouts that Triton's compiler chooses take two bytes at a time. The
-instructions of a warpgroup do not serve here: Triton reuses the registers of an operand, which hold
-converted numbers, while an asynchronous product still reads them.
+the same inputs of its row. The layouts that Triton's compiler chooses take two bytes at a time.
+More than ``FEW_ROWS`` rows are multiplied by ``streamed_warpgroup.py``.
 """
 
 from triton.experimental import gluon
@@ -26,6 +25,7 @@ from graphkit.ops.kernels.streamed_tile import (
     barriers,
     float8_numbers,
     group_values,
+    nibbles,
     output_at,
     request,
     request_early,
@@ -42,25 +42,6 @@ from graphkit.ops.kernels.streamed_tile import (
 def _places(SIZE: gl.constexpr, layout: gl.constexpr):
     """Return the places of outputs along the second of three axes, [1, SIZE, 1]."""
     return gl.arange(0, SIZE, gl.SliceLayout(0, gl.SliceLayout(2, layout)))[None, :, None]
-
-
-@gluon.jit
-def _nibbles(loaded, offset, x, PTX: gl.constexpr):
-    """Return four bits of each byte less a zero point, as ``nibble_ptx`` computes them.
-
-    ``offset`` is None for a zero point of 8.
-    """
-    dtype = x.dtype
-    if offset is None:
-        number = gl.inline_asm_elementwise(
-            PTX, "=&r,=&r,r", [loaded], dtype=dtype, is_pure=True, pack=4
-        )
-    else:
-        loaded, offset = gl.broadcast(loaded, offset)
-        number = gl.inline_asm_elementwise(
-            PTX, "=&r,=&r,r,r,r", [loaded, offset], dtype=dtype, is_pure=True, pack=4
-        )
-    return number
 
 
 @gluon.jit
@@ -198,7 +179,7 @@ def streamed_linear_kernel(
                 offset = zero
                 if HAS_GROUPS and zero_point is not None:
                     offset = _of_groups(zeros, block_of_part, loaded_left)
-                numbers = _nibbles(loaded, offset, x, HIGH if part else LOW)
+                numbers = nibbles(loaded, offset, x, HIGH if part else LOW, 4)
             numbers = _as_left(numbers, left)
             if HAS_GROUPS:
                 of_groups = _of_groups(factors, block_of_part, mma).to(gl.float32)

@@ -85,6 +85,25 @@ def float8_numbers(loaded, x):
 
 
 @gluon.jit
+def nibbles(loaded, offset, x, PTX: gl.constexpr, PACK: gl.constexpr):
+    """Return four bits of each byte less a zero point, by code of ``nibble_ptx`` and in its units.
+
+    ``offset`` is None for a zero point of 8. PACK is the number of bytes that the code converts.
+    """
+    dtype = x.dtype
+    OUT: gl.constexpr = "=&r,h" if PACK == 2 else "=&r,=&r,r"
+    if offset is None:
+        number = gl.inline_asm_elementwise(PTX, OUT, [loaded], dtype=dtype, is_pure=True, pack=PACK)
+    else:
+        OFFSETS: gl.constexpr = ",r" if PACK == 2 else ",r,r"
+        loaded, offset = gl.broadcast(loaded, offset)
+        number = gl.inline_asm_elementwise(
+            PTX, OUT + OFFSETS, [loaded, offset], dtype=dtype, is_pure=True, pack=PACK
+        )
+    return number
+
+
+@gluon.jit
 def stages_of(tensor, STAGES: gl.constexpr):
     """Return shared memory for the boxes of a tensor, one for each stage."""
     shape: gl.constexpr = [STAGES] + tensor.block_shape  # noqa: RUF005 - Gluon unpacks no list
@@ -134,7 +153,7 @@ def request_rest(
     STAGES: gl.constexpr, EARLY: gl.constexpr, IN_FLIGHT: gl.constexpr, LINES: gl.constexpr,
     PIECES: gl.constexpr,
 ):  # fmt: skip
-    """Request the rows of all stages but one, then the weight of stages from EARLY on."""
+    """Request the rows of all stages but the last, then the weight of those from EARLY on."""
     for stage in gl.static_range(STAGES - 1):
         if stage < EARLY - IN_FLIGHT:
             mbarrier.expect(ready.index(stage), x.block_type.nbytes)

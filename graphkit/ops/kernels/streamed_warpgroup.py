@@ -18,6 +18,7 @@ from graphkit.ops.kernels.streamed_tile import (
     barriers,
     float8_numbers,
     group_values,
+    nibbles,
     output_at,
     request,
     request_early,
@@ -28,25 +29,6 @@ from graphkit.ops.kernels.streamed_tile import (
     stored_table,
     zero_offset,
 )
-
-
-@gluon.jit
-def _nibbles(loaded, offset, x, PTX: gl.constexpr):
-    """Return four bits of each byte less a zero point, by code of ``nibble_ptx`` and in its units.
-
-    ``offset`` is None for a zero point of 8.
-    """
-    dtype = x.dtype
-    if offset is None:
-        number = gl.inline_asm_elementwise(
-            PTX, "=&r,h", [loaded], dtype=dtype, is_pure=True, pack=2
-        )
-    else:
-        loaded, offset = gl.broadcast(loaded, offset)
-        number = gl.inline_asm_elementwise(
-            PTX, "=&r,h,r", [loaded, offset], dtype=dtype, is_pure=True, pack=2
-        )
-    return number
 
 
 @gluon.jit(do_not_specialize=["rows"])
@@ -141,7 +123,7 @@ def streamed_warpgroup_kernel(
                     if HAS_GROUPS and zero_point is not None:
                         table = zeros.index(step * BLOCKS + part)
                         offset = table.permute((1, 0)).load(left)
-                    numbers = _nibbles(loaded, offset, x, HIGH if part else LOW)
+                    numbers = nibbles(loaded, offset, x, HIGH if part else LOW, 2)
                 if not HAS_GROUPS:
                     total = warpgroup_mma(numbers, right, total)
                 elif part == 0:

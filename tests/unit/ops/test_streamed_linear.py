@@ -20,10 +20,10 @@ CPU = torch.device("cpu")
 CASES = runpy.run_path(str(Path(__file__).with_name("quantized_cases.py")))
 
 
-def nibbles(loaded, offset, x, ptx):
-    """Return what ``_nibbles`` does by PTX."""
+def nibbles(loaded, offset, x, ptx, pack):
+    """Return what ``nibbles`` of ``streamed_tile.py`` does by PTX."""
     dtype = x.tensor.dtype
-    is_high = ptx in [nibble_ptx(dtype, pack, has_zeros=offset is not None)[1] for pack in (2, 4)]
+    is_high = ptx == nibble_ptx(dtype, pack, has_zeros=offset is not None)[1]
     number = (loaded >> 4 if is_high else loaded & 15).to(torch.float32)
     units = 64 if dtype == torch.bfloat16 else 512
     offset = -8 / units if offset is None else offset.to(torch.float32)
@@ -33,7 +33,7 @@ def nibbles(loaded, offset, x, ptx):
 @pytest.fixture
 def interpreted(monkeypatch):
     def run(kernel, *args, grid, **options):
-        run_kernel(kernel, grid, args, {"_nibbles": nibbles})
+        run_kernel(kernel, grid, args, {"nibbles": nibbles})
 
     monkeypatch.setattr(triton.JITFunction, "run", run)
 
