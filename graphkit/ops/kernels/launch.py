@@ -35,8 +35,8 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
       writes are visible. That kernel has waited for the one before it, and so on: kernels may thus
       call ``gdc_launch_dependents`` at their start.
     - Before ``gdc_wait`` it writes nothing, and reads nothing that a kernel before it may write.
-      Only weights are constant, and may be requested or read by then. Much of a weight is requested
-      little by little (``EARLY_BYTES`` of ``streamed_product.py``).
+      Only weights are constant, and may be requested or read by then. A kernel that requests more
+      than ``EARLY_BYTES`` of ``streamed_product.py`` by then has only that much in flight.
     - If it reads a page table, and then much memory at the places that the table gives, it calls
       ``gdc_launch_dependents`` in between, so that its data arrive before the weights of the next
       kernel.

@@ -59,8 +59,8 @@ def launch_streamed(
         bits = 4 if weight["IS_PACKED"] else 8
         pieces = pieces_of_line(product.rows, bits)
         stages = min(product.num_stages, steps * pieces + 1)
-        # Beside numbers of four bits, rows are many bytes: those of all stages are requested before
-        # the weight of stages that is not in flight by then.
+        # Rows have many bytes compared with numbers of four bits. They are requested before the
+        # weight of the stages that are not in flight yet.
         early = stages - 1 if bits == 8 else min(product.in_flight, stages - 1)
         low, high = None, None
         if bits == 4:

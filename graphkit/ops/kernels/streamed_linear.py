@@ -3,8 +3,8 @@
 A program holds a tile of outputs by rows. Lines of 128 bytes of each output of its part of the
 weight pass through a ring of stages in shared memory, with the same inputs of the rows, and the
 stage that has arrived is multiplied. The first stages are requested while the kernel before it
-runs, since the weight does not depend on that kernel, and few at a time, as ``EARLY_BYTES`` says.
-Scales and zero points are read before, since they would wait behind the weight.
+runs, since the weight does not depend on that kernel. Few are in flight at a time
+(``EARLY_BYTES``). Scales and zero points are read before, since they would wait behind the weight.
 
 One thread requests a stage, by a descriptor of the weight and one of the rows (TMA of sm_90). A
 barrier of the stage counts the bytes. The other threads only wait, convert and multiply.

@@ -3,7 +3,7 @@
 A program holds a tile of outputs by rows. It copies its part of the weight into a ring of stages in
 shared memory, one or two lines of 128 bytes of each output per stage, and multiplies the stage that
 has arrived. The first stages are requested while the kernel before it runs, since the weight does
-not depend on that kernel, and few at a time, as ``EARLY_BYTES`` says. Products run by the
+not depend on that kernel. Few are in flight at a time (``EARLY_BYTES``). Products run by the
 instructions of a warpgroup (``wgmma`` of sm_90), which read both operands from shared memory.
 
 All threads copy (``cp.async``): nothing is converted, so that they have time. A warp reads

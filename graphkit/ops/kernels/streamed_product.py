@@ -22,8 +22,8 @@ LEAST_LINES = 4
 LINES_IN_SHARED_MEMORY = 3, 12
 """Least and most lines of each output that a program has in shared memory."""
 EARLY_BYTES = 48 * 1024
-"""Least bytes of a weight that a multiprocessor has in flight while the kernel before runs. These
-keep the memory busy. With more, the accesses of that kernel would wait behind them."""
+"""Bytes of a weight that a multiprocessor has in flight while the kernel before runs, rounded up to
+whole stages. They keep the memory busy. Behind more, the accesses of that kernel would wait."""
 RESERVED_BYTES = 1024
 """Shared memory that CUDA keeps of each program on sm_90."""
 
@@ -37,7 +37,7 @@ class StreamedProduct:
         rows: Rows of a program, a power of two, at least 8.
         splits: Parts of the inputs, of the same number of lines.
         num_stages: Most steps in flight in a program, the current one included, at least 2. A part
-            of few steps has one stage more than steps.
+            of few steps has fewer.
         num_warps: Warps of a program. Over quantised weights, each line of a step has an equal
             share of them.
         lines: Lines of each output in a step and in a stage, a power of two that divides the lines
@@ -87,7 +87,7 @@ def padded(outputs: int) -> int:
 
 
 def stages_in_flight(stage_bytes: int, programs: int) -> int:
-    """Return the fewest stages with ``EARLY_BYTES`` in flight.
+    """Return the fewest stages that have ``EARLY_BYTES``.
 
     Args:
         stage_bytes: Bytes of a stage of the weight in a program.
