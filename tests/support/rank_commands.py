@@ -76,16 +76,25 @@ def whole_target(device):
 
 @contextlib.contextmanager
 def own_store():
-    """Give a command a store of its own, which rank 0 serves as torchrun does."""
+    """Give a command a store of its own, which rank 0 serves until the command ends on all ranks.
+
+    torchrun serves it in a process that outlives the ranks. If rank 0 closed it earlier, a slower
+    rank would retry its connection until the time limit of the process group.
+    """
     common, name = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"])), f"{next(attempts)}"
-    if os.environ["RANK"] == "0":
+    rank, ranks = int(os.environ["RANK"]), range(int(os.environ["WORLD_SIZE"]))
+    if rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         common.set(name, str(store.port))
     with pytest.MonkeyPatch.context() as patch:
         # With it, ranks connect to this store. Without, rank 0 would open the port itself.
         patch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
         patch.setenv("MASTER_PORT", common.get(name).decode())
-        yield
+        try:
+            yield
+        finally:
+            common.set(f"{name} ended on {rank}", "")
+            common.wait([f"{name} ended on {each}" for each in ranks])
 
 
 def run(*words):
