@@ -144,7 +144,6 @@ def launch_paged_attention(
         RUN=math.gcd(args.page_size, chosen.block_keys),
         BLOCK_E=max(32 if is_paired else 16, triton.next_power_of_2(value_dim)),
         BLOCK_R=max(16, triton.next_power_of_2(key_dim - value_dim)),
-        FOLLOWS_STORE=args.follows_store, AHEAD=chosen.num_stages - 1,
         HAS_FLOAT8_CVT=has_float8_cvt(query.device),
         num_warps=chosen.num_warps, num_stages=chosen.num_stages,
     )  # fmt: skip
