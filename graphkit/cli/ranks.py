@@ -62,14 +62,15 @@ def run_on_ranks(
     if os.environ["RANK"] != "0":
         silence()
     group = _open_group(arguments.device, one_shot=arguments.one_shot)
+    failure: Exception | None = None
     try:
-        code, text = command(arguments, group), ""
+        code = command(arguments, group)
     except Exception as error:
         group.leave(error)
-        code, text = exit_code(error), describe(error)
+        code, failure = exit_code(error), error
         if arguments.verbose:
             traceback.print_exc()
-    return _agreed(group, code, text)
+    return _agreed(group, code, failure)
 
 
 def _check_processes(ranks: int) -> None:
@@ -99,17 +100,24 @@ def _open_group(device: str, *, one_shot: bool) -> RankGroup:
     return RankGroup(same_batch=True, one_shot=one_shot)
 
 
-def _agreed(group: RankGroup, code: int, text: str) -> int:
-    """Exchange exit codes; rank 0 prints its own error, or else the first of another rank."""
+def _agreed(group: RankGroup, code: int, failure: Exception | None) -> int:
+    """Exchange exit codes; rank 0 prints its own error, or else the first of another rank.
+
+    If the error of rank 0 says that another rank failed, the error of that rank comes first.
+    """
     import torch.distributed as dist
 
+    text = "" if failure is None else describe(failure)
     group.store.write("exit", f"{code} {text}")
     others = group.store.gather("exit", group.others, _EXIT_CODES_S)
-    codes = [code]
+    codes, reasons = [code], [text]
     for rank in sorted(others):
         other, _, reason = others[rank].partition(" ")
         codes.append(int(other))
-        text = text or (reason and f"rank {rank}: {reason}")
+        reasons.append(reason and f"rank {rank}: {reason}")
+    if isinstance(failure, RankError) and group.rank not in failure.ranks:
+        reasons = [*reasons[1:], text]
+    text = next(filter(None, reasons), "")
     if text:
         print_message(f"error: {text}")
     if not group.is_lost or dist.get_backend() == "gloo":  # NCCL waits for ranks that are gone

@@ -40,6 +40,7 @@ OF_TWO = (
     commands.run_commands,
     commands.refuse_commands,
     commands.refuse_ranks_whose_graphs_differ,
+    commands.name_the_rank_that_failed,
     commands.audit_on_all_ranks,
     commands.measure_agreement,
     scenarios.disagree_on_settings,

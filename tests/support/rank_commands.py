@@ -10,6 +10,7 @@ import os
 import runpy
 import shutil
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from graphkit import reference
 from graphkit.cli import main, output
 from graphkit.diff import diff_records
+from graphkit.distributed import Channel
 from graphkit.records import AuditReport, load_record
 
 attempts = itertools.count()
@@ -174,6 +176,24 @@ def refuse_ranks_whose_graphs_differ():
 
 
 refuse_ranks_whose_graphs_differ.has_group = False
+
+
+def name_the_rank_that_failed():
+    """Rank 0 prints the error of rank 1, also if it first learns that rank 1 has left."""
+    send = Channel._send
+
+    def send_and_await_failure(self, tensor):
+        send(self, tensor)
+        if tensor.dtype == torch.uint8:
+            self._group.wait_until(lambda slice_s: time.sleep(slice_s))
+
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ["RANK"] == "0":
+            patch.setattr(Channel, "_send", send_and_await_failure)
+        refuse_ranks_whose_graphs_differ()
+
+
+name_the_rank_that_failed.has_group = False
 
 
 def audit_on_all_ranks():
