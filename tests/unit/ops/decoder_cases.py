@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import islice, product
 
 import torch
 
@@ -65,12 +65,14 @@ STORES = [
 """Dtypes of rows and of caches."""
 
 
-def store_cases(device, *, outside):
+def store_cases(device, *, outside, every=1):
     """Yield the caches, slots, scales and arguments of ``rotated_heads`` of a store.
 
     Args:
         device: Device of the tensors.
         outside: Whether some slots are outside of the caches, which the CPU refuses.
+        every: Distance of the combinations of dtypes and head size that are taken. The interpreter
+            needs a second for each.
     """
     generator = torch.Generator().manual_seed(4)
 
@@ -78,7 +80,7 @@ def store_cases(device, *, outside):
         return torch.randn(shape, generator=generator).to(dtype).to(device)
 
     sizes = (2, 24, 80, 96, 128)
-    for (dtype, stored), size in product(STORES, sizes):
+    for (dtype, stored), size in islice(product(STORES, sizes), None, None, every):
         for rows, heads, keys in ((0, 3, 1), (1, 4, 4), (6, 6, 2), (5, 0, 3)):
             has_norm, has_parts, is_joined = size not in (24, 128), size != 96, size == 80
             shape = rows, (heads + 2 * keys) * size
