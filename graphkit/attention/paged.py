@@ -171,7 +171,9 @@ class PagedAttention(PooledAttention):
     ) -> torch.Tensor:
         """Store this step's keys and values, then attend from every row to its visible keys.
 
-        Enqueues on the current stream. Never synchronises; may be captured.
+        The positions before a request's rows hold keys that earlier calls stored: on CUDA they are
+        read while this call stores its own. Enqueues on the current stream. Never synchronises; may
+        be captured.
 
         Args:
             layer: Layer of ``kv_pool``, or of ``window_kv_pool`` with a window.
@@ -276,6 +278,7 @@ class PagedAttention(PooledAttention):
                 sinks_N,
                 *cache.pool.get_scales(layer),
                 chunked,
+                follows_store=True,
             )
         )
 
