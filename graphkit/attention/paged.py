@@ -171,9 +171,7 @@ class PagedAttention(PooledAttention):
     ) -> torch.Tensor:
         """Store this step's keys and values, then attend from every row to its visible keys.
 
-        The positions before a request's rows hold keys that earlier calls stored: on CUDA they are
-        read while this call stores its own. Enqueues on the current stream. Never synchronises; may
-        be captured.
+        Enqueues on the current stream. Never synchronises; may be captured.
 
         Args:
             layer: Layer of ``kv_pool``, or of ``window_kv_pool`` with a window.
@@ -278,7 +276,6 @@ class PagedAttention(PooledAttention):
                 sinks_N,
                 *cache.pool.get_scales(layer),
                 chunked,
-                follows_store=True,
             )
         )
 

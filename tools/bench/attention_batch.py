@@ -163,7 +163,7 @@ class Batch:
             self.query, self.pool.get_key_buffer(layer), self.pool.get_value_buffer(layer),
             seen.page_table, seen.cache_seqlens, seen.cu_seqlens_q, seen.mask,
             self.condition.shape.key_dim**-0.5, self.condition.page_size, seen.max_seqlen_q, 0, 0.0,
-            None, *self.pool.get_scales(layer), False, True,
+            None, *self.pool.get_scales(layer),
         )  # fmt: skip
 
     def run_op(self, layer: int) -> None:

@@ -19,9 +19,6 @@ from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.kernels.paged_attention_kernel import LOG2_E, paged_attention_kernel
 from graphkit.ops.kv_cache import FP8
 
-EARLY_ELEMENTS = 32 * 128
-"""Most elements of query rows of 16 bits that a program keeps in registers, so that it can request
-keys before it waits for the rows. Otherwise they stay in shared memory."""
 JOINED_ROWS = 4
 """Rows of a program that joins splits, if every multiprocessor then has a program; otherwise 1."""
 
@@ -147,9 +144,6 @@ def launch_paged_attention(
         RUN=math.gcd(args.page_size, chosen.block_keys),
         BLOCK_E=max(32 if is_paired else 16, triton.next_power_of_2(value_dim)),
         BLOCK_R=max(16, triton.next_power_of_2(key_dim - value_dim)),
-        FOLLOWS_STORE=args.follows_store, AHEAD=chosen.num_stages - 1,
-        HAS_EARLY_KEYS=args.follows_store and key_dim == value_dim
-        and query.element_size() == 2 and chosen.block_rows * key_dim <= EARLY_ELEMENTS,
         HAS_FLOAT8_CVT=has_float8_cvt(query.device),
         num_warps=chosen.num_warps, num_stages=chosen.num_stages,
     )  # fmt: skip

@@ -9,10 +9,6 @@ kernel joins them. The unused lanes of requests with fewer than W rows write zer
 that no request has, so that no further launch has to clear them. With a mask every request has W
 rows, and cu_seqlens_q is not read.
 
-If FOLLOWS_STORE, the kernel before stores the rows of this call, and all else is older. A program
-then reads its page table while that kernel runs. If HAS_EARLY_KEYS, it also requests its first
-blocks by then, and loads its query rows in the first step of its loop.
-
 A key has the value's E elements and REST_DIM more, which are multiplied apart, since blocks are
 powers of two: 512 + 64 for latent attention. There the value is the first part of the key (SHARED)
 and is loaded once.
@@ -36,22 +32,10 @@ def _both(a, b):
 
 
 @triton.jit
-def _load_metadata(entry, mask, FOLLOWS_STORE: tl.constexpr):
-    """Load entries of a table, of lengths or of a mask; 0 outside of ``mask``.
-
-    Before a program waits, the L1 cache may have older ones.
-    """
-    if FOLLOWS_STORE:
-        loaded = tl.load(entry, mask=mask, other=0, cache_modifier=".cg")
-    else:
-        loaded = tl.load(entry, mask=mask, other=0, eviction_policy=KEPT_IN_L2)
-    return loaded
-
-
-@triton.jit
-def _load_pages(pages, run, end, PAGE_SIZE: tl.constexpr, FOLLOWS_STORE: tl.constexpr):
+def _load_pages(pages, run, end, PAGE_SIZE: tl.constexpr):
     """Return the page of each run of keys, int64; 0 for runs from ``end`` on."""
-    return _load_metadata(pages + run // PAGE_SIZE, run < end, FOLLOWS_STORE).to(tl.int64)
+    page = pages + run // PAGE_SIZE
+    return tl.load(page, mask=run < end, other=0, eviction_policy=KEPT_IN_L2).to(tl.int64)
 
 
 @triton.jit
@@ -78,21 +62,6 @@ def _scaled_to_float16(q):
     return (q * raised[:, None]).to(tl.float16), lack
 
 
-@triton.jit
-def _load_queries(elements, is_inside, IS_PAIRED: tl.constexpr):
-    """Return query rows, those of odd elements, and the factors that both lack.
-
-    The second is for pairs of float8 alone, and so are factors other than 1.
-    """
-    q = tl.load(elements, mask=is_inside, other=0.0)
-    q_odd, lack = q, tl.full([q.shape[0]], 1.0, tl.float32)
-    if IS_PAIRED:
-        if q.dtype == tl.bfloat16:
-            q, lack = _scaled_to_float16(q)
-        q, q_odd = tl.split(tl.reshape(q, [q.shape[0], q.shape[1] // 2, 2]))
-    return q, q_odd, lack
-
-
 # Prompts have any width: specialisation would compile this kernel for each. Trees have few. What a
 # model fixes, heads and strides of its cache, is constant: short code starts and runs sooner.
 @triton.jit(
@@ -109,20 +78,18 @@ def paged_attention_kernel(
     VALUE_DIM: tl.constexpr, REST_DIM: tl.constexpr, SHARED: tl.constexpr,
     MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr, BLOCK_C: tl.constexpr,
     WINDOW: tl.constexpr, CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr,
-    IS_SPLIT: tl.constexpr, STARTS_EARLY: tl.constexpr, FOLLOWS_STORE: tl.constexpr,
-    HAS_EARLY_KEYS: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, RUN: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr,
-    AHEAD: tl.constexpr, HAS_FLOAT8_CVT: tl.constexpr,
+    IS_SPLIT: tl.constexpr, STARTS_EARLY: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr, HAS_FLOAT8_CVT: tl.constexpr,
 ):  # fmt: skip
     """One program per (request, row tile), key-value head and split."""
-    if STARTS_EARLY and not FOLLOWS_STORE:
+    if STARTS_EARLY:
         tl.extra.cuda.gdc_wait()
     # A row of the mask is a word of what it hides, so that no block of keys waits for the mask.
     BITS: tl.constexpr = 64 if MASK_COLUMNS > 32 else 32
     WORD: tl.constexpr = tl.int64 if MASK_COLUMNS > 32 else tl.int32
     IS_WORD: tl.constexpr = MASK_COLUMNS <= 64
     IS_PAIRED: tl.constexpr = key_cache.dtype.element_ty == tl.int16
-    OPERAND: tl.constexpr = tl.float16 if IS_PAIRED else query.dtype.element_ty
     split = tl.program_id(1)
     kv_head = (tl.program_id(0) % (HEADS // GROUP)).to(tl.int64)
     tile = tl.program_id(0) // (HEADS // GROUP)
@@ -133,24 +100,24 @@ def paged_attention_kernel(
     # Runs of RUN keys lie in one page each.
     runs = tl.arange(0, BLOCK_N // RUN) * RUN
     if not WINDOW:
-        two_pages = _load_pages(pages, first + runs, max_keys, PAGE_SIZE, FOLLOWS_STORE)
-        next_page = _load_pages(pages, first + runs + step, max_keys, PAGE_SIZE, FOLLOWS_STORE)
-        two_pages |= next_page << 32
-        third_page = _load_pages(pages, first + runs + 2 * step, max_keys, PAGE_SIZE, FOLLOWS_STORE)
+        two_pages = _load_pages(pages, first + runs, max_keys, PAGE_SIZE)
+        two_pages |= _load_pages(pages, first + runs + step, max_keys, PAGE_SIZE) << 32
+        third_page = _load_pages(pages, first + runs + 2 * step, max_keys, PAGE_SIZE)
 
     first_row = tile % row_tiles * BLOCK_M
     row = first_row + tl.arange(0, BLOCK_M)
     own_query = row // GROUP
     own_length = cache_seqlens_B + tl.minimum(request, requests - 1)
-    length = _load_metadata(own_length, request < requests, FOLLOWS_STORE)
+    length = tl.load(own_length, eviction_policy=KEPT_IN_L2)
+    length = tl.where(request < requests, length, 0)
     if MASK_COLUMNS:
         width = MASK_ROWS
         begin, end = request * width, tokens
     else:
         first_of_own = cu_seqlens_q_B1 + tl.minimum(request, requests)
         first_of_next = cu_seqlens_q_B1 + tl.minimum(request + 1, requests)
-        begin = tl.maximum(_load_metadata(first_of_own, True, FOLLOWS_STORE), 0)
-        end = tl.minimum(_load_metadata(first_of_next, True, FOLLOWS_STORE), tokens)
+        begin = tl.maximum(tl.load(first_of_own, eviction_policy=KEPT_IN_L2), 0)
+        end = tl.minimum(tl.load(first_of_next, eviction_policy=KEPT_IN_L2), tokens)
     rows = tl.minimum(end - begin, width)
     prefix = length - MASK_COLUMNS if MASK_COLUMNS else length - rows
     is_row = own_query < rows
@@ -158,23 +125,20 @@ def paged_attention_kernel(
     head = kv_head * GROUP + row % GROUP
     dim = tl.arange(0, BLOCK_E)
     is_dim = dim < VALUE_DIM
-    own_row = tl.minimum(token, tokens - 1)  # unused lanes take any row
-    queries = query + own_row[:, None] * query_token_stride + head[:, None] * query_head_stride
+    queries = query + token[:, None] * query_token_stride + head[:, None] * query_head_stride
+    q = tl.load(queries + dim[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0)
     part, is_part = dim, is_dim  # of a key or value: elements, or pairs of them
     if IS_PAIRED:
+        if q.dtype == tl.bfloat16:
+            q, q_lack = _scaled_to_float16(q)
+        q, q_odd = tl.split(tl.reshape(q, [BLOCK_M, BLOCK_E // 2, 2]))
         part = tl.arange(0, BLOCK_E // 2)
         is_part = part < VALUE_DIM // 2
-    if HAS_EARLY_KEYS:
-        q = tl.zeros([BLOCK_M, BLOCK_E // 2 if IS_PAIRED else BLOCK_E], OPERAND)
-        q_odd, lack = q, tl.full([BLOCK_M], 1.0, tl.float32)
-    else:
-        if STARTS_EARLY:
-            tl.extra.cuda.gdc_wait()
-        q, q_odd, lack = _load_queries(queries + dim[None, :], is_dim[None, :], IS_PAIRED)
     if REST_DIM:
         rest = tl.arange(0, BLOCK_R)
         is_rest = rest < REST_DIM
-        q_rest = tl.load(queries + VALUE_DIM + rest[None, :], mask=is_rest[None, :], other=0.0)
+        rests = queries + VALUE_DIM + rest[None, :]
+        q_rest = tl.load(rests, mask=is_row[:, None] & is_rest[None, :], other=0.0)
 
     # The keys that some row of this tile may see.
     keys_begin, keys_end = 0, tl.minimum(length, max_keys)
@@ -182,7 +146,7 @@ def paged_attention_kernel(
         mask_row = mask + token[:, None] * MASK_COLUMNS
         column = tl.arange(0, BLOCK_C)
         is_entry = (own_query < width)[:, None] & (column < MASK_COLUMNS)[None, :]
-        path = _load_metadata(mask_row + column[None, :], is_entry, FOLLOWS_STORE) != 0
+        path = tl.load(mask_row + column[None, :], mask=is_entry, other=0) != 0
         if WINDOW:
             # Positions are numbers of keys: those before the mask, then those of the path.
             path &= (column + prefix >= 0)[None, :]
@@ -228,31 +192,16 @@ def paged_attention_kernel(
         acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     if key_scale_M is not None:
         scale_log2 *= tl.load(key_scale_M + kv_head)
+    if IS_PAIRED and query.dtype.element_ty == tl.bfloat16:
+        scale_log2 = scale_log2 * q_lack[:, None]
     if WINDOW:
-        two_pages = _load_pages(pages, first + runs, keys_end, PAGE_SIZE, FOLLOWS_STORE)
-        next_page = _load_pages(pages, first + runs + step, keys_end, PAGE_SIZE, FOLLOWS_STORE)
-        two_pages |= next_page << 32
-        third_page = _load_pages(pages, first + runs + 2 * step, keys_end, PAGE_SIZE, FOLLOWS_STORE)
+        two_pages = _load_pages(pages, first + runs, keys_end, PAGE_SIZE)
+        two_pages |= _load_pages(pages, first + runs + step, keys_end, PAGE_SIZE) << 32
+        third_page = _load_pages(pages, first + runs + 2 * step, keys_end, PAGE_SIZE)
     # Keys are requested next, before the weights of the next kernel.
-    if STARTS_EARLY and not HAS_EARLY_KEYS:
+    if STARTS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
-    if STARTS_EARLY and HAS_EARLY_KEYS:
-        # The compiler moves the requests of at most AHEAD blocks out of the loop, before its wait.
-        # Rows of this call must not be among them.
-        has_own_rows = False
-        for ahead in tl.static_range(AHEAD):
-            block = first + ahead * step
-            has_own_rows |= (block < keys_end) & (block + BLOCK_N > prefix)
-        if has_own_rows:
-            tl.extra.cuda.gdc_wait()
     for start in range(first, keys_end, step):
-        if HAS_EARLY_KEYS:  # noqa: SIM102 - the compiler knows this, the program the next
-            if start == first:
-                if STARTS_EARLY:
-                    tl.extra.cuda.gdc_wait()
-                    tl.extra.cuda.gdc_launch_dependents()
-                q, q_odd, lack = _load_queries(queries + dim[None, :], is_dim[None, :], IS_PAIRED)
-
         key = start + tl.arange(0, BLOCK_N)
         is_key = key < keys_end
         if WINDOW:
@@ -263,7 +212,7 @@ def paged_attention_kernel(
         # Keys that depend on a load of their own block wait for it. Two pages share a word: Triton
         # keeps no loads in flight in a loop that hands a value over from two blocks before.
         two_pages = (two_pages >> 32) | (third_page << 32)
-        third_page = _load_pages(pages, run + 3 * step, keys_end, PAGE_SIZE, FOLLOWS_STORE)
+        third_page = _load_pages(pages, run + 3 * step, keys_end, PAGE_SIZE)
 
         own_key = key - prefix
         if MASK_COLUMNS and IS_WORD:
@@ -312,10 +261,7 @@ def paged_attention_kernel(
             is_cell = is_rest[:, None] & is_key[None, :]
             k_rest = tl.load(keys[None, :] + VALUE_DIM + rest[:, None], mask=is_cell, other=0.0)
             scores = tl.dot(q_rest, k_rest.to(q.dtype), scores, input_precision=PRECISION)
-        if IS_PAIRED:
-            scores *= (scale_log2 * lack)[:, None]
-        else:
-            scores *= scale_log2
+        scores = scores * scale_log2
         if HAS_CAP:  # cap * tanh(score / cap)
             scores = (2.0 * tl.sigmoid(2.0 * scores) - 1.0) * cap_log2
         if WINDOW or SHARED or start + BLOCK_N > open_end:
@@ -343,8 +289,6 @@ def paged_attention_kernel(
         acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
         top = new_top
 
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_wait()  # of programs without keys
     if SUMS_LATE:
         total += tl.sum(late, 1)
     if IS_PAIRED:
