@@ -103,21 +103,22 @@ def _open_group(device: str, *, one_shot: bool) -> RankGroup:
 def _agreed(group: RankGroup, code: int, failure: Exception | None) -> int:
     """Exchange exit codes; rank 0 prints its own error, or else the first of another rank.
 
-    If the error of rank 0 says that another rank failed, the error of that rank comes first.
+    If the error of rank 0 names other ranks at fault, their errors come first.
     """
     import torch.distributed as dist
 
     text = "" if failure is None else describe(failure)
     group.store.write("exit", f"{code} {text}")
     others = group.store.gather("exit", group.others, _EXIT_CODES_S)
-    codes, reasons = [code], [text]
+    codes, reasons = [code], {group.rank: text}
     for rank in sorted(others):
         other, _, reason = others[rank].partition(" ")
         codes.append(int(other))
-        reasons.append(reason and f"rank {rank}: {reason}")
+        reasons[rank] = reason and f"rank {rank}: {reason}"
+    at_fault: tuple[int, ...] = ()
     if isinstance(failure, RankError) and group.rank not in failure.ranks:
-        reasons = [*reasons[1:], text]
-    text = next(filter(None, reasons), "")
+        at_fault = failure.ranks
+    text = next((reasons[rank] for rank in (*at_fault, *reasons) if reasons.get(rank)), "")
     if text:
         print_message(f"error: {text}")
     if not group.is_lost or dist.get_backend() == "gloo":  # NCCL waits for ranks that are gone
