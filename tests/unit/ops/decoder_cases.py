@@ -71,8 +71,8 @@ def store_cases(device, *, outside, every=1):
     Args:
         device: Device of the tensors.
         outside: Whether some slots are outside of the caches, which the CPU refuses.
-        every: Distance of the combinations of dtypes and head size that are taken. The interpreter
-            needs a second for each.
+        every: Step through the combinations of dtypes and head size. 2 takes every second one: the
+            interpreter needs a second for each.
     """
     generator = torch.Generator().manual_seed(4)
 
