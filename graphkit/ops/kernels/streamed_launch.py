@@ -88,7 +88,8 @@ def weight_descriptor(
 
     A box has the lines of a step, or a piece of a line, for the outputs of a program, padded. The
     second half of a group has its next 8 outputs, or in a gated product those of the up projection.
-    Outputs behind the last read as zeros.
+    Where outputs are padded, the first axis is that of programs, and the last has all lines. Groups
+    behind the last of a program then read as zeros, without access to memory.
 
     Args:
         numbers: The weight, bytes, [N, ROW].
@@ -97,11 +98,13 @@ def weight_descriptor(
         pieces: Pieces of a line.
     """
     outputs, row = numbers.shape
-    width = LINE_BYTES // pieces
+    width, groups = LINE_BYTES // pieces, product.outputs // 16
     group, half = (8, outputs // 2) if is_gated else (16, 8)
+    shape, first = [row // LINE_BYTES, outputs // 16, 2, 8, LINE_BYTES], LINE_BYTES
+    if product.outputs != product.padded_outputs:
+        shape, first = [outputs // product.outputs, groups, 2, 8, row], groups * group * row
     return TensorDescriptor(
-        numbers, shape=[row // LINE_BYTES, outputs // 16, 2, 8, LINE_BYTES],
-        strides=[LINE_BYTES, group * row, half * row, row, 1],
+        numbers, shape=shape, strides=[first, group * row, half * row, row, 1],
         block_shape=[product.lines, product.padded_outputs // 16, 2, 8, width],
         layout=NVMMASharedLayout(width, 8, 5),
     )  # fmt: skip

@@ -29,6 +29,7 @@ from graphkit.ops.kernels.streamed_tile import (
     output_at,
     request,
     request_early,
+    request_lines,
     request_rest,
     scale_row,
     stages_of,
@@ -122,7 +123,7 @@ def streamed_linear_kernel(
     inputs = row_boxes._reinterpret(
         x.dtype, [STAGES * BLOCKS, LINES, BLOCK_T, 128], _layout_of_block(LINES, BLOCK_T)
     )
-    first, tile = gl.program_id(2) * STEPS * LINES, gl.program_id(0) * (OUTPUTS // 16)
+    first = gl.program_id(2) * STEPS * LINES
 
     zero = None
     if HAS_GROUPS:
@@ -143,7 +144,9 @@ def streamed_linear_kernel(
             row = output_at(_places(BLOCK_N, loaded_left), N, OUTPUTS, IS_GATED)
             zero = zero_offset(gl.load(zero_point + scale_row(row, N, SCALE_ROWS)), x, UNITS)
 
-    request_early(weight, boxes, ready, arrived, first, tile, NBYTES, EARLY, IN_FLIGHT, LINES, 1)
+    request_early(
+        weight, boxes, ready, arrived, first, NBYTES, EARLY, IN_FLIGHT, LINES, 1, OUTPUTS
+    )  # fmt: skip
     if HAS_GROUPS:
         factors = stored_table(scales, LINES)
         if zero_point is not None:
@@ -154,8 +157,8 @@ def streamed_linear_kernel(
 
     first_row = gl.program_id(1) * BLOCK_T
     request_rest(
-        weight, x, boxes, row_boxes, ready, first, tile, first_row, NBYTES, STAGES, EARLY,
-        IN_FLIGHT, LINES, 1,
+        weight, x, boxes, row_boxes, ready, first, first_row, NBYTES, STAGES, EARLY, IN_FLIGHT,
+        LINES, 1, OUTPUTS,
     )  # fmt: skip
     none = gl.zeros([LINES, BLOCK_N, BLOCK_T], gl.float32, mma)
     total, held, phase, free = none, 0, 0, STAGES - 1
@@ -165,7 +168,7 @@ def streamed_linear_kernel(
         begin, is_step = first + ahead * LINES, ahead < STEPS
         barrier = ready.index(free)
         mbarrier.expect(barrier, NBYTES, pred=is_step)
-        request(weight, [begin, tile, 0, 0, 0], boxes.index(free), barrier, is_step)
+        request_lines(weight, begin, 0, boxes.index(free), barrier, is_step, OUTPUTS)
         request(x, [0, begin, 0, first_row, 0], row_boxes.index(free), barrier, is_step)
         mbarrier.wait(ready.index(held), phase)
         loaded = lines.index(held).load(loaded_left)

@@ -126,9 +126,19 @@ def request(tensor, place, box, barrier, is_step):
 
 
 @gluon.jit
+def request_lines(weight, line, byte, box, barrier, is_step, OUTPUTS: gl.constexpr):
+    """Request a program's outputs of a weight, from a line and a byte of it on, if ``is_step``."""
+    if weight.block_shape[1] * 16 == OUTPUTS:
+        tile = gl.program_id(0) * (OUTPUTS // 16)
+        request(weight, [line, tile, 0, 0, byte], box, barrier, is_step)
+    else:
+        request(weight, [gl.program_id(0), 0, 0, 0, line * 128 + byte], box, barrier, is_step)
+
+
+@gluon.jit
 def request_early(
-    weight, boxes, ready, arrived, first, tile, STAGE_BYTES: gl.constexpr, EARLY: gl.constexpr,
-    IN_FLIGHT: gl.constexpr, LINES: gl.constexpr, PIECES: gl.constexpr,
+    weight, boxes, ready, arrived, first, STAGE_BYTES: gl.constexpr, EARLY: gl.constexpr,
+    IN_FLIGHT: gl.constexpr, LINES: gl.constexpr, PIECES: gl.constexpr, OUTPUTS: gl.constexpr,
 ):  # fmt: skip
     """Request EARLY stages of a weight, with at most IN_FLIGHT of them in flight.
 
@@ -138,20 +148,21 @@ def request_early(
     for stage in gl.static_range(EARLY):
         if stage >= IN_FLIGHT:
             mbarrier.wait(arrived.index(stage - IN_FLIGHT), 0)
-        place = [first + stage // PIECES * LINES, tile, 0, 0, stage % PIECES * (128 // PIECES)]
+        line, byte = first + stage // PIECES * LINES, stage % PIECES * (128 // PIECES)
         if stage < EARLY - IN_FLIGHT:
-            mbarrier.expect(arrived.index(stage), weight.block_type.nbytes)
-            request(weight, place, boxes.index(stage), arrived.index(stage), True)
+            barrier = arrived.index(stage)
+            mbarrier.expect(barrier, weight.block_type.nbytes)
         else:
-            mbarrier.expect(ready.index(stage), STAGE_BYTES)
-            request(weight, place, boxes.index(stage), ready.index(stage), True)
+            barrier = ready.index(stage)
+            mbarrier.expect(barrier, STAGE_BYTES)
+        request_lines(weight, line, byte, boxes.index(stage), barrier, True, OUTPUTS)
 
 
 @gluon.jit
 def request_rest(
-    weight, x, boxes, row_boxes, ready, first, tile, first_row, STAGE_BYTES: gl.constexpr,
+    weight, x, boxes, row_boxes, ready, first, first_row, STAGE_BYTES: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, IN_FLIGHT: gl.constexpr, LINES: gl.constexpr,
-    PIECES: gl.constexpr,
+    PIECES: gl.constexpr, OUTPUTS: gl.constexpr,
 ):  # fmt: skip
     """Request the rows of all stages but the last, then the weight of those from EARLY on."""
     for stage in gl.static_range(STAGES - 1):
@@ -162,8 +173,8 @@ def request_rest(
         place = [0, first + stage // PIECES * LINES, stage % PIECES, first_row, 0]
         request(x, place, row_boxes.index(stage), ready.index(stage), True)
     for stage in gl.static_range(EARLY, STAGES - 1):
-        place = [first + stage // PIECES * LINES, tile, 0, 0, stage % PIECES * (128 // PIECES)]
-        request(weight, place, boxes.index(stage), ready.index(stage), True)
+        line, byte = first + stage // PIECES * LINES, stage % PIECES * (128 // PIECES)
+        request_lines(weight, line, byte, boxes.index(stage), ready.index(stage), True, OUTPUTS)
 
 
 @gluon.jit

@@ -22,6 +22,7 @@ from graphkit.ops.kernels.streamed_tile import (
     output_at,
     request,
     request_early,
+    request_lines,
     request_rest,
     scale_row,
     stages_of,
@@ -61,7 +62,7 @@ def streamed_warpgroup_kernel(
     inputs = row_boxes._reinterpret(
         x.dtype, [STAGES * BLOCKS, BLOCK_T, 128 // PIECES], gl.NVMMASharedLayout(128, 16, 2)
     )
-    first, tile = gl.program_id(2) * STEPS, gl.program_id(0) * (OUTPUTS // 16)
+    first = gl.program_id(2) * STEPS
 
     zero = None
     if HAS_GROUPS:
@@ -83,7 +84,9 @@ def streamed_warpgroup_kernel(
             point = gl.load(zero_point + scale_row(row, N, SCALE_ROWS))
             zero = zero_offset(point, x, UNITS)[:, None]
 
-    request_early(weight, boxes, ready, arrived, first, tile, NBYTES, EARLY, IN_FLIGHT, 1, PIECES)
+    request_early(
+        weight, boxes, ready, arrived, first, NBYTES, EARLY, IN_FLIGHT, 1, PIECES, OUTPUTS
+    )  # fmt: skip
     if HAS_GROUPS:
         factors = stored_table(scales, 1)
         if zero_point is not None:
@@ -94,8 +97,8 @@ def streamed_warpgroup_kernel(
 
     first_row = gl.program_id(1) * BLOCK_T
     request_rest(
-        weight, x, boxes, row_boxes, ready, first, tile, first_row, NBYTES, STAGES, EARLY,
-        IN_FLIGHT, 1, PIECES,
+        weight, x, boxes, row_boxes, ready, first, first_row, NBYTES, STAGES, EARLY, IN_FLIGHT, 1,
+        PIECES, OUTPUTS,
     )  # fmt: skip
     none = gl.zeros([BLOCK_N, BLOCK_T], gl.float32, mma)
     total, held, phase, free = none, 0, 0, STAGES - 1
@@ -108,8 +111,8 @@ def streamed_warpgroup_kernel(
             is_stage = ahead < STEPS * PIECES
             barrier = ready.index(free)
             mbarrier.expect(barrier, NBYTES, pred=is_stage)
-            place = [line, tile, 0, 0, ahead_piece * 64]
-            request(weight, place, boxes.index(free), barrier, is_stage)
+            byte = ahead_piece * 64
+            request_lines(weight, line, byte, boxes.index(free), barrier, is_stage, OUTPUTS)
             place = [0, line, ahead_piece, first_row, 0]
             request(x, place, row_boxes.index(free), barrier, is_stage)
             mbarrier.wait(ready.index(held), phase)
