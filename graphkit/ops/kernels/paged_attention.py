@@ -39,11 +39,11 @@ def join_splits_kernel(
     entry = split[None, :] * rows + row[:, None]
     is_split = is_row[:, None] & (split < splits)[None, :]
     weight_log2 = tl.load(lse + entry, mask=is_split, other=float("-inf"))
-    top = tl.max(weight_log2, 1)
-    weight = tl.exp2(weight_log2 - tl.where(top == float("-inf"), 0.0, top)[:, None])
     is_cell = is_split[:, :, None] & (dim < HEAD_DIM)[None, None, :]
     cell = partial + entry[:, :, None] * HEAD_DIM + dim[None, None, :]
     results = tl.load(cell, mask=is_cell, other=0.0)
+    top = tl.max(weight_log2, 1)
+    weight = tl.exp2(weight_log2 - tl.where(top == float("-inf"), 0.0, top)[:, None])
     total = tl.sum(weight, 1)
     result = tl.sum(results * weight[:, :, None], 1)
     result /= tl.where(total == 0.0, 1.0, total)[:, None]
@@ -62,9 +62,11 @@ def join_splits(args: Any, out: torch.Tensor, partial: torch.Tensor, lse: torch.
     """
     splits, (tokens, heads, head_dim) = partial.shape[0], out.shape
     rows, block_splits = tokens * heads, triton.next_power_of_2(splits)
-    # A warp keeps 64 numbers per thread. Many small programs start sooner than few large ones.
-    block = min(max(32, 2048 // block_splits), 128, triton.next_power_of_2(head_dim))
-    block_rows = JOINED_ROWS if rows >= JOINED_ROWS * multiprocessors(out.device)[0] else 1
+    are_many = rows >= JOINED_ROWS * multiprocessors(out.device)[0]
+    # A thread of a warp keeps 64 numbers of many rows, and 16 of few: their programs end sooner.
+    numbers = 2048 if are_many else 512
+    block = min(max(32, numbers // block_splits), 128, triton.next_power_of_2(head_dim))
+    block_rows = JOINED_ROWS if are_many else 1
     launch(
         join_splits_kernel, (triton.cdiv(rows, block_rows), triton.cdiv(head_dim, block)), args,
         out=out, partial=partial, lse=lse, rows=rows, splits=splits, HEAD_DIM=head_dim,
