@@ -89,21 +89,6 @@ def _is_paired(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> b
     )
 
 
-def groups_of_keys(config: AttentionConfig, key_dim: int) -> int:
-    """Return the groups of the keys of a block: 4 of a warp each, or 1 of all warps.
-
-    A group has a maximum, a sum and a result of its own until the program ends, so that warps
-    neither exchange maxima nor weights for each block. A warp then holds the results of all rows,
-    which are few, and multiplies at least 16 keys.
-
-    Args:
-        config: How the launch divides its work.
-        key_dim: Elements of a key, and of a value.
-    """
-    fits = config.block_rows == 16 and key_dim <= 128
-    return 4 if fits and config.num_warps == 4 and config.block_keys >= 64 else 1
-
-
 def launch_paged_attention(
     args: Any, splits: int | None = None, config: AttentionConfig | None = None
 ) -> torch.Tensor:
@@ -158,8 +143,6 @@ def launch_paged_attention(
         HAS_CAP=args.softcap > 0, IS_SPLIT=splits > 1,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         BLOCK_M=chosen.block_rows, BLOCK_N=chosen.block_keys,
-        GROUPS=groups_of_keys(chosen, key_dim)
-        if query.element_size() == 2 and key_dim == value_dim and not is_shared else 1,
         RUN=math.gcd(args.page_size, chosen.block_keys),
         BLOCK_E=max(32 if is_paired else 16, triton.next_power_of_2(value_dim)),
         BLOCK_R=max(16, triton.next_power_of_2(key_dim - value_dim)),

@@ -9,10 +9,6 @@ kernel joins them. The unused lanes of requests with fewer than W rows write zer
 that no request has, so that no further launch has to clear them. With a mask every request has W
 rows, and cu_seqlens_q is not read.
 
-The keys of a block are in GROUPS groups. Each group has a warp, a maximum, a sum and a result of
-its own, which are added when the program ends. Matrices of scores and results then have an axis of
-groups before their own. One group has all warps, and no such axis.
-
 A key has the value's E elements and REST_DIM more, which are multiplied apart, since blocks are
 powers of two: 512 + 64 for latent attention. There the value is the first part of the key (SHARED)
 and is loaded once.
@@ -66,45 +62,6 @@ def _scaled_to_float16(q):
     return (q * raised[:, None]).to(tl.float16), lack
 
 
-@triton.jit
-def _of_groups(rows, GROUPS: tl.constexpr):
-    """Return rows once for each group of keys, or as they are for one group."""
-    if GROUPS > 1 and len(rows.shape) == 1:
-        rows = tl.broadcast_to(rows[None, :], [GROUPS, rows.shape[0]])
-    elif GROUPS > 1:
-        rows = tl.broadcast_to(rows[None, :, :], [GROUPS, rows.shape[0], rows.shape[1]])
-    return rows
-
-
-@triton.jit
-def _lifted(matrix, HAS_GROUPS: tl.constexpr):
-    """Return a matrix with an axis of length 1 for groups before its own."""
-    if HAS_GROUPS:
-        matrix = matrix[None, :, :]
-    return matrix
-
-
-@triton.jit
-def _over_keys(each_key, HAS_GROUPS: tl.constexpr):
-    """Return a value of each key with an axis of length 1 for rows, before that of keys."""
-    return each_key[:, None, :] if HAS_GROUPS else each_key[None, :]
-
-
-@triton.jit
-def _sum_of_groups(values, HAS_GROUPS: tl.constexpr):
-    """Return the sum of four groups, [4, rows, columns], each of which a warp holds.
-
-    A sum over warps by ``tl.sum`` takes three times as many instructions.
-    """
-    if HAS_GROUPS:
-        shape: tl.constexpr = values.shape
-        columns = tl.reshape(tl.permute(values, (1, 2, 0)), [shape[1], shape[2], 2, 2])
-        one, other = tl.split(columns)
-        one, other = tl.split(one + other)
-        values = one + other
-    return values
-
-
 # Prompts have any width: specialisation would compile this kernel for each. Trees have few. What a
 # model fixes, heads and strides of its cache, is constant: short code starts and runs sooner.
 @triton.jit(
@@ -122,7 +79,7 @@ def paged_attention_kernel(
     MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr, BLOCK_C: tl.constexpr,
     WINDOW: tl.constexpr, CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr,
     IS_SPLIT: tl.constexpr, STARTS_EARLY: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUPS: tl.constexpr, RUN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr, HAS_FLOAT8_CVT: tl.constexpr,
 ):  # fmt: skip
     """One program per (request, row tile), key-value head and split."""
@@ -133,8 +90,6 @@ def paged_attention_kernel(
     WORD: tl.constexpr = tl.int64 if MASK_COLUMNS > 32 else tl.int32
     IS_WORD: tl.constexpr = MASK_COLUMNS <= 64
     IS_PAIRED: tl.constexpr = key_cache.dtype.element_ty == tl.int16
-    HAS_GROUPS: tl.constexpr = GROUPS > 1
-    WIDTH: tl.constexpr = BLOCK_N // GROUPS
     split = tl.program_id(1)
     kv_head = (tl.program_id(0) % (HEADS // GROUP)).to(tl.int64)
     tile = tl.program_id(0) // (HEADS // GROUP)
@@ -220,34 +175,25 @@ def paged_attention_kernel(
     if WINDOW:
         first += keys_begin // RUN * RUN
 
-    top = _of_groups(tl.full([BLOCK_M], float("-inf"), tl.float32), GROUPS)
-    total = _of_groups(tl.zeros([BLOCK_M], tl.float32), GROUPS)
-    place = tl.arange(0, BLOCK_N)  # of a key in its block
-    if HAS_GROUPS:
-        place = tl.arange(0, GROUPS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-        is_first = (split == 0) & (tl.arange(0, GROUPS) == 0)[:, None]
-    else:
-        is_first = split == 0
-    q = _of_groups(q, GROUPS)
-    if IS_PAIRED:
-        q_odd = _of_groups(q_odd, GROUPS)
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
     # Sums over the keys of a block wait for other warps. Latents leave no registers to delay them.
     SUMS_LATE: tl.constexpr = not SHARED
     if SUMS_LATE:
-        late = _of_groups(tl.zeros([BLOCK_M, WIDTH], tl.float32), GROUPS)
+        late = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     if sinks is not None:
         sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
-        top = tl.where(is_first, _of_groups(sink, GROUPS), top)
-        total = tl.where(is_first, 1.0, total)
+        top = tl.where(split == 0, sink, top)
+        total = tl.where(split == 0, 1.0, total)
     if IS_PAIRED:
-        acc = _of_groups(tl.zeros([BLOCK_M, BLOCK_E // 2], tl.float32), GROUPS)
-        acc_odd = acc
+        acc = tl.zeros([BLOCK_M, BLOCK_E // 2], tl.float32)
+        acc_odd = tl.zeros([BLOCK_M, BLOCK_E // 2], tl.float32)
     else:
-        acc = _of_groups(tl.zeros([BLOCK_M, BLOCK_E], tl.float32), GROUPS)
+        acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     if key_scale_M is not None:
         scale_log2 *= tl.load(key_scale_M + kv_head)
     if IS_PAIRED and query.dtype.element_ty == tl.bfloat16:
-        scale_log2 = scale_log2 * _lifted(q_lack[:, None], HAS_GROUPS)
+        scale_log2 = scale_log2 * q_lack[:, None]
     if WINDOW:
         two_pages = _load_pages(pages, first + runs, keys_end, PAGE_SIZE)
         two_pages |= _load_pages(pages, first + runs + step, keys_end, PAGE_SIZE) << 32
@@ -256,13 +202,13 @@ def paged_attention_kernel(
     if STARTS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     for start in range(first, keys_end, step):
-        key = start + place
+        key = start + tl.arange(0, BLOCK_N)
         is_key = key < keys_end
         if WINDOW:
             is_key = is_key & (key >= keys_begin)
         run = start + runs
         slot = (two_pages & 0xFFFFFFFF) * PAGE_SIZE + run % PAGE_SIZE
-        slot = tl.reshape(slot[:, None] + tl.arange(0, RUN)[None, :], place.shape)
+        slot = tl.reshape(slot[:, None] + tl.arange(0, RUN)[None, :], [BLOCK_N])
         # Keys that depend on a load of their own block wait for it. Two pages share a word: Triton
         # keeps no loads in flight in a loop that hands a value over from two blocks before.
         two_pages = (two_pages >> 32) | (third_page << 32)
@@ -273,31 +219,25 @@ def paged_attention_kernel(
             # Keys before the mask are large unsigned numbers: their bit is the last, which is 0
             # unless the mask has a column for it.
             shift = tl.minimum(own_key.to(tl.uint32, bitcast=True), BITS - 1).to(WORD)
-            bits = _lifted(hidden[:, None], HAS_GROUPS) >> _over_keys(shift, HAS_GROUPS)
-            visible = (bits & 1) == 0
+            visible = ((hidden[:, None] >> shift[None, :]) & 1) == 0
             seen = ((all_hidden >> shift) & 1) == 0
             if MASK_COLUMNS == BITS:
-                visible |= _over_keys(own_key < 0, HAS_GROUPS)
+                visible |= (own_key < 0)[None, :]
                 seen |= own_key < 0
-            visible &= _over_keys(is_key, HAS_GROUPS)
+            visible &= is_key[None, :]
             seen &= is_key
         elif MASK_COLUMNS:
             is_column = (own_key >= 0) & is_key
-            is_cell = _lifted((own_query < width)[:, None], HAS_GROUPS)
-            is_cell = is_cell & _over_keys(is_column, HAS_GROUPS)
-            entry = _lifted(mask_row, HAS_GROUPS) + _over_keys(own_key, HAS_GROUPS)
-            tree = tl.load(entry, mask=is_cell, other=0) != 0
-            visible = tree | _over_keys(own_key < 0, HAS_GROUPS)
-            visible &= _over_keys(is_key, HAS_GROUPS)
+            is_cell = (own_query < width)[:, None] & is_column[None, :]
+            tree = tl.load(mask_row + own_key[None, :], mask=is_cell, other=0) != 0
+            visible = (tree | (own_key < 0)[None, :]) & is_key[None, :]
         else:
-            visible = _over_keys(own_key, HAS_GROUPS) <= _lifted(own_query[:, None], HAS_GROUPS)
-            visible &= _over_keys(is_key, HAS_GROUPS)
+            visible = (own_key[None, :] <= own_query[:, None]) & is_key[None, :]
             seen = is_key  # its last query sees all of a chain's keys
         if WINDOW:
-            begins = _lifted(window_begin[:, None], HAS_GROUPS)
-            visible = visible & (_over_keys(key, HAS_GROUPS) >= begins)
+            visible = visible & (key[None, :] >= window_begin[:, None])
         if MASK_COLUMNS and not IS_WORD:
-            seen = tl.max(visible.to(tl.int32), 1 if HAS_GROUPS else 0) != 0
+            seen = tl.max(visible.to(tl.int32), 0) != 0
 
         # Weight 0 times NaN is NaN, so a value that no query sees is not loaded.
         keys = key_cache + kv_head * KEY_HEAD_STRIDE + slot * KEY_SLOT_STRIDE
@@ -309,11 +249,8 @@ def paged_attention_kernel(
         else:
             # Keys behind the last are hidden below, and every entry of the page table is a page.
             # Entries before a window need not be.
-            is_cell = _lifted(is_part[:, None], HAS_GROUPS)
-            if WINDOW:
-                is_cell = is_cell & _over_keys(is_key, HAS_GROUPS)
-            elements = _over_keys(keys, HAS_GROUPS) + _lifted(part[:, None], HAS_GROUPS)
-            k = tl.load(elements, mask=is_cell, other=0.0)
+            is_cell = is_part[:, None] & is_key[None, :] if WINDOW else is_part[:, None]
+            k = tl.load(keys[None, :] + part[:, None], mask=is_cell, other=0.0)
             if IS_PAIRED:
                 k, k_odd = float8_pairs(k, HAS_FLOAT8_CVT)
                 scores = tl.dot(q, k)
@@ -330,41 +267,32 @@ def paged_attention_kernel(
         if WINDOW or SHARED or start + BLOCK_N > open_end:
             scores = tl.where(visible, scores, float("-inf"))
 
-        new_top = tl.maximum(top, tl.max(scores, 1 + HAS_GROUPS))
+        new_top = tl.maximum(top, tl.max(scores, 1))
         # Without this, a row that has seen no key yet would compute inf - inf.
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weights = tl.exp2(scores - tl.expand_dims(base, -1))
+        weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(top - base)
         total = total * shrink
         if SUMS_LATE:
-            late = late * tl.expand_dims(shrink, -1) + weights
+            late = late * shrink[:, None] + weights
         else:
             total += tl.sum(weights, 1)
         if not SHARED:
             values = value_cache + kv_head * VALUE_HEAD_STRIDE + slot * VALUE_SLOT_STRIDE
-            is_cell = tl.expand_dims(seen, -1) & _lifted(is_part[None, :], HAS_GROUPS)
-            elements = tl.expand_dims(values, -1) + _lifted(part[None, :], HAS_GROUPS)
-            v = tl.load(elements, mask=is_cell, other=0.0)
-        acc = acc * tl.expand_dims(shrink, -1)
+            is_cell = seen[:, None] & is_part[None, :]
+            v = tl.load(values[:, None] + part[None, :], mask=is_cell, other=0.0)
+        acc = acc * shrink[:, None]
         if IS_PAIRED:
             v, v_odd = float8_pairs(v, HAS_FLOAT8_CVT)
-            acc_odd = acc_odd * tl.expand_dims(shrink, -1)
+            acc_odd = acc_odd * shrink[:, None]
             acc_odd = tl.dot(weights.to(tl.float16), v_odd, acc_odd)
         acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
         top = new_top
 
     if SUMS_LATE:
-        total += tl.sum(late, 1 + HAS_GROUPS)
-    if HAS_GROUPS:
-        all_top = tl.max(top, 0)
-        share = tl.exp2(top - tl.where(all_top == float("-inf"), 0.0, all_top)[None, :])
-        total, top = tl.sum(total * share, 0), all_top
-        acc *= share[:, :, None]
-        if IS_PAIRED:
-            acc_odd *= share[:, :, None]
-    acc = _sum_of_groups(acc, HAS_GROUPS)
+        total += tl.sum(late, 1)
     if IS_PAIRED:
-        acc = tl.interleave(acc, _sum_of_groups(acc_odd, HAS_GROUPS))
+        acc = tl.interleave(acc, acc_odd)
     # The sum of a row without keys is 0 times values that other rows see, which may be NaN.
     divisor = tl.where(total == 0.0, -1.0, total)
     result = tl.where(divisor[:, None] < 0.0, 0.0, acc * (1.0 / divisor)[:, None])
