@@ -9,8 +9,9 @@ import pytest
 import torch
 import triton
 
-from gluon_interpreter import Barrier, BoxCopies, ThreadCopies, run_kernel
+from gluon_interpreter import Barrier, BoxCopies, Described, ThreadCopies, run_kernel
 from graphkit.ops.kernels.quantized_numbers import nibble_ptx
+from graphkit.ops.kernels.streamed_launch import weight_descriptor
 from graphkit.ops.kernels.streamed_product import StreamedProduct
 from graphkit.ops.linear import linear
 from graphkit.ops.quantized_linear import quantized_linear
@@ -149,3 +150,15 @@ def test_few_stages_are_requested_at_a_time_while_the_kernel_before_runs(
     assert requests.has_rows
     assert requests.made == expected
     assert requests.most == min(in_flight, expected)
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_a_box_of_a_padded_tile_has_the_outputs_of_one_program(is_gated):
+    numbers = torch.arange(1, 97, dtype=torch.uint8)[:, None].expand(96, 256).contiguous()
+    weight = Described(weight_descriptor(numbers, StreamedProduct(48, 8, 1, 2), is_gated, 1))
+    boxes = [weight.block_at([program, 0, 0, 0, 128]) for program in range(2)]
+    outputs = [set(box.unique().tolist()) - {0} for box in boxes]
+    if is_gated:
+        assert outputs == [{*range(1, 25), *range(49, 73)}, {*range(25, 49), *range(73, 97)}]
+    else:
+        assert outputs == [{*range(1, 49)}, {*range(49, 97)}]
