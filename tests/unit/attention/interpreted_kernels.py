@@ -194,20 +194,31 @@ def test_attention_over_several_row_tiles(make_case, assert_attends, tree):
     assert_attends(launch(paged_attention, *case.op_args(), splits=2), case)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 5])
-def test_a_program_that_joins_many_rows_gives_the_results_of_one_row(splits, monkeypatch):
+@pytest.mark.parametrize("processors", [1, 132], ids=["many rows", "few rows"])
+@pytest.mark.parametrize("splits", [1, 2, 5, 20])
+def test_splits_are_joined(splits, processors, monkeypatch):
     torch.manual_seed(splits)
-    partial, lse = torch.randn(splits, 7, 3, 24), 5 * torch.randn(splits, 7, 3)
+    partial, lse = torch.randn(splits, 7, 3, 80), 5 * torch.randn(splits, 7, 3)
     lse[0, 2], lse[:, 3] = -torch.inf, -torch.inf
     partial[0, 2], partial[:, 3] = 0, 0
-    joined = []
-    for processors in (1, 132):
-        monkeypatch.setattr(kernels, "multiprocessors", lambda _, n=processors: (n, 0))
-        joined.append(torch.empty(7, 3, 24))
-        kernels.join_splits(None, joined[-1], partial, lse)
+    monkeypatch.setattr(kernels, "multiprocessors", lambda _: (processors, 0))
+    joined = torch.empty(7, 3, 80)
+    kernels.join_splits(None, joined, partial, lse)
     weights = lse.masked_fill(lse.isinf().all(0), 0).mul(math.log(2)).softmax(0)
-    assert torch.equal(*joined)
-    torch.testing.assert_close(joined[0], (partial * weights[..., None]).sum(0))
+    torch.testing.assert_close(joined, (partial * weights[..., None]).sum(0))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "splits", "grid"),
+    [(4, 4, (128, 1)), (4, 16, (128, 4)), (4, 33, (128, 4)), (64, 4, (512, 1)), (64, 16, (512, 1))],
+)
+def test_splits_of_few_rows_are_joined_by_more_programs(tokens, splits, grid, monkeypatch):
+    grids = []
+    monkeypatch.setattr(kernels, "multiprocessors", lambda _: (132, 0))
+    monkeypatch.setattr(kernels, "launch", lambda _, grid, *__, **___: grids.append(grid))
+    out, partial = torch.empty(tokens, 32, 128), torch.empty(splits, tokens, 32, 128)
+    kernels.join_splits(None, out, partial, partial[..., 0])
+    assert grids == [grid]
 
 
 @loops_to_a_tensor
