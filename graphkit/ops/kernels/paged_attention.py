@@ -63,7 +63,7 @@ def join_splits(args: Any, out: torch.Tensor, partial: torch.Tensor, lse: torch.
     splits, (tokens, heads, head_dim) = partial.shape[0], out.shape
     rows, block_splits = tokens * heads, triton.next_power_of_2(splits)
     are_many = rows >= JOINED_ROWS * multiprocessors(out.device)[0]
-    # A thread of a warp keeps 64 numbers of many rows, and 16 of few: their programs end sooner.
+    # A warp has 2048 numbers, or 512 if there are few rows: each program then ends sooner.
     numbers = 2048 if are_many else 512
     block = min(max(32, numbers // block_splits), 128, triton.next_power_of_2(head_dim))
     block_rows = JOINED_ROWS if are_many else 1

@@ -88,8 +88,8 @@ def weight_descriptor(
 
     A box has the lines of a step, or a piece of a line, for the outputs of a program, padded. The
     second half of a group has its next 8 outputs, or in a gated product those of the up projection.
-    Where outputs are padded, the first axis is that of programs, and the last has all lines. Groups
-    behind the last of a program then read as zeros, without access to memory.
+    If outputs are padded, the first axis is that of programs, and the last has the bytes of all
+    lines. Groups behind the last one of a program then read as zeros, without access to memory.
 
     Args:
         numbers: The weight, bytes, [N, ROW].
@@ -97,14 +97,15 @@ def weight_descriptor(
         is_gated: Whether the kernel applies the gate.
         pieces: Pieces of a line.
     """
-    outputs, row = numbers.shape
-    width, groups = LINE_BYTES // pieces, product.outputs // 16
+    (outputs, row), width = numbers.shape, LINE_BYTES // pieces
+    # Outputs from a group to the next one, and from one half to the other.
     group, half = (8, outputs // 2) if is_gated else (16, 8)
-    shape, first = [row // LINE_BYTES, outputs // 16, 2, 8, LINE_BYTES], LINE_BYTES
+    shape, stride = [row // LINE_BYTES, outputs // 16, 2, 8, LINE_BYTES], LINE_BYTES
     if product.outputs != product.padded_outputs:
-        shape, first = [outputs // product.outputs, groups, 2, 8, row], groups * group * row
+        groups = product.outputs // 16
+        shape, stride = [outputs // product.outputs, groups, 2, 8, row], groups * group * row
     return TensorDescriptor(
-        numbers, shape=shape, strides=[first, group * row, half * row, row, 1],
+        numbers, shape=shape, strides=[stride, group * row, half * row, row, 1],
         block_shape=[product.lines, product.padded_outputs // 16, 2, 8, width],
         layout=NVMMASharedLayout(width, 8, 5),
     )  # fmt: skip

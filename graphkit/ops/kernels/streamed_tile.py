@@ -127,7 +127,10 @@ def request(tensor, place, box, barrier, is_step):
 
 @gluon.jit
 def request_lines(weight, line, byte, box, barrier, is_step, OUTPUTS: gl.constexpr):
-    """Request a program's outputs of a weight, from a line and a byte of it on, if ``is_step``."""
+    """Request a program's outputs of a weight, from a line and a byte of it on, if ``is_step``.
+
+    A box of padded outputs has its place on other axes, see ``weight_descriptor``.
+    """
     if weight.block_shape[1] * 16 == OUTPUTS:
         tile = gl.program_id(0) * (OUTPUTS // 16)
         request(weight, [line, tile, 0, 0, byte], box, barrier, is_step)
