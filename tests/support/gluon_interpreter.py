@@ -99,7 +99,7 @@ def places_of(shape, layout, itemsize):
 def _swizzled_places(shape, chunk, rows, phases):
     """Return places in rows whose chunk c is at c XOR (row // ``rows`` modulo ``phases``)."""
     row, column = torch.arange(math.prod(shape[:-1]))[:, None], torch.arange(shape[-1])
-    phase = row % shape[-2] // rows % phases
+    phase = row // rows % phases
     swizzled = (column // chunk ^ phase) * chunk + column % chunk
     return (row * shape[-1] + swizzled).view(shape)
 

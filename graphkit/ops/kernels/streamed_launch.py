@@ -84,12 +84,11 @@ def launch_streamed(
 def weight_descriptor(
     numbers: torch.Tensor, product: StreamedProduct, is_gated: bool, pieces: int
 ) -> TensorDescriptor:
-    """Return a descriptor of a weight by lines, groups of outputs, two halves, 8 outputs and bytes.
+    """Return a descriptor of a weight by projections, programs, outputs, lines and bytes.
 
-    A box has the lines of a step, or a piece of a line, for the outputs of a program, padded. The
-    second half of a group has its next 8 outputs, or in a gated product those of the up projection.
-    If outputs are padded, the first axis is that of programs, and the last has the bytes of all
-    lines. Groups behind the last one of a program then read as zeros, without access to memory.
+    A gated product has two projections. A box has the lines of a step, or a piece of a line, for
+    the outputs of a program, padded. Outputs behind the last of a program read as zeros, without
+    access to memory.
 
     Args:
         numbers: The weight, bytes, [N, ROW].
@@ -97,16 +96,13 @@ def weight_descriptor(
         is_gated: Whether the kernel applies the gate.
         pieces: Pieces of a line.
     """
-    (outputs, row), width = numbers.shape, LINE_BYTES // pieces
-    # Outputs from a group to the next one, and from one half to the other.
-    group, half = (8, outputs // 2) if is_gated else (16, 8)
-    shape, stride = [row // LINE_BYTES, outputs // 16, 2, 8, LINE_BYTES], LINE_BYTES
-    if product.outputs != product.padded_outputs:
-        groups = product.outputs // 16
-        shape, stride = [outputs // product.outputs, groups, 2, 8, row], groups * group * row
+    (outputs, row), projections = numbers.shape, 1 + is_gated
+    own, width = product.outputs // projections, LINE_BYTES // pieces
     return TensorDescriptor(
-        numbers, shape=shape, strides=[stride, group * row, half * row, row, 1],
-        block_shape=[product.lines, product.padded_outputs // 16, 2, 8, width],
+        numbers,
+        shape=[projections, outputs // product.outputs, own, row // LINE_BYTES, LINE_BYTES],
+        strides=[outputs // projections * row, own * row, row, LINE_BYTES, 1],
+        block_shape=[projections, 1, product.padded_outputs // projections, product.lines, width],
         layout=NVMMASharedLayout(width, 8, 5),
     )  # fmt: skip
 

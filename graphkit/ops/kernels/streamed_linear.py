@@ -25,6 +25,7 @@ from graphkit.ops.kernels.streamed_tile import (
     barriers,
     float8_numbers,
     group_values,
+    layout_of_lines,
     nibbles,
     output_at,
     request,
@@ -118,7 +119,7 @@ def streamed_linear_kernel(
     ready, arrived = barriers(STAGES), barriers(max(1, EARLY - IN_FLIGHT))
     boxes, row_boxes = stages_of(weight, STAGES), stages_of(x, STAGES)
     lines = boxes._reinterpret(
-        gl.uint8, [STAGES, LINES, BLOCK_N, 128], gl.SwizzledSharedLayout(WIDTH, 1, 8, [2, 1, 0])
+        gl.uint8, [STAGES, LINES, BLOCK_N, 128], layout_of_lines(LINES, BLOCK_N, 128, IS_GATED)
     )
     inputs = row_boxes._reinterpret(
         x.dtype, [STAGES * BLOCKS, LINES, BLOCK_T, 128], _layout_of_block(LINES, BLOCK_T)
@@ -144,9 +145,7 @@ def streamed_linear_kernel(
             row = output_at(_places(BLOCK_N, loaded_left), N, OUTPUTS, IS_GATED)
             zero = zero_offset(gl.load(zero_point + scale_row(row, N, SCALE_ROWS)), x, UNITS)
 
-    request_early(
-        weight, boxes, ready, arrived, first, NBYTES, EARLY, IN_FLIGHT, LINES, 1, OUTPUTS
-    )  # fmt: skip
+    request_early(weight, boxes, ready, arrived, first, NBYTES, EARLY, IN_FLIGHT, LINES, 1)
     if HAS_GROUPS:
         factors = stored_table(scales, LINES)
         if zero_point is not None:
@@ -158,7 +157,7 @@ def streamed_linear_kernel(
     first_row = gl.program_id(1) * BLOCK_T
     request_rest(
         weight, x, boxes, row_boxes, ready, first, first_row, NBYTES, STAGES, EARLY, IN_FLIGHT,
-        LINES, 1, OUTPUTS,
+        LINES, 1,
     )  # fmt: skip
     none = gl.zeros([LINES, BLOCK_N, BLOCK_T], gl.float32, mma)
     total, held, phase, free = none, 0, 0, STAGES - 1
@@ -168,7 +167,7 @@ def streamed_linear_kernel(
         begin, is_step = first + ahead * LINES, ahead < STEPS
         barrier = ready.index(free)
         mbarrier.expect(barrier, NBYTES, pred=is_step)
-        request_lines(weight, begin, 0, boxes.index(free), barrier, is_step, OUTPUTS)
+        request_lines(weight, begin, 0, boxes.index(free), barrier, is_step)
         request(x, [0, begin, 0, first_row, 0], row_boxes.index(free), barrier, is_step)
         mbarrier.wait(ready.index(held), phase)
         loaded = lines.index(held).load(loaded_left)

@@ -41,7 +41,7 @@ class StreamedProduct:
         num_warps: Warps of a program. Over quantised weights, each line of a step has an equal
             share of them.
         lines: Lines of each output in a step and in a stage, a power of two that divides the lines
-            of a part. It is 1 if outputs of a quantised weight are padded.
+            of a part.
         in_flight: Most stages of the weight in flight while the kernel before runs.
     """
 

@@ -103,6 +103,28 @@ def nibbles(loaded, offset, x, PTX: gl.constexpr, PACK: gl.constexpr):
     return number
 
 
+@gluon.constexpr_function
+def layout_of_lines(lines, outputs, width, is_gated):
+    """Return the layout of a stage of a weight in shared memory, [lines, outputs, width].
+
+    A descriptor writes the lines of an output one after the other, since they are consecutive in
+    memory. In a gated product it writes the outputs of the gate before those of the up projection.
+    Groups of 16 bytes are swizzled over 128 bytes. With ``lines`` None, a stage is
+    [outputs, width].
+    """
+    outs = [1 << bit for bit in range(outputs.bit_length() - 1)]
+    if is_gated:  # 8 outputs of the up projection follow 8 of the gate, see ``output_at``
+        outs = outs[:3] + outs[4:] + outs[3:4]
+    rows = [[1 << bit, 0] for bit in range((lines or 1).bit_length() - 1)]
+    rows += [[0, each] for each in outs]
+    bits = [[0, 0, 1 << bit] for bit in range(width.bit_length() - 1)]
+    moved = 16 * width // 128
+    for row in rows:
+        bits.append([*row, moved if 16 <= moved < width else 0])
+        moved *= 2
+    return gl.SharedLinearLayout([each[lines is None :] for each in bits], [], 1024)
+
+
 @gluon.jit
 def stages_of(tensor, STAGES: gl.constexpr):
     """Return shared memory for the boxes of a tensor, one for each stage."""
@@ -126,22 +148,15 @@ def request(tensor, place, box, barrier, is_step):
 
 
 @gluon.jit
-def request_lines(weight, line, byte, box, barrier, is_step, OUTPUTS: gl.constexpr):
-    """Request a program's outputs of a weight, from a line and a byte of it on, if ``is_step``.
-
-    A box of padded outputs has its place on other axes, see ``weight_descriptor``.
-    """
-    if weight.block_shape[1] * 16 == OUTPUTS:
-        tile = gl.program_id(0) * (OUTPUTS // 16)
-        request(weight, [line, tile, 0, 0, byte], box, barrier, is_step)
-    else:
-        request(weight, [gl.program_id(0), 0, 0, 0, line * 128 + byte], box, barrier, is_step)
+def request_lines(weight, line, byte, box, barrier, is_step):
+    """Request a program's outputs of a weight, from a line and a byte of it on, if ``is_step``."""
+    request(weight, [0, gl.program_id(0), 0, line, byte], box, barrier, is_step)
 
 
 @gluon.jit
 def request_early(
     weight, boxes, ready, arrived, first, STAGE_BYTES: gl.constexpr, EARLY: gl.constexpr,
-    IN_FLIGHT: gl.constexpr, LINES: gl.constexpr, PIECES: gl.constexpr, OUTPUTS: gl.constexpr,
+    IN_FLIGHT: gl.constexpr, LINES: gl.constexpr, PIECES: gl.constexpr,
 ):  # fmt: skip
     """Request EARLY stages of a weight, with at most IN_FLIGHT of them in flight.
 
@@ -158,14 +173,14 @@ def request_early(
         else:
             barrier = ready.index(stage)
             mbarrier.expect(barrier, STAGE_BYTES)
-        request_lines(weight, line, byte, boxes.index(stage), barrier, True, OUTPUTS)
+        request_lines(weight, line, byte, boxes.index(stage), barrier, True)
 
 
 @gluon.jit
 def request_rest(
     weight, x, boxes, row_boxes, ready, first, first_row, STAGE_BYTES: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, IN_FLIGHT: gl.constexpr, LINES: gl.constexpr,
-    PIECES: gl.constexpr, OUTPUTS: gl.constexpr,
+    PIECES: gl.constexpr,
 ):  # fmt: skip
     """Request the rows of all stages but the last, then the weight of those from EARLY on."""
     for stage in gl.static_range(STAGES - 1):
@@ -177,7 +192,7 @@ def request_rest(
         request(x, place, row_boxes.index(stage), ready.index(stage), True)
     for stage in gl.static_range(EARLY, STAGES - 1):
         line, byte = first + stage // PIECES * LINES, stage % PIECES * (128 // PIECES)
-        request_lines(weight, line, byte, boxes.index(stage), ready.index(stage), True, OUTPUTS)
+        request_lines(weight, line, byte, boxes.index(stage), ready.index(stage), True)
 
 
 @gluon.jit

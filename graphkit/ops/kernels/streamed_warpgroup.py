@@ -18,6 +18,7 @@ from graphkit.ops.kernels.streamed_tile import (
     barriers,
     float8_numbers,
     group_values,
+    layout_of_lines,
     nibbles,
     output_at,
     request,
@@ -57,7 +58,7 @@ def streamed_warpgroup_kernel(
     boxes, row_boxes = stages_of(weight, STAGES), stages_of(x, STAGES)
     lines = boxes._reinterpret(
         gl.uint8, [STAGES, BLOCK_N, 128 // PIECES],
-        gl.SwizzledSharedLayout(16, PIECES, 8 // PIECES, [1, 0]),
+        layout_of_lines(None, BLOCK_N, 128 // PIECES, IS_GATED),
     )  # fmt: skip
     inputs = row_boxes._reinterpret(
         x.dtype, [STAGES * BLOCKS, BLOCK_T, 128 // PIECES], gl.NVMMASharedLayout(128, 16, 2)
@@ -84,9 +85,7 @@ def streamed_warpgroup_kernel(
             point = gl.load(zero_point + scale_row(row, N, SCALE_ROWS))
             zero = zero_offset(point, x, UNITS)[:, None]
 
-    request_early(
-        weight, boxes, ready, arrived, first, NBYTES, EARLY, IN_FLIGHT, 1, PIECES, OUTPUTS
-    )  # fmt: skip
+    request_early(weight, boxes, ready, arrived, first, NBYTES, EARLY, IN_FLIGHT, 1, PIECES)
     if HAS_GROUPS:
         factors = stored_table(scales, 1)
         if zero_point is not None:
@@ -98,7 +97,7 @@ def streamed_warpgroup_kernel(
     first_row = gl.program_id(1) * BLOCK_T
     request_rest(
         weight, x, boxes, row_boxes, ready, first, first_row, NBYTES, STAGES, EARLY, IN_FLIGHT, 1,
-        PIECES, OUTPUTS,
+        PIECES,
     )  # fmt: skip
     none = gl.zeros([BLOCK_N, BLOCK_T], gl.float32, mma)
     total, held, phase, free = none, 0, 0, STAGES - 1
@@ -112,7 +111,7 @@ def streamed_warpgroup_kernel(
             barrier = ready.index(free)
             mbarrier.expect(barrier, NBYTES, pred=is_stage)
             byte = ahead_piece * 64
-            request_lines(weight, line, byte, boxes.index(free), barrier, is_stage, OUTPUTS)
+            request_lines(weight, line, byte, boxes.index(free), barrier, is_stage)
             place = [0, line, ahead_piece, first_row, 0]
             request(x, place, row_boxes.index(free), barrier, is_stage)
             mbarrier.wait(ready.index(held), phase)

@@ -7,16 +7,15 @@ from math import prod
 import pytest
 import triton
 from triton._C.libtriton import gluon_ir, ir
-from triton.experimental.gluon.language import NVMMASharedLayout, SwizzledSharedLayout
+from triton.experimental.gluon.language import NVMMASharedLayout
 
 from graphkit.ops.kernels.streamed_linear import _layout_of_block
+from graphkit.ops.kernels.streamed_tile import layout_of_lines
 
 pytestmark = pytest.mark.skipif(
     tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7),
     reason="Triton 3.6 aborts on layouts of shared memory",
 )
-BYTE = SwizzledSharedLayout(16, 1, 8, [2, 1, 0])
-"""Layout of lines of a weight in ``streamed_linear_kernel``."""
 
 
 def addresses(layout, shape):
@@ -57,17 +56,24 @@ def test_a_warpgroup_reads_rows_where_their_descriptor_writes_them(halves):
     assert (written if halves == 1 else [place(each, 64) for each in written]) == read
 
 
-@pytest.mark.parametrize("pieces", [1, 2])
-@pytest.mark.parametrize("outputs", [64, 128])
-def test_a_warpgroup_reads_lines_where_their_descriptor_writes_them(outputs, pieces):
-    width = 128 // pieces
-    written = addresses(NVMMASharedLayout(width, 8, 5), [1, outputs // 16, 2, 8, width])
-    bytes_ = SwizzledSharedLayout(16, pieces, 8 // pieces, [1, 0])
-    assert written == addresses(bytes_, [outputs, width])
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("outputs", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize(("lines", "width"), [(1, 128), (2, 128), (4, 128), (None, 128), (None, 64)])
+def test_lines_are_read_where_their_descriptor_writes_them(lines, width, outputs, is_gated):
+    projections, count = 1 + is_gated, lines or 1
+    box = [projections, 1, outputs // projections, count, width]
+    written = addresses(NVMMASharedLayout(width, 8, 5), box)
+    layout = layout_of_lines(lines, outputs, width, is_gated)
+    read = addresses(layout, [count, outputs, width] if lines else [outputs, width])
+    assert [output_place(each, box) for each in written] == read
 
 
-@pytest.mark.parametrize("outputs", [32, 64, 128, 256])
-@pytest.mark.parametrize("lines", [1, 2, 4])
-def test_lines_are_read_where_their_descriptor_writes_them(outputs, lines):
-    written = addresses(NVMMASharedLayout(128, 8, 5), [lines, outputs // 16, 2, 8, 128])
-    assert written == addresses(BYTE, [lines, outputs, 128])
+def output_place(flat, box):
+    """Return the place in [lines, outputs, bytes] of one in [projections, 1, own, lines, bytes]."""
+    projections, _, own, lines, width = box
+    others, byte = divmod(flat, width)
+    others, line = divmod(others, lines)
+    projection, output = divmod(others, own)
+    if projections > 1:
+        output = output // 8 * 16 + projection * 8 + output % 8
+    return (line * projections * own + output) * width + byte
