@@ -143,7 +143,7 @@ def launch_paged_attention(
         HAS_CAP=args.softcap > 0, IS_SPLIT=splits > 1,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         BLOCK_M=chosen.block_rows, BLOCK_N=chosen.block_keys,
-        RUN=math.gcd(args.page_size, chosen.block_keys),
+        RUN=math.gcd(args.page_size, chosen.block_keys) if is_shared else 1,
         BLOCK_E=max(32 if is_paired else 16, triton.next_power_of_2(value_dim)),
         BLOCK_R=max(16, triton.next_power_of_2(key_dim - value_dim)),
         HAS_FLOAT8_CVT=has_float8_cvt(query.device),
