@@ -239,8 +239,8 @@ def test_splits_take_turns_at_blocks(make_case, assert_attends, splits, options)
 def test_pages_and_blocks_of_different_sizes(make_case, assert_attends, page_size, window, shape):
     """Runs of latents in one page have 8 or 16 of the 16 keys of a block, other runs one key."""
     case = make_case(
-        [13, 30, 100], width=3, page_size=page_size, heads=2, kv_heads=1, window=window, context=160,
-        **shape,
+        [13, 30, 100], width=3, page_size=page_size, window=window, heads=2, kv_heads=1,
+        context=160, **shape,
     )  # fmt: skip
     config = AttentionConfig(block_rows=16, block_keys=16)
     for splits in (1, 3):

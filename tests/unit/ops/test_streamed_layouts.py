@@ -58,7 +58,9 @@ def test_a_warpgroup_reads_rows_where_their_descriptor_writes_them(halves):
 
 @pytest.mark.parametrize("is_gated", [False, True])
 @pytest.mark.parametrize("outputs", [16, 32, 64, 128, 256])
-@pytest.mark.parametrize(("lines", "width"), [(1, 128), (2, 128), (4, 128), (None, 128), (None, 64)])
+@pytest.mark.parametrize(
+    ("lines", "width"), [(1, 128), (2, 128), (4, 128), (None, 128), (None, 64)]
+)
 def test_lines_are_read_where_their_descriptor_writes_them(lines, width, outputs, is_gated):
     projections, count = 1 + is_gated, lines or 1
     box = [projections, 1, outputs // projections, count, width]
