@@ -28,7 +28,7 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from attention_batch import BACKENDS, FP8, GQA, MLA, Batch, Condition
+from attention_batch import BACKENDS, FP8, GQA, MLA, USUAL_ROWS, Batch, Condition
 from attention_sweep import sweep, sweep_float8
 from attention_timing import Calls
 from rich.console import Console
@@ -40,7 +40,7 @@ from graphkit.views import bench_view
 
 CONTEXTS, BATCH_SIZES, PAGE_SIZES = (1024, 8192, 32768), (1, 8, 32), (1, 16, 64)
 QUICK = ((64,), (1, 2), (1, 16))
-FP8_QUICK, FP8_PAGE_SIZE = Condition(64, 2, False, 16, FP8), 16
+FP8_QUICK, FP8_PAGE_SIZE, FP8_ROWS = Condition(64, 2, False, 16, FP8), 16, (4, 6)
 MLA_QUICK, MLA_CONTEXT, MLA_PAGE_SIZES = Condition(64, 2, True, 16, MLA), 8192, (16, 64)
 BARS = {1: 3.0, 8: 4.0, 32: 4.3}
 """Least TB/s of ``paged_attention`` at 8k context, by batch size."""
@@ -64,9 +64,12 @@ def conditions(quick: bool) -> list[Condition]:
         for batch_size, page_size in product(BATCH_SIZES, MLA_PAGE_SIZES)
         for tree, rows in ((False, 1), (False, 4), (True, 4))
     ]
-    narrow = [Condition(BAR_CONTEXT, each, False, FP8_PAGE_SIZE, FP8) for each in BATCH_SIZES]
+    narrow = [
+        Condition(BAR_CONTEXT, batch_size, False, FP8_PAGE_SIZE, shape, rows)
+        for rows, shape, batch_size in product(FP8_ROWS, (GQA, FP8), BATCH_SIZES)
+    ]
     more = [FP8_QUICK, MLA_QUICK] if quick else narrow + latent
-    return [Condition(*each) for each in sizes] + more
+    return list(dict.fromkeys([Condition(*each) for each in sizes] + more))
 
 
 def measures(cases: Sequence[Condition], device: torch.device, rounds: int) -> Iterator[Measure]:
@@ -88,11 +91,12 @@ def measures(cases: Sequence[Condition], device: torch.device, rounds: int) -> I
         note(f"{condition} ({time.perf_counter() - began:.1f} s)")
         if condition.shape is FP8:
             ratio = times[condition] / times[replace(condition, shape=GQA)]
-            bar = FP8_BAR if condition.batch_size > 1 else None
+            is_judged = condition.batch_size > 1 and condition.rows == USUAL_ROWS
+            bar = FP8_BAR if is_judged else None
             yield Measure(name=f"{condition}: time over bfloat16", value=ratio, unit="x", bar=bar)
             continue
         least = (MLA_BARS if condition.shape is MLA else BARS).get(condition.batch_size)
-        is_judged = condition.shape is not MLA or condition.rows == 1
+        is_judged = condition.rows == (1 if condition.shape is MLA else USUAL_ROWS)
         if condition.context == BAR_CONTEXT and least and is_judged:
             read = tb_per_s(condition, speeds["paged_attention"])
             name = f"{condition}: {least} TB/s over paged_attention"

@@ -22,6 +22,10 @@ COLD_BYTES = 256 << 20
 """Least bytes of a pool: several times the L2 cache of an H200, which then does not help."""
 
 
+USUAL_ROWS = 4
+"""Rows of a request in most conditions; names say other numbers."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """Heads of a layer.
@@ -70,12 +74,14 @@ class Condition:
     tree: bool
     page_size: int
     shape: Shape = GQA
-    rows: int = 4
+    rows: int = USUAL_ROWS
 
     def __str__(self) -> str:
         """Return its name in reports."""
         context = f"{self.context // 1024}k" if self.context >= 1024 else str(self.context)
         kind = "decode" if self.rows == 1 else "tree" if self.tree else "chain"
+        if self.rows not in (1, USUAL_ROWS):
+            kind += f" of {self.rows}"
         where = f"batch {self.batch_size}, {kind}, page size {self.page_size}"
         return f"{self.shape.name}{context} context, {where}"
 

@@ -48,8 +48,8 @@ def choose_config(
     Blocks of latents, of more than 256 elements, leave a multiprocessor memory for one program.
     With 64 rows that is limited by arithmetic: two large blocks in flight are enough. Keys and
     values of that size that are apart take twice the memory, which leaves room for two blocks of 32
-    keys. Blocks of float8 take half of the memory: few rows take blocks of twice as many keys, more
-    rows another stage.
+    keys. Blocks of float8 take half of the memory: up to 32 rows take blocks of twice as many keys,
+    more rows another stage.
 
     Args:
         rows: Query rows of a request for one key-value head.
@@ -67,7 +67,7 @@ def choose_config(
         return AttentionConfig(block_rows=16, block_keys=16, num_stages=2, programs=1)
     if value_dim > 256 and not is_shared:
         return AttentionConfig(block_rows, 32, num_warps=warps, num_stages=2, programs=1)
-    if element_size == 1 and block_rows == 16:
+    if element_size == 1 and block_rows <= 32:
         return AttentionConfig(block_rows, block_keys=min(128, most_keys))
     is_narrow = value_dim <= 128 >= key_dim and element_size == 2 and not is_shared
     if is_narrow and block_rows <= 32 and shared_bytes >= LARGE_BYTES:

@@ -35,8 +35,8 @@ WIDE_OF_4_BITS = ((32, 2, 7), (128, 4, 2))
 order of preference."""
 WIDE_LINES = 5
 """Most lines in shared memory of weights of eight bits with as many outputs."""
-MOST_LINES = 28
-"""Most lines of a part over numbers of eight bits."""
+MOST_LINES = {8: 28, 4: 8}
+"""Most lines of a part by bits of a number, if more parts occupy the device, too."""
 SHORT_LINES = 16
 """Most lines of a part over numbers of eight bits that as many warps as usual multiply."""
 MOST_INPUTS = 16384
@@ -181,9 +181,9 @@ def _ways_of_many_rows(lines: int, outputs: int, least_parts: int, processors: i
 def _warps_and_lines(programs: int, lines: int, bits: int) -> tuple[int, int]:
     """Return the warps of each line, and the lines that are multiplied at the same time.
 
-    A multiprocessor with few programs over numbers of eight bits has few warps to convert them.
-    Parts of many lines are limited by memory: warps of their own for each line keep more of them in
-    flight. Weights of four bits have more parts, and thus warps.
+    A multiprocessor with few programs has few warps to convert numbers. Parts of many lines are
+    limited by memory: warps of their own for each line keep more of them in flight. A line of four
+    bits has twice as many numbers, which occupy its warps for longer.
 
     Args:
         programs: Programs of a multiprocessor.
@@ -191,9 +191,7 @@ def _warps_and_lines(programs: int, lines: int, bits: int) -> tuple[int, int]:
         bits: Bits of a number.
     """
     _, warps, _ = USUAL
-    if bits == 4:
-        return warps, 1
-    together = gcd(lines, 4 if programs == 1 else 2)
+    together = gcd(lines, (4 if programs == 1 else 2) * bits // 8)
     is_long = programs > 1 and lines > SHORT_LINES
     return warps // 2 if is_long and together == 2 else warps, together
 
@@ -210,19 +208,18 @@ def _fitting_stages(way: _Way, groups: int, bits: int, rows: int, shared_bytes: 
 def _streamed_parts(tiles: int, lines: int, least: int, bits: int, processors: int) -> int | None:
     """Return the equal parts of lines that give the device enough programs, at least ``least``.
 
-    Numbers of eight bits take the fewest parts that occupy the device, since the next kernel reads
-    all of them. Numbers of four bits take the most parts, so that more warps convert them.
+    These are the fewest that occupy the device and have at most ``MOST_LINES``, since the next
+    kernel reads all parts. If there are none, these are the most.
     """
     most, (_, _, most_programs) = 1, USUAL
     if tiles < processors:
         most = max(1, min(lines // LEAST_LINES, most_programs * processors // tiles))
     equal = [parts for parts in range(least, max(least, most) + 1) if lines % parts == 0]
-    if bits == 8:
-        for parts in equal:
-            rounds = -(-tiles * parts // processors)
-            is_even = tiles * parts >= OCCUPIED * rounds * processors
-            if is_even and lines // parts <= MOST_LINES:
-                return parts
+    for parts in equal:
+        rounds = -(-tiles * parts // processors)
+        is_even = tiles * parts >= OCCUPIED * rounds * processors
+        if is_even and lines // parts <= MOST_LINES[bits]:
+            return parts
     return equal[-1] if equal else None
 
 

@@ -156,12 +156,12 @@ def test_attention(compiled, dtype, heads, kv_heads, value_dim, splits, options)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("width", [4, 16])
+@pytest.mark.parametrize("width", [4, 8, 16])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_attention_over_float8_with_its_instructions(
     compiled, monkeypatch, dtype, width, page_size
 ):
-    """Blocks of 16 and 64 rows take different instructions of the tensor cores."""
+    """Blocks of 16, 32 and 64 rows, which take different instructions of the tensor cores."""
     checked = "graphkit.ops.kernels.paged_attention.has_float8_cvt"
     monkeypatch.setattr(checked, lambda device: device.type == "cpu")
     keys = torch.zeros(64, 8, 128).to(torch.float8_e4m3fn)
