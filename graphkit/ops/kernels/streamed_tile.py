@@ -105,12 +105,17 @@ def nibbles(loaded, offset, x, PTX: gl.constexpr, PACK: gl.constexpr):
 
 @gluon.constexpr_function
 def layout_of_lines(lines, outputs, width, is_gated):
-    """Return the layout of a stage of a weight in shared memory, [lines, outputs, width].
+    """Return the layout in which ``weight_descriptor`` writes a stage to shared memory.
 
-    A descriptor writes the lines of an output one after the other, since they are consecutive in
-    memory. In a gated product it writes the outputs of the gate before those of the up projection.
-    Groups of 16 bytes are swizzled over 128 bytes. With ``lines`` None, a stage is
-    [outputs, width].
+    The lines of an output come one after the other, as in memory. In a gated product, the outputs
+    of the gate come before those of the up projection. Groups of 16 bytes are swizzled over 128
+    bytes.
+
+    Args:
+        lines: Lines of a step. A stage is [lines, outputs, width], or [outputs, width] for None.
+        outputs: Outputs of a program, padded.
+        width: Bytes of a line, or of a piece of it.
+        is_gated: Whether the kernel applies the gate.
     """
     outs = [1 << bit for bit in range(outputs.bit_length() - 1)]
     if is_gated:  # 8 outputs of the up projection follow 8 of the gate, see ``output_at``
@@ -118,10 +123,10 @@ def layout_of_lines(lines, outputs, width, is_gated):
     rows = [[1 << bit, 0] for bit in range((lines or 1).bit_length() - 1)]
     rows += [[0, each] for each in outs]
     bits = [[0, 0, 1 << bit] for bit in range(width.bit_length() - 1)]
-    moved = 16 * width // 128
+    swizzle = 16 * width // 128
     for row in rows:
-        bits.append([*row, moved if 16 <= moved < width else 0])
-        moved *= 2
+        bits.append([*row, swizzle if 16 <= swizzle < width else 0])
+        swizzle *= 2
     return gl.SharedLinearLayout([each[lines is None :] for each in bits], [], 1024)
 
 

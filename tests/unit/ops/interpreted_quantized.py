@@ -254,6 +254,26 @@ def test_the_parts_of_a_streamed_weight_do_not_depend_on_the_rows(outputs, input
     assert streaming.choose_streamed(most + 1, inputs, outputs, bits, 132, 233472) is None
 
 
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "bits"),
+    [
+        (4096, 4096, 4), (6144, 4096, 4), (4096, 14336, 4), (2048, 8192, 4), (8192, 2048, 4),
+        (4096, 4096, 8), (6144, 4096, 8), (4096, 14336, 8),
+    ],
+)  # fmt: skip
+def test_a_streamed_weight_has_the_fewest_parts_that_occupy_the_device(outputs, inputs, bits):
+    tiles, lines = outputs // 64, inputs * bits // 1024
+
+    def occupy_the_device(parts):
+        share = tiles * parts / (-(-tiles * parts // 132) * 132)
+        return share >= 0.9 and lines // parts <= streaming.MOST_LINES[bits]
+
+    found = streaming.choose_streamed(6, inputs, outputs, bits, 132, 233472).splits
+    fewer = [parts for parts in range(1, found) if lines % parts == 0]
+    assert occupy_the_device(found)
+    assert not any(map(occupy_the_device, fewer))
+
+
 @pytest.mark.parametrize(("outputs", "programs"), [(28672, 896), (32000, 250), (57344, 1792)])
 def test_programs_of_a_wide_weight_of_four_bits_have_no_short_last_round(outputs, programs):
     """7 programs of 32 outputs run on each multiprocessor, or 2 of 128."""
