@@ -9,6 +9,7 @@ import triton.language as tl
 
 from graphkit.ops.attention_layout import is_part_of
 from graphkit.ops.kernels.attention_config import (
+    LARGE_KEYS,
     AttentionConfig,
     choose_config,
     choose_splits,
@@ -143,7 +144,7 @@ def launch_paged_attention(
         HAS_CAP=args.softcap > 0, IS_SPLIT=splits > 1,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         BLOCK_M=chosen.block_rows, BLOCK_N=chosen.block_keys,
-        RUN=math.gcd(args.page_size, chosen.block_keys) if is_shared else 1,
+        RUN=1 if chosen.block_keys >= LARGE_KEYS else math.gcd(args.page_size, chosen.block_keys),
         BLOCK_E=max(32 if is_paired else 16, triton.next_power_of_2(value_dim)),
         BLOCK_R=max(16, triton.next_power_of_2(key_dim - value_dim)),
         HAS_FLOAT8_CVT=has_float8_cvt(query.device),

@@ -235,14 +235,18 @@ def test_splits_take_turns_at_blocks(make_case, assert_attends, splits, options)
 @loops_to_a_tensor
 @pytest.mark.parametrize("page_size", [8, 24, 32])
 @pytest.mark.parametrize("window", [0, 21])
-@pytest.mark.parametrize("shape", [{}, {"head_dim": 40, "latent": 32}], ids=str)
-def test_pages_and_blocks_of_different_sizes(make_case, assert_attends, page_size, window, shape):
-    """Runs of latents in one page have 8 or 16 of the 16 keys of a block, other runs one key."""
+@pytest.mark.parametrize(
+    ("block_keys", "shape"), [(16, {}), (16, {"head_dim": 40, "latent": 32}), (128, {})], ids=str
+)
+def test_pages_and_blocks_of_different_sizes(
+    make_case, assert_attends, page_size, window, block_keys, shape
+):
+    """Runs of keys in one page have 8 or 16 of the 16 keys of a block, or one of 128."""
     case = make_case(
         [13, 30, 100], width=3, page_size=page_size, window=window, heads=2, kv_heads=1,
         context=160, **shape,
     )  # fmt: skip
-    config = AttentionConfig(block_rows=16, block_keys=16)
+    config = AttentionConfig(block_rows=16, block_keys=block_keys)
     for splits in (1, 3):
         assert_attends(launch(paged_attention, *case.op_args(), splits=splits, config=config), case)
 
