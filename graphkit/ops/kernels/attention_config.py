@@ -14,9 +14,11 @@ BLOCK_BYTES = 16384
 programs share the memory of a multiprocessor, 228 KiB on sm_90."""
 LEAST_SPLIT = 128
 """Least keys of a split, unless blocks of keys are large: joining has a cost."""
-LARGE_KEYS, LARGE_BYTES = 128, 200 * 1024
-"""Keys of a large block, and the shared memory of a multiprocessor that one program with three
-stages of keys and values then needs, 192 KiB: up to 128 elements of 16 bits, and 32 rows."""
+LARGE_KEYS = 128
+"""Keys of a large block, which up to 32 rows of up to 128 elements take."""
+LARGE_BYTES = 200 * 1024
+"""Least shared memory of a multiprocessor for large blocks of 16-bit elements. One program with
+three stages of keys and values then takes 192 KiB."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def choose_config(
     if value_dim > 256 and not is_shared:
         return AttentionConfig(block_rows, 32, num_warps=warps, num_stages=2, programs=1)
     if element_size == 1 and block_rows <= 32:
-        return AttentionConfig(block_rows, block_keys=min(128, most_keys))
+        return AttentionConfig(block_rows, block_keys=min(LARGE_KEYS, most_keys))
     is_narrow = value_dim <= 128 >= key_dim and element_size == 2 and not is_shared
     if is_narrow and block_rows <= 32 and shared_bytes >= LARGE_BYTES:
         return AttentionConfig(block_rows, LARGE_KEYS, programs=1, least_split=2 * LARGE_KEYS)
@@ -86,7 +88,7 @@ def spread_rows(config: AttentionConfig, programs: int, processors: int) -> Atte
     """Return a configuration that spreads rows over twice as many programs, if all can run at once.
 
     Attention over a short context takes as long as one program, which is faster with fewer rows.
-    Configurations without large blocks of keys are returned as they are: others are not measured.
+    Configurations without large blocks of keys are returned as they are.
 
     Args:
         config: A configuration.

@@ -432,10 +432,11 @@ def test_large_blocks_of_keys_have_longer_splits():
     assert found == [6, 13]
 
 
+@pytest.mark.parametrize("element_size", [1, 2])
 @pytest.mark.parametrize(("programs", "rows"), [(8, 16), (66, 16), (67, 32)])
-def test_tiles_have_fewer_rows_where_multiprocessors_are_idle(programs, rows):
-    large = choose_config(24, 128, 128, 2, is_shared=False, shared_bytes=233472)
-    assert large.block_rows == 32
+def test_tiles_have_fewer_rows_where_multiprocessors_are_idle(programs, rows, element_size):
+    large = choose_config(24, 128, 128, element_size, is_shared=False, shared_bytes=233472)
+    assert (large.block_rows, large.block_keys) == (32, 128)
     assert spread_rows(large, programs, 132) == replace(large, block_rows=rows)
     smallest = replace(large, block_rows=16)
     assert spread_rows(smallest, programs, 132) == smallest
