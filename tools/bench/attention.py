@@ -40,7 +40,7 @@ from graphkit.views import bench_view
 
 CONTEXTS, BATCH_SIZES, PAGE_SIZES = (1024, 8192, 32768), (1, 8, 32), (1, 16, 64)
 QUICK = ((64,), (1, 2), (1, 16))
-FP8_QUICK, FP8_PAGE_SIZE, FP8_ROWS = Condition(64, 2, False, 16, FP8), 16, (4, 6)
+FP8_QUICK, FP8_PAGE_SIZE, FP8_ROWS = Condition(64, 2, False, 16, FP8), 16, (USUAL_ROWS, 6)
 MLA_QUICK, MLA_CONTEXT, MLA_PAGE_SIZES = Condition(64, 2, True, 16, MLA), 8192, (16, 64)
 BARS = {1: 3.0, 8: 4.0, 32: 4.3}
 """Least TB/s of ``paged_attention`` at 8k context, by batch size."""
@@ -91,8 +91,7 @@ def measures(cases: Sequence[Condition], device: torch.device, rounds: int) -> I
         note(f"{condition} ({time.perf_counter() - began:.1f} s)")
         if condition.shape is FP8:
             ratio = times[condition] / times[replace(condition, shape=GQA)]
-            is_judged = condition.batch_size > 1 and condition.rows == USUAL_ROWS
-            bar = FP8_BAR if is_judged else None
+            bar = FP8_BAR if condition.batch_size > 1 and condition.rows == USUAL_ROWS else None
             yield Measure(name=f"{condition}: time over bfloat16", value=ratio, unit="x", bar=bar)
             continue
         least = (MLA_BARS if condition.shape is MLA else BARS).get(condition.batch_size)

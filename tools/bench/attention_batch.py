@@ -20,10 +20,8 @@ from graphkit.spec import ForwardMode
 DTYPE = torch.bfloat16
 COLD_BYTES = 256 << 20
 """Least bytes of a pool: several times the L2 cache of an H200, which then does not help."""
-
-
 USUAL_ROWS = 4
-"""Rows of a request in most conditions; names say other numbers."""
+"""Rows of a request in most conditions. Names of conditions say other numbers."""
 
 
 @dataclass(frozen=True)

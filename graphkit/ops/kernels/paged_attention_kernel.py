@@ -97,8 +97,8 @@ def paged_attention_kernel(
     # There are more programs than requests if there are more rows than the requests can have.
     pages = page_table + tl.minimum(request, requests - 1).to(tl.int64) * max_pages
     first, step = split * BLOCK_N, splits * BLOCK_N
-    # Runs of RUN keys lie in one page each, which is loaded once and spread over the keys. In large
-    # blocks that takes longer than a load per key: their runs have one key.
+    # Runs of RUN keys lie in one page each. The page number of a run is loaded once and spread over
+    # its keys. In large blocks a load per key is faster: RUN is 1.
     runs = tl.arange(0, BLOCK_N // RUN) * RUN
     if not WINDOW:
         two_pages = _load_pages(pages, first + runs, max_keys, PAGE_SIZE)

@@ -36,7 +36,7 @@ order of preference."""
 WIDE_LINES = 5
 """Most lines in shared memory of weights of eight bits with as many outputs."""
 MOST_LINES = {8: 28, 4: 8}
-"""Most lines of a part by bits of a number, if more parts occupy the device, too."""
+"""Most lines of a part by bits of a number, if such parts occupy the device."""
 SHORT_LINES = 16
 """Most lines of a part over numbers of eight bits that as many warps as usual multiply."""
 MOST_INPUTS = 16384
@@ -206,10 +206,10 @@ def _fitting_stages(way: _Way, groups: int, bits: int, rows: int, shared_bytes: 
 
 
 def _streamed_parts(tiles: int, lines: int, least: int, bits: int, processors: int) -> int | None:
-    """Return the equal parts of lines that give the device enough programs, at least ``least``.
+    """Return into how many equal parts the lines are divided, at least ``least``.
 
-    These are the fewest that occupy the device and have at most ``MOST_LINES``, since the next
-    kernel reads all parts. If there are none, these are the most.
+    The result is the smallest number whose parts occupy the device and have at most ``MOST_LINES``
+    each, since the next kernel reads all parts. If there is none, it is the largest number.
     """
     most, (_, _, most_programs) = 1, USUAL
     if tiles < processors:

@@ -161,7 +161,7 @@ def test_attention(compiled, dtype, heads, kv_heads, value_dim, splits, options)
 def test_attention_over_float8_with_its_instructions(
     compiled, monkeypatch, dtype, width, page_size
 ):
-    """Blocks of 16, 32 and 64 rows, which take different instructions of the tensor cores."""
+    """Blocks of 64 rows take other instructions of the tensor cores than smaller ones."""
     checked = "graphkit.ops.kernels.paged_attention.has_float8_cvt"
     monkeypatch.setattr(checked, lambda device: device.type == "cpu")
     keys = torch.zeros(64, 8, 128).to(torch.float8_e4m3fn)

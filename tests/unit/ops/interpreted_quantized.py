@@ -266,7 +266,7 @@ def test_a_streamed_weight_has_the_fewest_parts_that_occupy_the_device(outputs, 
 
     def occupy_the_device(parts):
         share = tiles * parts / (-(-tiles * parts // 132) * 132)
-        return share >= 0.9 and lines // parts <= streaming.MOST_LINES[bits]
+        return share >= streaming.OCCUPIED and lines // parts <= streaming.MOST_LINES[bits]
 
     found = streaming.choose_streamed(6, inputs, outputs, bits, 132, 233472).splits
     fewer = [parts for parts in range(1, found) if lines % parts == 0]
