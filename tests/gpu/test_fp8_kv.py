@@ -11,10 +11,12 @@ import triton
 import triton.language as tl
 
 import graphkit as gk
+from graphkit.ops.kernels.attention_config import LARGE_KEYS, AttentionConfig
 from graphkit.ops.kernels.devices import has_float8_cvt
 from graphkit.ops.kernels.float8 import float8_pairs
 from graphkit.ops.kv_cache import store_kv
 from graphkit.ops.paged_attention import paged_attention
+from graphkit.ops.registration import OPS
 from graphkit.reference import reference_engine
 
 pytestmark = pytest.mark.gpu
@@ -99,6 +101,20 @@ def test_all_numbers_head_sizes_and_widths(dtype, head_dim, exponent, width, tre
     # Weights of values up to 448 are rounded to 11 bits.
     rtol, atol = (1e-4, 1e-3) if dtype == torch.float32 else (4 * torch.finfo(dtype).eps, 0.2)
     torch.testing.assert_close(paged_attention(*args).cpu(), expected, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("block_rows", [16, 32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_large_blocks_of_keys(dtype, block_rows, tree, splits):
+    """By default the 32 rows of so few requests run in blocks of 16."""
+    args = CASES["wide_args"](dtype, head_dim=128, width=8, tree=tree, exponent=0, device="cuda")
+    op = OPS["paged_attention"]
+    config = AttentionConfig(block_rows, LARGE_KEYS)
+    got = op.launch(op.arguments(*args), splits=splits, config=config)
+    rtol = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(got.cpu(), paged_attention(*on_cpu(args)), rtol=rtol, atol=0.2)
 
 
 def test_nan_that_no_query_sees_does_not_reach_the_output():

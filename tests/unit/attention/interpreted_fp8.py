@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from graphkit.ops.kernels.attention_config import LARGE_KEYS, AttentionConfig
 from graphkit.ops.kernels.float8 import float8_pairs
 from graphkit.ops.kv_cache import store_kv
 from graphkit.ops.paged_attention import paged_attention
@@ -99,4 +100,17 @@ def test_queries_of_any_size(head_dim, exponent, tree):
     )
     for splits in (1, 3):
         got = launch(paged_attention, *args, splits=splits)
+        torch.testing.assert_close(got, paged_attention(*args), rtol=2e-2, atol=0.1)
+
+
+@pytest.mark.skipif(
+    triton.__version__ < "3.7", reason="triton 3.6 with numpy 2.4 cannot interpret such a loop"
+)
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("block_rows", [16, 32])
+def test_large_blocks_of_keys(block_rows, tree):
+    args = CASES["wide_args"](torch.bfloat16, head_dim=32, width=8, tree=tree, exponent=0)
+    config = AttentionConfig(block_rows, LARGE_KEYS)
+    for splits in (1, 3):
+        got = launch(paged_attention, *args, splits=splits, config=config)
         torch.testing.assert_close(got, paged_attention(*args), rtol=2e-2, atol=0.1)
