@@ -12,6 +12,7 @@ from graphkit.config import BufferSizes
 from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.ops.paged_metadata import paged_metadata
 from graphkit.spec import ForwardMode
+from sanitized import sanitized
 
 pytestmark = [
     pytest.mark.gpu,
@@ -100,7 +101,7 @@ def _attends(batch):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-@pytest.mark.parametrize("width", [1, 3, 4, 8])
+@pytest.mark.parametrize("width", [1, *sanitized(3), 4, 8])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 def test_matches_float64(dtype, page_size, width, tree):
     _attends(Batch([5, 15, 16, 17, 130], dtype, width=width, page_size=page_size, tree=tree))
@@ -120,7 +121,7 @@ def test_several_row_tiles(dtype, head_dim):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("live", [1, 64])
+@pytest.mark.parametrize("live", [*sanitized(1), 64])
 def test_long_contexts(dtype, live):
     lengths = [4092 - 61 * b for b in range(live)]
     _attends(Batch(lengths, dtype, heads=16, kv_heads=4, head_dim=128, page_size=16, tree=True,

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.gpu
 CASES = runpy.run_path(str(Path(__file__).parents[1] / "unit" / "ops" / "decoder_cases.py"))
 
 
+@pytest.mark.sanitized
 def test_kernels_match_the_references():
     def on_cpu(each):
         return each.cpu() if isinstance(each, torch.Tensor) else each

@@ -61,6 +61,14 @@ def test_two_gpus(scenario, outcomes):
     assert outcomes[scenario.__name__] == [PASSED] * 2
 
 
+@pytest.mark.sanitized
+def test_sums_and_rows_in_one_shot():
+    """In processes of its own, since compute-sanitizer would take long for all scenarios."""
+    scenario = models.add_and_gather_in_one_shot
+    found = run_scenarios((scenario,), 2, limit_s=400, backend="nccl")
+    assert found[scenario.__name__] == [PASSED] * 2
+
+
 @pytest.mark.parametrize("case", FAILURES, ids=lambda each: each.name)
 def test_collectives_that_wait_for_a_rank_are_aborted(case):
     """Without the abort, the other rank waits for its device forever."""

@@ -103,6 +103,7 @@ def test_all_numbers_head_sizes_and_widths(dtype, head_dim, exponent, width, tre
     torch.testing.assert_close(paged_attention(*args).cpu(), expected, rtol=rtol, atol=atol)
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("block_rows", [16, 32])

@@ -187,6 +187,10 @@ def replay_a_split_model(*, one_shot=False):
 def replay_a_split_model_in_one_shot():
     """The same without NCCL; larger tensors go through NCCL."""
     replay_a_split_model(one_shot=True)
+
+
+def add_and_gather_in_one_shot():
+    """Tensors of every size have the sums and rows of all ranks; parts are added up first."""
     group, device = rank_group(same_batch=True, one_shot=True), rank_device()
     sizes = itertools.product((torch.float32, torch.bfloat16), (1, 100, 5000))
     for dtype, rows in sizes:
@@ -203,6 +207,10 @@ def replay_a_split_model_in_one_shot():
             expected = add_rms_norm(x * sum(ranks), residual, weight, 1e-5)
             torch.testing.assert_close(got, expected)
             assert torch.equal(got[1], expected[1])
+            if group.collectives.takes_parts(rows, 1024, dtype):
+                parts = torch.stack([x.float() * group.rank, x.float()])
+                got = group.collectives.add_rms_norm(parts, residual, weight, 1e-5)
+                torch.testing.assert_close(got, expected)
 
 
 def refuse_one_shot():
