@@ -1,4 +1,4 @@
-"""The tests that ``make sanitize`` runs under compute-sanitizer."""
+"""Marks the tests that ``make sanitize`` runs under compute-sanitizer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 
 def sanitized(*values):
-    """Return values of a parameter with which a test runs under compute-sanitizer, too.
+    """Return values of a parameter with which a test also runs under compute-sanitizer.
 
-    Each kernel needs few and small ones: racecheck takes up to 100 times as long as the test.
+    Choose few and small values for each kernel, since racecheck is slow.
     """
     return [pytest.param(value, marks=pytest.mark.sanitized) for value in values]
