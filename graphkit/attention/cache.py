@@ -62,6 +62,14 @@ class PagedCache:
         """Return whether each token has the same page number in both KV pools."""
         return self.requests is other.requests and self.pool.page_size == other.pool.page_size
 
+    @property
+    def stores_by_ops(self) -> bool:
+        """Whether ops of graphkit store, and not a subclass of a pool, which may launch nothing."""
+        pool = type(self.pool)
+        if issubclass(pool, MLATokenToKVPool):
+            return pool.set_mla_kv_buffer is MLATokenToKVPool.set_mla_kv_buffer
+        return pool.set_kv_buffer is MHATokenToKVPool.set_kv_buffer
+
     def store(
         self, layer: int, loc_T: torch.Tensor, key_TMD: torch.Tensor, value_TME: torch.Tensor
     ) -> None:
@@ -85,9 +93,8 @@ class PagedCache:
         Raises:
             AttentionError: See ``set_kv_buffer``.
         """
-        pool, usual = self.pool, MHATokenToKVPool.set_kv_buffer
-        if isinstance(pool, MHATokenToKVPool) and type(pool).set_kv_buffer is usual:
-            return pool.set_rotated_kv_buffer(layer, loc_T, heads)
+        if isinstance(self.pool, MHATokenToKVPool) and self.stores_by_ops:
+            return self.pool.set_rotated_kv_buffer(layer, loc_T, heads)
         query, key, value = heads.rotated()
         self.store(layer, loc_T, key, value)
         return query

@@ -171,7 +171,9 @@ class PagedAttention(PooledAttention):
     ) -> torch.Tensor:
         """Store this step's keys and values, then attend from every row to its visible keys.
 
-        Enqueues on the current stream. Never synchronises; may be captured.
+        The positions before a request's rows hold keys that earlier calls stored: on CUDA they are
+        read while this call stores its own. Enqueues on the current stream. Never synchronises; may
+        be captured.
 
         Args:
             layer: Layer of ``kv_pool``, or of ``window_kv_pool`` with a window.
@@ -259,6 +261,7 @@ class PagedAttention(PooledAttention):
     ) -> torch.Tensor:
         """Attend from every row, once the keys and values of all rows are stored."""
         cache = self._window_cache if window else self._cache
+        has_usual_store = type(self).store is PagedAttention.store
         return self._attend(
             OPS["paged_attention"].arguments(
                 query_TND,
@@ -276,6 +279,7 @@ class PagedAttention(PooledAttention):
                 sinks_N,
                 *cache.pool.get_scales(layer),
                 chunked,
+                follows_store=has_usual_store and cache.stores_by_ops,
             )
         )
 

@@ -79,6 +79,7 @@ def paged_attention(
     key_scale_M: Annotated[torch.Tensor | None, "[M] float32"] = None,
     value_scale_M: Annotated[torch.Tensor | None, "[M] float32"] = None,
     chunked: bool = False,
+    follows_store: bool = False,  # noqa: ARG001 - for the CUDA kernel
 ) -> torch.Tensor:
     """Attend from each query row to the visible keys of its request.
 
@@ -126,6 +127,10 @@ def paged_attention(
         value_scale_M: Factor of the values of each head; None for 1.
         chunked: Whether a query sees the keys of its own chunk of ``window`` positions alone
             (Llama 4).
+        follows_store: Whether all arguments but ``query_TND``, and all keys and values before the
+            rows of each request (with a mask, before its columns), were written before the last
+            ``store_kv`` or ``store_rotated_heads`` on this stream. On CUDA they are then read while
+            that store runs.
 
     Returns:
         The attended values, [T, N, E] of the dtype of query_TND.

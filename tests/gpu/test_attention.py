@@ -180,6 +180,49 @@ def test_replays_of_split_attention_are_equal(tree):
     batch.check(want)
 
 
+@pytest.mark.parametrize("width", [1, 4])
+def test_steps_read_the_keys_of_earlier_steps(width):
+    """Attention requests older keys while the store runs, among them those of the step before."""
+    steps, tokens = 8, 2 * width
+    batch = Batch([500, 3000], torch.bfloat16, width=width, heads=32, kv_heads=8, head_dim=128,
+                  page_size=16, pads=0)  # fmt: skip
+    backend = TritonAttention(batch.requests, batch.pool)
+    begins = [length - width * (steps - 1) for length in batch.lengths]
+    appended = []
+    for step in range(steps):
+        lengths = [begin + width * step for begin in begins]
+        lengths_on_device = torch.tensor(lengths, dtype=torch.int32).cuda()
+        inputs = SimpleNamespace(**vars(batch.inputs) | {"seq_lens": lengths_on_device})
+        own = zip(batch.slots, lengths, strict=True)
+        loc = torch.cat([slots[length : length + width] for slots, length in own])
+        rows = [_randn(tokens, heads, 128, dtype=torch.bfloat16) for heads in (32, 8, 8)]
+        appended.append((inputs, loc, rows))
+
+    def run():
+        for inputs, loc, rows in appended:
+            metadata = backend.metadata(ForwardMode.TARGET_VERIFY, inputs)
+            yield backend.attend(0, *rows, loc, metadata)
+
+    def forget_rows():
+        for cache in (batch.keys, batch.values):
+            for slots, begin in zip(batch.slots, begins, strict=True):
+                cache[slots[begin:]] = torch.nan
+
+    forget_rows()
+    want = []
+    for out in run():
+        torch.cuda.synchronize()
+        want.append(out)
+    assert all(out.isfinite().all() for out in want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = list(run())
+    for _ in range(50):
+        forget_rows()
+        graph.replay()
+        assert all(map(torch.equal, outs, want))
+
+
 @pytest.mark.parametrize("requests", [1, 2, 64, 1000, 1024])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_metadata_matches_the_reference(requests, page_size):

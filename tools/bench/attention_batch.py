@@ -154,7 +154,10 @@ class Batch:
 
     @cached_property
     def _triton(self) -> AttentionMetadata:
-        return self.metadata(self.backend(TritonAttention))
+        backend = self.backend(TritonAttention)
+        metadata = self.metadata(backend)
+        self.attend(backend, metadata, 0)  # stores, as ``follows_store`` requires of what is read
+        return metadata
 
     def attend(self, backend: PagedAttention, metadata: AttentionMetadata, layer: int) -> None:
         """Store and attend by a backend."""
@@ -167,7 +170,7 @@ class Batch:
             self.query, self.pool.get_key_buffer(layer), self.pool.get_value_buffer(layer),
             seen.page_table, seen.cache_seqlens, seen.cu_seqlens_q, seen.mask,
             self.condition.shape.key_dim**-0.5, self.condition.page_size, seen.max_seqlen_q, 0, 0.0,
-            None, *self.pool.get_scales(layer),
+            None, *self.pool.get_scales(layer), False, True,
         )  # fmt: skip
 
     def run_op(self, layer: int) -> None:

@@ -87,7 +87,7 @@ class Chain:
     ) -> torch.Tensor:
         return paged_attention(
             query, keys, values, self._table, self._lengths, self._starts, None, HEAD_SIZE**-0.5,
-            page_size=1, max_seqlen_q=self._width,
+            page_size=1, max_seqlen_q=self._width, follows_store=True,
         )  # fmt: skip
 
 

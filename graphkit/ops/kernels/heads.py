@@ -11,7 +11,7 @@ from graphkit.ops.heads import Heads, empty_heads, empty_query
 from graphkit.ops.kernels.decoder import normalised, sum_of_parts
 from graphkit.ops.kernels.devices import check_float8, multiprocessors
 from graphkit.ops.kernels.kv_cache import scaled
-from graphkit.ops.kernels.launch import KEPT_IN_L2, launch, wait_for_kernel_before
+from graphkit.ops.kernels.launch import KEPT_IN_L2, launch, wait_then_start_next
 from graphkit.ops.kv_cache import FP8
 
 MOST_HEADS = 8
@@ -31,7 +31,7 @@ def rotated_heads_kernel(
     ``qkv`` has PARTS parts, of ``size`` elements each. ``key`` and ``value`` are caches whose slots
     are KEY_SLOT and VALUE_SLOT elements apart. Without ``loc_T`` they have a slot per row.
     """
-    wait_for_kernel_before(STARTS_EARLY)
+    wait_then_start_next(STARTS_EARLY)
     row, first_head = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS
     head = first_head + tl.arange(0, HEADS)
     lane = tl.arange(0, BLOCK)

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from graphkit.ops.attention_layout import has_dense_rows
 from graphkit.ops.kernels.devices import check_float8
-from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
+from graphkit.ops.kernels.launch import launch, wait_for_kernel_before, wait_then_start_next
 from graphkit.ops.kv_cache import FP8
 
 WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
@@ -33,7 +33,7 @@ def store_kv_kernel(
     STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per token and BLOCK of its M * D elements; slots are KEY_SLOT elements apart."""
-    wait_for_kernel_before(STARTS_EARLY)
+    wait_then_start_next(STARTS_EARLY)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(loc_T + token)

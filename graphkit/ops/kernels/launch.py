@@ -29,17 +29,21 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
 
     A kernel with a parameter ``STARTS_EARLY`` may be started while the kernel before it runs, which
     hides the latency of the launch (programmatic dependent launch). If the device can do that, the
-    parameter is true. Such a kernel follows three rules:
+    parameter is true. Such a kernel follows these rules:
 
     - All of its programs call ``gdc_wait``, which returns when the kernel before has ended and its
       writes are visible. That kernel has waited for the one before it, and so on: kernels may thus
-      call ``gdc_launch_dependents`` at their start.
+      call ``gdc_launch_dependents`` at their start (``wait_for_kernel_before``).
     - Before ``gdc_wait`` it writes nothing, and reads nothing that a kernel before it may write.
       Only weights are constant, and may be requested or read by then. A kernel that requests more
       than ``EARLY_BYTES`` of ``streamed_product.py`` by then has only that much in flight.
-    - If it reads a page table, and then much memory at the places that the table gives, it calls
-      ``gdc_launch_dependents`` in between, so that its data arrive before the weights of the next
-      kernel.
+    - A kernel that stores keys calls ``gdc_launch_dependents`` after ``gdc_wait``
+      (``wait_then_start_next``), and so does attention. When the kernel after a store starts, all
+      kernels before the store have thus ended. Attention with ``follows_store`` reads what they
+      wrote before it waits.
+    - A kernel that reads much memory at the places that a page table gives calls
+      ``gdc_launch_dependents`` after its first requests, so that its data arrive before the weights
+      of the next kernel.
 
     Args:
         kernel: A Triton kernel.
@@ -74,3 +78,29 @@ def wait_for_kernel_before(STARTS_EARLY: tl.constexpr):
     if STARTS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def wait_then_start_next(STARTS_EARLY: tl.constexpr):
+    """Wait for the kernel before, and let the next one start then; see the rules of ``launch``."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def offset_after_wait(start):
+    """Wait for the kernel before, let the next one start, and return 0, in a step of a loop.
+
+    Triton loads the first steps ahead of a loop only if no statement between the loads has an
+    effect. This one counts as an expression. A load whose address includes its value follows the
+    wait.
+
+    Args:
+        start: Number that differs between steps, so that the compiler keeps the wait of each.
+    """
+    offset = tl.inline_asm_elementwise(
+        "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.b32 $0, 0;",
+        "=r,r", [start], dtype=tl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
+    return offset * 16  # an address stays aligned

@@ -9,6 +9,12 @@ kernel joins them. The unused lanes of requests with fewer than W rows write zer
 that no request has, so that no further launch has to clear them. With a mask every request has W
 rows, and cu_seqlens_q is not read.
 
+If FOLLOWS_STORE, the kernel before stores the rows of this call, and all else is older. A program
+then reads its page table while that kernel runs. If HAS_EARLY_KEYS, it also requests its first
+block by then, and loads its query rows in each step of its loop, after keys and values. The values
+of the first block are requested when its keys have arrived: more requests at once would delay the
+loads of the kernel before.
+
 A key has the value's E elements and REST_DIM more, which are multiplied apart, since blocks are
 powers of two: 512 + 64 for latent attention. There the value is the first part of the key (SHARED)
 and is loaded once.
@@ -21,7 +27,7 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.float8 import float8_pairs
-from graphkit.ops.kernels.launch import KEPT_IN_L2
+from graphkit.ops.kernels.launch import KEPT_IN_L2, offset_after_wait
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -32,10 +38,35 @@ def _both(a, b):
 
 
 @triton.jit
-def _load_pages(pages, run, end, PAGE_SIZE: tl.constexpr):
+def _load_metadata(entry, mask, FOLLOWS_STORE: tl.constexpr):
+    """Load entries of a table, of lengths or of a mask; 0 outside of ``mask``.
+
+    Before a program waits, the L1 cache may have older ones.
+    """
+    if FOLLOWS_STORE:
+        loaded = tl.load(entry, mask=mask, other=0, cache_modifier=".cg")
+    else:
+        loaded = tl.load(entry, mask=mask, other=0, eviction_policy=KEPT_IN_L2)
+    return loaded
+
+
+@triton.jit
+def _load_pages(pages, run, end, PAGE_SIZE: tl.constexpr, FOLLOWS_STORE: tl.constexpr):
     """Return the page of each run of keys, int64; 0 for runs from ``end`` on."""
-    page = pages + run // PAGE_SIZE
-    return tl.load(page, mask=run < end, other=0, eviction_policy=KEPT_IN_L2).to(tl.int64)
+    return _load_metadata(pages + run // PAGE_SIZE, run < end, FOLLOWS_STORE).to(tl.int64)
+
+
+@triton.jit
+def _offset_after_copies(is_first):
+    """Wait for the copies of this thread if ``is_first``, and return 0.
+
+    It counts as an expression, see ``offset_after_wait``.
+    """
+    offset = tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $1, 0; @p cp.async.wait_all; mov.b32 $0, 0; }",
+        "=r,r", [is_first.to(tl.int32)], dtype=tl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
+    return offset * 16
 
 
 @triton.jit
@@ -62,6 +93,21 @@ def _scaled_to_float16(q):
     return (q * raised[:, None]).to(tl.float16), lack
 
 
+@triton.jit
+def _load_queries(elements, is_inside, IS_PAIRED: tl.constexpr):
+    """Return query rows, those of odd elements, and the factors that both lack.
+
+    The second is for pairs of float8 alone, and so are factors other than 1.
+    """
+    q = tl.load(elements, mask=is_inside, other=0.0)
+    q_odd, lack = q, tl.full([q.shape[0]], 1.0, tl.float32)
+    if IS_PAIRED:
+        if q.dtype == tl.bfloat16:
+            q, lack = _scaled_to_float16(q)
+        q, q_odd = tl.split(tl.reshape(q, [q.shape[0], q.shape[1] // 2, 2]))
+    return q, q_odd, lack
+
+
 # Prompts have any width: specialisation would compile this kernel for each. Trees have few. What a
 # model fixes, heads and strides of its cache, is constant: short code starts and runs sooner.
 @triton.jit(
@@ -78,12 +124,13 @@ def paged_attention_kernel(
     VALUE_DIM: tl.constexpr, REST_DIM: tl.constexpr, SHARED: tl.constexpr,
     MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr, BLOCK_C: tl.constexpr,
     WINDOW: tl.constexpr, CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr,
-    IS_SPLIT: tl.constexpr, STARTS_EARLY: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr,
-    BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr, HAS_FLOAT8_CVT: tl.constexpr,
+    IS_SPLIT: tl.constexpr, STARTS_EARLY: tl.constexpr, FOLLOWS_STORE: tl.constexpr,
+    HAS_EARLY_KEYS: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, RUN: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr,
+    HAS_FLOAT8_CVT: tl.constexpr,
 ):  # fmt: skip
     """One program per (request, row tile), key-value head and split."""
-    if STARTS_EARLY:
+    if STARTS_EARLY and not FOLLOWS_STORE:
         tl.extra.cuda.gdc_wait()
     # A row of the mask is a word of what it hides, so that no block of keys waits for the mask.
     BITS: tl.constexpr = 64 if MASK_COLUMNS > 32 else 32
@@ -101,24 +148,24 @@ def paged_attention_kernel(
     # its keys. In large blocks a load per key is faster: RUN is 1.
     runs = tl.arange(0, BLOCK_N // RUN) * RUN
     if not WINDOW:
-        two_pages = _load_pages(pages, first + runs, max_keys, PAGE_SIZE)
-        two_pages |= _load_pages(pages, first + runs + step, max_keys, PAGE_SIZE) << 32
-        third_page = _load_pages(pages, first + runs + 2 * step, max_keys, PAGE_SIZE)
+        two_pages = _load_pages(pages, first + runs, max_keys, PAGE_SIZE, FOLLOWS_STORE)
+        next_page = _load_pages(pages, first + runs + step, max_keys, PAGE_SIZE, FOLLOWS_STORE)
+        two_pages |= next_page << 32
+        third_page = _load_pages(pages, first + runs + 2 * step, max_keys, PAGE_SIZE, FOLLOWS_STORE)
 
     first_row = tile % row_tiles * BLOCK_M
     row = first_row + tl.arange(0, BLOCK_M)
     own_query = row // GROUP
     own_length = cache_seqlens_B + tl.minimum(request, requests - 1)
-    length = tl.load(own_length, eviction_policy=KEPT_IN_L2)
-    length = tl.where(request < requests, length, 0)
+    length = _load_metadata(own_length, request < requests, FOLLOWS_STORE)
     if MASK_COLUMNS:
         width = MASK_ROWS
         begin, end = request * width, tokens
     else:
         first_of_own = cu_seqlens_q_B1 + tl.minimum(request, requests)
         first_of_next = cu_seqlens_q_B1 + tl.minimum(request + 1, requests)
-        begin = tl.maximum(tl.load(first_of_own, eviction_policy=KEPT_IN_L2), 0)
-        end = tl.minimum(tl.load(first_of_next, eviction_policy=KEPT_IN_L2), tokens)
+        begin = tl.maximum(_load_metadata(first_of_own, True, FOLLOWS_STORE), 0)
+        end = tl.minimum(_load_metadata(first_of_next, True, FOLLOWS_STORE), tokens)
     rows = tl.minimum(end - begin, width)
     prefix = length - MASK_COLUMNS if MASK_COLUMNS else length - rows
     is_row = own_query < rows
@@ -126,20 +173,20 @@ def paged_attention_kernel(
     head = kv_head * GROUP + row % GROUP
     dim = tl.arange(0, BLOCK_E)
     is_dim = dim < VALUE_DIM
-    queries = query + token[:, None] * query_token_stride + head[:, None] * query_head_stride
-    q = tl.load(queries + dim[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0)
+    own_row = tl.minimum(token, tokens - 1)  # unused lanes take any row
+    queries = query + own_row[:, None] * query_token_stride + head[:, None] * query_head_stride
     part, is_part = dim, is_dim  # of a key or value: elements, or pairs of them
     if IS_PAIRED:
-        if q.dtype == tl.bfloat16:
-            q, q_lack = _scaled_to_float16(q)
-        q, q_odd = tl.split(tl.reshape(q, [BLOCK_M, BLOCK_E // 2, 2]))
         part = tl.arange(0, BLOCK_E // 2)
         is_part = part < VALUE_DIM // 2
+    if not HAS_EARLY_KEYS:
+        if STARTS_EARLY:
+            tl.extra.cuda.gdc_wait()
+        q, q_odd, lack = _load_queries(queries + dim[None, :], is_dim[None, :], IS_PAIRED)
     if REST_DIM:
         rest = tl.arange(0, BLOCK_R)
         is_rest = rest < REST_DIM
-        rests = queries + VALUE_DIM + rest[None, :]
-        q_rest = tl.load(rests, mask=is_row[:, None] & is_rest[None, :], other=0.0)
+        q_rest = tl.load(queries + VALUE_DIM + rest[None, :], mask=is_rest[None, :], other=0.0)
 
     # The keys that some row of this tile may see.
     keys_begin, keys_end = 0, tl.minimum(length, max_keys)
@@ -147,7 +194,7 @@ def paged_attention_kernel(
         mask_row = mask + token[:, None] * MASK_COLUMNS
         column = tl.arange(0, BLOCK_C)
         is_entry = (own_query < width)[:, None] & (column < MASK_COLUMNS)[None, :]
-        path = tl.load(mask_row + column[None, :], mask=is_entry, other=0) != 0
+        path = _load_metadata(mask_row + column[None, :], is_entry, FOLLOWS_STORE) != 0
         if WINDOW:
             # Positions are numbers of keys: those before the mask, then those of the path.
             path &= (column + prefix >= 0)[None, :]
@@ -193,15 +240,17 @@ def paged_attention_kernel(
         acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     if key_scale_M is not None:
         scale_log2 *= tl.load(key_scale_M + kv_head)
-    if IS_PAIRED and query.dtype.element_ty == tl.bfloat16:
-        scale_log2 = scale_log2 * q_lack[:, None]
     if WINDOW:
-        two_pages = _load_pages(pages, first + runs, keys_end, PAGE_SIZE)
-        two_pages |= _load_pages(pages, first + runs + step, keys_end, PAGE_SIZE) << 32
-        third_page = _load_pages(pages, first + runs + 2 * step, keys_end, PAGE_SIZE)
+        two_pages = _load_pages(pages, first + runs, keys_end, PAGE_SIZE, FOLLOWS_STORE)
+        next_page = _load_pages(pages, first + runs + step, keys_end, PAGE_SIZE, FOLLOWS_STORE)
+        two_pages |= next_page << 32
+        third_page = _load_pages(pages, first + runs + 2 * step, keys_end, PAGE_SIZE, FOLLOWS_STORE)
     # Keys are requested next, before the weights of the next kernel.
-    if STARTS_EARLY:
+    if STARTS_EARLY and not HAS_EARLY_KEYS:
         tl.extra.cuda.gdc_launch_dependents()
+    if STARTS_EARLY and HAS_EARLY_KEYS and first + BLOCK_N > prefix:
+        tl.extra.cuda.gdc_wait()  # the first block may have rows of this call
+    waited = 0  # an offset that is 0, but known after the wait only
     for start in range(first, keys_end, step):
         key = start + tl.arange(0, BLOCK_N)
         is_key = key < keys_end
@@ -213,7 +262,7 @@ def paged_attention_kernel(
         # Keys that depend on a load of their own block wait for it. Two pages share a word: Triton
         # keeps no loads in flight in a loop that hands a value over from two blocks before.
         two_pages = (two_pages >> 32) | (third_page << 32)
-        third_page = _load_pages(pages, run + 3 * step, keys_end, PAGE_SIZE)
+        third_page = _load_pages(pages, run + 3 * step, keys_end, PAGE_SIZE, FOLLOWS_STORE)
 
         own_key = key - prefix
         if MASK_COLUMNS and IS_WORD:
@@ -230,7 +279,7 @@ def paged_attention_kernel(
         elif MASK_COLUMNS:
             is_column = (own_key >= 0) & is_key
             is_cell = (own_query < width)[:, None] & is_column[None, :]
-            tree = tl.load(mask_row + own_key[None, :], mask=is_cell, other=0) != 0
+            tree = _load_metadata(mask_row + own_key[None, :], is_cell, FOLLOWS_STORE) != 0
             visible = (tree | (own_key < 0)[None, :]) & is_key[None, :]
         else:
             visible = (own_key[None, :] <= own_query[:, None]) & is_key[None, :]
@@ -241,7 +290,7 @@ def paged_attention_kernel(
             seen = tl.max(visible.to(tl.int32), 0) != 0
 
         # Weight 0 times NaN is NaN, so a value that no query sees is not loaded.
-        keys = key_cache + kv_head * KEY_HEAD_STRIDE + slot * KEY_SLOT_STRIDE
+        keys = key_cache + waited + kv_head * KEY_HEAD_STRIDE + slot * KEY_SLOT_STRIDE
         if SHARED:
             v = tl.load(
                 keys[:, None] + dim[None, :], mask=seen[:, None] & is_dim[None, :], other=0.0
@@ -252,6 +301,16 @@ def paged_attention_kernel(
             # Entries before a window need not be.
             is_cell = is_part[:, None] & is_key[None, :] if WINDOW else is_part[:, None]
             k = tl.load(keys[None, :] + part[:, None], mask=is_cell, other=0.0)
+            values = value_cache + kv_head * VALUE_HEAD_STRIDE + slot * VALUE_SLOT_STRIDE
+            if HAS_EARLY_KEYS and STARTS_EARLY:
+                values += _offset_after_copies(start == first)
+            is_cell = seen[:, None] & is_part[None, :]
+            v = tl.load(values[:, None] + part[None, :], mask=is_cell, other=0.0)
+            if HAS_EARLY_KEYS:
+                if STARTS_EARLY:
+                    waited = offset_after_wait(start)
+                elements = queries + waited + dim[None, :]
+                q, q_odd, lack = _load_queries(elements, is_dim[None, :], IS_PAIRED)
             if IS_PAIRED:
                 k, k_odd = float8_pairs(k, HAS_FLOAT8_CVT)
                 scores = tl.dot(q, k)
@@ -262,7 +321,10 @@ def paged_attention_kernel(
             is_cell = is_rest[:, None] & is_key[None, :]
             k_rest = tl.load(keys[None, :] + VALUE_DIM + rest[:, None], mask=is_cell, other=0.0)
             scores = tl.dot(q_rest, k_rest.to(q.dtype), scores, input_precision=PRECISION)
-        scores = scores * scale_log2
+        if IS_PAIRED:
+            scores *= (scale_log2 * lack)[:, None]
+        else:
+            scores *= scale_log2
         if HAS_CAP:  # cap * tanh(score / cap)
             scores = (2.0 * tl.sigmoid(2.0 * scores) - 1.0) * cap_log2
         if WINDOW or SHARED or start + BLOCK_N > open_end:
@@ -278,10 +340,6 @@ def paged_attention_kernel(
             late = late * shrink[:, None] + weights
         else:
             total += tl.sum(weights, 1)
-        if not SHARED:
-            values = value_cache + kv_head * VALUE_HEAD_STRIDE + slot * VALUE_SLOT_STRIDE
-            is_cell = seen[:, None] & is_part[None, :]
-            v = tl.load(values[:, None] + part[None, :], mask=is_cell, other=0.0)
         acc = acc * shrink[:, None]
         if IS_PAIRED:
             v, v_odd = float8_pairs(v, HAS_FLOAT8_CVT)
@@ -290,6 +348,8 @@ def paged_attention_kernel(
         acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
         top = new_top
 
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_wait()  # of programs without keys
     if SUMS_LATE:
         total += tl.sum(late, 1)
     if IS_PAIRED:

@@ -52,9 +52,10 @@ def test_store(kind):
 def test_attention(kind, options, dtype):
     args = CASES["attention_args"](kind, dtype=dtype, **options)
     tolerance = 1e-5 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
-    for splits in (1, 2):
-        got = launch(paged_attention, *args, splits=splits)
-        torch.testing.assert_close(got, paged_attention(*args), rtol=tolerance, atol=tolerance)
+    op, expected = OPS["paged_attention"], paged_attention(*args)
+    for splits, follows_store in ((1, False), (2, False), (2, True)):
+        got = op.launch(op.arguments(*args, follows_store=follows_store), splits=splits)
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.skipif(

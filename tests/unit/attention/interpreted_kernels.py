@@ -62,6 +62,18 @@ def test_attention(make_case, assert_attends, page_size, width, tree):
 
 
 @loops_to_a_tensor
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+def test_attention_that_follows_a_store(make_case, dtype, tree):
+    """It loads its rows in the loop, behind its first keys."""
+    case = make_case(PAGES[4], width=3, page_size=4, tree=tree, pads=1, dtype=dtype, context=160)
+    for splits in (1, 4):
+        args = case.op_args()
+        usual, got = (launch(paged_attention, *args, each, splits=splits) for each in (False, True))
+        assert torch.equal(got[: case.live_rows], usual[: case.live_rows])
+
+
+@loops_to_a_tensor
 @pytest.mark.parametrize(
     ("page_size", "rows"), [(1, [4, 1, 3]), (4, [1, 1, 1]), (4, [2, 4, 4])], ids=str
 )

@@ -139,6 +139,46 @@ def test_own_stores_of_a_backend_and_of_a_pool_are_called(make_case):
     assert calls == ["store"] * 2 + ["set_kv_buffer"] * 2
 
 
+class Observed(TritonAttention):
+    """Keeps whether each call said that a store precedes it."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.follow_stores = []
+
+    def _attend(self, args):
+        self.follow_stores.append(args.follows_store)
+        return super()._attend(args)
+
+
+class StoresNothing(Observed):
+    """Reads keys that something else stores."""
+
+    def store(self, *args, **options):
+        """Launch no kernel."""
+
+
+class PoolStoresNothing(MHATokenToKVPool):
+    """As ``StoresNothing``."""
+
+    def set_kv_buffer(self, *args):
+        """Launch no kernel."""
+
+
+def test_attention_follows_a_store_unless_a_subclass_may_store_nothing(make_case):
+    case = make_case([9, 20], width=3)
+    heads, pool = heads_of(case), case.pool
+    own = PoolStoresNothing(pool.size, pool.page_size, torch.float32, *case.key.shape[1:], 2, "cpu")
+    for kind, kv_pool, want in (
+        (Observed, pool, True), (StoresNothing, pool, False), (Observed, own, False),
+    ):  # fmt: skip
+        backend = kind(case.requests, kv_pool)
+        metadata = backend.metadata(case.mode, case.inputs)
+        backend.attend(1, *heads.rotated(), case.out_cache_loc, metadata)
+        backend.attend_projected(1, heads, case.out_cache_loc, metadata)
+        assert backend.follow_stores == [want, want]
+
+
 def test_a_pool_of_latents_stores_the_rotated_heads():
     pool, other = (MLATokenToKVPool(8, 1, torch.float32, 16, 16, 2, "cpu") for _ in "ab")
     heads, slots = projected(3, 2, 1, 16), torch.tensor([4, 8, 2])

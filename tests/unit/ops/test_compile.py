@@ -5,6 +5,7 @@ The interpreter runs Python, so it accepts what the compiler refuses: a name wit
 
 from __future__ import annotations
 
+import itertools
 import re
 import runpy
 from functools import partialmethod
@@ -22,6 +23,8 @@ from graphkit.ops.accepted_path import compact_accepted_to_front
 from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_and_mul
 from graphkit.ops.heads import rotated_heads, store_rotated_heads
 from graphkit.ops.kernels import quantized_linear_config
+from graphkit.ops.kernels.attention_config import LARGE_KEYS
+from graphkit.ops.kernels.paged_attention import EARLY_FP8_KEYS, EARLY_KEYS
 from graphkit.ops.kernels.push_collectives import (
     SPAN,
     PushMemory,
@@ -114,15 +117,18 @@ def compile_only(
     kernel, *args, grid, warmup, num_warps=4, num_stages=3, launch_pdl=False, maxnreg=None,
     capability=90,
 ):  # fmt: skip
-    """Compile a launch with the types of its arguments; None and 1 become constants."""
+    """Compile a launch with the types of its arguments, as Triton specialises them.
+
+    None and 1 become constants. Integers that are multiples of 16 are known to be.
+    """
     types, constants, attributes = {}, {}, {}
 
-    def type_of(place, value, is_constant, is_special):
+    def type_of(place, value, parameter, is_constant):
         if isinstance(value, tuple) and not is_constant:
             parts = enumerate(value)
-            return tuple(type_of((*place, i), each, False, is_special) for i, each in parts)
-        is_one = isinstance(value, int) and value == 1 and is_special
-        if is_constant or value is None or is_one:
+            return tuple(type_of((*place, i), each, parameter, False) for i, each in parts)
+        is_number = isinstance(value, int) and not parameter.do_not_specialize
+        if is_constant or value is None or (is_number and value == 1):
             constants[place] = value
             return "constexpr"
         if isinstance(value, torch.Tensor):
@@ -131,11 +137,12 @@ def compile_only(
         if isinstance(value, TensorDescriptor):
             letters = LETTERS[value.base.dtype]
             return f"tensordesc<{letters}{list(value.block_shape)},{value.layout!r}>"
+        if is_number and value % 16 == 0 and not parameter.do_not_specialize_on_alignment:
+            attributes[place] = [["tt.divisibility", 16]]
         return "i32" if isinstance(value, int) else "fp32"
 
     for index, (parameter, value) in enumerate(zip(kernel.params, args, strict=True)):
-        is_special = parameter.name not in (kernel.do_not_specialize or ())
-        types[parameter.name] = type_of((index,), value, parameter.is_constexpr, is_special)
+        types[parameter.name] = type_of((index,), value, parameter, parameter.is_constexpr)
     make_source = GluonASTSource if kernel.is_gluon() else ASTSource
     source = make_source(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
     options = {
@@ -401,6 +408,10 @@ def early_step_cases():
     yield refresh, ([], ring, longs[:1], tokens, words, pairs, pairs, 2, 3, 15)
 
 
+STORES = {"store_kv_kernel", "rotated_heads_kernel"}
+"""Kernels that start the next one when all kernels before them have ended."""
+
+
 @pytest.mark.slow
 @compiles
 def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
@@ -415,13 +426,16 @@ def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
         before, _, after = ptx.partition("griddepcontrol.wait")
         assert ACCESS.search(after)
         assert not ACCESS.findall(before), kernel.__name__
+        starts_next = "griddepcontrol.launch_dependents"
         if kernel.__name__ == "paged_attention_kernel":  # after the first reads, before the keys
-            reads, _, after = after.partition("griddepcontrol.launch_dependents")
+            reads, _, after = after.partition(starts_next)
             assert ACCESS.search(reads)
             assert "cp.async" not in reads
             assert "cp.async" in after
+        elif kernel.__name__ in STORES:
+            assert not ACCESS.search(after.partition(starts_next)[0])
         else:
-            assert "griddepcontrol.launch_dependents" in before
+            assert starts_next in before
         seen.add(kernel.__name__)
 
     monkeypatch.setattr(triton.JITFunction, "run", run)
@@ -442,3 +456,42 @@ def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
         "write_probs_kernel", "join_argmax_kernel", "join_candidates_kernel",
         "gather_rows_kernel", "scatter_rows_kernel",
     }  # fmt: skip
+
+
+@pytest.mark.slow
+@compiles
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("rows", [4, 8, 64])
+@pytest.mark.parametrize("head_dims", [(128, 128), (576, 512)], ids=["heads", "latents"])
+def test_attention_behind_a_store_requests_older_keys_before_it_waits(
+    head_dims, rows, dtype, monkeypatch
+):
+    monkeypatch.setattr("graphkit.ops.kernels.launch.has_dependent_launch", lambda _: True)
+    sizes = 132, 228 * 1024
+    monkeypatch.setattr("graphkit.ops.kernels.paged_attention.multiprocessors", lambda _: sizes)
+    compiled = {}
+
+    def run(kernel, *args, **options):
+        compiled[kernel.__name__] = compile_only(kernel, *args, **options)
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    op, ints, key_dim = OPS["paged_attention"], zeros(2, dtype=torch.int32), head_dims[0]
+    keys = zeros(64, 1, key_dim, dtype=dtype)
+    values = keys[..., : head_dims[1]] if key_dim > head_dims[1] else keys.clone()
+    tables = ints.new_zeros(2, 2048), ints, ints.new_zeros(3)
+    query = zeros(2 * rows, 4, key_dim)
+    op.launch(op.arguments(query, keys, values, *tables, None, 1.0, 4, rows, follows_store=True))
+    ptx = compiled["paged_attention_kernel"].asm["ptx"]
+    wait, starts_next = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
+    assert ACCESS.search(ptx[: ptx.index(wait)])  # the page table
+    assert "st.global" not in ptx[: ptx.rindex(wait)]
+    copy, paced = "cp.async.cg", "cp.async.wait_all"
+    events = re.findall("|".join(map(re.escape, (wait, starts_next, copy, paced))), ptx)
+    events = [event for event, _ in itertools.groupby(events)]
+    keys_per_row = EARLY_KEYS if dtype == torch.bfloat16 else EARLY_FP8_KEYS
+    if head_dims == (128, 128) and 4 * rows * keys_per_row <= LARGE_KEYS:
+        # The first wait is for rows of this call among the keys of the first block.
+        assert events[:7] == [wait, copy, paced, copy, wait, starts_next, copy]
+    else:
+        assert events[:3] == [wait, starts_next, copy]
+        assert paced not in events

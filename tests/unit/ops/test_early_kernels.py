@@ -21,6 +21,12 @@ PREFETCHES = {
 """Kernels that request or read weights before they wait."""
 BARRIERS = ["gdc_launch_dependents", "gdc_wait"]
 WAIT = "wait_for_kernel_before(STARTS_EARLY)"
+ORDERED_WAIT = "wait_then_start_next(STARTS_EARLY)"
+WAIT_CALLS = "gdc_wait", "wait_for_kernel_before", "wait_then_start_next", "offset_after_wait"
+STORES = {"rotated_heads_kernel", "store_kv_kernel"}
+"""Kernels that let the next one start after they wait."""
+ATTENTION = "paged_attention_kernel"
+"""A kernel that waits later if it follows a store."""
 HARMLESS = {"program_id", "num_programs", "arange", "full", "zeros", "to", "BlockedLayout"}
 """Calls that neither read nor write memory. Any other call may, such as one of a helper."""
 
@@ -35,7 +41,7 @@ def called(tree):
 def is_wait(statement):
     is_block = isinstance(statement, ast.If) and ast.unparse(statement.test) == "STARTS_EARLY"
     starts_the_next = is_block and called(statement) == BARRIERS[:1]
-    return (is_block and not starts_the_next) or ast.unparse(statement) == WAIT
+    return (is_block and not starts_the_next) or ast.unparse(statement) in (WAIT, ORDERED_WAIT)
 
 
 def broken_rule(kernel):
@@ -44,19 +50,40 @@ def broken_rule(kernel):
     calls = called(kernel)
     if not starts_early:
         return "has no parameter STARTS_EARLY" if {*BARRIERS} & {*calls} else ""
+    if kernel.name == ATTENTION:
+        return broken_rule_of_attention(kernel, calls)
     waits = [index for index, each in enumerate(kernel.body) if is_wait(each)]
-    if len(waits) != 1 or sum(map(calls.count, ("gdc_wait", "wait_for_kernel_before"))) != 1:
+    if len(waits) != 1 or sum(map(calls.count, WAIT_CALLS)) != 1:
         return "does not wait once in all programs"
     before, wait = kernel.body[: waits[0]], kernel.body[waits[0]]
     in_block = called(wait) if isinstance(wait, ast.If) else BARRIERS
-    if isinstance(wait, ast.If) and ast.unparse(wait.body[-1]).rpartition(".")[2] != "gdc_wait()":
+    last = ast.unparse(wait.body[-1] if isinstance(wait, ast.If) else wait).rpartition(".")[2]
+    if last not in (WAIT, ORDERED_WAIT, "gdc_wait()") and in_block != BARRIERS[::-1]:
         return "does not wait at the end of the block"
     if any(isinstance(node, ast.Return) for each in before for node in ast.walk(each)):
         return "may return before the wait"
     if kernel.name not in PREFETCHES and any({*called(each)} - HARMLESS for each in before):
         return "may read or write before the wait"
-    if kernel.name not in PREFETCHES and in_block not in (BARRIERS, BARRIERS[1:]):
+    if kernel.name not in PREFETCHES and in_block not in (BARRIERS, BARRIERS[1:], BARRIERS[::-1]):
         return "may read or write before the wait"
+    if kernel.name in STORES and ast.unparse(wait) != ORDERED_WAIT:
+        return "lets the next kernel start before it waits"
+    return ""
+
+
+def broken_rule_of_attention(kernel, calls):
+    """Return the rule that a kernel breaks which reads before it waits if it follows a store."""
+    first = next(each for each in kernel.body if isinstance(each, ast.If))
+    test = "STARTS_EARLY and (not FOLLOWS_STORE)"
+    if ast.unparse(first.test) != test or called(first) != BARRIERS[1:]:
+        return "does not wait first without a store"
+    barriers = [each for each in calls if each in (*BARRIERS, "store")]
+    if barriers[barriers.index(BARRIERS[0]) - 1] != "gdc_wait":
+        return "lets the next kernel start before it waits"
+    last = [each for each in kernel.body if is_wait(each)]
+    before = kernel.body[: kernel.body.index(last[-1])] if last else kernel.body
+    if any("store" in called(each) for each in before):
+        return "may write before the wait"
     return ""
 
 
@@ -97,6 +124,42 @@ WAITS = "if STARTS_EARLY:\n  gdc_launch_dependents()\n  gdc_wait()"
 )
 def test_a_broken_rule_is_found(rule, body):
     (kernel,) = functions("def kernel(x, STARTS_EARLY):\n" + indent(body, "  "))
+    assert broken_rule(kernel) == rule
+
+
+def test_a_store_lets_the_next_kernel_start_after_it_waits():
+    source = "def store_kv_kernel(x, STARTS_EARLY):\n  {}\n  load(x)"
+    (wrong,), (right,) = (functions(source.format(each)) for each in (WAIT, ORDERED_WAIT))
+    assert broken_rule(wrong) == "lets the next kernel start before it waits"
+    assert not broken_rule(right)
+
+
+ATTENTION_SOURCE = """def paged_attention_kernel(x, STARTS_EARLY, FOLLOWS_STORE):
+    {first}
+    load(x)
+    for start in range(4):
+        if STARTS_EARLY:
+            {inner}
+            gdc_launch_dependents()
+    {last}
+    store(x)
+"""
+FIRST, INNER = "if STARTS_EARLY and not FOLLOWS_STORE: gdc_wait()", "gdc_wait()"
+LAST = "if STARTS_EARLY: gdc_wait()"
+
+
+@pytest.mark.parametrize(
+    ("rule", "first", "inner", "last"),
+    [
+        ("", FIRST, INNER, LAST),
+        ("does not wait first without a store", "if FOLLOWS_STORE: gdc_wait()", INNER, LAST),
+        ("lets the next kernel start before it waits", FIRST, "store(x)", LAST),
+        ("may write before the wait", FIRST, INNER, "pass"),
+        ("may write before the wait", FIRST, INNER, "store(x)\n    " + LAST),
+    ],
+)
+def test_a_broken_rule_of_attention_is_found(rule, first, inner, last):
+    (kernel,) = functions(ATTENTION_SOURCE.format(first=first, inner=inner, last=last))
     assert broken_rule(kernel) == rule
 
 
