@@ -11,9 +11,9 @@ rows, and cu_seqlens_q is not read.
 
 If FOLLOWS_STORE, the kernel before stores the rows of this call, and all else is older. A program
 then reads its page table while that kernel runs. If HAS_EARLY_KEYS, it also requests its first
-block by then, and loads its query rows in each step of its loop, after keys and values. The values
-of the first block are requested when its keys have arrived: more requests at once would delay the
-loads of the kernel before.
+block by then, and loads its query rows in each step of its loop, after keys and values. With more
+than two blocks, the values of the first are requested when its keys have arrived: more requests at
+once would delay the loads of the kernel before.
 
 A key has the value's E elements and REST_DIM more, which are multiplied apart, since blocks are
 powers of two: 512 + 64 for latent attention. There the value is the first part of the key (SHARED)
@@ -57,14 +57,14 @@ def _load_pages(pages, run, end, PAGE_SIZE: tl.constexpr, FOLLOWS_STORE: tl.cons
 
 
 @triton.jit
-def _offset_after_copies(is_first):
-    """Wait for the copies of this thread if ``is_first``, and return 0.
+def _offset_after_copies(has_copies):
+    """Wait for the copies of this thread if ``has_copies``, and return 0.
 
     It counts as an expression, see ``offset_after_wait``.
     """
     offset = tl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ne.s32 p, $1, 0; @p cp.async.wait_all; mov.b32 $0, 0; }",
-        "=r,r", [is_first.to(tl.int32)], dtype=tl.int32, is_pure=True, pack=1,
+        "=r,r", [has_copies.to(tl.int32)], dtype=tl.int32, is_pure=True, pack=1,
     )  # fmt: skip
     return offset * 16
 
@@ -251,6 +251,7 @@ def paged_attention_kernel(
     if STARTS_EARLY and HAS_EARLY_KEYS and first + BLOCK_N > prefix:
         tl.extra.cuda.gdc_wait()  # the first block may have rows of this call
     waited = 0  # an offset that is 0, but known after the wait only
+    paced = tl.where(first + 2 * step < keys_end, first, -1)
     for start in range(first, keys_end, step):
         key = start + tl.arange(0, BLOCK_N)
         is_key = key < keys_end
@@ -303,7 +304,7 @@ def paged_attention_kernel(
             k = tl.load(keys[None, :] + part[:, None], mask=is_cell, other=0.0)
             values = value_cache + kv_head * VALUE_HEAD_STRIDE + slot * VALUE_SLOT_STRIDE
             if HAS_EARLY_KEYS and STARTS_EARLY:
-                values += _offset_after_copies(start == first)
+                values += _offset_after_copies(start == paced)
             is_cell = seen[:, None] & is_part[None, :]
             v = tl.load(values[:, None] + part[None, :], mask=is_cell, other=0.0)
             if HAS_EARLY_KEYS:
