@@ -134,6 +134,10 @@ class Batch:
         mask = torch.eye(rows, dtype=torch.bool, device=device)
         mask[:, 0] = True
         self.mask = mask.expand(batch, rows, rows).contiguous() if condition.tree else None
+        backend = self.backend(TritonAttention)
+        self._metadata = self.metadata(backend)
+        # The op reads early what was written before the last store.
+        self.attend(backend, self._metadata, 0)
 
     def backend(self, kind: type[PagedAttention]) -> PagedAttention:
         """Return a backend over the pools."""
@@ -152,20 +156,13 @@ class Batch:
         )
         return backend.metadata(ForwardMode.TARGET_VERIFY, inputs)
 
-    @cached_property
-    def _triton(self) -> AttentionMetadata:
-        backend = self.backend(TritonAttention)
-        metadata = self.metadata(backend)
-        self.attend(backend, metadata, 0)  # stores, as ``follows_store`` requires of what is read
-        return metadata
-
     def attend(self, backend: PagedAttention, metadata: AttentionMetadata, layer: int) -> None:
         """Store and attend by a backend."""
         backend.attend(layer, self.query, *self.new, self.loc, metadata)
 
     def op_args(self, layer: int) -> tuple[object, ...]:
         """Return the arguments of ``paged_attention`` for one layer."""
-        seen = self._triton
+        seen = self._metadata
         return (
             self.query, self.pool.get_key_buffer(layer), self.pool.get_value_buffer(layer),
             seen.page_table, seen.cache_seqlens, seen.cu_seqlens_q, seen.mask,

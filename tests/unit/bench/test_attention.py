@@ -44,6 +44,25 @@ def test_the_dense_copies_hold_the_paged_batch(bench, page_size, kind):
     torch.testing.assert_close(paged, want, atol=2e-2, rtol=2e-2)
 
 
+def test_a_batch_stores_once_between_its_metadata_and_the_op(bench, monkeypatch):
+    """The op reads what was written before the last store while another kernel runs."""
+    module, calls = importlib.import_module("attention_batch"), []
+
+    class Observed(bench.Batch):
+        def metadata(self, backend):
+            calls.append("metadata")
+            return super().metadata(backend)
+
+        def attend(self, *args):
+            calls.append("store")
+
+    monkeypatch.setattr(module, "paged_attention", lambda *_: calls.append("op"))
+    batch = Observed(bench.Condition(64, 2, False, 16, module.GQA), torch.device("cpu"))
+    for _ in range(2):
+        batch.run_op(0)
+    assert calls == ["metadata", "store", "op", "op"]
+
+
 def test_the_sweep_over_float8_shows_the_fastest_and_the_default(bench, monkeypatch):
     """Times are made up: many stages are fast, and 32 keys need more memory than there is."""
     sweeps = importlib.import_module("attention_sweep")
