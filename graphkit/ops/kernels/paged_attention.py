@@ -149,6 +149,13 @@ def launch_paged_attention(
         partial = query.new_empty((splits, *out.shape), dtype=torch.float32)
         lse = query.new_empty((splits, tokens, heads), dtype=torch.float32)
     columns = 0 if mask is None else mask.shape[2]
+    read_early = (
+        args.page_table, args.cache_seqlens_B, args.cu_seqlens_q_B1, mask, args.key_scale_M,
+    )  # fmt: skip
+    # Contiguous copies, which the launch makes of others, would be newer than the store.
+    follows_store = args.follows_store and all(
+        tensor is None or tensor.is_contiguous() for tensor in read_early
+    )
     launch(
         paged_attention_kernel, (key_heads * row_tiles, splits), args,
         out=partial, lse=lse, sinks=args.sinks_N, query=query, key_cache=key, value_cache=value,
@@ -170,8 +177,8 @@ def launch_paged_attention(
         RUN=1 if chosen.block_keys >= LARGE_KEYS else math.gcd(args.page_size, chosen.block_keys),
         BLOCK_E=max(32 if is_paired else 16, triton.next_power_of_2(value_dim)),
         BLOCK_R=max(16, triton.next_power_of_2(key_dim - value_dim)),
-        FOLLOWS_STORE=args.follows_store,
-        HAS_EARLY_KEYS=args.follows_store and _requests_keys_early(chosen, query, key, value),
+        FOLLOWS_STORE=follows_store,
+        HAS_EARLY_KEYS=follows_store and _requests_keys_early(chosen, query, key, value),
         HAS_FLOAT8_CVT=has_float8_cvt(query.device),
         num_warps=chosen.num_warps, num_stages=chosen.num_stages,
     )  # fmt: skip

@@ -36,6 +36,26 @@ def test_a_length_beyond_the_page_table_counts_as_its_end(make_case):
     torch.testing.assert_close(paged_attention(*args)[0], expected)
 
 
+@pytest.mark.parametrize(
+    "strided", ["", "page_table", "cache_seqlens_B", "cu_seqlens_q_B1", "mask", "key_scale_M"]
+)
+def test_no_kernel_reads_a_copy_before_it_waits(make_case, monkeypatch, strided):
+    """A launch makes tensors contiguous, after the store that ``follows_store`` speaks of."""
+    op, launched = OPS["paged_attention"], []
+    monkeypatch.setattr(
+        "graphkit.ops.kernels.paged_attention.launch",
+        lambda kernel, grid, args, **others: launched.append(others),
+    )
+    case = make_case([6, 9], width=4, tree=True)
+    args = op.arguments(*case.op_args(), follows_store=True)
+    args = args._replace(key_scale_M=torch.ones(case.key.shape[1]))
+    if strided:
+        tensor = getattr(args, strided)
+        args = args._replace(**{strided: torch.stack([tensor, tensor], -1)[..., 0]})
+    op.launch(args)
+    assert launched[0]["FOLLOWS_STORE"] == (not strided)
+
+
 def test_tracers_see_shapes_and_mutations(make_case):
     case = make_case([6, 2], width=2, tree=True)
     args = case.op_args()
