@@ -39,8 +39,8 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
       than ``EARLY_BYTES`` of ``streamed_product.py`` by then has only that much in flight.
     - A kernel that stores keys calls ``gdc_launch_dependents`` after ``gdc_wait``
       (``wait_then_start_next``), and so does attention. When the kernel after a store starts, all
-      kernels before the store have thus ended. Attention with ``follows_store`` reads its tables
-      before it waits, which they wrote, and requests keys.
+      kernels before the store have thus ended. Attention with ``follows_store`` reads what they
+      wrote before it waits.
     - A kernel that reads much memory at the places that a page table gives calls
       ``gdc_launch_dependents`` after its first requests, so that its data arrive before the weights
       of the next kernel.
@@ -89,9 +89,18 @@ def wait_then_start_next(STARTS_EARLY: tl.constexpr):
 
 
 @triton.jit
-def prefetch(address):
-    """Prefetch memory into the L2 cache, without waiting. No value is read."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address.to(tl.int64)], tl.int32,
-        is_pure=False, pack=1,
+def offset_after_wait(start):
+    """Wait for the kernel before, let the next one start, and return 0, in a step of a loop.
+
+    Triton loads the first steps ahead of a loop only if no statement between the loads has an
+    effect. This one counts as an expression. A load whose address includes its value follows the
+    wait.
+
+    Args:
+        start: Number that differs between steps, so that the compiler keeps the wait of each.
+    """
+    offset = tl.inline_asm_elementwise(
+        "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.b32 $0, 0;",
+        "=r,r", [start], dtype=tl.int32, is_pure=True, pack=1,
     )  # fmt: skip
+    return offset * 16  # an address stays aligned

@@ -20,6 +20,11 @@ from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.kernels.paged_attention_kernel import LOG2_E, paged_attention_kernel
 from graphkit.ops.kv_cache import FP8
 
+EARLY_KEYS, EARLY_FP8_KEYS = 4, 8
+"""Least keys of a block for each of its query rows, for a program that requests keys before it
+waits. It loads its rows for each block, and also converts them over float8."""
+ALIGNED = 16
+"""Divisor of addresses and strides that Triton specialises a kernel for."""
 JOINED_ROWS = 4
 """Rows of a program that joins splits, if every multiprocessor then has a program; otherwise 1."""
 
@@ -90,6 +95,24 @@ def _is_paired(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> b
     )
 
 
+def _requests_keys_early(
+    config: AttentionConfig, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> bool:
+    """Return whether programs request their first keys before they wait for the kernel before.
+
+    Triton only requests rows and keys ahead if it knows that they are aligned. Before the wait, the
+    L1 cache may have older keys, which copies of 16 bytes do not read.
+    """
+    if query.element_size() != 2 or key.shape != value.shape or is_part_of(value, key):
+        return False
+    keys_per_row = EARLY_FP8_KEYS if key.dtype == torch.int16 else EARLY_KEYS
+    if config.block_keys < keys_per_row * config.block_rows:
+        return False
+    strides = [stride for rows in (query, key, value) for stride in rows.stride()[:2]]
+    addresses = [rows.data_ptr() for rows in (query, key, value)]
+    return all(number % ALIGNED == 0 for number in (key.shape[2], *strides, *addresses))
+
+
 def launch_paged_attention(
     args: Any, splits: int | None = None, config: AttentionConfig | None = None
 ) -> torch.Tensor:
@@ -155,6 +178,7 @@ def launch_paged_attention(
         BLOCK_E=max(32 if is_paired else 16, triton.next_power_of_2(value_dim)),
         BLOCK_R=max(16, triton.next_power_of_2(key_dim - value_dim)),
         FOLLOWS_STORE=follows_store,
+        HAS_EARLY_KEYS=follows_store and _requests_keys_early(chosen, query, key, value),
         HAS_FLOAT8_CVT=has_float8_cvt(query.device),
         num_warps=chosen.num_warps, num_stages=chosen.num_stages,
     )  # fmt: skip

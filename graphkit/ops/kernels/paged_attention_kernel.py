@@ -10,9 +10,10 @@ that no request has, so that no further launch has to clear them. With a mask ev
 rows, and cu_seqlens_q is not read.
 
 If FOLLOWS_STORE, the kernel before stores the rows of this call, and all else is older. A program
-then reads its page table while that kernel runs, and requests its first blocks into the L2 cache,
-unless a window decides which these are. Rows of this call may be among them: the L2 cache is that
-of the whole device.
+then reads its page table while that kernel runs. If HAS_EARLY_KEYS, it also requests its first
+block by then, and loads its query rows in each step of its loop, after keys and values. With more
+than two blocks, the values of the first are requested when its keys have arrived: more requests at
+once would delay the loads of the kernel before.
 
 A key has the value's E elements and REST_DIM more, which are multiplied apart, since blocks are
 powers of two: 512 + 64 for latent attention. There the value is the first part of the key (SHARED)
@@ -26,12 +27,8 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.float8 import float8_pairs
-from graphkit.ops.kernels.launch import KEPT_IN_L2, prefetch
+from graphkit.ops.kernels.launch import KEPT_IN_L2, offset_after_wait
 
-EARLY_BLOCKS = tl.constexpr(2)
-"""Blocks of keys and values that a program requests before it waits."""
-LINE_BITS = tl.constexpr(8 * 128)
-"""Bits of a line of the L2 cache."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -60,19 +57,16 @@ def _load_pages(pages, run, end, PAGE_SIZE: tl.constexpr, FOLLOWS_STORE: tl.cons
 
 
 @triton.jit
-def _slots(page, run, PAGE_SIZE: tl.constexpr, RUN: tl.constexpr):
-    """Return the slots of the keys of some runs, int64, given the first key and page of each."""
-    slot = page * PAGE_SIZE + run % PAGE_SIZE
-    slot = slot[:, None] + tl.arange(0, RUN)[None, :]
-    return tl.reshape(slot, [run.shape[0] * RUN])
+def _offset_after_copies(has_copies):
+    """Wait for the copies of this thread if ``has_copies``, and return 0.
 
-
-@triton.jit
-def _prefetch_rows(rows, ELEMENTS: tl.constexpr):
-    """Prefetch rows of some elements into the L2 cache."""
-    LINE: tl.constexpr = LINE_BITS // rows.dtype.element_ty.primitive_bitwidth
-    for line in tl.static_range(0, ELEMENTS, LINE):
-        prefetch(rows + line)
+    It counts as an expression, see ``offset_after_wait``.
+    """
+    offset = tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $1, 0; @p cp.async.wait_all; mov.b32 $0, 0; }",
+        "=r,r", [has_copies.to(tl.int32)], dtype=tl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
+    return offset * 16
 
 
 @triton.jit
@@ -131,8 +125,9 @@ def paged_attention_kernel(
     MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr, BLOCK_C: tl.constexpr,
     WINDOW: tl.constexpr, CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr,
     IS_SPLIT: tl.constexpr, STARTS_EARLY: tl.constexpr, FOLLOWS_STORE: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr,
-    BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr, HAS_FLOAT8_CVT: tl.constexpr,
+    HAS_EARLY_KEYS: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, RUN: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr,
+    HAS_FLOAT8_CVT: tl.constexpr,
 ):  # fmt: skip
     """One program per (request, row tile), key-value head and split."""
     if STARTS_EARLY and not FOLLOWS_STORE:
@@ -142,7 +137,6 @@ def paged_attention_kernel(
     WORD: tl.constexpr = tl.int64 if MASK_COLUMNS > 32 else tl.int32
     IS_WORD: tl.constexpr = MASK_COLUMNS <= 64
     IS_PAIRED: tl.constexpr = key_cache.dtype.element_ty == tl.int16
-    PARTS: tl.constexpr = (VALUE_DIM + REST_DIM) // (2 if IS_PAIRED else 1)  # of a key
     split = tl.program_id(1)
     kv_head = (tl.program_id(0) % (HEADS // GROUP)).to(tl.int64)
     tile = tl.program_id(0) // (HEADS // GROUP)
@@ -185,26 +179,22 @@ def paged_attention_kernel(
     if IS_PAIRED:
         part = tl.arange(0, BLOCK_E // 2)
         is_part = part < VALUE_DIM // 2
+    if not HAS_EARLY_KEYS:
+        if STARTS_EARLY:
+            tl.extra.cuda.gdc_wait()
+        q, q_odd, lack = _load_queries(queries + dim[None, :], is_dim[None, :], IS_PAIRED)
+    if REST_DIM:
+        rest = tl.arange(0, BLOCK_R)
+        is_rest = rest < REST_DIM
+        q_rest = tl.load(queries + VALUE_DIM + rest[None, :], mask=is_rest[None, :], other=0.0)
+
+    # The keys that some row of this tile may see.
+    keys_begin, keys_end = 0, tl.minimum(length, max_keys)
     if MASK_COLUMNS:
         mask_row = mask + token[:, None] * MASK_COLUMNS
         column = tl.arange(0, BLOCK_C)
         is_entry = (own_query < width)[:, None] & (column < MASK_COLUMNS)[None, :]
         path = _load_metadata(mask_row + column[None, :], is_entry, FOLLOWS_STORE) != 0
-    own_keys = key_cache + kv_head * KEY_HEAD_STRIDE
-    own_values = value_cache + kv_head * VALUE_HEAD_STRIDE
-    if STARTS_EARLY and FOLLOWS_STORE and not WINDOW:
-        for ahead in tl.static_range(EARLY_BLOCKS):
-            block = first + ahead * step
-            if block < tl.minimum(length, max_keys):
-                page = (two_pages >> 32 * ahead) & 0xFFFFFFFF
-                slot = _slots(page, block + runs, PAGE_SIZE, RUN)
-                _prefetch_rows(own_keys + slot * KEY_SLOT_STRIDE, PARTS)
-                if not SHARED:
-                    _prefetch_rows(own_values + slot * VALUE_SLOT_STRIDE, PARTS)
-
-    # The keys that some row of this tile may see.
-    keys_begin, keys_end = 0, tl.minimum(length, max_keys)
-    if MASK_COLUMNS:
         if WINDOW:
             # Positions are numbers of keys: those before the mask, then those of the path.
             path &= (column + prefix >= 0)[None, :]
@@ -233,13 +223,6 @@ def paged_attention_kernel(
     if WINDOW:
         first += keys_begin // RUN * RUN
 
-    if STARTS_EARLY and FOLLOWS_STORE:
-        tl.extra.cuda.gdc_wait()
-    q, q_odd, lack = _load_queries(queries + dim[None, :], is_dim[None, :], IS_PAIRED)
-    if REST_DIM:
-        rest = tl.arange(0, BLOCK_R)
-        is_rest = rest < REST_DIM
-        q_rest = tl.load(queries + VALUE_DIM + rest[None, :], mask=is_rest[None, :], other=0.0)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     # Sums over the keys of a block wait for other warps. Latents leave no registers to delay them.
@@ -263,15 +246,20 @@ def paged_attention_kernel(
         two_pages |= next_page << 32
         third_page = _load_pages(pages, first + runs + 2 * step, keys_end, PAGE_SIZE, FOLLOWS_STORE)
     # Keys are requested next, before the weights of the next kernel.
-    if STARTS_EARLY:
+    if STARTS_EARLY and not HAS_EARLY_KEYS:
         tl.extra.cuda.gdc_launch_dependents()
+    if STARTS_EARLY and HAS_EARLY_KEYS and first + BLOCK_N > prefix:
+        tl.extra.cuda.gdc_wait()  # the first block may have rows of this call
+    waited = 0  # an offset that is 0, but known after the wait only
+    paced = tl.where(first + 2 * step < keys_end, first, -1)
     for start in range(first, keys_end, step):
         key = start + tl.arange(0, BLOCK_N)
         is_key = key < keys_end
         if WINDOW:
             is_key = is_key & (key >= keys_begin)
         run = start + runs
-        slot = _slots(two_pages & 0xFFFFFFFF, run, PAGE_SIZE, RUN)
+        slot = (two_pages & 0xFFFFFFFF) * PAGE_SIZE + run % PAGE_SIZE
+        slot = tl.reshape(slot[:, None] + tl.arange(0, RUN)[None, :], [BLOCK_N])
         # Keys that depend on a load of their own block wait for it. Two pages share a word: Triton
         # keeps no loads in flight in a loop that hands a value over from two blocks before.
         two_pages = (two_pages >> 32) | (third_page << 32)
@@ -303,7 +291,7 @@ def paged_attention_kernel(
             seen = tl.max(visible.to(tl.int32), 0) != 0
 
         # Weight 0 times NaN is NaN, so a value that no query sees is not loaded.
-        keys = own_keys + slot * KEY_SLOT_STRIDE
+        keys = key_cache + waited + kv_head * KEY_HEAD_STRIDE + slot * KEY_SLOT_STRIDE
         if SHARED:
             v = tl.load(
                 keys[:, None] + dim[None, :], mask=seen[:, None] & is_dim[None, :], other=0.0
@@ -314,9 +302,16 @@ def paged_attention_kernel(
             # Entries before a window need not be.
             is_cell = is_part[:, None] & is_key[None, :] if WINDOW else is_part[:, None]
             k = tl.load(keys[None, :] + part[:, None], mask=is_cell, other=0.0)
-            values = own_values + slot * VALUE_SLOT_STRIDE
+            values = value_cache + kv_head * VALUE_HEAD_STRIDE + slot * VALUE_SLOT_STRIDE
+            if HAS_EARLY_KEYS and STARTS_EARLY:
+                values += _offset_after_copies(start == paced)
             is_cell = seen[:, None] & is_part[None, :]
             v = tl.load(values[:, None] + part[None, :], mask=is_cell, other=0.0)
+            if HAS_EARLY_KEYS:
+                if STARTS_EARLY:
+                    waited = offset_after_wait(start)
+                elements = queries + waited + dim[None, :]
+                q, q_odd, lack = _load_queries(elements, is_dim[None, :], IS_PAIRED)
             if IS_PAIRED:
                 k, k_odd = float8_pairs(k, HAS_FLOAT8_CVT)
                 scores = tl.dot(q, k)
@@ -354,6 +349,8 @@ def paged_attention_kernel(
         acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
         top = new_top
 
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_wait()  # of programs without keys
     if SUMS_LATE:
         total += tl.sum(late, 1)
     if IS_PAIRED:

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from graphkit.ops.kernels.decoder import gated
 from graphkit.ops.kernels.devices import has_bfloat16_fma
-from graphkit.ops.kernels.launch import launch, prefetch
+from graphkit.ops.kernels.launch import launch
 from graphkit.ops.kernels.quantized_linear_config import TiledProduct, grid_of
 from graphkit.ops.kernels.quantized_numbers import (
     float8_numbers,
@@ -41,6 +41,15 @@ def _add_block(
     else:
         total = tl.dot(numbers, x, total, input_precision=PRECISION)
     return total
+
+
+@triton.jit
+def _request(address):
+    """Request memory into the L2 cache, without waiting. No value is read."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address.to(tl.int64)], tl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -82,11 +91,11 @@ def linear_kernel(
         if EARLY_BYTES and ALL_N and ALL_K:
             LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth  # 128 bytes
             line = tl.arange(0, EARLY_BYTES // 128) * LINE
-            prefetch(row[:, None] + first * 128 + tl.minimum(line, STEPS * 128 - 1)[None, :])
+            _request(row[:, None] + first * 128 + tl.minimum(line, STEPS * 128 - 1)[None, :])
             if SCALE_COLUMNS > 1:
-                prefetch(scale + place + first * STEP_BLOCKS)
+                _request(scale + place + first * STEP_BLOCKS)
                 if zero_point is not None:
-                    prefetch(zero_point + place + first * STEP_BLOCKS)
+                    _request(zero_point + place + first * STEP_BLOCKS)
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     # A warpgroup that multiplies converted numbers waits before each addition to the same sum. The
