@@ -64,7 +64,10 @@ class PagedCache:
 
     @property
     def stores_by_ops(self) -> bool:
-        """Whether ops of graphkit store, and not a subclass of a pool, which may launch nothing."""
+        """Whether the pool stores by the ops of its class.
+
+        A subclass that overrides the store may launch no kernel.
+        """
         pool = type(self.pool)
         if issubclass(pool, MLATokenToKVPool):
             return pool.set_mla_kv_buffer is MLATokenToKVPool.set_mla_kv_buffer

@@ -129,8 +129,8 @@ def paged_attention(
             (Llama 4).
         follows_store: Whether all arguments but ``query_TND``, and all keys and values before the
             rows of each request (with a mask, before its columns), were written before the last
-            ``store_kv`` or ``store_rotated_heads`` on this stream. On CUDA they are then read while
-            that store runs.
+            ``store_kv`` or ``store_rotated_heads`` on this stream. If so, the CUDA kernel may read
+            them while that store runs.
 
     Returns:
         The attended values, [T, N, E] of the dtype of query_TND.

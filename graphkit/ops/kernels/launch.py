@@ -39,8 +39,8 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
       than ``EARLY_BYTES`` of ``streamed_product.py`` by then has only that much in flight.
     - A kernel that stores keys calls ``gdc_launch_dependents`` after ``gdc_wait``
       (``wait_then_start_next``), and so does attention. When the kernel after a store starts, all
-      kernels before the store have thus ended. Attention with ``follows_store`` reads what they
-      wrote before it waits.
+      kernels before the store have thus ended. Attention with ``follows_store`` may read what they
+      wrote without a wait.
     - A kernel that reads much memory at the places that a page table gives calls
       ``gdc_launch_dependents`` after its first requests, so that its data arrive before the weights
       of the next kernel.
@@ -92,9 +92,9 @@ def wait_then_start_next(STARTS_EARLY: tl.constexpr):
 def offset_after_wait(start):
     """Wait for the kernel before, let the next one start, and return 0, in a step of a loop.
 
-    Triton loads the first steps ahead of a loop only if no statement between the loads has an
-    effect. This one counts as an expression. A load whose address includes its value follows the
-    wait.
+    Triton moves the loads of the first steps in front of a loop, unless a statement between the
+    loads has a side effect. The compiler takes this function for a pure expression. Add the result
+    to the address of each load that has to follow the wait.
 
     Args:
         start: Number that differs between steps, so that the compiler keeps the wait of each.

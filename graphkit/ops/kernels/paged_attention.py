@@ -21,8 +21,8 @@ from graphkit.ops.kernels.paged_attention_kernel import LOG2_E, paged_attention_
 from graphkit.ops.kv_cache import FP8
 
 EARLY_KEYS, EARLY_FP8_KEYS = 4, 8
-"""Least keys of a block for each of its query rows, for a program that requests keys before it
-waits. It loads its rows for each block, and also converts them over float8."""
+"""Least keys of a block per query row with which a program requests keys before it waits. Such a
+program loads its rows again for each block, and over float8 also converts them."""
 ALIGNED = 16
 """Divisor of addresses and strides that Triton specialises a kernel for."""
 JOINED_ROWS = 4
@@ -100,8 +100,8 @@ def _requests_keys_early(
 ) -> bool:
     """Return whether programs request their first keys before they wait for the kernel before.
 
-    Triton only requests rows and keys ahead if it knows that they are aligned. Before the wait, the
-    L1 cache may have older keys, which copies of 16 bytes do not read.
+    Rows and keys have to be aligned, so that Triton copies 16 bytes at a time. Only such copies are
+    requested ahead of the loop and bypass the L1 cache, which may hold older keys before the wait.
     """
     if query.element_size() != 2 or key.shape != value.shape or is_part_of(value, key):
         return False
@@ -152,7 +152,7 @@ def launch_paged_attention(
     read_early = (
         args.page_table, args.cache_seqlens_B, args.cu_seqlens_q_B1, mask, args.key_scale_M,
     )  # fmt: skip
-    # Contiguous copies, which the launch makes of others, would be newer than the store.
+    # The launch copies tensors that are not contiguous. A copy is newer than the store.
     follows_store = args.follows_store and all(
         tensor is None or tensor.is_contiguous() for tensor in read_early
     )

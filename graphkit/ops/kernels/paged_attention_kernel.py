@@ -250,7 +250,7 @@ def paged_attention_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     if STARTS_EARLY and HAS_EARLY_KEYS and first + BLOCK_N > prefix:
         tl.extra.cuda.gdc_wait()  # the first block may have rows of this call
-    waited = 0  # an offset that is 0, but known after the wait only
+    waited = 0  # see ``offset_after_wait``
     paced = tl.where(first + 2 * step < keys_end, first, -1)
     for start in range(first, keys_end, step):
         key = start + tl.arange(0, BLOCK_N)

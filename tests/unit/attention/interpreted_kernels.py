@@ -65,7 +65,7 @@ def test_attention(make_case, assert_attends, page_size, width, tree):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 def test_attention_that_follows_a_store(make_case, dtype, tree):
-    """It loads its rows in the loop, behind its first keys."""
+    """It loads its rows in the loop, after its first keys."""
     case = make_case(PAGES[4], width=3, page_size=4, tree=tree, pads=1, dtype=dtype, context=160)
     for splits in (1, 4):
         args = case.op_args()

@@ -119,7 +119,7 @@ def compile_only(
 ):  # fmt: skip
     """Compile a launch with the types of its arguments, as Triton specialises them.
 
-    None and 1 become constants. Integers that are multiples of 16 are known to be.
+    None and 1 become constants. Multiples of 16 are marked as such.
     """
     types, constants, attributes = {}, {}, {}
 
@@ -463,7 +463,7 @@ def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("rows", [4, 8, 64])
 @pytest.mark.parametrize("head_dims", [(128, 128), (576, 512)], ids=["heads", "latents"])
-def test_attention_behind_a_store_requests_older_keys_before_it_waits(
+def test_attention_after_a_store_requests_older_keys_before_it_waits(
     head_dims, rows, dtype, monkeypatch
 ):
     monkeypatch.setattr("graphkit.ops.kernels.launch.has_dependent_launch", lambda _: True)
