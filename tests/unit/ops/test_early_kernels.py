@@ -56,15 +56,17 @@ def broken_rule(kernel):
     if len(waits) != 1 or sum(map(calls.count, WAIT_CALLS)) != 1:
         return "does not wait once in all programs"
     before, wait = kernel.body[: waits[0]], kernel.body[waits[0]]
-    in_block = called(wait) if isinstance(wait, ast.If) else BARRIERS
-    last = ast.unparse(wait.body[-1] if isinstance(wait, ast.If) else wait).rpartition(".")[2]
-    if last not in (WAIT, ORDERED_WAIT, "gdc_wait()") and in_block != BARRIERS[::-1]:
+    is_block = isinstance(wait, ast.If)
+    in_block = called(wait) if is_block else BARRIERS
+    is_ordered = in_block == BARRIERS[::-1]  # the block of ``wait_then_start_next``
+    ends_with_wait = not is_block or ast.unparse(wait.body[-1]).rpartition(".")[2] == "gdc_wait()"
+    if not (is_ordered or ends_with_wait):
         return "does not wait at the end of the block"
     if any(isinstance(node, ast.Return) for each in before for node in ast.walk(each)):
         return "may return before the wait"
     if kernel.name not in PREFETCHES and any({*called(each)} - HARMLESS for each in before):
         return "may read or write before the wait"
-    if kernel.name not in PREFETCHES and in_block not in (BARRIERS, BARRIERS[1:], BARRIERS[::-1]):
+    if kernel.name not in PREFETCHES and not (is_ordered or in_block in (BARRIERS, BARRIERS[1:])):
         return "may read or write before the wait"
     if kernel.name in STORES and ast.unparse(wait) != ORDERED_WAIT:
         return "lets the next kernel start before it waits"
