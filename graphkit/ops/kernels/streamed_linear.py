@@ -116,7 +116,7 @@ def streamed_linear_kernel(
     loaded_left: gl.constexpr = gl.DotOperandLayout(0, mma, WIDTH)
     loaded_right: gl.constexpr = gl.DotOperandLayout(1, mma, WIDTH)
     NBYTES: gl.constexpr = weight.block_type.nbytes + x.block_type.nbytes  # of a stage
-    ready, arrived = barriers(STAGES), barriers(max(1, EARLY - IN_FLIGHT))
+    ready = barriers(STAGES + max(0, EARLY - IN_FLIGHT))
     boxes, row_boxes = stages_of(weight, STAGES), stages_of(x, STAGES)
     lines = boxes._reinterpret(
         gl.uint8, [STAGES, LINES, BLOCK_N, 128], layout_of_lines(LINES, BLOCK_N, 128, IS_GATED)
@@ -145,7 +145,7 @@ def streamed_linear_kernel(
             row = output_at(_places(BLOCK_N, loaded_left), N, OUTPUTS, IS_GATED)
             zero = zero_offset(gl.load(zero_point + scale_row(row, N, SCALE_ROWS)), x, UNITS)
 
-    request_early(weight, boxes, ready, arrived, first, NBYTES, EARLY, IN_FLIGHT, LINES, 1)
+    request_early(weight, boxes, ready, first, NBYTES, STAGES, EARLY, IN_FLIGHT, LINES, 1)
     if HAS_GROUPS:
         factors = stored_table(scales, LINES)
         if zero_point is not None:

@@ -139,7 +139,12 @@ def stages_of(tensor, STAGES: gl.constexpr):
 
 @gluon.jit
 def barriers(COUNT: gl.constexpr):
-    """Return barriers, each of which ends a phase when the boxes that it expects have arrived."""
+    """Return barriers, each of which ends a phase when the boxes that it expects have arrived.
+
+    A kernel has one set of barriers, and waits for some of them in its last step. Memory of
+    barriers is otherwise given to other tensors after their last use, which is undefined without
+    ``mbarrier.inval`` (PTX ISA, "mbarrier.init").
+    """
     found = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for place in gl.static_range(COUNT):
         mbarrier.init(found.index(place), count=1)
@@ -160,20 +165,20 @@ def request_lines(weight, line, byte, box, barrier, is_step):
 
 @gluon.jit
 def request_early(
-    weight, boxes, ready, arrived, first, STAGE_BYTES: gl.constexpr, EARLY: gl.constexpr,
-    IN_FLIGHT: gl.constexpr, LINES: gl.constexpr, PIECES: gl.constexpr,
+    weight, boxes, ready, first, STAGE_BYTES: gl.constexpr, STAGES: gl.constexpr,
+    EARLY: gl.constexpr, IN_FLIGHT: gl.constexpr, LINES: gl.constexpr, PIECES: gl.constexpr,
 ):  # fmt: skip
     """Request EARLY stages of a weight, with at most IN_FLIGHT of them in flight.
 
-    ``arrived`` has a barrier for each stage for whose arrival a request waits. The weight of other
-    stages arrives at the barriers ``ready``, together with the rows.
+    ``ready`` has a barrier for each stage, and then one for the weight of each stage for whose
+    arrival a request waits. The weight of other stages arrives together with the rows.
     """
     for stage in gl.static_range(EARLY):
         if stage >= IN_FLIGHT:
-            mbarrier.wait(arrived.index(stage - IN_FLIGHT), 0)
+            mbarrier.wait(ready.index(STAGES + stage - IN_FLIGHT), 0)
         line, byte = first + stage // PIECES * LINES, stage % PIECES * (128 // PIECES)
         if stage < EARLY - IN_FLIGHT:
-            barrier = arrived.index(stage)
+            barrier = ready.index(STAGES + stage)
             mbarrier.expect(barrier, weight.block_type.nbytes)
         else:
             barrier = ready.index(stage)

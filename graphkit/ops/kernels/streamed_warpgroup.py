@@ -54,7 +54,7 @@ def streamed_warpgroup_kernel(
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_T, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     NBYTES: gl.constexpr = weight.block_type.nbytes + x.block_type.nbytes  # of a stage
-    ready, arrived = barriers(STAGES), barriers(max(1, EARLY - IN_FLIGHT))
+    ready = barriers(STAGES + max(0, EARLY - IN_FLIGHT))
     boxes, row_boxes = stages_of(weight, STAGES), stages_of(x, STAGES)
     lines = boxes._reinterpret(
         gl.uint8, [STAGES, BLOCK_N, 128 // PIECES],
@@ -85,7 +85,7 @@ def streamed_warpgroup_kernel(
             point = gl.load(zero_point + scale_row(row, N, SCALE_ROWS))
             zero = zero_offset(point, x, UNITS)[:, None]
 
-    request_early(weight, boxes, ready, arrived, first, NBYTES, EARLY, IN_FLIGHT, 1, PIECES)
+    request_early(weight, boxes, ready, first, NBYTES, STAGES, EARLY, IN_FLIGHT, 1, PIECES)
     if HAS_GROUPS:
         factors = stored_table(scales, 1)
         if zero_point is not None:

@@ -216,11 +216,11 @@ def test_numbers_of_four_bits_compile_for_each_capability(capability, monkeypatc
 @pytest.mark.parametrize("rows", [1, 32, 64])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_products_that_stream_their_weight_compile(dtype, rows, result, monkeypatch):
-    compiled = []
+    found = {}
 
     def run(kernel, *args, **options):
-        compiled.append(kernel.__name__)
-        assert compile_only(kernel, *args, **options).metadata.shared <= 227 * 1024
+        found[kernel.__name__] = compile_only(kernel, *args, **options)
+        assert found[kernel.__name__].metadata.shared <= 227 * 1024
 
     monkeypatch.setattr(triton.JITFunction, "run", run)
     monkeypatch.setattr(quantized_linear_config, "has_dependent_launch", lambda _: True)
@@ -229,7 +229,12 @@ def test_products_that_stream_their_weight_compile(dtype, rows, result, monkeypa
     for args in QUANTISED["cases"](DEVICE, [dtype], [rows], shapes=((256, 1024),)):
         op.launch(op.arguments(*args, **result))
     kernel = "streamed_linear_kernel" if rows <= 32 else "streamed_warpgroup_kernel"
-    assert {name for name in compiled if "linear" in name or "warpgroup" in name} == {kernel}
+    assert {name for name in found if "linear" in name or "warpgroup" in name} == {kernel}
+    # Memory of barriers that end before others would be given to tensors while it holds barriers.
+    sets_of_barriers = re.findall(
+        r"local_alloc : \(\) -> !ttg.memdesc<\w+xi64", found[kernel].asm["ttgir"]
+    )
+    assert len(sets_of_barriers) == 1
 
 
 @pytest.mark.slow
