@@ -90,11 +90,13 @@ class BarrierBackend:
                 before_replay()
             self._barrier.wait()
 
-        return self._reporting(
+        graph = self._reporting(
             lambda: self._backend.capture(
                 lambda: self._barrier.run(function), attribution, all_ready
             )
         )
+        self._group.graphs.add(graph)
+        return graph
 
     def loop(self, *graphs: Any, **tensors: Any) -> LoopGraph:
         """Build the loop on all ranks; see ``Backend.loop`` for the arguments."""

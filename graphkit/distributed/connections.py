@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -19,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in its __all__
 
 from graphkit.errors import RankError
+from graphkit.graphs import CapturedGraph
 from graphkit.graphs.capture_failure import exception_chain
 
 if TYPE_CHECKING:
@@ -39,6 +42,8 @@ _ERRORS = (
     "operation timed out",
 )
 """Parts of messages, in lower case, of ``RuntimeError`` for a collective that did not complete."""
+_DESTROYED = (RuntimeError, ValueError, AssertionError)
+"""What a process group raises that another thread destroys."""
 
 
 def new_cpu_group(process_group: dist.ProcessGroup, seconds: float) -> dist.ProcessGroup:
@@ -118,24 +123,37 @@ def break_gloo(process_group: dist.ProcessGroup) -> None:
             process_group.recv([torch.empty(1)], other, tag).wait(_AT_ONCE)
 
 
-def abort_nccl(process_group: dist.ProcessGroup, drain_s: float) -> None:
+def abort_nccl(
+    process_group: dist.ProcessGroup, drain_s: float, graphs: Iterable[CapturedGraph]
+) -> None:
     """End all NCCL collectives of this process. They leave wrong results and raise no error.
 
     Does nothing with other process groups.
 
     ``ncclCommAbort`` ends the kernels that wait and then blocks until all graphs with collectives
-    of the communicator are destroyed (``commDestroySync`` in NCCL's ``init.cc``). Call this
-    function on a thread that destroys no graphs.
+    of the communicator are destroyed (``commDestroySync`` in NCCL's ``init.cc``). Meanwhile torch
+    holds a lock that each further collective of the process group needs. ``graphs`` are therefore
+    closed while the abort runs. Call this function on a thread that destroys no other graphs.
 
     Args:
         process_group: The process group.
         drain_s: Seconds in which collectives may end by themselves.
+        graphs: Graphs with its collectives.
     """
-    with suppress(RuntimeError, ValueError, AssertionError):  # it may be destroyed meanwhile
+
+    def abort() -> None:
+        with suppress(*_DESTROYED):
+            process_group.abort()
+
+    with suppress(*_DESTROYED):
         if uses_nccl(process_group):
             time.sleep(drain_s)
             logger.warning("Rank %d aborts its NCCL process group.", process_group.rank())
-            process_group.abort()
+            thread = threading.Thread(target=abort, name="graphkit abort", daemon=True)
+            thread.start()
+            for graph in tuple(graphs):
+                graph.close()
+            thread.join()
 
 
 def is_connection_error(error: BaseException) -> bool:

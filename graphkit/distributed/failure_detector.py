@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -34,6 +35,7 @@ from graphkit.distributed.heartbeat import (
 )
 from graphkit.distributed.rank_store import FAILURE, Failure, RankStore
 from graphkit.errors import RankError, ReplayError
+from graphkit.graphs import CapturedGraph
 
 logger = logging.getLogger(__name__)
 _SLICE_S = 0.25
@@ -74,6 +76,7 @@ class FailureDetector:
             ranks.
         control: A process group of the same ranks for the CPU.
         store: Texts and failures that ranks write for each other.
+        graphs: Captured graphs of this rank, which are closed when NCCL is aborted.
     """
 
     def __init__(self, process_group: dist.ProcessGroup, rank: int, time_limit: float) -> None:
@@ -85,6 +88,7 @@ class FailureDetector:
         store = self.control.get_group_store()
         self.store = RankStore(store, rank)
         self._host = rank_of_host(store, self.control)
+        self.graphs: weakref.WeakSet[CapturedGraph] = weakref.WeakSet()
         self._failure: Failure | None = None
         self._has_raised = False
         self._aborted, self._abort_until = threading.Event(), 0.0
@@ -92,7 +96,7 @@ class FailureDetector:
         self._topic: str | None = None
         """Topic of failures that end the call that this rank makes; ``None`` outside of calls. Set
         with ``waits`` and ``_runs`` by ``GuardedCalls``."""
-        self._stalls = StallDetector(self.others, time_limit)
+        self._stalls = StallDetector(rank, self.size, time_limit)
         self._heartbeat = Heartbeat(self.store, self._on_beat)
 
     @property
@@ -245,8 +249,8 @@ class FailureDetector:
 
         ``destroy_process_group`` waits for an abort that has begun. An abort that begins while it
         runs frees communicators that are in use there, and NCCL raises an error. This method does
-        not wait for the end of an abort, which may need the caller to destroy its graphs; see
-        ``abort_nccl``.
+        not wait for the end of an abort, which may need the caller to destroy graphs of its own;
+        see ``abort_nccl``.
         """
         if self.uses_nccl and is_open(self.process_group):
             self._aborted.wait(max(self._abort_until - time.monotonic(), 0))
@@ -308,7 +312,7 @@ class FailureDetector:
             break_gloo(cpu_group)
         if is_waiting:
             break_gloo(self.process_group)
-        abort_nccl(self.process_group, DRAIN_S)
+        abort_nccl(self.process_group, DRAIN_S, self.graphs)
         self._aborted.set()
         return False
 

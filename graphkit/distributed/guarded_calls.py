@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from graphkit.distributed.connections import is_connection_error
 from graphkit.distributed.failure_detector import FailureDetector, described
 from graphkit.distributed.rank_store import FAILURE, Failure, failure_of_wait
-from graphkit.errors import GraphkitError, RankError
+from graphkit.errors import GraphkitError, RankError, ReplayError
 
 ResultT = TypeVar("ResultT")
 _KNOWN = "known"
@@ -106,6 +106,8 @@ class GuardedCalls(FailureDetector):
             return
         if isinstance(error, Exception) and is_connection_error(error):
             raise self.failure_behind(error) from error
+        if isinstance(error, ReplayError) and self._failure is not None:  # its graph was closed
+            raise self._error(self._failure) from error
         if isinstance(error, GraphkitError) and self._topic != FAILURE:
             # Ranks that refuse the call, too, continue. A rank that waits in it ends.
             self._refusals += 1

@@ -122,7 +122,7 @@ class LivenessCheck:
         return silent
 
     def progress(self) -> dict[int, RankProgress]:
-        """Return the progress of each rank at its last heartbeat."""
+        """Return the progress of each rank at its last heartbeat; none if it closed the group."""
         beats = {rank: self._store.read(_TOPIC, rank) or _CLOSED for rank in self._before}
         return {rank: RankProgress(*map(int, beat.split()[1:])) for rank, beat in beats.items()}
 
@@ -151,12 +151,14 @@ class StallDetector:
     no time limit. Costs no reads of the store while a rank makes progress.
 
     Args:
-        others: The other ranks.
+        rank: This rank.
+        size: Number of ranks.
         time_limit: Seconds that a rank waits for another one.
     """
 
-    def __init__(self, others: Sequence[int], time_limit: float) -> None:
-        self._others, self._time_limit = others, time_limit
+    def __init__(self, rank: int, size: int, time_limit: float) -> None:
+        self._rank, self._time_limit = rank, time_limit
+        self._others = [other for other in range(size) if other != rank]
         self._stall = _Stall((RankProgress(), None), time.monotonic())
 
     def failure(
@@ -186,12 +188,16 @@ class StallDetector:
         return None
 
     def _missing(self, liveness: LivenessCheck, own: RankProgress) -> Failure | None:
-        """Return the failure of ranks that ended, or that are behind since the last wait."""
+        """Return the failure of ranks that ended, or that are behind.
+
+        A rank may wait for a message of rank 0 without a time limit, see ``Channel.broadcast``. It
+        finds no rank that has made fewer waits. Ranks that closed the group are not behind.
+        """
         silent = liveness.silent()
         late = [
             rank
             for rank, other in liveness.progress().items()
-            if other.waits == own.waits and other < own
+            if RankProgress() < other < own and (self._rank == 0 or other.waits == own.waits)
         ]
         return missing_ranks(silent, late, self._time_limit) if silent or late else None
 

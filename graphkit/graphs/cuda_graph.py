@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -114,7 +115,7 @@ class CudaGraph:
         self.output = output
         self.num_nodes = count_nodes(graph)
         self.pool_bytes, self.executable_bytes = pool_bytes, 0
-        self._pool = pool
+        self._pool, self._close_lock = pool, threading.Lock()
         executable = runtime_executable(graph)
         self._launch: Callable[[Any], None] = lambda _stream: graph.replay()
         # Only CUDAGraph.replay advances the random generator; other graphs skip its overhead.
@@ -137,9 +138,11 @@ class CudaGraph:
         return blocks_of_segments(self._pool.segments(), self._pool.device)
 
     def close(self) -> None:
-        """Destroy the graph and free its share of the pool."""
+        """Destroy the graph and free its share of the pool. Any thread may call this method."""
         self.output, self._launch = None, _refuse_launch
-        self.graph.reset()
+        # Threads have devices of their own. CUDA would create a context on another one.
+        with self._close_lock, torch.cuda.device(self._pool.device):
+            self.graph.reset()
         self._pool.graphs.discard(self)
 
     def _draws_random_numbers(self) -> bool:

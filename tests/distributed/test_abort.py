@@ -9,7 +9,8 @@ import pytest
 import torch.distributed as dist
 
 import graphkit as gk
-from graphkit.distributed import failure_detector
+from graphkit.distributed import connections, failure_detector
+from rank_steps import batch, captured
 
 
 class Abort:
@@ -23,7 +24,7 @@ class Abort:
     def __init__(self):
         self.began, self.may_end, self.ended = (threading.Event() for _ in range(3))
 
-    def __call__(self, process_group, drain_s):
+    def __call__(self, process_group, drain_s, graphs):
         time.sleep(0.2)  # the work that may end by itself
         self.began.set()
         self.may_end.wait()
@@ -83,3 +84,49 @@ def test_a_destroyed_group_has_nothing_to_abort(group, abort):
         group.require_open()
     group.leave(MemoryError())
     assert not abort.began.is_set()
+
+
+class Communicator:
+    """Stands for a process group of NCCL, whose abort ends after its graphs are destroyed."""
+
+    def __init__(self, graphs):
+        self._graphs, self.has_ended = graphs, False
+
+    def rank(self):
+        return 0
+
+    def abort(self):
+        self.has_ended = all(graph.is_closed.wait(10) for graph in self._graphs)
+
+
+class Graph:
+    def __init__(self):
+        self.is_closed = threading.Event()
+        self.close = self.is_closed.set
+
+
+def test_an_abort_closes_the_graphs_that_it_waits_for(monkeypatch):
+    monkeypatch.setattr(connections, "uses_nccl", lambda _: True)
+    graphs = [Graph(), Graph()]
+    communicator = Communicator(graphs)
+    connections.abort_nccl(communicator, 0.0, graphs)
+    assert communicator.has_ended
+
+
+def test_a_group_knows_the_captured_graphs_of_its_rank(group):
+    runner = captured(group)
+    assert len(group.graphs) == len(runner.graphs)
+
+
+def test_a_replay_of_a_graph_that_was_closed_raises_the_failure(group, abort):
+    abort.may_end.set()
+    runner = captured(group)
+
+    def close_and_launch(launch):
+        group.fail((0,), "rank 0 failed")
+        for graph in group.graphs:
+            graph.close()
+        return launch()
+
+    with runner.observe(close_and_launch), pytest.raises(gk.RankError, match="rank 0 failed"):
+        runner.replay(batch(1))

@@ -17,14 +17,15 @@ OWN = RankProgress(waits=3, runs=2, collectives=5)
 
 
 class Ranks:
-    """Rank 0, which makes no progress, and the heartbeats of ranks 1 and 2."""
+    """A rank that makes no progress, and the heartbeats of two others."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self, monkeypatch, rank=0):
         self.now = 0.0
         monkeypatch.setattr(heartbeat.time, "monotonic", lambda: self.now)
         store = dist.HashStore()
-        self.stores = [RankStore(store, rank) for rank in range(3)]
-        self._detector = StallDetector([1, 2], LIMIT_S)
+        order = [rank, *(other for other in range(3) if other != rank)]
+        self.stores = [RankStore(store, each) for each in order]
+        self._detector = StallDetector(rank, 3, LIMIT_S)
 
     def beat(self, *others):
         for store, progress in zip(self.stores[1:], others, strict=True):
@@ -62,8 +63,14 @@ def test_ranks_that_have_made_the_same_calls_may_be_idle(ranks):
     assert ranks.failure(200.0) is None, "ranks are compared once"
 
 
-def test_a_rank_that_decides_when_others_go_on_may_be_idle(ranks):
-    assert ranks.failure_of(OWN, RankProgress(waits=2, runs=9)) is None
+def test_rank_0_may_be_idle_while_others_wait_for_its_messages(monkeypatch):
+    ranks = Ranks(monkeypatch, rank=2)
+    assert ranks.failure_of(RankProgress(waits=2, runs=9), OWN) is None
+
+
+def test_a_rank_that_takes_no_message_of_rank_0_is_late(ranks):
+    failure = ranks.failure_of(OWN, RankProgress(waits=2, runs=9))
+    assert (failure.ranks, failure.is_late) == ((2,), True)
 
 
 def test_a_rank_without_heartbeats_has_ended(ranks):

@@ -70,12 +70,12 @@ def test_an_aborted_process_group_is_logged(monkeypatch, caplog):
 
     aborted = OfNccl()
     monkeypatch.setattr(connections, "uses_nccl", lambda process_group: process_group is aborted)
-    connections.abort_nccl(aborted, 0.0)
+    connections.abort_nccl(aborted, 0.0, ())
     assert aborted.was_aborted
     assert logged(caplog) == [("connections", "WARNING", "Rank 3 aborts its NCCL process group.")]
 
 
 def test_another_process_group_is_not_aborted(group, caplog):
     caplog.clear()
-    connections.abort_nccl(group.process_group, 0.0)
+    connections.abort_nccl(group.process_group, 0.0, ())
     assert not logged(caplog)
