@@ -122,7 +122,7 @@ class LivenessCheck:
         return silent
 
     def progress(self) -> dict[int, RankProgress]:
-        """Return the progress of each rank at its last heartbeat; none if it closed the group."""
+        """Return the progress of each rank at its last heartbeat; zeros if it closed the group."""
         beats = {rank: self._store.read(_TOPIC, rank) or _CLOSED for rank in self._before}
         return {rank: RankProgress(*map(int, beat.split()[1:])) for rank, beat in beats.items()}
 
@@ -190,8 +190,8 @@ class StallDetector:
     def _missing(self, liveness: LivenessCheck, own: RankProgress) -> Failure | None:
         """Return the failure of ranks that ended, or that are behind.
 
-        A rank may wait for a message of rank 0 without a time limit, see ``Channel.broadcast``. It
-        finds no rank that has made fewer waits. Ranks that closed the group are not behind.
+        Other ranks may wait for rank 0 without a time limit, see ``Channel.broadcast``. They find
+        no rank that has made fewer waits. A rank that closed the group is not behind.
         """
         silent = liveness.silent()
         late = [

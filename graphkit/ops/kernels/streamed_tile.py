@@ -141,9 +141,9 @@ def stages_of(tensor, STAGES: gl.constexpr):
 def barriers(COUNT: gl.constexpr):
     """Return barriers, each of which ends a phase when the boxes that it expects have arrived.
 
-    A kernel has one set of barriers, and waits for some of them in its last step. Memory of
-    barriers is otherwise given to other tensors after their last use, which is undefined without
-    ``mbarrier.inval`` (PTX ISA, "mbarrier.init").
+    Create all barriers of a kernel by one call, and wait for one of them in its last step. Triton
+    gives the memory of barriers to other tensors after the last use of any of them, which is
+    undefined before ``mbarrier.inval`` (PTX ISA, "Operations on mbarrier objects").
     """
     found = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for place in gl.static_range(COUNT):
