@@ -96,7 +96,7 @@ class FailureDetector:
         self._topic: str | None = None
         """Topic of failures that end the call that this rank makes; ``None`` outside of calls. Set
         with ``waits`` and ``_runs`` by ``GuardedCalls``."""
-        self._stalls = StallDetector(rank, self.size, time_limit)
+        self._stalls = StallDetector(rank, self.others, time_limit)
         self._heartbeat = Heartbeat(self.store, self._on_beat)
 
     @property

@@ -152,13 +152,12 @@ class StallDetector:
 
     Args:
         rank: This rank.
-        size: Number of ranks.
+        others: All other ranks.
         time_limit: Seconds that a rank waits for another one.
     """
 
-    def __init__(self, rank: int, size: int, time_limit: float) -> None:
-        self._rank, self._time_limit = rank, time_limit
-        self._others = [other for other in range(size) if other != rank]
+    def __init__(self, rank: int, others: Sequence[int], time_limit: float) -> None:
+        self._rank, self._others, self._time_limit = rank, others, time_limit
         self._stall = _Stall((RankProgress(), None), time.monotonic())
 
     def failure(

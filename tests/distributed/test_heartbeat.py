@@ -23,9 +23,9 @@ class Ranks:
         self.now = 0.0
         monkeypatch.setattr(heartbeat.time, "monotonic", lambda: self.now)
         store = dist.HashStore()
-        order = [rank, *(other for other in range(3) if other != rank)]
-        self.stores = [RankStore(store, each) for each in order]
-        self._detector = StallDetector(rank, 3, LIMIT_S)
+        others = [other for other in range(3) if other != rank]
+        self.stores = [RankStore(store, each) for each in (rank, *others)]
+        self._detector = StallDetector(rank, others, LIMIT_S)
 
     def beat(self, *others):
         for store, progress in zip(self.stores[1:], others, strict=True):
