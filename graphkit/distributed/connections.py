@@ -132,13 +132,14 @@ def abort_nccl(
 
     ``ncclCommAbort`` ends the kernels that wait and then blocks until all graphs with collectives
     of the communicator are destroyed (``commDestroySync`` in NCCL's ``init.cc``). Meanwhile torch
-    holds a lock that each further collective of the process group needs. ``graphs`` are therefore
-    closed while the abort runs. Call this function on a thread that destroys no other graphs.
+    holds a lock that each further collective of the process group needs. This function therefore
+    closes ``graphs`` while the abort runs. It returns when all other graphs with collectives of the
+    process group are destroyed, too: call it on a thread that destroys none.
 
     Args:
         process_group: The process group.
         drain_s: Seconds in which collectives may end by themselves.
-        graphs: Graphs with its collectives.
+        graphs: Captured graphs that may have collectives of the process group.
     """
 
     def abort() -> None:

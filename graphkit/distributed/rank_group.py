@@ -69,7 +69,7 @@ class RankGroup(GuardedCalls):
         time_limit: Seconds that a rank waits for another one. Allow for compilations and prefills
             that other ranks do not have. If ``process_group`` uses gloo, its collectives get this
             limit, too, unless theirs is shorter. If it uses NCCL, it is aborted two seconds after
-            a rank has failed or exceeded the limit.
+            a rank has failed or exceeded the limit, and the graphs of its runners are closed.
 
     Attributes:
         process_group: As passed.

@@ -140,7 +140,7 @@ class CudaGraph:
     def close(self) -> None:
         """Destroy the graph and free its share of the pool. Any thread may call this method."""
         self.output, self._launch = None, _refuse_launch
-        # Threads have devices of their own. CUDA would create a context on another one.
+        # Each thread has a current device, on which CUDA creates a context if it has none.
         with self._close_lock, torch.cuda.device(self._pool.device):
             self.graph.reset()
         self._pool.graphs.discard(self)

@@ -11,9 +11,9 @@ rows, and cu_seqlens_q is not read.
 
 If FOLLOWS_STORE, the kernel before stores the rows of this call, and all else is older. A program
 then reads its page table while that kernel runs. If HAS_EARLY_KEYS, it also requests its first
-block by then, and loads its query rows in each step of its loop, after keys and values. With more
-than two blocks, the values of the first are requested when its keys have arrived: more requests at
-once would delay the loads of the kernel before.
+block of keys before it waits, and loads its query rows in each step of its loop, after keys and
+values. With more than two blocks, the values of the first are requested when its keys have arrived:
+more requests at once would delay the loads of the kernel before.
 
 A key has the value's E elements and REST_DIM more, which are multiplied apart, since blocks are
 powers of two: 512 + 64 for latent attention. There the value is the first part of the key (SHARED)
@@ -60,7 +60,7 @@ def _load_pages(pages, run, end, PAGE_SIZE: tl.constexpr, FOLLOWS_STORE: tl.cons
 def _offset_after_copies(has_copies):
     """Wait for the copies of this thread if ``has_copies``, and return 0.
 
-    It counts as an expression, see ``offset_after_wait``.
+    The compiler takes this function for a pure expression, see ``offset_after_wait``.
     """
     offset = tl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ne.s32 p, $1, 0; @p cp.async.wait_all; mov.b32 $0, 0; }",
@@ -95,9 +95,9 @@ def _scaled_to_float16(q):
 
 @triton.jit
 def _load_queries(elements, is_inside, IS_PAIRED: tl.constexpr):
-    """Return query rows, those of odd elements, and the factors that both lack.
+    """Load query rows. Return their even elements, their odd ones, and the factor each row lacks.
 
-    The second is for pairs of float8 alone, and so are factors other than 1.
+    Unless IS_PAIRED, the first result has all elements, the second is not used, and factors are 1.
     """
     q = tl.load(elements, mask=is_inside, other=0.0)
     q_odd, lack = q, tl.full([q.shape[0]], 1.0, tl.float32)
