@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 PASSED, DIED, HUNG = "passed", "died", "hung"
 _LIMIT = timedelta(seconds=120)
+_EXIT_S = 20
 _PRELOADED = (
     "torch._dynamo",  # takes a second, and torch imports it at the first ``torch.no_grad``
     "torch.distributed",
@@ -65,6 +66,7 @@ def run_scenarios(scenarios, size, limit_s, backend="gloo"):
     for process, (receiver, _) in zip(processes, pipes, strict=True):
         for outcome in _received(receiver, scenarios, deadline):
             found[outcome[0]].append(outcome[1])
+        process.join(_EXIT_S)  # compute-sanitizer reports its findings when a process exits
         process.kill()
         process.join()
     return found
