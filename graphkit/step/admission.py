@@ -10,7 +10,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, product
+from itertools import chain
 
 import torch
 
@@ -175,23 +175,23 @@ class Admission:
         """
         sizes = self._step.context.sizes
         longest = min(self._chunk_size, sizes.max_context_len)
-        lengths = {1, longest}
-        requests = {1}
-        if backend.device.type == "cuda":  # Triton compiles anew for 1 and for multiples of 16
-            lengths |= {min(15, longest), min(16, longest)}
-            if self._packs:
-                requests |= {min(each, sizes.max_batch_size) for each in (2, 16)}
-        shapes = product(sorted(requests), sorted(lengths))
-        self._step.warm_up(backend, [partial(self._run_pads, *shape) for shape in shapes])
+        batches = [[1], [longest]]
+        if backend.device.type == "cuda":
+            most = sizes.max_batch_size if self._packs else 1
+            batches = warm_up_chunks(longest, self._chunk_size, most)
+        runs = [partial(self._run_pads, lengths, is_greedy=True) for lengths in batches]
+        # How the first token is chosen depends on the number of requests alone.
+        ones = [lengths for lengths in batches if set(lengths) == {1}]
+        runs += [partial(self._run_pads, lengths, is_greedy=False) for lengths in ones]
+        self._step.warm_up(backend, runs)
 
-    def _run_pads(self, requests: int, length: int) -> None:
+    def _run_pads(self, lengths: Sequence[int], *, is_greedy: bool) -> None:
         """Run all that ``prefill`` does for prompts of the row of pads."""
-        pads = [0] * requests
-        batch = self._packed(pads, pads, [[0] * (length + 1)] * requests)
+        pads = [0] * len(lengths)
+        batch = self._packed(pads, pads, [[0] * (length + 1) for length in lengths])
         allowed = self._step.verifier.all_allowed(1)
-        bitmask = None if allowed is None else allowed.expand(requests, -1)
-        for is_greedy in (True, False):
-            self._forward(batch, [0], range(requests), is_greedy=is_greedy, bitmask=bitmask)
+        bitmask = None if allowed is None else allowed.expand(len(lengths), -1)
+        self._forward(batch, [0], range(len(lengths)), is_greedy=is_greedy, bitmask=bitmask)
 
     def _packed(
         self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]]
@@ -321,6 +321,34 @@ class Admission:
                 "Shorten the prompt, or increase max_context_len.",
             )
         return ids
+
+
+def warm_up_chunks(longest: int, budget: int, most_requests: int) -> list[list[int]]:
+    """Return batches of chunks that together launch the kernels of all other batches.
+
+    A kernel is compiled for each way of dividing its work. Most ways change where the rows or the
+    requests exceed a power of two. Triton also compiles anew for 1 and for multiples of 16. The
+    number of batches grows with the logarithms of the arguments.
+
+    Args:
+        longest: Most tokens of a chunk.
+        budget: Most tokens of a batch, at least ``longest``.
+        most_requests: Most chunks of a batch.
+
+    Returns:
+        The lengths of the chunks of each batch.
+    """
+    powers = [1 << bits for bits in range(longest.bit_length())]
+    lengths = {longest, *powers, *(power - 1 for power in powers if power >= 16)}
+    batches = [[length] for length in sorted(lengths)]
+    most = min(most_requests, budget)
+    counts = {most, *(1 << bits for bits in range(1, most.bit_length()))} - {1}
+    for count in sorted(counts):
+        widest = min(longest, budget - count + 1)
+        for width in (*(power for power in powers if power < widest), widest):
+            others = max(1, min(width, (budget - width) // (count - 1)))
+            batches.append([width] + [others] * (count - 1))
+    return batches
 
 
 def _prompt_error(fact: str, remedy: str) -> InputError:

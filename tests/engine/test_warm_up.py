@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import random
+from functools import partial
+
 import pytest
 import torch
+import triton
 
+from graphkit.attention import TritonAttention
 from graphkit.engine import EagleDrafter, SamplingParams
 from graphkit.errors import CaptureError
+from graphkit.ops.kernels.step_state import begin_step_kernel
+from graphkit.reference import LlamaConfig, shapes
+from graphkit.reference.engine import engine_of, spec_of
+from graphkit.step.admission import warm_up_chunks
+from recorded_launches import record_launches
 
+runs_kernels = pytest.mark.skipif(
+    not isinstance(begin_step_kernel, triton.JITFunction), reason="TRITON_INTERPRET is set"
+)
 each_generation = pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 
 
@@ -96,3 +109,38 @@ def test_the_first_request_compiles_no_kernel(make_engine, task, monkeypatch, ge
         engine.generate([task.prompts[3]], sampling)
     torch.cuda.synchronize()
     assert compiled == []
+
+
+def random_chunks(seed, budget, most_requests):
+    """Return the lengths of chunks of a batch, as a queue of prompts may have them."""
+    draw = random.Random(seed)
+    count, total = draw.randint(1, most_requests), draw.randint(most_requests, budget)
+    first = draw.randint(-(-total // count), total - count + 1)
+    return [first, *(max(1, min(first, (total - first) // count)) for _ in range(count - 1))]
+
+
+@runs_kernels
+@pytest.mark.parametrize("quantize", [None, "fp8", "int4"])
+def test_batches_of_prompts_launch_no_kernel_that_the_warm_up_does_not(quantize, monkeypatch):
+    sizes = LlamaConfig(
+        vocab_size=64, hidden_size=256, intermediate_size=512, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=128, max_position_embeddings=512,
+    )  # fmt: skip
+    monkeypatch.setattr(shapes, "SHAPES", {"small": sizes})
+    models = shapes.random_models("small", "EAGLE", device="cpu", quantize=quantize)
+    budget, most = 300, 12
+    engine = engine_of(
+        models, spec_of("EAGLE"), max_batch_size=most, max_context_len=512, generation="v2",
+        attention=TritonAttention, chunked_prefill_size=budget,
+    )  # fmt: skip
+    prefill = partial(engine._admission._run_pads, is_greedy=True)
+    launched = record_launches(monkeypatch)
+    with torch.no_grad():
+        for lengths in warm_up_chunks(budget, budget, most):
+            prefill(lengths)
+        expected = set(launched)
+        others = [[length] for length in range(3, budget, 23)]
+        others += [random_chunks(seed, budget, most) for seed in range(40)]
+        for lengths in others:
+            prefill(lengths)
+            assert launched == expected, lengths
