@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -39,9 +40,23 @@ def test_chunks_of_several_lengths_run_on_pads(make_engine, generation):
     engine = make_engine(drafter=Noting, generation=generation, chunked_prefill_size=40)
     engine.capture()
     is_cuda = engine.device.type == "cuda"
-    each, requests = ((1, 15, 16, 40), (1, 2, 8)) if is_cuda else ((1, 40), (1,))
-    assert set(lengths) == {(length,) * count for length in each for count in requests}
+    expected = warm_up_chunks(40, 40, 8) if is_cuda else [[1], [40]]
+    assert set(lengths) == {tuple(each) for each in expected}
     assert engine.stats.fallbacks == {}
+
+
+@pytest.mark.parametrize(("longest", "budget", "most"), [(1, 1, 1), (40, 40, 3), (100, 512, 64)])
+def test_chunks_of_a_warm_up_fit_a_forward(longest, budget, most):
+    batches = warm_up_chunks(longest, budget, most)
+    assert all(sum(lengths) <= budget and max(lengths) <= longest for lengths in batches)
+    assert all(min(lengths) > 0 and len(lengths) <= most for lengths in batches)
+    assert [longest] in batches
+    assert {len(lengths) for lengths in batches} >= {1, most}
+
+
+def test_the_batches_of_a_warm_up_grow_with_the_logarithm_of_the_tokens():
+    few, many = (len(warm_up_chunks(tokens, tokens, 8)) for tokens in (512, 8192))
+    assert many == few + 4 * (2 + 3), "two lengths of one request, one of 2, 4 and 8"
 
 
 @each_generation
@@ -104,9 +119,9 @@ def test_the_first_request_compiles_no_kernel(make_engine, task, monkeypatch, ge
     monkeypatch.setattr(
         triton.knobs.runtime, "jit_post_compile_hook", lambda **each: compiled.append(each["repr"])
     )
-    for temperature in (0.0, 0.7):
-        sampling = SamplingParams(max_new_tokens=9, temperature=temperature)
-        engine.generate([task.prompts[3]], sampling)
+    prompts = [[[5] * length] for length in (20, 33, 70)] + [task.prompts[:5]]
+    for temperature, batch in product((0.0, 0.7), [[task.prompts[3]], *prompts]):
+        engine.generate(batch, SamplingParams(max_new_tokens=9, temperature=temperature))
     torch.cuda.synchronize()
     assert compiled == []
 

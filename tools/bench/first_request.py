@@ -3,8 +3,8 @@
 An engine that has captured its graphs and compiled the kernels of prefills serves its first request
 about as fast as the next ones. Each generation runs in a process of its own, with an empty cache of
 Triton kernels, so that a kernel that is left to the first request is compiled in it. The processes
-start and capture together, and measure one after the other: greedy requests, then sampled ones,
-all with the same prompt.
+start and capture together, and measure one after the other: several requests of each kind, all with
+the same prompt. Kernels depend on the length of the prompt, too.
 
     python tools/bench/first_request.py --out tools/bench/results/first_request.json
 """
@@ -33,11 +33,16 @@ from graphkit.step import SamplingParams
 from graphkit.views import bench_view
 
 GENERATIONS = ("v1", "v2", "v3")
-TOKENS, PROMPT, REQUESTS, BAR = 64, 100, 5, 2.0
+TOKENS, REQUESTS, BAR = 64, 5, 2.0
+GREEDY = SamplingParams(max_new_tokens=TOKENS)
+SAMPLED = SamplingParams(max_new_tokens=TOKENS, temperature=0.8, top_k=50, top_p=0.9, seed=1)
 KINDS = {
-    "greedy": SamplingParams(max_new_tokens=TOKENS),
-    "sampled": SamplingParams(max_new_tokens=TOKENS, temperature=0.8, top_k=50, top_p=0.9, seed=1),
+    "greedy": (100, GREEDY),
+    "sampled": (100, SAMPLED),
+    "greedy, 24 tokens": (24, GREEDY),
+    "greedy, 300 tokens": (300, GREEDY),
 }
+"""Kinds of requests: the tokens of the prompt, and how to generate."""
 Answer = Mapping[str, Mapping[str, list[float]]]
 """Of each kind of request, milliseconds and compiled kernels of each request."""
 
@@ -52,14 +57,15 @@ def serve(generation: str, device: torch.device) -> None:
         synchronise(device)
         print("captured", flush=True)
         sys.stdin.readline()
-        (prompt,) = pieces(Path(argparse.__file__).read_bytes(), 1, PROMPT)
+        text = Path(argparse.__file__).read_bytes()
         compiled: list[object] = []
         if device.type == "cuda":
             import triton
 
             triton.knobs.runtime.jit_post_compile_hook = lambda **each: compiled.append(each)
         answer: dict[str, dict[str, list[float]]] = {}
-        for kind, sampling in KINDS.items():
+        for kind, (length, sampling) in KINDS.items():
+            (prompt,) = pieces(text, 1, length)
             answer[kind] = requests = {"ms": [], "kernels": []}
             for _ in range(REQUESTS):
                 before, began = len(compiled), time.perf_counter()
@@ -139,8 +145,9 @@ def main(argv: list[str] | None = None) -> int:
         name="first requests after capture",
         environment=environment(device),
         settings={
-            "model": "the reference model", "algorithm": "EAGLE", "prompt tokens": PROMPT,
-            "new tokens": TOKENS, "seconds": round(time.perf_counter() - began),
+            "model": "the reference model", "algorithm": "EAGLE",
+            "prompt tokens": "100, unless a kind says otherwise", "new tokens": TOKENS,
+            "seconds": round(time.perf_counter() - began),
         },
         measures=tuple(measures(found)),
     )  # fmt: skip

@@ -16,8 +16,8 @@ def test_a_process_captures_and_waits_before_its_requests(bench, monkeypatch, ca
     waiting = io.StringIO("go\n")
     monkeypatch.setattr(bench.sys, "stdin", waiting)
     monkeypatch.setattr(bench, "REQUESTS", 2)
-    for kind, sampling in bench.KINDS.items():
-        monkeypatch.setitem(bench.KINDS, kind, replace(sampling, max_new_tokens=3))
+    for kind, (length, sampling) in bench.KINDS.items():
+        monkeypatch.setitem(bench.KINDS, kind, (length, replace(sampling, max_new_tokens=3)))
     reference_engine = bench.reference_engine
 
     def noted(*arguments, **options):
@@ -37,10 +37,11 @@ def test_a_process_captures_and_waits_before_its_requests(bench, monkeypatch, ca
     captured, answer = capsys.readouterr().out.splitlines()
     assert captured == "captured"
     found = json.loads(answer)
-    assert {kind: len(each["ms"]) for kind, each in found.items()} == {"greedy": 2, "sampled": 2}
-    prompts = {prompt for _, _, prompt in seen}
-    assert [each[:2] for each in seen] == [(3, 0.0)] * 2 + [(3, 0.8)] * 2
-    assert {len(prompt) for prompt in prompts} == {bench.PROMPT}
+    assert {kind: len(each["ms"]) for kind, each in found.items()} == dict.fromkeys(bench.KINDS, 2)
+    assert [(start, temperature, len(prompt)) for start, temperature, prompt in seen] == [
+        (3, sampling.temperature, length) for length, sampling in bench.KINDS.values() for _ in "12"
+    ]
+    assert len({prompt for *_, prompt in seen}) == 3, "each length has one prompt"
 
 
 def test_the_first_request_is_judged_by_the_second(bench):
