@@ -24,7 +24,7 @@ from graphkit.ops.kernels.streamed_product import (
 
 MOST_PLAIN_ROWS = 64
 """Most rows of the kernels over a weight of 16 bits. On an H200, a decoder layer of Llama-3.1-8B
-takes 0.87 to 0.91 of its time with cuBLAS for up to 64 rows
+takes 0.84 to 0.89 of its time with cuBLAS for up to 64 rows
 (``tools/bench/results/linear_chain.json``). More rows run by cuBLAS."""
 LONG_INPUTS = 8192
 """Most inputs of a weight that may have fewer parts than ``MOST_PARTS``."""
