@@ -324,11 +324,12 @@ class Admission:
 
 
 def warm_up_chunks(longest: int, budget: int, most_requests: int) -> list[list[int]]:
-    """Return batches of chunks that together launch the kernels of all other batches.
+    """Return batches of chunks that together launch the kernels of other batches, too.
 
     A kernel is compiled for each way of dividing its work. Most ways change where the rows or the
-    requests exceed a power of two. Triton also compiles anew for 1 and for multiples of 16. The
-    number of batches grows with the logarithms of the arguments.
+    requests exceed a power of two, and Triton compiles anew for 1 and for multiples of 16. Where a
+    way changes elsewhere, a batch may still compile a kernel: the one that joins splits of
+    attention has such ways. The number of batches grows with the logarithms of the arguments.
 
     Args:
         longest: Most tokens of a chunk.
