@@ -147,3 +147,5 @@ def test_the_readme_states_the_committed_times_of_steps():
         cells = " | ".join(f"{found[f'{setting}, {name}']:.2f}" for setting in SETTINGS)
         assert f"| {title} | {cells} |" in readme
     assert f"One request gets {found['chain, 1, loop of 64: tokens']:,.0f} tokens/s." in readme
+    others = found["one request, transformers, static cache, compiled: tokens"]
+    assert f"whose step is compiled, it gets {others:,.0f} tokens/s." in readme
