@@ -211,9 +211,9 @@ class SpeculativeEngine:
     def capture(self, progress: Callable[[str], None] = lambda _message: None) -> None:
         """Capture the graphs of all runners that have not been captured yet.
 
-        Also compiles the kernels of prompts of any length, and on CUDA those between the graphs of
-        a step, so that the first request does not wait for them. May be called while requests are
-        running. Waits for the device.
+        Also compiles the kernels of prompts, and on CUDA those between the graphs of a step, so
+        that the first request does not wait for them. May be called while requests are running.
+        Waits for the device.
 
         Args:
             progress: Called with a short message before each runner is captured.
