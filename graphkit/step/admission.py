@@ -324,12 +324,14 @@ class Admission:
 
 
 def warm_up_chunks(longest: int, budget: int, most_requests: int) -> list[list[int]]:
-    """Return batches of chunks that together launch the kernels of other batches, too.
+    """Return batches of chunks that launch, with few exceptions, the kernels of all batches.
 
-    A kernel is compiled for each way of dividing its work. Most ways change where the rows or the
-    requests exceed a power of two, and Triton compiles anew for 1 and for multiples of 16. Where a
-    way changes elsewhere, a batch may still compile a kernel: the one that joins splits of
-    attention has such ways. The number of batches grows with the logarithms of the arguments.
+    Triton compiles a kernel for each division of its work, and again for arguments that are 1 or
+    multiples of 16. A division depends on the tokens of a batch, on its requests, and on its
+    longest chunk, and mostly changes where one of them exceeds a power of two. The exceptions join
+    the splits of attention, whose number also changes elsewhere.
+
+    The number of batches grows with the logarithm of the tokens times that of the requests.
 
     Args:
         longest: Most tokens of a chunk.
@@ -339,16 +341,16 @@ def warm_up_chunks(longest: int, budget: int, most_requests: int) -> list[list[i
     Returns:
         The lengths of the chunks of each batch.
     """
-    powers = [1 << bits for bits in range(longest.bit_length())]
-    lengths = {longest, *powers, *(power - 1 for power in powers if power >= 16)}
-    batches = [[length] for length in sorted(lengths)]
+    budget = min(budget, longest * most_requests)
     most = min(most_requests, budget)
-    counts = {most, *(1 << bits for bits in range(1, most.bit_length()))} - {1}
-    for count in sorted(counts):
+    powers = [1 << bits for bits in range(budget.bit_length())]
+    totals = {longest, budget, *powers, *(power - 1 for power in powers if power >= 16)}
+    parts = [divmod(total, longest) for total in sorted(totals)]
+    batches = [[longest] * full + [rest] * (rest > 0) for full, rest in parts]
+    for count in sorted({most, *(power for power in powers if power < most)} - {1}):
         widest = min(longest, budget - count + 1)
-        for width in (*(power for power in powers if power < widest), widest):
-            others = max(1, min(width, (budget - width) // (count - 1)))
-            batches.append([width] + [others] * (count - 1))
+        widths = *(power for power in powers if power < widest), widest
+        batches += [[width] + [1] * (count - 1) for width in widths]
     return batches
 
 

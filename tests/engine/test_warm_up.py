@@ -51,6 +51,7 @@ def test_chunks_of_a_warm_up_fit_a_forward(longest, budget, most):
     assert all(sum(lengths) <= budget and max(lengths) <= longest for lengths in batches)
     assert all(min(lengths) > 0 and len(lengths) <= most for lengths in batches)
     assert [longest] in batches
+    assert max(map(sum, batches)) == min(budget, longest * most)
     assert {len(lengths) for lengths in batches} >= {1, most}
 
 
@@ -126,36 +127,39 @@ def test_the_first_request_compiles_no_kernel(make_engine, task, monkeypatch, ge
     assert compiled == []
 
 
-def random_chunks(seed, budget, most_requests):
+def random_chunks(seed, longest, budget, most_requests):
     """Return the lengths of chunks of a batch, as a queue of prompts may have them."""
     draw = random.Random(seed)
-    count, total = draw.randint(1, most_requests), draw.randint(most_requests, budget)
-    first = draw.randint(-(-total // count), total - count + 1)
+    count = draw.randint(1, most_requests)
+    total = draw.randint(count, min(budget, count * longest))
+    first = draw.randint(-(-total // count), min(longest, total - count + 1))
     return [first, *(max(1, min(first, (total - first) // count)) for _ in range(count - 1))]
 
 
 @runs_kernels
-@pytest.mark.parametrize("quantize", [None, "fp8", "int4"])
-def test_batches_of_prompts_launch_no_kernel_that_the_warm_up_does_not(quantize, monkeypatch):
+@pytest.mark.parametrize(
+    ("quantize", "context"), [(None, 512), ("fp8", 512), ("int4", 512), ("fp8", 90)]
+)
+def test_batches_of_prompts_launch_no_other_kernel(quantize, context, monkeypatch):
     sizes = LlamaConfig(
         vocab_size=64, hidden_size=256, intermediate_size=512, num_hidden_layers=1,
         num_attention_heads=4, num_key_value_heads=2, head_dim=128, max_position_embeddings=512,
     )  # fmt: skip
     monkeypatch.setattr(shapes, "SHAPES", {"small": sizes})
     models = shapes.random_models("small", "EAGLE", device="cpu", quantize=quantize)
-    budget, most = 300, 12
+    longest, budget, most = min(300, context), 300, 12
     engine = engine_of(
-        models, spec_of("EAGLE"), max_batch_size=most, max_context_len=512, generation="v2",
+        models, spec_of("EAGLE"), max_batch_size=most, max_context_len=context, generation="v2",
         attention=TritonAttention, chunked_prefill_size=budget,
     )  # fmt: skip
     prefill = partial(engine._admission._run_pads, is_greedy=True)
     launched = record_launches(monkeypatch)
     with torch.no_grad():
-        for lengths in warm_up_chunks(budget, budget, most):
+        for lengths in warm_up_chunks(longest, budget, most):
             prefill(lengths)
         expected = set(launched)
-        others = [[length] for length in range(3, budget, 23)]
-        others += [random_chunks(seed, budget, most) for seed in range(40)]
+        others = [[length] for length in range(3, longest, 23)]
+        others += [random_chunks(seed, longest, budget, most) for seed in range(40)]
         for lengths in others:
             prefill(lengths)
             assert launched == expected, lengths
