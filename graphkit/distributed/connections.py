@@ -43,7 +43,7 @@ _ERRORS = (
 )
 """Parts of messages, in lower case, of ``RuntimeError`` for a collective that did not complete."""
 _DESTROYED = (RuntimeError, ValueError, AssertionError)
-"""What a process group raises that another thread destroys."""
+"""Exceptions that a process group raises while another thread destroys it."""
 
 
 def new_cpu_group(process_group: dist.ProcessGroup, seconds: float) -> dist.ProcessGroup:

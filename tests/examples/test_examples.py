@@ -148,4 +148,4 @@ def test_the_readme_states_the_committed_times_of_steps():
         assert f"| {title} | {cells} |" in readme
     assert f"One request gets {found['chain, 1, loop of 64: tokens']:,.0f} tokens/s." in readme
     others = found["one request, transformers, static cache, compiled: tokens"]
-    assert f"whose step is compiled, it gets {others:,.0f} tokens/s." in readme
+    assert f"and with a compiled step, gets {others:,.0f} tokens/s." in readme

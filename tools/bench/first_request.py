@@ -3,8 +3,8 @@
 An engine that has captured its graphs and compiled the kernels of prefills serves its first request
 about as fast as the next ones. Each generation runs in a process of its own, with an empty cache of
 Triton kernels, so that a kernel that is left to the first request is compiled in it. The processes
-start and capture together, and measure one after the other: several requests of each kind, all with
-the same prompt. Kernels depend on the length of the prompt, too.
+start and capture together, and measure one after the other: several requests of each kind, with the
+same prompt. Kinds differ in the length of the prompt, too, since kernels depend on it.
 
     python tools/bench/first_request.py --out tools/bench/results/first_request.json
 """
