@@ -5,14 +5,18 @@ its recurrent layers (``recurrent``) run over graphkit's pools, and checks the r
 """
 
 try:
-    import transformers  # noqa: F401 - says what to install
+    import transformers
 except ImportError as error:
     raise ImportError(
-        "graphkit.hf needs transformers 5: pip install 'graphkit-cuda[models]'."
+        "graphkit.hf needs transformers: pip install 'graphkit-cuda[models]'."
     ) from error
 
-from graphkit.hf.load import load
-from graphkit.hf.model import TransformersModel
-from graphkit.hf.tokenizer import FolderTokenizer
+from graphkit.hf.versions import check_version
+
+check_version(transformers.__version__)  # before imports that an old version does not have
+
+from graphkit.hf.load import load  # noqa: E402
+from graphkit.hf.model import TransformersModel  # noqa: E402
+from graphkit.hf.tokenizer import FolderTokenizer  # noqa: E402
 
 __all__ = ["FolderTokenizer", "TransformersModel", "load"]

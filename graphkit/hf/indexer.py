@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 
 from graphkit.errors import AttentionError
 from graphkit.hf.attention import SelectedKeys
+from graphkit.hf.cache import IndexCache
 from graphkit.hf.layout import IndexLayer, ModelLayout
 from graphkit.kv.index_keys import IndexKeyPool
 from graphkit.ops.attention_layout import DenseLayout
@@ -56,25 +57,6 @@ def indexing(batch: IndexBatch | None) -> Iterator[None]:
         yield
     finally:
         _BATCH.reset(token)
-
-
-class IndexCache:
-    """The cache that one indexer sees.
-
-    Args:
-        batch: The running batch.
-        number: Index of the indexer.
-    """
-
-    def __init__(self, batch: IndexBatch, number: int) -> None:
-        self._batch, (self._pool, self._layer) = batch, batch.pools[number]
-
-    def update_indexer(self, keys: torch.Tensor, layer_idx: int) -> torch.Tensor:  # noqa: ARG002
-        """Store the index keys of the rows, [B, W, I], and return those of all positions."""
-        batch, pool = self._batch, self._pool
-        pool.set_index_k_buffer(self._layer, batch.out_cache_loc, batch.layout.pack(keys))
-        (key_BLI,) = batch.layout.keys(pool.get_index_k_buffer(self._layer))
-        return key_BLI
 
 
 def pass_mask(model: PreTrainedModel, layout: ModelLayout) -> None:
@@ -126,7 +108,9 @@ class PooledIndexer:
             return layout.pad(argument[0]) if argument.shape[:2] == (1, rows) else argument
 
         args, kwargs = tree_map_only(torch.Tensor, by_request, (args, kwargs))
-        kwargs[self._layer.cache_argument] = IndexCache(batch, self._number)
+        kwargs[self._layer.cache_argument] = IndexCache(
+            *batch.pools[self._number], layout, batch.out_cache_loc
+        )
         position_BWK = self._forward(*args, **kwargs).long()
         is_seen_BWK = layout.visible_BWL.gather(2, position_BWK)
         position_BWK = position_BWK.masked_fill(~is_seen_BWK, -1).sort(descending=True).values

@@ -16,26 +16,8 @@ from transformers import PreTrainedModel
 
 from graphkit.attention import AbsorbedProjections
 from graphkit.hf.attention import AttentionCall, LatentRows, attending, running_forward
+from graphkit.hf.cache import LatentCache
 from graphkit.hf.layout import ModelLayout
-
-
-class LatentCache:
-    """The cache that one module with latent attention sees.
-
-    Attributes:
-        rows: Latents and rotated keys of the rows, [1, 1, T, R] and [1, 1, T, P]; ``None`` before
-            the module stores them.
-    """
-
-    def __init__(self) -> None:
-        self.rows: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def update(
-        self, latents: torch.Tensor, rotated: torch.Tensor, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take the latents of the rows, and return those of the first one."""
-        self.rows = latents, rotated
-        return latents[:, :, :1], rotated[:, :, :1]
 
 
 def convert_latents(model: PreTrainedModel, layout: ModelLayout) -> None:

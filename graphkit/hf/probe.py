@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from inspect import signature
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
-from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers.cache_utils import LinearAttentionCacheLayerMixin
+from transformers import PreTrainedModel
 
 from graphkit.attention import AbsorbedProjections
 from graphkit.errors import ConfigError, GraphkitError
 from graphkit.hf.attention import AttentionCall, LatentRows, attending
+from graphkit.hf.cache import CacheUse
 from graphkit.hf.fusion.agreement import agree
 from graphkit.hf.layout import (
     AttentionLayer,
@@ -32,10 +29,6 @@ from graphkit.hf.layout import (
 )
 from graphkit.ops.paged_attention import MAX_HEAD_DIM, MAX_REST_DIM
 
-_STATE_METHODS = (
-    "get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state",
-)  # fmt: skip
-
 
 def learn_layout(model: PreTrainedModel) -> ModelLayout:
     """Run a model over two tokens with its own cache, and return what the cache then holds.
@@ -45,19 +38,18 @@ def learn_layout(model: PreTrainedModel) -> ModelLayout:
     Raises:
         ConfigError: A layer keeps something that graphkit has no pool for.
     """
-    probe = _Probe(model)
-    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    cache = CacheUse(model)
+    probe = _Probe(model, cache)
     ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
     positions = torch.arange(2, device=model.device)[None]
-    parameters = signature(model.forward).parameters
-    name = "past_key_values" if "past_key_values" in parameters else "cache_params"
-    inputs = {"input_ids": ids, "position_ids": positions, name: cache}
-    if any(hasattr(layer, "update_indexer") for layer in cache.layers):
+    inputs = {"input_ids": ids, "position_ids": positions, **cache.passed()}
+    if cache.has_index_keys:
         probe.mask = ids.new_ones(1, 1, 2, 2, dtype=torch.bool).tril()
         inputs["attention_mask"] = probe.mask
-    with torch.no_grad(), probe.watching(cache), attending(probe.attend, positions[0]):
+    attend = attending(probe.attend, positions[0])
+    with torch.no_grad(), cache.observed(), probe.checking(), attend:
         _run_alone(model, inputs)
-    cached = sum(1 for layer in cache.layers if getattr(layer, "keys", None) is not None)
+    cached = cache.cached_layers()
     if cached > len(probe.attention):
         raise ConfigError(
             f"{type(model).__name__} caches keys and values in {cached} layers, but "
@@ -65,7 +57,7 @@ def learn_layout(model: PreTrainedModel) -> ModelLayout:
             "graphkit cannot serve the others.",
             field="folder_or_model",
         )
-    recurrent = probe.recurrent_layers(cache)
+    recurrent = probe.recurrent_layers()
     if not probe.attention and not recurrent:
         raise ConfigError(
             f"{type(model).__name__} keeps nothing that graphkit has a pool for: it does not "
@@ -73,7 +65,7 @@ def learn_layout(model: PreTrainedModel) -> ModelLayout:
             "its cache.",
             field="folder_or_model",
         )
-    return ModelLayout(tuple(probe.attention), recurrent, probe.index_layers(cache))
+    return ModelLayout(tuple(probe.attention), recurrent, probe.index_layers())
 
 
 def _run_alone(model: PreTrainedModel, inputs: dict[str, Any]) -> None:
@@ -98,11 +90,8 @@ def _run_alone(model: PreTrainedModel, inputs: dict[str, Any]) -> None:
 @dataclass
 class _Probe:
     model: PreTrainedModel
+    cache: CacheUse
     attention: list[AttentionLayer] = field(default_factory=list)
-    mixers: dict[int, tuple[nn.Module, str]] = field(default_factory=dict)
-    length_arguments: dict[nn.Module, str] = field(default_factory=dict)
-    indexers: dict[int, tuple[nn.Module, str]] = field(default_factory=dict)
-    stored: dict[nn.Module, tuple[str, torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     mask: torch.Tensor | None = None
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
@@ -119,106 +108,61 @@ class _Probe:
         _, key_heads, _, key_size = call.key.shape
         layer = AttentionLayer(
             name, key_heads, key_size, call.value.shape[-1], call.scaling, call.window,
-            self.length_arguments.get(call.module, ""), self._latent(call),
+            self.cache.length_arguments.get(call.module, ""), self._latent(call),
         )  # fmt: skip
         self.attention.append(layer)
         _, heads, rows, _ = call.query.shape
         return call.query.new_zeros(1, rows, heads, call.value.shape[-1])
 
     @contextmanager
-    def watching(self, cache: Cache) -> Iterator[None]:
-        """Note which modules use recurrent states, index keys and the length of a cache."""
-        stack: list[tuple[nn.Module, str]] = []
-
-        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            stack.append((module, _cache_argument(module, args, kwargs)))
+    def checking(self) -> Iterator[None]:
+        """Check what the modules return that use recurrent states and index keys."""
 
         def leave(module: nn.Module, _args: Any, output: Any) -> None:
-            stack.pop()
-            if output is not None and module in dict(self.indexers.values()):
+            if output is not None and module in dict(self.cache.indexers.values()):
                 self._check_selection(module, output)
-            if output is not None and module in dict(self.mixers.values()):
+            if output is not None and module in dict(self.cache.mixers.values()):
                 self._check_mixed(module, output)
 
-        def noting(method: Any, modules: dict[int, tuple[nn.Module, str]]) -> Any:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                found = signature(method).bind(*args, **kwargs).arguments
-                modules.setdefault(found["layer_idx"], stack[-1])
-                return method(*args, **kwargs)
-
-            return call
-
-        count_tokens, store = cache.get_seq_length, cache.update
-
-        def update(keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            module, argument = stack[-1]
-            self.stored[module] = argument, keys, values
-            return store(keys, values, *args, **kwargs)
-
-        def get_seq_length(*args: Any, **kwargs: Any) -> int:
-            self.length_arguments.update(stack[-1:])
-            return count_tokens(*args, **kwargs)
-
         hooks = [
-            each.register_forward_pre_hook(enter, with_kwargs=True) for each in self._modules()
+            each.register_forward_hook(leave, always_call=True) for each in self.model.modules()
         ]
-        hooks += [each.register_forward_hook(leave, always_call=True) for each in self._modules()]
-        for name in filter(partial(hasattr, cache), _STATE_METHODS):
-            setattr(cache, name, noting(getattr(cache, name), self.mixers))
-        if hasattr(cache, "update_indexer"):
-            cache.update_indexer = noting(cache.update_indexer, self.indexers)  # type: ignore[method-assign]
-        cache.get_seq_length = get_seq_length  # type: ignore[method-assign]
-        cache.update = update  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def recurrent_layers(self, cache: Cache) -> tuple[RecurrentLayer, ...]:
-        found = []
-        for index, layer in enumerate(cache.layers):
-            if isinstance(layer, LinearAttentionCacheLayerMixin):
-                if not hasattr(cache, "get_conv_state"):
-                    raise ConfigError(
-                        f"{type(self.model).__name__} has recurrent layers, which need "
-                        f"transformers 5.21 or newer; this is {transformers.__version__}.",
-                        field="folder_or_model",
-                    )
-                states = {
-                    f"{kind}{number}": state[0]
-                    for kind in ("conv", "recurrent")
-                    for number, state in getattr(layer, f"{kind}_states").items()
-                    if state is not None
-                }
-                module, argument = self.mixers.get(index, (self.model, ""))
-                if not argument:
-                    raise ConfigError(
-                        f"layer {index} of {type(self.model).__name__} has recurrent states, but "
-                        "no module that takes the cache reads them from it.",
-                        field="folder_or_model",
-                    )
-                found.append(
-                    RecurrentLayer(
-                        name=self._name(module),
-                        cache_argument=argument,
-                        shapes={kind: tuple(state.shape) for kind, state in states.items()},
-                        dtypes={kind: state.dtype for kind, state in states.items()},
-                    )
+    def recurrent_layers(self) -> tuple[RecurrentLayer, ...]:
+        layers = []
+        for index, states in self.cache.recurrent_states().items():
+            module, argument = self.cache.mixers.get(index, (self.model, ""))
+            if not argument:
+                raise ConfigError(
+                    f"layer {index} of {type(self.model).__name__} has recurrent states, but no "
+                    "module that takes the cache reads them from it.",
+                    field="folder_or_model",
                 )
-        return tuple(found)
+            layers.append(
+                RecurrentLayer(
+                    name=self._name(module),
+                    cache_argument=argument,
+                    shapes={kind: tuple(state.shape) for kind, state in states.items()},
+                    dtypes={kind: state.dtype for kind, state in states.items()},
+                )
+            )
+        return tuple(layers)
 
-    def index_layers(self, cache: Cache) -> tuple[IndexLayer, ...]:
-        found = []
-        for index, (module, argument) in self.indexers.items():
-            cached: Any = cache.layers[index]
-            keys: torch.Tensor = cached.indexer_keys
-            found.append(IndexLayer(self._name(module), argument, keys.shape[-1], keys.dtype))
-        return tuple(found)
+    def index_layers(self) -> tuple[IndexLayer, ...]:
+        layers = []
+        for index, (module, argument) in self.cache.indexers.items():
+            keys = self.cache.index_keys(index)
+            layers.append(IndexLayer(self._name(module), argument, keys.shape[-1], keys.dtype))
+        return tuple(layers)
 
     def _latent(self, call: AttentionCall) -> LatentSizes | None:
         """Return what a module stores if keys and values are linear in it."""
-        argument, latents, rotated = self.stored.pop(call.module, ("", call.key, call.value))
+        argument, latents, rotated = self.cache.stored.pop(call.module, ("", call.key, call.value))
         rank, size = latents.shape[-1], rotated.shape[-1]
         heads, plain = call.key.shape[1], call.key.shape[-1] - size
         is_shared = latents.shape[1] == rotated.shape[1] == 1 and call.query.shape[1] == heads
@@ -256,19 +200,5 @@ class _Probe:
                 field="folder_or_model",
             )
 
-    def _modules(self) -> Iterator[nn.Module]:
-        return self.model.modules()
-
     def _name(self, module: nn.Module) -> str:
         return next((name for name, each in self.model.named_modules() if each is module), "?")
-
-
-def _cache_argument(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Return the parameter of a module's forward that received the cache, or an empty string."""
-    for name, value in kwargs.items():
-        if isinstance(value, Cache):
-            return name
-    for name, value in zip(signature(module.forward).parameters, args, strict=False):
-        if isinstance(value, Cache):
-            return name
-    return ""

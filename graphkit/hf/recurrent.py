@@ -5,10 +5,9 @@ Here its batch is one node of each request, or several of prompts, and the cache
 before them. Suffixes: B requests, G of them, N nodes of each, T rows.
 """
 
-# ruff: noqa: ARG002 - the signatures are those of transformers.Cache
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from transformers import PreTrainedModel
 
 from graphkit.buffers import Inputs
 from graphkit.errors import AttentionError
+from graphkit.hf.cache import NodeCache
 from graphkit.hf.layout import ModelLayout, RecurrentLayer
 from graphkit.hf.prompt_parts import (
     LEAST_CHUNK,
@@ -73,63 +73,6 @@ def scanning(scan: NodeScan) -> Iterator[None]:
         yield
     finally:
         _SCAN.reset(token)
-
-
-class NodeCache:
-    """The cache that one recurrent layer sees while it computes nodes of each request.
-
-    Implements what mixers of transformers 5.23 call of a ``Cache``. The layer always has a previous
-    state; that of a new request is zeros, as in transformers.
-
-    Args:
-        states: States before the nodes, ``[B, *shape]``, by kind and number, such as ``conv0``.
-
-    Attributes:
-        states: States after the nodes.
-    """
-
-    def __init__(self, states: Mapping[str, torch.Tensor]) -> None:
-        self.states = dict(states)
-
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
-        """Return the last columns of the convolution's input, or ``None`` without one."""
-        return self.states.get(f"conv{state_idx}")
-
-    def update_conv_state(
-        self,
-        conv_states: torch.Tensor,
-        layer_idx: int,
-        state_idx: int = 0,
-        **_: Any,
-    ) -> torch.Tensor:
-        """Append columns, and return all that the convolution reads."""
-        before = self.states[f"conv{state_idx}"]
-        columns = torch.cat([before, conv_states.to(before.dtype)], -1)
-        self.states[f"conv{state_idx}"] = columns[..., -before.shape[-1] :]
-        return columns
-
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
-        """Return the recurrent state, or ``None`` without one."""
-        return self.states.get(f"recurrent{state_idx}")
-
-    def update_recurrent_state(
-        self,
-        recurrent_states: torch.Tensor,
-        layer_idx: int,
-        state_idx: int = 0,
-        **_: Any,
-    ) -> torch.Tensor:
-        """Set the recurrent state, and return it."""
-        self.states[f"recurrent{state_idx}"] = recurrent_states
-        return recurrent_states
-
-    def has_previous_state(self, *_: Any, **__: Any) -> bool:
-        """Return true: there is always a state."""
-        return True
-
-    def is_recording_past(self, layer_idx: int) -> bool:
-        """Return false: states are those after the last node."""
-        return False
 
 
 def convert_mixers(model: PreTrainedModel, layout: ModelLayout) -> None:

@@ -15,7 +15,7 @@ from checkpoint_folders import write_checkpoint
 from graphkit import hf
 from graphkit.attention import SdpaAttention
 from graphkit.errors import AttentionError, CheckpointError, ConfigError
-from small_models import KINDS, small_model
+from small_models import KINDS, needs_recurrent, small_model
 
 
 def test_a_folder_is_loaded_with_its_dtype(tmp_path):
@@ -38,6 +38,10 @@ def test_the_layout_is_learnt_from_a_forward():
         (4, 24, 16),
         (4, 24, 16),
     ]
+
+
+@needs_recurrent
+def test_the_states_of_a_hybrid_are_learnt_from_a_forward():
     hybrid = hf.load(small_model("qwen3_next"), device="cpu").layout
     assert [layer.name for layer in hybrid.attention] == ["model.layers.1.self_attn"]
     (mixer,) = hybrid.recurrent
@@ -53,12 +57,15 @@ def test_the_layout_is_learnt_from_a_forward():
         ("bert", ConfigError, "is an encoder: .*attention.self attends to later tokens"),
         ("doge", ConfigError, "passes attention_mask to its attention"),
         ("deepseek_v4", ConfigError, "passes 7 keys of 6 rows to its attention"),
-        ("recurrent_gemma", ConfigError, "no module that takes the cache reads them"),
+        pytest.param(
+            "recurrent_gemma", ConfigError, "no module that takes the cache reads them",
+            marks=needs_recurrent,
+        ),
         ("rwkv", ConfigError, "keeps nothing that graphkit has a pool for"),
         ("falcon", ConfigError, "cannot serve a model with a cache or a mask of its own"),
         ("zaya", ConfigError, "has recurrent states and returns a tuple"),
     ],
-)
+)  # fmt: skip
 def test_a_model_that_cannot_be_served_is_refused(kind, error, message):
     changes = {"zaya": {"num_experts_per_tok": 1}, "bert": {"is_decoder": False}}.get(kind, {})
     with pytest.raises(error, match=message) as caught:
@@ -78,8 +85,8 @@ def test_a_dropped_scaling_is_found_at_load(monkeypatch):
 
 def test_chunks_and_scales_by_position_are_checked_at_load(monkeypatch):
     layout = hf.load(small_model("llama4_text"), device="cpu").layout
-    assert [layer.length_argument for layer in layout.attention] == ["", "past_key_values"]
-    monkeypatch.setattr(hf.past_length.PastLength, "get_seq_length", lambda *_: 0)
+    assert [bool(layer.length_argument) for layer in layout.attention] == [False, True]
+    monkeypatch.setattr(hf.cache.PastLength, "get_seq_length", lambda *_: 0)
     with pytest.raises(ConfigError, match="computes other logits through graphkit"):
         hf.load(small_model("llama4_text"), device="cpu")
 
@@ -167,7 +174,7 @@ def test_an_unknown_dtype_is_no_error_of_the_tokenizer(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", "qwen3_next"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("qwen3_next", marks=needs_recurrent)])
 def test_a_target_is_captured_and_audits_clean(kind):
     target = hf.load(small_model(kind), device="cpu").target(max_batch_size=4, max_context_len=64)
     report = gk.audit_target(target, modes=[gk.ForwardMode.TARGET_VERIFY], batch_sizes=[4])
@@ -220,7 +227,7 @@ def test_pages_of_a_target_belong_to_one_request():
     assert (table[1:, ::4] % 4 == 0).all()
 
 
-@pytest.mark.parametrize("kind", ["llama", "mamba"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("mamba", marks=needs_recurrent)])
 def test_the_model_itself_runs_inside_a_forward_alone(kind):
     loaded = hf.load(small_model(kind), device="cpu", check=False)
     with pytest.raises(AttentionError, match="call the forward of its target, not the model"):

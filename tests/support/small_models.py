@@ -9,9 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import pytest
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from graphkit.hf.versions import RECURRENT, numbered
+
+IS_OLD = numbered(transformers.__version__) < RECURRENT
+needs_recurrent = pytest.mark.skipif(IS_OLD, reason="recurrent layers need a newer transformers")
 VOCAB = 128
 WINDOW = 8
 """Keys of a window, and tokens of a chunk, so that short texts are longer."""

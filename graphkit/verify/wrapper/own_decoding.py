@@ -20,8 +20,14 @@ from graphkit.verify.wrapper.choices import joined_choices, taking_choices
 from graphkit.verify.wrapper.model_logits import ModelLogits, ModelRun
 from graphkit.verify.wrapper.row_differences import RowDifferences
 
-_CACHE_ARGUMENTS = ("past_key_values", "cache_params")
+_CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
 """Names of the cache among the arguments and in the output of models of transformers."""
+
+
+def cache_argument(model: nn.Module) -> str:
+    """Return the argument of a model of transformers that takes its cache; empty without one."""
+    parameters = signature(model.forward).parameters
+    return next((name for name in _CACHE_ARGUMENTS if name in parameters), "")
 
 
 def decoding_differences(
@@ -55,7 +61,7 @@ def _decoded(logits: ModelLogits, run: ModelRun) -> Iterator[torch.Tensor | None
     """Yield the logits of each token, [1, V], or ``None`` if the model does not decode."""
     model: Any = logits.model
     parameters = signature(model.forward).parameters if isinstance(model, nn.Module) else {}
-    name = next((each for each in _CACHE_ARGUMENTS if each in parameters), "")
+    name = cache_argument(model) if isinstance(model, nn.Module) else ""
     cache = None
     for position, token in enumerate(run.tokens):
         choices = joined_choices([(run.choices, [0], [position])], 1)
