@@ -19,7 +19,8 @@ from graphkit.errors import InputError
 class DraftInputs(Inputs):
     """Candidates after each request's last token, from which its draft tree grows.
 
-    ``seq_lens`` counts the committed tokens. ``positions`` has the rows of the first step:
+    ``seq_lens`` counts the tokens in the draft model's cache: the committed ones and, for
+    STANDALONE, the bonus token. ``positions`` has the rows of the first step:
     ``seq_lens`` once per branch. Of ``out_cache_loc`` [B, K, S], branch k of step s writes
     [:, k, s]; the request's row of the request pool holds the same slots from ``seq_lens`` on.
 

@@ -1,8 +1,9 @@
 """Drafting with a draft model: an EAGLE head, or a small language model (STANDALONE).
 
-A draft model runs one token ahead of the target. The row of position p takes the token of position
-p + 1 and, for EAGLE, the target's hidden state of position p; it predicts the token of position
-p + 2 (arXiv 2401.15077, section 3.1).
+A draft model has processed one token more than the target, the bonus token. The row of position p
+of an EAGLE head takes the token of position p + 1 and the target's hidden state of position p; it
+predicts the token of position p + 2 (arXiv 2401.15077, section 3.1). A language model takes every
+token at its own position, from the first token of the prompt on, so its cache has one row more.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ class EagleDrafter(Drafter):
         self._extend = extend(self._model.forward, **options)
         self.runners = (self._draft, self._extend)
         self._uses_hidden = not self._spec.resolved.is_standalone()
+        # Rows that the model has in its cache for the bonus token, which the target has not.
+        self._ahead = 0 if self._uses_hidden else 1
         self._is_chain = self._spec.topk == 1
         self._chain = ChainTree.one_chain(context, self._spec.num_draft_tokens)
         # A chain takes the most probable token: its probability decides nothing.
@@ -91,14 +94,23 @@ class EagleDrafter(Drafter):
 
     @property
     def slots_needed(self) -> int:
-        """One slot per branch and step, K * S."""
-        return self._spec.topk * self._spec.num_steps
+        """One slot per branch and step, K * S; for STANDALONE, at least W, and the bonus token's.
+
+        A language model catches up on W rows that begin behind the first committed token.
+        """
+        spec = self._spec
+        drafted = spec.topk * spec.num_steps
+        return max(drafted, spec.num_draft_tokens) + 1 if self._ahead else drafted
 
     def prefill_batch(self, batch: PrefillBatch) -> None:
         """See ``Drafter.prefill_batch``."""
+        tokens = batch.next_ids
+        if self._ahead:
+            batch = batch.with_new_tokens(self._context.req_to_token)
+            tokens = batch.input_ids
         out = self._extend.fall_back(
             DraftExtendInputs(
-                input_ids=batch.next_ids,
+                input_ids=tokens,
                 hidden_states=self._hidden_input(batch.hidden_states),
                 **batch.extend_fields(),
             )
@@ -112,13 +124,14 @@ class EagleDrafter(Drafter):
     ) -> DraftTree:
         """See ``Drafter.draft``."""
         spec, resolve = self._spec, self._context.future_map.resolve
+        rows = seq_lens + self._ahead if self._ahead else seq_lens
         positions, slots = first_draft_rows(
-            req_pool_indices, self._context.req_to_token, seq_lens, spec.topk, spec.num_steps
+            req_pool_indices, self._context.req_to_token, rows, spec.topk, spec.num_steps
         )
         drafted = self._draft.run(
             DraftInputs(
                 req_pool_indices=req_pool_indices,
-                seq_lens=seq_lens,
+                seq_lens=rows,
                 topk_p=(
                     self._certain[: len(seq_lens)]
                     if self._is_chain
@@ -139,7 +152,7 @@ class EagleDrafter(Drafter):
     def extend(self, verified: Verified) -> None:
         """See ``Drafter.extend``."""
         width = self._spec.num_draft_tokens
-        verified = verified.front(width)
+        verified = self._own_rows(verified.front(width))
         fields, select_index = verified.extend_fields(width)
         out = self._extend.run(
             DraftExtendInputs(
@@ -156,6 +169,7 @@ class EagleDrafter(Drafter):
         if not live:
             return
         width, device = self._context.verify_width, verified.predict.device
+        verified = self._own_rows(verified)
         flat = [i * width + j for i in live for j in range(num_accepted_tokens[i])]
         picked, index = to_device(live, device), to_device(flat, device)
         tokens = verified.counts.num_accepted_tokens[picked]
@@ -178,6 +192,10 @@ class EagleDrafter(Drafter):
             )
         )
         self._store_candidates(rows, out, None)
+
+    def _own_rows(self, verified: Verified) -> Verified:
+        """Return the result with its tokens at their own positions, for STANDALONE."""
+        return verified.moved(self._context.req_to_token) if self._ahead else verified
 
     def _hidden_input(self, hidden_states: torch.Tensor | None) -> torch.Tensor | None:
         owner = type(self).__name__

@@ -6,12 +6,13 @@ Shape letters: B requests, C tokens of a chunk, T tokens of all chunks, H hidden
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from graphkit.buffers import AcceptedCounts, TargetVerifyInputs
+from graphkit.step.device_copies import to_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +105,45 @@ class PrefillBatch:
             "width": max(self.lengths),
             **AcceptedCounts.from_tokens(self.device_lengths).fields(),
         }
+
+    def with_new_tokens(self, req_to_token: torch.Tensor) -> PrefillBatch:
+        """Return the batch with the first new token behind each chunk that ends its prompt.
+
+        The tokens after the rows are not known: ``next_ids`` are those of ``input_ids``, and there
+        are no hidden states.
+
+        Args:
+            req_to_token: KV slot of each token, int32 [rows, context].
+        """
+        ends, total = [int(is_last) for is_last in self.are_last], sum(self.lengths)
+        order: list[int] = []
+        first = 0
+        for place, (length, end) in enumerate(zip(self.lengths, ends, strict=True)):
+            order += [*range(first, first + length), *[total + place] * end]
+            first += length
+        numbers = to_device([*order, *ends], self.positions.device)
+        index, more, last = numbers[: len(order)], numbers[len(order) :], self.last_rows
+
+        def rows(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+            return torch.cat([old, new])[index]
+
+        # The warm-up prefills prompts of a whole context, which have no room for another token.
+        position = rows(self.positions, self.positions[last] + 1).clamp(
+            max=req_to_token.shape[1] - 1
+        )
+        row_indices = rows(self.row_indices, self.req_pool_indices)
+        input_ids = rows(self.input_ids, self.next_ids[last])
+        return replace(
+            self,
+            lengths=[length + end for length, end in zip(self.lengths, ends, strict=True)],
+            device_lengths=self.device_lengths + more.int(),
+            row_indices=row_indices,
+            positions=position,
+            input_ids=input_ids,
+            next_ids=input_ids,
+            out_cache_loc=req_to_token[row_indices, position].long(),
+            hidden_states=None,
+        )
 
     def chunks(self) -> Iterator[PrefillChunk]:
         """Yield the chunk of each request, as views."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from graphkit.buffers import AcceptedCounts
-from graphkit.ops.step_rows import extend_rows
+from graphkit.ops.step_rows import extend_rows, first_draft_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +96,18 @@ class Verified:
             predict=padded(self.predict),
             hidden_states=None if self.hidden_states is None else padded(self.hidden_states),
         )
+
+    def moved(self, req_to_token: torch.Tensor) -> Verified:
+        """Return the result one position further: each token of ``predict`` at its own position.
+
+        Args:
+            req_to_token: KV slot of each token, int32 [rows, context].
+        """
+        seq_lens = self.seq_lens + 1
+        width = len(self.predict) // max(len(seq_lens), 1)
+        rows = self.req_pool_indices
+        _, slots = first_draft_rows(rows, req_to_token, seq_lens, 1, width)
+        return replace(self, seq_lens=seq_lens, out_cache_loc=slots)
 
     def extend_fields(self, width: int) -> tuple[dict[str, Any], torch.Tensor]:
         """Return the fields of ``DraftExtendInputs``, except ids and hidden states, and last rows.

@@ -75,7 +75,7 @@ class EagleDrafter(SimpleDrafter):
 
 class StandaloneDrafter(SimpleDrafter):
     def after(self, text):
-        return self.candidates(text[1:], (text[-1], len(text) - 2))
+        return self.candidates(text, (text[-1], len(text) - 1))
 
 
 class LayersDrafter(SimpleDrafter):
@@ -160,16 +160,37 @@ def test_accepted_lengths_are_those_of_a_drafter_without_cache(
     assert {length for lengths in steps for length in lengths} >= set(range(STEPS + 1)) or (
         algorithm == "NGRAM"
     ), "every length occurs"
-    for generation in ("v1", "v2"):
+    for generation in ("v1", "v2", "v3"):
         engine = make_engine(
             algorithm,
             topk=topk,
             num_steps=STEPS,
             num_draft_tokens=nodes + 1,
             generation=generation,
+            batch_sizes=[8],
         )
+        if generation == "v3":
+            engine.capture()
         requests = engine.generate(prompts, SamplingParams(max_new_tokens=COUNT))
         assert [request.num_verifies for request in requests] == [len(s) for s in steps]
         assert [request.num_accepted_tokens for request in requests] == [
             sum(s) + len(s) for s in steps
         ]
+
+
+@pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
+@pytest.mark.parametrize(("steps", "chunk"), [(4, 512), (1, 5), ((0, 1, 3), 3)], ids=str)
+def test_a_model_that_drafts_for_itself_has_every_draft_accepted(
+    make_engine, task, generation, steps, chunk
+):
+    engine = make_engine(
+        "EXACT",
+        num_steps=steps,
+        generation=generation,
+        chunked_prefill_size=chunk,
+        batch_sizes=[8],
+    )
+    engine.capture()
+    for request in engine.generate(task.prompts[:8], SamplingParams(max_new_tokens=COUNT)):
+        drafted = {drafts + 1: steps for drafts, steps in request.drafted_lengths.items()}
+        assert request.accepted_lengths == drafted
