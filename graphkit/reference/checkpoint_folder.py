@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from graphkit.config import require_type
 from graphkit.errors import CheckpointError
 from graphkit.reference.weight_files import (
+    ADVICE,
     Form,
     PartOf,
     check_tensors,
@@ -79,6 +80,7 @@ class StoredWeights:
         rename: Callable[[str], str] = lambda name: name,
         expected: Mapping[str, Tensor] | None = None,
         part_of: PartOf = lambda _name, _shape: (),
+        advice: str = ADVICE,
     ) -> None:
         """Move a module from the meta device to ``device`` and copy the stored tensors into it.
 
@@ -91,14 +93,24 @@ class StoredWeights:
             expected: Tensors by name with the shapes of the stored ones; ``None`` selects the
                 module's own. Differs from them if the module has only a slice of each tensor.
             part_of: Returns the slice of a stored tensor that the module has; see ``PartOf``.
+            advice: See ``check_tensors``.
 
         Raises:
-            CheckpointError: A tensor is missing or unexpected, or has the wrong shape or dtype.
+            CheckpointError: A tensor is missing, unexpected or stored under two names, or has the
+                wrong shape or dtype.
         """
-        forms = {rename(name): form for name, form in self.forms.items()}
+        forms: dict[str, Form] = {}
+        for name, form in self.forms.items():
+            if forms.setdefault(rename(name), form) is not form:
+                twins = sorted(each for each in self.forms if rename(each) == rename(name))
+                raise CheckpointError(
+                    f"the checkpoint has {' and '.join(twins)}, which are one tensor of the model. "
+                    "Delete one of them."
+                )
         for name in ignored:
             forms.pop(name, None)
-        check_tensors(forms, module.state_dict() if expected is None else expected, optional)
+        tensors = module.state_dict() if expected is None else expected
+        check_tensors(forms, tensors, optional, advice=advice)
         module.to_empty(device=device)
         state = module.state_dict()
         targets = {name: state[rename(name)] for name in self.forms if rename(name) in state}

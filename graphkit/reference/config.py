@@ -151,17 +151,27 @@ class LlamaConfig:
             )
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, object]) -> LlamaConfig:
+    def from_dict(
+        cls,
+        data: Mapping[str, object],
+        *,
+        advice: str = "Use a dense llama, mistral, qwen2 or qwen3 checkpoint, or load the folder "
+        "by graphkit.hf.",
+    ) -> LlamaConfig:
         """Create a configuration from a ``config.json``.
 
         That of ``to_dict`` names all values. transformers supplies what others leave out.
+
+        Args:
+            data: The settings.
+            advice: What to do about an unsupported one, for the error.
 
         Raises:
             CheckpointError: A value is missing, malformed or unsupported.
         """
         kind = data.get("model_type")
         if not isinstance(kind, str) or kind not in _ARCHITECTURES:
-            raise _unsupported("model_type", kind, tuple(_ARCHITECTURES))
+            raise _unsupported("model_type", kind, tuple(_ARCHITECTURES), advice)
         names = {*_SIZES, "rms_norm_eps", "tie_word_embeddings"}
         names -= set() if kind == "qwen3" else {"head_dim"}  # of others, the hidden size has it
         is_whole = all(data.get(name) is not None for name in names)
@@ -171,7 +181,7 @@ class LlamaConfig:
         for key, allowed in _SUPPORTED.items():
             value = rope.get(key, data.get(key, values.get(key)))
             if value is not None and value not in allowed:
-                raise _unsupported(key, value, allowed)
+                raise _unsupported(key, value, allowed, advice)
         try:
             return cls(**_settings(kind, values, rope))
         except (ConfigError, TypeError, ZeroDivisionError) as error:
@@ -254,9 +264,10 @@ def _with_defaults(data: Mapping[str, Any]) -> Mapping[str, Any]:
         raise CheckpointError(f"config.json cannot be read by transformers: {reason}") from error
 
 
-def _unsupported(key: str, value: object, allowed: tuple[object, ...]) -> CheckpointError:
+def _unsupported(
+    key: str, value: object, allowed: tuple[object, ...], advice: str
+) -> CheckpointError:
     names = " or ".join(str(one) for one in allowed) or "none"
     return CheckpointError(
-        f"config.json has {key} {value!r}, but only {names} is supported. Use a dense llama, "
-        "mistral, qwen2 or qwen3 checkpoint, or load the folder by graphkit.hf."
+        f"config.json has {key} {value!r}, but only {names} is supported. {advice}"
     )

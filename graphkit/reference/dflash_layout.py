@@ -11,9 +11,15 @@ from typing import Any
 
 from graphkit.errors import CheckpointError
 from graphkit.reference.dflash import DFlashHead
+from graphkit.reference.eagle import TargetSizes
+from graphkit.reference.eagle_layout import NESTED
+from graphkit.reference.head_settings import as_object, check_settings
 
 MODEL_TYPE, ARCHITECTURE = "muse_glimmer_assistant", "MuseGlimmerAssistantModel"
 _NESTED = "dflash_config"
+_USED = ("block_size", "mask_token_id", "target_layer_ids", _NESTED)
+_WINDOWS = ("swa_window_size", "sliding_window")
+"""Names of windows in the nested settings. Beside those, the second one is of layer_types."""
 _NAMES = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
 
 
@@ -28,17 +34,29 @@ def canonical_name(name: str) -> str:
     return _NAMES.get(name, name)
 
 
-def layer_config(data: Mapping[str, object], vocab_size: int) -> Mapping[str, object]:
+def layer_config(data: Mapping[str, object], target: TargetSizes) -> Mapping[str, object]:
     """Return the configuration of the layers, as that of a Qwen3 model.
 
     Args:
         data: ``config.json``.
-        vocab_size: Tokens of the target, if the file has none.
+        target: Sizes of the target. Its vocabulary is that of a file without one.
 
     Raises:
-        CheckpointError: Layers have a window.
+        CheckpointError: A setting changes what the head computes, or the target has another depth.
     """
-    kinds = data.get("layer_types") or []
+    if NESTED in data:
+        raise CheckpointError(
+            "config.json of the draft head is a DFLASH head in the layout of Speculators, which "
+            "graphkit does not read. Convert it to the layout of the authors or of transformers."
+        )
+    nested = as_object(data, _NESTED)
+    for settings, where in ((data, "config.json"), (nested, _NESTED)):
+        allowed: dict[str, tuple[object, ...]] = {"num_target_layers": (target.num_hidden_layers,)}
+        for name in _WINDOWS if settings is nested else _WINDOWS[:1]:
+            allowed[name] = (0, -1)
+        check_settings(settings, _USED, allowed, where)
+    merged = {**data, **nested}
+    kinds = merged.get("layer_types") or []
     if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
         raise CheckpointError(
             f"config.json: layer_types is {kinds!r}, but only full_attention is supported. Use a "
@@ -49,7 +67,7 @@ def layer_config(data: Mapping[str, object], vocab_size: int) -> Mapping[str, ob
             "config.json has no layer_types, so that all layers have a window, which is not "
             "supported. Use a head without windows."
         )
-    return {"vocab_size": vocab_size, **data, "model_type": "qwen3"}
+    return {"vocab_size": target.vocab_size, **merged, "model_type": "qwen3"}
 
 
 def draft_settings(data: Mapping[str, object]) -> dict[str, Any]:
@@ -58,12 +76,7 @@ def draft_settings(data: Mapping[str, object]) -> dict[str, Any]:
     Raises:
         CheckpointError: One is missing or malformed.
     """
-    nested = data.get(_NESTED) or {}
-    if not isinstance(nested, Mapping):
-        raise CheckpointError(
-            f"config.json: {_NESTED} must be an object, got {nested!r}. Correct config.json."
-        )
-    found = {**data, **nested}
+    found = {**data, **as_object(data, _NESTED)}
     layers = found.get("target_layer_ids")
     if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
         raise CheckpointError(

@@ -13,7 +13,7 @@ from torch import nn
 
 from graphkit.config import is_int, require_type
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.reference import dflash_layout, eagle3_layout
+from graphkit.reference import dflash_layout, eagle3_layout, eagle_layout
 from graphkit.reference.checkpoint_folder import (
     StoredWeights,
     as_folder,
@@ -24,6 +24,7 @@ from graphkit.reference.config import LlamaConfig
 from graphkit.reference.dflash import DFlashHead
 from graphkit.reference.eagle import EagleHead, HeadTarget
 from graphkit.reference.eagle3 import Eagle3Head
+from graphkit.reference.head_settings import head_config
 from graphkit.reference.layers import store_by_columns
 from graphkit.reference.mtp import MTPHead
 from graphkit.reference.sharded_layers import part_of, split_head
@@ -52,8 +53,8 @@ def head_algorithm(folder: str | Path) -> str:
     folder = as_folder("head_algorithm", folder)
     if dflash_layout.is_dflash(read_config(folder)):
         return "DFLASH"
-    names = {eagle3_layout.canonical_name(name) for name in StoredWeights(folder).forms}
-    if "fc.weight" not in names:
+    names = StoredWeights(folder).forms
+    if "fc.weight" not in map(eagle_layout.canonical_name, names):
         return "STANDALONE"
     return "EAGLE3" if eagle3_layout.is_eagle3(names) else "EAGLE"
 
@@ -63,7 +64,8 @@ def load_eagle_head(folder: str | Path, target: HeadTarget) -> EagleHead:
 
     Args:
         folder: ``config.json`` of one Llama, Mistral, Qwen2 or Qwen3 layer beside
-            ``model.safetensors`` or ``pytorch_model.bin``.
+            ``model.safetensors`` or ``pytorch_model.bin``, in the layout of the authors or of
+            Speculators; see ``eagle_layout``.
         target: The model that the head was trained for. The head uses its output head and its
             embedding unless the folder contains them. Ranks that split it split the head too.
 
@@ -82,14 +84,16 @@ def load_eagle_head(folder: str | Path, target: HeadTarget) -> EagleHead:
             f"{str(folder)!r} contains an EAGLE-3 head, not an EAGLE head. Use the algorithm "
             "EAGLE3, or load_eagle3_head."
         )
+    config = head_config(eagle_layout.layer_config(data))
+    names = set(map(eagle_layout.canonical_name, stored.forms))
     build = partial(
         EagleHead,
         target=target,
-        fc_bias=_FC_BIAS in stored.forms,
-        has_embedding=_EMBEDDING in stored.forms,
-        has_head=_HEAD in stored.forms,
+        fc_bias=_FC_BIAS in names or eagle3_layout.flag(data, "fusion_bias"),
+        has_embedding=_EMBEDDING in names,
+        has_head=_HEAD in names,
     )
-    return _load(build, LlamaConfig.from_dict(data), stored, target)
+    return _load(build, config, stored, target, rename=eagle_layout.canonical_name)
 
 
 def load_eagle3_head(folder: str | Path, target: HeadTarget) -> Eagle3Head:
@@ -104,13 +108,14 @@ def load_eagle3_head(folder: str | Path, target: HeadTarget) -> Eagle3Head:
             head does not match the target.
     """
     folder = as_folder("load_eagle3_head", folder)
-    data, stored = read_config(folder), StoredWeights(folder)
+    file, stored = read_config(folder), StoredWeights(folder)
     if not eagle3_layout.is_eagle3(stored.forms):
         raise CheckpointError(
             f"{str(folder)!r} contains no EAGLE-3 head: it has no hidden_norm. Use the algorithm "
             "EAGLE for an EAGLE head."
         )
-    config = LlamaConfig.from_dict(eagle3_layout.layer_config(data))
+    data = eagle3_layout.settings(file)
+    config = head_config(eagle_layout.nested_layer(data))
     names = {eagle3_layout.canonical_name(name) for name in stored.forms}
     vocab_size = data.get("draft_vocab_size")
     vocab_size = config.vocab_size if vocab_size is None else vocab_size
@@ -122,7 +127,7 @@ def load_eagle3_head(folder: str | Path, target: HeadTarget) -> Eagle3Head:
     build = partial(
         Eagle3Head,
         target=target,
-        aux_layers=eagle3_layout.aux_layers(data),
+        aux_layers=eagle3_layout.aux_layers(file),
         draft_vocab_size=vocab_size if is_mapped else None,
         fc_bias=_FC_BIAS in names,
         has_embedding=_EMBEDDING in names,
@@ -152,7 +157,7 @@ def load_dflash_head(folder: str | Path, target: HeadTarget) -> DFlashHead:
             f"{str(folder)!r} contains no DFLASH head: its config.json has no block_size. Use the "
             "algorithm EAGLE or EAGLE3 for another head."
         )
-    config = LlamaConfig.from_dict(dflash_layout.layer_config(data, target.config.vocab_size))
+    config = head_config(dflash_layout.layer_config(data, target.config))
     build = partial(DFlashHead, target=target, **dflash_layout.draft_settings(data))
     return _load(build, config, StoredWeights(folder), target, rename=dflash_layout.canonical_name)
 
@@ -226,6 +231,7 @@ def _load(
         rename=rename,
         expected=whole.state_dict(),
         part_of=partial(part_of, group=group),
+        advice="Use a draft head without them, in the dtype of its training.",
     )
     store_by_columns(head)
     return head.eval().requires_grad_(False)

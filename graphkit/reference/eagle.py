@@ -157,7 +157,7 @@ def check_one_layer(config: LlamaConfig) -> None:
     """
     if config.num_hidden_layers != 1:
         raise ConfigError(
-            f"an EAGLE head must have num_hidden_layers 1, got {config.num_hidden_layers}. Pass "
-            "the config of the head, not of the target.",
+            f"an EAGLE head must have num_hidden_layers 1, got {config.num_hidden_layers}. Use a "
+            "head of one layer, and its config.json, not that of the target.",
             field="num_hidden_layers",
         )

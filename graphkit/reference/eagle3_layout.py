@@ -11,10 +11,16 @@ from collections.abc import Collection, Mapping
 
 from graphkit.errors import CheckpointError
 from graphkit.reference.eagle3 import Eagle3Head
+from graphkit.reference.eagle_layout import NESTED
+from graphkit.reference.head_settings import as_object, check_settings
 
-_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-_UNSUPPORTED = ("fc_norm", "norm_before_fc", "norm_output")
-"""Options of newer heads, which add norms."""
+_LAYER_IDS, _NESTED = "eagle_aux_hidden_state_layer_ids", "eagle_config"
+_FLAGS = ("norm_before_residual", "use_aux_hidden_state")
+_USED = (*_FLAGS, _LAYER_IDS, _NESTED, "draft_vocab_size", NESTED)
+_ALLOWED: Mapping[str, tuple[object, ...]] = {
+    "num_aux_hidden_states": (3,), "use_input_layernorm_in_first_layer": (True,),
+    "use_last_layernorm": (True,),
+}  # fmt: skip
 
 
 def is_eagle3(names: Collection[str]) -> bool:
@@ -28,40 +34,51 @@ def canonical_name(name: str) -> str:
     return name.replace("layers.0.", "midlayer.", 1) if name.startswith("layers.0.") else name
 
 
-def layer_config(data: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the configuration of the decoder layer.
+def settings(data: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the settings of a head, those of the nested ``eagle_config`` among them.
 
     Raises:
-        CheckpointError: It is not an object, or the head has norms that are not supported.
+        CheckpointError: A setting is malformed, or changes what the head computes.
     """
-    if found := [key for key in _UNSUPPORTED if flag(data, key)]:
+    nested = as_object(data, _NESTED)
+    check_settings(data, _USED, _ALLOWED)
+    check_settings(nested, _USED, _ALLOWED, _NESTED)
+    for name in _FLAGS:
+        outer, inner = data.get(name), nested.get(name)
+        if None not in (outer, inner) and outer != inner:
+            raise CheckpointError(
+                f"config.json sets {name} to {outer!r}, and {_NESTED} to {inner!r}. Correct one."
+            )
+    merged = {**data, **{name: value for name, value in nested.items() if value is not None}}
+    if merged.get("use_aux_hidden_state", True) is not True:
         raise CheckpointError(
-            f"config.json sets {found[0]}, which is not supported. Use a head without it."
+            "config.json sets use_aux_hidden_state to false, but EAGLE-3 reads three target "
+            "layers. Use a head that does."
         )
-    return _object(data, "transformer_layer_config") or data
+    return merged
 
 
 def aux_layers(data: Mapping[str, object]) -> tuple[int, ...] | None:
     """Return the target layers whose inputs the head reads; ``None`` if the file has none.
 
     Raises:
-        CheckpointError: They are not ints of at least 0, or the head reads the final hidden states.
+        CheckpointError: They are not ints of at least 0, or there are none in the list.
     """
-    outputs = _object(data, "eagle_config")
-    if outputs.get("use_aux_hidden_state", True) is not True:
-        raise CheckpointError(
-            "config.json sets use_aux_hidden_state to false, but EAGLE-3 reads three target "
-            "layers. Use a head that does."
-        )
     inputs, is_output = data.get(_LAYER_IDS), False
     if inputs is None:
-        inputs, is_output = outputs.get(_LAYER_IDS), True
+        inputs, is_output = as_object(data, _NESTED).get(_LAYER_IDS), True
     if inputs is None:
         return None
     if not isinstance(inputs, list) or not all(type(each) is int for each in inputs):
         raise CheckpointError(
             f"config.json: {_LAYER_IDS} must be a list of ints, got {inputs!r}. Correct "
             "config.json."
+        )
+    if not inputs:
+        raise CheckpointError(
+            f"config.json: {_LAYER_IDS} is an empty list, which does not say what the head reads. "
+            "Name its three layers, or remove the key for the layers of published heads: 2, the "
+            "middle and the third to last."
         )
     return tuple(each + is_output for each in inputs)
 
@@ -87,12 +104,3 @@ def flag(data: Mapping[str, object], key: str) -> bool:
             f"config.json: {key} must be true or false, got {value!r}. Correct config.json."
         )
     return bool(value)
-
-
-def _object(data: Mapping[str, object], key: str) -> Mapping[str, object]:
-    value = data.get(key) or {}
-    if not isinstance(value, Mapping):
-        raise CheckpointError(
-            f"config.json: {key} must be an object, got {value!r}. Correct config.json."
-        )
-    return value

@@ -24,6 +24,8 @@ _SAFETENSORS_DTYPE = {
 
 Form = tuple[list[int], str]
 """Shape and dtype of a stored tensor, the dtype as safetensors names it."""
+ADVICE = "Correct config.json, or write a CaptureTarget for this model."
+"""What to do about a tensor that a language model does not have."""
 PartOf = Callable[[str, Sequence[int]], tuple[slice, ...]]
 """Returns the slice of a tensor that is wanted, from its name and shape; empty for all of it."""
 
@@ -71,9 +73,19 @@ def stored_tensors(file: Path) -> dict[str, Form]:
 
 
 def check_tensors(
-    forms: Mapping[str, Form], expected: Mapping[str, Tensor], optional: frozenset[str]
+    forms: Mapping[str, Form],
+    expected: Mapping[str, Tensor],
+    optional: frozenset[str],
+    *,
+    advice: str = ADVICE,
 ) -> None:
     """Check that the stored tensors are those of the model.
+
+    Args:
+        forms: Shape and dtype of the stored tensors, by name.
+        expected: Tensors of the model, by name.
+        optional: Names of the model that may be missing.
+        advice: What to do about a tensor that the model does not have, for the error.
 
     Raises:
         CheckpointError: A tensor is missing and not optional, is unexpected, or has the wrong shape
@@ -87,7 +99,7 @@ def check_tensors(
     if extra := sorted(n for n in forms.keys() - expected.keys() if not _is_redundant(n)):
         raise CheckpointError(
             f"the checkpoint has {abbreviate(extra)}, which the model of its config.json does not "
-            "have. Correct config.json, or write a CaptureTarget for this model."
+            f"have. {advice}"
         )
     for name in sorted(expected.keys() & forms.keys()):
         _check_form(name, forms[name], expected[name])
