@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -125,10 +125,12 @@ class RunningForward:
     Attributes:
         attend: Attends in one layer.
         positions: Position of each row in its request, [T] int32 or int64.
+        products: Columns of merged linear layers that their layers have still to return, by group.
     """
 
     attend: Attend
     positions: torch.Tensor
+    products: dict[Any, Any] = field(default_factory=dict)
 
 
 _RUNNING: ContextVar[RunningForward | None] = ContextVar("graphkit_hf_forward", default=None)
@@ -158,6 +160,12 @@ def running_forward() -> RunningForward:
             "this model attends through graphkit.hf: call the forward of its target, not the model."
         )
     return running
+
+
+def running_products() -> dict[Any, Any] | None:
+    """Return the products of the forward that runs in this thread; ``None`` outside of one."""
+    running = _RUNNING.get()
+    return None if running is None else running.products
 
 
 def attention(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -103,10 +104,14 @@ class TransformersForward:
         """
         hidden: list[torch.Tensor] = []
         aux = AuxStates(self._aux_layers)
+        thread = get_ident()  # hooks also see the forwards of other threads: modules may be shared
+
+        def head(_module: nn.Module, args: tuple[Any, ...]) -> None:
+            if get_ident() == thread:
+                hidden.append(args[0])
 
         with ExitStack() as stack:
-            hook = self._head.register_forward_pre_hook(lambda _, args: hidden.append(args[0]))
-            stack.callback(hook.remove)
+            stack.callback(self._head.register_forward_pre_hook(head).remove)
             self._record(aux, stack)
             attend = attention_of_batch(self._attention, self._layer_numbers, inputs)
             stack.enter_context(attending(attend, inputs.positions))
@@ -128,14 +133,17 @@ class TransformersForward:
 
     def _record(self, aux: AuxStates, stack: ExitStack) -> None:
         """Record the inputs of layers, and the output of the last one, until the stack closes."""
+        thread = get_ident()
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            stream = args[0] if args else kwargs["hidden_states"]
-            aux.record(self._layers.index(module), stream)
+            if get_ident() == thread:
+                stream = args[0] if args else kwargs["hidden_states"]
+                aux.record(self._layers.index(module), stream)
 
         def after(_module: nn.Module, _args: Any, output: Any) -> None:
-            stream = output if isinstance(output, torch.Tensor) else output[0]
-            aux.record(len(self._layers), stream)
+            if get_ident() == thread:
+                stream = output if isinstance(output, torch.Tensor) else output[0]
+                aux.record(len(self._layers), stream)
 
         for number in set(self._aux_layers):
             is_end = number == len(self._layers)

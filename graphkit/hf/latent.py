@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from graphkit.attention import AbsorbedProjections
@@ -25,25 +26,30 @@ def convert_latents(model: PreTrainedModel, layout: ModelLayout) -> None:
     modules = dict(model.named_modules())
     for layer in layout.attention:
         if layer.latent is not None:
-            weight = modules[layer.latent.projection].get_parameter("weight")
-            size = layer.key_size - layer.latent.rotated_size
-            projections = AbsorbedProjections(weight, layer.heads, size)
+            projection = modules[layer.latent.projection]
+            sizes = layer.heads, layer.key_size - layer.latent.rotated_size
             module = modules[layer.name]
-            module.forward = _Latent(module.forward, projections, layer.latent.cache_argument)
+            module.forward = _Latent(module.forward, projection, sizes, layer.latent.cache_argument)
 
 
 class _Latent:
     def __init__(
-        self, forward: Callable[..., Any], projections: AbsorbedProjections, argument: str
+        self,
+        forward: Callable[..., Any],
+        projection: nn.Module,
+        sizes: tuple[int, int],
+        argument: str,
     ) -> None:
-        self._forward, self._projections, self._argument = forward, projections, argument
+        self._forward, self._projection, self._argument = forward, projection, argument
+        self._sizes = sizes
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         running, cache = running_forward(), LatentCache()
+        projections = AbsorbedProjections(self._projection.get_parameter("weight"), *self._sizes)
 
         def attend(call: AttentionCall) -> torch.Tensor:
             if cache.rows is not None:
-                call = replace(call, latents=LatentRows(*cache.rows, self._projections))
+                call = replace(call, latents=LatentRows(*cache.rows, projections))
             return running.attend(call)
 
         with attending(attend, running.positions):

@@ -12,7 +12,12 @@ from graphkit.errors import ConfigError
 from graphkit.ops.argument_rules import check_dtype
 from graphkit.ops.linear import project
 from graphkit.ops.quantized_linear import quantized_linear
-from graphkit.quantization.weight import QUANTIZATIONS, QuantizedWeight, check_quantization
+from graphkit.quantization.weight import (
+    QUANTIZATIONS,
+    QuantizedWeight,
+    check_quantization,
+    join_rows,
+)
 
 
 class Linear(nn.Linear):
@@ -96,11 +101,7 @@ class QuantizedLinear(nn.Module):
         in_parts: bool = False,
     ) -> torch.Tensor:
         """Multiply rows, [..., K] to [..., N]; see ``graphkit.ops.linear.project``."""
-        rows = input.reshape(-1, self.in_features)
-        out = quantized_linear(
-            rows, self.weight, self.scale, self.zero_point, self.bias, gated, in_parts
-        )
-        return out.view(*out.shape[:-2], *input.shape[:-1], out.shape[-1])
+        return project_quantized(input, self.quantized, self.bias, gated=gated, in_parts=in_parts)
 
     def extra_repr(self) -> str:
         """Describe the layer in the representation of its model."""
@@ -111,8 +112,26 @@ class QuantizedLinear(nn.Module):
         )
 
 
+def project_quantized(
+    x: torch.Tensor,
+    weight: QuantizedWeight,
+    bias: torch.Tensor | None = None,
+    *,
+    gated: bool = False,
+    in_parts: bool = False,
+) -> torch.Tensor:
+    """Multiply rows with a quantised weight; see ``graphkit.ops.linear.project``."""
+    out = quantized_linear(
+        x.reshape(-1, weight.in_features), weight.numbers, weight.scale, weight.zero_point, bias,
+        gated, in_parts,
+    )  # fmt: skip
+    return out.view(*out.shape[:-2], *x.shape[:-1], out.shape[-1])
+
+
 def merge_quantized(layers: Sequence[QuantizedLinear]) -> QuantizedLinear:
     """Return a layer with the outputs of several side by side, and let them share its memory.
+
+    The parameters of the layers become views of its own, so that modules that share them see it.
 
     Args:
         layers: Layers of one kind of weight, all or none with a bias.
@@ -135,13 +154,18 @@ def merge_quantized(layers: Sequence[QuantizedLinear]) -> QuantizedLinear:
     sizes = [layer.out_features for layer in layers]
     weight = QuantizedWeight.join([layer.quantized for layer in layers])
     biases = [layer.bias.data for layer in layers if layer.bias is not None]
-    bias = torch.cat(biases) if biases else None
+    bias = join_rows(biases) if biases else None
     merged, end = QuantizedLinear(weight, bias), 0
     for layer, size in zip(layers, sizes, strict=True):
         begin, end = end, end + size
-        layer.quantized = weight.part(begin, end)
-        if bias is not None:
-            layer.bias = _constant(bias[begin:end])
+        part = weight.part(begin, end)
+        layer.weight.data, layer.scale.data = part.numbers, part.scale
+        if layer.zero_point is None:
+            layer.zero_point = _constant(part.zero_point)
+        elif part.zero_point is not None:
+            layer.zero_point.data = part.zero_point
+        if layer.bias is not None and bias is not None:
+            layer.bias.data = bias[begin:end]
     return merged
 
 

@@ -100,7 +100,7 @@ class QuantizedWeight:
 
     @staticmethod
     def join(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-        """Return the weight of all outputs, in the order of the weights, in memory of its own.
+        """Return the weight of all outputs, in the order of the weights; see ``join_rows``.
 
         Weights of one scale, or of blocks that do not align, get scales of each output.
 
@@ -127,9 +127,9 @@ class QuantizedWeight:
         scales = [w.scale if by_block else w._scale_by_output() for w in weights]
         zero_point = None
         if any(w.zero_point is not None for w in weights):
-            zero_point = torch.cat([w._zero_point_or_8() for w in weights])
-        numbers = _joined([w.numbers for w in weights])
-        return QuantizedWeight(numbers, torch.cat(scales), zero_point, first.in_features)
+            zero_point = join_rows([w._zero_point_or_8() for w in weights])
+        numbers = join_rows([w.numbers for w in weights])
+        return QuantizedWeight(numbers, join_rows(scales), zero_point, first.in_features)
 
     def _zero_point_or_8(self) -> torch.Tensor:
         if self.zero_point is not None:
@@ -146,10 +146,25 @@ class QuantizedWeight:
         return self.scale.repeat_interleave(BLOCK, 0)[: self.out_features]
 
 
-def _joined(numbers: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Concatenate numbers as bytes, which every device can."""
-    dtype = numbers[0].dtype
-    return torch.cat([each.view(torch.uint8) for each in numbers]).view(dtype)
+def join_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the rows of contiguous tensors as one tensor, without gradients.
+
+    It is a view of their memory if they lie there one behind the other, else a copy.
+    """
+    tensors = [tensor.detach() for tensor in tensors]  # fixed, whatever is assigned meanwhile
+    first, end = tensors[0], tensors[0].storage_offset()
+    memory, is_one = first.untyped_storage().data_ptr(), True
+    for tensor in tensors:
+        is_one &= tensor.untyped_storage().data_ptr() == memory and tensor.is_contiguous()
+        is_one &= tensor.storage_offset() == end and tensor.dtype == first.dtype
+        end += tensor.numel()
+    if is_one:
+        shape = sum(map(len, tensors)), *first.shape[1:]
+        return first.as_strided(shape, first.stride())
+    if first.itemsize > 1:
+        return torch.cat(tensors)
+    # Bytes, which every device can concatenate.
+    return torch.cat([tensor.view(torch.uint8) for tensor in tensors]).view(first.dtype)
 
 
 def quantize_fp8(weight: torch.Tensor) -> QuantizedWeight:

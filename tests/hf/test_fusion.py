@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import weakref
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -18,7 +22,8 @@ from graphkit import hf
 from graphkit.attention import TritonAttention
 from graphkit.audit.live_tensors import _storages
 from graphkit.errors import TargetError
-from graphkit.hf.attention import SelectedKeys
+from graphkit.hf.attention import SelectedKeys, attending
+from graphkit.hf.fusion import linears
 from graphkit.hf.fusion.products import DeferredProduct
 from graphkit.hf.fusion.residual import DeferredSums, PendingSum, normalised
 from graphkit.reference import reference_target
@@ -118,6 +123,148 @@ def test_merged_weights_are_held_once():
         storages = {weight.untyped_storage().data_ptr(): weight for weight in weights.values()}
         assert sum(each.untyped_storage().nbytes() for each in storages.values()) == held
         assert all(torch.equal(weights[name], weight) for name, weight in before.items())
+
+
+@pytest.mark.parametrize("quantize", [None, "fp8", "int4"])
+def test_merged_layers_share_the_memory_of_their_weights(quantize):
+    loaded = hf.load(small_model("qwen2"), quantize=quantize, device="cpu")
+    held = [
+        {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
+        for tensors in (
+            loaded.model.parameters(),
+            [*loaded.model.parameters(), *loaded.original.parameters()],
+        )
+    ]
+    assert sum(held[0].values()) == sum(each.nbytes for each in loaded.model.parameters())
+    assert held[0] == held[1]
+
+
+def merged_model(kind):
+    """Return a loaded model, a module with merged layers, these layers and rows for them."""
+    loaded = hf.load(small_model(kind), device="cpu")
+    module = loaded.model.model.layers[0].self_attn
+    return loaded, [module.q_proj, module.k_proj, module.v_proj], torch.randn(1, 3, 64)
+
+
+def run_forward(loaded):
+    """Return logits of a forward without a graph."""
+    target = loaded.target(max_batch_size=2)
+    with target.runner(MODE, device="cpu", batch_sizes=[2]) as runner:
+        return runner.fall_back(runner.sample_batch(2)).next_token_logits.clone()
+
+
+def running():
+    return attending(lambda call: None, torch.arange(3))
+
+
+@pytest.mark.parametrize("within", [nullcontext, running])
+def test_each_layer_reads_its_weight_when_it_runs(within):
+    _, layers, rows = merged_model("llama")
+    with within():
+        layers[0](rows)
+        layers[1].weight.zero_()
+        assert not layers[1](rows).any()
+        layers[0](rows)
+        rows.zero_()
+        assert not layers[2](rows).any()
+
+
+def test_layers_of_one_forward_share_one_product_and_keep_nothing(monkeypatch):
+    products = []
+    project = linears.project
+
+    def counted(*args, **kwargs):
+        products.append(weakref.ref(result := project(*args, **kwargs)))
+        return result
+
+    monkeypatch.setattr(linears, "project", counted)
+    _, layers, rows = merged_model("llama")
+    products.clear()
+    expected = [layer.weight @ rows[0].T for layer in layers]
+    with running():
+        columns = [layer(rows) for layer in layers]
+        assert len(products) == 1
+        for got, wanted in zip(columns, expected, strict=True):
+            torch.testing.assert_close(got[0], wanted.T)
+        del columns, got
+        assert products[0]() is None
+        layers[0](rows)  # the others do not run
+        input_alive = weakref.ref(rows)
+        del rows
+    assert input_alive() is None
+    assert products[1]() is None
+
+
+def test_threads_do_not_share_products():
+    _, layers, rows = merged_model("llama")
+    expected, wrong = [layer(rows) for layer in layers], []
+
+    def run():
+        for _ in range(50):
+            with running():
+                got = [layer(rows) for layer in layers]
+            wrong.extend(
+                not torch.allclose(*pair, atol=1e-6) for pair in zip(got, expected, strict=True)
+            )
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(wrong) == 3 * 50 * 3
+    assert not any(wrong)
+
+
+REPLACE_WEIGHTS = {
+    "data": lambda model, new: [
+        setattr(weight, "data", new[name].clone()) for name, weight in model.named_parameters()
+    ],
+    "assign": lambda model, new: model.load_state_dict(
+        {name: weight.clone() for name, weight in new.items()}, assign=True
+    ),
+    "copy": lambda model, new: model.load_state_dict(new),
+}
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_next", "deepseek_v3"])
+@pytest.mark.parametrize("replace", REPLACE_WEIGHTS)
+@pytest.mark.filterwarnings("ignore:linear layers that run as one product")
+def test_replaced_weights_count(kind, replace):
+    other = small_model(kind)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.add_(0.2 * torch.randn(weight.shape, generator=generator))
+    new = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+    expected = run_forward(hf.load(other, device="cpu"))
+    loaded = hf.load(small_model(kind), device="cpu")
+    before = run_forward(loaded)
+    REPLACE_WEIGHTS[replace](loaded.model, new)
+    torch.testing.assert_close(run_forward(loaded), expected)
+    assert not torch.allclose(before, expected)
+
+
+def test_weights_that_were_replaced_are_named_as_slow():
+    _, layers, rows = merged_model("llama")
+    layers[1].weight.data = layers[1].weight.data.clone()
+    with running(), pytest.warns(UserWarning, match="write new weights into the old ones"):
+        layers[0](rows)
+
+
+def test_engines_of_one_model_run_in_threads():
+    """Without graphs: hooks of one forward must not record the rows of the other."""
+    loaded = hf.load(small_model("llama"), device="cpu")
+    prompts = [[5, 17, 3], [9, 4, 88, 23, 54, 6, 1, 12]]
+
+    def text(prompt):
+        with loaded.engine(max_batch_size=2, max_context_len=64, generation="v1") as engine:
+            return engine.generate([prompt], gk.SamplingParams(max_new_tokens=12))[0].output_ids
+
+    expected = [text(prompt) for prompt in prompts]
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(3):
+            assert list(pool.map(text, prompts)) == expected
 
 
 def clamped_gate(self, x):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -15,20 +16,33 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from graphkit.hf.attention import running_products
 from graphkit.hf.fusion.agreement import agree, random_rows
 from graphkit.hf.fusion.observation import ModuleCall
 from graphkit.ops.linear import project
-from graphkit.quantization import QuantizedLinear, merge_quantized
+from graphkit.quantization import QuantizedLinear, QuantizedWeight, merge_quantized
+from graphkit.quantization.linear import project_quantized
+from graphkit.quantization.weight import join_rows
 
 _PAGEOUT = 21
 """``MADV_PAGEOUT`` of ``<asm-generic/mman-common.h>``, which Python 3.11 does not name."""
 
+_SLOW = (
+    "linear layers that run as one product were given weights of their own after the load. Results "
+    "are right, but each product copies these weights first."
+)
+
 
 class MergedLinears:
-    """Linear layers whose weights are parts of one tensor.
+    """Linear layers of one input, whose weights are rows of one tensor.
 
-    The layer that runs first computes the product of all, and the others return their columns of
-    it. The parameters remain those of the layers, as views of the merged tensors.
+    The parameters remain those of the layers, as views of the merged tensors, and no other tensor
+    holds them: each product reads them as they are then. Parameters that were replaced, and so no
+    longer lie side by side, are joined for each product, with a warning.
+
+    During a forward of graphkit, the layer that runs first computes the product of all, and each
+    other one returns its columns of it if neither input nor weights have changed. The products
+    belong to the running forward and end with it. Elsewhere each layer computes its own.
 
     Args:
         layers: The layers, in the order of their columns.
@@ -37,9 +51,13 @@ class MergedLinears:
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self.layers = tuple(layers)
         self.sizes = [len(layer.weight) for layer in layers]  # type: ignore[arg-type]
-        self._product = _merged_product(layers)
-        self._input: tuple[torch.Tensor, int] | None = None
-        self._columns: dict[int, torch.Tensor] = {}
+        self._quantized = [layer for layer in layers if isinstance(layer, QuantizedLinear)]
+        if self._quantized:
+            merge_quantized(self._quantized)
+        else:
+            _merge([layer.weight for layer in layers])  # type: ignore[misc]
+            _merge(self._biases())
+        self._forwards = [layer.forward for layer in layers]
         for index, layer in enumerate(layers):
             layer.forward = partial(self._columns_of_layer, index)
 
@@ -56,16 +74,44 @@ class MergedLinears:
     ) -> torch.Tensor:
         if whole is not None:
             return self._product(input, **whole)
-        version = 0 if input.is_inference() else input._version
-        known = self._input is not None and self._input[0] is input and self._input[1] == version
-        if not known or index not in self._columns:
-            product = self._product(input)
-            self._columns = dict(enumerate(product.split(self.sizes, -1)))
-            self._input = input, version
-        columns = self._columns.pop(index)
-        if not self._columns:
-            self._input = None
+        products, terms = running_products(), (input, *self._parameters())
+        # Inference tensors do not count their writes.
+        if products is None or any(term.is_inference() for term in terms):
+            columns: torch.Tensor = self._forwards[index](input)
+            return columns
+        state = [(id(term), term.data_ptr(), term._version) for term in terms]
+        _, known, parts = products.get(self, (None, None, {}))
+        if known != state or index not in parts:
+            parts = dict(enumerate(self._product(input).split(self.sizes, -1)))
+            products[self] = terms, state, parts  # the terms, so that no other gets their ids
+        columns = parts.pop(index)
+        if not parts:
+            del products[self]
         return columns
+
+    def _product(self, rows: torch.Tensor, **result: bool) -> torch.Tensor:
+        first: torch.Tensor = self.layers[0].weight  # type: ignore[assignment]
+        biases = self._biases()
+        bias = join_rows(biases) if biases else None
+        if self._quantized:
+            quantized = QuantizedWeight.join([layer.quantized for layer in self._quantized])
+            weight, product = quantized.numbers, project_quantized(rows, quantized, bias, **result)
+        else:
+            weight = join_rows([layer.weight for layer in self.layers])  # type: ignore[misc]
+            product = project(rows, weight, bias, **result)
+        if weight.data_ptr() != first.data_ptr():
+            warnings.warn(
+                f"{_SLOW} Load the model again, or write new weights into the old ones (copy_).",
+                stacklevel=2,
+            )
+        return product
+
+    def _biases(self) -> list[torch.Tensor]:
+        biases = (layer.bias for layer in self.layers)
+        return [bias for bias in biases if isinstance(bias, torch.Tensor)]
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [tensor for layer in self.layers for tensor in layer.parameters(recurse=False)]
 
 
 def plain_linears(root: ModuleCall) -> set[nn.Module]:
@@ -138,18 +184,10 @@ def _kind(module: nn.Module) -> tuple[object, ...]:
     return weight.dtype, weight.device, module.bias is None, quantized
 
 
-def _merged_product(layers: Sequence[nn.Module]) -> Callable[..., torch.Tensor]:
-    """Return the product of layers of one kind, whose parameters become views of its own."""
-    quantized = [layer for layer in layers if isinstance(layer, QuantizedLinear)]
-    if quantized:
-        return merge_quantized(quantized)
-    weight = _merged([layer.weight for layer in layers])
-    biases = [bias for layer in layers if (bias := getattr(layer, "bias", None)) is not None]
-    return partial(project, weight=weight, bias=_merged(biases) if biases else None)
-
-
-def _merged(parameters: Sequence[Any]) -> torch.Tensor:
-    """Return one tensor of parameters, which become views of it."""
+def _merge(parameters: Sequence[torch.Tensor]) -> None:
+    """Let parameters become views of one tensor of them."""
+    if not parameters:
+        return
     merged = torch.cat([parameter.data for parameter in parameters])
     sizes = [len(parameter) for parameter in parameters]
     before = [(parameter.data_ptr(), parameter.nbytes) for parameter in parameters]
@@ -158,7 +196,6 @@ def _merged(parameters: Sequence[Any]) -> torch.Tensor:
     if merged.device.type == "cpu":
         for address, size in before:
             _drop_file_pages(address, size)
-    return merged
 
 
 def _drop_file_pages(address: int, size: int) -> None:
