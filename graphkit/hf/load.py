@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import re
-from collections.abc import Collection
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from graphkit.hf.load_draft import ALGORITHMS_BY_KIND, draft_kind, load_draft, s
 from graphkit.hf.model import WITHOUT_DRAFT, TransformersModel, check_algorithm
 from graphkit.hf.prepare import prepare_model
 from graphkit.hf.quantized_folder import load_quantized
+from graphkit.hf.stored_tensors import check_stored
 from graphkit.ops.argument_rules import check_dtype
 from graphkit.quantization import (
     QuantizedLinear,
@@ -31,11 +29,7 @@ from graphkit.quantization import (
     quantize_linears,
     stored_layout,
 )
-from graphkit.reference.checkpoint_folder import read_config
-from graphkit.reference.weight_files import abbreviate
-
-logger = logging.getLogger(__name__)
-_LAYER = re.compile(r"(.+?)\.(\d+)\.")
+from graphkit.reference.checkpoint_folder import StoredWeights, read_config
 
 
 def load(
@@ -149,6 +143,11 @@ def _from_folder(
     """Load a folder, its quantised layers by graphkit if it reads their layout."""
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json. Pass a folder of transformers.")
+    if (folder / "adapter_config.json").is_file():
+        raise CheckpointError(
+            f"{folder} has an adapter (adapter_config.json) beside its weights. Merge it into the "
+            "weights (merge_and_unload of peft), save the model, and load that folder."
+        )
     config, reason = read_config(folder), ""
     try:
         layout = stored_layout(config)
@@ -179,44 +178,10 @@ def _by_transformers(
             folder, error, trust_remote_code=trust_remote_code, note=reason
         ) from error
     model: PreTrainedModel
-    model, found = loaded
-    for name, stored, expected in sorted(found["mismatched_keys"]):
-        raise CheckpointError(
-            f"{folder}: {name} has shape {list(stored)}, but config.json requires "
-            f"{list(expected)}. Correct config.json."
-        )
-    if missing := sorted(found["missing_keys"]):
-        raise _without(missing, model, folder)
-    if surplus := _surplus_layers(found["unexpected_keys"], model):
-        logger.warning(
-            "%s has weights of %s, which the model of its config.json does not have: they are "
-            "ignored. Correct the number of layers in config.json if they belong to the model.",
-            folder, abbreviate(surplus),
-        )  # fmt: skip
+    model, report = loaded
+    is_quantised = getattr(model, "hf_quantizer", None) is not None
+    check_stored(folder, model, report, StoredWeights(folder), is_quantised=is_quantised)
     return model
-
-
-def _without(missing: list[str], model: PreTrainedModel, folder: Path) -> CheckpointError:
-    """Return the error of a folder that lacks tensors of a model."""
-    name = type(model).__name__
-    stored = model.config.architectures or [name]
-    if name in stored:
-        return CheckpointError(
-            f"{folder} has no {abbreviate(missing)}, which config.json requires. Download all "
-            "weights, or correct config.json."
-        )
-    return CheckpointError(
-        f"{folder} holds a {stored[0]}, which lacks {abbreviate(missing)} of {name}. Pass the "
-        "folder of a causal language model."
-    )
-
-
-def _surplus_layers(names: Collection[str], model: PreTrainedModel) -> list[str]:
-    """Return the layers of unexpected tensors that continue a list of the model, without MTP."""
-    modules = {name for name, _ in model.named_modules()}
-    found = {tuple(place.groups()) for place in map(_LAYER.match, names) if place}
-    layers = {f"{path}.{i}" for path, i in found if path in modules} - modules
-    return sorted(layers - {name.partition(".eh_proj.")[0] for name in names})
 
 
 def _refuse_encoder(model: PreTrainedModel, layout: ModelLayout) -> None:

@@ -18,6 +18,7 @@ from graphkit.reference.weight_files import (
     PartOf,
     check_tensors,
     copy_tensors,
+    open_tensors,
     read_tensors,
     shard_files,
     stored_tensors,
@@ -65,6 +66,7 @@ class StoredWeights:
         self._files = _weight_files(folder)
         self.forms: dict[str, Form] = {}
         self._places: dict[str, Path] = {}
+        self._open: dict[Path, Callable[[str], Tensor]] = {}
         for file in self._files:
             forms = stored_tensors(file)
             self.forms |= forms
@@ -115,6 +117,13 @@ class StoredWeights:
         state = module.state_dict()
         targets = {name: state[rename(name)] for name in self.forms if rename(name) in state}
         self.copy(targets, part_of)
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a stored tensor, on the CPU, as it is."""
+        file = self._places[name]
+        if file not in self._open:
+            self._open[file] = open_tensors(file)
+        return self._open[file](name)
 
     def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield stored tensors by name, on the CPU, as they are."""

@@ -148,6 +148,14 @@ def read_tensors(
             yield name, tensor[part] if part else stored.get_tensor(name)
 
 
+def open_tensors(file: Path) -> Callable[[str], Tensor]:
+    """Return a function that reads one tensor of a file, which stays open as long as it exists."""
+    if file.suffix == ".bin":
+        return _read_bin(file, "cpu").__getitem__
+    read: Callable[[str], Tensor] = safe_open(file, framework="pt").get_tensor
+    return read
+
+
 def _read_bin(file: Path, device: str) -> dict[str, Tensor]:
     """Load a file of ``torch.save`` without executing code that it may contain."""
     try:

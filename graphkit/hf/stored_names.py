@@ -1,0 +1,46 @@
+"""Names and conversions of stored tensors, as transformers has them for each type of model.
+
+transformers 5.5 to 5.24 rename stored tensors, and merge or split some, when they load a folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+
+class Target(NamedTuple):
+    """Where a stored tensor goes.
+
+    Attributes:
+        name: Name in the state dict of the model; the first one if the tensor is split. The model
+            may not have it.
+        is_converted: Whether it is merged with others, split or transposed.
+    """
+
+    name: str
+    is_converted: bool
+
+
+def targets(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Target]:
+    """Return where transformers puts stored tensors, by stored name.
+
+    Args:
+        model: The model, which may be on the meta device.
+        names: Names of the stored tensors.
+    """
+    mapping, state = get_model_conversion_mapping(model), model.state_dict()
+    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
+    converters = [each for each in mapping if isinstance(each, WeightConverter)]
+    placed = {}
+    for name in names:
+        prefix = model.base_model_prefix
+        target, pattern = rename_source_key(name, renamings, converters, prefix, state)
+        if target not in state and name in state:
+            target, pattern = rename_source_key(name, [], [], prefix, state)
+        placed[name] = Target(target, pattern is not None)
+    return placed
