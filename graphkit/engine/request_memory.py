@@ -47,6 +47,9 @@ class RequestMemory:
     many. Further requests may be admitted, without a promise; then ``reserve`` may find too few
     slots.
 
+    Columns of the table without a slot contain 0 before their slots are allocated again, so that no
+    slot is in two rows.
+
     Life: ``open`` takes all free rows of the pool -> requests -> ``close`` returns them.
 
     Args:
@@ -63,6 +66,8 @@ class RequestMemory:
         self._free_rows: list[int] = []
         self._allocator = TokenSlotAllocator(size, page_size)
         self._slots: dict[int, list[int]] = {}
+        self._stale: dict[int, int] = {}
+        """First column of a row that may contain a slot which has been freed."""
         self._promised: dict[int, int] = {}
         self._total_promised = 0
         self.total_slots = self._allocator.available
@@ -127,6 +132,11 @@ class RequestMemory:
             return False
         if not total:
             return True
+        table = self.pool.req_to_token
+        while self._stale:  # as late as this: until then, a step may still use the slots
+            row, first = next(iter(self._stale.items()))
+            table[row, first:] = 0
+            del self._stale[row]
         new = self._allocator.alloc(total).tolist()
         rows: list[int] = []
         columns: list[int] = []
@@ -141,7 +151,6 @@ class RequestMemory:
             columns += range(first, last)
             slots += held[first:last]
         index = to_device([rows, columns, slots], self.pool.device)
-        table = self.pool.req_to_token
         table[index[0], index[1]] = index[2].to(table.dtype)
         return True
 
@@ -154,6 +163,8 @@ class RequestMemory:
         freed: list[int] = []
         for row, length in lengths:
             held, keep = self._slots[row], self.whole_pages(length)
+            if len(held) > keep:
+                self._stale[row] = min(keep, self._stale.get(row, keep))
             freed += held[keep:]
             del held[keep:]
         self._allocator.free(freed)
@@ -169,4 +180,5 @@ class RequestMemory:
         """Free all rows and slots. Repairs what an exception in another method left behind."""
         self._slots, self._promised, self._total_promised = {}, {}, 0
         self._allocator = TokenSlotAllocator(self._size, self.page_size)
+        self._stale = dict.fromkeys(self._rows, 0)
         self._free_rows = self._rows[::-1]  # the lowest one is allocated first

@@ -158,3 +158,21 @@ def test_recurrent_states_begin_again(generation, topk):
         assert engine.stats.preemptions > 0
     for request, prompt in zip(requests, prompts, strict=True):
         assert request.output_ids == forward.plain(prompt, LONG)
+
+
+@pytest.mark.parametrize("is_captured", [False, True], ids=["eager", "captured"])
+@each_generation
+def test_the_checking_mode_accepts_slots_that_are_used_again(
+    make_engine, long_task, monkeypatch, generation, is_captured
+):
+    """After preemptions, aborts and ends, rows still contain the slots of others."""
+    monkeypatch.setenv("GRAPHKIT_CHECK", "1")
+    prompts, texts = long_task
+    engine = make_engine(generation=generation, kv_tokens=90, steps_per_launch=2, batch_sizes=[4])
+    if is_captured:
+        engine.capture()
+    aborted = engine.submit(prompts[0], SamplingParams(max_new_tokens=LONG))
+    engine.step()
+    engine.abort(aborted)
+    assert [each.output_ids for each in run(engine, prompts)] == texts
+    assert engine.stats.preemptions > 0

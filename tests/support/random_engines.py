@@ -2,11 +2,12 @@
 
 Each run draws a target (dense, with windows, recurrent), a drafter, a tree in any node order, page
 size, generation, batch sizes and the budget of prefills. Half of the pools are too small for all
-requests at once, so that requests are preempted. The requests have random prompts, lengths,
-filters, seeds and stop tokens, and join and are aborted at random. A KeyboardInterrupt is raised at
-a random line, or the forward raises an error. Every text is compared with that of the target's own
-logits, computed without a cache, filtered and sampled in float64 by code that shares nothing with
-graphkit. With several ranks, all run every engine as in tensor parallelism, without faults.
+requests at once, so that requests are preempted. A third of the runs are in the checking mode. The
+requests have random prompts, lengths, filters, seeds and stop tokens, and join and are aborted at
+random. A KeyboardInterrupt is raised at a random line, or the forward raises an error. Every text
+is compared with that of the target's own logits, computed without a cache, filtered and sampled in
+float64 by code that shares nothing with graphkit. With several ranks, all run every engine as in
+tensor parallelism, without faults.
 
     python tests/support/random_engines.py --runs 3000 --out tools/bench/results/random_engines.json
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import math
+import os
 import random
 import runpy
 import sys
@@ -28,6 +30,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -371,27 +374,16 @@ def one_run(seed: int, counts: Counter[str], group: RankGroup | None = None) -> 
     )  # fmt: skip
     if group is not None and spec.is_adaptive and generation == "v3":
         generation = "v2"  # ranks without loops refuse several lengths in v3
-    engine = SpeculativeEngine(
-        model,
-        drafter,
-        spec=spec,
-        sizes=BufferSizes(
-            REQUESTS, CONTEXT, target.hidden_size, target.vocab_size, torch.float32,
-            page_size=page_size,
-        ),
-        batch_sizes=draw.choice([[3], [1, 3], [1, 2, 3]]),
-        device="cpu",
-        generation=generation,
-        steps_per_launch=draw.randint(1, 6),
-        chunked_prefill_size=draw.choice([1, 3, 7, 64]),
-        group=group,
-    )  # fmt: skip
+    is_checking = random.Random(f"checks {seed}").random() < 1 / 3
+    with patch.dict(os.environ, {"GRAPHKIT_CHECK": str(int(is_checking))}):
+        engine = _engine(draw, target, model, drafter, spec, generation, group)
     counts[f"{kind}, {generation}"] += 1
     counts["with windows"] += isinstance(target, WindowTarget)
     counts["recurrent"] += isinstance(target, RecurrentTarget)
     with engine:
         if draw.random() < 0.6:
             engine.capture()
+            counts["loops that check slots"] += is_checking and generation == "v3"
         _serve(engine, target, forward, texts, draw, counts, most, has_faults=group is None)
         counts["several draft lengths"] += engine.spec.is_adaptive
         for drafts, number in engine.stats.drafted_lengths.items():
@@ -402,6 +394,25 @@ def one_run(seed: int, counts: Counter[str], group: RankGroup | None = None) -> 
         memory = engine.memory
         assert memory.held_slots == 0, "KV slots leak"
         assert memory.available_rows == memory.pool.size, "rows leak"
+
+
+def _engine(draw, target, model, drafter, spec, generation, group):
+    """Create an engine with random sizes, launches and chunks."""
+    return SpeculativeEngine(
+        model,
+        drafter,
+        spec=spec,
+        sizes=BufferSizes(
+            REQUESTS, CONTEXT, target.hidden_size, target.vocab_size, torch.float32,
+            page_size=spec.page_size,
+        ),
+        batch_sizes=draw.choice([[3], [1, 3], [1, 2, 3]]),
+        device="cpu",
+        generation=generation,
+        steps_per_launch=draw.randint(1, 6),
+        chunked_prefill_size=draw.choice([1, 3, 7, 64]),
+        group=group,
+    )  # fmt: skip
 
 
 def _serve(engine, target, forward, texts, draw, counts, most, *, has_faults):
