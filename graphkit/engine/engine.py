@@ -492,6 +492,8 @@ class SpeculativeEngine:
         if self.group is None:
             self._schedule.reset()
         self._queue.requeue()
+        self._end(self._queue.admitted)
+        self._queue.drop_finished()
         for request in self._queue.clear():
             self._tally.add(request)
         self.memory.close()
@@ -547,7 +549,9 @@ class SpeculativeEngine:
     def _restart(self) -> None:
         """Requeue the running requests. An interrupted step leaves their device state unknown."""
         self._schedule.reset()
-        self._end(self._queue.requeue())
+        self._queue.requeue()
+        self._end(self._queue.admitted)
+        self._queue.drop_finished()
         self._batch = None
 
     def _take_new_tokens(self) -> NewTokens:

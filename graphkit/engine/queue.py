@@ -206,14 +206,12 @@ class RequestQueue:
             del self._admitted[request]
         self.running = [request for request in self.running if request.row]
 
-    def requeue(self) -> list[Request]:
+    def requeue(self) -> None:
         """Put all admitted requests before the waiting ones, and free all rows and slots.
 
-        The next prefills are of their prompts and outputs. May be called again after an exception
-        at any line of this object.
-
-        Returns:
-            Those that have finished, which are dropped.
+        The next prefills are of their prompts and outputs. Those that have finished stay admitted,
+        without a row, until ``drop_finished``. May be called again after an exception at any line
+        of this object.
         """
         requests = list(dict.fromkeys((*self._admitted, *self._waiting)))
         for request in requests:
@@ -222,8 +220,10 @@ class RequestQueue:
         self._admitted = dict.fromkeys(each for each in requests if each.is_finished)
         self.running, self.prefilling = [], {}
         self._memory.free_all()
-        finished, self._admitted = list(self._admitted), {}
-        return finished
+
+    def drop_finished(self) -> None:
+        """Drop the admitted requests after ``requeue``, all of which have finished."""
+        self._admitted = {}
 
     def drop(self, request: Request) -> bool:
         """Drop a request if it is waiting; return whether it was."""

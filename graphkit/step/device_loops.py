@@ -220,6 +220,9 @@ class DeviceLoops:
         for loop in self._loops.values():
             loop.graph.wait()
         self._reader.end_all()
+        if self._prologue is not None:  # the recorder may have discarded a launch
+            self._ring.skip(int(self._control[Control.WRITTEN]))
+            self._prologue.buffers.mailbox.rewind()
         self._is_launching = False
 
     def join(self) -> None:

@@ -208,6 +208,10 @@ class OutputRing:
         """Ask the launch of this number, and all before it, to end after the step that runs."""
         self._words[_STOP] = max(launch, self._words[_STOP])
 
+    def skip(self, number: int) -> None:
+        """Continue at the entry of this number, counted from 0. The device must be idle."""
+        self._words[_READ] = number
+
     def clear(self) -> None:
         """Forget everything. The device must be idle."""
         self.words.zero_()

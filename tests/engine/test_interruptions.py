@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
 from graphkit.engine import SamplingParams
-from interruptions import lines_of, raising_at
+from interruptions import Line, is_device, lines_of, raising_at
 
 pytestmark = pytest.mark.slow
 
@@ -105,17 +106,56 @@ def test_an_interrupt_at_any_line(service):
     chosen = [line for i, line in enumerate(counts) if is_own(line) or i % 3 == turn % 3]
     assert len(chosen) > 200
     for i, line in enumerate(chosen):
-        occurrence = 1 + i * 7 % counts[line]
-        with raising_at(line, occurrence, KeyboardInterrupt()) as was_raised:
-            try:
-                service.run()
-            except KeyboardInterrupt:
-                pass
-            else:
-                assert not was_raised(), f"{line} swallows an interrupt"
+        interrupt(service, line, 1 + i * 7 % counts[line])
+
+
+def interrupt(service, line, occurrence, again=None):
+    """Interrupt a run at a line, perhaps the next step at another line, and check what follows."""
+    with raising_at(line, occurrence, KeyboardInterrupt()) as was_raised:
         try:
-            service.finish()
-            service.check()
-        except BaseException as error:
-            error.add_note(f"after an interrupt at {line}, occurrence {occurrence}")
-            raise
+            service.run()
+        except KeyboardInterrupt:
+            pass
+        else:
+            assert not was_raised(), f"{line} swallows an interrupt"
+    try:
+        if again is not None:
+            with raising_at(again, 1, KeyboardInterrupt()), suppress(KeyboardInterrupt):
+                service.finish()
+        service.finish()
+        service.check()
+    except BaseException as error:
+        error.add_note(f"after interrupts at {line}, occurrence {occurrence}, and {again}")
+        raise
+
+
+def test_an_interrupt_within_a_recorded_loop(service):
+    """The host runs the loops of the recorder, and stops in the middle of an operation."""
+    if service.engine.generation != "v3":
+        pytest.skip("only v3 has loops")
+    service.run()
+    counts = lines_of(service.run, is_device)
+    assert any("/ops/device_loop.py" in line.code.co_filename for line in counts)
+    assert any("/graphs/recorded_loop.py" in line.code.co_filename for line in counts)
+    for i, line in enumerate(counts):
+        interrupt(service, line, 1 + i * 7 % counts[line])
+
+
+RECOVERY = "_restart", "reset", "requeue", "resume", "free_all", "_end", "drop_finished"
+
+
+def test_an_interrupt_while_the_next_step_recovers_from_one(service):
+    """The first one comes while the host removes requests that have ended."""
+    service.run()
+    ends = lines_of(service.run, lambda code: code.co_qualname == "SpeculativeEngine._end")
+    first = min(ends, key=lambda line: (ends[line], line.number))  # within the loop
+    lines = lines_of(
+        lambda: interrupt(service, first, 1),
+        lambda code: is_own(Line(code, 0)) and code.co_name in RECOVERY,
+    )
+    assert {line.code.co_name for line in lines} == {*RECOVERY}
+    for line in lines:
+        for occurrence in (1, 2):
+            interrupt(service, first, occurrence, line)
+            texts = [service.returned.get(request) for request in service.requests]
+            assert texts == service.texts[: len(texts)], f"{line} loses tokens"

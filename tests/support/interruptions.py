@@ -65,14 +65,22 @@ def _traced(wanted: Callable[[CodeType], bool], on_line: Callable[[Line], None])
         sys.settrace(before)
 
 
-def lines_of(call: Callable[[], Any]) -> dict[Line, int]:
-    """Call a function, and return how often each line of graphkit's host code ran."""
+def is_device(code: CodeType) -> bool:
+    """Return whether a function is graphkit's and stands for the device."""
+    path = str(Path(code.co_filename).resolve())
+    return path.startswith(ROOTS) and any(part in path for part in DEVICE)
+
+
+def lines_of(
+    call: Callable[[], Any], wanted: Callable[[CodeType], bool] = is_host
+) -> dict[Line, int]:
+    """Call a function, and return how often each line of the wanted functions ran."""
     counts: dict[Line, int] = {}
 
     def count(line: Line) -> None:
         counts[line] = counts.get(line, 0) + 1
 
-    with _traced(is_host, count):
+    with _traced(wanted, count):
         call()
     return counts
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import weakref
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from graphkit.errors import ReplayError
 from graphkit.graphs import RecorderBackend
 
 STEPS = 3
@@ -124,3 +126,22 @@ def test_every_wait_reports_a_step_that_failed_until_the_loop_is_closed(looping)
             wait()
     looping.replayed.replay()
     assert looping.found == [9]
+
+
+def test_an_interrupted_step_is_reported_until_the_loop_is_waited_for(looping, backend):
+    """Launches of other loops go on."""
+    other = Looping(backend)
+    for loop in (looping.loop, looping.loop, other.loop):
+        loop.replay()
+    run_body, looping.loop.run_body = looping.loop.run_body, Mock(side_effect=KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        looping.loop.poll()
+    looping.loop.run_body = run_body
+    for wait in (looping.loop.poll, looping.replayed.replay, other.loop.poll):
+        with pytest.raises(ReplayError, match=r"was interrupted.* Call stop_loops, release the"):
+            wait()
+    looping.loop.wait()
+    assert (looping.found, other.found) == ([], [1, 1, 1])
+    looping.loop.replay()
+    looping.loop.wait()
+    assert looping.found == [1, 1, 1]
