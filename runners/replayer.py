@@ -21,7 +21,9 @@ OutputT = TypeVar("OutputT", bound=Output)
 
 
 class ReplayPlan:
-    """A live batch size at a captured size. A replay looks nothing up and allocates nothing.
+    """A live batch size at a captured size, made at the first replay of both.
+
+    Further replays look nothing up and allocate nothing.
 
     Attributes:
         requests: Number of live requests.
@@ -107,9 +109,7 @@ class Replayer(Generic[OutputT]):
         self._value_checks = self.buffers.value_checks
         self._final_stats: ReplayStats | None = None
         self.plans: dict[tuple[int, int | None], ReplayPlan] = {}
-        # Prepared now, so that the first replay of a size is as fast as the others.
-        for requests in range(1, table.max_batch_size + 1):
-            self.make_plan(requests, None)
+        """By live size and the captured size that the caller names; made at the first replay."""
 
     def replay(self, batch: Any, padded_batch_size: int | None) -> OutputT:
         """Replay a batch; see ``Runner.replay``."""

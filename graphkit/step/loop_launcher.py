@@ -47,10 +47,9 @@ class LoopLauncher:
     """
 
     def __init__(self, buffers: InputBuffers) -> None:
-        self._mailbox = buffers.mailbox
+        self._buffers, self._mailbox = buffers, buffers.mailbox
         self._payload = buffers.layouts[0].payload
-        sizes = range(buffers.capacity.requests + 1)
-        self._packers = [_packer(buffers, requests) for requests in sizes]
+        self._packers: dict[int, Struct] = {}
 
     def launch(
         self,
@@ -73,8 +72,11 @@ class LoopLauncher:
             ReplayError: CUDA refused the launch, or the device has failed.
         """
         mailbox, requests = self._mailbox, len(rows)
+        packer = self._packers.get(requests)
+        if packer is None:
+            packer = self._packers[requests] = _packer(self._buffers, requests)
         entry = mailbox.claim()
-        self._packers[requests].pack_into(
+        packer.pack_into(
             mailbox.words(entry), self._payload,
             *rows, *map(watched.__contains__, rows), max_steps, number,
         )  # fmt: skip

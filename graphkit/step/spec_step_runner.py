@@ -247,7 +247,8 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
 
         After an exception in ``launch``, such as a ``KeyboardInterrupt``, the device may have run
         steps that no stream contains. Stop the loops, ``release`` the requests, and ``admit`` them
-        again with the text received so far.
+        again with the text received so far. The recorder runs loops on the host, so that an
+        exception while a stream is read has the same effect there.
         """
         self._loops.stop()
 

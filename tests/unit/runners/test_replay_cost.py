@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -40,6 +41,7 @@ def test_a_replay_makes_few_calls(mode, monkeypatch):
         for graph in runner.graphs.values():
             monkeypatch.setattr(graph, "replay", lambda: None)
         monkeypatch.setattr(runner, "_replayer", runner.make_replayer(runner.graphs))
+        runner.replay(batch)  # the first one of a size prepares the others
         calls = []
 
         def count(frame, event, _argument):
@@ -54,3 +56,32 @@ def test_a_replay_makes_few_calls(mode, monkeypatch):
             sys.setprofile(before)
         runner.buffers.mailbox.rewind()
     assert 0 < len(calls) <= CALLS[mode], calls
+
+
+def test_a_capture_prepares_nothing_per_live_size():
+    """Plans and writers are made at the first replay of a live size."""
+
+    def made(most):
+        calls = []
+
+        def count(frame, event, _argument):
+            if event == "call" and frame.f_globals["__name__"].startswith(ROOMS):
+                calls.append(frame.f_code.co_name)
+
+        sizes = replace(SIZES, max_batch_size=most)
+        options = {"spec": SPEC, "sizes": sizes, "batch_sizes": [most], "device": "cpu"}
+        with gk.DecodeRunner(forward, **options) as runner:
+            runner.capture()
+            before = sys.getprofile()
+            sys.setprofile(count)
+            try:
+                replayer = runner.make_replayer(runner.graphs)
+            finally:
+                sys.setprofile(before)
+            assert replayer.plans == {}
+            for size in (1, most, 1):
+                runner.replay(runner.sample_batch(size))
+            assert len(runner._replayer.plans) == 2
+        return len(calls)
+
+    assert made(4) == made(64)

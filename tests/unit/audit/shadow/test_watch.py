@@ -129,7 +129,7 @@ def test_a_padded_run_that_fails_before_it_reads_its_batch(capture, monkeypatch,
 def test_a_launch_that_fails_leaves_the_runner_usable(capture, batch_of):
     runner, _ = capture()
     right = runner.replay(batch_of(3), clone=True).next_token_logits
-    plan = runner._replayer.plans[3, None]
+    plan = runner._replayer.make_plan(3, None)
     launch = plan.launch
     with ShadowWatch(runner, every=1) as watch:
         for turn in range(6):
