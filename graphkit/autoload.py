@@ -19,6 +19,10 @@ def begin_audit() -> None:
     """Follow the graphs of this process if the environment asks for it.
 
     An error is printed to stderr and the program continues: torch would fail to import otherwise.
+
+    Raises:
+        SystemExit: The report cannot be written. The process ends with exit code 2, so that a run
+            that audits nothing does not pass for one without findings.
     """
     if not os.environ.get("GRAPHKIT_AUDIT"):  # ``audit_options.REPORT_VARIABLE``
         return
@@ -29,3 +33,5 @@ def begin_audit() -> None:
     except Exception as error:
         if sys.stderr is not None:
             sys.stderr.write(f"graphkit audit: process {os.getpid()} is not audited: {error}\n")
+        if getattr(error, "field", None) == "GRAPHKIT_AUDIT":
+            raise SystemExit(2) from None

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Collection
 from pathlib import Path
 
 from graphkit.cli.exits import DONE, FAILED
 from graphkit.cli.options import HelpFormatter
 from graphkit.cli.output import print_message, print_result
 from graphkit.diff import diff_records
-from graphkit.diff.figures import regressions, with_changes_above
-from graphkit.records import load_record
+from graphkit.diff.figures import COSTS, TIMES, regressions, with_changes_above
+from graphkit.records import load_record, require_graphs
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -24,7 +25,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         epilog="""
 Exit code 0: the records were compared, whether they differ or not. With --fail-above, exit code 1
 if a figure got worse by more: nodes, times of replays and kernels, and memory of graphs, but not
-times of eager steps and captures.
+times of eager steps and captures, nor any time if a record is of the recorder, which runs on the
+CPU. Exit code 2: a file is missing or is no record with graphs.
 
 Examples:
   graphkit diff before.json after.json --threshold 2%
@@ -53,12 +55,19 @@ def run(arguments: argparse.Namespace) -> int:
     from graphkit.views import diff_view
     from graphkit.views.formatting import plain
 
-    record = diff_records(load_record(arguments.before), load_record(arguments.after))
+    before, after = (
+        require_graphs(load_record(path)) for path in (arguments.before, arguments.after)
+    )
+    record = diff_records(before, after)
     shown = with_changes_above(record, arguments.threshold)
     print_result(shown.to_json() if arguments.json else diff_view(shown))
     if arguments.fail_above is None:
         return DONE
-    worse = list(regressions(record, arguments.fail_above))
+    costs: Collection[str] = COSTS
+    if "recorder" in (before.backend, after.backend):
+        costs = [name for name in COSTS if name not in TIMES]
+        print_message("times not compared: the recorder runs on the CPU and measures no GPU time")
+    worse = list(regressions(record, arguments.fail_above, costs))
     for line in worse:
         print_message(f"worse: {plain(line)}")
     return FAILED if worse else DONE

@@ -9,7 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from graphkit.errors import CheckpointError, ConfigError, DeviceError, GraphkitError, TargetError
+from graphkit.errors import (
+    CheckpointError,
+    ConfigError,
+    DeviceError,
+    GraphkitError,
+    RecordError,
+    TargetError,
+)
 
 DONE, FAILED, USAGE, NO_DEVICE = 0, 1, 2, 3
 INTERRUPTED, TERMINATED = 130, 143
@@ -35,7 +42,7 @@ def exit_code(error: Exception) -> int:
     """Return the exit code of a command that ends with this error."""
     if isinstance(error, DeviceError):
         return NO_DEVICE
-    wrong_use = UsageError, TargetError, ConfigError, CheckpointError
+    wrong_use = UsageError, TargetError, ConfigError, CheckpointError, RecordError
     return USAGE if isinstance(error, wrong_use) else FAILED
 
 

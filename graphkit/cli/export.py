@@ -27,7 +27,7 @@ Formats:
 
 Pictures of a graph with 500 nodes or more show the nodes of equal layers once.
 
-Exit code 1: the record cannot be read, or lacks the nodes that the format shows.
+Exit code 2: the record cannot be read, or lacks the nodes that the format shows.
 
 Examples:
   graphkit export record.json --out record.html

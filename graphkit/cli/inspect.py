@@ -31,7 +31,7 @@ does not apply.
 has the sizes of all of them. This is an upper bound of distinct bytes: a kernel may use a part of a
 tensor, such as some rows of an embedding. Rates above 20,000 GB/s are left out for that reason.
 
-Exit code 1: the record cannot be read, or a replay of TARGET is wrong.
+Exit code 1: a replay of TARGET is wrong. Exit code 2: the record cannot be read.
 
 Examples:
   graphkit inspect engine.targets:llama --mode decode

@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphkit.cli.exits import FAILED, UsageError
+from graphkit.cli.exits import DONE, FAILED, NO_DEVICE, USAGE, UsageError
 from graphkit.cli.options import HelpFormatter, exists, parse_count
 from graphkit.cli.output import check_writable, print_message, print_result, write_output
 from graphkit.records import count_of
-from graphkit.records.audit import SEVERITIES
+from graphkit.records.audit import NOT_CHECKED, SEVERITIES
 
 if TYPE_CHECKING:
     from graphkit.recording import RecordedProgram
@@ -29,7 +29,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         epilog="""
 --out may also be given among ARGS. Arguments after -- always belong to the program.
 
-The exit code is the program's own; 128 plus the signal's number if a signal ended it.
+The exit code is the program's own; 128 plus the signal's number if a signal ended it. If the
+program itself ends with 0, --audit exits with 3 if nothing could be audited, with 2 if the report
+cannot be written, and with 1 if a finding is at least as severe as --fail-on.
 
 GRAPHKIT_AUDIT=report.json in the environment audits a process without this command.
 
@@ -109,19 +111,26 @@ def _audit(program: list[str], out: Path, arguments: argparse.Namespace) -> int:
     )
     audited = audit_program(program, options)
     report = audited.report
-    if report is None:
-        print_message("nothing audited: the program captured no graph")
-        return audited.exit_code
     if arguments.json:
         print_result(report.to_json())
-    else:
+    if not report.has_checked:
+        reasons = dict.fromkeys(check.text.removeprefix(NOT_CHECKED) for check in report.checks)
+        print_message(f"nothing audited: {'; '.join(reasons)}")
+    elif not arguments.json:
         from graphkit.views import findings_view
 
         print_message(findings_view(report))
-        print_message(f"wrote {out}")
+    try:
+        write_output(out, report.to_json())
+    except UsageError as error:
+        print_message(f"error: {error}")
+        return audited.exit_code or USAGE
+    if audited.exit_code:
+        return audited.exit_code
     worst = SEVERITIES.index(arguments.fail_on) if arguments.fail_on else -1
-    is_bad = any(SEVERITIES.index(finding.severity) <= worst for finding in report.findings)
-    return FAILED if is_bad and not audited.exit_code else audited.exit_code
+    if any(SEVERITIES.index(finding.severity) <= worst for finding in report.findings):
+        return FAILED
+    return DONE if report.has_checked else NO_DEVICE
 
 
 def _refuse_audit_options(arguments: argparse.Namespace) -> None:
@@ -161,12 +170,8 @@ def _report(recorded: RecordedProgram, out: Path) -> None:
 
 
 def _why_nothing(recorded: RecordedProgram) -> str:
+    from graphkit.recording import why_no_graph
+
     if recorded.lost_graphs:
         return "no graph was written completely"
-    if not recorded.imported_torch:
-        return "the program did not import torch"
-    import torch
-
-    if not torch.cuda.is_available():
-        return "torch sees no CUDA device"
-    return "the program captured no graph"
+    return why_no_graph(recorded.imported_torch)

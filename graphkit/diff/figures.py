@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from graphkit.records import DiffRecord, MetricChange, figure_heading
 
-COSTS = (
-    "num_nodes", "replay_us", "unprofiled_us", "p50_us", "busy_us", "critical_us", "pool_bytes",
-    "graph_bytes",
-)  # fmt: skip
+TIMES = ("replay_us", "unprofiled_us", "p50_us", "busy_us", "critical_us")
+COSTS = ("num_nodes", *TIMES, "pool_bytes", "graph_bytes")
 """Figures that get worse as they grow, except the times of eager steps and captures."""
 
 
@@ -36,12 +34,12 @@ def with_changes_above(record: DiffRecord, threshold: float) -> DiffRecord:
     )
 
 
-def regressions(record: DiffRecord, limit: float) -> Iterator[str]:
-    """Yield a line per figure of ``COSTS`` that grew by more than ``limit``, 0.05 for 5 %."""
+def regressions(record: DiffRecord, limit: float, costs: Collection[str] = COSTS) -> Iterator[str]:
+    """Yield a line per figure among ``costs`` that grew by more than ``limit``, 0.05 for 5 %."""
     sizes = ((f"{size.mode} {size.batch_size}", size.figures) for size in record.sizes)
     graphs = ((graph.after, graph.figures) for graph in record.graphs)
     for name, figures in (*sizes, *graphs):
         for figure in figures:
             part = relative_change(figure)
-            if figure.name in COSTS and part is not None and part > limit:
+            if figure.name in costs and part is not None and part > limit:
                 yield f"{name}: {figure_heading(figure.name)} {part:+.1%}"

@@ -14,7 +14,6 @@ Not recorded are child processes whose environment lacks PYTHONPATH or whose Pyt
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,8 +34,8 @@ from graphkit.recording.following import (
 )
 from graphkit.recording.graph_files import GraphFileWriter, RecordedProgram, collect
 from graphkit.recording.launch import run_python
-from graphkit.records import AuditReport
-from graphkit.records.audit import Audit
+from graphkit.records import AuditCheck, AuditReport
+from graphkit.records.audit import NOT_CHECKED, Audit
 
 __all__ = [
     "AuditOptions",
@@ -52,6 +51,7 @@ __all__ = [
     "compare_fingerprint",
     "fingerprint",
     "record_program",
+    "why_no_graph",
 ]
 
 
@@ -61,19 +61,18 @@ class AuditedProgram:
 
     Attributes:
         exit_code: As in ``RecordedProgram``; of the first run if the program ran again.
-        report: What was checked and found; ``None`` if no graph was captured.
-        imported_torch: True if any process of the program imported torch.
+        report: What was checked and found. If no graph was captured, its one check says why.
     """
 
     exit_code: int
-    report: AuditReport | None
-    imported_torch: bool
+    report: AuditReport
 
 
 def audit_program(arguments: Sequence[str], options: AuditOptions) -> AuditedProgram:
     """Run ``python ARGUMENTS`` and audit every CUDA graph that it and its children capture.
 
-    Results, standard streams and exit code are as under plain Python. With ``find_fault`` the
+    Results, standard streams and exit code are as under plain Python. The processes of the program
+    write ``options.report`` while they run, from the first graph on. With ``find_fault`` the
     program runs once more, in new processes, if a replay fails: its nodes then run one by one.
 
     Raises:
@@ -91,10 +90,48 @@ def audit_program(arguments: Sequence[str], options: AuditOptions) -> AuditedPro
             run_python(arguments, again, by_node.environment())
             repeated = collect_audit(again, " ".join(arguments))
             report = report if repeated is None else _with_node(report, repeated)
-        if report is not None:
-            with contextlib.suppress(OSError):
-                options.report.write_text(report.to_json(), encoding="utf-8")
-        return AuditedProgram(exit_code, report, (folder / "torch").exists())
+        if report is None:
+            report = _without_graph(" ".join(arguments), why_no_graph((folder / "torch").exists()))
+        return AuditedProgram(exit_code, report)
+
+
+def why_no_graph(imported_torch: bool) -> str:
+    """Return why a program captured no graph.
+
+    Args:
+        imported_torch: Whether any process of the program imported torch.
+    """
+    import torch
+
+    if not imported_torch:
+        return "the program did not import torch"
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    return "the program captured no graph"
+
+
+def _without_graph(command: str, reason: str) -> AuditReport:
+    """Return the report of a program that captured no graph."""
+    import torch
+
+    from graphkit.graphs import environment
+
+    has_cuda = torch.cuda.is_available()
+    check = AuditCheck(
+        audit=Audit.POINTERS,
+        mode="",
+        batch_size=0,
+        text=NOT_CHECKED + reason,
+        findings=0,
+        seconds=0,
+    )
+    return AuditReport(
+        target=command,
+        backend="cuda",
+        environment=environment(torch.device("cuda" if has_cuda else "cpu")),
+        checks=(check,),
+        findings=(),
+    )
 
 
 def _with_node(first: AuditReport | None, repeated: AuditReport) -> AuditReport:

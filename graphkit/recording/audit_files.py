@@ -7,6 +7,7 @@ also writes the report of all processes, so that this report is complete however
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -15,7 +16,8 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from graphkit.errors import RecordError
+from graphkit.errors import ConfigError, RecordError
+from graphkit.recording.audit_options import REPORT_VARIABLE
 from graphkit.recording.graph_files import FOLDER_VARIABLE
 from graphkit.records import AuditReport
 
@@ -87,12 +89,29 @@ class AuditFileWriter:
         """Return the writer of this process.
 
         Its folder is the one of ``graphkit record``, or else ``REPORT.processes``.
+
+        Raises:
+            ConfigError: The report cannot be written.
+            FileExistsError: A file has the name of the folder.
         """
         folder = os.environ.get(FOLDER_VARIABLE)
         if folder is not None:
             return cls(Path(folder), report)
         beside = report.with_name(f"{report.name}.processes")
-        return cls(beside, report, Run.joined(beside))
+        try:
+            if report.is_dir():
+                raise IsADirectoryError(errno.EISDIR, "it is a folder")
+            run = Run.joined(beside)
+        except FileExistsError:
+            raise
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{REPORT_VARIABLE} names {report}, which cannot be written: "
+                f"{getattr(error, 'strerror', None) or error}. Name a file in a folder that this "
+                "process may write.",
+                field=REPORT_VARIABLE,
+            ) from error
+        return cls(beside, report, run)
 
     def is_due(self) -> bool:
         """Return whether this process has no file, or some time has passed since it was written."""
@@ -108,7 +127,8 @@ class AuditFileWriter:
                 _remove_older(self._folder, self._run.began_ns)
             command = " ".join(sys.orig_argv) if self._run is None else self._run.command
             combined = collect_audit(self._folder, command)
-            if combined is not None:
+            # ``graphkit record`` writes to a device or a pipe once, at the end.
+            if combined is not None and (self._report.is_file() or not self._report.exists()):
                 _write(self._report, combined.to_json())
 
     def write_fault(self, graph: str, replay: int) -> None:

@@ -113,6 +113,10 @@ def worst_first(found: Iterable[_T]) -> tuple[_T, ...]:
     return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
+NOT_CHECKED = "not checked: "
+"""Begins the text of a check that could not be made; the reason follows."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditCheck:
     """A check of an audit, with or without findings.
@@ -153,6 +157,11 @@ class AuditReport(Record):
     environment: Environment
     checks: tuple[AuditCheck, ...]
     findings: tuple[Finding, ...]
+
+    @property
+    def has_checked(self) -> bool:
+        """Whether any check could be made."""
+        return any(not check.text.startswith(NOT_CHECKED) for check in self.checks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

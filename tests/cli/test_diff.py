@@ -52,21 +52,28 @@ def test_a_file_that_is_no_record_is_refused_on_one_line(run, saved, here, conte
     if content is not None:
         (here / "odd.json").write_bytes(content)
     ended = run("diff", *(("odd.json", saved) if is_first else (saved, "odd.json")))
-    assert (ended.code, ended.out) == (1, "")
+    assert (ended.code, ended.out) == (2, "")
     assert "record" in ended.error
 
 
 def test_a_record_without_graphs_is_refused_on_one_line(run, saved, here):
     (here / "diff.json").write_text(run("diff", saved, saved, "--json").out)
     ended = run("diff", "diff.json", saved)
-    assert (ended.code, ended.out) == (1, "")
+    assert (ended.code, ended.out) == (2, "")
     assert "of kind 'diff'" in ended.error
+
+
+def of_backend(path, backend):
+    """Let a saved record be of a backend, and return its body."""
+    body = json.loads(path.read_text()) | {"backend": backend}
+    path.write_text(json.dumps(body))
+    return body
 
 
 @pytest.fixture
 def slower(saved, here):
     """Save the record with a replay that takes 4 % longer, and twice the time of capture."""
-    body = json.loads(saved.read_text())
+    body = of_backend(saved, "cuda")
     size = body["modes"][0]["sizes"][0]
     size |= {"replay_us": 1.04 * size["replay_us"], "capture_ms": 2 * size["capture_ms"]}
     (here / "slower.json").write_text(json.dumps(body))
@@ -89,6 +96,21 @@ def test_a_figure_that_got_worse_by_more_fails(run, saved, slower):
     assert "capture ms" in ended.out
     assert run("diff", saved, slower, "--fail-above", "5%").code == 0
     assert run("diff", slower, saved, "--fail-above", "0").code == 0, "it got better"
+
+
+@pytest.mark.parametrize("recorded", ["before", "after"])
+def test_times_of_the_recorder_decide_nothing(run, saved, slower, recorded):
+    body = of_backend(saved if recorded == "before" else slower, "recorder")
+    ended = run("diff", saved, slower, "--fail-above", "3%")
+    assert ended.code == 0
+    note = "times not compared: the recorder runs on the CPU and measures no GPU time"
+    assert ended.messages == [note]
+    assert "replay us" in ended.out
+    if recorded == "after":
+        body["modes"][0]["sizes"][0]["num_nodes"] *= 2
+        slower.write_text(json.dumps(body))
+        ended = run("diff", saved, slower, "--fail-above", "3%")
+        assert (ended.code, len(ended.messages)) == (1, 2)
 
 
 @pytest.mark.parametrize("text", ["x", "-1%", "nan", "inf%", ""])

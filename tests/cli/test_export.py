@@ -179,7 +179,7 @@ def test_a_record_without_nodes_is_refused(run, saved, here, name):
     body = json.loads(saved.read_text())
     saved.write_text(json.dumps({**body, "graphs": []}))
     ended = run("export", saved, "--out", name)
-    assert (ended.code, ended.out) == (1, "")
+    assert (ended.code, ended.out) == (2, "")
     assert "the record holds no nodes" in ended.error
     assert not (here / name).exists()
 

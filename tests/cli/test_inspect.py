@@ -105,7 +105,7 @@ def test_a_file_that_is_no_record_is_refused_on_one_line(run, here, content, tex
     if content is not None:
         (here / "in.json").write_bytes(content)
     ended = run("inspect", "in.json", option)
-    assert (ended.code, ended.out) == (1, "")
+    assert (ended.code, ended.out) == (2, "")
     assert text in ended.error
 
 
@@ -113,7 +113,7 @@ def test_a_truncated_record_is_refused_on_one_line(run, saved):
     text = saved.read_text()
     saved.write_text(text[: len(text) // 2])
     ended = run("inspect", saved)
-    assert (ended.code, ended.out) == (1, "")
+    assert (ended.code, ended.out) == (2, "")
     assert "not a whole record" in ended.error
 
 
@@ -121,7 +121,7 @@ def test_a_record_without_graphs_is_refused_on_one_line(run, here):
     report = BenchReport(name="refresh", environment=ENVIRONMENT, settings={}, measures=())
     (here / "bench.json").write_text(report.to_json())
     ended = run("inspect", "bench.json")
-    assert (ended.code, ended.out) == (1, "")
+    assert (ended.code, ended.out) == (2, "")
     assert "'bench'" in ended.error
 
 

@@ -54,7 +54,7 @@ def test_commands_take_the_file_as_their_sizes(run, log, tmp_path, tiny):
         (["--max-capture-seconds", "nan"], "'nan' is not a number of seconds above 0", 2),
         (["--max-sizes", "2", "--max-memory", "1G"], "not allowed with argument", 2),
         (["--max-memory", "1G"], "a budget of memory_bytes needs a record", 2),
-        (["--record", "none.json"], "cannot read record none.json", 1),
+        (["--record", "none.json"], "cannot read record none.json", 2),
     ],
 )
 def test_refusals(run, log, options, expected, code):
@@ -64,11 +64,11 @@ def test_refusals(run, log, options, expected, code):
     assert done.out == ""
 
 
-def test_a_bad_log_is_an_error_and_a_bad_plan_a_wrong_usage(run, tmp_path):
+def test_a_bad_log_and_a_bad_plan_are_a_wrong_usage(run, tmp_path):
     bad = tmp_path / "bad"
     bad.write_text("batch_size\nx\n")
     done = run("plan", "--traffic", str(bad))
-    assert done.code == 1
+    assert done.code == 2
     assert "line 2: batch_size is 'x'" in done.err
     done = run("capture", "--batch-sizes", str(bad))
     assert done.code == 2

@@ -14,7 +14,7 @@ from graphkit.graphs.capture_failure import describe_exception
 from graphkit.recording.audit_files import AuditFileWriter
 from graphkit.recording.audits.checked_memory import NotChecked
 from graphkit.records import AuditCheck, AuditReport, Finding
-from graphkit.records.audit import Audit, worst_severity
+from graphkit.records.audit import NOT_CHECKED, Audit, worst_severity
 
 
 class ProcessReport:
@@ -44,7 +44,7 @@ class ProcessReport:
             try:
                 yield check
             except BaseException as error:
-                check.text = f"not checked: {failure_text(error)}"
+                check.text = NOT_CHECKED + failure_text(error)
                 interruption = None if isinstance(error, Exception) else error
         self._add(log)
         if interruption is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import graphkit
-from graphkit.records import RecordingRecord
+from graphkit.records import AuditReport, RecordingRecord
 
 
 @pytest.mark.parametrize(
@@ -114,3 +114,35 @@ def test_a_record_that_cannot_be_written_is_a_usage_error(run, program, here, mo
     ended = run("record", "s.py", "--out", "r.json")
     assert ended.code == 2
     assert "cannot write r.json" in ended.err
+
+
+@pytest.mark.parametrize("options", [(), ("--fail-on", "error"), ("--json",)])
+@pytest.mark.parametrize("out", ["r.json", "old.json"])
+def test_an_audit_of_nothing_exits_with_3(run, program, here, options, out):
+    (here / "old.json").write_text("the report of an earlier run")
+    program("print('program')")
+    ended = run("record", "--audit", "--out", out, *options, "s.py")
+    why = "the program did not import torch"
+    assert ended.code == 3
+    assert f"nothing audited: {why}\n" in ended.err
+    report = AuditReport.load(here / out)
+    assert [check.text for check in report.checks] == [f"not checked: {why}"]
+    if "--json" in options:
+        assert AuditReport.from_json(ended.out) == report
+
+
+def test_an_audit_of_nothing_keeps_the_exit_code_of_a_failed_program(run, program):
+    program("raise SystemExit(4)")
+    ended = run("record", "--audit", "--out", "r.json", "--fail-on", "error", "--json", "s.py")
+    assert ended.code == 4
+    assert "nothing audited: " in ended.err
+    assert not AuditReport.from_json(ended.out).findings
+
+
+@pytest.mark.parametrize(("own_code", "code"), [(0, 2), (5, 5)])
+def test_an_audit_whose_report_cannot_be_written_fails(run, program, here, own_code, code):
+    program(f"import os; os.mkdir('r.json'); raise SystemExit({own_code})")
+    ended = run("record", "--audit", "--out", "r.json", "--json", "s.py")
+    assert ended.code == code
+    assert "error: cannot write r.json: Is a directory." in ended.err
+    assert AuditReport.from_json(ended.out).checks

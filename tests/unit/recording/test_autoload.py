@@ -22,12 +22,12 @@ def start(tmp_path):
     plain = {name: text for name, text in os.environ.items() if not name.startswith("GRAPHKIT")}
     path = installed(tmp_path / "installed")
 
-    def run(code, **environment):
+    def run(code, returncode=0, **environment):
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False,
             env={**plain, "PYTHONPATH": path, **environment},
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == returncode, done.stderr
         return done
 
     return run
@@ -69,4 +69,15 @@ def test_an_audit_that_cannot_begin_leaves_torch_usable(start, tmp_path):
     assert done.stdout == "tensor(2.)\n"
     assert done.stderr.startswith("graphkit audit: process ")
     assert "is not audited: " in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("report", ["folder", "/dev/null/r.json", "/proc/none/r.json"])
+def test_a_report_that_cannot_be_written_ends_the_process(start, tmp_path, report):
+    (tmp_path / "folder").mkdir()
+    done = start("import torch; print('ran')", returncode=2, GRAPHKIT_AUDIT=report)
+    assert done.stdout == ""
+    assert "is not audited: GRAPHKIT_AUDIT names " in done.stderr
+    assert "which cannot be written: " in done.stderr
     assert done.stderr.count("\n") == 1
