@@ -23,7 +23,10 @@ Details are attributes of the exception, so that callers need not parse its mess
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from enum import Enum
+from math import prod
 from typing import Any
 
 
@@ -32,6 +35,70 @@ class GraphkitError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), self.args, self.__dict__)
+
+
+def short_repr(value: object, limit: int = 160) -> str:
+    """Return a value as text for a message: its ``repr`` on one line, cut to about ``limit``.
+
+    Of a collection the first items are shown, and of a tensor of many numbers dtype and shape. An
+    object whose ``repr`` fails is named by its type.
+    """
+    kind = type(value)
+    if limit < 8:
+        return "..."
+    if kind in _BRACKETS:
+        return _items_text(value, limit)
+    if is_dataclass(kind) and "__repr__" in kind.__dict__ and kind.__module__ != "builtins":
+        shown = (f.name for f in fields(kind) if f.repr and hasattr(value, f.name))
+        named = (f"{name}={short_repr(getattr(value, name), limit // 2)}" for name in shown)
+        return f"{kind.__qualname__}({_joined(named, limit)})"
+    try:
+        if kind.__module__.partition(".")[0] in ("torch", "numpy"):
+            shape = getattr(value, "shape", None)
+            if isinstance(shape, tuple) and prod(shape) > _MAX_NUMBERS:
+                dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
+                return f"{kind.__name__} of {dtype} {[*shape]}"
+        text = " ".join(repr(value).split())
+    except Exception:  # of the value
+        return f"<{kind.__name__}>"
+    return text if len(text) <= limit else f"{text[: limit * 2 // 3]}...{text[-limit // 4 :]}"
+
+
+_MAX_NUMBERS = 4
+_BRACKETS: dict[type, str] = {list: "[]", tuple: "()", set: "{}", dict: "{}"}
+
+
+def _items_text(value: Any, limit: int) -> str:
+    """Return the first items of a collection, and their number if some are left out."""
+    if type(value) is dict:
+        parts = (
+            f"{short_repr(key, limit // 2)}: {short_repr(item, limit // 2)}"
+            for key, item in value.items()
+        )
+    else:
+        parts = (short_repr(item, limit // 2) for item in value)
+    if not value:
+        return repr(value)
+    text = _joined(parts, limit)
+    if text.endswith("..."):
+        text += f" {len(value)} items"
+    elif type(value) is tuple and len(value) == 1:
+        text += ","
+    brackets = _BRACKETS[type(value)]
+    return f"{brackets[0]}{text}{brackets[1]}"
+
+
+def _joined(parts: Iterator[str], limit: int) -> str:
+    """Return parts with commas, and ``...`` in place of those beyond a length."""
+    shown: list[str] = []
+    length = 0
+    for part in parts:
+        length += len(part) + 2
+        if length > limit and shown:
+            shown.append("...")
+            break
+        shown.append(part)
+    return ", ".join(shown)
 
 
 def _restored(cls: type[GraphkitError], args: tuple[Any, ...], attributes: dict[str, Any]) -> Any:

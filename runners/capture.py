@@ -91,10 +91,10 @@ class SizeCapture:
                     if progress is not None:
                         progress(records[0])
         except CaptureFailure as failure:
-            _close(graphs.values())
+            close_graphs(graphs.values())
             raise capture_error(self._step.mode, size, failure) from failure.__cause__
         except BaseException:
-            _close(graphs.values())
+            close_graphs(graphs.values())
             raise
         finally:
             self._buffers.mailbox.rewind()
@@ -114,7 +114,7 @@ class SizeCapture:
         try:
             yield graphs
         finally:
-            _close(graphs.values())
+            close_graphs(graphs.values())
 
     def _one(self, size: int) -> CapturedGraph:
         self._buffers.prepare(size)
@@ -129,10 +129,10 @@ class SizeCapture:
             for stage in stages:
                 graphs.append(self._backend.capture(stage, self._attribution))  # noqa: PERF401 - closed on failure
         except CaptureFailure as failure:
-            _close(graphs)
+            close_graphs(graphs)
             raise self._diagnose(size, stages) or failure from failure.__cause__
         except BaseException:
-            _close(graphs)
+            close_graphs(graphs)
             raise
         return graphs[0] if len(graphs) == 1 else GraphSequence(graphs)
 
@@ -186,6 +186,7 @@ def mode_record(step: Step[Any], sizes: Sequence[SizeRecord], eager_reason: str)
     )
 
 
-def _close(graphs: Iterable[CapturedGraph]) -> None:
+def close_graphs(graphs: Iterable[CapturedGraph]) -> None:
+    """Close graphs."""
     for graph in graphs:
         graph.close()

@@ -1,5 +1,9 @@
 """Containers: dicts of named values that a forward reads, which can be read, set and restored.
 
+Nothing here runs code of the objects: a lazy proxy may load or raise whatever is asked of it. Types
+are compared by ``is_a``, attributes are read by ``own_attributes``, and lists and dicts by the
+methods of their built-in type.
+
 An ``nn.Module`` keeps its parameters, buffers and children in three dicts, whose names are private
 to torch; checked with torch 2.11 and 2.13. ``tests/unit/runners/test_containers.py`` fails if a
 later version keeps them elsewhere. Variables of closures are read by ``__code__.co_freevars`` and
@@ -8,18 +12,76 @@ later version keeps them elsewhere. Variables of closures are read by ``__code__
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from types import CellType, FunctionType, MethodType
+from types import (
+    CellType,
+    FunctionType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+)
 from typing import Any
 
 from torch import nn
+
+from graphkit.errors import short_repr
 
 MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 """Attributes of ``nn.Module`` that hold its tensors and children by name."""
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 _CLASS_VALUES = (bool, int, float)
 """Types of class attributes that count as values of the forward."""
+
+
+_MRO, _CLASS_DICT, _NAME = (
+    vars(type)[name].__get__ for name in ("__mro__", "__dict__", "__name__")
+)
+"""Read an attribute of a class past its metaclass."""
+
+
+def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    """Return whether a value is of some types, without reading its ``__class__``."""
+    return issubclass(type(value), kinds)
+
+
+def bases(cls: type) -> tuple[type, ...]:
+    """Return a class and its bases, in the order in which attributes are looked up."""
+    return _MRO(cls)  # type: ignore[no-any-return]
+
+
+def class_attributes(cls: type) -> MappingProxyType[str, Any]:
+    """Return the attributes that a class itself defines."""
+    return _CLASS_DICT(cls)  # type: ignore[no-any-return]
+
+
+def type_name(cls: type) -> str:
+    """Return the name of a class."""
+    return _NAME(cls)  # type: ignore[no-any-return]
+
+
+def own_attributes(value: Any) -> dict[str, Any]:
+    """Return the dict of an object's attributes; empty if it has none."""
+    for base in bases(type(value)):
+        slot: Any = class_attributes(base).get("__dict__")
+        if type(slot) in (GetSetDescriptorType, MemberDescriptorType):
+            attributes = slot.__get__(value)
+            return attributes if type(attributes) is dict else {}
+    return {}
+
+
+def items_of(value: Any) -> list[Any] | None:
+    """Return the items of a list, a tuple or a deque; ``None`` for other objects."""
+    for kind in (list, tuple, deque):
+        if is_a(value, kind):
+            return list(kind.__iter__(value))
+    return None
+
+
+_MAX_KEY = 40
+"""Length of the text of a key in a name."""
 
 
 class Container:
@@ -29,7 +91,6 @@ class Container:
         prefix: Name of the object that the values belong to.
         values: The dict, by reference.
         keep: Selects keys.
-        name_format: Format of a full name, from prefix and key.
 
     Attributes:
         owner: The module, the function or the object that holds the values, directly or in a list
@@ -41,12 +102,11 @@ class Container:
         prefix: str,
         values: dict[Any, Any],
         keep: Callable[[Any], bool] = lambda _key: True,
-        name_format: str = "{}.{}",
     ) -> None:
         self.owner: Any = None
         self.prefix = prefix
         self._values = values
-        self._keep, self._name_format = keep, name_format
+        self._keep = keep
 
     @property
     def place(self) -> int:
@@ -55,15 +115,15 @@ class Container:
 
     def name(self, key: Any) -> str:
         """Return the full name of a value."""
-        return self._name_format.format(self.prefix, key)
+        return f"{self.prefix}.{key}"
 
     def read(self) -> dict[Any, Any]:
         """Return the current values by key."""
-        return {key: value for key, value in self._values.items() if self._keep(key)}
+        return {key: value for key, value in dict.items(self._values) if self._keep(key)}
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Return the current value of a key, or a default."""
-        return self._values.get(key, default)
+        return dict.get(self._values, key, default)
 
     def set(self, key: Any, value: Any) -> None:
         """Set the value of a key."""
@@ -79,30 +139,42 @@ class Container:
                 self.set(key, value)
 
 
-class _ListItems(Container):
-    """Items of a list or a tuple."""
+class _DictItems(Container):
+    """Items of a dict."""
 
-    def __init__(self, prefix: str, items: list[Any] | tuple[Any, ...]) -> None:
-        super().__init__(prefix, {}, name_format="{}[{}]")
+    def name(self, key: Any) -> str:
+        return f"{self.prefix}[{short_repr(key, _MAX_KEY)}]"
+
+
+class _ListItems(Container):
+    """Items of a list, a deque or a tuple. Only lists are restored: a deque may be a log."""
+
+    def __init__(self, prefix: str, items: Any) -> None:
+        super().__init__(prefix, {})
         self._items = items
+
+    def name(self, key: Any) -> str:
+        return f"{self.prefix}[{key}]"
 
     @property
     def place(self) -> int:
         return id(self._items)
 
     def read(self) -> dict[Any, Any]:
-        return dict(enumerate(self._items))
+        return dict(enumerate(items_of(self._items) or ()))
 
     def get(self, key: Any, default: Any = None) -> Any:
-        return self._items[key] if key < len(self._items) else default
+        return self.read().get(key, default)
 
     def set(self, key: Any, value: Any) -> None:
-        if isinstance(self._items, list):
-            self._items[key] = value
+        if is_a(self._items, list):
+            list.__setitem__(self._items, key, value)
+        elif is_a(self._items, deque):
+            deque.__setitem__(self._items, key, value)
 
     def restore(self, saved: Mapping[Any, Any]) -> None:
-        if isinstance(self._items, list):
-            self._items[:] = saved.values()
+        if is_a(self._items, list):
+            list.__setitem__(self._items, slice(None), [*saved.values()])
 
 
 class _ClosureCells(Container):
@@ -136,7 +208,7 @@ class _ClassAttributes(Container):
     """
 
     def __init__(self, cls: type, hidden: Collection[str]) -> None:
-        super().__init__(cls.__name__, {}, lambda key: key not in hidden)
+        super().__init__(type_name(cls), {}, lambda key: key not in hidden)
         self._class = cls
 
     @property
@@ -144,11 +216,13 @@ class _ClassAttributes(Container):
         return id(self._class)
 
     def read(self) -> dict[Any, Any]:
-        values = {key: value for key, value in vars(self._class).items() if self._keep(key)}
+        values = {
+            key: value for key, value in class_attributes(self._class).items() if self._keep(key)
+        }
         return {key: value for key, value in values.items() if type(value) in _CLASS_VALUES}
 
     def get(self, key: Any, default: Any = None) -> Any:
-        return vars(self._class).get(key, default)
+        return class_attributes(self._class).get(key, default)
 
     def set(self, key: Any, value: Any) -> None:
         setattr(self._class, key, value)
@@ -157,6 +231,49 @@ class _ClassAttributes(Container):
         for key, value in saved.items():
             if self.get(key) is not value:
                 self.set(key, value)
+
+
+class _Slots(Container):
+    """Attributes in the slots of a class."""
+
+    def __init__(self, prefix: str, owner: Any, slots: dict[str, MemberDescriptorType]) -> None:
+        super().__init__(prefix, {})
+        self._owner, self._slots = owner, slots
+
+    @property
+    def place(self) -> int:
+        return id(self._owner)
+
+    def read(self) -> dict[Any, Any]:
+        return {name: value for name in self._slots if (value := self.get(name, self)) is not self}
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        try:
+            return self._slots[key].__get__(self._owner)
+        except AttributeError:  # nothing is assigned
+            return default
+
+    def set(self, key: Any, value: Any) -> None:
+        self._slots[key].__set__(self._owner, value)
+
+    def restore(self, saved: Mapping[Any, Any]) -> None:
+        for name, value in saved.items():
+            self.set(name, value)
+        for name in self.read().keys() - saved.keys():
+            self._slots[name].__delete__(self._owner)
+
+
+def _slots(name: str, value: Any) -> Iterator[Container]:
+    declaring = (class_attributes(base) for base in bases(type(value)))
+    slots = {
+        key: slot
+        for attributes in declaring
+        if "__slots__" in attributes
+        for key, slot in attributes.items()
+        if type(slot) is MemberDescriptorType
+    }
+    if slots:
+        yield _Slots(name, value, slots)
 
 
 def class_numbers(cls: type, hidden: Collection[str]) -> Container:
@@ -178,24 +295,26 @@ def containers(name: str, value: Any) -> Iterator[Container]:
         name: Name of the object.
         value: The object.
     """
-    if isinstance(value, nn.Module):
-        yield Container(name, vars(value), lambda key: key not in _MODULE_ATTRIBUTES)
+    attributes = own_attributes(value)
+    if is_a(value, nn.Module):
+        yield Container(name, attributes, lambda key: key not in _MODULE_ATTRIBUTES)
         for attribute in MODULE_DICTS:
-            yield Container(name, getattr(value, attribute))
-    elif isinstance(value, FunctionType):
+            yield Container(name, attributes.get(attribute, {}))
+    elif is_a(value, FunctionType):
         yield _ClosureCells(name, value)
-        yield Container(name, vars(value))
-    elif isinstance(value, MethodType):
-        yield from containers(type(value.__self__).__name__, value.__self__)
+        yield Container(name, attributes)
+    elif is_a(value, MethodType):
+        yield from containers(type_name(type(value.__self__)), value.__self__)
         yield from containers(name, value.__func__)
-    elif isinstance(value, partial):
+    elif is_a(value, partial):
         yield Container(name, {"func": value.func, "args": value.args, "keywords": value.keywords})
-    elif isinstance(value, dict):
-        yield Container(name, value, name_format="{}[{!r}]")
-    elif isinstance(value, (list, tuple)):
+    elif is_a(value, dict):
+        yield _DictItems(name, value)
+    elif is_a(value, (list, tuple, deque)):
         yield _ListItems(name, value)
     else:
-        yield Container(name, vars(value))
+        yield Container(name, attributes)
+        yield from _slots(name, value)
 
 
 def _contents(cell: CellType) -> tuple[Any, ...]:

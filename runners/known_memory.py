@@ -12,6 +12,7 @@ from graphkit.attention.cache import kv_pools
 from graphkit.buffers import InputBuffers
 from graphkit.graphs import named_tensors
 from graphkit.records import BufferRecord
+from graphkit.runners.containers import is_a, items_of, own_attributes
 
 _TABLES = "req_to_token_pool", "window_req_to_token_pool"
 _ATTENTION_DEPTH = 3
@@ -101,13 +102,14 @@ def _pool_tensors(pool: Any) -> Mapping[str, torch.Tensor]:
 
 def attribute_tensors(owner: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield dotted name and tensor of an object's attributes, ``depth`` attributes deep at most."""
-    for name, value in getattr(owner, "__dict__", {}).items():
-        if isinstance(value, torch.Tensor):
+    for name, value in own_attributes(owner).items():
+        items = items_of(value)
+        if is_a(value, torch.Tensor):
             yield name, value
-        elif isinstance(value, (list, tuple)):
-            for i, item in enumerate(value):
-                if isinstance(item, torch.Tensor):
+        elif items is not None:
+            for i, item in enumerate(items):
+                if is_a(item, torch.Tensor):
                     yield f"{name}.{i}", item
-        elif depth > 1 and not isinstance(value, nn.Module):
+        elif depth > 1 and not is_a(value, nn.Module):
             for inner, tensor in attribute_tensors(value, depth - 1):
                 yield f"{name}.{inner}", tensor

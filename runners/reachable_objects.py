@@ -9,20 +9,29 @@ names. Objects of graphkit, torch and the standard library are left out.
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from functools import partial
-from inspect import unwrap
+from functools import cached_property, partial
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import Any
-from weakref import ProxyTypes
+from typing import Any, TypeVar
 
 from torch import nn
 
 from graphkit.attention import AttentionBackend
-from graphkit.runners.containers import Container, class_numbers, containers
+from graphkit.runners.containers import (
+    Container,
+    bases,
+    class_attributes,
+    class_numbers,
+    containers,
+    is_a,
+    items_of,
+    own_attributes,
+)
 from graphkit.runners.step import forward_name
 
+_T = TypeVar("_T")
 MAX_ITEMS = 64
 """Length up to which the walk enters lists and dicts; longer ones are data."""
 _MAX_DEPTH = 2
@@ -32,8 +41,8 @@ _EXCLUDED_PACKAGES = {*sys.stdlib_module_names, "torch", "numpy", "triton", "cud
 
 def walk_roots(forward: Any) -> dict[str, Any]:
     """Return a forward, or a sequence of forwards, by name, as the root of a walk."""
-    is_sequence = isinstance(forward, (Sequence, nn.ModuleList))
-    forwards = [unwrap(one) for one in (forward if is_sequence else (forward,))]
+    is_sequence = is_a(forward, (Sequence, nn.ModuleList))
+    forwards = [_unwrapped(one) for one in (forward if is_sequence else (forward,))]
     name = forward_name(forwards[0]).rpartition(".")[2]
     return {name: forwards if is_sequence else forwards[0]}
 
@@ -53,13 +62,20 @@ class ReachableObjects:
     def __init__(self, roots: Mapping[str, Any]) -> None:
         walk = _Walk()
         for name, root in roots.items():
-            is_sequence = isinstance(root, (list, tuple, nn.ModuleList))
+            is_sequence = is_a(root, (list, tuple, nn.ModuleList))
             for i, forward in enumerate(root if is_sequence else (root,)):
                 walk.enter(
                     f"{name}[{i}]" if is_sequence else name, forward, _MAX_DEPTH, is_root=True
                 )
         self.entries = tuple((container, container.read()) for container in walk.containers)
         self.words: frozenset[str] = frozenset(walk.words)
+
+    def values_of(self, kind: type[_T]) -> Iterator[tuple[Container, Any, _T]]:
+        """Yield container, key and value of each value of a type, as of construction."""
+        for container, values in self.entries:
+            for key, value in values.items():
+                if is_a(value, kind):
+                    yield container, key, value
 
     def restore(self) -> None:
         """Restore all references. The contents of tensors are not restored."""
@@ -79,14 +95,12 @@ class _Walk:
         self, name: str, value: Any, depth: int, owner: Any = None, is_root: bool = False
     ) -> None:
         """Collect the containers of an object and of the objects in them."""
-        if type(value) in ProxyTypes:  # isinstance raises if its object is gone
-            return
-        is_module = isinstance(value, nn.Module)
+        is_module = is_a(value, nn.Module)
         if not (is_root or is_module or (depth and _is_entered(value))) or id(value) in self._seen:
             return
         self._seen[id(value)] = value  # the reference keeps the id from being used again
         inner_depth = _MAX_DEPTH if is_module else depth if is_root else depth - 1
-        if not isinstance(value, (list, tuple, dict)):
+        if not is_a(value, (list, tuple, deque, dict)):
             owner = value
         code = list(self._code(value))  # first: its words choose the methods of inner objects
         for container in (*containers(name, value), *code):
@@ -97,12 +111,12 @@ class _Walk:
 
     def _code(self, value: Any) -> Iterator[Container]:
         """Yield the globals that the code of a function or of an object names."""
-        if isinstance(value, MethodType):
+        if is_a(value, MethodType):
             yield from self._class_containers(value.__self__, {value.__func__.__name__})
-        elif isinstance(value, FunctionType):
+        elif is_a(value, FunctionType):
             yield from self._function_containers(value)
-        elif not isinstance(value, (list, tuple, dict, partial, ModuleType)):
-            is_module = isinstance(value, nn.Module)
+        elif not is_a(value, (list, tuple, deque, dict, partial, ModuleType)):
+            is_module = is_a(value, nn.Module)
             yield from self._class_containers(value, {"forward"} if is_module else {"__call__"})
 
     def _class_containers(self, value: Any, methods: set[str]) -> Iterator[Container]:
@@ -124,9 +138,9 @@ class _Walk:
                 new = code_words(function.__code__) - known
                 known |= new
                 pending += new
-        for base in cls.__mro__:
+        for base in bases(cls):
             if _is_user_code(base):
-                yield class_numbers(base, frozenset(getattr(value, "__dict__", ())))
+                yield class_numbers(base, frozenset(own_attributes(value)))
 
     def _function_containers(self, function: FunctionType) -> Iterator[Container]:
         """Yield the globals that a function's code names, and those in the user's modules."""
@@ -138,13 +152,10 @@ class _Walk:
         container.owner = function
         yield container
         for value in container.read().values():
-            if (
-                isinstance(value, ModuleType)
-                and _is_user_code(value)
-                and id(value) not in self._seen
-            ):
-                inner = value.__name__.rpartition(".")[2]
-                container = Container(inner, vars(value), words.__contains__)
+            if is_a(value, ModuleType) and _is_user_code(value) and id(value) not in self._seen:
+                attributes = own_attributes(value)
+                inner = str(attributes["__name__"]).rpartition(".")[2]
+                container = Container(inner, attributes, words.__contains__)
                 container.owner = value
                 yield container
 
@@ -164,28 +175,46 @@ def code_words(code: CodeType) -> set[str]:
 
 def _functions(cls: type, name: str) -> Iterator[FunctionType]:
     """Yield a method or property of a class and of the classes that it overrides."""
-    for base in cls.__mro__:
-        method = vars(base).get(name)
-        function = getattr(method, "fget", None) or getattr(method, "__func__", method)
-        if isinstance(function, FunctionType) and _is_entered(function):
-            yield function
-            if (inner := unwrap(function)) is not function and isinstance(inner, FunctionType):
+    for base in bases(cls):
+        method: Any = class_attributes(base).get(name)
+        if is_a(method, property):
+            method = method.fget
+        elif is_a(method, cached_property):
+            method = method.func
+        elif is_a(method, (classmethod, staticmethod)):
+            method = method.__func__
+        if is_a(method, FunctionType) and _is_entered(method):
+            yield method
+            inner = _unwrapped(method)
+            if inner is not method and is_a(inner, FunctionType):
                 yield inner
 
 
+def _unwrapped(function: Any) -> Any:
+    """Return what a function wraps at last, as ``inspect.unwrap`` does."""
+    seen: set[int] = set()
+    while id(function) not in seen:
+        seen.add(id(function))
+        function = own_attributes(function).get("__wrapped__", function)
+    return function
+
+
 def _is_entered(value: Any) -> bool:
-    if isinstance(value, (MethodType, partial, SimpleNamespace)):
+    if is_a(value, (MethodType, partial, SimpleNamespace)):
         return True
-    if isinstance(value, (list, tuple, dict)):
-        return len(value) <= MAX_ITEMS
-    if isinstance(value, (type, Enum, AttentionBackend, ModuleType)):
+    if is_a(value, dict):
+        return dict.__len__(value) <= MAX_ITEMS
+    if (items := items_of(value)) is not None:
+        return len(items) <= MAX_ITEMS
+    if is_a(value, (type, Enum, ModuleType)) or is_a(value, AttentionBackend):
         return False
-    return hasattr(value, "__dict__") and _is_user_code(
-        value if isinstance(value, FunctionType) else type(value)
-    )
+    return _is_user_code(value if is_a(value, FunctionType) else type(value))
 
 
 def _is_user_code(value: Any) -> bool:
     """Return whether a function, a class or a module belongs to the user, not to a library."""
-    name = value.__name__ if isinstance(value, ModuleType) else str(value.__module__)
-    return name.split(".")[0] not in _EXCLUDED_PACKAGES
+    if is_a(value, ModuleType):
+        name = own_attributes(value).get("__name__")
+    else:
+        name = class_attributes(value).get("__module__") if is_a(value, type) else value.__module__
+    return str(name).split(".")[0] not in _EXCLUDED_PACKAGES

@@ -37,7 +37,7 @@ from graphkit.records import (
     ReplayStats,
     SizeRecord,
 )
-from graphkit.runners.capture import SizeCapture, mode_record
+from graphkit.runners.capture import SizeCapture, close_graphs, mode_record
 from graphkit.runners.dispatch import Decision, Dispatch
 from graphkit.runners.frozen_values import FrozenValue, FrozenValues
 from graphkit.runners.known_memory import memory_names, memory_parts
@@ -258,10 +258,15 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             capture = SizeCapture(
                 self.step, self.table, self.capturing_backend(), self.mutable_state, attribution
             )
-            self._replayer = self.make_replayer(capture.capture(progress))
+            graphs = capture.capture(progress)
+            try:
+                self._frozen = FrozenValues(self, self._forward)
+                self._replayer = self.make_replayer(graphs)
+            except BaseException:
+                close_graphs(graphs.values())
+                raise
             sizes = capture.records
             self._replayer.consensus = self._consensus
-            self._frozen = FrozenValues(self, self._forward)
             if self.buffers.value_checks is not None and self.group is None:
                 self._replayer.frozen = self._frozen  # with a group, a comparison is collective
         mode = mode_record(self.step, sizes, self.eager_reason)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from graphkit.config import BufferSizes
 from graphkit.errors import InputError, OutputError
 from graphkit.graphs import Stage, is_capturing, scope
 from graphkit.ops.rows import gather_rows
+from graphkit.runners.containers import is_a, own_attributes, type_name
 from graphkit.runners.output_fields import OutputCheck
 from graphkit.runners.outputs import DraftExtendOutput, Output
 from graphkit.spec import ForwardMode, SpecConfig
@@ -309,7 +311,9 @@ def forward_name(forward: Any) -> str:
     """Return the name of a forward, or the names of several, for records."""
     if isinstance(forward, tuple):
         return ", ".join(dict.fromkeys(forward_name(layer) for layer in forward))
-    return str(getattr(forward, "__qualname__", type(forward).__name__))
+    if is_a(forward, (FunctionType, MethodType, BuiltinFunctionType, type)):
+        return str(forward.__qualname__)
+    return str(own_attributes(forward).get("__qualname__", type_name(type(forward))))
 
 
 def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -18,7 +18,7 @@ from graphkit.audit.bugs import Bug
 from graphkit.graphs.operations import storage_id
 from graphkit.records import tensor_text
 from graphkit.runners import Runner
-from graphkit.runners.containers import Container
+from graphkit.runners.containers import Container, is_a
 from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
 from graphkit.verify.teacher_forcing import wrapped_forward
 
@@ -62,24 +62,22 @@ def cache_at_fault(
     """
     storages = {storage_id(tensor) for tensor in read}
     objects = ReachableObjects(walk_roots(runner.step.forward))
-    for container, values in objects.entries:
-        for key, value in values.items():
-            is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
-            if not is_tensor or storage_id(value) not in storages:
+    for container, key, value in objects.values_of(torch.Tensor):
+        if isinstance(value, nn.Parameter) or storage_id(value) not in storages:
+            continue
+        for without in _removals(container, container.read(), key):
+            try:
+                with _forgetting(runner, container, without):
+                    run()
+                    made: Any = container.read().get(key)
+                    if not is_a(made, torch.Tensor) or made is value:
+                        continue
+                    if agrees():
+                        return _cache(container.name(key), value, made)
+            except Exception:
                 continue
-            for without in _removals(container, values, key):
-                try:
-                    with _forgetting(runner, container, without):
-                        run()
-                        made = container.read().get(key)
-                        if not isinstance(made, torch.Tensor) or made is value:
-                            continue
-                        if agrees():
-                            return _cache(container.name(key), value, made)
-                except Exception:
-                    continue
-                finally:
-                    objects.restore()
+            finally:
+                objects.restore()
     return None
 
 

@@ -19,6 +19,7 @@ from graphkit.graphs.operations import tensors_in
 from graphkit.graphs.recorded_op import RecordedOp
 from graphkit.graphs.tracked_objects import find_objects, find_referrers
 from graphkit.records import tensor_text
+from graphkit.runners.containers import is_a, own_attributes, type_name
 from graphkit.runners.reachable_objects import ReachableObjects
 
 
@@ -168,6 +169,13 @@ def _storages(objects: Iterable[object]) -> Iterator[tuple[int, int]]:
             yield begin, begin + storage.nbytes()
 
 
+def holder_name(owner: Any) -> str:
+    """Return the name of a module, or of the type of another object."""
+    if is_a(owner, ModuleType):
+        return str(own_attributes(owner).get("__name__"))
+    return type_name(type(owner))
+
+
 def _holder_names(tensors: Sequence[torch.Tensor]) -> dict[int, str]:
     """Return the module global or the attribute that refers to each tensor, by the tensor's id.
 
@@ -180,10 +188,8 @@ def _holder_names(tensors: Sequence[torch.Tensor]) -> dict[int, str]:
     attributes_of_owners = [holder for holder in holders if isinstance(holder, dict)]
     owners = [*holders, *find_referrers(attributes_of_owners)]
     for owner in {id(owner): owner for owner in owners}.values():
-        attributes = getattr(owner, "__dict__", None)
-        if not isinstance(attributes, dict):
-            continue
-        owner_name = owner.__name__ if isinstance(owner, ModuleType) else type(owner).__name__
+        attributes = own_attributes(owner)
+        owner_name = holder_name(owner)
         for key, value in list(attributes.items()):
             if id(value) in wanted:
                 names.setdefault(id(value), f"{owner_name}.{key}")

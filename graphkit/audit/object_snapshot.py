@@ -15,14 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from graphkit.errors import short_repr
 from graphkit.records import count_of, tensor_text
+from graphkit.runners.containers import is_a, own_attributes, type_name
 from graphkit.runners.reachable_objects import MAX_ITEMS, ReachableObjects
 
 RANDOM_STATE = "random state"
 """Text of a random generator."""
 _SCALARS = (bool, int, float, complex, str, bytes, Enum, np.generic)
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator)
-_SUMMARIZED = (torch.Tensor, np.ndarray, *_GENERATORS, list, set, deque, *_SCALARS)
+_SIZED = (list, set, deque, dict)
+_SUMMARIZED = (torch.Tensor, np.ndarray, *_GENERATORS, *_SIZED, *_SCALARS)
 _MAX_TEXT = 40
 _MAX_ELEMENTS = 4
 """Tensors of up to this many elements are shown with their elements."""
@@ -96,13 +99,17 @@ class ObjectSnapshot:
             self.summaries[name] = ObjectSummary(RANDOM_STATE, state)
 
     def changes(self, later: ObjectSnapshot) -> Iterator[ObjectChange]:
-        """Yield the differences of a later snapshot; a tensor with two names appears once."""
-        reported: set[int | None] = set()
+        """Yield the differences of a later snapshot.
+
+        A tensor with two names appears once, and a list with more items without these.
+        """
+        reported: set[int | str | None] = set()
         for name in {**self.summaries, **later.summaries}:
             before, after = self.summaries.get(name, ABSENT), later.summaries.get(name, ABSENT)
             is_reported = after.address is not None and after.address in reported
-            if before != after and not is_reported:
-                reported.add(after.address)
+            is_item = (before is ABSENT or after is ABSENT) and name.rpartition("[")[0] in reported
+            if before != after and not is_reported and not is_item:
+                reported |= {after.address, name}
                 yield ObjectChange(name, before, after)
 
     def restore(self) -> None:
@@ -110,19 +117,20 @@ class ObjectSnapshot:
         self._objects.restore()
 
     def _summary(self, value: Any) -> ObjectSummary:
-        if isinstance(value, torch.Tensor):
+        if is_a(value, torch.Tensor):
             return self._summary_of_tensor(value)
-        if isinstance(value, np.ndarray):
+        if is_a(value, np.ndarray):
             return ObjectSummary(tensor_text(value.dtype, value.shape), hash(value.tobytes()))
-        if isinstance(value, _GENERATORS):
+        if is_a(value, _GENERATORS):
             return ObjectSummary(RANDOM_STATE, _generator_state(value))
         if value is None:
             return ABSENT
-        if isinstance(value, _SCALARS):
-            text = repr(value)  # compared instead of the value: NaN != NaN, and True == 1
+        if is_a(value, _SCALARS):
+            text = _scalar_text(value)  # compared instead of the value: NaN != NaN, and True == 1
             shown = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
             return ObjectSummary(shown, text)
-        return ObjectSummary(count_of(len(value), "item"), len(value))
+        length = next(kind.__len__(value) for kind in _SIZED if is_a(value, kind))
+        return ObjectSummary(count_of(length, "item"), length)
 
     def _summary_of_tensor(self, tensor: torch.Tensor) -> ObjectSummary:
         text = tensor_text(tensor.dtype, tensor.shape)
@@ -152,9 +160,20 @@ def checksum(tensor: torch.Tensor) -> int:
 
 def _is_summarized(value: Any) -> bool:
     """Return whether a value gets a summary; the items of small dicts get their own."""
-    if isinstance(value, dict):
-        return len(value) > MAX_ITEMS
-    return value is None or isinstance(value, _SUMMARIZED)
+    if is_a(value, dict):
+        return dict.__len__(value) > MAX_ITEMS
+    return value is None or is_a(value, _SUMMARIZED)
+
+
+def _scalar_text(value: Any) -> str:
+    """Return a scalar as text, as its built-in type writes it."""
+    for kind in (int, float, complex, str, bytes):
+        if is_a(value, kind) and type(value) is not bool:
+            return kind.__repr__(value)
+    if is_a(value, Enum):  # whose own text may be anything
+        member = own_attributes(value)
+        return f"<{type_name(type(value))}.{member['_name_']}: {short_repr(member['_value_'])}>"
+    return repr(value)
 
 
 def _generator_state(generator: torch.Generator | random.Random | np.random.Generator) -> int:

@@ -126,13 +126,13 @@ def undeclared_tensors(
     names = runner.memory_names(weights)
     known = {storage_id(tensor) for kind in names.values() for tensor in kind.values()}
     found: dict[Any, tuple[str, torch.Tensor]] = {}
-    for container, values in ReachableObjects(walk_roots(runner.step.forward)).entries:
-        for key, value in values.items():
-            is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
-            is_dense = is_tensor and value.layout is torch.strided and not value.is_meta
-            if is_dense and storage_id(value) not in known and not restore_problem(value):
-                place = value.data_ptr(), value.shape, value.stride()
-                found.setdefault(place, (container.name(key), value))
+    objects = ReachableObjects(walk_roots(runner.step.forward))
+    for container, key, value in objects.values_of(torch.Tensor):
+        is_weight = isinstance(value, nn.Parameter)
+        is_dense = not is_weight and value.layout is torch.strided and not value.is_meta
+        if is_dense and storage_id(value) not in known and not restore_problem(value):
+            place = value.data_ptr(), value.shape, value.stride()
+            found.setdefault(place, (container.name(key), value))
     tensors = dict(found.values())
     by_size = sorted(tensors, key=lambda name: tensors[name].nbytes)
     ends = accumulate(tensors[name].nbytes for name in by_size)

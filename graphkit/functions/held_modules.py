@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
+from types import MethodType
 from typing import Any
 
 from torch import nn
 
 from graphkit.errors import ConfigError
+from graphkit.runners.containers import is_a, own_attributes
 
 
 def held_weights(fn: Any) -> nn.Module | None:
@@ -37,17 +39,15 @@ def _modules_in(fn: Any) -> dict[str, nn.Module]:
     if isinstance(fn, partial):
         bound = {f"argument_{index}": value for index, value in enumerate(fn.args)}
         return {**_modules_in(fn.func), **_modules_among({**bound, **fn.keywords})}
-    owner = getattr(fn, "__self__", None)
-    if isinstance(owner, nn.Module):
+    owner: Any = fn.__self__ if is_a(fn, MethodType) else None
+    if is_a(owner, nn.Module):
         return {type(owner).__name__: owner}
     try:
         variables = inspect.getclosurevars(fn)
     except (TypeError, ValueError):  # a built-in, or a variable without a value
         return {}
-    return _modules_among(
-        {**getattr(owner, "__dict__", {}), **variables.globals, **variables.nonlocals}
-    )
+    return _modules_among({**own_attributes(owner), **variables.globals, **variables.nonlocals})
 
 
 def _modules_among(values: dict[str, Any]) -> dict[str, nn.Module]:
-    return {name: value for name, value in values.items() if isinstance(value, nn.Module)}
+    return {name: value for name, value in values.items() if is_a(value, nn.Module)}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
 import msgspec
 
-from graphkit.errors import RecordError
+from graphkit.errors import RecordError, short_repr
 
 SCHEMA = 3
 """Incremented when an older reader could misread a record."""
@@ -78,7 +78,7 @@ class Record:
         if kind is None or not issubclass(kind, cls):
             wanted = "no" if cls is Record else f"not a {cls.KIND}"
             raise RecordError(
-                f"{wanted} record of graphkit: its kind is {_shortened_repr(body['kind'])}."
+                f"{wanted} record of graphkit: its kind is {short_repr(body['kind'], 40)}."
             )
         return _decode(kind, body)
 
@@ -134,7 +134,7 @@ def _decode(cls: type[_R], body: dict[str, Any]) -> _R:
     schema = body.get("schema")
     if type(schema) is not int or not 1 <= schema <= SCHEMA:
         raise RecordError(
-            f"record has schema {_shortened_repr(schema)}, this graphkit reads up to {SCHEMA}. "
+            f"record has schema {short_repr(schema, 40)}, this graphkit reads up to {SCHEMA}. "
             "Upgrade graphkit."
         )
     if schema == 1:
@@ -209,8 +209,3 @@ def _finite_or_text(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return json.dumps(value)  # one of _NON_FINITE
     return value
-
-
-def _shortened_repr(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."

@@ -179,7 +179,7 @@ def test_output_that_is_not_finite_fails_audit_and_capture(run, small):
 def test_a_file_that_is_no_lock_is_refused(run, small, here):
     (here / "no.json").write_text("{}")
     ended = run("audit", f"{small}:sound", "--check", "no.json")
-    assert ended.code == 1
+    assert ended.code == 2
     assert "not a record of graphkit" in ended.error
 
 

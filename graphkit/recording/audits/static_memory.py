@@ -12,16 +12,16 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from graphkit.audit.live_tensors import LiveTensors
+from graphkit.audit.live_tensors import LiveTensors, holder_name
 from graphkit.graphs.tracked_objects import find_objects, find_referrers
 from graphkit.records import tensor_text
+from graphkit.runners.containers import is_a, own_attributes
 
 _UNKNOWN = object()
 """In the place of a block, for an address that was not searched."""
@@ -227,14 +227,14 @@ def _attribute_holders(tensors: list[torch.Tensor]) -> dict[int, list[Holder]]:
     del referrers, dicts
     found: dict[int, list[Holder]] = {}
     for owner in {id(owner): owner for owner in owners}.values():
-        attributes = getattr(owner, "__dict__", None)
-        if not isinstance(attributes, dict):
+        attributes = own_attributes(owner)
+        if not attributes:
             continue
         try:
             reference = weakref.ref(owner)
         except TypeError:
             continue
-        name = owner.__name__ if isinstance(owner, ModuleType) else type(owner).__name__
+        name = holder_name(owner)
         for key, value in list(attributes.items()):
             if id(value) in wanted:
                 holder = Holder(reference, key, f"{name}.{key}", _shape(value))
@@ -250,8 +250,8 @@ def _attribute_holders(tensors: list[torch.Tensor]) -> dict[int, list[Holder]]:
 
 def _attributes(owner: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the attributes of an object by name, and the parameters and buffers of a module."""
-    yield getattr(owner, "__dict__", {})
-    if isinstance(owner, nn.Module):
+    yield own_attributes(owner)
+    if is_a(owner, nn.Module):
         yield owner._parameters
         yield owner._buffers
 
