@@ -111,8 +111,8 @@ class EngineContext:
         target.check_kv_pools()
         target.check_recurrent_state(spec)
         pool, kv_pool = target.attention.req_to_token_pool, target.attention.kv_pool
-        _check_pools(pool, spec, sizes)
         device = options.backend.device
+        _check_pools(pool, spec, sizes, device)
         future_map = call_override(
             spec.resolved,
             "create_future_map",
@@ -219,12 +219,21 @@ class EngineContext:
         return philox_uniform(seeds, seq_lens, used + draws)[:, used:]
 
 
-def _check_pools(pool: RequestTable, spec: SpecConfig, sizes: BufferSizes) -> None:
-    """Check that the request pool, the spec and the sizes agree.
+def _check_pools(
+    pool: RequestTable, spec: SpecConfig, sizes: BufferSizes, device: torch.device
+) -> None:
+    """Check that the request pool, the spec, the sizes and the device agree.
 
     Raises:
-        ConfigError: The request pool is too small, or two page sizes differ.
+        ConfigError: The request pool is too small or on another device, or two page sizes differ.
     """
+    if pool.req_to_token.device != device:
+        raise ConfigError(
+            f"the pools of the target are on {pool.req_to_token.device}, but the engine runs on "
+            f"{device}. Move the target and its pools there, or pass "
+            f"device={pool.req_to_token.device.type!r}.",
+            field="device",
+        )
     if pool.max_context_len < sizes.max_context_len or pool.size < sizes.max_batch_size:
         raise ConfigError(
             f"req_to_token_pool holds {pool.size} requests of {pool.max_context_len} tokens, but "

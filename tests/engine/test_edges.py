@@ -7,15 +7,20 @@ from dataclasses import replace
 import pytest
 import torch
 
+from graphkit.attention import SdpaAttention
+from graphkit.config import BufferSizes
 from graphkit.engine import (
     EagleDrafter,
     EngineModel,
     FinishReason,
     MultiLayerDrafter,
     SamplingParams,
+    SpeculativeEngine,
 )
 from graphkit.errors import CaptureError, ConfigError, InputError, ReplayError
 from graphkit.graphs import environment
+from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
+from graphkit.spec import SpecConfig
 
 GENERATIONS = ["v1", "v2", "v3"]
 chain_and_tree = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
@@ -79,6 +84,21 @@ class TestPages:
         with pytest.raises(ConfigError, match="generation must be 'v1', 'v2', 'v3'") as caught:
             make_engine(generation=generation)
         assert caught.value.field == "generation"
+
+    def test_pools_on_another_device_are_refused(self):
+        requests = ReqToTokenPool(2, 16, "meta")
+        attention = SdpaAttention(
+            requests, MHATokenToKVPool(16, 1, torch.float32, 1, 16, 1, "meta")
+        )
+        message = r"pools of the target are on meta, but the engine runs on cpu\. Move the target"
+        with pytest.raises(ConfigError, match=message) as caught:
+            SpeculativeEngine(
+                EngineModel(print, attention),
+                spec=SpecConfig("NONE", 0, 1, 1),
+                sizes=BufferSizes(2, 16, 16, 96, torch.float32),
+                device="cpu",
+            )
+        assert caught.value.field == "device"
 
 
 class TestContext:

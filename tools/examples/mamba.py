@@ -91,6 +91,7 @@ def engine_model(forward: MambaForward, requests: int = REQUESTS) -> EngineModel
 def engine_of(model: MambaForCausalLM, **options: Any) -> gk.SpeculativeEngine:
     """Create an engine with states of its own; ``options`` are those of ``SpeculativeEngine``."""
     target = engine_model(MambaForward(model, WIDTH))
+    options = {"device": model.device, **options}
     return gk.SpeculativeEngine(target, NgramDrafter(), spec=SPEC, sizes=sizes(model), **options)
 
 
