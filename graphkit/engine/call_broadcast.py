@@ -57,6 +57,7 @@ class CallBroadcast:
         self._requests[self._submitted], self._numbers[request] = request, self._submitted
         sampling = asdict(request.sampling)
         sampling["stop_token_ids"] = sorted(sampling["stop_token_ids"])
+        sampling["logit_bias"] = [*(request.sampling.logit_bias or {}).items()]  # JSON has no ints
         self._calls.append(["submit", list(request.prompt_ids), sampling])
 
     def aborted(self, request: Request) -> None:
@@ -100,6 +101,7 @@ class CallBroadcast:
                 for name, *arguments in calls:
                     if name == "submit":
                         prompt, sampling = arguments
+                        sampling["logit_bias"] = dict(sampling["logit_bias"])
                         submit(prompt, SamplingParams(**sampling))
                     else:
                         abort(self._requests[arguments[0]])

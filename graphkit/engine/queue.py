@@ -262,7 +262,8 @@ class RequestQueue:
                 bitmask = root_bitmask(request.matcher, self._admission.vocab_size)
         left = request.max_tokens - request.num_tokens
         ids = (*request.prompt_ids, *request.output_ids)
-        return Prefill(request.row, request.sampling, left, ids, bitmask)
+        outputs = len(request.output_ids)
+        return Prefill(request.row, request.sampling, left, ids, bitmask, outputs)
 
     def _has_room_for(self, request: Request) -> bool:
         if len(self._admitted) >= self._max_running or not self._memory.available_rows:

@@ -12,6 +12,7 @@ from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.errors import ReplayError
 from graphkit.ops.loop_layout import Report
 from graphkit.step import SamplingParams
+from graphkit.step.output_ring import logprobs_of
 
 
 class FinishReason(Enum):
@@ -46,6 +47,8 @@ class Request:
         context_limit: Most tokens of prompt and output together.
         matcher: Constrains the output; ``None`` allows every token. It has accepted ``output_ids``.
         output_ids: Tokens generated so far, without the prompt.
+        logprobs: Log-probability of each of ``output_ids`` under the target's own distribution;
+            empty unless ``SamplingParams.logprobs`` is set.
         finish_reason: ``None`` until the request has finished.
         row: Row in the request pool while the request is admitted, else 0.
         num_admissions: Times that the request was admitted. Each after the first follows a
@@ -65,6 +68,7 @@ class Request:
     context_limit: int
     matcher: TokenMatcher | None = None
     output_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     row: int = 0
     num_admissions: int = 0
@@ -125,11 +129,15 @@ class Request:
             self.accepted_lengths[row[Report.ACCEPTED]] += 1
             self.drafted_lengths[drafts] += 1
         tokens = row[Report.TOKENS : Report.TOKENS + row[Report.NEW]]
+        if self.sampling.logprobs:
+            del self.logprobs[len(self.output_ids) :]  # of a call that was interrupted
+            self.logprobs += logprobs_of(row)
         if self.matcher is None:
             self._append(tokens)
         else:
             with self.matching():
                 self._append(tokens)
+        del self.logprobs[len(self.output_ids) :]
 
     @contextmanager
     def matching(self) -> Iterator[None]:
@@ -148,6 +156,7 @@ class Request:
     def resume(self) -> None:
         """Bring the request into a state from which it can go on after an interrupted step."""
         self.row = 0
+        del self.logprobs[len(self.output_ids) :]  # of tokens that an interrupt has kept out
         if self.matcher is not None and self.is_matching and not self.is_finished:
             self.fail(
                 ReplayError(

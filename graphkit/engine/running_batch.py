@@ -42,7 +42,7 @@ class PendingReport:
 
     Attributes:
         requests: The requests of the step, in batch order.
-        report: [B, 4 + longest path] int32 on the host; valid once ``copied`` has completed.
+        report: [B, 4 + 2 * longest path] int32 on the host; valid once ``copied`` has completed.
         copied: Recorded behind the copy; ``None`` on the CPU, where copies complete at once.
         body: What the step ran; ``None`` for a prefill.
     """

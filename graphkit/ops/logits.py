@@ -67,12 +67,23 @@ def _check_rows(args: Any) -> None:
         )
 
 
+def with_processed(
+    logits: torch.Tensor, processed: torch.Tensor | None, is_processed: torch.Tensor | None
+) -> torch.Tensor:
+    """Return logits in which processed rows replace some; itself if there are none."""
+    if processed is None or is_processed is None or not is_processed.any():
+        return logits
+    return torch.where(is_processed[:, None], processed, logits.to(processed.dtype))
+
+
 @register_op(mutates_args=("tokens",), check=_check_rows)
 def argmax_rows(
     tokens: Annotated[torch.Tensor, "[N] int64, contiguous"],
     logits: Annotated[torch.Tensor, "[M, V >= 1] floating-point"],
     index: Annotated[torch.Tensor | None, "[N] int64"] = None,
     token_map: Annotated[torch.Tensor | None, "[V] int64"] = None,
+    processed: Annotated[torch.Tensor | None, "[M, V] float32 or float64"] = None,
+    is_processed: Annotated[torch.Tensor | None, "[M] bool"] = None,
 ) -> None:
     """Write the token of the largest value of each row, as ``Tensor.argmax`` does.
 
@@ -84,7 +95,10 @@ def argmax_rows(
         index: Row of each token; by default token n comes from row n. An index outside ``logits``
             is an error on the CPU; on CUDA it counts as the nearest row.
         token_map: Token of each column of ``logits``; by default its number.
+        processed: Replaces some rows of ``logits``, see ``process_logits``.
+        is_processed: Which rows.
     """
+    logits = with_processed(logits, processed, is_processed)
     rows = logits if index is None else logits.index_select(0, index)
     best = rows.argmax(-1)
     tokens.copy_(best if token_map is None else token_map[best])

@@ -1,6 +1,9 @@
 """Layout of what a device loop keeps: reports, its control words and its output ring.
 
-A *report* has one int32 row per request of a step: ``Report``, then the new tokens.
+A *report* has one int32 row per request of a step: ``Report``, then the new tokens, up to P, and
+after them as many words with the log-probability of each token, the bits of float32. Those of
+requests without log-probabilities, and behind the new tokens, are ``NO_LOGPROB``. The report of a
+prefill has these words only if a request of it has log-probabilities.
 
 The ring is one int64 tensor in memory that host and device both access: its counters never
 overflow, as int32 would after days of short steps. The host writes the words
@@ -21,6 +24,8 @@ RING_WORDS = 16
 """Words before entry 0."""
 ENTRY_WORDS = 16
 """Words before an entry's report."""
+NO_LOGPROB = -1
+"""Word of a report that has no log-probability: as float32, a NaN that no operation returns."""
 
 
 class Report(IntEnum):

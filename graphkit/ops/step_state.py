@@ -1,7 +1,7 @@
 """State of the requests of a step: read at its start, advanced at its end.
 
 Dimensions: B requests, W tokens of each, T tokens of all, P tokens of the longest path, R request
-rows, X stop tokens.
+rows, X stop tokens, V vocabulary, N rows of logits, C parts of a row, A columns of accept_index.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import torch
 
 from graphkit.errors import InputError
 from graphkit.ops.argument_rules import describe
-from graphkit.ops.loop_layout import Report, RequestEnd
+from graphkit.ops.loop_layout import NO_LOGPROB, Report, RequestEnd
+from graphkit.ops.processors import Kind
 from graphkit.ops.registration import register_op
 
 Running = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -63,12 +64,19 @@ def _check_width(args: Any) -> None:
         )
 
 
+def empty_report(args: Any) -> torch.Tensor:
+    """Allocate the result of ``finish_step``."""
+    words = args.longest_path * (1 if args.log_sums is None else 2)
+    report: torch.Tensor = args.seq_lens.new_empty(
+        args.req_pool_indices.shape[0], Report.TOKENS + words
+    )
+    return report
+
+
 @register_op(
-    mutates_args=("seq_lens", "bonus_tokens", "remaining"),
+    mutates_args=("seq_lens", "bonus_tokens", "remaining", "token_counts"),
     check=_check_width,
-    fake=lambda args: args.seq_lens.new_empty(
-        (args.req_pool_indices.shape[0], Report.TOKENS + args.longest_path)
-    ),
+    fake=empty_report,
 )
 def finish_step(
     req_pool_indices: Annotated[torch.Tensor, "[B] int64"],
@@ -79,6 +87,11 @@ def finish_step(
     bonus_tokens: Annotated[torch.Tensor, "[R] int64, contiguous"],
     remaining: Annotated[torch.Tensor, "[R] int32, contiguous"],
     longest_path: Annotated[int, "P >= 1"],
+    kinds: Annotated[torch.Tensor | None, "[R] int32"] = None,
+    token_counts: Annotated[torch.Tensor | None, "[R, V] int32, contiguous"] = None,
+    accept_index: Annotated[torch.Tensor | None, "[B, A >= 1] int32"] = None,
+    logits: Annotated[torch.Tensor | None, "[N, V] floating-point"] = None,
+    log_sums: Annotated[torch.Tensor | None, "[N, C >= 1] float32"] = None,
 ) -> torch.Tensor:
     """Advance the requests by their accepted tokens and report what is new.
 
@@ -95,14 +108,22 @@ def finish_step(
         bonus_tokens: Last token of each path, by request row.
         remaining: Tokens that may still be new, by request row; new tokens are subtracted.
         longest_path: Most tokens of a path (P). Columns behind the W tokens of a request are -1.
+        kinds: Processors by request row, see ``ops.processors.Kind``; ``None`` for none, and so
+            for the arguments behind it.
+        token_counts: See ``ops.processors``; the accepted tokens of requests with penalties are
+            counted.
+        accept_index: Row of ``logits`` before each token of a path. Given with the next two.
+        logits: The target's, before processors.
+        log_sums: Their sums, see ``ops.processors``.
 
     Returns:
-        The report, [B, 4 + P] int32, see ``graphkit.ops.loop_layout``. Tokens behind the new ones
-        are -1.
+        The report, [B, 4 + P] int32, see ``graphkit.ops.loop_layout``; [B, 4 + 2P] with
+        ``log_sums``. Tokens behind the new ones are -1.
     """
     requests = len(req_pool_indices)
     if not requests:
-        return seq_lens.new_empty((requests, Report.TOKENS + longest_path))
+        words = longest_path * (1 if log_sums is None else 2)
+        return seq_lens.new_empty((requests, Report.TOKENS + words))
     rows, accepted = req_pool_indices, num_accepted_tokens.long()
     tokens = predict.view(requests, -1)[:, :longest_path].long()
     tokens = torch.nn.functional.pad(tokens, (0, longest_path - tokens.shape[1]), value=-1)
@@ -127,4 +148,20 @@ def finish_step(
     seq_lens[rows] = torch.where(is_live, lengths + accepted, lengths).int()
     bonus_tokens[rows] = torch.where(is_live, last, bonus_tokens[rows])
     remaining[rows] = torch.where(is_live, left_over, left).int()
-    return torch.cat((head, torch.where(column < new[:, None], tokens, -1)), 1).int()
+    is_new = column < new[:, None]
+    report = torch.cat((head, torch.where(is_new, tokens, -1)), 1).int()
+    if kinds is None:
+        return report
+    if token_counts is not None:
+        is_counted = is_live & ((kinds[rows] & Kind.PENALTIES) != 0)
+        place = ((column < accepted[:, None]) & is_counted[:, None]).nonzero(as_tuple=True)
+        index = rows[place[0]], tokens[place]
+        token_counts.index_put_(index, token_counts.new_tensor(2), accumulate=True)
+    if accept_index is None or logits is None or log_sums is None:
+        return report
+    bits = torch.full_like(report[:, Report.TOKENS :], NO_LOGPROB)
+    is_wanted = (is_new & ((kinds[rows] & Kind.LOGPROBS) != 0)[:, None]).nonzero(as_tuple=True)
+    node = accept_index[is_wanted].long()
+    logprobs = logits[node, tokens[is_wanted]].float() - log_sums[node].logsumexp(1)
+    bits[is_wanted] = logprobs.view(torch.int32)
+    return torch.cat((report, bits), 1)

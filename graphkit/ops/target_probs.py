@@ -9,6 +9,7 @@ from typing import Annotated
 
 import torch
 
+from graphkit.ops.logits import with_processed
 from graphkit.ops.registration import register_op
 
 
@@ -24,6 +25,8 @@ def target_probs(
     top_ps: Annotated[torch.Tensor, "[R] float32"],
     min_ps: Annotated[torch.Tensor, "[R] float32"],
     width: Annotated[int, "W >= 1"],
+    processed: Annotated[torch.Tensor | None, "[B * W, V] float32 or float64"] = None,
+    is_processed: Annotated[torch.Tensor | None, "[B * W] bool"] = None,
 ) -> torch.Tensor:
     """Return the distribution of each row: softmax over the temperature, then the filters.
 
@@ -53,10 +56,13 @@ def target_probs(
         top_ps: Probability to keep by request row; 1 keeps all.
         min_ps: Least w to keep by request row, at most 1; 0 keeps all.
         width: Rows per request (W).
+        processed: Replaces some rows of ``logits``, see ``process_logits``.
+        is_processed: Which rows.
 
     Returns:
         The probabilities, [B * W, V] float32.
     """
+    logits = with_processed(logits, processed, is_processed)
     rows = req_pool_indices.repeat_interleave(width)[:, None]
     temperature, top_k, top_p, min_p = (
         by_request[rows] for by_request in (temperatures, top_ks, top_ps, min_ps)

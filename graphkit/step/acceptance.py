@@ -20,6 +20,7 @@ from graphkit.ops.rejection import accept_by_rejection
 from graphkit.ops.sampling import target_samples
 from graphkit.ops.target_probs import target_probs
 from graphkit.ops.verification import accept_tokens
+from graphkit.step.processors import TargetLogits
 
 Links = tuple[torch.Tensor, torch.Tensor]
 """``retrieve_next_token`` and ``retrieve_next_sibling``, [B, W] int64 each."""
@@ -65,25 +66,31 @@ class Draws(NamedTuple):
 
 
 def accept_greedily(
-    candidates: torch.Tensor, links: Links, logits: torch.Tensor, longest_path: int
+    candidates: torch.Tensor, links: Links, logits: TargetLogits, longest_path: int
 ) -> AcceptedPath:
     """Accept the drafts that equal the target's most probable tokens.
 
     Args:
         candidates: Token of each node, [B, W] int64.
         links: Links of the trees.
-        logits: The target's, [B * W, V].
+        logits: The target's, of B * W rows.
         longest_path: Most tokens of a path, the bonus token included (P).
     """
-    target_predict = candidates.new_empty(len(logits))
-    argmax_rows(target_predict, logits)
+    target_predict = most_probable(logits)
     return AcceptedPath(*accept_tokens(candidates, *links, target_predict, longest_path))
+
+
+def most_probable(logits: TargetLogits) -> torch.Tensor:
+    """Return the most probable token of each row, [N] int64."""
+    tokens = torch.empty(len(logits.logits), dtype=torch.int64, device=logits.logits.device)
+    argmax_rows(tokens, logits.logits, processed=logits.processed, is_processed=logits.is_processed)
+    return tokens
 
 
 def accept_sampled(
     candidates: torch.Tensor,
     links: Links,
-    logits: torch.Tensor,
+    logits: TargetLogits,
     longest_path: int,
     draws: Draws,
     positions: torch.Tensor,
@@ -99,14 +106,14 @@ def accept_sampled(
     Args:
         candidates: Token of each node, [B, W] int64.
         links: Links of the trees.
-        logits: The target's, [B * W, V].
+        logits: The target's, of B * W rows.
         longest_path: Most tokens of a path, the bonus token included (P).
         draws: What the draws depend on.
         positions: Position of each node, [B * W] int64.
         draft_probs: Distributions that the drafts were sampled from, [B * W, V], or ``None``.
     """
-    rows, temperatures, top_ks, top_ps, min_ps, seeds, roots = draws
-    probs = target_probs(logits, rows, temperatures, top_ks, top_ps, min_ps, candidates.shape[1])
+    rows, *_, seeds, roots = draws
+    probs = _target_probs(logits, draws, candidates.shape[1])
     if draft_probs is None:
         samples = target_samples(probs, rows, seeds, positions.view(candidates.shape))
         path = accept_tokens(candidates, *links, samples, longest_path)
@@ -117,11 +124,20 @@ def accept_sampled(
     return AcceptedPath(*path)
 
 
-def sample_tokens(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+def sample_tokens(logits: torch.Tensor | TargetLogits, draws: Draws) -> torch.Tensor:
     """Draw the target's token at each request's root, [B] int64, from logits [B, V]."""
-    rows, temperatures, top_ks, top_ps, min_ps, seeds, positions = draws
-    probs = target_probs(logits, rows, temperatures, top_ks, top_ps, min_ps, 1)
+    rows, *_, seeds, positions = draws
+    logits = TargetLogits(logits) if isinstance(logits, torch.Tensor) else logits
+    probs = _target_probs(logits, draws, 1)
     return target_samples(probs, rows, seeds, positions[rows].long()[:, None])
+
+
+def _target_probs(logits: TargetLogits, draws: Draws, width: int) -> torch.Tensor:
+    rows, temperatures, top_ks, top_ps, min_ps, _, _ = draws
+    return target_probs(
+        logits.logits, rows, temperatures, top_ks, top_ps, min_ps, width, logits.processed,
+        logits.is_processed,
+    )  # fmt: skip
 
 
 def move_accepted_kv(

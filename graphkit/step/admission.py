@@ -6,6 +6,7 @@ engine allocates rows and KV slots itself; ``SpecStepRunner.admit`` checks those
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from graphkit.ops.logits import bitmask_words
 from graphkit.step.device_copies import copied_to, to_device
 from graphkit.step.device_step import DeviceStep
 from graphkit.step.prefill_batch import PrefillBatch
+from graphkit.step.processors import kind_of
 from graphkit.step.sampling_params import SamplingParams
 
 
@@ -34,6 +36,7 @@ class Prefill:
         token_ids: The prompt, or prompt and output of a request that runs again.
         bitmask: Tokens that may be the first new one, [1, ceil(V / 32)] int32 on the CPU; ``None``
             allows all.
+        num_outputs: How many of the last ``token_ids`` are output.
         done: Tokens that have been prefilled.
     """
 
@@ -42,6 +45,7 @@ class Prefill:
     max_new_tokens: int
     token_ids: Sequence[int]
     bitmask: torch.Tensor | None = None
+    num_outputs: int = 0
     done: int = 0
 
     @property
@@ -139,15 +143,17 @@ class Admission:
 
         Returns:
             The reports of the first new tokens of the prompts that are complete, [complete, 5]
-            int32, on the device; ``None`` if none is complete.
+            int32, or [complete, 6] if one of them has log-probabilities, on the device; ``None`` if
+            none is complete.
         """
         complete = [each for each, count in chunks if count == each.left]
         if complete:
             self._step.state.assign(
                 [each.row for each in complete],
-                [len(each.token_ids) for each in complete],
+                [each.token_ids for each in complete],
                 [each.sampling for each in complete],
                 [each.max_new_tokens for each in complete],
+                [each.num_outputs for each in complete],
             )
         rows, starts = [each.row for each, _ in chunks], [each.done for each, _ in chunks]
         batch = self._packed(rows, starts, [each.tokens(count) for each, count in chunks])
@@ -158,6 +164,8 @@ class Admission:
             is_new,
             ended,
             is_greedy=not any(each.sampling.temperature for each in complete),
+            has_processors=any(kind_of(each.sampling) for each in complete),
+            has_logprobs=any(each.sampling.logprobs for each in complete),
             bitmask=self._bitmask(complete),
         )
         for each, count in chunks:
@@ -191,7 +199,11 @@ class Admission:
         batch = self._packed(pads, pads, [[0] * (length + 1) for length in lengths])
         allowed = self._step.verifier.all_allowed(1)
         bitmask = None if allowed is None else allowed.expand(len(lengths), -1)
-        self._forward(batch, [0], range(len(lengths)), is_greedy=is_greedy, bitmask=bitmask)
+        has_processors = set(lengths) == {1}  # as for the first token
+        self._forward(
+            batch, [0], range(len(lengths)), is_greedy=is_greedy, has_processors=has_processors,
+            has_logprobs=has_processors, bitmask=bitmask,
+        )  # fmt: skip
 
     def _packed(
         self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]]
@@ -239,6 +251,8 @@ class Admission:
         complete: Sequence[int],
         *,
         is_greedy: bool,
+        has_processors: bool,
+        has_logprobs: bool,
         bitmask: torch.Tensor | None,
     ) -> torch.Tensor | None:
         """Run target and drafter over a batch; see ``prefill``.
@@ -248,18 +262,22 @@ class Admission:
             new: Which of the requests begin.
             complete: Which of them have their whole prompt then.
             is_greedy: Whether the temperature of all complete ones is 0.
+            has_processors: Whether one of them has processors of logits.
+            has_logprobs: Whether one of them has log-probabilities.
             bitmask: Tokens that may follow the complete ones; ``None`` allows all.
         """
         step, device = self._step, self._step.context.device
         rows, last_rows = batch.req_pool_indices, batch.last_rows
         begun = rows[to_device(new, device)] if new else None
         output = step.verifier.prefill(batch.target_inputs(), begun)
-        first = None
+        first = logits = log_sums = None
         if complete:
             index = to_device(complete, device)
             rows, last_rows = rows[index], last_rows[index]
             logits = output.next_token_logits[last_rows]
-            first = step.verifier.first_tokens(rows, logits, is_greedy=is_greedy, bitmask=bitmask)
+            first, log_sums = step.verifier.first_tokens(
+                rows, logits, is_greedy=is_greedy, has_processors=has_processors, bitmask=bitmask
+            )
             batch.next_ids.index_copy_(0, last_rows, first)
         ended = set(complete)
         are_last = [place in ended for place in range(len(batch.lengths))]
@@ -268,7 +286,11 @@ class Admission:
         )
         if first is None:
             return None
-        return step.state.advance(rows, first, torch.ones_like(rows, dtype=torch.int32), 1)
+        one = torch.ones_like(rows, dtype=torch.int32)
+        if not has_logprobs:
+            return step.state.advance(rows, first, one, 1)
+        index = torch.arange(len(rows), dtype=torch.int32, device=device)[:, None]
+        return step.state.advance(rows, first, one, 1, index, logits, log_sums)
 
     def _bitmask(self, complete: Sequence[Prefill]) -> torch.Tensor | None:
         """Return the tokens that may follow complete prompts; ``None`` if all may."""
@@ -286,12 +308,23 @@ class Admission:
                 f"sampling must be a graphkit.SamplingParams or None, got {sampling!r}.",
                 field="sampling",
             )
-        largest = max(sampling.stop_token_ids, default=0)
-        if largest >= self.vocab_size:
+        biases = sampling.logit_bias or {}
+        for field, ids in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", biases)):
+            largest = max(ids, default=0)
+            if largest >= self.vocab_size:
+                raise InputError(
+                    f"SamplingParams.{field} has {largest}, but the vocabulary has "
+                    f"{self.vocab_size} tokens. Use ids from 0 to {self.vocab_size - 1}.",
+                    field=field,
+                )
+        excluded = {token for token, bias in biases.items() if bias == -math.inf}
+        if sampling.min_tokens:
+            excluded.update(sampling.stop_token_ids)
+        if len(excluded) == self.vocab_size:
             raise InputError(
-                f"SamplingParams.stop_token_ids has {largest}, but the vocabulary has "
-                f"{self.vocab_size} tokens. Use ids from 0 to {self.vocab_size - 1}.",
-                field="stop_token_ids",
+                "SamplingParams.logit_bias, with the stop tokens of min_tokens, excludes all "
+                f"{self.vocab_size} tokens of the vocabulary. Leave one.",
+                field="logit_bias",
             )
         return sampling
 

@@ -133,7 +133,7 @@ class EngineContext:
             spec=spec,
             sizes=sizes,
             options=options,
-            state=RequestState(pool.size, device),
+            state=RequestState(pool.size, device, sizes.vocab_size),
             future_map=future_map,
             req_to_token=pool.req_to_token,
             kv_slots=kv_pool.size,

@@ -43,7 +43,7 @@ class SpecStepOutput(Output):
     """Report of a whole step, see ``graphkit.ops.loop_layout.Report``.
 
     Shapes:
-        report: [B, 4 + longest path] int32; ``None`` for an idle batch.
+        report: [B, 4 + 2 * longest path] int32; ``None`` for an idle batch.
     """
 
     report: torch.Tensor | None = declare_output(Axis.REQUEST, torch.int32, row=None, optional=True)
@@ -55,8 +55,8 @@ class StepResult:
 
     Attributes:
         verified: Accepted paths, for the drafter to catch up on.
-        report: [B, 4 + longest path] int32, new tokens and ends of the requests, for the host; see
-            ``graphkit.ops.loop_layout.Report``.
+        report: [B, 4 + 2 * longest path] int32, new tokens, ends of the requests and
+            log-probabilities, for the host; see ``graphkit.ops.loop_layout``.
         body: What ran. Its drafter catches up.
     """
 
@@ -269,7 +269,10 @@ class DeviceStep:
         )
         with scope("accept"):
             counts = verified.counts.num_accepted_tokens
-            report = state.advance(rows, verified.predict, counts, self.max_path)
+            report = state.advance(
+                rows, verified.predict, counts, self.max_path, verified.accept_index,
+                verified.logits, verified.log_sums,
+            )  # fmt: skip
         return StepResult(verified, report, body)
 
     def run(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from graphkit.ops.loop_layout import (
     ENTRY_WORDS,
+    NO_LOGPROB,
     RING_WORDS,
     EntryWord,
     LoopEnd,
@@ -42,6 +43,7 @@ class RequestReport:
     Attributes:
         req_pool_index: Row of the request.
         tokens: New tokens, a stop token included.
+        logprobs: Log-probability of each; empty for a request without ``logprobs``.
         num_accepted_tokens: Tokens that the step accepted, those behind the end included.
         end: Why the request ended, or ``RequestEnd.RUNNING``.
     """
@@ -50,6 +52,7 @@ class RequestReport:
     tokens: tuple[int, ...]
     num_accepted_tokens: int
     end: RequestEnd
+    logprobs: tuple[float, ...] = ()
 
 
 class StepBlock:
@@ -59,13 +62,16 @@ class StepBlock:
         words: Their entries, int64.
         offsets: Index of the first word of each entry.
         columns: Words of a request in an entry.
+        has_logprobs: Whether these include log-probabilities.
         number: Number of the first step, counted from 0 over all launches.
     """
 
-    __slots__ = ("columns", "number", "offsets", "words")
+    __slots__ = ("columns", "has_logprobs", "number", "offsets", "words")
 
-    def __init__(self, words: memoryview, entry_words: int, columns: int) -> None:
-        self.words, self.columns = words, columns
+    def __init__(
+        self, words: memoryview, entry_words: int, columns: int, *, has_logprobs: bool = False
+    ) -> None:
+        self.words, self.columns, self.has_logprobs = words, columns, has_logprobs
         self.offsets = range(0, len(words), entry_words)
         self.number = int(words[_SEQUENCE]) - 1
 
@@ -152,7 +158,7 @@ class StepReport:
 
     @property
     def words(self) -> NDArray[np.int64]:
-        """The report, [batch_size, 4 + longest path]; see ``Report``."""
+        """The report, [batch_size, 4 + 2 * longest path]; see ``graphkit.ops.loop_layout``."""
         shape = self.batch_size, self._block.columns
         offset = (self._offset + ENTRY_WORDS) * self._block.words.itemsize
         words = np.frombuffer(self._block.words, np.int64, math.prod(shape), offset)
@@ -169,7 +175,8 @@ class StepReport:
     @property
     def requests(self) -> list[RequestReport]:
         """What the step did for each request that took part, in the order of the batch."""
-        return [_request_report(row) for row in self.rows]
+        has_logprobs = self._block.has_logprobs
+        return [_request_report(row, has_logprobs=has_logprobs) for row in self.rows]
 
 
 class OutputRing:
@@ -182,16 +189,23 @@ class OutputRing:
         max_batch_size: Requests of the largest size.
         longest_path: Most tokens of a path.
         device: Device that writes; the memory is pinned for CUDA.
+        has_logprobs: Whether reports have log-probabilities.
 
     Attributes:
         words: The ring, int64.
     """
 
     def __init__(
-        self, entries: int, max_batch_size: int, longest_path: int, device: torch.device
+        self,
+        entries: int,
+        max_batch_size: int,
+        longest_path: int,
+        device: torch.device,
+        *,
+        has_logprobs: bool = False,
     ) -> None:
-        self.entries = entries
-        self._columns = Report.TOKENS + longest_path
+        self.entries, self._has_logprobs = entries, has_logprobs
+        self._columns = Report.TOKENS + longest_path * (2 if has_logprobs else 1)
         self._entry_words = ENTRY_WORDS + max_batch_size * self._columns
         size = RING_WORDS + entries * self._entry_words
         self.words = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -243,7 +257,7 @@ class OutputRing:
         if words[last + _LAUNCH] != words[begin + _LAUNCH]:
             count = 1
         copy = memoryview(bytearray(words[begin : begin + count * size])).cast("q")
-        return StepBlock(copy, size, self._columns)
+        return StepBlock(copy, size, self._columns, has_logprobs=self._has_logprobs)
 
     def release(self, block: StepBlock) -> None:
         """Let the device write the entries of a block again. Call it when the block is kept."""
@@ -270,10 +284,24 @@ def _fence() -> None:
         pass
 
 
-def _request_report(row: Sequence[int]) -> RequestReport:
+def logprobs_of(row: Sequence[int]) -> list[float]:
+    """Return the log-probabilities of the new tokens in a report's row that has a word for each.
+
+    Empty for a request without log-probabilities.
+    """
+    first = (len(row) + Report.TOKENS) // 2
+    words = row[first : first + row[Report.NEW]]
+    if not words or words[0] == NO_LOGPROB:
+        return []
+    values: list[float] = np.array(words, np.int32).view(np.float32).tolist()
+    return values
+
+
+def _request_report(row: Sequence[int], *, has_logprobs: bool) -> RequestReport:
     return RequestReport(
         req_pool_index=row[Report.ROW],
         tokens=tuple(row[Report.TOKENS : Report.TOKENS + row[Report.NEW]]),
         num_accepted_tokens=row[Report.ACCEPTED],
         end=RequestEnd(row[Report.END]),
+        logprobs=tuple(logprobs_of(row)) if has_logprobs else (),
     )

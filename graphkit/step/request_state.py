@@ -10,6 +10,7 @@ import torch
 from graphkit.errors import InputError
 from graphkit.ops.step_state import begin_step, finish_step
 from graphkit.step.device_copies import to_device
+from graphkit.step.processors import LogitsProcessors, kind_of, least_length
 from graphkit.step.sampling_params import MAX_STOP_IDS, SamplingParams
 
 _INT = {int}
@@ -26,6 +27,7 @@ class RequestState:
     Args:
         rows: Request rows, row 0 excluded.
         device: Device of the tensors.
+        vocab_size: Tokens of the target's vocabulary.
 
     Attributes:
         last_row: Largest row.
@@ -41,9 +43,10 @@ class RequestState:
         seeds: [rows + 1] int64, keys of the random numbers.
         behind: [rows + 1] int32, tokens that the drafter has yet to process; ``None`` if it
             processes the tokens of every step. See ``StoredTokens``.
+        processors: Biases, least lengths and penalties.
     """
 
-    def __init__(self, rows: int, device: torch.device) -> None:
+    def __init__(self, rows: int, device: torch.device, vocab_size: int = 1) -> None:
         self.last_row, size = rows, rows + 1
         self.seq_lens = torch.ones(size, dtype=torch.int32, device=device)
         self.bonus_tokens = torch.zeros(size, dtype=torch.int64, device=device)
@@ -55,12 +58,13 @@ class RequestState:
         self.min_ps = torch.zeros(size, dtype=torch.float32, device=device)
         self.seeds = torch.zeros(size, dtype=torch.int64, device=device)
         self.behind: torch.Tensor | None = None
+        self.processors = LogitsProcessors(rows, vocab_size, device)
         self._device = device
         self._sampled: set[int] = set()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return every tensor by name."""
-        members = vars(self).items()
+        members = {**vars(self), **vars(self.processors)}.items()
         return {name: value for name, value in members if isinstance(value, torch.Tensor)}
 
     def count_behind(self) -> None:
@@ -106,35 +110,42 @@ class RequestState:
     def assign(
         self,
         rows: Sequence[int],
-        lengths: Sequence[int],
+        token_ids: Sequence[Sequence[int]],
         samplings: Sequence[SamplingParams],
         max_new_tokens: Sequence[int],
+        num_outputs: Sequence[int],
     ) -> None:
         """Set the state of requests whose prompts are being prefilled; enqueues only.
 
         Args:
             rows: The request rows.
-            lengths: Tokens of each prompt.
+            token_ids: The prompts, each with the output of a request that runs again.
             samplings: Parameters of each request; ``seed`` must be set if the temperature is not 0.
             max_new_tokens: Most tokens that each may generate, the context limit included.
+            num_outputs: How many of the last ids of each are output.
         """
-        numbers = []
-        requests = zip(rows, lengths, samplings, max_new_tokens, strict=True)
-        for row, length, sampling, limit in requests:
+        numbers, kinds = [], [kind_of(sampling) for sampling in samplings]
+        requests = [*zip(rows, token_ids, samplings, max_new_tokens, num_outputs, strict=True)]
+        for (row, ids, sampling, limit, outputs), kind in zip(requests, kinds, strict=True):
             is_sampled = bool(sampling.temperature)
             assert sampling.seed is not None or not is_sampled, "a sampled request has a seed"
             (self._sampled.add if is_sampled else self._sampled.discard)(row)
             stops = sorted(sampling.stop_token_ids)
             stops += [-1] * (MAX_STOP_IDS - len(stops))
             # One copy holds all numbers: the bits of float32 as int32, and these in int64.
-            floats = [sampling.temperature, sampling.top_p, sampling.min_p]
+            floats = [
+                sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty,
+                sampling.presence_penalty, sampling.frequency_penalty,
+            ]  # fmt: skip
             bits = np.array(floats, np.float32).view(np.int32).tolist()
-            ints = [row, length - 1, limit, sampling.top_k, sampling.seed or 0]
+            least = least_length(sampling, len(ids) - outputs)
+            ints = [row, len(ids) - 1, limit, sampling.top_k, sampling.seed or 0, kind, least]
             numbers.append([*ints, *bits, *stops])
         values = to_device(numbers, self._device)
-        int_columns, bit_columns, stop_ids = values.split((5, 3, MAX_STOP_IDS), dim=1)
-        index, seq_lens, remaining, top_ks, seeds = int_columns.unbind(1)
-        temperatures, top_ps, min_ps = bit_columns.int().view(torch.float32).unbind(1)
+        int_columns, bit_columns, stop_ids = values.split((7, 6, MAX_STOP_IDS), dim=1)
+        index, seq_lens, remaining, top_ks, seeds, kind_words, least_lens = int_columns.unbind(1)
+        floats_of = bit_columns.int().view(torch.float32)
+        temperatures, top_ps, min_ps = floats_of[:, :3].unbind(1)
         self.seq_lens[index] = seq_lens.int()
         self.remaining[index] = remaining.int()
         self.top_ks[index] = top_ks.int()
@@ -145,6 +156,14 @@ class RequestState:
         self.stop_ids[index] = stop_ids
         if self.behind is not None:
             self.behind[index] = 0
+        processors = self.processors
+        processors.kinds[index] = kind_words.int()
+        if any(kinds):
+            processors.penalties[index] = floats_of[:, 3:]
+            processors.least_lens[index] = least_lens.int()
+        for row, ids, sampling, _, outputs in requests:
+            prompt = len(ids) - outputs
+            processors.assign(row, sampling, ids[:prompt], ids[prompt:])
 
     def is_greedy(self, rows: Iterable[int]) -> bool:
         """Return whether the requests of all rows have temperature 0; known to the host."""
@@ -167,11 +186,18 @@ class RequestState:
         predict: torch.Tensor,
         num_accepted_tokens: torch.Tensor,
         longest_path: int,
+        accept_index: torch.Tensor | None = None,
+        logits: torch.Tensor | None = None,
+        log_sums: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Commit the accepted tokens of a step and return its report; see ``ops.step_state``."""
+        """Commit the accepted tokens of a step and return its report; see ``ops.step_state``.
+
+        The report has log-probabilities if ``log_sums`` are given, with the two arguments before.
+        """
         return finish_step(
             rows, predict, num_accepted_tokens, self.stop_ids, self.seq_lens, self.bonus_tokens,
-            self.remaining, longest_path,
+            self.remaining, longest_path, self.processors.kinds, self.processors.token_counts,
+            accept_index, logits, log_sums,
         )  # fmt: skip
 
 

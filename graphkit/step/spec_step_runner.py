@@ -176,6 +176,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         sampling: SamplingParams | None = None,
         *,
         max_new_tokens: int | None = None,
+        num_output_tokens: int = 0,
     ) -> torch.Tensor:
         """Prefill a prompt; the next step continues the request. Enqueues only, eagerly.
 
@@ -187,15 +188,19 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
                 gets a different one for each call of ``admit``. A repeated run gets the same seeds,
                 which are those of an engine with ``seed=0``.
             max_new_tokens: Most tokens to generate; by default that of ``sampling``.
+            num_output_tokens: How many of the last ``prompt_ids`` the request has generated, if it
+                was admitted before. Penalties and ``min_tokens`` count them as output.
 
         Slots are checked on the device. For a wrong slot, this call raises on the CPU, and a later
         call of ``admit``, ``replay`` or ``launch`` raises on CUDA.
 
         Returns:
-            The report of the first new token, [1, 5] int32, on the device.
+            The report of the first new token, [1, 5] int32, on the device. With ``logprobs``
+            [1, 6]: the last column has the bits of its log-probability, float32.
 
         Raises:
-            ConfigError: ``max_new_tokens`` is not an int of at least 1.
+            ConfigError: ``max_new_tokens`` is not an int of at least 1, or ``num_output_tokens`` is
+                not an int of at least 0.
             InputError: The row is outside the table or reserved, the prompt is not a sequence of
                 token ids, ``sampling`` is not a ``SamplingParams`` or has a stop token outside the
                 vocabulary, prompt and new tokens do not fit in a row of ``req_to_token``, the
@@ -209,6 +214,13 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         prompt, params = self._admission.check(prompt_ids, sampling)
         limit = params.max_new_tokens if max_new_tokens is None else max_new_tokens
         require_int("admit", "max_new_tokens", limit)
+        require_int("admit", "num_output_tokens", num_output_tokens, least=0)
+        if num_output_tokens >= len(prompt):
+            raise InputError(
+                f"num_output_tokens is {num_output_tokens}, but prompt_ids has {len(prompt)} "
+                "tokens, of which the first one is the prompt's. Pass the prompt, then its output.",
+                field="num_output_tokens",
+            )
         if len(prompt) + limit > self._admission.context_limit:
             raise InputError(
                 f"the prompt has {len(prompt)} tokens and max_new_tokens is {limit}, but a row of "
@@ -222,7 +234,8 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
                 "with is_greedy=True. Use temperature 0, or a runner that samples.",
                 field="temperature",
             )
-        return self._on_ranks(self._prefill, req_pool_index, prompt, params, limit)
+        prefill = Prefill(req_pool_index, params, limit, prompt, num_outputs=num_output_tokens)
+        return self._on_ranks(self._prefill, prefill)
 
     def release(self, req_pool_indices: Sequence[int]) -> None:
         """Make rows pads of all later launches and replays. Enqueues only.
@@ -422,14 +435,13 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
     def _on_ranks(self, call: Callable[..., ResultT], *arguments: Any) -> ResultT:
         return call(*arguments) if self.group is None else self.group.run(call, *arguments)
 
-    def _prefill(
-        self, row: int, prompt: Sequence[int], sampling: SamplingParams, limit: int
-    ) -> torch.Tensor:
+    def _prefill(self, prefill: Prefill) -> torch.Tensor:
         self.join_loops()
-        self._slot_checks.enqueue_row(row, len(prompt) + limit + self.slots_ahead)
+        length = len(prefill.token_ids) + prefill.max_new_tokens + self.slots_ahead
+        self._slot_checks.enqueue_row(prefill.row, length)
         if self.device.type == "cpu":
             self._slot_checks.report()
-        prefill, report = Prefill(row, sampling, limit, prompt), None
+        report = None
         while report is None:
             report = self._admission.prefill(self._admission.chunks([prefill]))
         return report

@@ -31,6 +31,8 @@ class Verified:
         accept_index: [B, longest path] int32, flat row ``b * W + i`` that each accepted node had in
             the forward, before the path was moved to the front; padded with -1.
         counts: Accepted drafts and tokens, [B] int32 each.
+        logits: [B * W, V], the target's; ``None`` in results of several steps.
+        log_sums: [B * W, parts] float32, sums of them; see ``ops.processors``.
     """
 
     req_pool_indices: torch.Tensor
@@ -40,6 +42,8 @@ class Verified:
     hidden_states: torch.Tensor | None
     accept_index: torch.Tensor
     counts: AcceptedCounts
+    logits: torch.Tensor | None = None
+    log_sums: torch.Tensor | None = None
 
     @property
     def new_seq_lens(self) -> torch.Tensor:

@@ -19,12 +19,14 @@ from graphkit.step.acceptance import (
     Links,
     accept_greedily,
     accept_sampled,
+    most_probable,
     move_accepted_kv,
     sample_tokens,
 )
 from graphkit.step.context import EngineContext
 from graphkit.step.draft_tree import DraftTree
 from graphkit.step.engine_model import EngineModel
+from graphkit.step.processors import TargetLogits
 from graphkit.step.request_state import RequestState
 from graphkit.step.verified import Verified
 
@@ -114,9 +116,12 @@ class Verifier:
         logits: torch.Tensor,
         *,
         is_greedy: bool,
+        has_processors: bool = True,
         bitmask: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Return the token after each prompt, [B] int64.
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the token after each prompt, [B] int64, and the sums of its logits.
+
+        The sums are those of ``ops.processors``; ``None`` without processors.
 
         A sample is keyed by the position of the last prompt token, as if that were the root of a
         tree.
@@ -125,13 +130,22 @@ class Verifier:
             req_pool_indices: The request rows, [B] int64.
             logits: The last logits of each prompt, [B, V]; changed in place.
             is_greedy: Whether every temperature is 0.
+            has_processors: Whether a request has processors of logits.
             bitmask: Allowed tokens, [B, ceil(V / 32)] int32; ``None`` allows all.
         """
+        rows, state = req_pool_indices, self._state
         if bitmask is not None:
             apply_token_bitmask(logits, bitmask)
+        of_target = TargetLogits(logits)
+        if has_processors:
+            roots = rows[:, None]  # stands for the tokens of roots, which are not read
+            positions = state.seq_lens[rows].long()
+            of_target = state.processors.process(
+                logits, rows, roots, None, positions, state.stop_ids
+            )
         if is_greedy:
-            return logits.argmax(-1)
-        return sample_tokens(logits, self._draws(req_pool_indices))
+            return most_probable(of_target), of_target.log_sums
+        return sample_tokens(of_target, self._draws(rows)), of_target.log_sums
 
     def verify(
         self,
@@ -180,7 +194,10 @@ class Verifier:
                 )
             )
         with scope("accept"):
-            drafted = candidates, links, output.next_token_logits, self._max_path
+            logits = self._state.processors.process(
+                output.next_token_logits, rows, candidates, mask, positions, self._state.stop_ids
+            )
+            drafted = candidates, links, logits, self._max_path
             path = (
                 accept_greedily(*drafted)
                 if is_greedy
@@ -195,6 +212,8 @@ class Verifier:
             hidden_states=hidden_states,
             accept_index=path.accept_index,
             counts=AcceptedCounts(path.num_accepted_drafts, path.num_accepted_tokens),
+            logits=logits.logits,
+            log_sums=logits.log_sums,
         )
 
     def _keep_accepted(

@@ -100,7 +100,7 @@ def _mapped(column, token_map):
 
 @triton.jit(do_not_specialize=["rows"])
 def argmax_rows_kernel(
-    tokens, largest, logits, index, token_map, rows, row_stride,
+    tokens, largest, logits, index, token_map, processed, is_processed, rows, row_stride,
     VOCAB: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, KEY: tl.constexpr,
     STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -114,8 +114,14 @@ def argmax_rows_kernel(
     row = token
     if index is not None:
         row = tl.minimum(tl.maximum(tl.load(index + token), 0), rows - 1)
-    source = logits + row * row_stride
-    best, value = first_largest(source, part * COLUMNS, VOCAB, COLUMNS, BLOCK, KEY)
+    source, begin = logits + row * row_stride, part * COLUMNS
+    replaces = False
+    if processed is not None:
+        replaces = tl.load(is_processed + row) != 0
+    if replaces:
+        best, value = first_largest(processed + row * VOCAB, begin, VOCAB, COLUMNS, BLOCK, KEY)
+    else:
+        best, value = first_largest(source, begin, VOCAB, COLUMNS, BLOCK, KEY)
     if largest is None:
         tl.store(tokens + token, _mapped(best, token_map))
     else:

@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
-from graphkit.ops.loop_layout import Report, RequestEnd
-from graphkit.ops.step_state import Running, empty_running
+from graphkit.ops.kernels.processors import LOGPROBS, PENALTIES
+from graphkit.ops.loop_layout import NO_LOGPROB, Report, RequestEnd
+from graphkit.ops.step_state import Running, empty_report, empty_running
 
 BLOCK = 128
 """Requests of a program."""
@@ -20,6 +21,7 @@ _TOKENS = tl.constexpr(int(Report.TOKENS))
 _RUNNING = tl.constexpr(int(RequestEnd.RUNNING))
 _STOP = tl.constexpr(int(RequestEnd.STOP))
 _LENGTH = tl.constexpr(int(RequestEnd.LENGTH))
+_NO_LOGPROB = tl.constexpr(NO_LOGPROB)
 
 
 @triton.jit(do_not_specialize=["requests"])
@@ -49,16 +51,32 @@ def launch_begin_step(args: Any) -> Running:
     return running
 
 
-@triton.jit(do_not_specialize=["width", "columns"])
+@triton.jit
+def _logprobs(node, token, is_wanted, logits, log_sums, row_stride, column_stride, parts,
+              BLOCK_C: tl.constexpr):  # fmt: skip
+    """Return log-probabilities of tokens after nodes, whose rows of logits are given."""
+    logit = tl.load(logits + node * row_stride + token * column_stride, mask=is_wanted, other=0)
+    part = tl.arange(0, BLOCK_C)
+    is_part = is_wanted[:, None] & (part < parts)[None, :]
+    entry = log_sums + node[:, None] * parts + part[None, :]
+    sums = tl.load(entry, mask=is_part, other=-float("inf"))
+    top = tl.max(sums, 1)
+    # A part may have no finite logit, of which the weights are NaN.
+    weight = tl.where(sums == -float("inf"), 0, tl.exp(sums - top[:, None]))
+    return logit.to(tl.float32) - (top + tl.log(tl.sum(weight, 1)))
+
+
+@triton.jit(do_not_specialize=["width", "columns", "longest"])
 def finish_step_kernel(
     report, req_pool_indices, predict, num_accepted_tokens, stop_ids, seq_lens, bonus_tokens,
-    remaining, width, columns, STOPS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_X: tl.constexpr,
+    remaining, kinds, token_counts, accept_index, logits, log_sums, width, columns, longest,
+    row_stride, column_stride, parts, VOCAB: tl.constexpr, ACCEPTED: tl.constexpr,
+    STOPS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_C: tl.constexpr,
     STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request."""
     wait_for_kernel_before(STARTS_EARLY)
     request = tl.program_id(0).to(tl.int64)
-    longest = columns - _TOKENS
     row = tl.load(req_pool_indices + request)
     accepted = tl.load(num_accepted_tokens + request)
     left = tl.load(remaining + row)
@@ -85,6 +103,21 @@ def finish_step_kernel(
     tl.store(line + _END, end)
     shown = tl.where(column < new, token, -1).to(tl.int32)
     tl.store(line + _TOKENS + column, shown, mask=column < longest)
+    if kinds is not None:
+        kind = tl.load(kinds + row)
+        if token_counts is not None:
+            is_counted = is_token & (column < accepted) & is_live & ((kind & PENALTIES) != 0)
+            tl.atomic_add(token_counts + row * VOCAB + token, 2, mask=is_counted, sem="relaxed")
+        if log_sums is not None:
+            bits = tl.full([BLOCK_P], _NO_LOGPROB, tl.int32)
+            if (kind & LOGPROBS) != 0:
+                is_wanted = column < new
+                index = accept_index + request * ACCEPTED + column
+                node = tl.load(index, mask=is_wanted & (column < ACCEPTED), other=0).to(tl.int64)
+                logprob = _logprobs(node, token, is_wanted, logits, log_sums, row_stride,
+                                    column_stride, parts, BLOCK_C)  # fmt: skip
+                bits = tl.where(is_wanted, logprob.to(tl.int32, bitcast=True), bits)
+            tl.store(line + _TOKENS + longest + column, bits, mask=column < longest)
     # Pads share row 0 and write nothing.
     last = tl.minimum(tl.maximum(accepted - 1, 0), longest - 1)
     bonus = tl.sum(tl.where(column == last, token, 0), 0)
@@ -96,12 +129,18 @@ def finish_step_kernel(
 def launch_finish_step(args: Any) -> torch.Tensor:
     """Launch ``finish_step``."""
     requests, stops = len(args.req_pool_indices), args.stop_ids.shape[1]
-    columns = Report.TOKENS + args.longest_path
-    report: torch.Tensor = args.seq_lens.new_empty((requests, columns))
+    report = empty_report(args)
     width = len(args.predict) // requests if requests else 1
+    logits, counts, index = args.logits, args.token_counts, args.accept_index
+    parts = 1 if args.log_sums is None else args.log_sums.shape[1]
     launch(
-        finish_step_kernel, (requests,), args, report=report, width=width, columns=columns,
+        finish_step_kernel, (requests,), args, report=report, width=width,
+        columns=report.shape[1], longest=args.longest_path, logits=logits,
+        row_stride=0 if logits is None else logits.stride(0),
+        column_stride=0 if logits is None else logits.stride(1), parts=parts,
+        VOCAB=1 if counts is None else counts.shape[1],
+        ACCEPTED=1 if index is None else index.shape[1],
         STOPS=stops, BLOCK_P=triton.next_power_of_2(args.longest_path),
-        BLOCK_X=triton.next_power_of_2(stops), num_warps=1,
+        BLOCK_X=triton.next_power_of_2(stops), BLOCK_C=triton.next_power_of_2(parts), num_warps=1,
     )  # fmt: skip
     return report

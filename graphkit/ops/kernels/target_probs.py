@@ -47,6 +47,30 @@ def _settings(request, temperatures, top_ks, top_ps, min_ps):
 
 
 @triton.jit
+def _is_replaced(row, processed, is_processed):
+    """Return whether a processed row replaces the row of logits."""
+    is_replaced = False
+    if processed is not None:
+        is_replaced = tl.load(is_processed + row) != 0
+    return is_replaced
+
+
+@triton.jit
+def _load(
+    logits, processed, row, row_stride, is_replaced, each, mask, other,
+    VOCAB: tl.constexpr, KEY: tl.constexpr,
+):  # fmt: skip
+    """Return some logits of a row, from ``processed`` if that replaces it."""
+    if processed is None:
+        logit = tl.load(logits + row * row_stride + each, mask=mask, other=other).to(KEY)
+    elif is_replaced:
+        logit = tl.load(processed + row * VOCAB + each, mask=mask, other=other).to(KEY)
+    else:
+        logit = tl.load(logits + row * row_stride + each, mask=mask, other=other).to(KEY)
+    return logit
+
+
+@triton.jit
 def _weight(logit, largest, divisor):
     """Return probabilities divided by the probability of the logit ``largest``."""
     return tl.exp(tl.div_rn(logit.to(tl.float32) - largest, divisor))
@@ -54,8 +78,9 @@ def _weight(logit, largest, divisor):
 
 @triton.jit
 def _sampled_bounds(
-    source, VOCAB: tl.constexpr, BOUNDS: tl.constexpr, SAMPLES: tl.constexpr, RUN: tl.constexpr
-):
+    logits, processed, row, row_stride, is_replaced,
+    VOCAB: tl.constexpr, BOUNDS: tl.constexpr, SAMPLES: tl.constexpr, RUN: tl.constexpr,
+):  # fmt: skip
     """Return logits that divide a row, in no order, more of them among the large ones.
 
     Bound i is the largest of 2**(i % 8) logits. The last one is below all finite logits.
@@ -65,7 +90,8 @@ def _sampled_bounds(
     run = (index * SAMPLES + sample) // RUN
     each = tl.minimum(run * VOCAB // (BOUNDS * SAMPLES // RUN) + sample % RUN, VOCAB - 1)
     is_used = sample < (1 << (index % 8))
-    logit = tl.load(source + each, mask=is_used, other=-float("inf")).to(tl.float32)
+    logit = _load(logits, processed, row, row_stride, is_replaced, each, is_used, -float("inf"),
+                  VOCAB, tl.float32)  # fmt: skip
     bound = tl.maximum(tl.max(logit, 1), _LOWEST)
     return tl.where(tl.arange(0, BOUNDS) == BOUNDS - 1, _LOWEST, bound)
 
@@ -73,7 +99,8 @@ def _sampled_bounds(
 @triton.jit
 def scan_logits_kernel(
     tokens, largest, bounds, counts, sums, logits, req_pool_indices, temperatures, top_ks, top_ps,
-    min_ps, width, row_stride, VOCAB: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
+    min_ps, processed, is_processed, width, row_stride,
+    VOCAB: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
     BOUNDS: tl.constexpr, SAMPLES: tl.constexpr, RUN: tl.constexpr, KEY: tl.constexpr,
     STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -87,23 +114,26 @@ def scan_logits_kernel(
     part = row * tl.num_programs(1) + chunk
     request = tl.load(req_pool_indices + row // width)
     _, divisor, _, _, _, has_filter = _settings(request, temperatures, top_ks, top_ps, min_ps)
-    source = logits + row * row_stride
+    is_replaced = _is_replaced(row, processed, is_processed)
     each = chunk * CHUNK + tl.arange(0, CHUNK)
-    logit = tl.load(source + each, mask=each < VOCAB, other=-float("inf")).to(KEY)
+    logit = _load(logits, processed, row, row_stride, is_replaced, each, each < VOCAB,
+                  -float("inf"), VOCAB, KEY)  # fmt: skip
     token, best = first_largest_of_lanes(logit, each)
     tl.store(tokens + part, token)
     tl.store(largest + part, best)
     best = best.to(tl.float32)
     if has_filter:
         index = tl.arange(0, BOUNDS)
-        bound = _sampled_bounds(source, VOCAB, BOUNDS, SAMPLES, RUN)
+        bound = _sampled_bounds(logits, processed, row, row_stride, is_replaced,
+                                VOCAB, BOUNDS, SAMPLES, RUN)  # fmt: skip
         if chunk == 0:
             tl.store(bounds + row * BOUNDS + index, bound)
         count = tl.zeros([BOUNDS, TILE], tl.int32)
         total = tl.zeros([BOUNDS, TILE], tl.float32)
         for begin in tl.range(0, CHUNK, TILE, loop_unroll_factor=4):
             one = chunk * CHUNK + begin + tl.arange(0, TILE)
-            value = tl.load(source + one, mask=one < VOCAB, other=-float("inf")).to(tl.float32)
+            value = _load(logits, processed, row, row_stride, is_replaced, one, one < VOCAB,
+                          -float("inf"), VOCAB, tl.float32)  # fmt: skip
             is_above = value[None, :] >= bound[:, None]
             count += is_above.to(tl.int32)
             total += tl.where(is_above, _weight(value, best, divisor)[None, :], 0)
@@ -136,7 +166,7 @@ def _largest_of_row(tokens, largest, part, chunks, CHUNKS: tl.constexpr):
 @triton.jit
 def select_weights_kernel(
     candidates, facts, tokens, largest, bounds, counts, sums, logits, req_pool_indices,
-    temperatures, top_ks, top_ps, min_ps, width, row_stride, chunks,
+    temperatures, top_ks, top_ps, min_ps, processed, is_processed, width, row_stride, chunks,
     VOCAB: tl.constexpr, CHUNK: tl.constexpr, BOUNDS: tl.constexpr, CHUNKS: tl.constexpr,
     STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -153,6 +183,7 @@ def select_weights_kernel(
     _, divisor, top_k, top_p, min_p, has_filter = _settings(
         request, temperatures, top_ks, top_ps, min_ps
     )
+    is_replaced = _is_replaced(row, processed, is_processed)
     if has_filter:
         _token, top = _largest_of_row(tokens, largest, part, chunks, CHUNKS)
         scale = _scales(largest, part, chunks, top, divisor, CHUNKS)
@@ -201,8 +232,8 @@ def select_weights_kernel(
         for chunk in tl.range(first_chunk, chunks, tl.num_programs(1)):
             if tl.sum(tl.where(lane == chunk, selected, 0), 0) > 0:
                 each = chunk * CHUNK + tl.arange(0, CHUNK)
-                source = logits + row * row_stride
-                logit = tl.load(source + each, mask=each < VOCAB, other=-infinity).to(tl.float32)
+                logit = _load(logits, processed, row, row_stride, is_replaced, each, each < VOCAB,
+                              -float("inf"), VOCAB, tl.float32)  # fmt: skip
                 is_candidate = (logit >= lower) & (logit < upper)
                 first = row * VOCAB + tl.sum(tl.where(lane < chunk, selected, 0), 0)
                 place = first + tl.cumsum(is_candidate.to(tl.int32), 0) - 1
@@ -270,7 +301,8 @@ def _largest_bound(
 @triton.jit
 def write_probs_kernel(
     probs, candidates, facts, tokens, largest, sums, logits, req_pool_indices, temperatures,
-    top_ks, top_ps, min_ps, width, row_stride, chunks, VOCAB: tl.constexpr, BLOCK: tl.constexpr,
+    top_ks, top_ps, min_ps, processed, is_processed, width, row_stride, chunks,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr,
     TILE: tl.constexpr, BOUNDS: tl.constexpr, CHUNKS: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Several programs per row, each of which writes every so many blocks."""
@@ -304,10 +336,12 @@ def write_probs_kernel(
         lane = tl.arange(0, CHUNKS)
         last = (part + lane) * BOUNDS + BOUNDS - 1
         total = tl.sum(tl.load(sums + last, mask=lane < chunks, other=0) * scale, 0)
+    is_replaced = _is_replaced(row, processed, is_processed)
     first = tl.program_id(1) * BLOCK
     for begin in tl.range(first, VOCAB, tl.num_programs(1) * BLOCK):
         each = begin + tl.arange(0, BLOCK)
-        logit = tl.load(logits + row * row_stride + each, mask=each < VOCAB, other=0)
+        logit = _load(logits, processed, row, row_stride, is_replaced, each, each < VOCAB, 0.0,
+                      VOCAB, tl.float32)  # fmt: skip
         weight = _weight(logit, top, divisor)
         prob = tl.where(weight < bound, 0, weight) / total  # NaN stays
         prob = tl.where(temperature == 0, (each == token).to(tl.float32), prob)

@@ -23,7 +23,8 @@ from graphkit.ops.target_probs import target_probs
 
 MODULES = (
     "accepted_path", "decoder", "device_loop", "draft_length", "heads", "index_scores", "kv_cache",
-    "linear", "logits", "ngram", "paged_attention", "paged_metadata", "quantized_linear", "refresh",
+    "linear", "logits", "ngram", "paged_attention", "paged_metadata", "processors",
+    "quantized_linear", "refresh",
     "rejection", "rows", "sampling", "step_rows", "step_state", "stored_tokens", "target_probs",
     "tree", "tree_growth", "verification",
 )  # fmt: skip
