@@ -12,7 +12,7 @@ from graphkit.cli.generate_texts import OnText, TextDisplay, TextStream, prompt_
 from graphkit.cli.models import OpenModels, open_models
 from graphkit.cli.output import progress_on_stderr
 from graphkit.distributed import RankGroup
-from graphkit.engine import Request, SamplingParams, SpeculativeEngine
+from graphkit.engine import Request, SpeculativeEngine
 from graphkit.errors import InputError
 from graphkit.graphs import environment
 from graphkit.records import Completion, GenerateRecord
@@ -47,13 +47,12 @@ def complete(
     encode = tokenizer.encode_chat if arguments.chat else tokenizer.encode
     with _refusing_prompts():
         prompt_ids = [encode(prompt) for prompt in prompts]
-    sampling = SamplingParams(
+    sampling = tokenizer.sampling_params(
         max_new_tokens=arguments.max_new_tokens,
         temperature=arguments.temperature,
         top_k=arguments.top_k,
         top_p=arguments.top_p,
         min_p=arguments.min_p,
-        stop_token_ids=tokenizer.stop_ids,
     )
     streams = [TextStream(tokenizer, ids, arguments.stop) for ids in prompt_ids]
     with _engine(arguments, models, len(prompts)) as engine:

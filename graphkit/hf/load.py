@@ -15,6 +15,7 @@ from graphkit.errors import CheckpointError, ConfigError
 from graphkit.graphs import resolve_device
 from graphkit.hf.draft_model import DraftModel
 from graphkit.hf.folder_errors import model_error
+from graphkit.hf.generation import generation_defaults
 from graphkit.hf.layout import ModelLayout, output_head
 from graphkit.hf.load_check import check_loaded
 from graphkit.hf.load_draft import ALGORITHMS_BY_KIND, draft_kind, load_draft, standalone_draft
@@ -104,6 +105,9 @@ def load(
         drafting = standalone_draft(_loaded(draft, **options), loaded)
     elif kind is not None:
         drafting = load_draft(kind, draft, loaded, algorithm, quantize)
+    generation = getattr(loaded.original, "generation_config", None)
+    name = loaded.folder or type(loaded.original).__name__
+    generation_defaults(generation, frozenset(), loaded.head.out_features).report(name)
     parts = (loaded.model, loaded.original, loaded.layout, loaded.folder)
     return TransformersModel(*parts, drafting, algorithm, trust_remote_code)
 

@@ -12,10 +12,16 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from graphkit.config import BufferSizes, require_int, require_type
-from graphkit.engine import Drafter, EngineModel, NgramDrafter, SpeculativeEngine
+from graphkit.engine import Drafter, EngineModel, NgramDrafter, SamplingParams, SpeculativeEngine
 from graphkit.errors import ConfigError
 from graphkit.hf.draft_model import DraftModel
 from graphkit.hf.forward import TransformersForward
+from graphkit.hf.generation import (
+    GenerationDefaults,
+    folder_defaults,
+    generation_defaults,
+    stop_ids,
+)
 from graphkit.hf.layout import ModelLayout, head_shape, output_head
 from graphkit.hf.pools import LayerGroupAttention, recurrent_states
 from graphkit.hf.rotation import rotation_limit
@@ -95,6 +101,37 @@ class TransformersModel:
                 field="tokenizer",
             )
         return load_tokenizer(self.folder, trust_remote_code=self.trust_remote_code)
+
+    @cached_property
+    def generation(self) -> GenerationDefaults:
+        """What the generation settings of the model say about a request.
+
+        Raises:
+            CheckpointError: A setting is malformed.
+        """
+        vocab_size = head_shape(self.model)[0]
+        if self.folder is not None:
+            remote = self.trust_remote_code
+            return folder_defaults(self.folder, vocab_size, trust_remote_code=remote)
+        config = self.original.generation_config
+        ids = stop_ids(getattr(config, "eos_token_id", None), type(self.model).__name__)
+        return generation_defaults(config, ids, vocab_size)
+
+    def sampling_params(self, **changes: Any) -> SamplingParams:
+        """Return sampling parameters as the generation settings of the model have them.
+
+        These are stop tokens, ``top_k``, ``top_p`` and ``min_p``, the temperature if ``do_sample``
+        is set, else 0, and what graphkit computes of the settings that change greedy text, such as
+        ``repetition_penalty`` and ``suppress_tokens``.
+
+        Args:
+            **changes: Arguments of ``SamplingParams`` that replace them.
+
+        Raises:
+            CheckpointError: A setting is malformed.
+            ConfigError: A value is out of range.
+        """
+        return self.generation.sampling_params(**changes)
 
     @property
     def device(self) -> torch.device:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
-from transformers.utils import GENERATION_CONFIG_NAME
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from graphkit.config import is_int
+from graphkit.engine import SamplingParams
 from graphkit.errors import CheckpointError, InputError
 from graphkit.hf.folder_errors import load_error, one_line
+from graphkit.hf.generation import folder_defaults
 
 
 def load_tokenizer(
@@ -46,7 +46,8 @@ def load_tokenizer(
 class FolderTokenizer:
     """Text as tokens of a folder, with the interface ``reference.Tokenizer``.
 
-    The stop tokens are ``eos_token_id`` of ``generation_config.json``, else of ``config.json``.
+    The stop tokens are ``eos_token_id`` of ``generation_config.json``, of which null is none, else
+    of ``config.json``. ``defaults`` is what these files say about a request.
 
     Args:
         folder: A folder of transformers.
@@ -62,8 +63,12 @@ class FolderTokenizer:
     ) -> None:
         self._folder = folder
         self._tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
-        stop_ids = _stop_ids(folder, trust_remote_code)
-        self.stop_ids = frozenset(each for each in stop_ids if each < vocab_size)
+        self.defaults = folder_defaults(folder, vocab_size, trust_remote_code=trust_remote_code)
+        self.stop_ids: frozenset[int] = self.defaults.parameters["stop_token_ids"]
+
+    def sampling_params(self, **changes: Any) -> SamplingParams:
+        """See ``Tokenizer.sampling_params``."""
+        return self.defaults.sampling_params(**changes)
 
     def encode(self, text: str) -> list[int]:
         """See ``Tokenizer.encode``."""
@@ -100,23 +105,3 @@ class FolderTokenizer:
         )
         assert isinstance(text, str), "one sequence was passed"
         return text
-
-
-def _stop_ids(folder: str | Path, trust_remote_code: bool) -> frozenset[int]:
-    try:
-        config = AutoConfig.from_pretrained(
-            folder, trust_remote_code=trust_remote_code, local_files_only=True
-        )
-        ids = GenerationConfig.from_model_config(config).eos_token_id
-        if (Path(folder) / GENERATION_CONFIG_NAME).exists():
-            own = GenerationConfig.from_pretrained(folder, local_files_only=True)
-            ids = ids if own.eos_token_id is None else own.eos_token_id
-    except Exception as error:  # as above
-        raise CheckpointError(f"{folder} has damaged settings: {one_line(error)}.") from error
-    listed = ids if isinstance(ids, list) else [] if ids is None else [ids]
-    if not all(is_int(each) and each >= 0 for each in listed):
-        raise CheckpointError(
-            f"{folder}: eos_token_id must be a token id or a list of them, got {ids!r}. Correct "
-            f"{GENERATION_CONFIG_NAME} or config.json."
-        )
-    return frozenset(listed)

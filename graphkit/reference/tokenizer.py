@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+from graphkit.engine import SamplingParams
 from graphkit.errors import CheckpointError, InputError
 
 VOCAB_SIZE = 256
@@ -22,6 +23,16 @@ class Tokenizer(Protocol):
     """
 
     stop_ids: frozenset[int]
+
+    def sampling_params(self, **changes: Any) -> SamplingParams:
+        """Return the sampling parameters of the model's texts, its stop tokens among them.
+
+        Args:
+            **changes: Arguments of ``SamplingParams`` that replace them.
+
+        Raises:
+            ConfigError: A value is out of range.
+        """
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, with the special tokens that start one.
@@ -49,6 +60,10 @@ class ByteTokenizer:
     """Tokenizer whose token ids are the values of bytes, with the interface ``Tokenizer``."""
 
     stop_ids = frozenset({END_OF_TEXT})
+
+    def sampling_params(self, **changes: Any) -> SamplingParams:
+        """Return the parameters, with ``END_OF_TEXT`` as the stop token."""
+        return SamplingParams(**{"stop_token_ids": self.stop_ids, **changes})
 
     def encode(self, text: str) -> list[int]:
         """Return the UTF-8 bytes of a text, or ``END_OF_TEXT`` for an empty one."""
