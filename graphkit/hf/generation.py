@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from graphkit.config import is_int
 from graphkit.engine import SamplingParams
 from graphkit.errors import CheckpointError
 from graphkit.hf.folder_errors import one_line
+from graphkit.step.sampling_params import MAX_BIASED_IDS
 
 logger = logging.getLogger(__name__)
 _FILTERS = ("temperature", "top_k", "top_p", "min_p")
@@ -43,8 +44,6 @@ _NEUTRAL: Mapping[str, object] = {
     "typical_p": 1, "guidance_scale": 1, "top_h": 1,
 }  # fmt: skip
 """Values without effect other than those that are 0, false or empty."""
-_MOST_BIASES = 1024
-"""Tokens of one request that may have a bias; see ``SamplingParams``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class GenerationDefaults:
 
     parameters: Mapping[str, Any]
     computed: tuple[str, ...] = ()
-    others: tuple[str, ...] = field(default=())
+    others: tuple[str, ...] = ()
 
     def sampling_params(self, **changes: Any) -> SamplingParams:
         """Return the parameters of a request; ``changes`` replace them.
@@ -105,7 +104,6 @@ def generation_defaults(
         CheckpointError: A setting is malformed.
     """
     settings = {} if config is None else vars(config)
-    supported = {each.name for each in fields(SamplingParams)}
     stop_ids = frozenset(token for token in stop_ids if token < vocab_size)
     parameters: dict[str, Any] = {"stop_token_ids": stop_ids}
     computed, others = [], []
@@ -125,7 +123,7 @@ def generation_defaults(
                 f"{GENERATION_CONFIG_NAME}: {name} is malformed: {value!r}. Correct it."
             ) from error
         biases = {**parameters.get("logit_bias", {}), **arguments.get("logit_bias", {})}
-        if arguments.keys() <= supported and len(biases) <= _MOST_BIASES:
+        if len(biases) <= MAX_BIASED_IDS:
             parameters |= {**arguments, **({"logit_bias": biases} if biases else {})}
             computed += [name] if arguments else []
         else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-from dataclasses import fields
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from graphkit.errors import CheckpointError
 from small_models import small_model
 
 PROMPT = [5, 17, 3, 17, 3, 17, 9, 5, 17]
-HAS_PROCESSORS = "repetition_penalty" in {each.name for each in fields(gk.SamplingParams)}
 COMPUTED = {
     "repetition_penalty": 1.3,
     "suppress_tokens": [3, 17, 40],
@@ -93,9 +91,6 @@ def test_settings_without_effect_on_greedy_text_are_no_warning(load):
 def test_a_computed_setting_is_a_parameter_and_is_named(name, load):
     loaded, (warning,) = load({"eos_token_id": 2, name: COMPUTED[name]})
     assert name in warning
-    if not HAS_PROCESSORS:
-        assert "does not compute" in warning
-        return
     assert "does not compute" not in warning
     sampling = loaded.sampling_params(max_new_tokens=12)
     assert sampling != gk.SamplingParams(max_new_tokens=12, stop_token_ids=[2])
@@ -103,7 +98,6 @@ def test_a_computed_setting_is_a_parameter_and_is_named(name, load):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not HAS_PROCESSORS, reason="SamplingParams has no processors")
 @pytest.mark.parametrize("names", [[name] for name in COMPUTED] + [list(COMPUTED)], ids="-".join)
 @pytest.mark.parametrize("algorithm", ["NONE", "NGRAM"])
 def test_the_text_is_that_of_transformers(names, algorithm, load):
@@ -115,7 +109,6 @@ def test_the_text_is_that_of_transformers(names, algorithm, load):
     assert request.output_ids == ids[0, len(PROMPT) :].tolist()
 
 
-@pytest.mark.skipif(not HAS_PROCESSORS, reason="SamplingParams has no processors")
 def test_tokens_outside_of_the_vocabulary_are_left_out(load):
     loaded, _ = load({"suppress_tokens": [-1, 5, 5000], "bad_words_ids": [[2]], "eos_token_id": 2})
     assert loaded.sampling_params().logit_bias == {5: -math.inf}
