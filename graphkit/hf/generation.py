@@ -122,7 +122,8 @@ def generation_defaults(
             raise CheckpointError(
                 f"{GENERATION_CONFIG_NAME}: {name} is malformed: {value!r}. Correct it."
             ) from error
-        biases = {**parameters.get("logit_bias", {}), **arguments.get("logit_bias", {})}
+        before, added = (each.get("logit_bias", {}) for each in (parameters, arguments))
+        biases = before | {token: bias + before.get(token, 0) for token, bias in added.items()}
         if len(biases) <= MAX_BIASED_IDS:
             parameters |= {**arguments, **({"logit_bias": biases} if biases else {})}
             computed += [name] if arguments else []
@@ -143,7 +144,8 @@ def _arguments(
     if name == "suppress_tokens":
         biases = [([token], -math.inf) for token in value]
     elif name == "bad_words_ids":  # transformers keeps the stop tokens
-        biases = [(word, -math.inf) for word in value if stop_ids.isdisjoint(word[:1])]
+        words = [word for word in value if len(word) != 1 or word[0] not in stop_ids]
+        biases = [(word, -math.inf) for word in words]
     elif name == "sequence_bias":
         pairs = value.items() if isinstance(value, Mapping) else value
         biases = [(list(ids), float(bias)) for ids, bias in pairs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from graphkit.hf.layout import ModelLayout, output_head
 from graphkit.hf.load_check import check_loaded
 from graphkit.hf.load_draft import ALGORITHMS_BY_KIND, draft_kind, load_draft, standalone_draft
 from graphkit.hf.model import WITHOUT_DRAFT, TransformersModel, check_algorithm
+from graphkit.hf.passed_model import check_model, check_type
 from graphkit.hf.prepare import prepare_model
 from graphkit.hf.quantized_folder import load_quantized
 from graphkit.hf.stored_tensors import check_stored
@@ -92,6 +94,7 @@ def load(
         require_type("load", name, flag, bool, "True or False")
     if dtype is not None:
         check_dtype("load", dtype)
+    check_type(folder_or_model, "folder_or_model")
     kind = None if draft is None else draft_kind(draft, folder_or_model)
     if algorithm is not None:
         check_algorithm(algorithm, (*ALGORITHMS_BY_KIND.get(kind, ()), *WITHOUT_DRAFT))
@@ -99,10 +102,10 @@ def load(
         check_quantization(quantize)
     device = resolve_device(device)
     options: dict[str, Any] = {"dtype": dtype, "quantize": quantize, "device": device, **flags}
-    loaded = _loaded(folder_or_model, **options)
+    loaded = _loaded(folder_or_model, "folder_or_model", **options)
     drafting: DraftModel | None = None
     if kind == "STANDALONE":
-        drafting = standalone_draft(_loaded(draft, **options), loaded)
+        drafting = standalone_draft(_loaded(draft, "draft", **options), loaded)
     elif kind is not None:
         drafting = load_draft(kind, draft, loaded, algorithm, quantize)
     generation = getattr(loaded.original, "generation_config", None)
@@ -114,6 +117,7 @@ def load(
 
 def _loaded(
     folder_or_model: Any,
+    field: str,
     *,
     dtype: torch.dtype | None,
     quantize: str | None,
@@ -124,6 +128,7 @@ def _loaded(
 ) -> TransformersModel:
     folder = None
     if isinstance(folder_or_model, PreTrainedModel):
+        check_model(folder_or_model, field)
         model = folder_or_model if dtype is None else nn.Module.to(folder_or_model, dtype)
     else:
         folder = str(folder_or_model)
@@ -145,14 +150,20 @@ def _from_folder(
     folder: Path, dtype: torch.dtype | None, device: torch.device, trust_remote_code: bool
 ) -> PreTrainedModel:
     """Load a folder, its quantised layers by graphkit if it reads their layout."""
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} has no config.json. Pass a folder of transformers.")
+    has_config = False
+    with suppress(OSError, ValueError):  # a name that no file can have
+        has_config = (folder / "config.json").is_file()
+    if not has_config:
+        raise CheckpointError(
+            f"{str(folder)[:200]} has no config.json. Pass a folder of transformers; download it "
+            "first if this is the name of a model."
+        )
+    config, reason = read_config(folder), ""
     if (folder / "adapter_config.json").is_file():
         raise CheckpointError(
             f"{folder} has an adapter (adapter_config.json) beside its weights. Merge it into the "
             "weights (merge_and_unload of peft), save the model, and load that folder."
         )
-    config, reason = read_config(folder), ""
     try:
         layout = stored_layout(config)
         if layout is not None:

@@ -19,6 +19,7 @@ from graphkit.hf.draft_model import (
 )
 from graphkit.hf.model import TransformersModel
 from graphkit.hf.mtp import load_mtp
+from graphkit.hf.passed_model import check_type
 from graphkit.quantization import quantize_linears
 from graphkit.reference import (
     DFlashHead,
@@ -66,22 +67,16 @@ def draft_kind(draft: object, target: object) -> str:
             "as an object. Load the folder.",
             field="draft",
         )
+    check_type(draft, "draft", (EagleHead, Eagle3Head, DFlashHead))
     kinds = {
         PreTrainedModel: "STANDALONE",
         EagleHead: "EAGLE",
         Eagle3Head: "EAGLE3",
         DFlashHead: "DFLASH",
     }
-    kind = next((kind for each, kind in kinds.items() if isinstance(draft, each)), "")
     if isinstance(draft, str | Path):
-        kind = head_algorithm(draft)
-    if kind not in ALGORITHMS_BY_KIND:
-        raise ConfigError(
-            f"draft is {draft!r}, expected a folder with an EAGLE, EAGLE-3 or DFLASH head or a "
-            "causal language model, 'mtp', or such a head or model.",
-            field="draft",
-        )
-    return kind
+        return head_algorithm(draft)
+    return next(kind for each, kind in kinds.items() if isinstance(draft, each))
 
 
 def load_draft(

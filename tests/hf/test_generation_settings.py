@@ -110,8 +110,12 @@ def test_the_text_is_that_of_transformers(names, algorithm, load):
 
 
 def test_tokens_outside_of_the_vocabulary_are_left_out(load):
-    loaded, _ = load({"suppress_tokens": [-1, 5, 5000], "bad_words_ids": [[2]], "eos_token_id": 2})
-    assert loaded.sampling_params().logit_bias == {5: -math.inf}
+    settings = {
+        "suppress_tokens": [-1, 5, 5000], "bad_words_ids": [[2]], "eos_token_id": 2,
+        "sequence_bias": [[[5], 2.0], [[6], 3.0]],
+    }  # fmt: skip
+    loaded, _ = load(settings)
+    assert loaded.sampling_params().logit_bias == {5: -math.inf, 6: 3.0}
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ INDEX = "model.safetensors.index.json"
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ({"config.json": None}, "has no config.json. Pass a folder of transformers."),
+        ({"config.json": None}, "has no config.json. Pass a folder of transformers; "),
         ({"config.json": "{"}, "^'[^']*config.json' is not valid JSON: .* Download it again."),
         (
             {"config.json": "[1]"},
