@@ -104,13 +104,13 @@ class EagleDrafter(Drafter):
 
     def prefill_batch(self, batch: PrefillBatch) -> None:
         """See ``Drafter.prefill_batch``."""
-        tokens = batch.next_ids
         if self._ahead:
-            batch = batch.with_new_tokens(self._context.req_to_token)
-            tokens = batch.input_ids
+            # The first token of a chunk is the last one of the chunk before, and runs again.
+            first = batch.input_ids[batch.last_rows + 1 - batch.device_lengths]
+            batch = batch.with_front(self._context, first[:, None], moved=self._ahead)
         out = self._extend.fall_back(
             DraftExtendInputs(
-                input_ids=tokens,
+                input_ids=batch.next_ids,
                 hidden_states=self._hidden_input(batch.hidden_states),
                 **batch.extend_fields(),
             )
@@ -195,7 +195,7 @@ class EagleDrafter(Drafter):
 
     def _own_rows(self, verified: Verified) -> Verified:
         """Return the result with its tokens at their own positions, for STANDALONE."""
-        return verified.moved(self._context.req_to_token) if self._ahead else verified
+        return verified.moved(1, self._context.req_to_token) if self._ahead else verified
 
     def _hidden_input(self, hidden_states: torch.Tensor | None) -> torch.Tensor | None:
         owner = type(self).__name__

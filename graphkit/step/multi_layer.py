@@ -19,6 +19,9 @@ from graphkit.step.engine_model import EngineModel
 from graphkit.step.prefill_batch import PrefillBatch
 from graphkit.step.verified import Verified
 
+_TOKENS, _STATES = "last_tokens", "last_hidden_states"
+"""Names in the future map of the rows that run again."""
+
 
 class MultiLayerDrafter(Drafter):
     """Drafts with a ``MultiLayerEagleRunner``: one layer per draft step, and no DRAFT replay.
@@ -29,6 +32,9 @@ class MultiLayerDrafter(Drafter):
     Of several draft lengths, each drafts with the first layers. All layers catch up on every step
     in the graphs of the longest length, since a longer draft may follow. So a shorter draft saves
     time of the target alone; only plain steps put off the layers.
+
+    The last i rows of layer i come from tokens that layers before it have drafted. Every catch-up
+    therefore runs the S - 1 rows before its own again, once their tokens are known.
 
     Args:
         model: Its ``forward`` is a sequence of forwards, one per layer, that receive
@@ -44,16 +50,19 @@ class MultiLayerDrafter(Drafter):
         check_draft_width(type(self).__name__, context)
         context.check(self._model)
         self._context, self._spec = context, context.spec
+        self._front = max(context.spec.num_steps - 1, 0)  # rows that run again
         self._layers = MultiLayerEagleRunner(
             self._model.forward,
             spec=context.spec,
             sizes=context.sizes,
             attention=self._model.attention,
             draft_token_map=self._model.draft_token_map,
+            num_front_tokens=self._front,
             **context.runner_options,
         )
         self.runners = (self._layers,)
         requests, topk = context.sizes.max_batch_size, context.spec.topk
+        self._last_rows = torch.arange(1 - self._front, 1, device=context.device)
         self._others = torch.zeros(requests, topk * (topk - 1), device=context.device)
         self._chain = ChainTree.one_chain(context, context.spec.num_draft_tokens)
 
@@ -73,13 +82,23 @@ class MultiLayerDrafter(Drafter):
 
     def prefill_batch(self, batch: PrefillBatch) -> None:
         """See ``Drafter.prefill_batch``."""
+        hidden_states = require_hidden_states(type(self).__name__, batch.hidden_states)
+        rows = batch.req_pool_indices
+        if self._front:
+            new = [place for place, start in enumerate(batch.starts) if start == 0]
+            if new:  # no rows are before the first one of a prompt
+                tokens = batch.next_ids.new_zeros(len(new), self._front)
+                states = hidden_states.new_zeros(*tokens.shape, *hidden_states.shape[1:])
+                begun = rows[to_device(new, rows.device)]
+                self._context.future_map.stash(begun, {_TOKENS: tokens, _STATES: states})
+            batch = batch.with_front(self._context, *self._rows_before(rows))
         inputs = MultiLayerDraftExtendInputs(
             input_ids=batch.next_ids,
-            hidden_states=require_hidden_states(type(self).__name__, batch.hidden_states),
+            hidden_states=batch.hidden_states,
             select_index=batch.last_rows,
             **batch.extend_fields(),
         )
-        self._store_candidates(batch.req_pool_indices, self._layers.fall_back(inputs).tensors())
+        self._store(inputs, self._layers.fall_back(inputs).tensors())
 
     def draft(
         self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, bonus_tokens: torch.Tensor
@@ -103,18 +122,26 @@ class MultiLayerDrafter(Drafter):
 
     def extend(self, verified: Verified) -> None:
         """See ``Drafter.extend``."""
-        width = self._layers.tokens_per_request
-        verified = verified.with_rows(width, self._context.req_to_token)
-        fields, select_index = verified.extend_fields(width)
-        out = self._layers.run(
-            MultiLayerDraftExtendInputs(
-                input_ids=verified.predict,
-                hidden_states=require_hidden_states(type(self).__name__, verified.hidden_states),
-                select_index=select_index,
-                **fields,
-            )
+        require_hidden_states(type(self).__name__, verified.hidden_states)
+        front, total = self._front, self._layers.tokens_per_request
+        if front:
+            before = self._rows_before(verified.req_pool_indices)
+            table = self._context.req_to_token
+            verified = verified.with_front(*before, total - front, table)
+        else:
+            verified = verified.front(total)
+        fields, select_index = verified.extend_fields(total)
+        if front:
+            # Rows before the first position see no key and write to slot 0, as those of pads.
+            fields["positions"] = fields["positions"].clamp(min=0)
+            select_index = select_index + front
+        inputs = MultiLayerDraftExtendInputs(
+            input_ids=verified.predict,
+            hidden_states=verified.hidden_states,
+            select_index=select_index,
+            **fields,
         )
-        self._store_candidates(verified.req_pool_indices, out.tensors())
+        self._store(inputs, self._layers.run(inputs).tensors())
 
     def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:
         """Catch up on all W rows of the requests that continue; the runner has a fixed width."""
@@ -122,9 +149,16 @@ class MultiLayerDrafter(Drafter):
         if live:
             self.extend(verified.select(to_device(live, verified.predict.device)))
 
-    def _store_candidates(
-        self, req_pool_indices: torch.Tensor, output: dict[str, torch.Tensor]
-    ) -> None:
+    def _rows_before(self, req_pool_indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return tokens and hidden states of the last F rows that ran, [B, F] and [B, F, H]."""
+        resolve = self._context.future_map.resolve
+        return resolve(_TOKENS, req_pool_indices), resolve(_STATES, req_pool_indices)
+
+    def _store(self, inputs: MultiLayerDraftExtendInputs, output: dict[str, torch.Tensor]) -> None:
+        """Store the candidates of each request, and its last rows, for the next step."""
         names = ("topk_index",) if self._spec.topk == 1 else ("topk_p", "topk_index")
         stored = {name: output[name] for name in names}
-        self._context.future_map.stash(req_pool_indices, stored)
+        if self._front:
+            last = inputs.select_index[:, None] + self._last_rows
+            stored |= {_TOKENS: inputs.input_ids[last], _STATES: inputs.hidden_states[last]}
+        self._context.future_map.stash(inputs.req_pool_indices, stored)

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from graphkit.buffers import AcceptedCounts, TargetVerifyInputs
-from graphkit.step.device_copies import to_device
+from graphkit.ops.packed import read
+from graphkit.step.context import EngineContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,43 +107,53 @@ class PrefillBatch:
             **AcceptedCounts.from_tokens(self.device_lengths).fields(),
         }
 
-    def with_new_tokens(self, req_to_token: torch.Tensor) -> PrefillBatch:
-        """Return the batch with the first new token behind each chunk that ends its prompt.
+    def with_front(
+        self,
+        context: EngineContext,
+        tokens: torch.Tensor,
+        states: torch.Tensor | None = None,
+        *,
+        moved: int = 0,
+    ) -> PrefillBatch:
+        """Return the chunks with rows before those of each request.
 
-        The tokens after the rows are not known: ``next_ids`` are those of ``input_ids``, and there
-        are no hidden states.
+        A row of the result takes the token of ``next_ids``. There are no ``input_ids``.
 
         Args:
-            req_to_token: KV slot of each token, int32 [rows, context].
+            context: The engine's.
+            tokens: ``next_ids`` of the rows before, [B, F] int64.
+            states: Their hidden states, [B, F, H]; ``None`` for a model that reads none.
+            moved: Positions by which all rows move.
         """
-        ends, total = [int(is_last) for is_last in self.are_last], sum(self.lengths)
-        order: list[int] = []
-        first = 0
-        for place, (length, end) in enumerate(zip(self.lengths, ends, strict=True)):
-            order += [*range(first, first + length), *[total + place] * end]
-            first += length
-        numbers = to_device([*order, *ends], self.positions.device)
-        index, more, last = numbers[: len(order)], numbers[len(order) :], self.last_rows
-
-        def rows(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-            return torch.cat([old, new])[index]
-
-        # The warm-up prefills prompts of a whole context, which have no room for another token.
-        position = rows(self.positions, self.positions[last] + 1).clamp(
-            max=req_to_token.shape[1] - 1
+        device, (requests, front) = tokens.device, tokens.shape
+        lengths = self.device_lengths + front
+        total = len(self.next_ids) + requests * front
+        request = torch.arange(requests, device=device)
+        request = request.repeat_interleave(lengths, output_size=total)
+        ends, row = lengths.cumsum(0)[request], torch.arange(total, device=device)
+        column = row - ends + lengths[request]
+        is_before = column < front
+        source = torch.where(
+            is_before, request * front + column, front * (requests - 1 - request) + row
         )
-        row_indices = rows(self.row_indices, self.req_pool_indices)
-        input_ids = rows(self.input_ids, self.next_ids[last])
+        positions = self.positions[self.last_rows][request] + 1 + moved + row - ends
+        row_indices = self.req_pool_indices[request]
+        table = context.req_to_token
+        hidden_states = self.hidden_states
+        if states is not None and hidden_states is not None:
+            hidden_states = torch.cat([states.flatten(0, 1), hidden_states])[source]
+        next_ids = torch.cat([tokens.flatten(), self.next_ids])[source]
         return replace(
             self,
-            lengths=[length + end for length, end in zip(self.lengths, ends, strict=True)],
-            device_lengths=self.device_lengths + more.int(),
+            lengths=[length + front for length in self.lengths],
+            device_lengths=lengths,
             row_indices=row_indices,
-            positions=position,
-            input_ids=input_ids,
-            next_ids=input_ids,
-            out_cache_loc=req_to_token[row_indices, position].long(),
-            hidden_states=None,
+            # Pads of a warm-up may fill the context, and have no room for another token.
+            positions=positions.clamp(0, context.sizes.max_context_len - 1),
+            input_ids=next_ids,
+            next_ids=next_ids,
+            out_cache_loc=read(table, (row_indices, positions), torch.zeros_like(positions)),
+            hidden_states=hidden_states,
         )
 
     def chunks(self) -> Iterator[PrefillChunk]:

@@ -71,45 +71,44 @@ class Verified:
             hidden_states=None if self.hidden_states is None else first_rows(self.hidden_states),
         )
 
-    def with_rows(self, width: int, req_to_token: torch.Tensor) -> Verified:
-        """Return ``width`` rows of every request: its first rows, or all of them and zeros.
+    def with_front(
+        self, tokens: torch.Tensor, states: torch.Tensor, width: int, req_to_token: torch.Tensor
+    ) -> Verified:
+        """Return the rows before those of every request, and ``width`` rows of this result.
 
-        The added rows have the next KV slots of the request, like rows of rejected drafts.
+        Rows that this result lacks are zeros, like rows of rejected drafts.
 
         Args:
-            width: Rows per request; at least the longest path.
+            tokens: ``predict`` of the rows before, [B, F] int64.
+            states: Their hidden states, [B, F, H].
+            width: Rows per request without them; at least the longest path.
             req_to_token: KV slot of each token, int32 [rows, context].
         """
-        batch_size = len(self.seq_lens)
-        more = width - len(self.predict) // batch_size
-        if more <= 0:
-            return self.front(width)
+        requests, hidden_states = len(self.seq_lens), self.hidden_states
+        assert hidden_states is not None, "a draft layer reads hidden states"
 
-        def padded(rows: torch.Tensor) -> torch.Tensor:
-            rows = rows.view(batch_size, -1, *rows.shape[1:])
-            behind = rows.new_zeros(batch_size, more, *rows.shape[2:])
-            return torch.cat([rows, behind], 1).flatten(0, 1)
+        def joined(before: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+            own = rows.view(requests, -1, *rows.shape[1:])[:, :width]
+            behind = own.new_zeros(requests, width - own.shape[1], *own.shape[2:])
+            parts = (before, own, behind) if behind.shape[1] else (before, own)
+            return torch.cat(parts, 1).flatten(0, 1)
 
-        columns = torch.arange(width, device=self.seq_lens.device)
-        places = (self.seq_lens[:, None] + columns).clamp(max=req_to_token.shape[1] - 1)
-        slots = req_to_token[self.req_pool_indices[:, None], places.long()]
-        slots[:, :-more] = self.out_cache_loc.view(batch_size, -1)
-        return replace(
+        joint = replace(
             self,
-            out_cache_loc=slots.long().flatten(),
-            predict=padded(self.predict),
-            hidden_states=None if self.hidden_states is None else padded(self.hidden_states),
+            predict=joined(tokens, self.predict),
+            hidden_states=joined(states, hidden_states),
         )
+        return joint.moved(-tokens.shape[1], req_to_token)
 
-    def moved(self, req_to_token: torch.Tensor) -> Verified:
-        """Return the result one position further: each token of ``predict`` at its own position.
+    def moved(self, by: int, req_to_token: torch.Tensor) -> Verified:
+        """Return the result with all rows ``by`` positions further.
 
         Args:
+            by: Positions; rows before position 0 have KV slot 0.
             req_to_token: KV slot of each token, int32 [rows, context].
         """
-        seq_lens = self.seq_lens + 1
-        width = len(self.predict) // max(len(seq_lens), 1)
-        rows = self.req_pool_indices
+        rows, seq_lens = self.req_pool_indices, self.seq_lens + by
+        width = len(self.predict) // max(len(rows), 1)
         _, slots = first_draft_rows(rows, req_to_token, seq_lens, 1, width)
         return replace(self, seq_lens=seq_lens, out_cache_loc=slots)
 

@@ -15,7 +15,7 @@ import torch
 from graphkit.engine import SamplingParams
 from graphkit.reference import full_logits
 
-STEPS, COUNT, PROMPTS = 4, 17, 6
+STEPS, COUNT, PROMPTS = 4, 17, 8
 MARGIN = STEPS + 1
 """Tokens that the last step may accept behind the end of a request."""
 
@@ -48,12 +48,8 @@ def last_logits(model):
 class SimpleDrafter:
     """Drafts for one request from its text so far."""
 
-    def __init__(self, last_logits, with_errors, topk, prompt):
+    def __init__(self, last_logits, with_errors, topk):
         self.last_logits, self.with_errors, self.topk = last_logits, with_errors, topk
-        self.start(prompt)
-
-    def start(self, prompt):
-        """Process the prompt before the first draft."""
 
     def candidates(self, tokens, label):
         """Return the K best tokens after ``tokens``, with the errors of a (token, position)."""
@@ -79,16 +75,13 @@ class StandaloneDrafter(SimpleDrafter):
 
 
 class LayersDrafter(SimpleDrafter):
-    """Rows that a layer computed from a wrong guess stay in its cache."""
-
-    def start(self, prompt):
-        self.rows = [[] for _ in range(STEPS)]
+    """Every row of each layer is computed again: all but its last ones have tokens of the text."""
 
     def tree(self, text, nodes):
         length, chain, proposed = len(text) - 1, list(text), []
         label = (text[-2], length - 1)
-        for layer, rows in enumerate(self.rows):
-            rows += chain[len(rows) + 1 + layer : length + 1 + layer]
+        for layer in range(STEPS):
+            rows = chain[1 + layer : length + 1 + layer]
             proposed.append(self.candidates(rows, label))
             label = (rows[-1], label[1] + 1)
             chain.append(proposed[-1][0][1])
@@ -153,7 +146,7 @@ def test_accepted_lengths_are_those_of_a_drafter_without_cache(
     continuations = plain(prompts, [COUNT + MARGIN + 4] * PROMPTS)
     steps = [
         accepted_lengths(
-            DRAFTERS[algorithm](last_logits, with_errors, topk, prompt), prompt, continuation, nodes
+            DRAFTERS[algorithm](last_logits, with_errors, topk), prompt, continuation, nodes
         )
         for prompt, continuation in zip(prompts, continuations, strict=True)
     ]
