@@ -25,14 +25,17 @@ from types import (
 )
 from typing import Any
 
+import torch
 from torch import nn
 
 from graphkit.errors import short_repr
 
 MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 """Attributes of ``nn.Module`` that hold its tensors and children by name."""
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+"""Attributes of ``nn.Module`` that hold functions which run with its forward."""
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
-_CLASS_VALUES = (bool, int, float)
+_CLASS_VALUES = (bool, int, float, list, dict, deque, torch.Tensor)
 """Types of class attributes that count as values of the forward."""
 
 
@@ -95,6 +98,7 @@ class Container:
     Attributes:
         owner: The module, the function or the object that holds the values, directly or in a list
             or a dict.
+        parent: The container and the key there at which the object was found; ``None`` for a root.
     """
 
     def __init__(
@@ -104,6 +108,7 @@ class Container:
         keep: Callable[[Any], bool] = lambda _key: True,
     ) -> None:
         self.owner: Any = None
+        self.parent: tuple[Container, Any] | None = None
         self.prefix = prefix
         self._values = values
         self._keep = keep
@@ -124,6 +129,14 @@ class Container:
     def get(self, key: Any, default: Any = None) -> Any:
         """Return the current value of a key, or a default."""
         return dict.get(self._values, key, default)
+
+    def find(self, key: Any) -> Any:
+        """Return the value at the same path now, also if an object on the way was replaced."""
+        if self.parent is None:
+            return self.get(key)
+        parent, own_key = self.parent
+        now = containers(self.prefix, parent.find(own_key))
+        return next((held.get(key) for held in now if key in held.read()), None)
 
     def set(self, key: Any, value: Any) -> None:
         """Set the value of a key."""
@@ -200,7 +213,7 @@ class _ClosureCells(Container):
 
 
 class _ClassAttributes(Container):
-    """Numbers among the attributes of a class.
+    """Numbers, tensors and collections among the attributes of a class.
 
     Args:
         cls: The class.
@@ -219,7 +232,11 @@ class _ClassAttributes(Container):
         values = {
             key: value for key, value in class_attributes(self._class).items() if self._keep(key)
         }
-        return {key: value for key, value in values.items() if type(value) in _CLASS_VALUES}
+        return {
+            key: value
+            for key, value in values.items()
+            if type(value) in _CLASS_VALUES and not key.startswith("__")
+        }
 
     def get(self, key: Any, default: Any = None) -> Any:
         return class_attributes(self._class).get(key, default)
@@ -276,8 +293,8 @@ def _slots(name: str, value: Any) -> Iterator[Container]:
         yield _Slots(name, value, slots)
 
 
-def class_numbers(cls: type, hidden: Collection[str]) -> Container:
-    """Return the numbers among the attributes of a class.
+def class_values(cls: type, hidden: Collection[str]) -> Container:
+    """Return the numbers, tensors and collections among the attributes of a class.
 
     Args:
         cls: The class.
@@ -300,6 +317,8 @@ def containers(name: str, value: Any) -> Iterator[Container]:
         yield Container(name, attributes, lambda key: key not in _MODULE_ATTRIBUTES)
         for attribute in MODULE_DICTS:
             yield Container(name, attributes.get(attribute, {}))
+        for attribute in _HOOKS:
+            yield _DictItems(f"{name}.{attribute}", attributes.get(attribute, {}))
     elif is_a(value, FunctionType):
         yield _ClosureCells(name, value)
         yield Container(name, attributes)

@@ -92,7 +92,9 @@ class HostNumbers:
         for container, values in objects.entries:
             for key, value in values.items():
                 is_list = type(value) is list
-                if (is_list or type(value) in _NUMBERS) and _word(container, key) in objects.words:
+                if (is_list or type(value) in _NUMBERS) and read_word(
+                    container, key
+                ) in objects.words:
                     number = HostNumber(container, key, len(value) if is_list else value, is_list)
                     found.setdefault((container.place, key), number)
         self.numbers = tuple(found.values())
@@ -121,7 +123,7 @@ class HostNumbers:
                 found[:] = saved
 
 
-def _word(container: Container, key: Any) -> str:
+def read_word(container: Container, key: Any) -> str:
     """Return the name under which code reads a value, or the list or dict that holds it."""
     if isinstance(key, str):
         return key

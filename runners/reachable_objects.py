@@ -23,7 +23,7 @@ from graphkit.runners.containers import (
     Container,
     bases,
     class_attributes,
-    class_numbers,
+    class_values,
     containers,
     is_a,
     items_of,
@@ -52,23 +52,24 @@ class ReachableObjects:
 
     Args:
         roots: Forwards, or sequences of forwards, by name.
+        depth: Levels of plain objects, lists and dicts that the walk enters below a module.
 
     Attributes:
+        functions: The functions whose code the walk read.
         entries: Each container, once, with the values that it held.
         words: The names and the words that the code of the forwards contains, such as the
             attributes that it reads.
     """
 
-    def __init__(self, roots: Mapping[str, Any]) -> None:
-        walk = _Walk()
+    def __init__(self, roots: Mapping[str, Any], depth: int = _MAX_DEPTH) -> None:
+        walk = _Walk(depth)
         for name, root in roots.items():
             is_sequence = is_a(root, (list, tuple, nn.ModuleList))
             for i, forward in enumerate(root if is_sequence else (root,)):
-                walk.enter(
-                    f"{name}[{i}]" if is_sequence else name, forward, _MAX_DEPTH, is_root=True
-                )
+                walk.enter(f"{name}[{i}]" if is_sequence else name, forward, depth, is_root=True)
         self.entries = tuple((container, container.read()) for container in walk.containers)
         self.words: frozenset[str] = frozenset(walk.words)
+        self.functions = tuple(walk.functions)
 
     def values_of(self, kind: type[_T]) -> Iterator[tuple[Container, Any, _T]]:
         """Yield container, key and value of each value of a type, as of construction."""
@@ -86,28 +87,40 @@ class ReachableObjects:
 class _Walk:
     """Collects the containers of objects, each object once."""
 
-    def __init__(self) -> None:
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
         self.containers: list[Container] = []
         self.words: set[str] = set()
+        self.functions: list[FunctionType] = []
         self._seen: dict[int, Any] = {}
 
     def enter(
-        self, name: str, value: Any, depth: int, owner: Any = None, is_root: bool = False
+        self,
+        name: str,
+        value: Any,
+        depth: int,
+        owner: Any = None,
+        parent: tuple[Container, Any] | None = None,
+        is_root: bool = False,
     ) -> None:
         """Collect the containers of an object and of the objects in them."""
         is_module = is_a(value, nn.Module)
         if not (is_root or is_module or (depth and _is_entered(value))) or id(value) in self._seen:
             return
         self._seen[id(value)] = value  # the reference keeps the id from being used again
-        inner_depth = _MAX_DEPTH if is_module else depth if is_root else depth - 1
+        inner_depth = self._depth if is_module else depth if is_root else depth - 1
         if not is_a(value, (list, tuple, deque, dict)):
             owner = value
         code = list(self._code(value))  # first: its words choose the methods of inner objects
-        for container in (*containers(name, value), *code):
+        own = list(containers(name, value))
+        for container in own:
+            container.parent = parent
+        for container in (*own, *code):
             container.owner = owner if container.owner is None else container.owner
             self.containers.append(container)
             for key, inner in container.read().items():
-                self.enter(container.name(key), inner, inner_depth, container.owner)
+                place = container, key
+                self.enter(container.name(key), inner, inner_depth, container.owner, place)
 
     def _code(self, value: Any) -> Iterator[Container]:
         """Yield the globals that the code of a function or of an object names."""
@@ -140,12 +153,13 @@ class _Walk:
                 pending += new
         for base in bases(cls):
             if _is_user_code(base):
-                yield class_numbers(base, frozenset(own_attributes(value)))
+                yield class_values(base, frozenset(own_attributes(value)))
 
     def _function_containers(self, function: FunctionType) -> Iterator[Container]:
         """Yield the globals that a function's code names, and those in the user's modules."""
         words = code_words(function.__code__)
         self.words |= words
+        self.functions.append(function)
         # The module is None for code that exec compiled.
         name = str(function.__module__ or "globals").rpartition(".")[2]
         container = Container(name, function.__globals__, words.__contains__)

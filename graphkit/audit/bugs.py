@@ -6,6 +6,7 @@ from enum import Enum
 
 BAKED_VALUE = "baked value"
 FREED_MEMORY = "freed memory"
+SIDE_OUTPUT = "side output"
 STALE_POOL_MEMORY = "stale pool memory"
 UNDECLARED_STATE = "undeclared state"
 WARM_UP_LEAK = "warm-up leak"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from graphkit.audit.bugs import BAKED_VALUE, UNDECLARED_STATE, WARM_UP_LEAK
+from graphkit.audit.bugs import BAKED_VALUE, SIDE_OUTPUT, UNDECLARED_STATE, WARM_UP_LEAK
 from graphkit.records import Finding
 from graphkit.records.audit import Audit, worst_first
 
@@ -85,14 +85,21 @@ def _shares_cause(finding: Finding, earlier: Finding) -> bool:
 def _explains_leak(cause: Finding, leak: Finding) -> bool:
     """Return whether a finding says why the capture changes the tensors of a warm-up leak.
 
-    They are undeclared state, or statistics over rows (as of a batch norm) that a module keeps.
+    They are undeclared state, statistics over rows (as of a batch norm) that a module keeps, or
+    tensors that each call of the forward leaves there.
     """
+    if cause.kind == SIDE_OUTPUT and leak.audit == Audit.WARMUP and cause is not leak:
+        return bool(leak.names) and all(_holds(name, cause.names) for name in leak.names)
     if leak.kind != WARM_UP_LEAK or not leak.names:
         return False
     if cause.kind == UNDECLARED_STATE:
         return {*leak.names} <= {*cause.names}
     is_of_module = all(name.rpartition(".")[0] == cause.module != "" for name in leak.names)
     return cause.audit in (Audit.PADS, Audit.SHADOW) and cause.severity == "error" and is_of_module
+
+
+def _holds(name: str, tensors: Sequence[str]) -> bool:
+    return any(tensor == name or tensor.startswith(f"{name}[") for tensor in tensors)
 
 
 def _argument(finding: Finding) -> tuple[str, str, int | None]:

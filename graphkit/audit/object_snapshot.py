@@ -147,7 +147,8 @@ class ObjectSnapshot:
 
 def checksum(tensor: torch.Tensor) -> int:
     """Return a number that depends on every bit of a strided tensor and on its position."""
-    data = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    dense = tensor.detach().contiguous()  # of one element it may still have any stride
+    data = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
     whole = len(data) // 8 * 8
     total = 0
     for begin in range(0, whole, 8 * _CHUNK):

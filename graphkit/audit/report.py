@@ -22,6 +22,7 @@ from graphkit.audit.pointers import audit_pointers
 from graphkit.audit.pool_poison import audit_pool_poison
 from graphkit.audit.ranks import NOT_ON_RANKS
 from graphkit.audit.shadow import audit_shadow
+from graphkit.audit.side_outputs import report_side_outputs
 from graphkit.audit.undeclared_state import declare_for_audits
 from graphkit.audit.warmup import audit_warmup
 from graphkit.audit.wrapper import audit_wrapper
@@ -184,6 +185,8 @@ def _audited(
         runner.capture(attribution=Attribution(target.weights))
         if not runner.eager_reason and not {Audit.WARMUP, *AFTER_CAPTURE}.isdisjoint(chosen):
             declare_for_audits(target, runner, log)
+        if not runner.eager_reason and Audit.WARMUP in chosen:
+            report_side_outputs(target, runner, log)
         for name, audit in AFTER_CAPTURE.items():
             if name not in chosen or runner.eager_reason:
                 continue

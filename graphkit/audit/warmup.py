@@ -11,18 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
+
 from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.bugs import UNDECLARED_STATE, WARM_UP_LEAK
 from graphkit.audit.changing_lines import changing_lines
 from graphkit.audit.object_snapshot import ABSENT, RANDOM_STATE, ObjectChange, ObjectSnapshot
 from graphkit.audit.ranks import on_any_rank
 from graphkit.audit.undeclared_state import ADVICE
-from graphkit.graphs import CapturedGraph, inspect_graph, named_tensors
+from graphkit.graphs import CapturedGraph, StateSnapshot, inspect_graph, named_tensors
 from graphkit.records import count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
 from graphkit.targets import CaptureTarget
+from graphkit.verify.equal_state_runs import restorable_state
 from graphkit.verify.size_check import SEED
 
 _LEAK_ADVICE = "Move it out of the forward, or keep it in a tensor declared as mutable_state."
@@ -50,9 +53,11 @@ def audit_warmup(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
             values = _values(target, runner, changes)
             state, replayed = _state_and_replayed(target, runner, changes)
             constant = _constant_caches(target, runner, before, changes)
-            changes = [change for change in changes if change.name not in constant]
+            followed = _filled_from_inputs(target, runner, before, changes)
+            changes = [change for change in changes if change.name not in constant | followed]
             before.restore()
-            lines = _lines(runner, {name: values[name] for name in values.keys() - constant})
+            names = [change.name for change in changes if change.name in values]
+            lines = _lines(runner, {name: values[name] for name in names})
         finally:
             before.restore()
         for change in changes:
@@ -77,6 +82,8 @@ def audit_warmup(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
         )
         if constant:
             check.text += f"; ignored {count_of(len(constant), 'cache')} of constants"
+        if followed:
+            check.text += f"; ignored {count_of(len(followed), 'value')} that each forward sets"
 
 
 def _snapshot(target: CaptureTarget, runner: Runner[Any, Any]) -> ObjectSnapshot:
@@ -87,11 +94,32 @@ def _snapshot(target: CaptureTarget, runner: Runner[Any, Any]) -> ObjectSnapshot
 def _changes(
     target: CaptureTarget, runner: Runner[Any, Any], before: ObjectSnapshot
 ) -> list[ObjectChange]:
-    """Return what a capture on pads changes, except tensors in the graphs' own memory."""
+    """Return what a capture on pads changes.
+
+    Tensors in the graphs' own memory are left out, which each call makes anew, and tensors of the
+    inputs and others that the runner knows: a graph may read those at the address that they have.
+    So are tensors that are held no more and that no graph reads.
+    """
     with runner.recapture() as graphs:
         changes = list(before.changes(_snapshot(target, runner)))
         written = _addresses(graphs, "pool") if changes else set()
-    return [change for change in changes if change.after.address not in written]
+        read = _addresses(graphs, "external") if changes else set()
+    known = [
+        (tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
+        for tensors in runner.memory_names().values()
+        for tensor in tensors.values()
+    ]
+
+    def is_known(change: ObjectChange) -> bool:
+        if change.is_replaced and change.after is ABSENT:  # its object was replaced
+            return change.before.address not in read
+        address = change.after.address or 0
+        is_other = change.is_created or change.is_replaced
+        return is_other and any(begin <= address < begin + size for begin, size in known)
+
+    return [
+        change for change in changes if change.after.address not in written and not is_known(change)
+    ]
 
 
 def _values(
@@ -171,6 +199,34 @@ def _constant_caches(
         for change in created
         if again.get(change.name, ABSENT).content == change.after.content
     }
+
+
+def _filled_from_inputs(
+    target: CaptureTarget,
+    runner: Runner[Any, Any],
+    before: ObjectSnapshot,
+    changes: Sequence[ObjectChange],
+) -> set[str]:
+    """Return the names of host values that each forward sets from its inputs, whatever they were.
+
+    As in a context object: a run of another size leaves another value, and one of the first size
+    the same value again. A counter and a flag do not behave so.
+    """
+    candidates = [change.name for change in changes if change.after.address is None]
+    if not on_any_rank(runner, bool(candidates)):
+        return set()
+    largest, smallest = runner.table.largest, runner.table.sizes[0]
+    run_other = runner.run_padded if smallest < largest else runner.fall_back
+    runs = (runner.run_padded, largest), (run_other, 1), (runner.run_padded, largest)
+    state, left = restorable_state(runner), list[dict[str, Any]]()
+    before.restore()
+    with torch.no_grad(), runner.without_stats(), StateSnapshot(state, runner.device):
+        for run, size in runs:
+            run(target.batch(runner.mode, min(size, target.sizes.max_batch_size), SEED))
+            summaries = _snapshot(target, runner).summaries
+            left.append({name: summaries.get(name, ABSENT).content for name in candidates})
+    first, other, again = left
+    return {name for name in candidates if first[name] == again[name] != other[name]}
 
 
 def _addresses(graphs: Mapping[int, CapturedGraph], memory: str) -> set[int | None]:

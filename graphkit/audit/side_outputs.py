@@ -1,0 +1,237 @@
+"""Search for side outputs: tensors that a forward leaves in an object, such as hidden states.
+
+Replays run no Python. Whoever reads such a tensor after a replay gets that of the last capture or
+eager step. The forward runs without a graph on two batches: what it puts into the same place as
+another tensor with other content is left by each call. A tensor that both runs leave is a cache or
+a buffer that is written in place, and equal content a constant.
+
+A tensor of the inputs is no side output: each replay refreshes it. One that the forward reads
+itself, as layers read a context object, is reported as a note: others may read it, too.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.bugs import SIDE_OUTPUT
+from graphkit.audit.changing_lines import changing_lines
+from graphkit.audit.object_snapshot import checksum
+from graphkit.graphs import StateSnapshot
+from graphkit.graphs.operations import storage_id
+from graphkit.records import tensor_text
+from graphkit.records.audit import Audit
+from graphkit.runners import Runner
+from graphkit.runners.containers import Container, containers, is_a
+from graphkit.runners.host_numbers import read_word
+from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
+from graphkit.targets import CaptureTarget
+from graphkit.verify.equal_state_runs import restorable_state
+from graphkit.verify.size_check import SEED
+from graphkit.verify.teacher_forcing import wrapped_forward
+
+_ADVICE = (
+    "Return it in the output, such as hidden_states or a field of your own, or allocate it before "
+    "capture and write it in place, as `self.states.copy_(hidden)` does."
+)
+_PLAIN = torch.Tensor, nn.Parameter
+_DEPTH = 4
+"""Levels of plain objects, lists and dicts below a module that are searched."""
+_WRITING = frozenset(
+    {"append", "appendleft", "extend", "insert", "clear", "update", "setdefault", "add"}
+)
+"""Methods of collections whose call reads nothing that was left."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What a run of a forward has left.
+
+    Attributes:
+        tensors: Each tensor by name, with the container and the key that hold it.
+        inputs: The tensors of the run's inputs, by storage.
+        objects: The walk over the forward.
+    """
+
+    tensors: dict[str, tuple[Container, Any, torch.Tensor]]
+    inputs: dict[int, torch.Tensor]
+    objects: ReachableObjects
+
+
+def report_side_outputs(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
+    """Report the tensors that the forward leaves in objects and that replays do not set.
+
+    Restores declared state, and what the forward holds on the host.
+
+    Args:
+        target: Draws the batches.
+        runner: A runner of the target, captured.
+        log: Receives the findings, if there are any.
+    """
+    sizes = {runner.table.largest, runner.table.sizes[0]}
+    batches = [target.batch(runner.mode, size, SEED + size) for size in sorted(sizes, reverse=True)]
+    batches += [target.batch(runner.mode, runner.table.largest, SEED + 1000)][: 2 - len(batches)]
+    roots, state = walk_roots(runner.step.forward), restorable_state(runner)
+    before = ReachableObjects(roots, _DEPTH)
+    try:
+        with torch.no_grad(), runner.without_stats(), StateSnapshot(state, runner.device):
+            first, second = (_left_by(runner, roots, batch) for batch in batches)
+            found = _side_outputs(first, second)
+            before.restore()
+            lines = _lines(runner, batches, found)
+    finally:
+        before.restore()
+    groups: dict[tuple[str, bool], list[str]] = {}
+    for name, (container, key, _) in found.items():
+        is_read = reads(second.objects.functions, read_word(container, key))
+        groups.setdefault((lines.get(name, ""), is_read), []).append(name)
+    if not groups:
+        return
+    with log.check(Audit.WARMUP, runner.mode.name) as check:
+        check.text = f"ran the forward on two batches: it leaves {len(found)} tensors in objects"
+        for (line, is_read), names in groups.items():
+            tensor = found[names[0]][2]
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            text = (
+                f"each call of the forward leaves a tensor in `{names[0]}` "
+                f"({tensor_text(tensor.dtype, tensor.shape)}){more}. Replays run no Python: what "
+                "it holds after them is of the last capture or eager step."
+            )
+            if is_read:
+                text += " The forward reads it itself, so it may be for its own use alone."
+            check.report(
+                SIDE_OUTPUT,
+                text,
+                advice=_ADVICE,
+                severity="note" if is_read else "error",
+                names=tuple(names),
+                source=line,
+                cause=line or names[0],
+            )
+
+
+def reads(functions: Sequence[FunctionType], word: str) -> bool:
+    """Return whether code reads what an attribute or a variable holds, apart from adding to it.
+
+    Args:
+        functions: The forward, then other functions; those without a source are not searched.
+            Attributes of the forward's inputs, by the name of its parameter, do not count.
+        word: The name.
+    """
+    inputs: set[str] = set()
+    for function in functions:
+        with suppress(OSError, TypeError, SyntaxError, ValueError):
+            inputs = inputs or set(inspect.signature(function).parameters) - {"self"}
+            tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+            if _reads(tree, word, inputs):
+                return True
+    return False
+
+
+def _reads(tree: ast.AST, word: str, inputs: set[str]) -> bool:
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    for node in ast.walk(tree):
+        is_attribute = isinstance(node, ast.Attribute) and node.attr == word
+        is_name = isinstance(node, ast.Name) and node.id == word
+        if not (is_attribute or is_name) or not isinstance(node.ctx, ast.Load):  # type: ignore[attr-defined]
+            continue
+        base = getattr(node, "value", None)
+        if isinstance(base, ast.Name) and base.id in inputs:
+            continue
+        if not _is_written(node, parents):
+            return True
+    return False
+
+
+def _is_written(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
+    """Return whether an expression is the target of a store, or of a call that adds to it."""
+    parent = parents.get(node)
+    while isinstance(parent, ast.Subscript) and parent.value is node:
+        if not isinstance(parent.ctx, ast.Load):
+            return True
+        node, parent = parent, parents.get(parent)
+    if isinstance(parent, ast.Attribute) and parent.value is node:
+        return not isinstance(parent.ctx, ast.Load) or parent.attr in _WRITING
+    return False
+
+
+def _left_by(runner: Runner[Any, Any], roots: dict[str, Any], batch: Any) -> _Left:
+    """Run the padded step without a graph, and return the tensors that the forward then holds."""
+    inputs: dict[int, torch.Tensor] = {}  # kept, so that no other storage gets their ids
+
+    def call(forward: Any, given: Any) -> Any:
+        inputs.update((storage_id(tensor), tensor) for tensor in _tensors_in(given, 3))
+        return forward(given)
+
+    with runner.step.wrapped(lambda forward: wrapped_forward(forward, call)):
+        runner.run_padded(batch)
+    objects = ReachableObjects(roots, _DEPTH)
+    tensors = {
+        container.name(key): (container, key, tensor)
+        for container, key, tensor in objects.values_of(torch.Tensor)
+        if type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_meta
+    }
+    return _Left(tensors, inputs, objects)
+
+
+def _tensors_in(value: Any, depth: int) -> Iterator[torch.Tensor]:
+    """Yield the tensors that an object holds, ``depth`` levels deep."""
+    if is_a(value, torch.Tensor):
+        yield value
+    elif depth:
+        for container in containers("", value):
+            for inner in container.read().values():
+                yield from _tensors_in(inner, depth - 1)
+
+
+def _side_outputs(first: _Left, second: _Left) -> dict[str, tuple[Container, Any, torch.Tensor]]:
+    """Return what the second run left and the first did not, except constants and inputs."""
+    held = {id(tensor) for _, _, tensor in first.tensors.values()}
+    found: dict[str, tuple[Container, Any, torch.Tensor]] = {}
+    for name, (container, key, tensor) in second.tensors.items():
+        if id(tensor) in held or storage_id(tensor) in second.inputs:
+            continue
+        _, _, other = first.tensors.get(name, (None, None, None))
+        if other is None or not _is_equal(tensor, other):
+            found[name] = container, key, tensor
+    return found
+
+
+def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    is_alike = one.shape == other.shape and one.dtype == other.dtype
+    return is_alike and checksum(one) == checksum(other)
+
+
+def _lines(
+    runner: Runner[Any, Any],
+    batches: Sequence[Any],
+    found: dict[str, tuple[Container, Any, torch.Tensor]],
+) -> dict[str, str]:
+    """Return the lines that leave tensors in the second of two runs without a graph, by name."""
+    if not found:
+        return {}
+
+    def reader(container: Container, key: Any) -> Callable[[], Any]:
+        last: list[Any] = [None]
+
+        def read() -> Any:
+            # A list that is emptied first holds nothing for a while: that is not the line.
+            last.append(container.find(key))
+            last[:] = [last[-1] if last[-1] is not None else last[0]]
+            return last[0]
+
+        return read
+
+    values = {name: reader(container, key) for name, (container, key, _) in found.items()}
+    runner.run_padded(batches[0])
+    return changing_lines(lambda: runner.run_padded(batches[1]), values)
