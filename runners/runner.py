@@ -37,6 +37,7 @@ from graphkit.records import (
     ReplayStats,
     SizeRecord,
 )
+from graphkit.runners.attention_check import check_attention
 from graphkit.runners.capture import SizeCapture, close_graphs, mode_record
 from graphkit.runners.dispatch import Decision, Dispatch
 from graphkit.runners.frozen_values import FrozenValue, FrozenValues
@@ -99,7 +100,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             checked inside the graph, and the next call raises ``InputError``. A replay raises
             ``ReplayError`` if a host number has changed since capture and the graph keeps it, see
             ``frozen_values``; not with ``group``. ``None`` reads the environment variable
-            ``GRAPHKIT_CHECK``.
+            ``GRAPHKIT_CHECK``. Only ``False`` lets ``capture`` skip the comparison of what the
+            attention backend computes for trees and packed prefills with chains.
         draft_token_map: Target token of each id of a reduced draft vocabulary (d2t in other
             engines, there as differences), int64 [V] on the device with V =
             ``sizes.draft_vocab_size``. The logits of a draft model's forward then have V columns;
@@ -143,6 +145,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         if inputs_type is not None:
             check_inputs_type(inputs_type, self.inputs_type)
         self.spec, self.sizes, self.attention = spec, sizes, attention
+        self._compares_attention = check is not False
         self.table = SizeTable(sizes.max_batch_size, batch_sizes, multiple_of=multiple_of)
         self.backend = backend_for(device, backend)
         self.device = self.backend.device
@@ -238,6 +241,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
                 ``inspect``. Captures take longer with it; replays do not.
 
         Raises:
+            AttentionError: The attention backend supports a mode, but computes it differently: a
+                tree or a packed prefill has other logits than a chain of the same tokens.
             CaptureError: A size cannot be captured. The attempt is undone: the runner is still
                 ``planned`` and may capture again. With ``group`` all ranks raise it, with the rank
                 that failed; if others were in the middle of an NCCL collective, that process group
@@ -252,6 +257,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             )
         if progress is not None:
             _check_callable("progress", progress)
+        if self._compares_attention:
+            check_attention(self)
         self._captured_at = caller_line()
         sizes: Sequence[SizeRecord] = ()
         if not self.eager_reason:

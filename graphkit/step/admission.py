@@ -18,6 +18,7 @@ import torch
 from graphkit.errors import InputError
 from graphkit.graphs import Backend
 from graphkit.ops.logits import bitmask_words
+from graphkit.runners.attention_check import check_attention
 from graphkit.step.device_copies import copied_to, to_device
 from graphkit.step.device_step import DeviceStep
 from graphkit.step.prefill_batch import PrefillBatch
@@ -87,6 +88,7 @@ class Admission:
         self._step, self._chunk_size = device_step, context.options.chunked_prefill_size
         self.context_limit, self.vocab_size = context_limit, context.sizes.vocab_size
         self._seed, self._bos, self._checked = seed, bos_token_id, 0
+        self._compares_attention = context.options.check is not False
         self._packs = all(runner.step.packs_rows for runner in device_step.runners)
 
     def check(
@@ -146,6 +148,7 @@ class Admission:
             int32, or [complete, 6] if one of them has log-probabilities, on the device; ``None`` if
             none is complete.
         """
+        self._check_attention()
         complete = [each for each, count in chunks if count == each.left]
         if complete:
             self._step.state.assign(
@@ -179,8 +182,10 @@ class Admission:
             backend: Backend of the graphs that are captured next.
 
         Raises:
+            AttentionError: See ``Runner.capture``.
             CaptureError: A forward raised an exception.
         """
+        self._check_attention()
         sizes = self._step.context.sizes
         longest = min(self._chunk_size, sizes.max_context_len)
         batches = [[1], [longest]]
@@ -192,6 +197,13 @@ class Admission:
         ones = [lengths for lengths in batches if set(lengths) == {1}]
         runs += [partial(self._run_pads, lengths, is_greedy=False) for lengths in ones]
         self._step.warm_up(backend, runs)
+
+    def _check_attention(self) -> None:
+        """Compare trees and packed prefills with chains, once."""
+        if self._compares_attention and self._step.context.options.group is None:
+            verifier = self._step.verifier
+            check_attention(verifier.runner, verifier.recurrent_state)
+        self._compares_attention = False
 
     def _run_pads(self, lengths: Sequence[int], *, is_greedy: bool) -> None:
         """Run all that ``prefill`` does for prompts of the row of pads."""

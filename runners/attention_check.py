@@ -1,0 +1,300 @@
+"""Comparison of trees and packed prefills with plain chains, before graphs are captured.
+
+An attention backend may return ``True`` from ``supports`` for modes that it does not compute. The
+text would be wrong, but no call would fail.
+
+Shape letters: B requests, W rows of a step, L tokens of a short text, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from graphkit.attention.cache import kv_pools
+from graphkit.buffers import TargetVerifyInputs
+from graphkit.errors import AttentionError
+from graphkit.graphs import StateSnapshot
+from graphkit.kv import RecurrentStatePool
+from graphkit.spec import ForwardMode
+
+logger = logging.getLogger(__name__)
+_MODES = (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE)
+_SERVED = frozenset(
+    ("req_pool_indices", "seq_lens", "input_ids", "positions", "out_cache_loc", "custom_mask",
+     "token_bitmask")
+)  # fmt: skip
+"""Fields that the batches fill or omit."""
+_OMITTED = "custom_mask", "token_bitmask"
+_LIMIT, _LIMIT_OF_HALF = 2e-3, 0.1
+"""Norm of the difference of two rows of logits, relative to that of a row, that is not rounding. In
+dtypes of two bytes, rounding may choose other experts."""
+
+
+def check_attention(runner: Any, states: RecurrentStatePool | None = None) -> None:
+    """Compare how the attention of a runner treats chains, trees and packed rows.
+
+    Runs the forward eagerly on a short text in the first request rows and KV slots, and restores
+    both. Nothing is compared without attention over pools, with a group, where the forward reads
+    fields that are not served here or raises an exception, or in a draft worker, whose rows may see
+    later ones.
+
+    Args:
+        runner: Runner of TARGET_VERIFY or DECODE. Others are not compared.
+        states: Recurrent states of the model.
+
+    Raises:
+        AttentionError: Half of the rows of a request, or more, differ beyond rounding.
+    """
+    attention, fields = runner.attention, {layout.name for layout in runner.buffers.layouts}
+    table = getattr(getattr(attention, "req_to_token_pool", None), "req_to_token", None)
+    pools = kv_pools(attention)
+    window_requests = getattr(attention, "window_req_to_token_pool", None)
+    if (
+        runner.mode not in _MODES
+        or table is None
+        or not pools
+        or window_requests not in (None, attention.req_to_token_pool)
+        or runner.group is not None
+        or runner.buffers.bound_fields
+        or runner.spec.is_draft_worker
+        or (runner.spec.linear_attention and states is None)
+        or not fields <= _SERVED
+    ):
+        return
+    text = _Text.of(runner, table, pools, states, fields)
+    if text is None:
+        return
+    restored = {"table": text.table, **text.kv, **text.recurrent}
+    known = {tensor.untyped_storage().data_ptr() for tensor in restored.values()}
+    restored |= {
+        f"state {name}": tensor
+        for name, tensor in runner.mutable_state.items()
+        if tensor.untyped_storage().data_ptr() not in known
+    }
+    with StateSnapshot(restored, runner.device):
+        try:
+            text.run_chains()
+        except Exception as error:  # the capture, or the first batch, raises it where it belongs
+            logger.info("The attention of %s was not compared: %r.", runner.label, error)
+            return
+        for compare in (text.compare_tree, partial(text.compare_prefill, 2), text.compare_prefill):
+            try:
+                wrong = compare()
+            except Exception as error:
+                logger.info("The attention of %s was not compared: %r.", runner.label, error)
+                continue
+            if wrong is not None:
+                raise AttentionError(f"{type(attention).__name__} {wrong}")
+
+
+class _Text:
+    """A short text of each of one or two requests, and the batches that compute its logits.
+
+    Attributes:
+        table, kv, recurrent: Views of what the batches change.
+    """
+
+    def __init__(
+        self,
+        runner: Any,
+        table: torch.Tensor,
+        states: RecurrentStatePool | None,
+        slots: torch.Tensor,
+        has_mask: bool,
+    ) -> None:
+        self.runner, self._states, self._slots, self.has_mask = runner, states, slots, has_mask
+        self.requests, self.length = slots.shape
+        self.width = runner.tokens_per_request
+        self.table = table[1 : self.requests + 1, : self.length]
+        self.rows = torch.arange(1, self.requests + 1, device=runner.device)
+        self.kv: dict[str, torch.Tensor] = {}
+        self.recurrent: dict[str, torch.Tensor] = {}
+        column = torch.arange(self.length, device=runner.device)
+        self.tokens = (131 * column + 71 * self.rows[:, None] + 17) % runner.sizes.vocab_size
+        self._ones = torch.ones(self.width, self.width, dtype=torch.bool, device=runner.device)
+        self.limit = _LIMIT if runner.sizes.dtype.itemsize > 2 else _LIMIT_OF_HALF
+
+    @classmethod
+    def of(
+        cls,
+        runner: Any,
+        table: torch.Tensor,
+        pools: Sequence[Any],
+        states: RecurrentStatePool | None,
+        fields: set[str],
+    ) -> _Text | None:
+        """Return a text of W + 2 tokens, or of four in plain decoding; ``None`` without room."""
+        width, page = runner.tokens_per_request, pools[0].page_size
+        length = width + 2 if width > 1 else 4
+        pages = -(-length // page)
+        room = min(pool.size // page for pool in pools) // pages
+        requests = min(2, runner.sizes.max_batch_size, len(table) - 1, room)
+        if requests < 1 or length > min(table.shape[1], runner.sizes.max_context_len):
+            return None
+        first = page * (1 + pages * torch.arange(requests, device=runner.device))
+        slots = first[:, None] + torch.arange(length, device=runner.device)
+        text = cls(runner, table, states, slots, "custom_mask" in fields)
+        end = page * (1 + pages * requests)
+        for index, pool in enumerate(pools):
+            named: Mapping[str, torch.Tensor] = pool.tensors()
+            text.kv |= {f"kv {index} {name}": each[page:end] for name, each in named.items()}
+        if states is not None:
+            text.recurrent = {
+                f"recurrent {name}": each[1 : requests + 1]
+                for name, each in states.tensors().items()
+            }
+        return text
+
+    def run_chains(self) -> None:
+        """Compute the logits of the text, [B, L, V], by steps without branches."""
+        self.table.copy_(self._slots)
+        self.begin()
+        step, parts = 2 if self.width > 1 else 1, []
+        for start in range(0, self.length - self.width, step):
+            parts.append(self.chain(start)[:, :step])
+            self.commit(step - 1)
+        parts.append(self.chain(self.length - self.width))
+        self.logits = torch.cat(parts, 1)
+
+    def compare_tree(self) -> str | None:
+        """Compare the path of a tree behind two tokens; return what differs."""
+        if not self.has_mask or self.width < 3:
+            return None
+        self.begin()
+        self.chain(0)
+        self.commit(1)
+        path, start = self.tree(2), 3
+        where = self.first_wrong(path[:, 1:], self.logits[:, start : start + path.shape[1] - 1])
+        if where is None:
+            return None
+        return _differs("TARGET_VERIFY", "a tree", where, start) + (
+            "Read custom_mask, also where the forward does so itself, or use topk=1."
+        )
+
+    def compare_prefill(self, requests: int = 1) -> str | None:
+        """Compare two chunks of each of some requests; return what differs."""
+        if not self.runner.step.packs_rows:
+            return None
+        middle, count = self.length // 2, min(requests, self.requests)
+        starts, ends = [0] * count, [self.length] * count
+        middles = [middle + 1, middle - 1] if count > 1 else [middle]
+        self.begin()
+        for first, last in ((starts, middles), (middles, ends)):
+            for request, made in enumerate(self.prefill(first, last)):
+                rows = self.logits[request : request + 1, first[request] : last[request]]
+                where = self.first_wrong(made[None], rows)
+                if where is not None and len(made) > 1:
+                    where = request, where[1]
+                    return _differs("DRAFT_EXTEND", "a prefill", where, first[request]) + (
+                        "Compute the metadata of DRAFT_EXTEND from num_accepted_tokens, and from "
+                        "seq_lens, which include the rows, and let the forward read "
+                        "inputs.attention. Or return False from supports(DRAFT_EXTEND)."
+                    )
+        return None
+
+    def begin(self) -> None:
+        """Set the recurrent states to those before the text."""
+        if self._states is not None:
+            self._states.reset(self.rows)
+
+    def commit(self, node: int) -> None:
+        """Keep the recurrent states after a row of each request."""
+        if self._states is not None:
+            self._states.commit(self.rows, torch.full_like(self.rows, node))
+
+    def chain(self, start: int) -> torch.Tensor:
+        """Return the logits of W tokens from a position on, [B, W, V], as a step computes them."""
+        depth = torch.arange(self.width, device=self.rows.device)
+        tokens = self.tokens[:, start : start + self.width]
+        return self._step(start, tokens, depth, self._ones.tril())
+
+    def tree(self, start: int) -> torch.Tensor:
+        """Return the logits of W - 1 tokens from a position on, the path of a tree.
+
+        Row 1 is a branch with another token. The others are the path, [B, W - 1, V].
+        """
+        width, device = self.width, self.rows.device
+        depth = torch.arange(width, device=device).sub(1).clamp(min=0)
+        depth[1] = 1
+        tokens = self.tokens[:, start + depth].clone()
+        tokens[:, 1] = (tokens[:, 1] + 1) % self.runner.sizes.vocab_size
+        mask = self._ones.tril()
+        mask[2:, 1] = False
+        logits = self._step(start, tokens, depth, mask)
+        return torch.cat([logits[:, :1], logits[:, 2:]], 1)
+
+    def prefill(self, starts: Sequence[int], ends: Sequence[int]) -> list[torch.Tensor]:
+        """Return the logits of packed chunks of the first requests, [end - start, V] each."""
+        spans = [range(start, end) for start, end in zip(starts, ends, strict=True)]
+        device, width, rows = self.rows.device, max(map(len, spans)), self.rows[: len(spans)]
+        lengths = [len(span) for span in spans]
+
+        def packed(values: torch.Tensor) -> torch.Tensor:
+            parts = zip(values, spans, strict=False)
+            return torch.cat([row[span.start : span.stop] for row, span in parts])
+
+        positions = torch.arange(self.length, device=device).expand(self.requests, -1)
+        logits = self._run(
+            TargetVerifyInputs(
+                req_pool_indices=rows,
+                seq_lens=torch.tensor(starts, dtype=torch.int32, device=device),
+                input_ids=packed(self.tokens),
+                positions=packed(positions),
+                out_cache_loc=packed(self._slots),
+                lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
+                width=width,
+                spans=spans,
+            ),
+            _OMITTED,
+        )
+        if self._states is not None:
+            self.commit(min(width, self._states.width) - 1)
+        return list(logits.split(lengths))
+
+    def first_wrong(self, made: torch.Tensor, expected: torch.Tensor) -> tuple[int, int] | None:
+        """Return request and row of the first difference if half of a request's rows differ.
+
+        Shapes:
+            made, expected: [B, rows, V] float32.
+        """
+        size = torch.maximum(expected.norm(dim=-1), made.norm(dim=-1)).clamp(min=1e-6)
+        is_wrong = (made - expected).norm(dim=-1) / size > self.limit
+        for request, rows in enumerate(is_wrong.tolist()):
+            if rows and 2 * sum(rows) >= len(rows):
+                return request, rows.index(True)
+        return None
+
+    def _step(
+        self, start: int, tokens: torch.Tensor, depth: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
+        positions = (start + depth).expand(self.requests, -1)
+        logits = self._run(
+            TargetVerifyInputs(
+                req_pool_indices=self.rows,
+                seq_lens=torch.full_like(self.rows, start, dtype=torch.int32),
+                input_ids=tokens.flatten(),
+                positions=positions.flatten(),
+                out_cache_loc=self._slots[:, start : start + self.width].flatten(),
+                custom_mask=mask.expand(self.requests, -1, -1) if self.has_mask else None,
+            ),
+            _OMITTED[1:],
+        )
+        return logits.view(self.requests, self.width, -1)
+
+    def _run(self, batch: TargetVerifyInputs, without: Sequence[str]) -> torch.Tensor:
+        output = self.runner.step.unpadded(batch, without)
+        return torch.nan_to_num(output.next_token_logits.float(), 0.0, 0.0, 0.0).clone()
+
+
+def _differs(mode: str, what: str, where: tuple[int, int], start: int) -> str:
+    request, row = where
+    return (
+        f"supports {mode}, but the logits of {what} differ from those of a chain of the same "
+        f"tokens, first in request {request} at position {start + row}: the text would be wrong. "
+        "check=False leaves this comparison out. "
+    )
