@@ -93,8 +93,16 @@ class DraftModel(ABC):
     token_map: torch.Tensor | None = None
 
     @abstractmethod
-    def engine_model(self, requests: ReqToTokenPool, spec: SpecConfig) -> EngineModel:
-        """Return the model over new KV pools, with slots for every request at its longest."""
+    def engine_model(
+        self, requests: ReqToTokenPool, spec: SpecConfig, slots: int | None = None
+    ) -> EngineModel:
+        """Return the model over new KV pools.
+
+        Args:
+            requests: Slots of each request.
+            spec: The drafting and verification settings.
+            slots: KV slots; ``None`` selects those of every request at its longest.
+        """
 
     def drafter(self, model: EngineModel) -> Drafter:
         """Return the drafter of an engine; ``model`` is what ``engine_model`` returned."""
@@ -117,10 +125,12 @@ class HeadDraft(DraftModel):
             self.algorithm, self.aux_layers = "EAGLE3", head.aux_layers
             self.token_map = head.token_map()
 
-    def engine_model(self, requests: ReqToTokenPool, spec: SpecConfig) -> EngineModel:
+    def engine_model(
+        self, requests: ReqToTokenPool, spec: SpecConfig, slots: int | None = None
+    ) -> EngineModel:
         """See ``DraftModel.engine_model``."""
         kind = attention_kind(requests.device)
-        pools = PoolFactory(requests, kind, spec.page_size, self._dtype)
+        pools = PoolFactory(requests, kind, spec.page_size, self._dtype, slots)
         attention = pools.attention(self._head.config)
         forward = EagleForward(self._head, attention)
         return EngineModel(forward, attention, draft_token_map=self.token_map)
@@ -140,10 +150,13 @@ class DFlashDraft(DraftModel):
         self.module = self._head = head
         self.aux_layers = head.aux_layers
 
-    def engine_model(self, requests: ReqToTokenPool, spec: SpecConfig) -> EngineModel:
+    def engine_model(
+        self, requests: ReqToTokenPool, spec: SpecConfig, slots: int | None = None
+    ) -> EngineModel:
         """See ``DraftModel.engine_model``."""
         kind, dtype = attention_kind(requests.device), self._head.encoder.fc.weight.dtype
-        attention = PoolFactory(requests, kind, spec.page_size, dtype).attention(self._head.config)
+        pools = PoolFactory(requests, kind, spec.page_size, dtype, slots)
+        attention = pools.attention(self._head.config)
         return EngineModel(DFlashForward(self._head, attention), attention)
 
     def drafter(self, model: EngineModel) -> Drafter:
@@ -175,11 +188,13 @@ class StandaloneDraft(DraftModel):
             )
         self.module, self._model, self._layout = model, model, layout
 
-    def engine_model(self, requests: ReqToTokenPool, spec: SpecConfig) -> EngineModel:
+    def engine_model(
+        self, requests: ReqToTokenPool, spec: SpecConfig, slots: int | None = None
+    ) -> EngineModel:
         """See ``DraftModel.engine_model``."""
         attention = LayerGroupAttention(
             requests, self._layout.attention, spec.page_size, self._model.dtype,
-            self._layout.indexers,
+            self._layout.indexers, slots,
         )  # fmt: skip
         run = TransformersForward(self._model, self._layout, attention)
 
@@ -206,7 +221,9 @@ class MtpDraft(DraftModel):
             self.algorithm, self.modes = _CHAIN, (ForwardMode.MULTI_LAYER_EAGLE,)
             self.num_steps = min(self.num_steps, len(head.chain))
 
-    def engine_model(self, requests: ReqToTokenPool, spec: SpecConfig) -> EngineModel:
+    def engine_model(
+        self, requests: ReqToTokenPool, spec: SpecConfig, slots: int | None = None
+    ) -> EngineModel:
         """See ``DraftModel.engine_model``.
 
         Raises:
@@ -223,7 +240,7 @@ class MtpDraft(DraftModel):
             )
         attention = LayerGroupAttention(
             requests, self._head.attention_layers, spec.page_size, self._head.dtype,
-            self._head.indexers,
+            self._head.indexers, slots,
         )  # fmt: skip
         forwards = [
             MtpForward(self._head, layer, attention)

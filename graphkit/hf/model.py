@@ -23,10 +23,11 @@ from graphkit.hf.generation import (
     stop_ids,
 )
 from graphkit.hf.layout import ModelLayout, head_shape, output_head
-from graphkit.hf.pools import LayerGroupAttention, recurrent_states
+from graphkit.hf.pools import LayerGroupAttention, recurrent_states, slot_bytes
 from graphkit.hf.rotation import rotation_limit
 from graphkit.hf.tokenizer import load_tokenizer
 from graphkit.kv import ReqToTokenPool
+from graphkit.reference.pools import all_slots
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.spec.config import default_spec
@@ -36,6 +37,13 @@ WITHOUT_DRAFT = ("NGRAM", "NONE")
 """Algorithms that need no draft model; the first one is the default."""
 _SPEC_NAMES = {"MULTI_LAYER_EAGLE": "EAGLE"}
 """Name in ``SpecConfig`` of the algorithms that are a kind of another one."""
+
+
+_SHARE_OF_FREE = 0.7
+"""Share of the free memory of a GPU that the KV pools of an engine may take. Graphs, prefills and
+buffers take the rest."""
+_SLOTS_PER_REQUEST = 1024
+"""KV slots per request on a CPU, which shares its memory with everything else."""
 
 
 def check_algorithm(algorithm: object, allowed: Collection[str]) -> str:
@@ -214,6 +222,7 @@ class TransformersModel:
         max_context_len: int | None = None,
         page_size: int = 1,
         kv_dtype: torch.dtype | None = None,
+        kv_slots: int | None = None,
         **options: Any,
     ) -> SpeculativeEngine:
         """Create an engine with pools of its own. Nothing is captured yet.
@@ -229,6 +238,10 @@ class TransformersModel:
                 the positions of the model if it has fewer.
             kv_dtype: Data type of the model's keys and values, such as ``torch.float8_e4m3fn``;
                 ``None`` selects the data type of the model. A draft model keeps its own.
+            kv_slots: KV slots of all requests together, rounded up to whole pages. With fewer than
+                all texts need, requests are preempted. ``None`` selects what all requests need at
+                their longest, but on a GPU no more than fits in 70 % of its free memory, and
+                elsewhere no more than 1,024 per request; in any case enough for the longest one.
             **options: Further arguments of ``SpeculativeEngine``.
 
         Raises:
@@ -236,7 +249,7 @@ class TransformersModel:
         """
         spec = self.spec(algorithm, num_steps, topk, num_draft_tokens, page_size)
         context = self._context_len(max_context_len, 1024)
-        return self.engine_with(spec, max_batch_size, context, kv_dtype, **options)
+        return self.engine_with(spec, max_batch_size, context, kv_dtype, kv_slots, **options)
 
     def engine_with(
         self,
@@ -244,13 +257,15 @@ class TransformersModel:
         max_batch_size: int,
         max_context_len: int,
         kv_dtype: torch.dtype | None = None,
+        kv_slots: int | None = None,
         **options: Any,
     ) -> SpeculativeEngine:
         """Create an engine with settings that ``spec`` returned; see ``engine``."""
         requests = ReqToTokenPool(max_batch_size, max_context_len, self.device)
+        slots = self._kv_slots(kv_slots, requests, spec, kv_dtype)
         return SpeculativeEngine(
-            self._engine_model(requests, spec, kv_dtype),
-            self._drafter(requests, spec),
+            self._engine_model(requests, spec, kv_dtype, slots),
+            self._drafter(requests, spec, slots),
             spec=spec,
             sizes=self._sizes(max_batch_size, max_context_len, spec),
             device=self.device,
@@ -344,10 +359,10 @@ class TransformersModel:
         """Return the draft model if an algorithm drafts with it."""
         return None if str(spec.resolved.name) in WITHOUT_DRAFT else self.draft
 
-    def _drafter(self, requests: ReqToTokenPool, spec: SpecConfig) -> Drafter | None:
+    def _drafter(self, requests: ReqToTokenPool, spec: SpecConfig, slots: int) -> Drafter | None:
         draft = self._draft_of(spec)
         if draft is not None:
-            return draft.drafter(draft.engine_model(requests, spec))
+            return draft.drafter(draft.engine_model(requests, spec, slots))
         return NgramDrafter() if spec.num_steps else None
 
     def _context_len(self, requested: int | None, default: int) -> int:
@@ -381,12 +396,44 @@ class TransformersModel:
             draft_vocab_size=None if token_map is None else len(token_map),
         )  # fmt: skip
 
+    def _kv_slots(
+        self,
+        requested: int | None,
+        requests: ReqToTokenPool,
+        spec: SpecConfig,
+        kv_dtype: torch.dtype | None,
+    ) -> int:
+        """Return the KV slots of an engine, in whole pages; see ``engine``."""
+        page_size = spec.page_size
+        most = all_slots(requests, page_size)
+        if requested is not None:
+            require_int(type(self).__name__, "kv_slots", requested)
+            return -(-requested // page_size) * page_size
+        if self.device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self.device)
+            room = int(_SHARE_OF_FREE * free) // self._slot_bytes(spec, kv_dtype)
+        else:
+            room = requests.size * _SLOTS_PER_REQUEST
+        return min(most, max(room // page_size * page_size, most // requests.size))
+
+    def _slot_bytes(self, spec: SpecConfig, kv_dtype: torch.dtype | None) -> int:
+        """Return the bytes of a slot in the KV pools of an engine, of the draft model, too."""
+        requests = ReqToTokenPool(1, spec.page_size, self.device)
+        models, draft = [self._engine_model(requests, spec, kv_dtype)], self._draft_of(spec)
+        if draft is not None:
+            models.append(draft.engine_model(requests, spec))
+        return max(1, sum(slot_bytes(model.attention) for model in models))
+
     def _engine_model(
-        self, requests: ReqToTokenPool, spec: SpecConfig, kv_dtype: torch.dtype | None
+        self,
+        requests: ReqToTokenPool,
+        spec: SpecConfig,
+        kv_dtype: torch.dtype | None,
+        slots: int | None = None,
     ) -> EngineModel:
         attention = LayerGroupAttention(
             requests, self.layout.attention, spec.page_size, kv_dtype or self.model.dtype,
-            self.layout.indexers,
+            self.layout.indexers, slots,
         )  # fmt: skip
         width = spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
         states = recurrent_states(self.layout, requests.size, width, self.device)

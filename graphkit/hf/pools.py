@@ -21,7 +21,7 @@ from graphkit.attention import (
     TritonAttention,
 )
 from graphkit.attention.backend import AttentionInputs
-from graphkit.attention.cache import Pool
+from graphkit.attention.cache import Pool, kv_pools
 from graphkit.config import BufferSizes
 from graphkit.errors import ConfigError
 from graphkit.hf.attention import AttentionCall, padded_to
@@ -31,6 +31,7 @@ from graphkit.kv import MHATokenToKVPool, MLATokenToKVPool, RecurrentStatePool, 
 from graphkit.kv.index_keys import IndexKeyPool
 from graphkit.kv.layer_groups import LayerGroupKVPool
 from graphkit.ops.attention_layout import DenseLayout
+from graphkit.reference.pools import all_slots
 from graphkit.spec import ForwardMode
 
 
@@ -43,6 +44,7 @@ class LayerGroupAttention(PooledAttention):
         page_size: Slots per page.
         dtype: Data type of keys and values.
         indexers: Modules with index keys, in the order of their indices.
+        slots: KV slots; ``None`` selects those of every request at its longest.
         kind: Backend of every group; ``None`` selects Triton on CUDA and torch elsewhere.
     """
 
@@ -53,11 +55,12 @@ class LayerGroupAttention(PooledAttention):
         page_size: int,
         dtype: torch.dtype,
         indexers: Sequence[IndexLayer] = (),
+        slots: int | None = None,
         kind: type[PagedAttention] | None = None,
     ) -> None:
         device = requests.device
         chosen = kind or attention_kind(device)
-        tokens = requests.size * -(-requests.max_context_len // page_size) * page_size
+        tokens = all_slots(requests, page_size) if slots is None else slots
         members: dict[tuple[type[Pool], int, int], list[int]] = {}
         for number, each in enumerate(layers):
             members.setdefault(_pool_shape(each, dtype), []).append(number)
@@ -154,6 +157,12 @@ class LayerGroupAttention(PooledAttention):
         if call.latents is not None:
             attended = call.latents.projections.value(attended)
         return attended[None, ..., : call.value.shape[-1]].contiguous()
+
+
+def slot_bytes(attention: PooledAttention) -> int:
+    """Return the bytes of one slot in all pools of a backend."""
+    buffers = (buffer for pool in kv_pools(attention) for buffer in pool.tensors().values())
+    return sum(buffer[0].nbytes for buffer in buffers)
 
 
 def attention_kind(device: torch.device) -> type[PagedAttention]:

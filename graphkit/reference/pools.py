@@ -43,18 +43,27 @@ class PoolFactory:
         kind: The backend class.
         page_size: Slots per page.
         dtype: Data type of keys and values.
+        slots: KV slots of each pool; ``None`` selects those of every request at its longest.
     """
 
     requests: ReqToTokenPool
     kind: type[PagedAttention]
     page_size: int
     dtype: torch.dtype
+    slots: int | None = None
 
     def attention(self, config: LlamaConfig) -> PagedAttention:
-        """Create a backend with slots for every request at its longest, for a model's layers."""
-        tokens = -(-self.requests.max_context_len // self.page_size) * self.page_size
+        """Create a backend over a new pool, for a model's layers."""
+        slots = self.slots
+        if slots is None:
+            slots = all_slots(self.requests, self.page_size)
         pool = MHATokenToKVPool(
-            self.requests.size * tokens, self.page_size, self.dtype, config.num_key_value_heads,
+            slots, self.page_size, self.dtype, config.num_key_value_heads,
             config.head_dim, config.num_hidden_layers, self.requests.device,
         )  # fmt: skip
         return self.kind(self.requests, pool)
+
+
+def all_slots(requests: ReqToTokenPool, page_size: int) -> int:
+    """Return the KV slots of every request at its longest, in whole pages."""
+    return requests.size * -(-requests.max_context_len // page_size) * page_size

@@ -57,6 +57,22 @@ def test_the_text_does_not_depend_on_the_draft_model(loaded, expected, generatio
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("loaded", ["eagle3", "mtp-chain"], indirect=True)
+def test_small_pools_preempt_requests_and_change_no_text(loaded, expected, monkeypatch):
+    monkeypatch.setenv("GRAPHKIT_CHECK", "1")
+    with loaded.engine(
+        max_batch_size=3, max_context_len=64, batch_sizes=[3], kv_slots=63, page_size=4,
+        generation="v3", steps_per_launch=1,
+    ) as engine:  # fmt: skip
+        engine.capture()
+        assert engine.memory.total_slots == 64
+        greedy = gk.SamplingParams(max_new_tokens=NEW_TOKENS)
+        for sampling, text in zip((greedy, SAMPLED), expected, strict=True):
+            assert [each.output_ids for each in engine.generate(PROMPTS, sampling)] == text
+        assert engine.stats.preemptions > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("loaded", ["standalone", "eagle3", "mtp-chain"], indirect=True)
 def test_every_mode_is_captured_and_audits_clean(loaded):
     target = loaded.target(max_batch_size=4, max_context_len=64, topk=2)

@@ -247,6 +247,26 @@ def test_a_context_has_at_most_the_positions_of_the_model():
             create(max_context_len="long")
 
 
+def test_the_slots_of_an_engine():
+    """All that fit in 1,024 per request, but at least one longest text; or those that are asked."""
+    model = small_model("llama")
+    model.config.max_position_embeddings = 8192
+    loaded = hf.load(model, device="cpu", check=False)
+
+    def slots(**options):
+        with loaded.engine(**options) as engine:
+            return engine.memory.total_slots
+
+    assert slots(max_batch_size=2, max_context_len=100) == 200
+    assert slots(max_batch_size=3, max_context_len=2000) == 3 * 1024
+    assert slots(max_batch_size=2, max_context_len=4000, page_size=16) == 4000
+    assert slots(max_batch_size=3, max_context_len=2000, kv_slots=2500) == 2500
+    assert slots(max_batch_size=3, max_context_len=100, kv_slots=70, page_size=16) == 80
+    with pytest.raises(ConfigError, match="kv_slots must be an int >= 1, got 0") as caught:
+        loaded.engine(kv_slots=0)
+    assert caught.value.field == "kv_slots"
+
+
 def test_a_model_whose_own_forward_fails_is_refused(monkeypatch):
     model = small_model("llama")
 
