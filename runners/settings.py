@@ -67,7 +67,8 @@ def check_types(
     """Check the types of a runner's settings, before anything reads them.
 
     Raises:
-        ConfigError: A setting has another type, or the class declares no mode.
+        ConfigError: A setting has another type, or the class declares no mode, or there are more
+            branches than draft tokens.
     """
     name = runner.__name__
     if not hasattr(runner, "mode"):
@@ -80,6 +81,14 @@ def check_types(
             field="num_steps",
         )
     require_type(name, "sizes", sizes, BufferSizes, "a graphkit.BufferSizes")
+    if isinstance(spec, SpecConfig) and isinstance(sizes, BufferSizes):
+        vocabulary = sizes.draft_vocab_size or sizes.vocab_size
+        if spec.topk > vocabulary:
+            raise ConfigError(
+                f"SpecConfig.topk is {spec.topk}, but the draft vocabulary has {vocabulary} "
+                f"tokens. Set topk to {vocabulary} or less.",
+                field="topk",
+            )
     backends = (AttentionBackend, NoneType)
     require_type(name, "attention", attention, backends, "a graphkit.AttentionBackend or None")
     require_type(name, "check", check, (bool, NoneType), "True, False or None")

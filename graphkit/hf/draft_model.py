@@ -230,12 +230,12 @@ class MtpDraft(DraftModel):
             ConfigError: The chain has fewer layers than ``spec`` has steps.
         """
         layers = len(self._head.chain)
-        is_chain = self.algorithm == _CHAIN
-        if is_chain and spec.num_steps > layers:
+        is_chain, num_steps = self.algorithm == _CHAIN, spec.longest.num_steps
+        if is_chain and num_steps > layers:
             raise ConfigError(
-                f"num_steps is {spec.num_steps}, but the folder has {layers} MTP layers, one per "
-                f"step. Set num_steps to a value from 1 to {layers}, or algorithm to EAGLE, which "
-                "drafts with the first layer alone.",
+                f"num_steps is {num_steps}, but the folder has {layers} MTP layers, one per step. "
+                f"Set num_steps to a value from 1 to {layers}, or load the model with the "
+                "algorithm EAGLE, which drafts with the first layer alone.",
                 field="num_steps",
             )
         attention = LayerGroupAttention(
@@ -244,7 +244,7 @@ class MtpDraft(DraftModel):
         )  # fmt: skip
         forwards = [
             MtpForward(self._head, layer, attention)
-            for layer in range(spec.num_steps if is_chain else 1)
+            for layer in range(num_steps if is_chain else 1)
         ]
         return EngineModel(forwards if is_chain else forwards[0], attention)
 

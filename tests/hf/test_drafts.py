@@ -176,3 +176,44 @@ def test_a_draft_model_bounds_the_context():
     loaded = hf.load(small_model("llama"), draft=draft, device="cpu", check=False)
     assert loaded.longest_context == 48
     assert loaded.engine().sizes.max_context_len == 48
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, (0, 2)])
+@pytest.mark.parametrize("generation", ["v1", "v3"])
+def test_more_branches_than_draft_tokens_are_refused_at_construction(
+    tmp_path, num_steps, generation
+):
+    options = {"aux_layers": (0, 1, 2), "draft_vocab_size": 8}
+    loaded = with_head("qwen3_moe", tmp_path, Eagle3Head, **options)
+    options = {"num_steps": num_steps, "num_draft_tokens": 4, "max_context_len": 128}
+    loaded.engine(topk=8, generation=generation, **options).close()
+    with pytest.raises(
+        ConfigError, match="topk is 9, but the draft vocabulary has 8 tokens"
+    ) as got:
+        loaded.engine(topk=9, generation=generation, **options)
+    assert got.value.field == "topk"
+
+
+@pytest.mark.parametrize("num_steps", [(0, 1, 3), (1, 3), [1, 2], range(4)], ids=str)
+@pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
+def test_a_chain_of_mtp_layers_drafts_several_lengths(mtp_chain, num_steps, generation):
+    options = {"max_batch_size": 2, "max_context_len": 64, "generation": generation}
+    sampling = gk.SamplingParams(max_new_tokens=9)
+    with mtp_chain.engine(algorithm="NONE", **options) as engine:
+        plain = [request.output_ids for request in engine.generate(PROMPTS[:2], sampling)]
+    with mtp_chain.engine(num_steps=num_steps, **options) as engine:
+        drafted = [request.output_ids for request in engine.generate(PROMPTS[:2], sampling)]
+    assert drafted == plain
+
+
+@pytest.mark.parametrize("num_steps", [4, (1, 4), (0, 5)])
+def test_more_steps_than_mtp_layers_are_refused(mtp_chain, num_steps):
+    for create in (mtp_chain.engine, mtp_chain.target):
+        with pytest.raises(ConfigError, match="the folder has 3 MTP layers, one per step") as got:
+            create(num_steps=num_steps, max_context_len=64)
+        assert got.value.field == "num_steps"
+
+
+@pytest.fixture(scope="module")
+def mtp_chain(tmp_path_factory):
+    return CASES["mtp-chain"](tmp_path_factory.mktemp("chain"))
