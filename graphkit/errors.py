@@ -22,7 +22,6 @@ Details are attributes of the exception, so that callers need not parse its mess
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -150,10 +149,6 @@ class OutputError(GraphkitError, TypeError):
     """A forward returned a type that its mode does not allow, or the wrong number of rows."""
 
 
-_EXPERTS = re.compile(r"[/\\]transformers[/\\].* in module \S*\.experts\b")
-"""A line of transformers that runs the experts of a layer."""
-
-
 class CaptureCause(Enum):
     """Cause of a failed capture; the value is the usual advice for it."""
 
@@ -177,16 +172,6 @@ class CaptureCause(Enum):
         """Name of the cause in words, such as ``host synchronisation``."""
         return self.name.lower().replace("_", " ")
 
-    def advice(self, where: str) -> str:
-        """Return what to do about the cause at a location."""
-        waits = self in (CaptureCause.HOST_SYNCHRONISATION, CaptureCause.DATA_DEPENDENT_SHAPE)
-        if waits and _EXPERTS.search(where):
-            return (
-                'Load the model with experts_implementation="batched_mm", or with "grouped_mm" in '
-                "bfloat16: the shapes of these do not depend on the chosen experts."
-            )
-        return self.value
-
     def describe(self, where: str) -> str:
         """Return the cause and its location as one phrase.
 
@@ -208,6 +193,8 @@ class CaptureError(GraphkitError, RuntimeError):
         where: The operation that failed and its line of the forward; for an exception, its line,
             module, type and message.
         rank: The rank that failed, if ranks capture together; every rank raises this error.
+
+    The message ends with ``advice``, or with the usual one for the cause.
     """
 
     def __init__(
@@ -217,10 +204,11 @@ class CaptureError(GraphkitError, RuntimeError):
         cause: CaptureCause,
         where: str,
         rank: int | None = None,
+        advice: str = "",
     ) -> None:
         what = cause.describe(where).rstrip(".")
         place = f"{mode} at batch size {batch_size}{'' if rank is None else f' on rank {rank}'}"
-        super().__init__(f"cannot capture {place}: {what}. {cause.advice(where)}")
+        super().__init__(f"cannot capture {place}: {what}. {advice or cause.value}")
         self.mode = mode
         self.batch_size = batch_size
         self.cause = cause

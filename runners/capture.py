@@ -20,6 +20,7 @@ from graphkit.graphs import (
     SizeTable,
     StateSnapshot,
 )
+from graphkit.graphs.capture_failure import advice_at
 from graphkit.records import ModeRecord, SizeRecord
 from graphkit.runners.known_memory import buffer_records
 from graphkit.runners.step import Step
@@ -163,7 +164,8 @@ class SizeCapture:
 def capture_error(mode: ForwardMode, batch_size: int, failure: CaptureFailure) -> CaptureError:
     """Return the error of a failed capture, with the rank that failed if ranks capture together."""
     rank = getattr(failure, "rank", None)
-    return CaptureError(mode.name, batch_size, failure.cause, failure.where, rank)
+    advice = advice_at(failure.cause, failure.where)
+    return CaptureError(mode.name, batch_size, failure.cause, failure.where, rank, advice)
 
 
 def mode_record(step: Step[Any], sizes: Sequence[SizeRecord], eager_reason: str) -> ModeRecord:

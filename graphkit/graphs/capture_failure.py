@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,8 @@ _MESSAGES = {
     ),
 }
 """Fragments of messages of torch and CUDA, in lower case, by the cause that they show."""
+_EXPERTS = re.compile(r"[/\\]transformers[/\\].* in module \S*\.experts\b")
+"""A line of transformers that runs the experts of a layer."""
 _DISPATCH = str(Path(__file__).parent)
 """Code that runs the forward's operations on its behalf, so that their errors pass through it."""
 
@@ -51,6 +54,17 @@ class CaptureFailure(Exception):  # noqa: N818 - becomes a CaptureError once mod
         super().__init__(cause.describe(where))
         self.cause = cause
         self.where = where
+
+
+def advice_at(cause: CaptureCause, where: str) -> str:
+    """Return what to do about a cause at a location."""
+    waits = cause in (CaptureCause.HOST_SYNCHRONISATION, CaptureCause.DATA_DEPENDENT_SHAPE)
+    if waits and _EXPERTS.search(where):
+        return (
+            'Load the model with experts_implementation="batched_mm", or with "grouped_mm" in '
+            "bfloat16: the shapes of these do not depend on the chosen experts."
+        )
+    return cause.value
 
 
 def as_capture_failure(error: BaseException) -> CaptureFailure:

@@ -11,7 +11,7 @@ import graphkit as gk
 from capture_cases import CASES, REPLAYS, make_inputs
 from graphkit.errors import CaptureCause
 from graphkit.graphs import CaptureFailure, RecorderBackend
-from graphkit.graphs.capture_failure import as_capture_failure
+from graphkit.graphs.capture_failure import advice_at, as_capture_failure
 from graphkit.graphs.capture_rules import CaptureRulesMode
 
 SYNC = CaptureCause.HOST_SYNCHRONISATION
@@ -188,3 +188,21 @@ def test_an_error_of_cuda_names_the_module():
 def test_a_generator_of_its_own_is_an_unsupported_operation():
     message = "Attempt to increase offset for a CUDA generator not in capture mode."
     assert as_capture_failure(RuntimeError(message)).cause is CaptureCause.UNSUPPORTED_OP
+
+
+@pytest.mark.parametrize(
+    ("cause", "where", "is_special"),
+    [
+        ("DATA_DEPENDENT_SHAPE", "aten::nonzero at {} in module M.layers.0.mlp.experts", True),
+        ("HOST_SYNCHRONISATION", "{} in module M.mlp.experts (RuntimeError: x)", True),
+        ("HOST_SYNCHRONISATION", "{} in module M.layers.0.mlp.experts_router", False),
+        ("OUT_OF_MEMORY", "{} in module M.layers.0.mlp.experts", False),
+    ],
+)
+@pytest.mark.parametrize("package", ["transformers", "own"])
+def test_experts_of_transformers_have_advice_of_their_own(cause, where, is_special, package):
+    cause, line = CaptureCause[cause], f"/lib/{package}/moe.py:3 `hit.nonzero()`"
+    advice = advice_at(cause, where.format(line))
+    is_special = is_special and package == "transformers"
+    assert ('experts_implementation="batched_mm"' in advice) == is_special
+    assert (advice == cause.value) != is_special
