@@ -3,11 +3,12 @@
 Each run draws a target (dense, with windows, recurrent), a drafter, a tree in any node order, page
 size, generation, batch sizes and the budget of prefills. Half of the pools are too small for all
 requests at once, so that requests are preempted. A third of the runs are in the checking mode. The
-requests have random prompts, lengths, filters, seeds and stop tokens, and join and are aborted at
-random. A KeyboardInterrupt is raised at a random line, or the forward raises an error. Every text
-is compared with that of the target's own logits, computed without a cache, filtered and sampled in
-float64 by code that shares nothing with graphkit. With several ranks, all run every engine as in
-tensor parallelism, without faults.
+requests have random prompts, lengths, penalties, biases, filters, seeds and stop tokens, and join
+and are aborted at random. A KeyboardInterrupt is raised at a random line, or the forward raises an
+error. Every text is compared with that of the target's own logits, computed without a cache,
+processed, filtered and sampled in float64 by code that shares nothing with graphkit, and so are
+log-probabilities. With several ranks, all run every engine as in tensor parallelism, without
+faults.
 
     python tests/support/random_engines.py --runs 3000 --out tools/bench/results/random_engines.json
 """
@@ -112,18 +113,41 @@ def chosen_token(logits: np.ndarray, params: SamplingParams, position: int) -> t
     return int((sums > u).argmax()), is_close or bool((abs(sums - u) < CLOSE_SUMS).any())
 
 
+def processed(logits: np.ndarray, prompt, text, params: SamplingParams) -> np.ndarray:
+    """Return the logits after a text, in the order of vLLM: biases, least length, penalties."""
+    logits, counts = logits.copy(), Counter(text)
+    for token, bias in (params.logit_bias or {}).items():
+        logits[token] += bias
+    if len(text) < params.min_tokens:
+        logits[list(params.stop_token_ids)] = -math.inf
+    for token in {*prompt, *text}:
+        penalty = params.repetition_penalty
+        logits[token] *= 1 / penalty if logits[token] > 0 else penalty
+    for token, count in counts.items():
+        logits[token] -= params.frequency_penalty * count + params.presence_penalty
+    return logits
+
+
 def plain_text(logits_after, prompt, params, limit):
-    """Return the text of a request, and how many of its tokens do not depend on rounding."""
-    ids, text, certain = list(prompt), [], None
+    """Return the text of a request, its log-probabilities and how many tokens are certain.
+
+    Rounding may change the others.
+    """
+    ids, text, logprobs, certain = list(prompt), [], [], None
     while len(text) < limit:
-        token, is_close = chosen_token(logits_after(ids), params, len(ids) - 1)
+        logits = logits_after(ids)
+        token, is_close = chosen_token(
+            processed(logits, prompt, text, params), params, len(ids) - 1
+        )
         if is_close and certain is None:
             certain = len(text)
         ids.append(token)
         text.append(token)
+        largest = logits.max()
+        logprobs.append(logits[token] - largest - math.log(np.exp(logits - largest).sum()))
         if token in params.stop_token_ids:
             break
-    return text, len(text) if certain is None else certain
+    return text, logprobs, len(text) if certain is None else certain
 
 
 # Targets.
@@ -306,7 +330,36 @@ def random_params(draw, vocab_size, most):
         )  # fmt: skip
     if draw.random() < 0.2:
         params["stop_token_ids"] = draw.sample(range(vocab_size), 5)
-    return SamplingParams(**params)
+    return SamplingParams(**params | random_processors(draw.random(), vocab_size, params))
+
+
+def random_processors(seed, vocab_size, params):
+    """Return random processors of logits. Half of the requests have none."""
+    draw = random.Random(seed)
+    if draw.random() < 0.5:
+        return {"logprobs": draw.random() < 0.3}
+    found = {"logprobs": draw.random() < 0.5}
+    if draw.random() < 0.5:
+        found["repetition_penalty"] = draw.choice([0.7, 1.1, 1.3, 3.0])
+    for name in ("presence_penalty", "frequency_penalty"):
+        if draw.random() < 0.4:
+            found[name] = draw.uniform(-2, 2)
+    if draw.random() < 0.4:
+        some = draw.sample(range(vocab_size), draw.choice([1, 5, vocab_size // 2]))
+        found["logit_bias"] = {token: draw.choice([-math.inf, -3.0, 0.5, 4.0]) for token in some}
+    if draw.random() < 0.5:  # stop tokens that end most texts
+        found["stop_token_ids"] = draw.sample(range(vocab_size), 16)
+        found["min_tokens"] = draw.randint(0, params["max_new_tokens"])
+    return found
+
+
+def has_processors(params):
+    """Return whether a request has processors that change logits."""
+    plain = SamplingParams()
+    names = (
+        "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens"
+    )  # fmt: skip
+    return any(getattr(params, name) != getattr(plain, name) for name in names)
 
 
 def draft_lengths(seed, kind, steps, topk, width):
@@ -421,9 +474,9 @@ def _serve(engine, target, forward, texts, draw, counts, most, *, has_faults):
     for _ in range(draw.randint(2, 6)):
         prompt = [draw.randrange(target.vocab_size) for _ in range(draw.randint(1, PROMPT))]
         params = random_params(draw, target.vocab_size, most)
-        text, certain = plain_text(target.logits_after, prompt, params, params.max_new_tokens)
+        text, *known = plain_text(target.logits_after, prompt, params, params.max_new_tokens)
         texts.append([*prompt, *text])
-        waiting.append((prompt, params, text, certain))
+        waiting.append((prompt, params, text, *known))
     expected, faults, lengths = {}, draw.choice([0, 0, 1, 1, 2, 3]), random.Random(len(texts))
     faults *= has_faults
     for _ in range(900):
@@ -442,7 +495,7 @@ def _serve(engine, target, forward, texts, draw, counts, most, *, has_faults):
             engine.step()
     else:
         raise AssertionError("the engine has work after 900 steps")
-    for request, (text, certain) in expected.items():
+    for request, (text, logprobs, certain) in expected.items():
         counts[f"ended: {request.finish_reason.name}"] += 1
         counts["tokens"] += len(request.output_ids)
         counts["sampled requests"] += request.sampling.temperature > 0
@@ -453,6 +506,10 @@ def _serve(engine, target, forward, texts, draw, counts, most, *, has_faults):
             assert request.output_ids[:certain] == text[:certain], (request, text)
         else:
             assert request.output_ids == text, (request, text)
+        counts["requests with processors"] += has_processors(request.sampling)
+        assert len(request.logprobs) == request.sampling.logprobs * len(request.output_ids)
+        pairs = [*zip(request.logprobs, logprobs, strict=False)][:certain]
+        assert all(abs(got - want) < 1e-3 for got, want in pairs), (request, logprobs)
 
 
 def _step_with_fault(engine, forward, draw, counts):
