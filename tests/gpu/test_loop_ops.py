@@ -43,6 +43,14 @@ def test_ends_of_steps(requests, longest):
             assert torch.equal(got.cpu(), state)
 
 
+@pytest.mark.parametrize("requests", [*sanitized(0, 1, 7), 300])
+def test_counts_and_log_probabilities_of_new_tokens(requests):
+    for seed in range(9):
+        args = CASES["scored_case"](requests, seed)
+        ours, want = on_device(args), CASES["scored"](args)
+        CASES["assert_scored"](finish_step(*ours), ours, want)
+
+
 def test_a_graph_finishes_step_after_step():
     args = finish_case(9, seed=5, longest=3)
     ours = on_device(args)

@@ -115,10 +115,9 @@ def argmax_rows_kernel(
     if index is not None:
         row = tl.minimum(tl.maximum(tl.load(index + token), 0), rows - 1)
     source, begin = logits + row * row_stride, part * COLUMNS
-    replaces = False
-    if processed is not None:
-        replaces = tl.load(is_processed + row) != 0
-    if replaces:
+    if processed is None:
+        best, value = first_largest(source, begin, VOCAB, COLUMNS, BLOCK, KEY)
+    elif tl.load(is_processed + row) != 0:
         best, value = first_largest(processed + row * VOCAB, begin, VOCAB, COLUMNS, BLOCK, KEY)
     else:
         best, value = first_largest(source, begin, VOCAB, COLUMNS, BLOCK, KEY)

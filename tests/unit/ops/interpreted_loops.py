@@ -48,6 +48,15 @@ def test_ends_of_steps(requests, longest):
         assert (report.tolist(), *(each.tolist() for each in args[4:7])) == want
 
 
+@pytest.mark.filterwarnings("ignore:invalid value", "ignore:divide by zero")  # of unused lanes
+@pytest.mark.parametrize("requests", [0, 6])
+def test_counts_and_log_probabilities(requests):
+    for seed in range(4):
+        args = CASES["scored_case"](requests, seed, longest=1 + seed)
+        want = CASES["scored"](args)
+        CASES["assert_scored"](launcher(finish_step)(*args), args, want)
+
+
 def test_draft_lengths():
     for seed in range(40):
         case = LENGTHS["length_case"](seed)

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from graphkit.ops import processors
 from graphkit.ops.kernels import logits, ngram, sampling, step_rows, target_probs, tree_growth
+from graphkit.ops.kernels import processors as processor_kernels
 from graphkit.ops.registration import OPS
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreted.py instead"
@@ -38,6 +40,8 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(tree_growth, "MAX_OTHERS", 8)
     monkeypatch.setattr(ngram, "MAX_BLOCK", 16)
     monkeypatch.setattr(logits, "BITMASK_BLOCK", 64)
+    for module in (processors, processor_kernels):
+        monkeypatch.setattr(module, "PART", 128)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -13,6 +13,7 @@ import torch
 from graphkit.ops.device_loop import advance_loop, begin_loop, end_signals
 from graphkit.ops.loop_layout import (
     ENTRY_WORDS,
+    NO_LOGPROB,
     RING_WORDS,
     Control,
     LoopEnd,
@@ -20,6 +21,7 @@ from graphkit.ops.loop_layout import (
     RequestEnd,
     RingWord,
 )
+from graphkit.ops.processors import Kind
 
 MANY = 2**31 - 3
 """Counters of a process that has run for days: they pass the limit of int32."""
@@ -69,6 +71,55 @@ def finished(rows, predict, accepted, stop_ids, seq_lens, bonus, remaining, long
         bonus[row] = tokens[count - 1]
         remaining[row] = 0 if end else remaining[row] - len(new)
     return report, seq_lens, bonus, remaining
+
+
+def scored_case(requests, seed, longest=4):
+    """Return ``finish_case`` of 9 tokens, with counts and log-probabilities of the tokens."""
+    width, vocab, random = longest + seed % 3, 9, Random(-seed - 1)
+    rows, predict, *args = finish_case(requests, seed=seed, longest=longest, width=width)
+    args[1], size = args[1] % vocab, len(args[1])  # stop tokens, of which 8 was padding
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(requests * width, vocab, generator=generator) * 4
+    log_sums = torch.stack((logits[:, :5].logsumexp(1), logits[:, 5:].logsumexp(1)), 1)
+    logits, log_sums[::3, 0] = logits.bfloat16(), -torch.inf
+    paths = [random.sample(range(width), longest) for _ in range(requests)]
+    nodes = [[b * width + node for node in path] for b, path in enumerate(paths)]
+    return [
+        rows, predict % vocab, *args,
+        torch.tensor([0, *(random.randint(0, 15) for _ in range(size - 1))], dtype=torch.int32),
+        torch.randint(0, 99, (size, vocab), generator=generator).int(),
+        torch.tensor(nodes, dtype=torch.int32).view(requests, longest), logits, log_sums,
+    ]  # fmt: skip
+
+
+def scored(args):
+    """Return report and states as ``finished`` does, counts, and each row's log-probabilities."""
+    *plain, kinds, counts, nodes, logits, log_sums = args
+    report, *states = finished(*plain)
+    tokens_of = plain[1].view(len(report), -1).tolist() if report else []
+    counts, logprobs = counts.tolist(), []
+    for line, tokens, path in zip(report, tokens_of, nodes.tolist(), strict=True):
+        kind, new = int(kinds[line[Report.ROW]]), line[Report.NEW]
+        for token in tokens[: line[Report.ACCEPTED]] if kind & Kind.PENALTIES else ():
+            counts[line[Report.ROW]][token] += 2
+        pairs = [*zip(path, tokens, strict=False)][: new if kind & Kind.LOGPROBS else 0]
+        values = [float(logits[n, token] - log_sums[n].logsumexp(0)) for n, token in pairs]
+        logprobs.append(values + [None] * (plain[7] - len(values)))
+    return report, states, counts, logprobs
+
+
+def assert_scored(report, args, want):
+    """Compare a report and what ``finish_step`` has written with the results of ``scored``."""
+    lines, states, counts, logprobs = want
+    longest = args[7]
+    words = report.cpu()[:, Report.TOKENS + longest :].contiguous()
+    assert report[:, : Report.TOKENS + longest].tolist() == lines
+    assert [each.tolist() for each in args[4:7]] == states
+    assert args[9].tolist() == counts
+    for got, values, line in zip(words.view(torch.float32), logprobs, words, strict=True):
+        known = [value for value in values if value is not None]
+        torch.testing.assert_close(got[: len(known)], torch.tensor(known), rtol=1e-4, atol=1e-4)
+        assert line[len(known) :].tolist() == [NO_LOGPROB] * (longest - len(known))
 
 
 class LoopModel:

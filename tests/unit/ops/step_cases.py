@@ -11,9 +11,11 @@ from random import Random
 
 import torch
 
+from graphkit.ops import processors
 from graphkit.ops.accepted_path import accepted_moves
 from graphkit.ops.logits import apply_token_bitmask, argmax_rows, bitmask_words, top_candidates
 from graphkit.ops.ngram import append_tokens, ngram_drafts
+from graphkit.ops.processors import CHANGES, Kind, process_logits
 from graphkit.ops.rejection import accept_by_rejection
 from graphkit.ops.sampling import philox_uniform, target_samples
 from graphkit.ops.step_rows import draft_step_rows, extend_rows, first_draft_rows, verify_rows
@@ -174,9 +176,29 @@ def argmax_args(dtype, is_selected, has_map=False):
     return make
 
 
-def best_of_rows(tokens, logits, index, token_map):
+def with_processed(make, place):
+    """Add processed rows to the arguments of an op, behind its logits at a place."""
+
+    def make_more(requests, seed):
+        args, random = make(requests, seed), Random(seed)
+        rows = len(args[place])
+        replaced = torch.randn(args[place].shape, generator=torch.Generator().manual_seed(seed))
+        flags = torch.tensor([random.random() < 0.5 for _ in range(rows)], dtype=torch.bool)
+        return *args, replaced, flags
+
+    return make_more
+
+
+def replaced(logits, processed, is_processed):
+    """Rows of logits, some replaced."""
+    if processed is None:
+        return logits.double()
+    return torch.where(is_processed[:, None], processed.double(), logits.double())
+
+
+def best_of_rows(tokens, logits, index, token_map, processed=None, is_processed=None):
     """The first NaN, or the first of the largest numbers."""
-    rows = logits.tolist()
+    rows = replaced(logits, processed, is_processed).tolist()
     rows = rows if index is None else [rows[each] for each in index.tolist()]
     keys = [[math.inf if math.isnan(x) else x for x in row] for row in rows]
     nans = [[i for i, x in enumerate(row) if math.isnan(x)] for row in rows]
@@ -337,9 +359,11 @@ def probs_args(requests, seed):
     )  # fmt: skip
 
 
-def distributions(logits, rows, temperatures, top_ks, top_ps, min_ps, width):
+def distributions(
+    logits, rows, temperatures, top_ks, top_ps, min_ps, width, processed=None, is_processed=None
+):
     result = []
-    for row, each in enumerate(logits.double().tolist()):
+    for row, each in enumerate(replaced(logits, processed, is_processed).tolist()):
         request, best = rows[row // width], each.index(max(each))
         temperature = temperatures[request].item()
         if temperature == 0:
@@ -573,6 +597,84 @@ def masked(logits, bitmask):
     return (rows,)
 
 
+def process_args(dtype, is_tree):
+    """Requests with and without processors. Few tokens, so that paths repeat those of texts."""
+
+    def make(requests, seed):
+        random, vocab, width = Random(seed), (2, 5, 300)[seed % 3], 1 + 5 * seed % 9
+        size, nodes, few = 12, requests * width, min(vocab, 6)
+        masks = [tree_of(random, width)[2] for _ in range(requests)]
+        biased = [random.sample(range(vocab), min(vocab, 4)) for _ in range(size)]
+        biased = [ids[: random.randint(0, 4)] for ids in biased]
+        values = [-math.inf, -2.5, 0.0, 1.5, 30.0]
+        logits = torch.tensor(random.choices(values, k=nodes * vocab), dtype=dtype)
+        return (
+            logits.view(nodes, vocab), int64(random.sample(range(size), requests))
+            if requests <= size else int64(numbers(random, requests, 0, size - 1)),
+            int64(numbers(random, nodes, 0, few - 1)).view(requests, width),
+            torch.tensor(masks, dtype=torch.bool).view(-1, width, width) if is_tree else None,
+            int64(numbers(random, nodes, 0, 9)),
+            int32([0, 0, 15, *numbers(random, size - 3, 0, 15)]),
+            int32(numbers(random, size * vocab, 0, 5)).view(size, vocab),
+            torch.tensor([[random.choice([0.5, 1.0, 1.3]), *random.choices([-1.5, 0.0, 0.7], k=2)]
+                          for _ in range(size)]),
+            int32([ids + [-1] * (5 - len(ids)) for ids in biased]),
+            torch.tensor([random.choices([-math.inf, -1.0, 2.0], k=5) for _ in range(size)]),
+            int32(numbers(random, size, 0, 12)),
+            int64([[random.randint(-1, vocab - 1) for _ in range(3)] for _ in range(size)]),
+        )  # fmt: skip
+
+    return make
+
+
+def processed_logits(
+    logits, rows, candidates, mask, positions, kinds, counts, penalties, bias_ids, biases, least,
+    stops,
+):  # fmt: skip
+    """The formulas, token by token; 0 where the op leaves results undefined."""
+    width, result, flags, sums = candidates.shape[1], [], [], []
+    for number, line in enumerate(logits.double().tolist()):
+        request, node = divmod(number, width)
+        row, tree = rows[request], candidates[request].tolist()
+        kind = Kind(int(kinds[row]))
+        seen = range(node + 1) if mask is None else mask[request, node].nonzero().flatten().tolist()
+        path = [tree[other] for other in seen if other]
+        bias = dict(zip(bias_ids[row].tolist(), biases[row].tolist(), strict=True))
+        repetition, presence, frequency = penalties[row].tolist()
+        is_early = positions[number] + 1 < least[row]
+        after = []
+        for token, x in enumerate(line):
+            if kind & Kind.BIAS:
+                x += bias.get(token, 0)
+            if kind & Kind.LEAST_LENGTH and is_early and token in stops[row]:
+                x = -math.inf
+            if kind & Kind.PENALTIES:
+                before = int(counts[row, token])
+                if before or token in path:
+                    x = x / repetition if x > 0 else x * repetition
+                n = before // 2 + path.count(token)
+                x -= frequency * n + presence * (n > 0)
+            after.append(x)
+        flags.append(bool(kind & CHANGES))
+        result.append(after if flags[-1] else [0.0] * len(line))
+        parts = [line[i : i + processors.PART] for i in range(0, len(line), processors.PART)]
+        totals = [sum(map(math.exp, part)) for part in parts]
+        totals = [math.log(total) if total else -math.inf for total in totals]
+        sums.append(totals if kind & Kind.LOGPROBS else [0.0] * len(parts))
+    return result, flags, sums
+
+
+def of_processed_rows(returned, args):
+    """The results of ``process_logits``, with 0 where they are undefined."""
+    logits, is_processed, log_sums = returned
+    kinds = args[5][args[1]].repeat_interleave(args[2].shape[1])
+    has_sums = (kinds & Kind.LOGPROBS != 0)[:, None]
+    return (
+        torch.where(is_processed[:, None], logits, 0), is_processed,
+        torch.where(has_sums, log_sums, 0),
+    )  # fmt: skip
+
+
 CASES = {
     "begin_step": (begin_step, begin_args, begun),
     "first_draft_rows": (first_draft_rows, first_rows_args, first_rows),
@@ -587,10 +689,31 @@ CASES = {
     "argmax_rows with a map": (argmax_rows, argmax_args(torch.float32, True, True), best_of_rows),
     "apply_token_bitmask": (apply_token_bitmask, bitmask_args(torch.float32), masked),
     "apply_token_bitmask of bfloat16": (apply_token_bitmask, bitmask_args(torch.bfloat16), masked),
+    "argmax_rows of processed rows": (
+        argmax_rows,
+        with_processed(argmax_args(torch.bfloat16, False), 1),
+        best_of_rows,
+    ),
+    "process_logits of chains": (
+        process_logits,
+        process_args(torch.float32, False),
+        processed_logits,
+    ),
+    "process_logits of trees": (
+        process_logits,
+        process_args(torch.bfloat16, True),
+        processed_logits,
+    ),
+    "process_logits of float64": (
+        process_logits,
+        process_args(torch.float64, True),
+        processed_logits,
+    ),
     "accept_tokens": (accept_tokens, accept_args, accepted),
     "target_samples": (target_samples, samples_args, sampled),
     "accept_by_rejection": (accept_by_rejection, rejection_args, kept_by_rejection),
     "target_probs": (target_probs, probs_args, distributions),
+    "target_probs of processed rows": (target_probs, with_processed(probs_args, 0), distributions),
     "accepted_moves": (accepted_moves, moves_args, moves),
     "top_candidates of 1": (top_candidates, top_args(1, False, True), best_tokens),
     "top_candidates of 4": (top_candidates, top_args(4, False, False), best_tokens),
@@ -614,6 +737,7 @@ def results(op, returned, args):
     """What a call returned, and the arguments that it has written."""
     returned = returned if isinstance(returned, tuple) else (returned,)
     returned = of_step_0(returned, args) if op is plant_tree else returned
+    returned = of_processed_rows(returned, args) if op is process_logits else returned
     return [each for each in returned if each is not None] + list(args[: WRITTEN.get(op, 0)])
 
 

@@ -383,6 +383,7 @@ EARLY_STEP = {
     "begin_step", "first_draft_rows", "draft_step_rows", "chain_candidates", "verify_rows of trees",
     "extend_rows", "argmax_rows of bfloat16", "accept_tokens", "target_samples", "accepted_moves",
     "target_probs", "top_candidates of 4", "plant_tree", "grow_tree", "choose_nodes",
+    "process_logits of trees",
 }  # fmt: skip
 """Cases of ops of a step whose kernels start early."""
 
@@ -397,7 +398,10 @@ def early_step_cases():
         yield op, make(3, 3)
     ints, longs = zeros(3, dtype=torch.int32), zeros(3, dtype=torch.int64)
     tokens, table = zeros(3, 5, dtype=torch.int64), zeros(3, 64, dtype=torch.int32)
-    yield finish_step, (longs, tokens.view(-1), ints, tokens, ints, longs, ints, 5)
+    finished = longs, tokens.view(-1), ints, tokens, ints, longs, ints, 5
+    yield finish_step, finished
+    words, logits = zeros(3, 5, dtype=torch.int32), zeros(15, 5)
+    yield finish_step, (*finished, ints, words, words, logits, zeros(15, 3, dtype=torch.float32))
     states = zeros(3, 64), zeros(3, 5, 64)
     yield store_tokens, (longs, longs, tokens, ints, 5, *states)
     yield paged_metadata, (longs, ints, table, 16, 4, 5, 5)
@@ -455,7 +459,7 @@ def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
         "accepted_moves_kernel", "compact_accepted_to_front_kernel", "move_kv_kernel",
         "fetch_kernel", "copy_kernel", "scan_logits_kernel", "select_weights_kernel",
         "write_probs_kernel", "join_argmax_kernel", "join_candidates_kernel",
-        "gather_rows_kernel", "scatter_rows_kernel",
+        "gather_rows_kernel", "scatter_rows_kernel", "process_logits_kernel",
     }  # fmt: skip
 
 

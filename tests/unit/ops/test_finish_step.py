@@ -12,9 +12,9 @@ from graphkit.errors import InputError
 from graphkit.ops.loop_layout import Report, RequestEnd
 from graphkit.ops.step_state import finish_step
 
-finish_case, finished = map(
+finish_case, finished, scored_case, scored, assert_scored = map(
     runpy.run_path(str(Path(__file__).with_name("loop_cases.py"))).get,
-    ("finish_case", "finished"),
+    ("finish_case", "finished", "scored_case", "scored", "assert_scored"),
 )
 RUNNING, STOP, LENGTH = RequestEnd
 
@@ -31,6 +31,14 @@ def test_random_requests(longest, stops):
         report = finish_step(*args)
         assert report.dtype == torch.int32
         assert (report.tolist(), *(each.tolist() for each in args[4:7])) == want
+
+
+@pytest.mark.parametrize("requests", [0, 1, 6])
+def test_counts_and_log_probabilities_of_new_tokens(requests):
+    for seed in range(20):
+        args = scored_case(requests, seed)
+        want = scored(args)
+        assert_scored(finish_step(*args), args, want)
 
 
 def step(tokens, accepted, stops=(), left=100, row=1):
@@ -128,4 +136,5 @@ def test_refusals(index, value, message):
 def test_tracers_see_the_result(requests):
     overload = torch.ops.graphkit.finish_step.default
     args = finish_case(requests, seed=1)
-    torch.library.opcheck(overload, args, test_utils=("test_schema", "test_faketensor"))
+    for each in (args, scored_case(requests, 1)):
+        torch.library.opcheck(overload, each, test_utils=("test_schema", "test_faketensor"))
