@@ -212,6 +212,39 @@ class _ClosureCells(Container):
             self.set(name, value)
 
 
+class _Defaults(Container):
+    """Defaults of the arguments of a function."""
+
+    def __init__(self, prefix: str, function: FunctionType) -> None:
+        super().__init__(prefix, {})
+        self._function = function
+
+    @property
+    def place(self) -> int:
+        return id(self._function)
+
+    def read(self) -> dict[Any, Any]:
+        code, values = self._function.__code__, self._function.__defaults__ or ()
+        names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
+        return {**dict(zip(names, values, strict=True)), **(self._function.__kwdefaults__ or {})}
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self.read().get(key, default)
+
+    def set(self, key: Any, value: Any) -> None:
+        if key in (named := self._function.__kwdefaults__ or {}):
+            named[key] = value
+        elif key in (values := self.read()):
+            values[key] = value
+            count = len(self._function.__defaults__ or ())
+            self._function.__defaults__ = tuple(values.values())[:count]
+
+    def restore(self, saved: Mapping[Any, Any]) -> None:
+        for key, value in saved.items():
+            if self.get(key) is not value:
+                self.set(key, value)
+
+
 class _ClassAttributes(Container):
     """Numbers, tensors and collections among the attributes of a class.
 
@@ -321,6 +354,7 @@ def containers(name: str, value: Any) -> Iterator[Container]:
             yield _DictItems(f"{name}.{attribute}", attributes.get(attribute, {}))
     elif is_a(value, FunctionType):
         yield _ClosureCells(name, value)
+        yield _Defaults(name, value)
         yield Container(name, attributes)
     elif is_a(value, MethodType):
         yield from containers(type_name(type(value.__self__)), value.__self__)

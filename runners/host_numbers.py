@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphkit.runners.containers import Container
-from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
+from graphkit.runners.reachable_objects import SEARCH_DEPTH, ReachableObjects, walk_roots
 
 _NUMBERS = (bool, int, float)
 _MISSING = object()
@@ -87,7 +87,7 @@ class HostNumbers:
 
     def __init__(self, forward: Any) -> None:
         self._roots = walk_roots(forward)
-        objects = ReachableObjects(self._roots)
+        objects = ReachableObjects(self._roots, SEARCH_DEPTH)
         found: dict[tuple[int, Any], HostNumber] = {}
         for container, values in objects.entries:
             for key, value in values.items():
@@ -110,7 +110,7 @@ class HostNumbers:
         Restores all references that the forward can reach after the block, and removes caches that
         the forward creates in it. The contents of tensors are not restored.
         """
-        objects = ReachableObjects(self._roots)
+        objects = ReachableObjects(self._roots, SEARCH_DEPTH)
         lists = [n.container.get(n.key) for n in values if n.is_length]
         items = [list(found) for found in lists]
         try:

@@ -1,9 +1,10 @@
 """Walk the host objects that a forward can reach, named as its author would write them.
 
-The walk enters the forward's own object, the variables that its function closes over, the globals
-that its code names, also in the user's modules, and the attributes of all of these:
-modules at any depth, plain objects two levels deep. Code is the forward and the methods that it
-names. Objects of graphkit, torch and the standard library are left out.
+The walk enters the forward's own object, the variables that its function closes over, the defaults
+of its arguments, the globals that its code names, also in the user's modules, and the attributes of
+all of these: modules at any depth, plain objects, lists and dicts some levels deep. Code is the
+forward and the methods that it names. Objects of graphkit, torch and the standard library are left
+out.
 """
 
 from __future__ import annotations
@@ -32,17 +33,20 @@ from graphkit.runners.containers import (
 from graphkit.runners.step import forward_name
 
 _T = TypeVar("_T")
+_COLLECTIONS = (list, tuple, deque, dict)
 MAX_ITEMS = 64
 """Length up to which the walk enters lists and dicts; longer ones are data."""
 _MAX_DEPTH = 2
-"""Levels of plain objects that the walk enters."""
+"""Levels of plain objects, lists and dicts that the walk enters."""
+SEARCH_DEPTH = 4
+"""The same for a walk that looks for values that the code of a forward may read anywhere."""
 _EXCLUDED_PACKAGES = {*sys.stdlib_module_names, "torch", "numpy", "triton", "cuda", "graphkit"}
 
 
 def walk_roots(forward: Any) -> dict[str, Any]:
     """Return a forward, or a sequence of forwards, by name, as the root of a walk."""
     is_sequence = is_a(forward, (Sequence, nn.ModuleList))
-    forwards = [_unwrapped(one) for one in (forward if is_sequence else (forward,))]
+    forwards = [_unwrapped(one, is_root=True) for one in (forward if is_sequence else (forward,))]
     name = forward_name(forwards[0]).rpartition(".")[2]
     return {name: forwards if is_sequence else forwards[0]}
 
@@ -108,8 +112,9 @@ class _Walk:
         if not (is_root or is_module or (depth and _is_entered(value))) or id(value) in self._seen:
             return
         self._seen[id(value)] = value  # the reference keeps the id from being used again
-        inner_depth = self._depth if is_module else depth if is_root else depth - 1
-        if not is_a(value, (list, tuple, deque, dict)):
+        is_code = is_root or is_a(value, (FunctionType, MethodType, partial))
+        inner_depth = self._depth if is_module else depth if is_code else depth - 1
+        if not is_a(value, _COLLECTIONS):
             owner = value
         code = list(self._code(value))  # first: its words choose the methods of inner objects
         own = list(containers(name, value))
@@ -128,7 +133,7 @@ class _Walk:
             yield from self._class_containers(value.__self__, {value.__func__.__name__})
         elif is_a(value, FunctionType):
             yield from self._function_containers(value)
-        elif not is_a(value, (list, tuple, deque, dict, partial, ModuleType)):
+        elif not is_a(value, (*_COLLECTIONS, partial, ModuleType)):
             is_module = is_a(value, nn.Module)
             yield from self._class_containers(value, {"forward"} if is_module else {"__call__"})
 
@@ -177,14 +182,15 @@ class _Walk:
 def code_words(code: CodeType) -> set[str]:
     """Return the names and the words in code and in the functions that it defines.
 
-    ``co_names`` has the globals and attributes that code names, and ``co_consts`` its strings, such
-    as the name in ``getattr(self, "scale")``, and the code of inner functions. Python documents
-    both; checked with CPython 3.11 and 3.12.
+    ``co_names`` has the globals and attributes that code names, ``co_varnames`` begins with its
+    arguments, and ``co_consts`` has its strings, such as the name in ``getattr(self, "scale")``,
+    and the code of inner functions. Python documents them; checked with CPython 3.11 and 3.12.
     """
     constants = code.co_consts
     words = {text for text in constants if isinstance(text, str) and text.isidentifier()}
     inner = (constant for constant in constants if isinstance(constant, CodeType))
-    return words.union(code.co_names, code.co_freevars, *map(code_words, inner))
+    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return words.union(code.co_names, code.co_freevars, arguments, *map(code_words, inner))
 
 
 def _functions(cls: type, name: str) -> Iterator[FunctionType]:
@@ -204,11 +210,18 @@ def _functions(cls: type, name: str) -> Iterator[FunctionType]:
                 yield inner
 
 
-def _unwrapped(function: Any) -> Any:
-    """Return what a function wraps at last, as ``inspect.unwrap`` does."""
+def _unwrapped(function: Any, *, is_root: bool = False) -> Any:
+    """Return what a function wraps at last, as ``inspect.unwrap`` does.
+
+    A root is unwrapped only as far as libraries wrap it: a user's wrapper may read values, too.
+    """
     seen: set[int] = set()
     while id(function) not in seen:
         seen.add(id(function))
+        if is_root and is_a(function, FunctionType):
+            package = str(function.__globals__.get("__name__")).split(".")[0]
+            if package not in _EXCLUDED_PACKAGES:
+                break
         function = own_attributes(function).get("__wrapped__", function)
     return function
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, make_dataclass
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from graphkit.buffers import Axis, StepInputs, declare, fields_of
-from graphkit.errors import ConfigError, InputError
+from graphkit.errors import ConfigError, InputError, short_repr
 from graphkit.runners import RUNNERS, StagedBatch
 
 
@@ -25,20 +26,26 @@ class Arguments:
         name: Its name, for messages.
         example: A tensor or a sequence of tensors (positional arguments), tensors by name (keyword
             arguments), or a dataclass of tensors (the only argument).
+        pad_values: See ``graphkit.capture``.
 
     Attributes:
         name: As passed.
         fields: Name of the input field of each argument.
         inputs_type: Inputs of the step, a field per argument.
+        example: The tensor of each argument in the example.
+        pads: Number that fills the pad rows of each argument.
         dtypes: Dtypes of the arguments.
         num_rows: Rows of the example.
         device: Device of the example; the CPU if all of it is there.
 
     Raises:
-        ConfigError: The example has a value that is not a tensor, or that has no row per request.
+        ConfigError: The example has a value that is not a tensor, or that has no row per request,
+            or a pad value is no number of its argument.
     """
 
-    def __init__(self, fn: Callable[..., Any], name: str, example: Any) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], name: str, example: Any, pad_values: Any = None
+    ) -> None:
         self._fn, self.name = fn, name
         self._is_positional = False
         self._wrap: type[Any] | None = None
@@ -51,13 +58,15 @@ class Arguments:
             self._is_positional = True
             items = example if isinstance(example, (tuple, list)) else (example,)
             values = dict(zip(_positional_names(fn, len(items)), items, strict=True))
-        self._example = {key: _checked(key, value, name) for key, value in values.items()}
-        self.dtypes = {tensor.dtype for tensor in self._example.values()}
+        self.example = {key: _checked(key, value, name) for key, value in values.items()}
+        self.dtypes = {tensor.dtype for tensor in self.example.values()}
+        self.pads = {key: _pad(tensor) for key, tensor in self.example.items()}
+        self.pads |= checked_pads(name, self.example, pad_values)
         self.num_rows = self._count_rows()
         self.device = self._find_device()
-        self._rows = {key: tuple(tensor.shape[1:]) for key, tensor in self._example.items()}
-        names = field_names(self._example, _reserved())
-        self.fields = dict(zip(self._example, names, strict=True))
+        self._rows = {key: tuple(tensor.shape[1:]) for key, tensor in self.example.items()}
+        names = field_names(self.example, _reserved())
+        self.fields = dict(zip(self.example, names, strict=True))
         declared = [(field, Any, self._declared(key)) for key, field in self.fields.items()]
         self.inputs_type: type[StepInputs] = make_dataclass(
             f"{identifier(name)}Inputs", declared, bases=(StepInputs,), kw_only=True, eq=False
@@ -65,7 +74,11 @@ class Arguments:
 
     def sample(self, indices: Sequence[int]) -> StepInputs:
         """Return a batch of rows of the example."""
-        return self._inputs({key: rows[list(indices)] for key, rows in self._example.items()})
+        return self.inputs(self.example_rows(indices))
+
+    def example_rows(self, indices: Iterable[int]) -> dict[str, torch.Tensor]:
+        """Return rows of the example by argument."""
+        return {key: rows[list(indices)] for key, rows in self.example.items()}
 
     def batch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StepInputs:
         """Return the arguments of a call as a batch.
@@ -95,7 +108,7 @@ class Arguments:
             count = shape[0]
             if isinstance(value, torch.Tensor):  # of a view, a graph would read the wrong elements
                 values[key] = value.contiguous()
-        return self._inputs(values)
+        return self.inputs(values)
 
     def call(self, inputs: StepInputs) -> Any:
         """Call the function on the rows of a batch."""
@@ -104,7 +117,8 @@ class Arguments:
             return self._fn(self._wrap(**values))
         return self._fn(*values.values()) if self._is_positional else self._fn(**values)
 
-    def _inputs(self, values: Mapping[str, Any]) -> StepInputs:
+    def inputs(self, values: Mapping[str, Any]) -> StepInputs:
+        """Return the rows of each argument as a batch."""
         return self.inputs_type(**{field: values[key] for key, field in self.fields.items()})
 
     def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,18 +138,18 @@ class Arguments:
         return values
 
     def _declared(self, key: str) -> Any:
-        tensor = self._example[key]
+        tensor = self.example[key]
         return declare(
             Axis.REQUEST,
             tensor.dtype,
             f"argument `{key}` of {self.name}",
-            pad=_pad(tensor),
+            pad=self.pads[key],
             row=tuple(tensor.shape[1:]),
             by_address=tensor.device.type != "cpu",
         )
 
     def _count_rows(self) -> int:
-        counts = {key: len(rows) for key, rows in self._example.items()}
+        counts = {key: len(rows) for key, rows in self.example.items()}
         if len(set(counts.values())) != 1 or 0 in counts.values():
             found = ", ".join(f"{key} {count}" for key, count in counts.items()) or "no argument"
             raise ConfigError(
@@ -146,7 +160,7 @@ class Arguments:
         return next(iter(counts.values()))
 
     def _find_device(self) -> torch.device:
-        used = {rows.device for rows in self._example.values() if rows.device.type != "cpu"}
+        used = {rows.device for rows in self.example.values() if rows.device.type != "cpu"}
         if len(used) > 1:
             raise ConfigError(
                 f"the example of {self.name} is on {', '.join(sorted(map(str, used)))}. Pass "
@@ -191,19 +205,29 @@ def _checked(key: Any, value: Any, fn_name: str) -> torch.Tensor:
             f"functools.partial({fn_name}, {key}=...), or set them in a function around it.",
             field="example",
         )
-    if not value.ndim:
+    if not value.is_nested and not value.ndim:
         raise ConfigError(
             f"{about} has no dimension. The first dimension of every tensor is the batch: pass one "
             "number per row, or bind it with functools.partial.",
             field="example",
         )
+    bytes_of = f"its bytes, {key}.view(torch.uint8), and view them again in {fn_name}"
     for is_refused, fact, remedy in (
+        (value.is_nested, "a nested tensor", "rows of one shape, and their lengths"),
         (value.layout is not torch.strided, "sparse", "a dense tensor"),
+        (value.is_quantized, str(value.dtype), "its integers (int_repr)"),
+        (value.is_floating_point() and value.itemsize == 1, str(value.dtype), bytes_of),
         (value.is_complex(), str(value.dtype), "its real and imaginary parts (torch.view_as_real)"),
         (value.device.type not in ("cpu", "cuda"), f"on {value.device}", "it on the CPU or CUDA"),
     ):
         if is_refused:
             raise ConfigError(f"{about} is {fact}. Pass {remedy}.", field="example")
+    if 0 in value.shape[1:]:
+        raise ConfigError(
+            f"{about} has shape {list(value.shape)}, rows without numbers. Leave it out, or create "
+            f"it in {fn_name}.",
+            field="example",
+        )
     return value.detach()
 
 
@@ -216,6 +240,64 @@ def _pad(tensor: torch.Tensor) -> float:
     numbers = tensor.double() if tensor.is_floating_point() else tensor.long()
     finite = numbers[numbers.isfinite()]
     return finite.min().item() if finite.numel() else 0
+
+
+def checked_pads(
+    name: str, example: Mapping[str, torch.Tensor], pad_values: Any
+) -> dict[str, float]:
+    """Return the pad value of each argument that has one.
+
+    Args:
+        name: Name of the function.
+        example: The tensor of each argument.
+        pad_values: See ``graphkit.capture``.
+
+    Raises:
+        ConfigError: A value is no number of its argument, or there is no such argument.
+    """
+    values = pad_values
+    if is_dataclass(values) and not isinstance(values, type):
+        values = {field.name: getattr(values, field.name) for field in fields(values)}
+    elif isinstance(values, (tuple, list)):
+        values = dict(zip([*example, *range(len(example), len(values))], values, strict=False))
+    elif values is not None and not isinstance(values, Mapping):
+        values = {next(iter(example), ""): values} if len(example) == 1 else {repr(values): values}
+    pads: dict[str, float] = {}
+    for key, value in (values or {}).items():
+        if key not in example:
+            raise ConfigError(
+                f"pad_values of {name} names {key!r}, but the example has the arguments "
+                f"{', '.join(example)}. Pass a number for each argument by its name.",
+                field="pad_values",
+            )
+        if value is not None:  # selects the default
+            pads[key] = _checked_pad(f"pad_values[{key!r}] of {name}", value, example[key].dtype)
+    return pads
+
+
+def _checked_pad(about: str, value: Any, dtype: torch.dtype) -> float:
+    """Return a pad value as a number, if a dtype has it."""
+    number = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+    if dtype.is_floating_point:
+        expected, is_valid = f"a number of {dtype}", isinstance(number, (int, float))
+        most = torch.finfo(dtype).max
+        is_valid = is_valid and (abs(number) <= most or abs(number) == math.inf)
+    else:
+        low, high = (0, 1) if dtype == torch.bool else (int_range(dtype))
+        expected, is_valid = f"an int from {low} to {high}", isinstance(number, int)
+        is_valid = is_valid and low <= number <= high
+    if not is_valid:
+        raise ConfigError(
+            f"{about} is {short_repr(value)}, expected {expected}, which fills a row.",
+            field="pad_values",
+        )
+    return bool(number) if dtype == torch.bool else number
+
+
+def int_range(dtype: torch.dtype) -> tuple[int, int]:
+    """Return the smallest and the largest number of an integer dtype."""
+    limits = torch.iinfo(dtype)
+    return int(limits.min), int(limits.max)
 
 
 def _positional_names(fn: Callable[..., Any], count: int) -> list[str]:

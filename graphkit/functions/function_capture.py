@@ -16,6 +16,8 @@ from graphkit.functions.arguments import Arguments
 from graphkit.functions.captured_function import CapturedFunction
 from graphkit.functions.held_modules import held_weights
 from graphkit.functions.results import Results
+from graphkit.functions.row_checks import HOST_ADVICE, ROW_ADVICE, RowChecks
+from graphkit.functions.written_tensors import WrittenTensors
 from graphkit.graphs import Attribution, Backend, StateSnapshot, backend_for, named_tensors
 from graphkit.graphs.capture_failure import describe_exception
 from graphkit.graphs.snapshot import check_restorable
@@ -24,7 +26,7 @@ from graphkit.runners import Output, Runner
 from graphkit.runners.step import forward_name
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.targets import CaptureTarget
-from graphkit.verify import GRAPH_DIFFERS, NOT_FINITE, check_tolerance, compare_runs
+from graphkit.verify import GRAPH_DIFFERS, NOT_FINITE, Rounding, check_tolerance, compare_runs
 
 _NO_DRAFTS = SpecConfig("NONE", num_steps=0, topk=1, num_draft_tokens=1)
 
@@ -36,6 +38,7 @@ def capture(
     batch_sizes: Iterable[int],
     device: torch.device | str | None = None,
     backend: Backend | None = None,
+    pad_values: Any = None,
     mutable_state: Mapping[str, torch.Tensor] | None = None,
     weights: nn.Module | Mapping[str, torch.Tensor] | None = None,
     tolerance: float = 1.0,
@@ -50,9 +53,11 @@ def capture(
         encode = gk.capture(model, {"input_ids": ids, "attention_mask": mask}, batch_sizes=[1, 8])
         hidden = encode(input_ids=other_ids, attention_mask=other_mask).last_hidden_state
 
-    Each row of the results must depend on the same row of the arguments alone. Pad rows hold the
-    smallest number of each argument in the example. After the capture, rows of the example are
-    replayed at every size and compared with ``fn``. No gradients are recorded.
+    Each row of the results must depend on the same row of the arguments alone: after the capture,
+    ``fn`` runs on rows that differ from the example in all rows but one, of which the results must
+    stay the same. Pad rows must not write into what rows of a batch have, see ``pad_values``. Then
+    rows of the example are replayed at every size and compared with ``fn``. No
+    gradients are recorded.
 
     Args:
         fn: A function or a module in evaluation mode. It returns tensors with a row per row of its
@@ -67,6 +72,11 @@ def capture(
         batch_sizes: Sizes to capture, in rows. Larger batches run without a graph.
         device: Device of ``fn``; ``None`` selects the device of the example.
         backend: As for ``Runner``.
+        pad_values: The number that fills pad rows of an argument, of its dtype: by name, or in the
+            form of the example, with ``None`` for the default. That is the smallest finite number
+            of the argument in the example, which is a valid length or index. A function that
+            writes into tensors by index, such as KV slots, needs an index that no row of a batch
+            uses.
         mutable_state: Tensors that ``fn`` changes, by name. Capture restores them.
         weights: The model, or its weights by name, for names in records. ``None`` selects the
             modules that ``fn`` is, is bound to, or reads from variables.
@@ -78,27 +88,42 @@ def capture(
     Raises:
         CaptureError: The function cannot be captured.
         ConfigError: The example or a setting is invalid, ``fn`` raised an error for the example,
-            or a module that ``fn`` uses is in training mode.
+            a module that ``fn`` uses is in training mode, or pad rows write into tensors that rows
+            of a batch have.
         DeviceError: The device does not exist.
         OutputError: The function returns anything but tensors with a row per row of its arguments,
-            or a replay differs from the function.
+            is random, a row depends on others, or a replay differs from the function.
     """
     if not callable(fn):
         raise ConfigError(f"fn must be callable, got {fn!r}.", field="fn")
     check_tolerance(tolerance)
     weights = held_weights(fn) if weights is None else weights
-    sizes, arguments = _checked_sizes(batch_sizes), Arguments(fn, _function_name(fn), example)
+    sizes = _checked_sizes(batch_sizes)
+    arguments = Arguments(fn, _function_name(fn), example, pad_values)
     backend = _backend(arguments, device, backend)
-    with StateSnapshot(check_restorable(mutable_state or {}), backend.device):
-        results = _run_example(arguments, max(sizes), backend.device)
-    target = _target(arguments, results, sizes, weights, mutable_state)
-    runner = target.runner(ForwardMode.STEP, device=backend.device, backend=backend)
+    written = WrittenTensors(fn, check_restorable(mutable_state or {}))
     try:
-        record = runner.capture(attribution=attribution)
-        _compare(runner, target, tolerance)
-    except BaseException:
-        runner.close()
-        raise
+        with StateSnapshot({}, backend.device):
+            results = _run_example(arguments, max(sizes), backend.device, written)
+        target = _target(fn, arguments, results, sizes, weights, mutable_state)
+        runner = target.runner(ForwardMode.STEP, device=backend.device, backend=backend)
+        try:
+            record = runner.capture(attribution=attribution)
+            RowChecks(
+                arguments,
+                results,
+                written,
+                Rounding(target.sizes.dtype, tolerance),
+                backend.device,
+                max(sizes),
+                pad_values is not None,
+            ).check()
+            _compare(runner, target, tolerance)
+        except BaseException:
+            runner.close()
+            raise
+    finally:
+        written.restore()
     return CapturedFunction(runner, arguments, results, target, record)
 
 
@@ -140,6 +165,7 @@ def _backend(
 
 
 def _target(
+    fn: Callable[..., Any],
     arguments: Arguments,
     results: Results,
     sizes: list[int],
@@ -152,6 +178,7 @@ def _target(
         return results.output(arguments.call(inputs))
 
     forward.__qualname__ = arguments.name
+    forward.__wrapped__ = fn  # type: ignore[attr-defined]  # whose host values graphs may keep
     return CaptureTarget(
         name=arguments.name,
         spec=_NO_DRAFTS,
@@ -173,17 +200,26 @@ def _target(
     )
 
 
-def _run_example(arguments: Arguments, largest: int, device: torch.device) -> Results:
+def _run_example(
+    arguments: Arguments, largest: int, device: torch.device, written: WrittenTensors
+) -> Results:
     """Run the function on rows of the example and return the form of its results.
 
-    Two batch sizes tell a dimension of rows from one that only happens to have as many entries.
+    Two batch sizes tell a dimension of rows from one that only happens to have as many entries. A
+    single row must do, too.
+
+    Args:
+        arguments: The arguments.
+        largest: The largest captured size.
+        device: Where to run.
+        written: Notes what the function writes, and restores it.
     """
     returned, first = {}, min(arguments.num_rows, largest)
-    for count in (first, first + 1):
+    for count in dict.fromkeys((first, first + 1, 1)):
         rows = arguments.sample([index % arguments.num_rows for index in range(count)])
         on_device = {field: getattr(rows, field).to(device) for field in arguments.fields.values()}
         try:
-            with torch.no_grad():
+            with torch.no_grad(), written.watching([*on_device.values()]):
                 returned[count] = arguments.call(type(rows)(**on_device))
         except Exception as error:
             raise ConfigError(
@@ -191,6 +227,8 @@ def _run_example(arguments: Arguments, largest: int, device: torch.device) -> Re
                 f"{describe_exception(error)}.",
                 field="fn",
             ) from error
+        finally:
+            written.restore()
     return Results(arguments.name, returned)
 
 
@@ -236,10 +274,5 @@ def _compare(runner: Runner[Any, Any], target: CaptureTarget, tolerance: float) 
                     f"{mismatch.expected}{distance} with "
                     f"{count_of(mismatch.batch_size, 'live row')} at batch size {size}"
                 )
-                advice = (
-                    "Results must not depend on values that the host changes between calls."
-                    if mismatch.kind == GRAPH_DIFFERS
-                    else "A row may depend on the same row of the arguments alone, and random "
-                    "numbers must be arguments. If this is rounding, pass a larger tolerance."
-                )
+                advice = f"{HOST_ADVICE}." if mismatch.kind == GRAPH_DIFFERS else ROW_ADVICE
                 raise OutputError(f"{target.name}: {mismatch.kind}: {where}. {advice}")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from functools import partial
-from types import MethodType
 from typing import Any
 
 from torch import nn
 
 from graphkit.errors import ConfigError
-from graphkit.runners.containers import is_a, own_attributes
+from graphkit.runners.containers import is_a
+from graphkit.runners.reachable_objects import SEARCH_DEPTH, ReachableObjects, walk_roots
 
 
 def held_weights(fn: Any) -> nn.Module | None:
@@ -21,10 +19,11 @@ def held_weights(fn: Any) -> nn.Module | None:
     """
     held = _modules_in(fn)
     for module in held.values():
-        if module.training:
+        training = next((inner for inner in module.modules() if inner.training), None)
+        if training is not None:
             raise ConfigError(
-                f"{type(module).__name__} is in training mode, in which results may be random and "
-                "depend on the whole batch. Call its eval() first.",
+                f"{type(training).__name__} is in training mode, in which results may be random "
+                "and depend on the whole batch. Call its eval() first.",
                 field="fn",
             )
     if len(held) > 1:
@@ -33,21 +32,16 @@ def held_weights(fn: Any) -> nn.Module | None:
 
 
 def _modules_in(fn: Any) -> dict[str, nn.Module]:
-    """Return the modules among a function's object, bound arguments and variables, by name."""
-    if isinstance(fn, nn.Module):
-        return {type(fn).__name__: fn}
-    if isinstance(fn, partial):
-        bound = {f"argument_{index}": value for index, value in enumerate(fn.args)}
-        return {**_modules_in(fn.func), **_modules_among({**bound, **fn.keywords})}
-    owner: Any = fn.__self__ if is_a(fn, MethodType) else None
+    """Return the modules that a function is, is bound to or can reach, without those in others."""
+    owner: Any = getattr(fn, "__self__", fn) if not is_a(fn, nn.Module) else fn
     if is_a(owner, nn.Module):
         return {type(owner).__name__: owner}
-    try:
-        variables = inspect.getclosurevars(fn)
-    except (TypeError, ValueError):  # a built-in, or a variable without a value
-        return {}
-    return _modules_among({**own_attributes(owner), **variables.globals, **variables.nonlocals})
-
-
-def _modules_among(values: dict[str, Any]) -> dict[str, nn.Module]:
-    return {name: value for name, value in values.items() if is_a(value, nn.Module)}
+    held: dict[str, nn.Module] = {}
+    inner: set[nn.Module] = set()
+    objects = ReachableObjects(walk_roots(fn), SEARCH_DEPTH)
+    for _, key, module in objects.values_of(nn.Module):
+        if module not in inner:
+            inner |= {*module.modules()}
+            name = key if is_a(key, str) and "." not in key else type(module).__name__
+            held[name if name not in held else f"{name}_{len(held)}"] = module
+    return held

@@ -75,6 +75,7 @@ class Results:
         if not tensors:
             raise OutputError(f"{self._name} returned no tensor. Return at least one.")
         for path, tensor in tensors.items():
+            self._check_kind(path, tensor)
             what = f"{self._name} returned {_text(path) or 'a tensor'} as {list(tensor.shape)}"
             if tensor.shape[:1] != (rows,):
                 raise OutputError(
@@ -88,14 +89,37 @@ class Results:
                     "dtype for every batch size."
                 )
 
+    def _check_kind(self, path: _Path, tensor: torch.Tensor) -> None:
+        what = f"{self._name} returned {_text(path) or 'its result'} as"
+        if tensor.is_nested or tensor.layout is not torch.strided:
+            kind = "nested" if tensor.is_nested else "sparse"
+            raise OutputError(f"{what} a {kind} tensor. Return dense tensors, rows of one shape.")
+        if 0 in tensor.shape[1:]:
+            raise OutputError(
+                f"{what} {list(tensor.shape)}, rows without numbers. Leave it out, or return None "
+                "in its place."
+            )
+        if tensor.is_quantized or (tensor.is_floating_point() and tensor.itemsize == 1):
+            raise OutputError(
+                f"{what} {tensor.dtype}, in which results cannot be compared. Return its bytes "
+                "(.view(torch.uint8)), or convert it."
+            )
+
     def _changed(self, tensors: Collection[_Path], first: Collection[_Path]) -> OutputError:
         return OutputError(
             f"{self._name} returned {_listed(tensors)}, and for another batch {_listed(first)}. "
             "Return the same tensors for every batch."
         )
 
-    def _tensors(self, value: Any, path: _Path = ()) -> Iterator[tuple[_Path, torch.Tensor]]:
-        """Yield the tensors in a value with their paths."""
+    def _tensors(
+        self, value: Any, path: _Path = (), owners: tuple[int, ...] = ()
+    ) -> Iterator[tuple[_Path, torch.Tensor]]:
+        """Yield the tensors in a value, which is in the containers ``owners``, with their paths."""
+        if id(value) in owners:
+            raise OutputError(
+                f"{self._name} returned {_text(path)} as a {type(value).__name__} that contains "
+                "itself. Return tensors in containers that end."
+            )
         if isinstance(value, torch.Tensor):
             yield path, value
         elif value is not None:
@@ -107,7 +131,7 @@ class Results:
                     "tuples, lists, dicts or dataclasses."
                 )
             for key, part in parts.items():
-                yield from self._tensors(part, (*path, key))
+                yield from self._tensors(part, (*path, key), (*owners, id(value)))
 
     def _builder(self, value: Any, path: _Path = ()) -> Callable[[Mapping[str, Any]], Any]:
         """Return a function from the fields of an output to a value like this one."""

@@ -13,6 +13,18 @@ import graphkit as gk
 LAYER = nn.TransformerEncoderLayer(4, 1, 8, batch_first=True)
 
 
+class Slotted:
+    """Holds a module in a slot."""
+
+    __slots__ = ("layers",)
+
+    def __init__(self, layer):
+        self.layers = {"first": [layer]}
+
+    def __call__(self, x):
+        return self.layers["first"][0](x)
+
+
 class Pipeline:
     """Holds modules, and is none."""
 
@@ -36,6 +48,9 @@ def holders(layer):
         "keyword": partial(lambda x, model: model(x), model=layer),
         "closure": lambda x: layer(x),
         "global": call_a_global,
+        "list": lambda x, layers=[layer]: layers[0](x),
+        "slots": Slotted(layer),
+        "partial of a dict": partial(lambda layers, x: layers["a"][0](x), {"a": (layer,)}),
     }
 
 

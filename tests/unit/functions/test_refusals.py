@@ -52,12 +52,36 @@ def test_keyword_arguments_are_passed_by_name(capture):
         ({1: rows()[0]}, "names an argument 1"),
         ((rows()[0], rows()[1].to(torch.complex64)), "is torch.complex64"),
         ((rows()[0].to_sparse(), rows()[1]), "is sparse"),
+        (
+            (rows()[0].to(torch.float8_e4m3fn), rows()[1]),
+            r"Pass its bytes, x\.view\(torch\.uint8\)",
+        ),
+        ((rows()[0][:, :0], rows()[1]), r"shape \[3, 0\], rows without numbers\. Leave it out"),
+        ((torch.nested.nested_tensor([*rows()[0]], layout=torch.jagged), rows()[1]), "is a nested"),
         (rows()[0], "scaled raised an error for 3 rows of the example: .*TypeError"),
     ],
 )
 def test_wrong_examples_are_refused(example, text):
     with pytest.raises(gk.ConfigError, match=text):
         gk.capture(scaled, example, batch_sizes=[4])
+
+
+def contains_itself(container):
+    if isinstance(container, list):
+        container.append(container)
+    else:
+        container[1] = container
+    return container
+
+
+def test_a_function_that_fails_for_one_row_is_refused():
+    def fn(x):
+        assert len(x) > 1
+        return x
+
+    for sizes in ([1, 4], [2, 4]):
+        with pytest.raises(gk.ConfigError, match="raised an error for 1 row of the example"):
+            gk.capture(fn, rows()[0], batch_sizes=sizes)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +94,15 @@ def test_wrong_examples_are_refused(example, text):
         ),
         (lambda x: x.sum(1, keepdim=True).expand(-1, len(x)), "Rows must have one shape"),
         (lambda x: (x, 1), "returned 1 as a int"),
+        (lambda x: (x, x[:, :0]), r"returned 1 as \[3, 0\], rows without numbers"),
+        (lambda x: x.to(torch.float8_e5m2), "its result as torch.float8_e5m2"),
+        (lambda x: x.to_sparse(), "its result as a sparse tensor"),
+        (
+            lambda x: torch.nested.as_nested_tensor([*x], layout=torch.jagged),
+            "its result as a nested tensor",
+        ),
+        (lambda x: contains_itself([x]), "returned 1 as a list that contains itself"),
+        (lambda x: contains_itself({"a": x}), "returned 1 as a dict that contains itself"),
         (lambda x: None, "returned no tensor"),
         (lambda x: (x, x if len(x) > 3 else None), "Return the same tensors for every batch"),
     ],
