@@ -197,6 +197,7 @@ def attention(
         )
     unknown = {name: each for name, each in others.items() if name not in WITHOUT_EFFECT}
     unknown |= {"attention_mask": attention_mask, "dropout": dropout}
+    unknown["is_causal=False"] = others.get("is_causal") is False
     chunk = _chunk_size(module)
     call = AttentionCall(
         module=module,

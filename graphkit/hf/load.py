@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from graphkit.config import require_type
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.graphs import resolve_device
+from graphkit.hf.config_keys import check_keys
 from graphkit.hf.draft_model import DraftModel
 from graphkit.hf.folder_errors import model_error
 from graphkit.hf.generation import generation_defaults
@@ -133,10 +134,17 @@ def _loaded(
     else:
         folder = str(folder_or_model)
         model = _from_folder(Path(folder), dtype, device, trust_remote_code)
+        check_keys(Path(folder), model)
     if quantize is not None:
         _quantize(model, quantize, device)
     nn.Module.to(model, device)
     nn.Module.eval(model).requires_grad_(False)
+    if getattr(model.config.get_text_config(decoder=True), "is_causal", True) is False:
+        raise ConfigError(
+            f"the configuration of {type(model).__name__} sets is_causal to false, so that its "
+            "layers attend to later tokens. Load a causal language model.",
+            field=field,
+        )
     original = _shared_copy(model)
     layout = prepare_model(model, fuse=fuse)
     _refuse_encoder(model, layout)

@@ -1,0 +1,93 @@
+"""A setting of config.json that the model's code does not read is refused if it changes text."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+from transformers.models.llama.modeling_llama import LlamaAttention
+
+from graphkit import hf
+from graphkit.errors import CheckpointError, ConfigError
+from graphkit.hf.config_keys import check_keys
+from small_models import KINDS, small_config, small_model
+
+UNREAD = {
+    "llama": [
+        {"final_logit_softcapping": 30.0}, {"attn_logit_softcapping": 50.0}, {"qk_norm": True},
+        {"sliding_window": 16}, {"layer_types": ["sliding_attention", "full_attention"]},
+        {"logit_scale": 0.06}, {"attention_multiplier": 0.01}, {"residual_multiplier": 0.2},
+        {"embedding_multiplier": 12.0}, {"partial_rotary_factor": 0.5}, {"alibi": True},
+        {"attention_chunk_size": 64}, {"query_pre_attn_scalar": 256}, {"no_rope_layers": [1, 0]},
+        {"clip_qkv": 8.0}, {"scale_emb": 12}, {"rope_interleave": True},
+    ],
+    "gpt2": [{"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, {"sliding_window": 16}],
+    "opt": [{"rope_parameters": {"rope_type": "linear", "factor": 2.0}}],
+    "qwen3": [{"logits_scaling": 8.0}, {"final_logit_softcapping": 30.0}],
+    "mistral": [{"attn_logit_softcapping": 30.0}],
+}  # fmt: skip
+OFF = {
+    "llama": {
+        "sliding_window": None, "qk_norm": False, "logit_scale": 1.0, "residual_multiplier": 1,
+        "attention_chunk_size": 0, "partial_rotary_factor": 1.0, "no_rope_layers": [],
+        "layer_types": ["full_attention", "full_attention"], "final_logit_softcapping": None,
+        "rope_scaling": None, "pretraining_tp": 1, "attention_bias": False, "is_causal": True,
+    },
+    "qwen3": {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 2},
+    "gpt2": {"rope_scaling": {"rope_type": "default"}, "sliding_window": 128},
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """``folder(kind, entries)``: a folder of a type with these entries in its config.json."""
+
+    def make(kind, entries):
+        small_model(kind).save_pretrained(tmp_path)
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | entries))
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("kind", "entries"), [(kind, each) for kind, listed in UNREAD.items() for each in listed]
+)
+def test_a_setting_that_would_change_text_is_refused_by_name(kind, entries, folder):
+    (name,) = entries
+    with pytest.raises(CheckpointError, match=rf"sets {name} to .* does not read") as caught:
+        hf.load(folder(kind, entries), device="cpu", check=False, fuse=False)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", OFF)
+def test_a_value_that_changes_nothing_is_taken(kind, folder):
+    hf.load(folder(kind, OFF[kind]), device="cpu", check=False, fuse=False)
+
+
+def test_what_no_code_reads_is_listed_once(folder, caplog):
+    path = folder("llama", {"rms_norm_epsilon": 1e-5, "a_later_setting": 3, "use_cache": True})
+    with caplog.at_level(logging.INFO, "graphkit"):
+        hf.load(path, device="cpu", check=False, fuse=False)
+    (text,) = [r.getMessage() for r in caplog.records if "does not read" in r.getMessage()]
+    assert "rms_norm_epsilon, a_later_setting, which its model does not read" in text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_type_is_refused_for_its_own_settings(kind, tmp_path):
+    config = small_config(kind)
+    config.save_pretrained(tmp_path)
+    check_keys(tmp_path, small_model(kind))
+
+
+def test_attention_to_later_tokens_is_refused_without_the_check(folder, monkeypatch):
+    with pytest.raises(ConfigError, match="sets is_causal to false"):
+        hf.load(folder("llama", {"is_causal": False}), device="cpu", check=False)
+    forward = LlamaAttention.forward
+    monkeypatch.setattr(
+        LlamaAttention, "forward", lambda *args, **kwargs: forward(*args, **kwargs, is_causal=False)
+    )
+    with pytest.raises(ConfigError, match="passes is_causal=False to its attention"):
+        hf.load(small_model("llama"), device="cpu", check=False)
