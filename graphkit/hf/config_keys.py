@@ -85,7 +85,7 @@ def _is_off(name: str, value: object, data: Mapping[str, object], longest: objec
 
 def _reads(source: str, name: str) -> bool:
     names = _ROTATION if name in _ROTATION else (name,)  # transformers converts one to the other
-    return any(bool(re.search(rf"\b{re.escape(each)}\b", source) for each in names)
+    return any(re.search(rf"\b{re.escape(each)}\b", source) for each in names)
 
 
 def _source(model: PreTrainedModel) -> tuple[str, str]:
