@@ -187,7 +187,8 @@ class Admission:
         """
         self._check_attention()
         sizes = self._step.context.sizes
-        longest = min(self._chunk_size, sizes.max_context_len)
+        # A prompt leaves room for a token, which a draft model may process with it.
+        longest = max(1, min(self._chunk_size, self.context_limit - 1))
         batches = [[1], [longest]]
         if backend.device.type == "cuda":
             most = sizes.max_batch_size if self._packs else 1

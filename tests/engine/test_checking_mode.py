@@ -24,6 +24,14 @@ def test_it_captures_steps_and_keeps_their_tokens(engine, task, run_in_waves):
     assert engine.stats.fallbacks == {}
 
 
+def test_a_capture_accepts_chunks_as_long_as_the_context(make_engine, monkeypatch):
+    """A draft model of the same text reads one token more than the chunk has."""
+    monkeypatch.setenv("GRAPHKIT_CHECK", "1")
+    engine = make_engine("STANDALONE", batch_sizes=[1], max_batch_size=1, chunked_prefill_size=512)
+    engine.capture()
+    assert engine.runners[0].status == "captured"
+
+
 @pytest.mark.parametrize("verb", ["replay", "launch"])
 def test_a_wrong_value_inside_a_step_is_reported_by_the_next_call(engine, task, verb):
     (runner,) = engine.runners
