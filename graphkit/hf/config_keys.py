@@ -79,7 +79,7 @@ def _is_off(name: str, value: object, data: Mapping[str, object], longest: objec
         is_long = isinstance(value, int) and isinstance(longest, int) and value >= longest
         return is_long or data.get("use_sliding_window") is False
     if isinstance(value, Mapping):
-        return value.get("rope_type", value.get("type")) == "default"
+        return bool(value.get("rope_type", value.get("type")) == "default")
     return isinstance(value, list) and set(map(str, value)) == {"full_attention"}
 
 
@@ -96,7 +96,8 @@ def _source(model: PreTrainedModel) -> tuple[str, str]:
     owners = {type(each) for each in (*model.modules(), model.config)}
     owners |= {type(getattr(model.config, name, None)) for name in model.config.sub_configs}
     modules = {cls.__module__ for owner in owners for cls in owner.__mro__}
-    own, general = [], []
+    own: list[str] = []
+    general: list[str] = []
     for name in sorted(modules):
         if not name.startswith(("torch.", "builtins", "graphkit.")):
             is_own = ".models." in name or not name.startswith("transformers.")
