@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _TEXT_PARTS = ("text_config", "llm_config", "language_config")
 """Settings of the language model among those of a model with several parts."""
 _ROTATION = ("rope_scaling", "rope_parameters", "rope_theta")
-_OFF = (None, False, 0, "", [], {})
+_OFF: tuple[object, ...] = (None, False, 0, "", [], {})
 _CHANGES_TEXT: Mapping[str, tuple[object, ...]] = dict.fromkeys((
     "alibi", "attention_chunk_size", "attn_logit_softcapping", "attn_temperature_tuning",
     "clip_qkv", "final_logit_softcapping", "logit_softcapping", "logits_soft_cap",
