@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,15 @@ from graphkit.spec import ForwardMode, SpecConfig
 
 
 class DraftStep(Step[DraftOutput]):
-    """Grows a tree in S steps with S - 1 forwards: the batch brings the candidates of the first."""
+    """Grows a tree in S steps with S - 1 forwards: the batch brings the candidates of the first.
+
+    Attributes:
+        choose: Returns the candidates after rows of logits, from these, the request rows and the
+            position of each row: probabilities [N, K], which chains do not read, and tokens [N, K].
+            ``None`` selects the most probable tokens.
+    """
+
+    choose: Callable[..., tuple[torch.Tensor | None, torch.Tensor]] | None = None
 
     def whole(self, inputs: DraftInputs) -> DraftOutput:
         """Grow the tree and choose its nodes. The inputs are not changed."""
@@ -40,7 +49,10 @@ class DraftStep(Step[DraftOutput]):
         for view, lengths, best in zip(*self._steps(inputs), tokens, strict=True):
             view.input_ids, view.hidden_states = input_ids, hidden_states
             logits, hidden_states = self._run(view, lengths)
-            argmax_rows(best, logits, None, self.draft_token_map)
+            if self.choose is None:
+                argmax_rows(best, logits, None, self.draft_token_map)
+            else:
+                best.copy_(self.choose(logits, view.req_pool_indices, view.positions)[1][:, 0])
             input_ids = best
         return chain_candidates(inputs.topk_index, tokens, self.spec.num_draft_tokens)
 
@@ -54,8 +66,14 @@ class DraftStep(Step[DraftOutput]):
             if hidden_states is not None:
                 view.hidden_states = gather_rows(hidden_states, tree.rows)
             logits, hidden_states = self._run(view, lengths)
-            candidates = top_candidates(logits, self.spec.topk, token_map=self.draft_token_map)
-            tree.grow(*candidates)
+            if self.choose is None:
+                topk = self.spec.topk
+                probs, tokens = top_candidates(logits, topk, token_map=self.draft_token_map)
+            else:
+                chosen, tokens = self.choose(logits, view.req_pool_indices, view.positions)
+                assert chosen is not None, "candidates of a tree have probabilities"
+                probs = chosen
+            tree.grow(probs, tokens)
         return tree.best(self.spec.num_draft_tokens)
 
     def _steps(self, inputs: DraftInputs) -> tuple[list[DraftInputs], torch.Tensor]:

@@ -256,7 +256,7 @@ def default_spec(
         num_steps: Draft steps, or several ascending numbers of them; see ``SpecConfig``.
         topk: Branches kept per draft step: 1 drafts chains, more drafts trees.
         num_draft_tokens: Tokens verified per request, the root included; ``None`` selects
-            ``num_steps + 1`` for a chain and twice that for a tree.
+            ``num_steps + 1`` for a chain, and for a tree twice that or all of its nodes.
         page_size: As for ``SpecConfig``.
         linear_attention: As for ``SpecConfig``.
 
@@ -268,7 +268,10 @@ def default_spec(
     if num_draft_tokens is None:
         longest = [0, *num_steps][-1] if isinstance(num_steps, Sequence) else num_steps
         require_int("SpecConfig", "num_steps", longest, least=0)
-        num_draft_tokens = longest + 1 if topk == 1 else 2 * (longest + 1)
+        num_draft_tokens = longest + 1
+        if topk != 1:
+            require_int("SpecConfig", "topk", topk)
+            num_draft_tokens = min(2 * num_draft_tokens, _most_nodes(longest, topk))
     return SpecConfig(
         algorithm, num_steps, topk, num_draft_tokens, page_size, linear_attention=linear_attention
     )

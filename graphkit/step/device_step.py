@@ -261,6 +261,7 @@ class DeviceStep:
         """
         state, body = self.state, self.lengths[-1] if body is None else body
         rows, seq_lens, bonus = state.running(req_pool_indices)
+        body.drafter.is_greedy = self.drafter.is_greedy = is_greedy
         with scope("draft"):
             tree = body.drafter.draft(rows, seq_lens, bonus)
         check_tree(body.drafter, tree, seq_lens, body.verifier.context)

@@ -45,6 +45,9 @@ class Drafter(ABC):
     """Reason why ``draft`` or ``extend`` needs the host between steps, or an empty string if they
     only enqueue work. Generation v3 is refused with this reason. Read after ``prepare``."""
 
+    is_greedy: bool = False
+    """Whether all requests of the step have temperature 0. The engine sets it before ``draft``."""
+
     @abstractmethod
     def prepare(self, context: EngineContext) -> None:
         """Create the runners and buffers. May wait for the device.

@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 
 from graphkit.buffers import AcceptedCounts, DraftExtendInputs, DraftInputs
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, OutputError
 from graphkit.ops import create_extend_after_decode_spec_info
 from graphkit.ops.logits import argmax_rows, top_candidates
 from graphkit.ops.rows import gather_rows
@@ -26,8 +26,10 @@ from graphkit.runners import (
     DraftExtendV2Runner,
     DraftRunner,
 )
+from graphkit.runners.draft import DraftStep
 from graphkit.step.context import EngineContext
 from graphkit.step.device_copies import to_device
+from graphkit.step.draft_samples import DraftSamples
 from graphkit.step.draft_tree import ChainTree, DraftTree
 from graphkit.step.drafter import Drafter
 from graphkit.step.drafter_checks import check_draft_width, require_hidden_states
@@ -59,6 +61,12 @@ class EagleDrafter(Drafter):
                 "num_steps to 1 or more, or use no drafter.",
                 field="num_steps",
             )
+        if context.spec.resolved.is_none() and context.verify_width == 1:
+            raise ConfigError(
+                f"{context.spec.resolved!r}.is_none() is True: plain decoding, which verifies no "
+                "drafts of EagleDrafter. Use no drafter, or the algorithm of its draft model.",
+                field="drafter",
+            )
         check_draft_width(type(self).__name__, context)
         context.check(self._model)
         self._context, self._spec = context, replace(context.spec, is_draft_worker=True)
@@ -78,7 +86,11 @@ class EagleDrafter(Drafter):
         self._ahead = 0 if self._uses_hidden else 1
         self._is_chain = self._spec.topk == 1
         self._chain = ChainTree.one_chain(context, self._spec.num_draft_tokens)
-        # A chain takes the most probable token: its probability decides nothing.
+        # A language model draws its drafts, as the target draws its tokens.
+        draws = self._ahead > 0 and self._model.draft_token_map is None
+        self._samples = DraftSamples(context) if draws else None
+        self._use_samples(is_greedy=False)
+        # A chain takes the first candidate: its probability decides nothing.
         self._certain = torch.ones(context.sizes.max_batch_size, 1, device=context.device)
 
     def at_length(self, context: EngineContext) -> EagleDrafter:
@@ -117,13 +129,17 @@ class EagleDrafter(Drafter):
         )
         # Candidates after a chunk that is not the last one are overwritten by the next chunk.
         rows = batch.req_pool_indices
-        self._store_candidates(rows, out, torch.arange(len(rows), device=rows.device))
+        index = torch.arange(len(rows), device=rows.device)
+        last = None if self._samples is None else batch.positions[batch.last_rows]
+        self._store_candidates(rows, out, index, last)
 
     def draft(
         self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, bonus_tokens: torch.Tensor
     ) -> DraftTree:
         """See ``Drafter.draft``."""
         spec, resolve = self._spec, self._context.future_map.resolve
+        if self._context.generation == "v3":  # which captures greedy steps for themselves
+            self._use_samples(is_greedy=self.is_greedy)
         rows = seq_lens + self._ahead if self._ahead else seq_lens
         positions, slots = first_draft_rows(
             req_pool_indices, self._context.req_to_token, rows, spec.topk, spec.num_steps
@@ -161,7 +177,8 @@ class EagleDrafter(Drafter):
                 **fields,
             )
         )
-        self._store_candidates(verified.req_pool_indices, out, select_index)
+        last = verified.new_seq_lens.long() - 1 if self._draws_next else None
+        self._store_candidates(verified.req_pool_indices, out, select_index, last)
 
     def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:
         """See ``Drafter.extend_accepted``."""
@@ -191,11 +208,23 @@ class EagleDrafter(Drafter):
                 **counts.fields(),
             )
         )
-        self._store_candidates(rows, out, None)
+        last = seq_lens.long() - 1 if self._draws_next else None
+        self._store_candidates(rows, out, None, last)
 
     def _own_rows(self, verified: Verified) -> Verified:
         """Return the result with its tokens at their own positions, for STANDALONE."""
         return verified.moved(1, self._context.req_to_token) if self._ahead else verified
+
+    def _use_samples(self, *, is_greedy: bool) -> None:
+        """Let the DRAFT runner choose drafts by ``DraftSamples``, unless all are greedy."""
+        step = self._draft.step
+        assert isinstance(step, DraftStep), "the step of a DraftRunner"
+        step.choose = None if is_greedy else self._samples
+
+    @property
+    def _draws_next(self) -> bool:
+        """Whether the first drafts of the next step are drawn."""
+        return self._samples is not None and not self.is_greedy
 
     def _hidden_input(self, hidden_states: torch.Tensor | None) -> torch.Tensor | None:
         owner = type(self).__name__
@@ -206,16 +235,30 @@ class EagleDrafter(Drafter):
         req_pool_indices: torch.Tensor,
         out: DraftExtendOutput,
         select_index: torch.Tensor | None,
+        last_positions: torch.Tensor | None,
     ) -> None:
         """Store the best candidates after each request's last token for the next step.
 
         DRAFT_EXTEND returns them. DRAFT_EXTEND_V2 returns logits of every row; ``select_index``
-        gives each request's last row.
+        gives each request's last row. ``last_positions``, [B] int64, are their positions;
+        ``None`` stores the most probable candidates.
+
+        Raises:
+            OutputError: The forward returned no hidden states for the next draft.
         """
         logits, hidden_states = out.next_token_logits, out.hidden_states
         topk_p, topk_index = out.topk_p, out.topk_index
         token_map = self._model.draft_token_map
-        if topk_index is None:
+        if self._uses_hidden and hidden_states is None:
+            raise OutputError(
+                "the forward of the draft model returned no hidden_states, which the next draft of "
+                f"{self._spec.resolved!r} reads. Return ForwardOutput(hidden_states=...), or use "
+                "STANDALONE for a language model."
+            )
+        if self._samples is not None and last_positions is not None:
+            last = logits if select_index is None else gather_rows(logits, select_index)
+            topk_p, topk_index = self._samples(last, req_pool_indices, last_positions)
+        elif topk_index is None:
             assert select_index is not None, "extend passes the last rows"
             if self._uses_hidden and hidden_states is not None:
                 hidden_states = gather_rows(hidden_states, select_index)

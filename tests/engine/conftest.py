@@ -27,6 +27,7 @@ from graphkit.engine import (
 from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.reference import LlamaConfig, LlamaModel, StandaloneForward, full_logits
 from graphkit.spec import SpecConfig
+from graphkit.spec.config import default_spec
 from own_attention import BlockTable, GatherAttention, StackedPool
 
 _MODELS = runpy.run_path(str(Path(__file__).with_name("imperfect_models.py")))
@@ -193,7 +194,7 @@ class Assembly:
                 {"MULTI_LAYER_EAGLE": "EAGLE", "EXACT": "STANDALONE"}.get(algorithm, algorithm),
                 num_steps,
                 topk,
-                num_draft_tokens or (longest + 1) * min(topk, 2),
+                num_draft_tokens or default_spec("EAGLE", longest, topk).num_draft_tokens,
                 page_size=page_size,
                 linear_attention=linear_attention,
             ),

@@ -7,6 +7,7 @@ slot, position or hidden state changes the number of accepted tokens.
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 
 import pytest
@@ -172,18 +173,36 @@ def test_accepted_lengths_are_those_of_a_drafter_without_cache(
 
 
 @pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
-@pytest.mark.parametrize(("steps", "chunk"), [(4, 512), (1, 5), ((0, 1, 3), 3)], ids=str)
+@pytest.mark.parametrize(
+    ("steps", "chunk"),
+    [(4, 512), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 5), ((0, 1, 3), 3)))],
+    ids=str,
+)
 def test_a_model_that_drafts_for_itself_has_every_draft_accepted(
     make_engine, task, generation, steps, chunk
 ):
-    engine = make_engine(
-        "EXACT",
-        num_steps=steps,
-        generation=generation,
-        chunked_prefill_size=chunk,
-        batch_sizes=[8],
-    )
-    engine.capture()
-    for request in engine.generate(task.prompts[:8], SamplingParams(max_new_tokens=COUNT)):
-        drafted = {drafts + 1: steps for drafts, steps in request.drafted_lengths.items()}
-        assert request.accepted_lengths == drafted
+    """Greedy or drawn, and in a tree the path of all draws."""
+    drawn = SamplingParams(max_new_tokens=COUNT, temperature=0.8, top_p=0.9, top_k=20, seed=7)
+    greedy = SamplingParams(max_new_tokens=COUNT)
+    for topk, batches in {1: [[greedy], [drawn], [greedy, drawn]], 2: [[drawn]]}.items():
+        engine = make_engine(
+            "EXACT",
+            topk=topk,
+            num_steps=steps,
+            generation=generation,
+            chunked_prefill_size=chunk,
+            batch_sizes=[8],
+        )
+        engine.capture()
+        for batch in batches:
+            requests = [
+                engine.submit(prompt, batch[i % len(batch)])
+                for i, prompt in enumerate(task.prompts[:8])
+            ]
+            while engine.has_work:
+                engine.step()
+            for request in requests:
+                drafted = Counter[int]()
+                for drafts, count in request.drafted_lengths.items():
+                    drafted[drafts // (1 if topk == 1 else 2) + 1] += count
+                assert request.accepted_lengths == drafted

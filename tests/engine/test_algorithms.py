@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from graphkit.engine import EagleDrafter, MultiLayerDrafter, NgramDrafter, SamplingParams
+from graphkit.engine import (
+    EagleDrafter,
+    EngineModel,
+    MultiLayerDrafter,
+    NgramDrafter,
+    SamplingParams,
+)
 from graphkit.errors import CaptureError, ConfigError, OutputError
+from graphkit.reference import StandaloneForward
 from graphkit.spec import CustomSpecAlgorithm, FutureMap, SpecAlgorithm
 
 REQUESTS = 20
@@ -194,6 +201,23 @@ def test_plain_decoding_verifies_one_row(make_engine, generation):
     with pytest.raises(ConfigError, match=r"is_none\(\) is True: .* verify has 4 rows") as caught:
         make_engine(Plain("PLAIN"), generation=generation)
     assert caught.value.field == "num_draft_tokens"
+
+
+@each_generation
+def test_plain_decoding_has_no_draft_model(make_engine, generation):
+    with pytest.raises(ConfigError, match=r"is_none\(\) is True: .* no drafts of EagleDrafter"):
+        make_engine(Plain("PLAIN"), num_draft_tokens=1, generation=generation)
+
+
+@each_generation
+def test_a_language_model_drafts_for_standalone_alone(make_engine, task, model, generation):
+    def drafter(engine_model):
+        forward = StandaloneForward(model, engine_model.attention)
+        return EagleDrafter(EngineModel(forward, engine_model.attention))
+
+    engine = make_engine(CustomSpecAlgorithm("MINE"), drafter=drafter, generation=generation)
+    with pytest.raises(OutputError, match=r"returned no hidden_states, .* or use STANDALONE"):
+        engine.generate(task.prompts[:1])
 
 
 @each_generation

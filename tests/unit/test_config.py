@@ -20,6 +20,7 @@ from graphkit.spec import (
     SpecAlgorithm,
     SpecConfig,
 )
+from graphkit.spec.config import default_spec
 
 FUZZ = settings(deadline=None, derandomize=True, max_examples=200)
 STEPWISE = ("EAGLE", "EAGLE3", "STANDALONE")
@@ -200,3 +201,12 @@ def test_buffer_sizes_name_the_invalid_field(field, value):
 def test_buffer_sizes_count_pages():
     pages = {page: BufferSizes(**GOOD_SIZES, page_size=page).max_pages for page in (1, 5, 63, 64)}
     assert pages == {1: 64, 5: 13, 63: 2, 64: 1}
+
+
+@pytest.mark.parametrize("algorithm", STEPWISE)
+@pytest.mark.parametrize("topk", [1, 2, 3])
+@pytest.mark.parametrize("steps", [0, 1, 2, (0, 1), (1, 2)], ids=str)
+def test_the_default_width_is_a_width_that_the_steps_create(algorithm, topk, steps):
+    spec = default_spec(algorithm, steps, topk)
+    most = largest_tree(spec.longest.num_steps, topk)
+    assert spec.longest.num_draft_tokens == min(most, (spec.longest.num_steps + 1) * min(topk, 2))
