@@ -108,6 +108,20 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         "--min-p", type=float, default=0.0, metavar="P",
         help="sample from tokens with at least P times the largest probability; default: 0",
     )  # fmt: skip
+    for name, meaning in {
+        "--repetition-penalty": "divide the logits of tokens in the text so far, if positive, else "
+        "multiply them, by X",
+        "--presence-penalty": "subtract X from the logits of generated tokens, -2 to 2",
+        "--frequency-penalty": "subtract X for each time that a token was generated, -2 to 2",
+    }.items():
+        parser.add_argument(
+            name, type=float, metavar="X",
+            help=f"{meaning}; default: that of the checkpoint, else none",
+        )  # fmt: skip
+    parser.add_argument(
+        "--min-tokens", type=int, metavar="N",
+        help="generate no stop token before N tokens; default: that of the checkpoint, else 0",
+    )  # fmt: skip
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT",
         help="end a text before this string; repeatable",

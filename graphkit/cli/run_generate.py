@@ -12,11 +12,12 @@ from graphkit.cli.generate_texts import OnText, TextDisplay, TextStream, prompt_
 from graphkit.cli.models import OpenModels, open_models
 from graphkit.cli.output import progress_on_stderr
 from graphkit.distributed import RankGroup
-from graphkit.engine import Request, SpeculativeEngine
+from graphkit.engine import Request, SamplingParams, SpeculativeEngine
 from graphkit.errors import InputError
 from graphkit.graphs import environment
 from graphkit.records import Completion, GenerateRecord
 
+_PROCESSORS = "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens"
 _LARGEST_BATCH = 32
 """Further prompts wait in the queue."""
 _LARGEST_DEFAULT_CONTEXT = 4096
@@ -47,12 +48,14 @@ def complete(
     encode = tokenizer.encode_chat if arguments.chat else tokenizer.encode
     with _refusing_prompts():
         prompt_ids = [encode(prompt) for prompt in prompts]
+    processors = {name: getattr(arguments, name) for name in _PROCESSORS}
     sampling = tokenizer.sampling_params(
         max_new_tokens=arguments.max_new_tokens,
         temperature=arguments.temperature,
         top_k=arguments.top_k,
         top_p=arguments.top_p,
         min_p=arguments.min_p,
+        **{name: value for name, value in processors.items() if value is not None},
     )
     streams = [TextStream(tokenizer, ids, arguments.stop) for ids in prompt_ids]
     with _engine(arguments, models, len(prompts)) as engine:
@@ -68,7 +71,9 @@ def complete(
         with display(heads, max_new_tokens) as on_text:
             seconds = _run_to_end(engine, by_request, tokenizer.stop_ids, on_text)
         completions = tuple(map(_completion, shown, requests, streams))
-        return _record(arguments, models.algorithm, engine, completions, seconds, capture_seconds)
+        return _record(
+            arguments, sampling, models.algorithm, engine, completions, seconds, capture_seconds
+        )
 
 
 def follow(arguments: argparse.Namespace, group: RankGroup, num_prompts: int) -> None:
@@ -172,6 +177,7 @@ def _completion(prompt: str, request: Request, stream: TextStream) -> Completion
 
 def _record(
     arguments: argparse.Namespace,
+    sampling: SamplingParams,
     algorithm: str,
     engine: SpeculativeEngine,
     completions: tuple[Completion, ...],
@@ -195,6 +201,7 @@ def _record(
         top_p=arguments.top_p,
         min_p=arguments.min_p,
         is_chat=arguments.chat,
+        **{name: getattr(sampling, name) for name in _PROCESSORS},
         new_tokens=stats.new_tokens,
         seconds=seconds,
         tokens_per_second=stats.new_tokens / seconds,

@@ -40,6 +40,7 @@ class GenerateRecord(Record):
         environment, backend: Where it ran; ``cuda`` or ``recorder``.
         algorithm, topk, num_steps, num_draft_tokens, generation: Settings of speculation.
         temperature, seed, top_k, top_p, min_p: Settings of sampling.
+        repetition_penalty, presence_penalty, frequency_penalty, min_tokens: Processors of logits.
         is_chat: Whether each prompt was a user message of a chat.
         new_tokens: Number of tokens of all completions.
         seconds: Wall time from the first prompt to the last token, without loading and capture.
@@ -77,3 +78,7 @@ class GenerateRecord(Record):
     top_p: Real = 1.0
     min_p: Real = 0.0
     is_chat: bool = False
+    repetition_penalty: Real = 1.0
+    presence_penalty: Real = 0.0
+    frequency_penalty: Real = 0.0
+    min_tokens: Count = 0

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 
 import torch
 
@@ -196,7 +196,11 @@ class Admission:
         runs = [partial(self._run_pads, lengths, is_greedy=True) for lengths in batches]
         # How the first token is chosen depends on the number of requests alone.
         ones = [lengths for lengths in batches if set(lengths) == {1}]
-        runs += [partial(self._run_pads, lengths, is_greedy=False) for lengths in ones]
+        kinds = ((False, False), (True, True), (False, True))
+        runs += [
+            partial(self._run_pads, lengths, is_greedy=is_greedy, has_processors=has_processors)
+            for lengths, (is_greedy, has_processors) in product(ones, kinds)
+        ]
         self._step.warm_up(backend, runs)
 
     def _check_attention(self) -> None:
@@ -206,13 +210,14 @@ class Admission:
             check_attention(verifier.runner, verifier.recurrent_state)
         self._compares_attention = False
 
-    def _run_pads(self, lengths: Sequence[int], *, is_greedy: bool) -> None:
+    def _run_pads(
+        self, lengths: Sequence[int], *, is_greedy: bool, has_processors: bool = False
+    ) -> None:
         """Run all that ``prefill`` does for prompts of the row of pads."""
         pads = [0] * len(lengths)
         batch = self._packed(pads, pads, [[0] * (length + 1) for length in lengths])
         allowed = self._step.verifier.all_allowed(1)
         bitmask = None if allowed is None else allowed.expand(len(lengths), -1)
-        has_processors = set(lengths) == {1}  # as for the first token
         self._forward(
             batch, [0], range(len(lengths)), is_greedy=is_greedy, has_processors=has_processors,
             has_logprobs=has_processors, bitmask=bitmask,

@@ -53,6 +53,11 @@ def _sampling(record: GenerateRecord) -> Iterator[tuple[str, float]]:
             yield "top_p", record.top_p
         if record.min_p:
             yield "min_p", record.min_p
+    if record.repetition_penalty != 1:
+        yield "repetition_penalty", record.repetition_penalty
+    for name in ("presence_penalty", "frequency_penalty", "min_tokens"):
+        if value := getattr(record, name):
+            yield name, value
 
 
 def _device(record: GenerateRecord) -> str:

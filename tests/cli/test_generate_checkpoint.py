@@ -147,6 +147,18 @@ def test_a_filter_that_keeps_one_token_is_greedy(folders, recorded, options):
     assert free.text != folder.text
 
 
+@pytest.mark.parametrize(
+    "options",
+    [("--repetition-penalty", "1.5"), ("--presence-penalty", "2"), ("--frequency-penalty", "1.5")],
+    ids=" ".join,
+)
+def test_a_penalty_changes_the_text_and_is_recorded(folders, recorded, options):
+    folder = folders("qwen3")
+    record = recorded(folder.path, *PLAIN, "--prompt", PROMPT, *options)
+    assert record.text != folder.text
+    assert getattr(record, options[0].strip("-").replace("-", "_")) == float(options[1])
+
+
 @pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
 def test_the_stop_tokens_are_those_of_the_folder(folders, copied, recorded, name):
     folder, path = folders("qwen3"), copied("qwen3")

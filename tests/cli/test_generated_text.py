@@ -152,6 +152,14 @@ def test_filters_are_shown_with_a_temperature():
     assert "top_k" not in shown(replace(filtered, temperature=0.0), 200)
 
 
+def test_processors_are_shown_at_any_temperature():
+    assert "penalty" not in shown(RECORD, 200)
+    processed = replace(RECORD, temperature=0.0, repetition_penalty=1.3, presence_penalty=-0.5,
+                        frequency_penalty=0.25, min_tokens=4)  # fmt: skip
+    text = "repetition_penalty 1.3, presence_penalty -0.5, frequency_penalty 0.25, min_tokens 4\n"
+    assert text in shown(processed, 200)
+
+
 def test_the_measurements_on_a_narrow_terminal():
     assert shown(RECORD, 60) == FACTS
 

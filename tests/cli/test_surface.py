@@ -40,6 +40,7 @@ COMMANDS = {
     "generate": CHECKPOINT | {
         "--max-context-len", "--prompt", "--prompts", "--chat", "--generation",
         "--steps-per-launch", "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--min-p",
+        "--repetition-penalty", "--presence-penalty", "--frequency-penalty", "--min-tokens",
         "--stop", "--seed", "--device", "--tp", "--one-shot", "--eager", "--json",
     },
     "bench": CHECKPOINT | {
