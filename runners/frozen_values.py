@@ -17,7 +17,7 @@ from graphkit.graphs.walk.capture_differences import (
     differing_bytes,
 )
 from graphkit.records import Node
-from graphkit.runners.host_numbers import HostNumber, HostNumbers
+from graphkit.runners.host_numbers import HostNumber, HostNumbers, value_text
 
 _ADVICE = "Read it from a tensor that every replay refreshes, or capture again."
 
@@ -137,8 +137,9 @@ def _frozen(
         place = f"argument {difference.argument} of `{node.short_name}` (node {node.index})"
     elif node is not None:
         place = f"{place} of node {node.index} (`{node.short_name}`)"
+    before = value_text(number.before)
     text = (
-        f"`{number.name}` has changed since capture ({number.before!r}, then {after}), and the "
+        f"`{number.name}` has changed since capture ({before}, then {after}), and the "
         f"graph keeps its value in {place}."
     )
-    return FrozenValue(number.name, repr(number.before), after, text, node, difference.argument)
+    return FrozenValue(number.name, before, after, text, node, difference.argument)

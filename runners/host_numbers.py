@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from graphkit.errors import short_repr
 from graphkit.runners.containers import Container
 from graphkit.runners.reachable_objects import SEARCH_DEPTH, ReachableObjects, walk_roots
 
@@ -19,18 +20,18 @@ _ITEM = re.compile(r"\[[^\]]*\]")
 
 @dataclass(frozen=True, slots=True)
 class HostNumber:
-    """A number that a forward can read, or the length of a list.
+    """A number that a forward can read, the length of a list, or the content of a set.
 
     Attributes:
         container: What holds it.
         key: Its key there.
-        before: Its value when it was found.
+        before: Its value when it was found; of a set a copy.
         is_length: Whether it is the length of the list at ``key``.
     """
 
     container: Container
     key: Any
-    before: float
+    before: Any
     is_length: bool = False
 
     @property
@@ -45,7 +46,9 @@ class HostNumber:
         value = self.container.get(self.key, _MISSING)
         if value is _MISSING or (self.is_length and not isinstance(value, list)):
             return self.before
-        return len(value) if self.is_length else value
+        if self.is_length:
+            return len(value)
+        return frozenset(value) if type(value) is set else value
 
     @property
     def is_changed(self) -> bool:
@@ -53,36 +56,41 @@ class HostNumber:
         now = self.now
         if now is self.before:
             return False
-        both_nan = all(isinstance(one, float) and math.isnan(one) for one in (now, self.before))
-        return type(now) is not type(self.before) or (now != self.before and not both_nan)
+        if type(now) is not type(self.before):
+            return True
+        both_nan = type(now) is float and math.isnan(now) and math.isnan(self.before)
+        return bool(now != self.before) and not both_nan
 
     @property
     def now_text(self) -> str:
-        """Current value as text, or its type if it is not a number."""
-        now = self.now
-        return repr(now) if now is None or type(now) in _NUMBERS else f"a {type(now).__name__}"
+        """Current value as text, or its type if it is neither a number nor a set."""
+        return value_text(self.now)
 
     def set(self, value: Any) -> None:
         """Set the number. A list is shortened, or extended with copies of its last item."""
-        if not self.is_length:
-            self.container.set(self.key, value)
-            return
         items = self.container.get(self.key)
-        del items[value:]
-        items.extend(items[-1:] * (value - len(items)))
+        if type(items) is set:
+            items.clear()
+            items.update(value)
+        elif self.is_length:
+            del items[value:]
+            items.extend((items[-1:] or [None]) * (value - len(items)))
+        else:
+            self.container.set(self.key, value)
 
 
 class HostNumbers:
     """The numbers that a forward can read: attributes, closure variables, globals and list lengths.
 
     A number counts if the code of the forward contains its name, or the name of the list or the
-    dict that holds it.
+    dict that holds it. So does a set, whose members may decide a branch.
 
     Args:
         forward: The forward, or a sequence of forwards.
 
     Attributes:
         numbers: Each number once, with its value at construction.
+        words: The words that the code of the forward contains.
     """
 
     def __init__(self, forward: Any) -> None:
@@ -91,13 +99,13 @@ class HostNumbers:
         found: dict[tuple[int, Any], HostNumber] = {}
         for container, values in objects.entries:
             for key, value in values.items():
-                is_list = type(value) is list
-                if (is_list or type(value) in _NUMBERS) and read_word(
-                    container, key
-                ) in objects.words:
-                    number = HostNumber(container, key, len(value) if is_list else value, is_list)
+                is_number = type(value) in (*_NUMBERS, list, set, frozenset)
+                if is_number and read_word(container, key) in objects.words:
+                    is_list = type(value) is list
+                    before = frozenset(value) if type(value) is set else value
+                    number = HostNumber(container, key, len(value) if is_list else before, is_list)
                     found.setdefault((container.place, key), number)
-        self.numbers = tuple(found.values())
+        self.numbers, self.words = tuple(found.values()), objects.words
 
     def changed(self) -> list[HostNumber]:
         """Return the numbers whose values differ from those at construction."""
@@ -111,16 +119,28 @@ class HostNumbers:
         the forward creates in it. The contents of tensors are not restored.
         """
         objects = ReachableObjects(self._roots, SEARCH_DEPTH)
-        lists = [n.container.get(n.key) for n in values if n.is_length]
-        items = [list(found) for found in lists]
+        collections = [n.container.get(n.key) for n in values]
+        lists = [held for held in collections if type(held) is list]
+        sets = [held for held in collections if type(held) is set]
+        items, members = [list(held) for held in lists], [set(held) for held in sets]
         try:
             for number in sorted(values, key=lambda n: n.is_length):  # items before lengths
                 number.set(values[number])
             yield
         finally:
             objects.restore()
-            for found, saved in zip(lists, items, strict=True):
-                found[:] = saved
+            for held, saved in zip(lists, items, strict=True):
+                held[:] = saved
+            for own, content in zip(sets, members, strict=True):
+                own.clear()
+                own.update(content)
+
+
+def value_text(value: Any) -> str:
+    """Return a number or a set as text, or the type of another value."""
+    if type(value) is frozenset:
+        return short_repr(set(value)) if value else "an empty set"
+    return repr(value) if value is None or type(value) in _NUMBERS else f"a {type(value).__name__}"
 
 
 def read_word(container: Container, key: Any) -> str:

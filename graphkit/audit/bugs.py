@@ -6,6 +6,8 @@ from enum import Enum
 
 BAKED_VALUE = "baked value"
 FREED_MEMORY = "freed memory"
+NONDETERMINISTIC_CAPTURE = "capture is not deterministic"
+REPLACED_BUFFER = "replaced buffer"
 SIDE_OUTPUT = "side output"
 STALE_POOL_MEMORY = "stale pool memory"
 UNDECLARED_STATE = "undeclared state"
@@ -29,7 +31,8 @@ class Bug(Enum):
     )
     LAZY_CACHE = "Compute it from the inputs in every forward, or cache only constants."
     WRITE_OUTSIDE_LIVE_SLOTS = (
-        "Write only to the slots of inputs.out_cache_loc, which is 0 in pad rows."
+        "Write only to the slots of inputs.out_cache_loc, which is 0 in pad rows. Set page_size in "
+        "BufferSizes if the tensor is split into pages, as [pages, slots of a page, ...]."
     )
     STALE_ROWS_OF_A_LARGER_BATCH = (
         "A value outlives its replay. Fill the tail of your own buffers, or declare them as input "

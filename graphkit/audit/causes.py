@@ -6,7 +6,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from graphkit.audit.bugs import BAKED_VALUE, SIDE_OUTPUT, UNDECLARED_STATE, WARM_UP_LEAK
+from graphkit.audit.bugs import (
+    BAKED_VALUE,
+    FREED_MEMORY,
+    NONDETERMINISTIC_CAPTURE,
+    REPLACED_BUFFER,
+    SIDE_OUTPUT,
+    UNDECLARED_STATE,
+    WARM_UP_LEAK,
+)
 from graphkit.records import Finding
 from graphkit.records.audit import Audit, worst_first
 
@@ -61,6 +69,11 @@ def _without_consequences(findings: Sequence[Finding]) -> list[Finding]:
     for finding in findings:
         if finding.audit == Audit.BAKED and _argument(finding) in named_by_shadow:
             continue  # shadow reports it with the name of the host number
+        if finding.kind == NONDETERMINISTIC_CAPTURE and any(
+            other.kind in (FREED_MEMORY, REPLACED_BUFFER) and {*finding.modes} <= {*other.modes}
+            for other in findings
+        ):
+            continue  # each capture reads the tensor that the one before has put there
         earlier = [other for other in kept if other.audit in _EARLIER.get(finding.audit, ())]
         reported = {
             mode for other in earlier if _shares_cause(finding, other) for mode in other.modes

@@ -65,11 +65,11 @@ def cache_at_fault(
     for container, key, value in objects.values_of(torch.Tensor):
         if isinstance(value, nn.Parameter) or storage_id(value) not in storages:
             continue
-        for without in _removals(container, container.read(), key):
+        for place, without in _removals(container, key):
             try:
-                with _forgetting(runner, container, without):
+                with _forgetting(runner, place, without):
                     run()
-                    made: Any = container.read().get(key)
+                    made: Any = container.find(key)
                     if not is_a(made, torch.Tensor) or made is value:
                         continue
                     if agrees():
@@ -101,10 +101,18 @@ def _cache(name: str, kept: torch.Tensor, made: torch.Tensor) -> ForwardCache:
     return ForwardCache(name, tensor_text(kept.dtype, kept.shape), bug)
 
 
-def _removals(container: Container, values: dict[Any, Any], key: Any) -> Iterator[dict[Any, Any]]:
-    """Yield the values of a container without one: set to ``None``, deleted, or all deleted."""
+def _removals(container: Container, key: Any) -> Iterator[tuple[Container, dict[Any, Any]]]:
+    """Yield a container and its values without one: set to ``None``, deleted, or all deleted.
+
+    Then those of the containers around it: a cache may be an object with several tensors.
+    """
+    values = container.read()
     if container.name(key).endswith("]"):
-        yield {}
+        yield container, {}
     else:
-        yield values | {key: None}
-        yield {name: value for name, value in values.items() if name != key}
+        yield container, values | {key: None}
+        yield container, {name: value for name, value in values.items() if name != key}
+    if container.parent is not None:
+        parent, own_key = container.parent
+        if not is_a(parent.get(own_key), nn.Module):
+            yield from _removals(parent, own_key)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from graphkit.audit.audit_log import AuditLog
-from graphkit.audit.bugs import UNDECLARED_STATE, WARM_UP_LEAK
+from graphkit.audit.bugs import REPLACED_BUFFER, UNDECLARED_STATE, WARM_UP_LEAK
 from graphkit.audit.changing_lines import changing_lines
 from graphkit.audit.object_snapshot import ABSENT, RANDOM_STATE, ObjectChange, ObjectSnapshot
 from graphkit.audit.ranks import on_any_rank
@@ -253,7 +253,7 @@ def _finding(change: ObjectChange, is_replayed: bool) -> tuple[str, str, str]:
         return "lazy cache", f"{text}but a live batch would give others.", _CACHE_ADVICE
     if change.is_replaced:
         text = f"capture replaced {name}, {before}, with {after}: a graph keeps the "
-        return "replaced buffer", f"{text}address that it was captured with.", _BUFFER_ADVICE
+        return REPLACED_BUFFER, f"{text}address that it was captured with.", _BUFFER_ADVICE
     if after == RANDOM_STATE:
         text = f"capture drew random numbers from {name}"
     elif before == after:

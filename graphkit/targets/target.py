@@ -191,6 +191,7 @@ class CaptureTarget:
         batch_sizes: Sequence[int] | None = None,
         device: torch.device | str = "auto",
         backend: Backend | None = None,
+        check: bool | None = None,
     ) -> Runner[Any, Any]:
         """Return a planned runner for one of the modes of ``forwards``.
 
@@ -207,6 +208,7 @@ class CaptureTarget:
             mutable_state=self.mutable_state,
             draft_token_map=self.draft_token_map,
             group=self.group,
+            check=check,
         )
 
     def _runner(self, mode: ForwardMode, **settings: Any) -> Runner[Any, Any]:

@@ -41,7 +41,7 @@ class Architecture:
         sizes = {size for weight in weights for size in weight.shape}
         self._values = {power for size in sizes for power in _powers(size)}
         for number in numbers:
-            if _is_configuration(number) and not isinstance(number.before, bool):
+            if _is_configuration(number) and type(number.before) in (int, float):
                 self._values |= {*_powers(number.before)}
         self._values = {value for value in self._values if _is_distinctive(value)}
 
@@ -53,8 +53,12 @@ class Architecture:
             or _NAMES.search(key) is not None
             or _is_configuration(number)
             or _is_of_library(number.container.owner)
-            or (not isinstance(number.before, bool) and number.before in self._values)
-            or (number.is_length and _holds_layers(number.container.get(number.key)))
+            # The length of a list may equal a size of the model by chance.
+            or (
+                _holds_layers(number.container.get(number.key))
+                if number.is_length
+                else type(number.before) is not bool and number.before in self._values
+            )
         )
 
 

@@ -26,6 +26,7 @@ from graphkit.audit.baked.host_changes import (
 from graphkit.audit.baked.number_search import NumberSearch
 from graphkit.audit.baked.recaptures import Baseline, Recaptures
 from graphkit.audit.baked.undeclared import UndeclaredNumbers
+from graphkit.audit.bugs import NONDETERMINISTIC_CAPTURE
 from graphkit.records import count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
@@ -104,11 +105,12 @@ def _check_determinism(recaptures: Recaptures, check: Check) -> Baseline:
             continue
         first = differences[0]
         check.report(
-            "capture is not deterministic",
+            NONDETERMINISTIC_CAPTURE,
             f"two captures of the same step differ in {count_of(len(differences), 'place')}, first "
             f"in {location(first, baseline.records[size])} ({first.before}, then {first.after}).",
             batch_size=size,
             advice=_NOT_DETERMINISTIC,
+            cause=NONDETERMINISTIC_CAPTURE,
             before=first.before,
             after=first.after,
         )

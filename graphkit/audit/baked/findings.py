@@ -15,7 +15,7 @@ from graphkit.audit.bugs import BAKED_VALUE
 from graphkit.audit.places import argument_text
 from graphkit.graphs.walk.capture_differences import CaptureDifference, comparable
 from graphkit.records import Node, count_of
-from graphkit.runners.host_numbers import HostNumber
+from graphkit.runners.host_numbers import HostNumber, value_text
 
 _VALUE = (
     "Read it from a tensor that every replay refreshes: declare it as an input field, or write it "
@@ -51,6 +51,7 @@ def report_change(
             BAKED_VALUE,
             f"{_sentence(first, change, nodes)}{more}",
             **_place(first, nodes, size),
+            names=change.paths,
             advice=_STRUCTURE if first.what in ("kernel", "number of nodes") else _VALUE,
         )
 
@@ -70,8 +71,8 @@ def report_followed(
         nodes = records[size]
         check.report(
             BAKED_VALUE,
-            f"`{number.name}` = {number.before!r} is frozen in {_frozen_in(number, first, nodes)}"
-            f"{_more(others)}.",
+            f"`{number.name}` = {value_text(number.before)} is frozen in "
+            f"{_frozen_in(number, first, nodes)}{_more(others)}.",
             severity="note",
             **_place(first, nodes, size),
             names=tuple(number.name for number in candidate.values),
@@ -110,8 +111,8 @@ def report_constants(
     return len(kept)
 
 
-def _is_among(value: float, arguments: set[float]) -> bool:
-    if isinstance(value, bool) or value in (0, 1):
+def _is_among(value: Any, arguments: set[float]) -> bool:
+    if type(value) not in (int, float) or value in (0, 1):
         return False
     return value in arguments or any(
         math.isclose(value, argument, rel_tol=1e-6) for argument in arguments
@@ -122,7 +123,7 @@ def _frozen_in(number: HostNumber, difference: CaptureDifference, nodes: Sequenc
     place = location(difference, nodes)
     if difference.what in ("kernel", "number of nodes"):
         return f"{place} ({difference.before}): the graph captured one case"
-    if difference.before == repr(number.before):
+    if difference.before == value_text(number.before):
         return place
     return f"{place}, which is {difference.before}"
 

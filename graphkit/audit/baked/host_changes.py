@@ -7,10 +7,11 @@ contents of the bytes that torch leaves unset, which may hold anything, even tra
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from graphkit.audit.baked.recaptures import Baseline, DrawBatch, Recaptures
+from graphkit.audit.baked.undeclared import changed_names
 from graphkit.audit.pointers import may_be_unset
 from graphkit.errors import TargetError
 from graphkit.graphs import UNSET_MARKER
@@ -35,6 +36,7 @@ class HostChange:
         before, after: Text of the two values.
         apply: Makes the change, and returns the function that draws the batch of each size.
         undo: Reverts the change.
+        paths: Numbers, lists and sets of the forward that it changes.
     """
 
     name: str
@@ -43,6 +45,7 @@ class HostChange:
     after: str
     apply: Callable[[], DrawBatch]
     undo: Callable[[], object]
+    paths: tuple[str, ...] = ()
 
 
 def set_first_values(target: CaptureTarget) -> None:
@@ -84,7 +87,9 @@ def host_changes(
         )
     for name, (setter, values) in target.host_values.items():
         for value in values[1:]:
-            yield _declared_change(name, setter, values[0], value, recaptures)
+            paths = changed_names(target.forwards[runner.mode], setter, values[0], value)
+            change = _declared_change(name, setter, values[0], value, recaptures)
+            yield replace(change, paths=paths)
 
 
 def _declared_change(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,8 @@ from graphkit.runners import Runner
 from graphkit.runners.host_numbers import HostNumber, HostNumbers
 from graphkit.targets import CaptureTarget
 
+_MEMBERS = 64
+"""Small numbers that an empty set gets."""
 _INDEX = re.compile(r"(?<=[.\[])\d+(?=[.\])]|$)")
 
 
@@ -65,7 +67,11 @@ class UndeclaredNumbers:
 
     def __init__(self, target: CaptureTarget, runner: Runner[Any, Any]) -> None:
         self._host = HostNumbers(target.forwards[runner.mode])
-        declared = set(_declared(target, runner))
+        declared = {
+            name
+            for setter, values in target.host_values.values()
+            for name in changed_names(target.forwards[runner.mode], setter, values[0], values[1])
+        }
         architecture = Architecture(self._host.numbers, named_tensors(target.weights).values())
         groups: dict[str, list[HostNumber]] = {}
         self.constants: list[HostNumber] = []
@@ -80,7 +86,12 @@ class UndeclaredNumbers:
                 constant_names.add(name)
                 self.constants.append(number)
         self.candidates = [
-            Candidate({number: changed_value(number.before, index) for number in numbers})
+            Candidate(
+                {
+                    number: changed_value(number.before, index, self._host.words)
+                    for number in numbers
+                }
+            )
             for index, numbers in enumerate(sorted(groups.values(), key=_order))
         ]
 
@@ -91,13 +102,16 @@ class UndeclaredNumbers:
         )
 
 
-def changed_value(value: float, index: int) -> float:
-    """Return another value for a number.
+def changed_value(value: Any, index: int, words: Collection[str] = ()) -> Any:
+    """Return another value for a number or a set.
 
     Args:
         value: An int changes towards 0, so that offsets and lengths stay in range.
         index: Makes the new values of different floats different.
+        words: What an empty set gets: its members may be any words of the code, or small numbers.
     """
+    if isinstance(value, frozenset):
+        return frozenset() if value else frozenset([*words, *range(_MEMBERS)])
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -107,25 +121,32 @@ def changed_value(value: float, index: int) -> float:
 
 
 def _order(numbers: Sequence[HostNumber]) -> int:
-    """Order floats before ints and bools, which change the number of nodes more often."""
-    return [float, int, bool].index(type(numbers[0].before))
+    """Order floats first, and what changes the number of nodes more often last."""
+    return [float, int, bool, frozenset].index(type(numbers[0].before))
 
 
-def _declared(target: CaptureTarget, runner: Runner[Any, Any]) -> Iterator[str]:
-    """Yield the names of the numbers that the setters of declared host values change."""
+def changed_names(
+    forward: Any, setter: Callable[[Any], object], before: Any, after: Any
+) -> tuple[str, ...]:
+    """Return the names of the numbers, lists and sets that a setter changes.
 
-    def numbers() -> set[tuple[str, str]]:
-        found = HostNumbers(target.forwards[runner.mode]).numbers
-        return {(number.name, repr(number.before)) for number in found}
+    Args:
+        forward: The forward that reads them.
+        setter: Sets a declared host value, which is ``before`` now.
+        before: One of its values.
+        after: Another one.
+    """
 
-    for setter, values in target.host_values.values():
-        before = numbers()
-        try:
-            setter(values[1])
-            after = numbers()
-        finally:
-            setter(values[0])
-        yield from (name for name, _ in before ^ after)
+    def numbers() -> dict[str, str]:
+        return {number.name: repr(number.before) for number in HostNumbers(forward).numbers}
+
+    old = numbers()
+    try:
+        setter(after)
+        new = numbers()
+    finally:
+        setter(before)
+    return tuple(name for name in {**old, **new} if old.get(name) != new.get(name))
 
 
 def _shows_value(text: str, value: float) -> bool:

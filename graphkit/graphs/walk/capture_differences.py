@@ -101,14 +101,13 @@ def capture_differences(
 
 
 def comparable(differences: Sequence[CaptureDifference]) -> Iterator[CaptureDifference]:
-    """Yield differences up to the first different kernel if the numbers of nodes differ.
+    """Yield differences up to the first different kernel.
 
-    After a node that only one capture has, the comparison pairs unrelated nodes.
+    There the captures took different branches, and the comparison pairs unrelated nodes.
     """
-    is_longer = any(difference.what == "number of nodes" for difference in differences)
     for difference in differences:
         yield difference
-        if is_longer and difference.what == "kernel":
+        if difference.what == "kernel":
             return
 
 

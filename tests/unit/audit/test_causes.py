@@ -82,3 +82,25 @@ def test_state_and_statistics_that_a_capture_changes_are_no_leak():
     assert [each.kind for each in merged_by_cause([leak, state])] == ["undeclared state"]
     assert [each.kind for each in merged_by_cause([leak, finding(module="norm")])] == ["leak"]
     assert len(merged_by_cause([leak, finding(module="other")])) == 2
+
+
+def test_captures_that_differ_are_one_finding_and_none_beside_a_replaced_buffer():
+    kind = "capture is not deterministic"
+    found = [
+        finding(audit="baked", kind=kind, cause=kind, batch_size=size, text=f"in {size} of mul.")
+        for size in (1, 4, 8)
+    ]
+    (merged,) = merged_by_cause(found)
+    assert merged.batch_sizes == (1, 4, 8)
+    replaced = finding(audit="warmup", kind="replaced buffer")
+    assert [each.kind for each in merged_by_cause([*found, replaced])] == ["replaced buffer"]
+    elsewhere = finding(audit="pointers", kind="freed memory", mode="DRAFT")
+    assert len(merged_by_cause([*found, elsewhere])) == 2
+
+
+def test_a_list_with_tensors_that_each_call_leaves_is_no_leak_of_its_own():
+    leak = finding(audit="warmup", kind="warm-up leak", names=("Model.aux",))
+    left = finding(audit="warmup", kind="side output", names=("Model.aux[0]", "Model.aux[1]"))
+    assert [each.kind for each in merged_by_cause([leak, left])] == ["side output"]
+    other = finding(audit="warmup", kind="warm-up leak", names=("Model.steps",))
+    assert len(merged_by_cause([other, left])) == 2

@@ -55,6 +55,18 @@ def by_missing_attribute(model, inputs):
     return rows_seen(model.plan.kept, inputs.num_tokens)
 
 
+def by_object(model, inputs):
+    if model.kept is None:
+        model.kept = SimpleNamespace(mask=mask_of(inputs.num_tokens), rows=inputs.num_tokens)
+    return rows_seen(model.kept.mask, inputs.num_tokens)
+
+
+def by_object_in_a_dict(model, inputs):
+    if "plan" not in model.by_size:
+        model.by_size["plan"] = [mask_of(inputs.num_tokens), inputs.num_tokens]
+    return rows_seen(model.by_size["plan"][0], inputs.num_tokens)
+
+
 def by_size(model, inputs):
     size = inputs.num_tokens
     if size not in model.by_size:
@@ -102,6 +114,8 @@ def cause_of(metadata):
     [
         (by_attribute, Bug.METADATA_OF_ANOTHER_SIZE, "Cached.kept"),
         (by_missing_attribute, Bug.METADATA_OF_ANOTHER_SIZE, "Cached.plan.kept"),
+        (by_object, Bug.METADATA_OF_ANOTHER_SIZE, "Cached.kept.mask"),
+        (by_object_in_a_dict, Bug.METADATA_OF_ANOTHER_SIZE, "Cached.by_size['plan'][0]"),
         (by_size, Bug.LAZY_CACHE, "Cached.by_size[8]"),
     ],
 )

@@ -7,6 +7,7 @@ import torch
 
 import graphkit as gk
 from graphkit.audit.report import representative_sizes
+from graphkit.reference import reference_target
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 
@@ -31,3 +32,12 @@ def test_representative_sizes_belong_to_the_target(largest, batch_sizes, expecte
         batch_sizes=batch_sizes,
     )
     assert representative_sizes(target) == expected
+
+
+def test_the_checking_mode_refuses_nothing_that_an_audit_feeds(monkeypatch):
+    monkeypatch.setenv("GRAPHKIT_CHECK", "1")
+    target = reference_target()
+    draft = gk.ForwardMode.DRAFT_EXTEND  # its inputs have floating-point rows, which become NaN
+    report = gk.audit_target(target, only=["pads"], modes=[draft], batch_sizes=[2], device="cpu")
+    assert report.findings == ()
+    assert "replays" in report.checks[0].text

@@ -306,3 +306,72 @@ def test_a_changed_value_has_the_same_type_and_is_no_larger_index(value):
     assert len(changed) == (20 if isinstance(value, float) else 1)
     if not isinstance(value, float):
         assert all(abs(each) <= max(abs(value), 2) for each in changed)
+
+
+def baked_of(model, **changes):
+    """Return the findings of a report, which merges those of one cause."""
+    target = target_of(model, **changes)
+    report = audit_target(target, only=["baked"], batch_sizes=[2], device="cpu")
+    return [each for each in report.findings if each.kind == "baked value"]
+
+
+def taken(model, branch):
+    """Return logits that go through other kernels if a branch is taken."""
+
+    def mix(_model, logits):
+        for _ in range(4):
+            logits = logits.relu().exp() if branch(model) else logits.neg().tanh()
+        return logits
+
+    model.mix = mix
+    return model
+
+
+BRANCHES = {
+    "Model.enabled": lambda m: "fast" in m.enabled,
+    "Model.skipped": lambda m: 3 in m.skipped,
+    "len(Model.adapters)": lambda m: len(m.adapters) > 1,
+    "len(Model.empty)": lambda m: bool(m.empty),
+    "Model.is_greedy": lambda m: m.is_greedy,
+    "Model.offset": lambda m: m.offset > 4,
+    "Model.temperature": lambda m: m.temperature > 0.9,
+}
+
+
+def branching(name):
+    model = Model(layer=PlainLayer)
+    model.enabled, model.skipped, model.empty = set(), {3, 5}, []
+    return taken(model, BRANCHES[name])
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_a_frozen_branch_is_one_finding_with_the_path_of_what_decides_it(name):
+    model = branching(name)
+    (finding,) = baked_of(model)
+    assert (finding.severity, finding.names) == ("note", (name,))
+    assert "the graph captured one case" in finding.text
+    assert (model.enabled, model.skipped, model.empty) == (set(), {3, 5}, [])
+
+
+@pytest.mark.parametrize("name", ["Model.enabled", "len(Model.empty)"])
+def test_a_declared_branch_is_one_error_with_the_path_of_what_decides_it(name):
+    model = branching(name)
+
+    def set_branch(is_fast):
+        model.enabled.clear()
+        model.enabled.update({"fast"} if is_fast else ())
+        model.empty[:] = [1] if is_fast else []
+
+    (finding,) = baked_of(model, host_values={"fast": (set_branch, [False, True])})
+    assert finding.severity == "error"
+    assert name in finding.names
+
+
+def test_a_length_that_equals_a_size_of_the_model_is_searched():
+    def mix(model, logits):
+        return logits / len(model.adapters)
+
+    model = Model(mix, layer=PlainLayer)
+    model.adapters = [str(index) for index in range(HIDDEN)]
+    (finding,) = baked_of(model)
+    assert finding.names == ("len(Model.adapters)",)

@@ -252,3 +252,16 @@ def test_a_runner_is_freed_without_a_collection(capture, make_runner):
         assert frozen() is None
     finally:
         gc.enable()
+
+
+def test_a_set_that_changes_is_named(make_runner, batch):
+    model = Scaled(lambda m: 2.0 if "fast" in m.names else 3.0)
+    model.names = {"fast"}
+    runner = make_runner(model, check=True)
+    runner.capture()
+    runner.replay(batch)
+    model.names.discard("fast")
+    text = r"`Scaled.names` has changed since capture \(\{'fast'\}, then an empty set\)"
+    with pytest.raises(gk.ReplayError, match=text):
+        runner.replay(batch)
+    assert model.names == set()
