@@ -44,6 +44,9 @@ class AttentionLayer:
         length_argument: Parameter of its forward that takes the cache, if it reads how many tokens
             the cache has; otherwise empty.
         latent: What it keeps instead of keys and values; ``None`` without latent attention.
+        key_scale: Scale of the keys of all heads, or of each, in a pool of float8_e4m3fn; empty
+            for 1.
+        value_scale: Scale of the values, as ``key_scale``.
     """
 
     name: str
@@ -54,6 +57,8 @@ class AttentionLayer:
     window: int
     length_argument: str = ""
     latent: LatentSizes | None = None
+    key_scale: tuple[float, ...] = ()
+    value_scale: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

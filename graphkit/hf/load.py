@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.quantizers.auto import AutoHfQuantizer
 
 from graphkit.config import require_type
 from graphkit.errors import CheckpointError, ConfigError
@@ -18,14 +20,16 @@ from graphkit.hf.config_keys import check_keys
 from graphkit.hf.draft_model import DraftModel
 from graphkit.hf.folder_errors import model_error
 from graphkit.hf.generation import generation_defaults
+from graphkit.hf.kv_scales import KVScales, read_kv_scales, with_kv_scales
 from graphkit.hf.layout import ModelLayout, output_head
 from graphkit.hf.load_check import check_loaded
 from graphkit.hf.load_draft import ALGORITHMS_BY_KIND, draft_kind, load_draft, standalone_draft
 from graphkit.hf.model import WITHOUT_DRAFT, TransformersModel, check_algorithm
 from graphkit.hf.passed_model import check_model, check_type
 from graphkit.hf.prepare import prepare_model
-from graphkit.hf.quantized_folder import load_quantized
+from graphkit.hf.quantized_folder import StoredRows, load_quantized
 from graphkit.hf.stored_tensors import check_stored
+from graphkit.hf.weight_reads import dequantize_read_weights
 from graphkit.ops.argument_rules import check_dtype
 from graphkit.quantization import (
     QuantizedLinear,
@@ -33,7 +37,8 @@ from graphkit.quantization import (
     quantize_linears,
     stored_layout,
 )
-from graphkit.reference.checkpoint_folder import StoredWeights, read_config
+from graphkit.quantization.settings import check_quantization_keys, quantization_settings
+from graphkit.reference.checkpoint_folder import StoredWeights, read_quantized_config
 
 
 def load(
@@ -127,13 +132,13 @@ def _loaded(
     check: bool,
     trust_remote_code: bool,
 ) -> TransformersModel:
-    folder = None
+    folder, stored_rows, scales = None, StoredRows(), KVScales()
     if isinstance(folder_or_model, PreTrainedModel):
         check_model(folder_or_model, field)
         model = folder_or_model if dtype is None else nn.Module.to(folder_or_model, dtype)
     else:
         folder = str(folder_or_model)
-        model = _from_folder(Path(folder), dtype, device, trust_remote_code)
+        model, stored_rows, scales = _from_folder(Path(folder), dtype, device, trust_remote_code)
         check_keys(Path(folder), model)
     if quantize is not None:
         _quantize(model, quantize, device)
@@ -145,19 +150,23 @@ def _loaded(
             "layers attend to later tokens. Load a causal language model.",
             field=field,
         )
+    dequantize_read_weights(model)
     original = _shared_copy(model)
-    layout = prepare_model(model, fuse=fuse)
+    layout = with_kv_scales(prepare_model(model, fuse=fuse), model, scales)
     _refuse_encoder(model, layout)
     loaded = TransformersModel(model, original, layout, folder)
     if check:
-        check_loaded(loaded)
+        check_loaded(loaded, stored_rows)
     return loaded
 
 
 def _from_folder(
     folder: Path, dtype: torch.dtype | None, device: torch.device, trust_remote_code: bool
-) -> PreTrainedModel:
-    """Load a folder, its quantised layers by graphkit if it reads their layout."""
+) -> tuple[PreTrainedModel, StoredRows, KVScales]:
+    """Load a folder, its quantised layers by graphkit if it reads their layout.
+
+    Returns the model, and what the folder has for its check and for pools of keys and values.
+    """
     has_config = False
     with suppress(OSError, ValueError):  # a name that no file can have
         has_config = (folder / "config.json").is_file()
@@ -166,21 +175,39 @@ def _from_folder(
             f"{str(folder)[:200]} has no config.json. Pass a folder of transformers; download it "
             "first if this is the name of a model."
         )
-    config, reason = read_config(folder), ""
     if (folder / "adapter_config.json").is_file():
         raise CheckpointError(
             f"{folder} has an adapter (adapter_config.json) beside its weights. Merge it into the "
             "weights (merge_and_unload of peft), save the model, and load that folder."
         )
+    config = read_quantized_config(folder)
+    settings, reason = quantization_settings(config) or {}, ""
+    check_quantization_keys(settings)
     try:
         layout = stored_layout(config)
-        if layout is not None:
-            return load_quantized(
-                folder, layout, dtype=dtype, device=device, trust_remote_code=trust_remote_code
-            )
-    except CheckpointError as error:  # transformers may have a package that loads it
-        reason = f"graphkit does not read it: {error}"
-    return _by_transformers(folder, dtype, trust_remote_code, reason)
+    except CheckpointError as error:
+        if not _has_quantizer(settings):
+            raise CheckpointError(f"{folder} cannot be loaded: {error}") from error
+        layout, reason = None, f"graphkit does not read it: {error}"
+    if layout is not None:
+        model, stored_rows = load_quantized(
+            folder, layout, dtype=dtype, device=device, trust_remote_code=trust_remote_code
+        )
+        return model, stored_rows, read_kv_scales(model, StoredWeights(folder), settings)
+    if settings and not _has_quantizer(settings):
+        raise CheckpointError(
+            f"{folder} has quantised layers of the method {settings.get('quant_method')!r}, which "
+            "neither graphkit nor transformers reads. Use a folder in a layout of the page "
+            "Quantised weights."
+        )
+    model = _by_transformers(folder, dtype, trust_remote_code, reason)
+    return model, StoredRows(), read_kv_scales(model, StoredWeights(folder), settings)
+
+
+def _has_quantizer(settings: Mapping[str, Any]) -> bool:
+    """Return whether transformers has a quantizer for ``quantization_config``."""
+    method = {"quant_method": "", **settings}
+    return bool(AutoHfQuantizer.supports_quant_method(method))  # type: ignore[no-untyped-call]
 
 
 def _by_transformers(
@@ -202,8 +229,7 @@ def _by_transformers(
         ) from error
     model: PreTrainedModel
     model, report = loaded
-    is_quantised = getattr(model, "hf_quantizer", None) is not None
-    check_stored(folder, model, report, StoredWeights(folder), is_quantised=is_quantised)
+    check_stored(folder, model, report, StoredWeights(folder))
     return model
 
 

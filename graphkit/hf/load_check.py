@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import logging
 
+import torch
+from torch import nn
+
 from graphkit.errors import ConfigError
 from graphkit.hf.model import TransformersModel
+from graphkit.hf.quantized_folder import StoredRows
 from graphkit.spec import ForwardMode
 from graphkit.verify.wrapper.requests import BEYOND_WINDOW, window_settings
 
@@ -16,6 +20,8 @@ _QUANTISED_TOLERANCE = 2.0**15
 Activations that are rounded to eight bits differ by a whole step where the last bits before
 differ.
 """
+_LAYER_TOLERANCE = 1e-4
+"""Largest difference of a product of a quantised layer in float32, over its size."""
 _USUAL_CONTEXT = 256
 _LARGEST_WINDOW = 1024
 """Largest window or chunk that the prompt of the check exceeds: longer prompts take long to run."""
@@ -24,8 +30,8 @@ _WITHOUT_WINDOW = frozenset({"full_attention", "linear_attention"})
 """Types of layers, in configs, that see all tokens before them."""
 
 
-def check_loaded(loaded: TransformersModel) -> None:
-    """Compare the logits of a prepared model with those of the model itself.
+def check_loaded(loaded: TransformersModel, stored_rows: StoredRows | None = None) -> None:
+    """Compare a prepared model with its folder, and its logits with those of the model itself.
 
     Logs at INFO if the model has a window that is too large for the prompts of the check.
 
@@ -35,6 +41,8 @@ def check_loaded(loaded: TransformersModel) -> None:
     """
     from graphkit.testing import check_wrapper
 
+    for name, (rows, weight) in (stored_rows or {}).items():
+        _check_layer(name, loaded.original.get_submodule(name), rows, weight, loaded.dtype)
     is_quantised = getattr(loaded.model, "hf_quantizer", None) is not None
     is_wide = loaded.model.dtype.itemsize > 2
     name, context = type(loaded.model).__name__, _context_len(loaded)
@@ -57,6 +65,32 @@ def check_loaded(loaded: TransformersModel) -> None:
             name, " and ".join(f"{each} {size}" for each, size in left), record.prompt_length,
             min(longest, loaded.longest_context or longest),
         )  # fmt: skip
+
+
+def _check_layer(
+    name: str, layer: nn.Module, rows: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype
+) -> None:
+    """Compare products of a quantised layer with those of rows that its folder stores.
+
+    Raises:
+        ConfigError: They differ by more than rounding.
+    """
+    bias: torch.Tensor | None = layer.bias  # type: ignore[assignment]
+    device = next(layer.parameters()).device
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(4, weight.shape[1], generator=generator).to(dtype)
+    got = layer(inputs.to(device)).float().cpu()[:, rows]
+    expected = inputs.float() @ weight.T.cpu()
+    if bias is not None:
+        expected = expected + bias.float().cpu()[rows]
+    difference, size = (got - expected).norm(dim=0), expected.norm(dim=0)
+    allowed = max(_LAYER_TOLERANCE, 8 * torch.finfo(dtype).eps)
+    if not bool((difference <= allowed * size.clamp(min=float(size.mean()) / 16)).all()):
+        raise ConfigError(
+            f"{name} computes other products than its quantised weight in the folder. Report this "
+            "with config.json of the folder; check=False skips the comparison.",
+            field="folder_or_model",
+        )
 
 
 def _context_len(loaded: TransformersModel) -> int | None:

@@ -33,9 +33,11 @@ from graphkit.hf.layout import (
 )
 from graphkit.hf.pools import LayerGroupAttention
 from graphkit.hf.prepare import prepare_model
+from graphkit.hf.quantized_folder import PlainTensors
+from graphkit.hf.stored_tensors import is_of_rounding
 from graphkit.ops.rows import gather_rows
-from graphkit.quantization import restore_linears
-from graphkit.reference.checkpoint_folder import StoredWeights
+from graphkit.quantization import restore_linears, stored_layout
+from graphkit.reference.checkpoint_folder import read_quantized_config
 from graphkit.reference.weight_files import check_tensors
 from graphkit.runners import ForwardOutput
 
@@ -235,8 +237,10 @@ def load_mtp(target: PreTrainedModel, layout: ModelLayout, folder: str) -> MtpHe
         CheckpointError: The folder has no MTP layers, or their tensors are not those of a layer of
             the target.
     """
-    stored, layers = StoredWeights(Path(folder)), decoder_layers(target, layout)
-    found = _stored_layers(stored.forms, len(layers))
+    stored = PlainTensors(Path(folder), stored_layout(read_quantized_config(Path(folder))))
+    layers = decoder_layers(target, layout)
+    names = [name for name in stored.forms if not is_of_rounding(name)]
+    found = _stored_layers(names, len(layers))
     if not found:
         raise CheckpointError(
             f"{folder!r} contains no MTP layers: it has neither tensors of a layer {len(layers)} "
@@ -248,7 +252,7 @@ def load_mtp(target: PreTrainedModel, layout: ModelLayout, folder: str) -> MtpHe
 def _loaded(
     target: PreTrainedModel,
     layers: nn.ModuleList,
-    stored: StoredWeights,
+    stored: PlainTensors,
     names: Mapping[str, str],
 ) -> MtpLayer:
     """Return a layer with the tensors of the folder; ``names`` maps its names to stored ones."""

@@ -31,6 +31,7 @@ from graphkit.kv import MHATokenToKVPool, MLATokenToKVPool, RecurrentStatePool, 
 from graphkit.kv.index_keys import IndexKeyPool
 from graphkit.kv.layer_groups import LayerGroupKVPool
 from graphkit.ops.attention_layout import DenseLayout
+from graphkit.ops.kv_cache import FP8
 from graphkit.reference.pools import all_slots
 from graphkit.spec import ForwardMode
 
@@ -66,7 +67,16 @@ class LayerGroupAttention(PooledAttention):
             members.setdefault(_pool_shape(each, dtype), []).append(number)
         members = members or {(MHATokenToKVPool, 1, 1): []}
         pools: list[Pool] = [
-            pool(tokens, page_size, dtype, first, second, len(indices), device)
+            pool(
+                tokens,
+                page_size,
+                dtype,
+                first,
+                second,
+                len(indices),
+                device,
+                **_pool_scales([layers[index] for index in indices], dtype),
+            )
             for (pool, first, second), indices in members.items()
         ]
         self.req_to_token_pool = requests
@@ -197,6 +207,22 @@ def recurrent_states(
     return RecurrentStatePool(
         requests, width, len(layers), device, shapes=layers[0].shapes, dtypes=layers[0].dtypes
     )
+
+
+def _pool_scales(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return the scales of the heads of layers, [layers, M], if a pool of the dtype has any."""
+    if dtype != FP8:
+        return {}
+    return {
+        name: torch.tensor(
+            [
+                (list(getattr(layer, name) or (1.0,)) * layer.heads)[: layer.heads]
+                for layer in layers
+            ]
+        )
+        for name in ("key_scale", "value_scale")
+        if any(getattr(layer, name) for layer in layers)
+    }
 
 
 def _pool_shape(layer: AttentionLayer, dtype: torch.dtype) -> tuple[type[Pool], int, int]:

@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from graphkit.errors import CheckpointError
+from graphkit.hf.kv_scales import scale_place
 from graphkit.hf.stored_names import targets
 from graphkit.reference.checkpoint_folder import StoredWeights, read_config
 from graphkit.reference.weight_files import abbreviate
@@ -26,7 +27,6 @@ _WITHOUT_EFFECT = re.compile(
 """Tensors that the settings of the model imply, or that no logit depends on."""
 _ACTIVATIONS = re.compile(
     r"\.(input_scale|activation_scale|input_zero_point|input_observer\..*|[qp]_scale|prob_scale)$"
-    r"|\.(weight_g_idx|g_idx)$"
 )
 """Tensors of quantised layers for activations of fewer bits, which graphkit does not round."""
 _ZERO_BY_DEFAULT = ("bias", "zero_point")
@@ -50,8 +50,7 @@ def check_stored(
         model: The model.
         report: What transformers returned of its load (``output_loading_info``).
         stored: The tensors, as they were passed to transformers.
-        is_quantised: Whether a layout of quantised layers was read, or transformers has a
-            quantizer for the folder.
+        is_quantised: Whether graphkit reads the quantised layers of the folder.
 
     Raises:
         CheckpointError: A tensor is missing, has another shape, is not used, or has numbers whose
@@ -67,7 +66,7 @@ def check_stored(
     if missing := sorted(report["missing_keys"]):
         raise _without(missing, unused, model, folder)
     state = model.state_dict()
-    if not is_quantised:
+    if getattr(model, "hf_quantizer", None) is None:
         for name, target in placed.items():
             if target.name in state and state[target.name].is_floating_point():
                 _check_dtype(folder, name, stored.forms[name][1])
@@ -81,7 +80,9 @@ def check_stored(
             "ignored. Correct the number of layers in config.json if they belong to the model.",
             folder, abbreviate(surplus),
         )  # fmt: skip
-    left = [name for name in unused if not name.startswith(tuple(f"{each}." for each in surplus))]
+    of_surplus = tuple(f"{layer}." for layer in surplus)
+    left = [name for name in unused if not name.startswith(of_surplus)]
+    left = [name for name in left if scale_place(name) is None]
     without_effect = [
         name
         for name in left
@@ -96,9 +97,18 @@ def check_stored(
             "the tensors if they are not part of the model."
         )
     ignored = sorted({*without_effect, *(n for n, t in placed.items() if t.name not in state)})
-    ignored = [name for name in ignored if not name.startswith(tuple(f"{s}." for s in surplus))]
+    ignored = [name for name in ignored if not name.startswith(of_surplus)]
+    ignored = [name for name in ignored if scale_place(name) is None]
     if ignored:
         logger.info("%s has %s, which the text does not depend on.", folder, abbreviate(ignored))
+
+
+def is_of_rounding(name: str) -> bool:
+    """Return whether a tensor of a quantised folder is a scale of activations, keys or values.
+
+    graphkit rounds no activations. Pools take the scales of keys and values; see ``kv_scales``.
+    """
+    return bool(_ACTIVATIONS.search(name)) or scale_place(name) is not None
 
 
 def _unused(unexpected: Collection[str], stored_by_target: Mapping[str, str]) -> list[str]:

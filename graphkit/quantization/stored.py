@@ -1,30 +1,35 @@
-"""Quantised layers in folders of Hugging Face: AWQ, GPTQ, compressed-tensors, FBGEMM and fine FP8.
+"""Quantised layers in folders of Hugging Face: AWQ, GPTQ, compressed-tensors, ModelOpt and FP8.
 
 A layer is stored as several tensors, whose names are the layer's and a suffix each. AutoAWQ
-(``gemm``), AutoGPTQ, the package compressed-tensors (``pack-quantized`` and ``float-quantized``),
-and ``FbgemmFp8Config`` and ``FineGrainedFP8Config`` of transformers define the layouts.
-Activations are not rounded, whatever the folder says of them.
+(``gemm``), AutoGPTQ, the packages compressed-tensors (``pack-quantized`` and ``float-quantized``)
+and ModelOpt (FP8), and ``FbgemmFp8Config`` and ``FineGrainedFP8Config`` of transformers define the
+layouts. Activations are not rounded, whatever the folder says of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 
 from graphkit.config import require_type
 from graphkit.errors import CheckpointError
-from graphkit.ops.quantized_layout import BLOCK, SYMMETRIC_ZERO, blocks, packed_numbers
+from graphkit.ops.quantized_layout import BLOCK, blocks
+from graphkit.quantization.settings import check_quantization_keys, quantization_settings
+from graphkit.quantization.unpack import (
+    FP8_SCALES,
+    Tensors,
+    unpack_awq,
+    unpack_compressed,
+    unpack_fp8,
+    unpack_fp8_experts,
+    unpack_gptq,
+)
 from graphkit.quantization.weight import QuantizedWeight
 
-Tensors = Mapping[str, torch.Tensor]
-
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Output of each four bits of a word, lowest bits first, as AutoAWQ packs them."""
-_IN_ORDER = tuple(range(8))
+Forms = Mapping[str, tuple[list[int], str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +48,38 @@ class StoredLayout:
     suffixes: tuple[str, ...]
     unpack: Callable[[Tensors], QuantizedWeight]
 
-    def layers(self, forms: Mapping[str, tuple[list[int], str]]) -> dict[str, dict[str, str]]:
+    def layers(self, forms: Forms) -> dict[str, dict[str, str]]:
         """Return the stored names of each quantised layer: by layer, then by suffix.
+
+        The layer of experts that are stored as one tensor has the name of that tensor.
 
         Args:
             forms: Shape and dtype, as safetensors names it, of each stored tensor.
         """
-        ending = f".{self.numbers}"
-        is_fp8 = self.numbers == "weight"
-        return {
-            path: {
-                suffix: f"{path}.{suffix}"
-                for suffix in self.suffixes
-                if f"{path}.{suffix}" in forms
+        ending, layers = f".{self.numbers}", dict[str, dict[str, str]]()
+        for name, (shape, dtype) in forms.items():
+            if self.numbers == "weight" and dtype != "F8_E4M3":
+                continue
+            if name.endswith(ending):
+                path, names = name.removesuffix(ending), {s: f".{s}" for s in self.suffixes}
+            elif self.numbers == "weight" and len(shape) == 3:
+                path = name  # its scales are gate_up_proj_scale, say
+                names = {s: s.removeprefix("weight") for s in self.suffixes if s != "scale"}
+            else:
+                continue
+            layers[path] = {
+                s: f"{path}{end}" for s, end in names.items() if f"{path}{end}" in forms
             }
-            for path in (name.removesuffix(ending) for name in forms if name.endswith(ending))
-            if not is_fp8 or forms[f"{path}{ending}"][1] == "F8_E4M3"
-        }
+        return layers
+
+    def shape(self, names: Mapping[str, str], forms: Forms) -> list[int]:
+        """Return the shape of the dequantised weight of a layer; ``names`` has those by suffix."""
+        shape = forms[names[self.numbers]][0]
+        if self.numbers == "weight":
+            return shape
+        if self.method == "awq":
+            return [shape[1] * 8, shape[0]]
+        return [shape[1], shape[0] * 8] if self.method == "gptq" else [shape[0], shape[1] * 8]
 
     def weight(self, path: str, tensors: Tensors) -> QuantizedWeight:
         """Return the weight of a layer.
@@ -71,8 +91,31 @@ class StoredLayout:
         Raises:
             CheckpointError: A tensor is missing, or does not have the shape of the layout.
         """
+        weight: QuantizedWeight = self._unpacked(path, tensors, self.unpack)
+        columns = weight.scale.shape[1]
+        if columns not in (1, blocks(weight.in_features)):
+            raise CheckpointError(
+                f"{path} has {columns} groups of {weight.in_features} inputs. graphkit reads "
+                f"groups of {BLOCK} inputs, or one."
+            )
+        return weight
+
+    def experts(self, path: str, tensors: Tensors) -> torch.Tensor:
+        """Return the dequantised weights of experts that are one tensor, [E, A, B] float32.
+
+        Args:
+            path: Name of the tensor.
+            tensors: Its tensors by suffix.
+
+        Raises:
+            CheckpointError: As for ``weight``.
+        """
+        weights: torch.Tensor = self._unpacked(path, tensors, unpack_fp8_experts)
+        return weights
+
+    def _unpacked(self, path: str, tensors: Tensors, unpack: Callable[[Tensors], Any]) -> Any:
         try:
-            weight = self.unpack(tensors)
+            return unpack(tensors)
         except KeyError as error:
             raise CheckpointError(
                 f"{path} has no {error.args[0]}, which {self.method} needs. Download all weights."
@@ -81,13 +124,6 @@ class StoredLayout:
             raise CheckpointError(
                 f"the tensors of {path} do not fit the layout of {self.method}: {error}"
             ) from error
-        columns = weight.scale.shape[1]
-        if columns not in (1, blocks(weight.in_features)):
-            raise CheckpointError(
-                f"{path} has {columns} groups of {weight.in_features} inputs. graphkit reads "
-                f"groups of {BLOCK} inputs, or one."
-            )
-        return weight
 
 
 def stored_layout(config: Mapping[str, Any]) -> StoredLayout | None:
@@ -101,37 +137,54 @@ def stored_layout(config: Mapping[str, Any]) -> StoredLayout | None:
         ConfigError: ``config`` is no mapping.
     """
     require_type("stored_layout", "config", config, Mapping, "a mapping")
-    settings = config.get("quantization_config")
-    if not isinstance(settings, Mapping):
+    settings = quantization_settings(config)
+    reader = None if settings is None else _METHODS.get(str(settings.get("quant_method", "")))
+    if settings is None or reader is None:
         return None
-    reader = _METHODS.get(str(settings.get("quant_method", "")))
-    return None if reader is None else reader(settings)
+    check_quantization_keys(settings)
+    return reader(settings)
 
 
 def _awq(settings: Mapping[str, Any]) -> StoredLayout:
     version = str(settings.get("version", settings.get("format", "gemm"))).lower()
-    _require("awq", "bits", settings.get("bits", 4), 4)
+    _require("awq", "bits", settings.get("bits", settings.get("w_bit", 4)), 4)
     _require("awq", "version", version, "gemm")
     _require("awq", "zero_point", settings.get("zero_point", True), True)
-    _require("awq", "group_size", settings.get("group_size", BLOCK), BLOCK, -1)
-    return StoredLayout("awq", "qweight", ("qweight", "qzeros", "scales"), _unpack_awq)
+    _require("awq", "desc_act", settings.get("desc_act", False), False)
+    size = settings.get("group_size", settings.get("q_group_size", BLOCK))
+    _require("awq", "group_size", size, BLOCK, -1)
+    return StoredLayout("awq", "qweight", ("qweight", "qzeros", "scales"), unpack_awq)
 
 
 def _gptq(settings: Mapping[str, Any]) -> StoredLayout:
     _require("gptq", "bits", settings.get("bits"), 4)
     _require("gptq", "desc_act", settings.get("desc_act", False), False)
-    _require("gptq", "checkpoint_format", settings.get("checkpoint_format", "gptq"), "gptq")
+    for name in ("checkpoint_format", "format"):
+        _require("gptq", name, settings.get(name, "gptq"), "gptq", None)
     _require("gptq", "group_size", settings.get("group_size", BLOCK), BLOCK, -1)
+    _require("gptq", "pack_dtype", settings.get("pack_dtype", "int32"), "int32", None)
+    _require("gptq", "is_marlin_format", settings.get("is_marlin_format", False), False)
+    others = [name for name in settings.get("dynamic") or {} if not str(name).startswith("-:")]
+    _require("gptq", "dynamic", others, [])  # a name after -: leaves a layer as it is
     suffixes = ("qweight", "qzeros", "scales", "g_idx")
-    return StoredLayout("gptq", "qweight", suffixes, _unpack_gptq)
+    return StoredLayout("gptq", "qweight", suffixes, unpack_gptq)
 
 
 def _compressed(settings: Mapping[str, Any]) -> StoredLayout:
     name = "compressed-tensors"
-    schemes = _schemes(settings.get("config_groups") or {})
-    layout = settings.get("format")
-    _require(name, "format", layout, "pack-quantized", "float-quantized", "naive-quantized")
-    for scheme in schemes or [{}]:
+    groups = settings.get("config_groups") or {}
+    schemes = _schemes(groups)
+    rotations, sparsity = settings.get("transform_config"), settings.get("sparsity_config") or {}
+    if isinstance(rotations, Mapping) and set(rotations) == {"config_groups"}:
+        rotations = rotations["config_groups"]
+    _require(name, "transform_config (rotations)", rotations or None, None)
+    _require(name, "format of sparsity_config", sparsity.get("format", "dense"), "dense")
+    formats = {group.get("format") or settings.get("format") for group in groups.values()}
+    layout = formats.pop() if len(formats) == 1 else settings.get("format")
+    known = ("pack-quantized", "float-quantized", "naive-quantized")
+    _require(name, "format", layout, *known, *(() if groups else ("dense", None)))
+    for scheme in schemes or ([{}] if layout == "pack-quantized" else []):
+        _require(name, "dynamic", scheme.get("dynamic", False), False, None)
         if layout == "pack-quantized":
             _require(name, "num_bits", scheme.get("num_bits"), 4)
             _require(name, "type", scheme.get("type", "int"), "int")
@@ -145,15 +198,17 @@ def _compressed(settings: Mapping[str, Any]) -> StoredLayout:
             if scheme["strategy"] == "block":
                 _require(name, "block_structure", scheme.get("block_structure"), [BLOCK, BLOCK])
     if layout == "pack-quantized":
-        suffixes = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape")
-        return StoredLayout(name, "weight_packed", suffixes, _unpack_compressed)
-    return _fp8_layout(name, "weight_scale")
+        suffixes = (
+            "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx",
+        )  # fmt: skip
+        return StoredLayout(name, "weight_packed", suffixes, unpack_compressed)
+    return _fp8_layout(name)
 
 
 def _schemes(groups: Any) -> list[Mapping[str, Any]]:
-    """Return the settings of the weights of each group."""
+    """Return the settings of the weights of each group that has any."""
     try:
-        return [{**(group.get("weights") or {})} for group in groups.values()]
+        return [{**group["weights"]} for group in groups.values() if group.get("weights")]
     except (AttributeError, TypeError) as error:
         raise CheckpointError(
             f"config_groups of compressed-tensors is {groups!r}, expected objects by name, each "
@@ -162,14 +217,22 @@ def _schemes(groups: Any) -> list[Mapping[str, Any]]:
 
 
 def _fbgemm(_settings: Mapping[str, Any]) -> StoredLayout:
-    return _fp8_layout("fbgemm_fp8", "weight_scale")
+    return _fp8_layout("fbgemm_fp8")
 
 
 def _fine_fp8(settings: Mapping[str, Any]) -> StoredLayout:
     size = settings.get("weight_block_size", [BLOCK, BLOCK])
     _require("fp8", "weight_block_size", size, [BLOCK, BLOCK], None)
     _require("fp8", "fmt", settings.get("fmt", "e4m3"), "e4m3")
-    return _fp8_layout("fp8", "weight_scale_inv")
+    _require("fp8", "scale_fmt", settings.get("scale_fmt", "float"), "float", "ue8m0", None)
+    _require("fp8", "expert_dtype", settings.get("expert_dtype", "fp8"), "fp8", None)
+    return _fp8_layout("fp8")
+
+
+def _modelopt(settings: Mapping[str, Any]) -> StoredLayout:
+    algorithms = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", None)
+    _require("modelopt", "quant_algo", settings.get("quant_algo"), *algorithms)
+    return _fp8_layout("modelopt")
 
 
 _METHODS: Mapping[str, Callable[[Mapping[str, Any]], StoredLayout]] = {
@@ -178,6 +241,7 @@ _METHODS: Mapping[str, Callable[[Mapping[str, Any]], StoredLayout]] = {
     "compressed-tensors": _compressed,
     "fbgemm_fp8": _fbgemm,
     "fp8": _fine_fp8,
+    "modelopt": _modelopt,
 }
 
 
@@ -189,80 +253,5 @@ def _require(method: str, name: str, value: object, *allowed: object) -> None:
         )
 
 
-def _fp8_layout(method: str, scale: str) -> StoredLayout:
-    return StoredLayout(method, "weight", ("weight", scale), partial(_unpack_fp8, scale_name=scale))
-
-
-def _unpack_fp8(tensors: Tensors, *, scale_name: str) -> QuantizedWeight:
-    """Return a weight whose scales are a factor of each number, whatever their name says."""
-    weight, scale = tensors["weight"], tensors[scale_name].float()
-    outputs, inputs = weight.shape
-    if scale.dim() < 2:
-        scale = scale.reshape(-1, 1)
-    if scale.dim() > 2:
-        raise ValueError(f"{scale_name} has {scale.dim()} dimensions, expected at most 2.")
-    if scale.shape[0] not in (1, blocks(outputs), outputs):
-        raise ValueError(f"{scale_name} has {len(scale)} rows for {outputs} outputs.")
-    return QuantizedWeight(weight.contiguous(), scale.contiguous(), None, inputs)
-
-
-def _unpack_awq(tensors: Tensors) -> QuantizedWeight:
-    """Words hold eight outputs of one input: [K, N / 8] int32."""
-    numbers = _unpacked(tensors["qweight"], 1, _AWQ_ORDER).t()
-    zeros = _unpacked(tensors["qzeros"], 1, _AWQ_ORDER).t()
-    return _int4(numbers, tensors["scales"].t(), zeros)
-
-
-def _unpack_gptq(tensors: Tensors) -> QuantizedWeight:
-    """Words hold eight inputs of one output, [K / 8, N] int32; zero points are stored less 1."""
-    numbers = _unpacked(tensors["qweight"], 0, _IN_ORDER).t()
-    zeros = (_unpacked(tensors["qzeros"], 1, _IN_ORDER).t() + 1) & 15
-    scales, inputs = tensors["scales"].t(), numbers.shape[1]
-    if "g_idx" in tensors:
-        groups = torch.arange(inputs, device=numbers.device) // -(-inputs // scales.shape[1])
-        if not torch.equal(tensors["g_idx"].long(), groups):
-            raise ValueError("its inputs are in another order (desc_act).")
-    return _int4(numbers, scales, zeros)
-
-
-def _unpack_compressed(tensors: Tensors) -> QuantizedWeight:
-    """Words hold eight inputs of one output, [N, ceil(K / 8)] int32, 8 added to each number."""
-    outputs, inputs = tensors["weight_shape"].tolist()
-    numbers = _unpacked(tensors["weight_packed"], 1, _IN_ORDER)[:outputs, :inputs]
-    zeros = tensors.get("weight_zero_point")
-    if zeros is not None:  # packed along the outputs
-        zeros = _unpacked(zeros, 0, _IN_ORDER)[:outputs]
-    return _int4(numbers, tensors["weight_scale"], zeros)
-
-
-def _int4(
-    numbers: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None
-) -> QuantizedWeight:
-    """Return a weight of numbers [N, K], scales and zero points [N, C]."""
-    outputs, inputs = numbers.shape
-    for name, tensor in (("scales", scale), ("zero points", zero_point)):
-        if tensor is not None and tensor.shape != (outputs, scale.shape[1]):
-            raise ValueError(f"{name} have the shape {list(tensor.shape)} for {outputs} outputs.")
-    if zero_point is not None and bool((zero_point == SYMMETRIC_ZERO).all()):
-        zero_point = None  # fewer bytes to read
-    return QuantizedWeight(
-        packed_numbers(numbers.contiguous()),
-        scale.contiguous(),
-        None if zero_point is None else zero_point.contiguous(),
-        inputs,
-    )
-
-
-def _unpacked(words: torch.Tensor, dim: int, order: tuple[int, ...]) -> torch.Tensor:
-    """Return the numbers of four bits in words of 32 bits as uint8.
-
-    Args:
-        words: [A, B] int32.
-        dim: The dimension that the eight numbers of a word extend.
-        order: Place of each number among the eight, lowest bits first.
-    """
-    places = sorted(range(8), key=order.__getitem__)
-    shifts = torch.tensor([4 * place for place in places], device=words.device)
-    shape = (1, -1, 1) if dim == 0 else (1, 1, -1)
-    numbers = (words.unsqueeze(dim + 1) >> shifts.view(shape)) & 15
-    return numbers.flatten(dim, dim + 1).to(torch.uint8)
+def _fp8_layout(method: str) -> StoredLayout:
+    return StoredLayout(method, "weight", ("weight", *FP8_SCALES), unpack_fp8)

@@ -16,7 +16,7 @@ from graphkit.quantization import stored_layout
 from graphkit.reference.checkpoint_folder import (
     StoredWeights,
     as_folder,
-    read_config,
+    read_quantized_config,
     write_folder,
 )
 from graphkit.reference.config import LlamaConfig
@@ -73,10 +73,11 @@ def load_checkpoint(
     folder = as_folder("load_checkpoint", folder)
     device = require_device("load_checkpoint", device)
     check_dtype("load_checkpoint", dtype)
-    settings = dict(read_config(folder))
+    settings = dict(read_quantized_config(folder))
     layout = stored_layout(settings)
     if layout is not None:
-        settings.pop("quantization_config")
+        for name in ("quantization_config", "compression_config"):
+            settings.pop(name, None)
     config = LlamaConfig.from_dict(settings)
     stored = StoredWeights(folder)
     with torch.device("meta"):

@@ -24,7 +24,7 @@ from graphkit.reference.weight_files import (
     stored_tensors,
 )
 
-_CONFIG = "config.json"
+_CONFIG, _MODELOPT = "config.json", "hf_quant_config.json"
 _WEIGHTS, _BIN = "model.safetensors", "pytorch_model.bin"
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
@@ -46,6 +46,20 @@ def read_config(folder: Path) -> Mapping[str, object]:
         CheckpointError: The folder or file does not exist, or the file is not a JSON object.
     """
     return _read_json(folder, _CONFIG)
+
+
+def read_quantized_config(folder: Path) -> Mapping[str, object]:
+    """Read ``config.json``, with ``hf_quant_config.json`` as its ``quantization_config``.
+
+    ModelOpt writes that file. The ``quantization_config`` of ``config.json`` goes first.
+
+    Raises:
+        CheckpointError: As for ``read_config``.
+    """
+    config = read_config(folder)
+    if config.get("quantization_config") or not (folder / _MODELOPT).is_file():
+        return config
+    return {**config, "quantization_config": _read_json(folder, _MODELOPT)}
 
 
 class StoredWeights:

@@ -12,7 +12,8 @@ from torch import nn
 import graphkit as gk
 from graphkit import ConfigError, hf
 from graphkit.errors import CheckpointError
-from graphkit.quantization import QuantizedLinear
+from graphkit.ops import quantized_layout, quantized_linear
+from graphkit.quantization import QuantizedLinear, weight
 from graphkit.reference import full_logits, load_checkpoint
 from quantized_folders import LAYOUTS, change_settings, linears, write_quantized
 
@@ -94,6 +95,17 @@ def test_a_quantised_head_becomes_a_plain_one(tmp_path):
         ("gptq", {"checkpoint_format": "gptq_v2"}, "checkpoint_format of gptq is 'gptq_v2'"),
         ("compressed int4", {"format": "int-quantized"}, "format of compressed-tensors is 'int"),
         ("fp8 blocks", {"weight_block_size": [64, 64]}, r"weight_block_size of fp8 is \[64, 64\]"),
+        ("gptq", {"dynamic": {"+:.*up_proj": {"bits": 8}}}, r"dynamic of gptq is \['\+:"),
+        (
+            "compressed fp8 channel",
+            {"transform_config": {"config_groups": {"R1": {"type": "hadamard"}}}},
+            r"transform_config \(rotations\) of compressed-tensors",
+        ),
+        (
+            "compressed fp8 channel",
+            {"sparsity_config": {"format": "sparse-24-bitmask"}},
+            "format of sparsity_config of compressed-tensors is 'sparse-24-bitmask'",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
@@ -182,6 +194,130 @@ def test_layers_of_one_product_are_quantised_together_in_the_fast_layout(tmp_pat
         load_checkpoint(tmp_path)
     loaded = hf.load(tmp_path, device="cpu")
     assert type(loaded.model.model.layers[0].self_attn.k_proj) is nn.Linear
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "text"),
+    [
+        ("awq", {"rotate": "hadamard"}, "quantization_config of awq has rotate=hadamard"),
+        ("fp8 blocks", {"weight_offset": 0.5}, "has weight_offset=0.5"),
+        ("gptq", {"adapter": {"path": "lora"}}, "has adapter="),
+        ("modelopt", {"quant_algo": "NVFP4"}, "quant_algo of modelopt is 'NVFP4'"),
+        ("modelopt", {"quant_algo": "W4A8_AWQ"}, "quant_algo of modelopt is 'W4A8_AWQ'"),
+        ("awq", {"quant_method": "unheard-of"}, "'unheard-of', which neither graphkit nor"),
+    ],
+)
+def test_settings_that_nothing_reads_are_refused(tmp_path, name, changes, text):
+    write_quantized(tmp_path / "folder", name)
+    change_settings(tmp_path / "folder", LAYOUTS[name][0] | changes)
+    with pytest.raises(CheckpointError, match=text):
+        hf.load(tmp_path / "folder", device="cpu")
+
+
+def test_unknown_settings_of_a_group_are_refused(tmp_path):
+    write_quantized(tmp_path / "folder", "compressed int4")
+    settings = json.loads(json.dumps(LAYOUTS["compressed int4"][0]))
+    settings["config_groups"]["group_0"]["weights"]["bias_correction"] = "mean"
+    change_settings(tmp_path / "folder", settings)
+    with pytest.raises(CheckpointError, match=r"group_0\.weights .* bias_correction"):
+        hf.load(tmp_path / "folder", device="cpu")
+
+
+@pytest.mark.parametrize("place", ["hf_quant_config.json", "compression_config"])
+def test_settings_are_found_where_tools_write_them(tmp_path, place):
+    name = "compressed fp8 channel" if place == "compression_config" else "modelopt"
+    expected = write_quantized(tmp_path / "folder", name)
+    path = tmp_path / "folder" / "config.json"
+    config = json.loads(path.read_text())
+    settings = config.pop("quantization_config")
+    if place == "hf_quant_config.json":
+        file = {"producer": {"name": "modelopt"}, "quantization": {
+            "quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"],
+        }}  # fmt: skip
+        (tmp_path / "folder" / place).write_text(json.dumps(file))
+    else:
+        config[place] = settings
+    path.write_text(json.dumps(config))
+    ids = torch.tensor([PROMPT])
+    loaded = hf.load(tmp_path / "folder", device="cpu")
+    torch.testing.assert_close(
+        loaded.original(ids).logits, expected(ids).logits, rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_head_of_its_own_is_used_though_config_ties_it(tmp_path, name):
+    """transformers does so with the plain folder."""
+    expected = write_quantized(tmp_path / "folder", name)
+    path = tmp_path / "folder" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
+    ids = torch.tensor([PROMPT])
+    loaded = hf.load(tmp_path / "folder", device="cpu")
+    torch.testing.assert_close(
+        loaded.original(ids).logits, expected(ids).logits, rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "text"),
+    [
+        ("compressed int4", "weight_g_idx", r"another order \(actorder\), as weight_g_idx says"),
+        ("gptq", "g_idx", r"another order \(desc_act\), as g_idx says"),
+    ],
+)
+def test_permuted_inputs_are_refused_without_the_setting(tmp_path, name, tensor, text):
+    path = "model.layers.1.mlp.down_proj"
+    write_quantized(tmp_path / "folder", name)
+    file = tmp_path / "folder" / "model.safetensors"
+    order = torch.arange(256, dtype=torch.int32).remainder(2)
+    save_file(load_file(file) | {f"{path}.{tensor}": order}, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=text):
+        hf.load(tmp_path / "folder", device="cpu")
+
+
+@pytest.mark.parametrize("value", [0, 1])
+@pytest.mark.parametrize("name", ["awq", "gptq"])
+def test_biases_that_the_model_does_not_have(tmp_path, name, value):
+    """AutoGPTQ writes biases of zeros for all layers."""
+    bias = "model.layers.1.mlp.down_proj.bias"
+    write_quantized(tmp_path / "folder", name)
+    file = tmp_path / "folder" / "model.safetensors"
+    tensors = load_file(file) | {bias: torch.full((128,), float(value))}
+    save_file(tensors, file, metadata={"format": "pt"})
+    if value:
+        with pytest.raises(CheckpointError, match=bias):
+            hf.load(tmp_path / "folder", device="cpu")
+    else:
+        hf.load(tmp_path / "folder", device="cpu")
+
+
+@pytest.mark.parametrize("name", ["awq", "fp8 blocks", "compressed int4"])
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_the_check_at_load_fails_for_wrong_numbers(tmp_path, monkeypatch, name, kind):
+    def wrong(*arguments):
+        numbers = dequantized(*arguments)
+        return numbers.roll(1, -1)
+
+    dequantized = quantized_layout.dequantized
+    write_quantized(tmp_path / "folder", name, kind)
+    for module in (quantized_layout, quantized_linear, weight):
+        monkeypatch.setattr(module, "dequantized", wrong)
+    with pytest.raises((ConfigError, CheckpointError), match="Report this"):
+        hf.load(tmp_path / "folder", device="cpu")
+
+
+@pytest.mark.parametrize("name", ["awq", "fp8 blocks", "compressed fp8 channel"])
+def test_weights_are_held_once(tmp_path, name):
+    write_quantized(tmp_path / "folder", name)
+    loaded = hf.load(tmp_path / "folder", device="cpu")
+    assert "one product of" in str(loaded.layout.replaced)
+    tensors = [*loaded.model.parameters(), *loaded.original.parameters()]
+    held = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in tensors}
+    needed = sum(each.nbytes for each in loaded.model.parameters())
+    assert sum(storage.nbytes() for storage in held.values()) <= 1.01 * needed
+    layer, same = (m.model.layers[0].mlp.up_proj for m in (loaded.model, loaded.original))
+    layer.scale.mul_(2)
+    assert torch.equal(layer.scale, same.scale)
 
 
 def test_quantised_weights_are_not_quantised_again(tmp_path):

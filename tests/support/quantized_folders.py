@@ -6,16 +6,17 @@ The packing follows the documentation of each layout number by number, in numpy.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
-from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from graphkit.hf.stored_names import targets
 from small_models import small_model
 
 SIZES = {
@@ -42,7 +43,7 @@ def rounded(weight: torch.Tensor, symmetric: bool) -> tuple[np.ndarray, np.ndarr
     """Return numbers [N, K], scales [N, C] as float16, and zero points [N, C]."""
     matrix = weight.numpy()
     outputs, inputs = matrix.shape
-    groups = matrix.reshape(outputs, inputs // 128, 128)
+    groups = matrix.reshape(outputs, -1, group_size(inputs))
     low, high = groups.min(2), groups.max(2)
     if symmetric:
         scale = (np.abs(groups).max(2) / 7).astype(np.float16)
@@ -56,8 +57,14 @@ def rounded(weight: torch.Tensor, symmetric: bool) -> tuple[np.ndarray, np.ndarr
     return numbers.reshape(outputs, inputs).astype(np.uint8), scale, zero.astype(np.uint8)
 
 
+def group_size(inputs: int) -> int:
+    """Return the inputs of a group: 128, or all if they are no multiple of that."""
+    return inputs if inputs % 128 else 128
+
+
 def restored(numbers: np.ndarray, scale: np.ndarray, zero: np.ndarray) -> torch.Tensor:
-    spread = [np.repeat(each.astype(np.float32), 128, 1) for each in (scale, zero)]
+    size = numbers.shape[1] // scale.shape[1]
+    spread = [np.repeat(each.astype(np.float32), size, 1) for each in (scale, zero)]
     return torch.from_numpy((numbers.astype(np.float32) - spread[1]) * spread[0])
 
 
@@ -78,7 +85,7 @@ def gptq(weight: torch.Tensor, *, symmetric: bool = False) -> Stored:
         "qweight": words(numbers).t().contiguous(),
         "qzeros": words(zero.T - 1),
         "scales": torch.from_numpy(scale.T.copy()),
-        "g_idx": torch.arange(weight.shape[1], dtype=torch.int32) // 128,
+        "g_idx": torch.arange(weight.shape[1], dtype=torch.int32) // group_size(weight.shape[1]),
     }
     return tensors, restored(numbers, scale, zero)
 
@@ -114,6 +121,13 @@ def fp8(weight: torch.Tensor, kind: str, scale_name: str) -> Stored:
     if kind == "tensor":
         scale = scale.view(1)
     return {"weight": numbers, scale_name: scale}, expected
+
+
+def static_fp8(weight: torch.Tensor) -> Stored:
+    """Return a layer with scales of its weight and its activations that are numbers, [] float32."""
+    tensors, expected = fp8(weight, "tensor", "weight_scale")
+    scales = {"weight_scale": tensors["weight_scale"].view(()), "input_scale": torch.tensor(0.02)}
+    return tensors | scales, expected
 
 
 def _compressed(layout: str, **weights: object) -> dict[str, object]:
@@ -171,6 +185,23 @@ LAYOUTS: Mapping[str, tuple[dict[str, object], Callable[[torch.Tensor], Stored]]
          "weight_block_size": [128, 128]},
         lambda weight: fp8(weight, "block", "weight_scale_inv"),
     ),
+    "fp8 tensor": (  # AutoFP8
+        {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+        static_fp8,
+    ),
+    "compressed naive": (
+        _compressed("naive-quantized", **_fp8(strategy="tensor", dynamic=False)), static_fp8,
+    ),
+    "compressed fp8 block": (
+        _compressed("float-quantized", **_fp8(strategy="block", block_structure=[128, 128])),
+        lambda weight: fp8(weight, "block", "weight_scale"),
+    ),
+    "modelopt": (
+        {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"],
+         "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False},
+         "producer": {"name": "modelopt", "version": "0.35.0"}},
+        static_fp8,
+    ),
 }  # fmt: skip
 """``quantization_config`` and the storage of a layer, by name."""
 
@@ -182,32 +213,60 @@ def linears(model: PreTrainedModel) -> Iterator[tuple[str, nn.Linear]]:
             yield name, layer
 
 
+def linear_names(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the stored weights of linear layers and of single experts."""
+    head, names = model.get_output_embeddings(), []
+    for name, (target, is_converted) in targets(model, tensors).items():
+        if tensors[name].dim() != 2 or not name.endswith(".weight"):
+            continue
+        layer = None if is_converted else model.get_submodule(target.rpartition(".")[0])
+        if "experts." in name or (type(layer) is nn.Linear and layer is not head):
+            names.append(name)
+    return names
+
+
 def write_quantized(
-    folder: Path, name: str, kind: str = "llama", **changes: object
+    folder: Path,
+    name: str,
+    kind: str = "llama",
+    *,
+    sizes: Mapping[str, object] = SIZES,
+    **changes: object,
 ) -> PreTrainedModel:
     """Write a folder in a layout, and return the same model with dequantised weights.
+
+    transformers loads the latter from a plain folder beside the folder.
 
     Args:
         folder: Receives the files.
         name: One of ``LAYOUTS``.
         kind: As for ``small_model``.
-        changes: Settings of the configuration.
+        sizes: Settings of the configuration, for groups of 128 inputs.
+        changes: Further settings.
     """
-    model = small_model(kind, **{**SIZES, **changes})
+    model = small_model(kind, **{**sizes, **changes})
     for _, layer in linears(model):
         if layer.bias is not None:
             layer.bias.data.normal_(std=0.5)
-    model.save_pretrained(folder)
-    file, expected = folder / "model.safetensors", deepcopy(model)
+    plain = folder.with_name(f"{folder.name}-dequantised")
+    model.save_pretrained(plain)
+    shutil.copytree(plain, folder, dirs_exist_ok=True)
+    tensors = load_file(plain / "model.safetensors")
     settings, store = LAYOUTS[name]
-    tensors = load_file(file)
-    for path, layer in linears(model):
-        parts, weight = store(layer.weight.data)
-        del tensors[f"{path}.weight"]
-        tensors |= {f"{path}.{suffix}": part.contiguous() for suffix, part in parts.items()}
-        expected.get_submodule(path).weight.data = weight
-    save_file(tensors, file, metadata={"format": "pt"})
+    dequantised = {}
+    quantised = dict(tensors)
+    for path in (each.removesuffix(".weight") for each in linear_names(model, tensors)):
+        weight = tensors[f"{path}.weight"]
+        if settings["quant_method"] in ("awq", "gptq") and any(size % 8 for size in weight.shape):
+            continue  # eight numbers share a word
+        parts, dequantised[f"{path}.weight"] = store(weight)
+        del quantised[f"{path}.weight"]
+        quantised |= {f"{path}.{suffix}": part.contiguous() for suffix, part in parts.items()}
+    save_file(quantised, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors | dequantised, plain / "model.safetensors", metadata={"format": "pt"})
     change_settings(folder, settings)
+    expected = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    shutil.rmtree(plain)
     return expected
 
 

@@ -1,0 +1,110 @@
+"""Settings of quantised folders: where they are stored, and which keys are known.
+
+A key is read by ``stored_layout``, or known to change no weight, or refused by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from graphkit.errors import CheckpointError
+
+Settings = Mapping[str, Any]
+
+_EVERYWHERE = frozenset({
+    "quant_method", "modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers",
+    "modules_to_convert", "kv_cache_scheme", "kv_cache_quant_algo", "producer", "meta", "backend",
+    "lm_head", "_load_in_4bit", "_load_in_8bit", "quantization_status",
+})  # fmt: skip
+"""Keys of several methods. The stored tensors say which layers are quantised."""
+_KEYS: Mapping[str, frozenset[str]] = {
+    "awq": frozenset({
+        "bits", "w_bit", "group_size", "q_group_size", "zero_point", "version", "format",
+        "do_fuse", "modules_to_fuse", "fuse_max_seq_len", "exllama_config", "checkpoint_format",
+        "sym", "desc_act", "pack_dtype", "true_sequential", "damp_percent", "dataset",
+    }),
+    "gptq": frozenset({
+        "bits", "group_size", "desc_act", "checkpoint_format", "format", "sym", "dynamic",
+        "pack_dtype", "damp_percent", "damp_auto_increment", "static_groups", "true_sequential",
+        "model_name_or_path", "model_file_base_name", "model_seqlen", "dataset", "tokenizer",
+        "module_name_preceding_first_block", "block_name_to_quantize", "batch_size",
+        "modules_in_block_to_quantize", "cache_block_outputs", "pad_token_id", "use_cuda_fp16",
+        "use_exllama", "disable_exllama", "exllama_config", "max_input_length", "quantizer", "mse",
+        "act_group_aware", "hyb_act", "v2", "gptaq", "is_marlin_format", "iters", "nsamples",
+    }),
+    "compressed-tensors": frozenset({
+        "format", "config_groups", "global_compression_ratio", "version", "run_compressed",
+        "dequantize", "use_optimized_inference", "sparsity_config", "transform_config",
+    }),
+    "fbgemm_fp8": frozenset({"activation_scale_ub"}),
+    "fp8": frozenset({
+        "weight_block_size", "fmt", "activation_scheme", "scale_fmt", "dequantize", "expert_dtype",
+    }),
+    "modelopt": frozenset({"quant_algo", "config_groups", "group_size", "version"}),
+}  # fmt: skip
+_GROUP_KEYS = frozenset({"targets", "weights", "input_activations", "output_activations", "format"})
+_WEIGHT_KEYS = frozenset({
+    "num_bits", "type", "symmetric", "group_size", "strategy", "block_structure", "dynamic",
+    "actorder", "scale_dtype", "zp_dtype", "observer", "observer_kwargs",
+})  # fmt: skip
+
+
+def quantization_settings(config: Settings) -> Settings | None:
+    """Return the settings of quantised layers with their ``quant_method``; ``None`` without any.
+
+    They are ``quantization_config`` of ``config.json`` or of its ``text_config``, or
+    ``compression_config`` of older folders of compressed-tensors.
+
+    Args:
+        config: ``config.json`` of the folder.
+    """
+    text = config.get("text_config")
+    places = [config, text if isinstance(text, Mapping) else {}]
+    found = [
+        place[key]
+        for place in places
+        for key in ("quantization_config", "compression_config")
+        if isinstance(place.get(key), Mapping)
+    ]
+    if not found:
+        return None
+    settings = dict(found[0])
+    nested = settings.pop("quantization", None)  # as in hf_quant_config.json
+    settings |= nested if isinstance(nested, Mapping) else {}
+    if "quant_method" not in settings:
+        if "quant_algo" in settings:
+            settings["quant_method"] = "modelopt"
+        elif "config_groups" in settings:
+            settings["quant_method"] = "compressed-tensors"
+    return settings
+
+
+def check_quantization_keys(settings: Settings) -> None:
+    """Check that every key is known for the method, if that is one that graphkit reads.
+
+    Raises:
+        CheckpointError: A key with a value is not known; it is named.
+    """
+    method = str(settings.get("quant_method", ""))
+    if method not in _KEYS:
+        return
+    _check("quantization_config", method, settings, _KEYS[method] | _EVERYWHERE)
+    groups = settings.get("config_groups")
+    if method != "compressed-tensors" or not isinstance(groups, Mapping):
+        return
+    for name, group in groups.items():
+        if isinstance(group, Mapping):
+            _check(f"config_groups.{name}", method, group, _GROUP_KEYS)
+            weights = group.get("weights")
+            if isinstance(weights, Mapping):
+                _check(f"config_groups.{name}.weights", method, weights, _WEIGHT_KEYS)
+
+
+def _check(place: str, method: str, settings: Settings, known: frozenset[str]) -> None:
+    for key, value in settings.items():
+        if key not in known and value not in (None, False, "", [], {}):
+            raise CheckpointError(
+                f"{place} of {method} has {key}={str(value)[:60]}, which graphkit does not know. "
+                "It may change the weights. Remove it from the settings if it does not."
+            )

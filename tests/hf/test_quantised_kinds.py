@@ -1,0 +1,135 @@
+"""Quantised folders of every type beside the plain folder with dequantised weights.
+
+transformers loads the plain folder. ``make models`` runs every listed type in every layout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from graphkit import hf
+from graphkit.hf.stored_names import targets
+from graphkit.quantization import QuantizedLinear
+from mtp_folders import save_with_mtp
+from quantized_folders import LAYOUTS, SIZES, change_settings, fp8, write_quantized
+from small_models import KINDS, small_model
+
+ALL = "GRAPHKIT_ALL_MODELS" in os.environ  # `make models`
+WITHOUT_LINEAR = ("ctrl_", "gpt2")
+"""Types that have Conv1D or fused parameters in the place of linear layers."""
+FEW = [
+    ("mixtral", "awq"),  # experts that are merged, under other names
+    ("qwen3_moe", "fp8 blocks"),
+    ("deepseek_v3", "modelopt"),
+    ("gpt_neox", "compressed int4"),  # renamed layers
+    ("olmo_hybrid", "gptq"),
+    ("qwen3_5_text", "compressed naive"),
+    ("deepseek_v32", "fp8 tensor"),  # reads the dtype of a weight
+    ("mamba", "compressed fp8 channel"),  # multiplies with a weight itself
+    ("zamba2", "fbgemm"),  # layers that share weights
+]
+IDS = torch.tensor([[5, 17, 3, 17, 3, 17, 9, 40, 41, 8]])
+
+
+def check_logits(loaded, expected):
+    with torch.no_grad():
+        torch.testing.assert_close(
+            loaded.original(IDS).logits, expected(IDS).logits, rtol=1e-3, atol=1e-3
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in KINDS for name in LAYOUTS] if ALL else FEW
+)
+def test_logits_are_those_of_the_dequantised_folder(tmp_path, kind, name):
+    expected = write_quantized(tmp_path / "folder", name, kind, sizes={})
+    loaded = hf.load(tmp_path / "folder", device="cpu")
+    check_logits(loaded, expected)
+    layers = [m for m in loaded.original.modules() if isinstance(m, QuantizedLinear)]
+    assert layers or kind in WITHOUT_LINEAR
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq symmetric", "compressed fp8 block", "fp8 blocks"])
+def test_experts_of_several_groups_are_merged(tmp_path, name):
+    sizes = {**SIZES, "intermediate_size": 384}
+    expected = write_quantized(tmp_path / "folder", name, "mixtral", sizes=sizes)
+    check_logits(hf.load(tmp_path / "folder", device="cpu"), expected)
+
+
+def as_published_beside_vision(folder):
+    """Rename the text model of a folder as one of a model that also sees."""
+    file = folder / "model.safetensors"
+    tensors = {
+        name.replace("model.", "model.language_model.", 1): tensor
+        for name, tensor in load_file(file).items()
+    }
+    tensors["model.visual.patch_embed.proj.weight"] = torch.ones(8, 8)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_5_moe_text"])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_layers_below_a_language_model_are_read(tmp_path, kind, is_nested):
+    expected = write_quantized(tmp_path / "folder", "fp8 blocks", kind, sizes={})
+    as_published_beside_vision(tmp_path / "folder")
+    path = tmp_path / "folder" / "config.json"
+    text = json.loads(path.read_text())
+    settings = {} if is_nested else {"quantization_config": text.pop("quantization_config")}
+    config = {"model_type": kind.removesuffix("_text"), "text_config": text, **settings}
+    path.write_text(json.dumps(config))
+    check_logits(hf.load(tmp_path / "folder", device="cpu"), expected)
+
+
+@pytest.mark.parametrize("shape", ["tensor", "channel", "block"])
+def test_experts_that_are_stored_as_one_tensor(tmp_path, shape):
+    model = small_model("gpt_oss")
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    parts = [fp8(weight, shape, "scale") for weight in tensors[name]]
+    scale = torch.stack([each["scale"] for each, _ in parts])
+    tensors[name] = torch.stack([each["weight"].view(torch.uint8) for each, _ in parts]).view(
+        torch.float8_e4m3fn
+    )
+    tensors[f"{name}_scale"] = scale
+    save_file(tensors, file, metadata={"format": "pt"})
+    change_settings(tmp_path, LAYOUTS["fp8 blocks"][0])
+    model.get_parameter(name).data = torch.stack([expected for _, expected in parts])
+    check_logits(hf.load(tmp_path, device="cpu"), model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("deepseek_v3", "fp8 blocks"), ("glm4_moe", "modelopt"), ("qwen3_next", "awq")],
+)
+def test_mtp_layers_are_read_quantised(tmp_path, kind, name):
+    """The draft equals that of the folder with dequantised MTP layers."""
+    save_with_mtp(small_model(kind), tmp_path, template=1)
+    file, stored = tmp_path / "model.safetensors", {}
+    tensors = load_file(file)
+    state = small_model(kind).state_dict()
+    for path, target in targets(small_model(kind), tensors).items():
+        is_linear = tensors[path].dim() == 2 and "proj" in path
+        if target.name in state or not is_linear:
+            continue
+        parts, tensors[path] = LAYOUTS[name][1](tensors[path])
+        path = path.removesuffix(".weight")
+        stored |= {f"{path}.{suffix}": part.contiguous() for suffix, part in parts.items()}
+    assert stored, "quantised MTP layers"
+    save_file(tensors, file, metadata={"format": "pt"})
+    plain = hf.load(tmp_path, draft="mtp", device="cpu").draft.module
+    quantised = {n.rpartition(".")[0] for n in stored}
+    kept = {n: t for n, t in tensors.items() if n.removesuffix(".weight") not in quantised}
+    save_file(kept | stored, file, metadata={"format": "pt"})
+    change_settings(tmp_path, LAYOUTS[name][0])
+    read = hf.load(tmp_path, draft="mtp", device="cpu").draft.module
+    weights = dict(plain.named_parameters())
+    assert weights
+    for name, parameter in read.named_parameters():
+        torch.testing.assert_close(parameter, weights[name], msg=name)
