@@ -111,7 +111,7 @@ class TransformersModel:
         return load_tokenizer(self.folder, trust_remote_code=self.trust_remote_code)
 
     @cached_property
-    def generation(self) -> GenerationDefaults:
+    def _generation_defaults(self) -> GenerationDefaults:
         """What the generation settings of the model say about a request.
 
         Raises:
@@ -139,7 +139,7 @@ class TransformersModel:
             CheckpointError: A setting is malformed.
             ConfigError: A value is out of range.
         """
-        return self.generation.sampling_params(**changes)
+        return self._generation_defaults.sampling_params(**changes)
 
     @property
     def device(self) -> torch.device:

@@ -75,6 +75,7 @@ def test_what_no_code_reads_is_listed_once(folder, caplog):
     assert "rms_norm_epsilon, a_later_setting, which its model does not read" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_type_is_refused_for_its_own_settings(kind, tmp_path):
     config = small_config(kind)

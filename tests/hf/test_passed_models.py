@@ -79,7 +79,13 @@ MODELS = {
 
 
 @pytest.mark.parametrize("field", ["folder_or_model", "draft"])
-@pytest.mark.parametrize("name", [*WRAPPERS, *MODELS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name.startswith("compiled") else [])
+        for name in (WRAPPERS | MODELS)
+    ],
+)
 def test_something_else_than_a_model_is_refused_in_a_line(name, field):
     make, text = (WRAPPERS | MODELS)[name]
     passed = make(small_model("llama"))
