@@ -15,6 +15,8 @@ from torch import nn
 
 from graphkit.buffers import Axis, StepInputs, declare, fields_of
 from graphkit.errors import ConfigError, InputError, short_repr
+from graphkit.graphs.capture_failure import describe_exception
+from graphkit.records import count_of
 from graphkit.runners import RUNNERS, StagedBatch
 
 
@@ -78,7 +80,8 @@ class Arguments:
 
     def example_rows(self, indices: Iterable[int]) -> dict[str, torch.Tensor]:
         """Return rows of the example by argument."""
-        return {key: rows[list(indices)] for key, rows in self.example.items()}
+        picked = list(indices)
+        return {key: rows[picked] for key, rows in self.example.items()}
 
     def batch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StepInputs:
         """Return the arguments of a call as a batch.
@@ -109,6 +112,24 @@ class Arguments:
             if isinstance(value, torch.Tensor):  # of a view, a graph would read the wrong elements
                 values[key] = value.contiguous()
         return self.inputs(values)
+
+    def run(self, rows: Mapping[str, torch.Tensor], device: torch.device) -> Any:
+        """Call the function on copies of rows, by argument, without gradients.
+
+        Raises:
+            ConfigError: The function raised an error.
+        """
+        try:
+            with torch.no_grad():
+                copies = {key: each.to(device, copy=True) for key, each in rows.items()}
+                return self.call(self.inputs(copies))
+        except Exception as error:
+            count = count_of(len(next(iter(rows.values()))), "row")
+            raise ConfigError(
+                f"{self.name} raised an error for {count} of the example: "
+                f"{describe_exception(error)}.",
+                field="fn",
+            ) from error
 
     def call(self, inputs: StepInputs) -> Any:
         """Call the function on the rows of a batch."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from graphkit.buffers import StepInputs
 from graphkit.config import BufferSizes
-from graphkit.errors import ConfigError, OutputError
+from graphkit.errors import ConfigError, GraphkitError, OutputError
 from graphkit.functions.arguments import Arguments
 from graphkit.functions.captured_function import CapturedFunction
 from graphkit.functions.held_modules import held_weights
@@ -118,6 +118,7 @@ def capture(
                 max(sizes),
                 pad_values is not None,
             ).check()
+            written.release()
             _compare(runner, target, tolerance)
         except BaseException:
             runner.close()
@@ -216,17 +217,10 @@ def _run_example(
     """
     returned, first = {}, min(arguments.num_rows, largest)
     for count in dict.fromkeys((first, first + 1, 1)):
-        rows = arguments.sample([index % arguments.num_rows for index in range(count)])
-        on_device = {field: getattr(rows, field).to(device) for field in arguments.fields.values()}
+        rows = arguments.example_rows(index % arguments.num_rows for index in range(count))
         try:
-            with torch.no_grad(), written.watching([*on_device.values()]):
-                returned[count] = arguments.call(type(rows)(**on_device))
-        except Exception as error:
-            raise ConfigError(
-                f"{arguments.name} raised an error for {count_of(count, 'row')} of the example: "
-                f"{describe_exception(error)}.",
-                field="fn",
-            ) from error
+            with written.watching():
+                returned[count] = arguments.run(rows, device)
         finally:
             written.restore()
     return Results(arguments.name, returned)
@@ -265,7 +259,17 @@ def _compare(runner: Runner[Any, Any], target: CaptureTarget, tolerance: float) 
     with runner.without_stats():
         for size in runner.table:
             batch = target.batch(runner.mode, max(size - 1, 1), size)
-            for mismatch in compare_runs(runner, batch, size, tolerance=tolerance).mismatches:
+            try:
+                comparison = compare_runs(runner, batch, size, tolerance=tolerance)
+            except GraphkitError:
+                raise
+            except Exception as error:  # of the function, for a number of rows not run before
+                raise ConfigError(
+                    f"{target.name} raised an error for {count_of(batch.batch_size, 'row')} of the "
+                    f"example: {describe_exception(error)}.",
+                    field="fn",
+                ) from error
+            for mismatch in comparison.mismatches:
                 if mismatch.kind == NOT_FINITE:  # the function returns NaN or infinity, too
                     continue
                 distance = f" ({mismatch.distance})" if mismatch.distance else ""

@@ -6,7 +6,7 @@ while the others change: its results must stay the same, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,9 @@ from graphkit.records import Mismatch
 from graphkit.verify import PADDING_LEAKS, Rounding, first_difference
 
 _MOST_ROWS = 4
+"""Rows of the batches that the function runs on."""
+_STATE_ULPS = 16
+"""Rounding that is allowed between a row that is written alone and beside pads."""
 _Rows = Mapping[str, torch.Tensor]
 ROW_ADVICE = (
     "A row may depend on the same row of the arguments alone, and random numbers must be "
@@ -99,52 +102,48 @@ class RowChecks:
         if count < 2:
             return
         for seed, live in enumerate((0, count - 1)):
-            for base, changed in self._variants(seed, count, live):
-                expected, got = self._run(base, [live]), self._run(changed, [live])
-                found = self._differs(expected, got)
-                if found is None:
-                    continue
-                argument = self._followed(base, changed, live, expected)
-                raise OutputError(
-                    f"{self.arguments.name}: {PADDING_LEAKS}: row {live} of `{found.field}` is "
-                    f"{found.got} instead of {found.expected} with other values of {argument} in "
-                    f"the other rows. {ROW_ADVICE}"
-                )
+            # The rows of the example whose integers and booleans the batch has.
+            order = [(live + i) % self.arguments.num_rows for i in range(count)]
+            near, far = ((Floats.MIDDLE, Floats.ENDS), (Floats.LOW, Floats.HIGH))[seed]
+            draw = DrawnRows(self.arguments, seed, uses_example=False)
+            base = draw.rows(order, near, negates=seed > 0)
+            expected = self._accepted(base, live)
+            if expected is None:  # it accepts the values of the example alone
+                draw = DrawnRows(self.arguments, seed, uses_example=True)
+                base = draw.rows(order, near)
+                expected = self._run(base, [live])
+            for rows in self._others(draw, order, live, far):
+                changed = _with_row(rows, base, live)
+                got = self._accepted(changed, live)
+                found = None if got is None else self._differs(expected, got)
+                if found is not None:
+                    raise OutputError(
+                        f"{self.arguments.name}: {PADDING_LEAKS}: row {live} of `{found.field}` is "
+                        f"{found.got} instead of {found.expected} with other values of "
+                        f"{self._followed(base, changed, live, expected)} in the other rows. "
+                        f"{ROW_ADVICE}"
+                    )
 
-    def _variants(self, seed: int, count: int, live: int) -> Iterator[tuple[_Rows, _Rows]]:
-        """Yield batches with one equal row, and others in all other rows."""
-        near, far = ((Floats.MIDDLE, Floats.ENDS), (Floats.LOW, Floats.HIGH))[seed]
-        order = [(live + i) % self.arguments.num_rows for i in range(count)]
-        draw = DrawnRows(self.arguments, seed, uses_example=False)
-        base = draw.rows(order, near, negates=seed > 0)
-        if not self._runs(base):  # it accepts the values of the example alone
-            draw = DrawnRows(self.arguments, seed, uses_example=True)
-            base = draw.rows(order, near)
-        other = [order[(i + 1) % count] for i in range(count)]
-        other = [each for each in other if each != order[live]] or other
-        other = [other[i % len(other)] for i in range(count)]
-        if self.written.memory:  # a permutation, so that rows have places of their own
-            others = [i for i in range(count) if i != live]
-            other = list(order)
-            for place, source in zip(others, [*others[1:], *others[:1]], strict=True):
-                other[place] = order[source]
-        yield base, self._with_row(draw.rows(other, far), base, live)
-        pads = self._pads(count)
+    def _others(
+        self, draw: DrawnRows, order: Sequence[int], live: int, far: Floats
+    ) -> Iterator[_Rows]:
+        """Yield batches with values that differ from those of the first batch."""
+        others = [row for place, row in enumerate(order) if place != live]
+        others = [*others[1:], others[0]]  # a permutation: rows that write need their own places
+        others.insert(live, order[live])
+        yield draw.rows(others, far)
         if not self.written.memory:
-            yield base, self._with_row(pads, base, live)
-        # An index that is out of range raises on the CPU, but ends the process on CUDA.
-        may_vary = self.device.type == "cpu" and not self.written.memory
-        if may_vary and any(not each.is_floating_point() for each in base.values()):
-            for source in (Integers.COLUMN, Integers.ARGUMENT):
-                changed = self._with_row(draw.rows(other, far, source), base, live)
-                if self._runs(changed):
-                    yield base, changed
+            yield self._pads(len(order))
+            # An index that is out of range raises on the CPU, but ends the process on CUDA.
+            if self.device.type == "cpu":
+                for source in (Integers.COLUMN, Integers.ARGUMENT):
+                    yield draw.rows(others, far, source)
 
     def _followed(self, base: _Rows, changed: _Rows, live: int, expected: _Rows) -> str:
         """Return the first argument whose values in other rows a row of the results follows."""
         for key in base:
-            one = {**base, key: changed[key]}
-            if self._runs(one) and self._differs(expected, self._run(one, [live])):
+            got = self._accepted({**base, key: changed[key]}, live)
+            if got is not None and self._differs(expected, got) is not None:
                 return f"argument `{key}`"
         return "several arguments"
 
@@ -161,30 +160,34 @@ class RowChecks:
 
     def _check_pad_writes(self) -> None:
         """Compare what rows of the example write with what they write beside pad rows."""
-        if not self.written.memory:
+        written, count = self.written, min(_MOST_ROWS, self.arguments.num_rows)
+        if not written.memory:
             return
-        arguments, draw = self.arguments, DrawnRows(self.arguments, 0, uses_example=False)
-        if not self._runs(draw.rows([0], Floats.ENDS)):
-            draw = DrawnRows(arguments, 0, uses_example=True)
-        batches = [draw.rows([i], Floats.ENDS) for i in range(min(_MOST_ROWS, arguments.num_rows))]
-        noise = self._noise(batches[0])
-        before = self._contents_after(noise, None)
-        alone = [self._contents_after(noise, rows) for rows in batches]
-        writes = {
-            key: torch.stack([_changed(before[key], each[key]) for each in alone]).any(0)
-            for key in before
-        }
+        draw = DrawnRows(self.arguments, 0, uses_example=False)
+        if self._accepted(draw.rows([0], Floats.ENDS), 0) is None:
+            draw = DrawnRows(self.arguments, 0, uses_example=True)
+        batches = [draw.rows([i], Floats.ENDS) for i in range(count)]
         pads = self._pads(min(self.largest, _MOST_ROWS) - 1)
+        fill = self._fill(batches[0])
+        alone = []
+        for rows in batches:
+            written.fill(fill)
+            self.arguments.run(rows, self.device)
+            places = written.changes(fill)
+            alone.append({key: (at, written.memory[key][at]) for key, at in places.items()})
         for rows, expected in zip(batches, alone, strict=True):
+            written.fill(fill)
             padded = {key: torch.cat([rows[key], pads[key]]) for key in rows}
-            got = self._contents_after(noise, padded)
-            for key in before:
-                strays = _changed(expected[key], got[key])
+            self.arguments.run(padded, self.device)
+            for key, at in written.changes(fill).items():
+                own, values = expected[key]
+                strays = at[~torch.isin(at, own)]
                 if self.has_pad_values:  # these may write places that no row of a batch has
-                    strays &= writes[key]
-                if bool(strays.any()):
-                    place = self.written.place(key, int(strays.nonzero()[0]))
-                    raise self._pad_error(place)
+                    taken = torch.cat([each[key][0] for each in alone])
+                    strays = strays[torch.isin(strays, taken)]
+                changed = own[_differ(values, written.memory[key][own])]
+                for element in torch.cat([changed, strays])[:1].tolist():
+                    raise self._pad_error(written.place(key, element))
 
     def _pad_error(self, place: str) -> ConfigError:
         integers = [
@@ -208,31 +211,19 @@ class RowChecks:
             field="pad_values",
         )
 
-    def _noise(self, rows: _Rows) -> dict[int, torch.Tensor]:
-        """Return random contents of the size of what rows write, so that each write shows."""
+    def _fill(self, rows: _Rows) -> dict[int, float]:
+        """Return a number of the size of what rows write per storage, beside which writes show."""
         self.written.restore()
-        before = self.written.contents()
-        self._call(rows)
-        noise, generator = {}, torch.Generator().manual_seed(0)
-        for key, after in self.written.contents().items():
-            if after.is_floating_point():
-                wrote = after[_changed(before[key], after)].float().abs()
-                wrote = wrote[wrote.isfinite()]
-                size = float(wrote.max()) if wrote.numel() else 1.0
-                drawn = torch.randn(after.shape, generator=generator) * (size or 1.0)
-                noise[key] = drawn.to(after.device, after.dtype)
-        return noise
-
-    def _contents_after(
-        self, noise: Mapping[int, torch.Tensor], rows: _Rows | None
-    ) -> dict[int, torch.Tensor]:
-        """Return what the written tensors contain after a call that began with noise in them."""
-        self.written.restore()
-        for key, values in noise.items():
-            self.written.memory[key].copy_(values)
-        if rows is not None:
-            self._call(rows)
-        return self.written.contents()
+        self.arguments.run(rows, self.device)
+        numbers = {}
+        for key, at in self.written.changes({}).items():
+            flat = self.written.memory[key]
+            if flat.is_floating_point():
+                values = flat[at].float().abs()
+                values = values[values.isfinite()]
+                size = float(values.max()) if values.numel() else 0.0
+                numbers[key] = 1.375 * size or 1.375
+        return numbers
 
     def _pads(self, count: int) -> _Rows:
         pads = self.arguments.pads
@@ -241,45 +232,33 @@ class RowChecks:
             for key, rows in self.arguments.example.items()
         }
 
-    @staticmethod
-    def _with_row(rows: _Rows, base: _Rows, live: int) -> _Rows:
-        """Return rows with one of another batch."""
-        index = torch.arange(len(next(iter(base.values()))))
-        return {
-            key: torch.where(
-                (index == live).to(rows[key].device).view(-1, *[1] * (rows[key].ndim - 1)),
-                base[key],
-                rows[key],
-            )
-            for key in base
-        }
-
-    def _runs(self, rows: _Rows) -> bool:
-        """Return whether the function accepts rows."""
-        self.written.restore()
+    def _accepted(self, rows: _Rows, live: int) -> dict[str, torch.Tensor] | None:
+        """Return a row of the results; ``None`` if the function raises an error for the values."""
         try:
-            self._call(rows)
-        except Exception:
-            return False
-        return True
+            return self._run(rows, [live])
+        except ConfigError:  # the caller did not choose these values
+            return None
 
     def _run(self, rows: _Rows, live: Any) -> dict[str, torch.Tensor]:
         """Return some rows of the results of all rows."""
         self.written.restore()
-        output = self.results.output(self._call(rows)).tensors()
+        output = self.results.output(self.arguments.run(rows, self.device)).tensors()
         return {name: tensor[list(live)].clone() for name, tensor in output.items()}
 
-    def _call(self, rows: _Rows) -> Any:
-        on_device = {key: tensor.to(self.device, copy=True) for key, tensor in rows.items()}
-        return self.arguments.call(self.arguments.inputs(on_device))
+
+def _with_row(rows: _Rows, base: _Rows, live: int) -> _Rows:
+    """Return rows with one row of another batch."""
+    return {
+        key: torch.cat([rows[key][:live], each[live : live + 1], rows[key][live + 1 :]])
+        for key, each in base.items()
+    }
 
 
-def _changed(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+def _differ(values: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     """Return which elements differ by more than rounding."""
-    if not before.is_floating_point():
-        return before != after
-    one, other = before.float(), after.float()
-    finite = torch.where(one.isfinite(), one.abs(), 0.0)
-    limit = 16 * torch.finfo(before.dtype).eps * finite.max()
-    same = (one == other) | (one.isnan() & other.isnan()) | ((one - other).abs() <= limit)
-    return ~same
+    if not values.is_floating_point() or not values.numel():
+        return values != others
+    one, other = values.float(), others.float()
+    size = torch.where(one.isfinite(), one.abs(), 0.0).max()
+    limit = _STATE_ULPS * torch.finfo(values.dtype).eps * size
+    return ~((one == other) | (one.isnan() & other.isnan()) | ((one - other).abs() <= limit))

@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.graphs.capture_state import compilation_disabled
-from graphkit.graphs.operations import OpOverload, arguments_written, storage_id, tensors_in
+from graphkit.graphs.operations import WriteMode, has_storage, storage_id
 from graphkit.records import tensor_text
 from graphkit.runners.known_memory import attribute_tensors
 from graphkit.runners.reachable_objects import SEARCH_DEPTH, ReachableObjects, walk_roots
@@ -38,15 +37,14 @@ class WrittenTensors:
             self.save(tensor)
 
     @contextmanager
-    def watching(self, arguments: Any) -> Iterator[None]:
-        """Save what operations write in a block; tensors in ``arguments`` do not count."""
-        own = {storage_id(tensor) for tensor in tensors_in(arguments)}
-        with compilation_disabled(), _WriteMode(self, own):
+    def watching(self) -> Iterator[None]:
+        """Save what operations of a block write, if it is older than the block."""
+        with compilation_disabled(), WriteMode(self.save):
             yield
 
     def save(self, tensor: torch.Tensor) -> None:
         """Save the storage of a tensor, if it is not saved yet."""
-        if tensor.layout is torch.strided and storage_id(tensor) not in self.memory:
+        if has_storage(tensor) and storage_id(tensor) not in self.memory:
             flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
             flat.set_(tensor.untyped_storage())
             try:
@@ -57,20 +55,35 @@ class WrittenTensors:
 
     def restore(self) -> None:
         """Restore the contents."""
-        for key, flat in self.memory.items():
-            flat.copy_(self._saved[key])
+        for key, saved in self._saved.items():
+            self.memory[key].copy_(saved)
 
-    def contents(self) -> dict[int, torch.Tensor]:
-        """Return copies of the contents, where those of the start are."""
-        return {
-            key: flat.to(self._saved[key].device, copy=True) for key, flat in self.memory.items()
-        }
+    def release(self) -> None:
+        """Forget the contents of declared tensors, which others restore from now on."""
+        for tensor in self._declared.values():
+            self._saved.pop(storage_id(tensor), None)
+
+    def fill(self, numbers: Mapping[int, float]) -> None:
+        """Restore the contents, and fill some storages with a number each."""
+        self.restore()
+        for key, number in numbers.items():
+            self.memory[key].copy_(torch.tensor(number))  # fill_ lacks dtypes of eight bits
+
+    def changes(self, numbers: Mapping[int, float]) -> dict[int, torch.Tensor]:
+        """Return the indices of the elements that differ from those of ``fill``, by storage."""
+        found = {}
+        for key, flat in self.memory.items():
+            start = self._saved[key].to(flat.device)
+            if key in numbers:
+                start = torch.tensor(numbers[key]).to(flat.device, flat.dtype).expand(1)
+            found[key] = (_bits(flat) != _bits(start)).nonzero().flatten()
+        return found
 
     def place(self, key: int, element: int) -> str:
         """Return the name of an element of a storage: a tensor's path and its first indices."""
         flat = self.memory[key]
         for name, tensor in self._named():
-            if tensor.layout is not torch.strided or storage_id(tensor) != key:
+            if not has_storage(tensor) or storage_id(tensor) != key:
                 continue
             offset = element - tensor.storage_offset()
             if tensor.dtype == flat.dtype and tensor.is_contiguous() and offset < tensor.numel():
@@ -91,32 +104,7 @@ class WrittenTensors:
                         yield f"{name}.{inner}", tensor
 
 
-class _WriteMode(TorchDispatchMode):
-    """Saves tensors before their first write; ``own`` has the storages that do not count."""
-
-    def __init__(self, written: WrittenTensors, own: set[int]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._written, self._own = written, own
-
-    def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        for tensor in arguments_written(func, args, kwargs):
-            if _has_storage(tensor) and storage_id(tensor) not in self._own:
-                self._written.save(tensor)
-        result = func(*args, **kwargs)
-        given = {
-            storage_id(tensor) for tensor in tensors_in([args, kwargs]) if _has_storage(tensor)
-        }
-        made = {storage_id(tensor) for tensor in tensors_in([result]) if _has_storage(tensor)}
-        self._own |= made - given
-        return result
-
-
-def _has_storage(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested
+def _bits(flat: torch.Tensor) -> torch.Tensor:
+    """Return elements as integers, so that NaN equals itself."""
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+    return flat.view(kinds.get(flat.itemsize, torch.int64))

@@ -7,11 +7,12 @@ another version changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 OpOverload: TypeAlias = torch._ops.OpOverload
 """An operation with its types of arguments, such as ``aten::mm.default``."""
@@ -47,7 +48,7 @@ def _add_tensors(values: Iterable[Any], found: list[torch.Tensor]) -> None:
 def operands_in(values: Any) -> Iterator[Operand]:
     """Yield the memory of each dense tensor in arguments and results, at any depth."""
     for tensor in tensors_in(values):
-        if type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided:
+        if has_storage(tensor):
             yield tensor.data_ptr(), distinct_bytes(tensor)
 
 
@@ -84,3 +85,38 @@ def storage_id(tensor: torch.Tensor) -> int:
 def generator_id(generator: torch.Generator) -> int:
     """Return what identifies a generator: the dispatcher passes new Python objects for it."""
     return int(generator._cdata)  # type: ignore[attr-defined]
+
+
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a dense one with memory of its own, and no subclass."""
+    return type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+
+
+class WriteMode(TorchDispatchMode):
+    """Reports tensors before operations write them, but none that an operation in the mode made.
+
+    Args:
+        on_write: Called with each argument that an operation is about to write.
+    """
+
+    def __init__(self, on_write: Callable[[torch.Tensor], object]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._on_write, self._made = on_write, set[int]()
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Report what an operation writes, and run it."""
+        kwargs = kwargs or {}
+        for tensor in arguments_written(func, args, kwargs):
+            if has_storage(tensor) and storage_id(tensor) not in self._made:
+                self._on_write(tensor)
+        given = {storage_id(tensor) for tensor in tensors_in([args, kwargs]) if has_storage(tensor)}
+        result = func(*args, **kwargs)
+        made = {storage_id(tensor) for tensor in tensors_in([result]) if has_storage(tensor)}
+        self._made |= made - given
+        return result

@@ -84,6 +84,24 @@ def test_a_function_that_fails_for_one_row_is_refused():
             gk.capture(fn, rows()[0], batch_sizes=sizes)
 
 
+def test_an_error_of_an_operation_is_one_of_the_function():
+    with pytest.raises(gk.ConfigError, match=r"`.*x\[:, 9\].*` raised IndexError"):
+        gk.capture(lambda x: x[:, 9], rows()[0], batch_sizes=[4])
+    with pytest.raises(gk.ConfigError, match=r"` raised IndexError: index 5 is out"):
+        gk.capture(lambda x: x[torch.tensor([5])], rows()[0], batch_sizes=[4])
+    with pytest.raises(gk.CaptureError, match=r"` raised IndexError: index 9 is out"):
+        gk.capture(lambda i: rows()[0][i], torch.tensor([1, 2]), batch_sizes=[4], pad_values=9)
+
+
+def test_a_function_that_fails_for_some_numbers_of_rows_is_refused():
+    def fn(x):
+        assert len(x) not in (5, 7)
+        return x
+
+    with pytest.raises(gk.ConfigError, match="raised an error for 7 rows of the example"):
+        gk.capture(fn, rows()[0], batch_sizes=[8])
+
+
 @pytest.mark.parametrize(
     ("fn", "text"),
     [
