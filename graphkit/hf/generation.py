@@ -83,8 +83,8 @@ class GenerationDefaults:
             )
         if self.computed:
             texts.append(
-                f"{', '.join(self.computed)} apply to requests with sampling_params() of the "
-                "model, and to texts of graphkit generate"
+                f"requests have {', '.join(self.computed)} only with sampling_params() of the "
+                "model, which graphkit generate uses"
             )
         if texts:
             logger.warning("The generation settings of %s change text: %s.", name, "; ".join(texts))

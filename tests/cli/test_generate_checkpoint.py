@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from checkpoint_folders import (
     KINDS,
@@ -171,6 +172,22 @@ def test_the_stop_tokens_are_those_of_the_folder(folders, copied, recorded, name
     assert (completion.finish_reason, completion.tokens) == ("stop token", end + 1)
     ids = folder.tokenizer.encode(PROMPT)
     assert completion.text == continuation(folder.tokenizer, ids, folder.new_ids[:end])
+
+
+def test_the_settings_of_generation_are_those_of_the_folder(folders, copied, run):
+    folder, path = folders("qwen3"), copied("qwen3")
+    settings = {"repetition_penalty": 1.4, "eos_token_id": None, "no_repeat_ngram_size": 90}
+    (path / "generation_config.json").write_text(json.dumps(settings))
+    ids = folder.tokenizer.encode(PROMPT)
+    expected = folder.model.generate(
+        torch.tensor([ids]), max_new_tokens=COUNT, do_sample=False, repetition_penalty=1.4,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    options = ("--prompt", PROMPT, "--max-new-tokens", COUNT, "--json")
+    ended = run("generate", "--checkpoint", path, *PLAIN, *options)
+    (completion,) = GenerateRecord.from_json(ended.out).completions
+    assert list(completion.token_ids) == expected[0, len(ids) :].tolist()
+    assert list(completion.token_ids) != folder.new_ids
 
 
 @pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
