@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import torch
 from table_model import VOCAB, Table
@@ -25,11 +26,15 @@ class ReaderError(Exception):
 
 @dataclass(eq=False)
 class Request:
-    """A request, its known text, and the tokens that arrived; ``first`` has the first one."""
+    """A request, its known text, and the tokens that arrived; ``first`` has the first one.
+
+    ``logprobs`` has their log-probabilities, ``None`` for a request without.
+    """
 
     row: int
     text: list[int]
     first: torch.Tensor
+    logprobs: list[float] | None
     tokens: list[int] = field(default_factory=list)
     has_ended: bool = False
     is_faulty: bool = False
@@ -121,9 +126,13 @@ class RandomReader:
             temperature=random.choice([0.0, 0.0, 0.5, 2.0]),
             stop_token_ids=random.sample(range(VOCAB), random.choice([0, 1, 16])),
             seed=random.randrange(2**63),
+            logprobs=random.random() < 0.5,
+            **_processors(random),
         )
         text = self._table.text(prompt, sampling.max_new_tokens, sampling.stop_token_ids)
-        self._running.append(Request(row, text, self._runner.admit(row, prompt, sampling)))
+        logprobs: list[float] | None = [] if sampling.logprobs else None
+        first = self._runner.admit(row, prompt, sampling)
+        self._running.append(Request(row, text, first, logprobs))
         self.counts["requests"] += 1
 
     def _abort(self, request: Request) -> None:
@@ -180,6 +189,10 @@ class RandomReader:
             line = request.first[0].tolist()
             request.tokens = line[Report.TOKENS :][: line[Report.NEW]]
             request.has_ended = line[Report.END] != gk.RequestEnd.RUNNING
+            if request.logprobs is not None:
+                request.logprobs += (
+                    request.first[0, Report.TOKENS + 1 :].view(torch.float32).tolist()
+                )
 
     def _faults_of(self, launch: Launch) -> Iterator[str]:
         """Take in the tokens of a launch; yield what is wrong with them, and with its steps."""
@@ -195,6 +208,10 @@ class RandomReader:
                 yield f"it runs on after the end of rows {ended}, of which {launch.until} end it"
             for request, line in zip(live, lines, strict=False):
                 request.tokens += line.tokens
+                if request.logprobs is not None:
+                    request.logprobs += line.logprobs
+                elif line.logprobs:
+                    yield f"row {request.row} has log-probabilities, and did not ask for them"
                 request.has_ended = line.end != gk.RequestEnd.RUNNING
             ended = {request.row for request in live if request.has_ended}
         yield from filter(None, map(self._fault_of, requests))
@@ -216,7 +233,21 @@ class RandomReader:
         """Return what is wrong with the tokens of a request, once."""
         wanted = request.text if request.has_ended else request.text[: len(request.tokens)]
         is_short = len(request.tokens) < len(request.text)
+        # The target is certain of each token.
+        if request.logprobs is not None and request.logprobs != [0.0] * len(request.tokens):
+            request.is_faulty = True
+            return f"row {request.row} has log-probabilities {request.logprobs}, expected zeros"
         if request.is_faulty or (request.tokens == wanted and is_short != request.has_ended):
             return ""
         request.is_faulty = True
         return f"row {request.row} has {request.tokens}, expected {wanted}"
+
+
+def _processors(random: Random) -> dict[str, Any]:
+    """Return random processors, none of which changes the text: its logits are much larger."""
+    return {
+        "repetition_penalty": random.choice([1.0, 1.0, 0.8, 1.3]),
+        "presence_penalty": random.choice([0.0, 0.0, -2.0, 2.0]),
+        "frequency_penalty": random.choice([0.0, 0.0, -2.0, 2.0]),
+        "logit_bias": {random.randrange(VOCAB): 5.0} if random.random() < 0.3 else None,
+    }
