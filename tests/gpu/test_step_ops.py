@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from graphkit.ops.logits import apply_token_bitmask, argmax_rows, top_candidates
+from graphkit.ops.processors import process_logits
 from graphkit.ops.rejection import accept_by_rejection
 from graphkit.ops.sampling import target_samples
 from graphkit.ops.target_probs import target_probs
@@ -331,3 +332,62 @@ def test_bitmasks_of_a_large_vocabulary(vocab, dtype):
     apply_token_bitmask(ours, bitmask.cuda())
     apply_token_bitmask(logits, bitmask)
     torch.testing.assert_close(ours.cpu(), logits, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_processors_of_a_large_vocabulary(vocab, dtype):
+    """All kinds of processors, over chains and trees; biases and stop tokens in several parts."""
+    torch.manual_seed(vocab)
+    requests, width, size, ids = 6, 5, 9, 1024
+    logits = torch.randn(requests * width, vocab).mul(8).to(dtype)
+    biased = torch.stack([torch.randperm(vocab)[:ids] for _ in range(size)]).int()
+    biased[:, 700:] = -1
+    biases = torch.randn(size, ids)
+    biases[:, ::5] = -torch.inf
+    counts = torch.randint(0, 3, (size, vocab)).int()
+    candidates = torch.randint(0, 9, (requests, width))
+    mask = torch.rand(requests, width, width) < 0.5
+    mask |= torch.eye(width, dtype=torch.bool)
+    args = [
+        logits, torch.tensor([3, 0, 8, 1, 5, 2]), candidates, mask,
+        torch.randint(0, 9, (requests * width,)),
+        torch.tensor([0, 15, 7, 1, 2, 4, 8, 0, 3]).int(), counts,
+        torch.rand(size, 3) + 0.5, biased, biases, torch.randint(0, 12, (size,)).int(),
+        torch.randint(-1, vocab, (size, 16)),
+    ]  # fmt: skip
+    for tree_mask in (None, mask):
+        args[3] = tree_mask
+        ours = on_device(args)
+        got = results(process_logits, process_logits(*ours), ours)
+        want = results(process_logits, process_logits(*args), args)
+        for one, other in zip(got, want, strict=True):
+            torch.testing.assert_close(one.cpu(), other, rtol=1e-5, atol=1e-4)
+        alone = [torch.cat([each] * 2) if place < 5 and each is not None else each
+                 for place, each in enumerate(ours)]  # fmt: skip
+        twice = results(process_logits, process_logits(*alone), alone)
+        for one, other in zip(got, twice, strict=True):
+            assert torch.equal(one, other[: len(one)]), "a row depends on the others"
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_processed_rows_replace_logits_of_a_large_vocabulary(vocab, dtype):
+    """Rows that are not replaced have the same bits as without processed rows."""
+    torch.manual_seed(vocab)
+    rows = 12
+    logits, processed = torch.randn(rows, vocab).mul(3).to(dtype), torch.randn(rows, vocab) * 3
+    flags = torch.arange(rows) % 3 == 0
+    tokens = torch.empty(rows, dtype=torch.int64, device="cuda")
+    ours = on_device([logits, processed, flags])
+    argmax_rows(tokens, ours[0], processed=ours[1], is_processed=ours[2])
+    assert torch.equal(tokens.cpu(), torch.where(flags[:, None], processed, logits).argmax(1))
+    filters = (
+        torch.full((rows,), 0.8), torch.tensor([0, 50, 0, 20] * 3).int(),
+        torch.tensor([1.0, 1.0, 0.9, 0.9] * 3), torch.tensor([0.0, 0.0, 0.0, 0.01] * 3),
+    )  # fmt: skip
+    index = torch.arange(rows)
+    given = on_device((index, *filters))
+    probs = target_probs(ours[0], *given, 1, ours[1], ours[2])
+    plain, own = target_probs(ours[0], *given, 1), target_probs(ours[1], *given, 1)
+    assert torch.equal(probs, torch.where(ours[2][:, None], own, plain))
