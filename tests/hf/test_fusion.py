@@ -245,6 +245,20 @@ def test_replaced_weights_count(kind, replace):
     assert not torch.allclose(before, expected)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_next"])
+def test_a_captured_graph_reads_the_weights_of_its_replay(kind):
+    target = hf.load(small_model(kind), device="cpu").target(max_batch_size=2)
+    with target.runner(gk.ForwardMode.TARGET_VERIFY, batch_sizes=[2], device="cpu") as runner:
+        runner.capture()
+        batch = runner.sample_batch(2)
+        before = runner.replay(batch).next_token_logits.clone()
+        for weight in target.weights.parameters():
+            weight.mul_(1.25).add_(0.01)
+        logits = runner.replay(batch).next_token_logits.clone()
+        torch.testing.assert_close(logits, runner.fall_back(batch).next_token_logits)
+        assert not torch.allclose(before, logits)
+
+
 def test_weights_that_were_replaced_are_named_as_slow():
     _, layers, rows = merged_model("llama")
     layers[1].weight.data = layers[1].weight.data.clone()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from graphkit.hf.attention import running_products
 from graphkit.hf.fusion.agreement import agree, random_rows
 from graphkit.hf.fusion.observation import ModuleCall
 from graphkit.hf.fusion.residual import normalised
@@ -17,42 +18,64 @@ class Norm:
         module: The norm, which holds the weight.
         name: Name of the weight in the module, [H].
         eps: Added to the mean square.
-        adds_one: Whether the factor of a column is its weight plus 1, in float32.
+        sums: Computes the factor of a column, if it is the weight plus 1 in float32. ``None`` if
+            it is the weight.
     """
 
-    def __init__(self, module: nn.Module, name: str, eps: float, adds_one: bool) -> None:
+    def __init__(self, module: nn.Module, name: str, eps: float, sums: WeightSums | None) -> None:
         self.eps = eps
-        self._module, self._name, self._adds_one = module, name, adds_one
-        self._sum: tuple[object, torch.Tensor] | None = None
+        self._module, self._name, self._sums = module, name, sums
+
+    @property
+    def parameter(self) -> torch.Tensor:
+        """The weight of the module, [H], as it is now."""
+        return self._module.get_parameter(self._name)
 
     @property
     def weight(self) -> torch.Tensor:
-        """Factor of each column, [H], as the module has it now."""
-        weight = self._module.get_parameter(self._name)
-        if not self._adds_one:
-            return weight
-        if weight.is_inference():  # such tensors do not count their writes
-            return weight.float() + 1
-        state = id(weight), weight.data_ptr(), weight._version
-        known = self._sum
-        if known is None or known[0] != state:
-            known = state, weight.float() + 1
-            if not (weight.is_cuda and torch.cuda.is_current_stream_capturing()):
-                self._sum = known  # other graphs must not read what one graph computes
-        return known[1]
+        """Factor of each column, [H]."""
+        return self.parameter if self._sums is None else self._sums.of(self)
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Normalise rows, [..., H]."""
         return normalised(hidden_states, self.weight, self.eps)
 
 
+class WeightSums:
+    """Weights of norms plus 1, in float32.
+
+    During a forward of graphkit, two kernels compute those of all norms. Captured, they read the
+    weights of the replay, which may have been updated in place since the capture.
+    """
+
+    def __init__(self) -> None:
+        self.norms: list[Norm] = []
+
+    def of(self, norm: Norm) -> torch.Tensor:
+        """Return the sums of one norm, [H]."""
+        products = running_products()
+        if products is None or norm not in self.norms:
+            return norm.parameter.float() + 1
+        if self not in products:
+            weights = [each.parameter for each in self.norms]
+            sizes = [len(weight) for weight in weights]
+            memory = torch.empty(sum(sizes), dtype=torch.float32, device=weights[0].device)
+            sums = memory.split(sizes)
+            torch._foreach_copy_(sums, weights)
+            memory.add_(1)
+            products[self] = dict(zip(self.norms, sums, strict=True))
+        result: torch.Tensor = products[self][norm]
+        return result
+
+
 def find_norms(root: ModuleCall) -> dict[nn.Module, Norm]:
     """Return the called modules that are root mean square norms."""
-    found = {module: _norm(call) for module, call in root.by_module().items()}
-    return {module: norm for module, norm in found.items() if norm is not None}
+    sums = WeightSums()
+    norms = {module: _norm(call, sums) for module, call in root.by_module().items()}
+    return {module: norm for module, norm in norms.items() if norm is not None}
 
 
-def _norm(call: ModuleCall) -> Norm | None:
+def _norm(call: ModuleCall, sums: WeightSums) -> Norm | None:
     """Try the module's weight, as it is and with 1 added, with the small numbers that it holds."""
     module, rows = call.module, call.only_input()
     weights = list(module.named_parameters())
@@ -65,8 +88,9 @@ def _norm(call: ModuleCall) -> Norm | None:
     expected = module.forward(sample)
     numbers = {value for value in vars(module).values() if isinstance(value, float)}
     for eps in sorted(number for number in numbers if number >= 0):
-        for adds_one in (False, True):
-            norm = Norm(module, name, eps, adds_one)
+        for added in (None, sums):
+            norm = Norm(module, name, eps, added)
             if agree(expected, norm(sample)):
+                sums.norms += [norm] if added else []
                 return norm
     return None
