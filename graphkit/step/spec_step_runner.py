@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -52,7 +52,8 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
     the host reads while the loop runs. Both are one ``cudaGraphLaunch`` (generation v3).
 
     The caller owns rows and KV slots. The row of a request in ``ReqToTokenPool`` contains slots for
-    its prompt, its new tokens and ``slots_ahead`` more; no other running request may have them.
+    its text, for the tokens of the next steps, and ``slots_ahead`` more; no other running request
+    may have them. Further slots may be added between launches; columns behind them contain 0.
     Life of a request: ``admit`` -> steps -> its end is reported, or ``release``. Several runners
     may use one pool, with different rows and slots at any time. Slots shared by requests of two
     runners are not detected. An open ``SpeculativeEngine`` is the only user of its pools.
@@ -72,8 +73,9 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         group: As for ``Runner``. All ranks admit, launch and release the same requests in the same
             order. ``launch`` needs ranks with the same batch and, on CUDA, one-shot collectives;
             see ``RankGroup``. The loops of all ranks end after the same step.
-        check: As for ``Runner``. ``admit`` always checks the slots of a row. In the checking mode,
-            each step also checks the slots that it writes.
+        check: As for ``Runner``. ``admit`` always checks the slots of a row, and ``launch`` and
+            ``replay`` those of a row that did not have all of them at ``admit``. In the checking
+            mode, each step also checks the slots that it writes.
 
     Attributes:
         device_step: The step that is captured, with the state of the requests.
@@ -152,7 +154,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             runner.dispatch.counts_fallbacks = False
         self._slot_checks = SlotChecks(
             step.state, context.req_to_token, step.slots_ahead, context.sizes.page_size,
-            context.kv_slots + context.sizes.page_size,
+            context.kv_slots + context.sizes.page_size, step.max_path,
         )  # fmt: skip
         self._loops = DeviceLoops(self, step, options.ring_entries)
         self.loop_refusal = self._loops.refusal
@@ -166,6 +168,11 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
     def slots_ahead(self) -> int:
         """KV slots that a step writes behind the committed tokens of a request."""
         return self.device_step.slots_ahead
+
+    @property
+    def max_path(self) -> int:
+        """Most tokens that a step accepts for a request, the bonus token included."""
+        return self.device_step.max_path
 
     # Requests.
 
@@ -181,8 +188,10 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         """Prefill a prompt; the next step continues the request. Enqueues only, eagerly.
 
         Args:
-            req_pool_index: Row of the request; its KV slots, ``slots_ahead`` behind the last new
-                token included, are in ``req_to_token``.
+            req_pool_index: Row of the request. ``req_to_token`` has the KV slots of the prompt and
+                ``slots_ahead`` more, which the first step needs. A launch of N steps needs slots
+                for ``(N - 1) * max_path`` further tokens, but for none behind ``max_new_tokens``.
+                The row may have them now, or get them before the launch.
             prompt_ids: Token ids of the prompt, at least one.
             sampling: ``None`` selects the defaults of ``SamplingParams``. A request without a seed
                 gets a different one for each call of ``admit``. A repeated run gets the same seeds,
@@ -192,7 +201,8 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
                 was admitted before. Penalties and ``min_tokens`` count them as output.
 
         Slots are checked on the device. For a wrong slot, this call raises on the CPU, and a later
-        call of ``admit``, ``replay`` or ``launch`` raises on CUDA.
+        call of ``admit``, ``replay`` or ``launch`` raises on CUDA. A row that has slots for its
+        longest text is not checked again; any other one is checked before each launch and replay.
 
         Returns:
             The report of the first new token, [1, 5] int32, on the device. With ``logprobs``
@@ -250,6 +260,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         rows = self.state.valid_rows(req_pool_indices, may_be_empty=True)
         self.join_loops()
         self.state.release(to_device(rows, self.device))
+        self._slot_checks.release(rows)
 
     def join_loops(self) -> None:
         """Make later work of the current stream run after the loops. Does not wait on CUDA."""
@@ -371,8 +382,9 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
 
         Raises:
             InputError: A row occurs twice, is outside the table or is reserved, or ``until`` has
-                another row. An earlier ``admit`` found a wrong slot. In the checking mode, an
-                earlier step found a wrong slot or computed a wrong value.
+                another row. A row lacks slots for the steps, on CUDA of an earlier launch. An
+                earlier ``admit`` found a wrong slot. In the checking mode, an earlier step found a
+                wrong slot or computed a wrong value.
             SizeError: The batch is larger than the largest size.
             ReplayError: The runner is not ``captured``, loops are not available, or earlier
                 launches may still fill the ring.
@@ -437,8 +449,8 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
 
     def _prefill(self, prefill: Prefill) -> torch.Tensor:
         self.join_loops()
-        length = len(prefill.token_ids) + prefill.max_new_tokens + self.slots_ahead
-        self._slot_checks.enqueue_row(prefill.row, length)
+        least = len(prefill.token_ids) + self.slots_ahead
+        self._slot_checks.enqueue_row(prefill.row, least + prefill.max_new_tokens, least)
         if self.device.type == "cpu":
             self._slot_checks.report()
         report = None
@@ -450,7 +462,12 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         self, batch: SpecStepInputs, padded_batch_size: int | None, clone: bool
     ) -> SpecStepOutput:
         self._report_checks()
+        self._check_growing(range(1, self.state.last_row + 1), 1)
         return super().replay(batch, padded_batch_size=padded_batch_size, clone=clone)
+
+    def _fall_back(self, batch: SpecStepInputs, without: Collection[str]) -> SpecStepOutput:
+        self._check_growing(range(1, self.state.last_row + 1), 1)
+        return super()._fall_back(batch, without)
 
     def _launch_loop(
         self, req_pool_indices: Sequence[int], max_steps: int, until: Collection[int]
@@ -458,9 +475,19 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         self._report_checks()
         require_int("launch", "max_steps", max_steps)
         rows = self.state.valid_rows(req_pool_indices, until)
+        self._check_growing(rows, max_steps)
         return self._loops.launch(
             rows, frozenset(until), max_steps, is_greedy=self.state.is_greedy(rows)
         )
+
+    def _check_growing(self, rows: Iterable[int], max_steps: int) -> None:
+        """Check the slots that steps need of rows that did not have all slots at ``admit``."""
+        growing = self._slot_checks.growing(rows)
+        if growing:
+            self.join_loops()
+            self._slot_checks.enqueue_launch(growing, max_steps)
+            if self.device.type == "cpu":
+                self._slot_checks.report()
 
     def _whole_step(self, inputs: SpecStepInputs) -> SpecStepOutput:
         return self._run(inputs, is_greedy=self._is_greedy)

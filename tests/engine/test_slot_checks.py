@@ -14,7 +14,8 @@ from graphkit.step import SpecStepInputs
 from graphkit.step.slot_checks import SlotChecks
 
 SLOTS, PROMPT, NEW = ROWS * CONTEXT, [1, 2, 3], 9
-NEEDED = len(PROMPT) + NEW + SPEC.num_draft_tokens
+LEAST = len(PROMPT) + SPEC.num_draft_tokens
+NEEDED = LEAST + NEW
 
 
 def make_runner(device, **options):
@@ -86,8 +87,8 @@ ENDS = r"\[1, {}\] is slot 0: the row ends too early\. Expected slots from 1 to 
     ("change", "message"),
     [
         (lambda row: row.zero_(), ENDS.format(0)),
-        (lambda row: row[10:].zero_(), ENDS.format(10)),
-        (lambda row: row[NEEDED - 1 :].zero_(), ENDS.format(NEEDED - 1)),
+        (lambda row: row[LEAST - 1 :].zero_(), ENDS.format(LEAST - 1)),
+        (lambda row: row[NEEDED - 1 :].fill_(-1), ENDS.replace("slot 0", "slot -1").format(15)),
         (lambda row: row[5:6].fill_(SLOTS + 1), rf"\[1, 5\] is slot {SLOTS + 1}\. Expected slots"),
         (lambda row: row[5:6].fill_(-3), r"\[1, 5\] is slot -3: the row ends too early"),
         (lambda row: row[5:6].fill_(2**31 - 1), r"\[1, 5\] is slot 2147483647\. Expected"),
@@ -114,12 +115,73 @@ def test_admit_refuses_wrong_slots(runner, change, message):
     assert text(runner, [1, 2]) == {1: expected(), 2: expected()}
 
 
-def test_a_row_ends_behind_the_slots_that_steps_write_ahead(runner):
-    fill(runner, 1, 100, NEEDED - 1)
-    with pytest.raises(gk.InputError, match=ENDS.format(NEEDED - 1)):
-        admit(runner, 1)
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_row_may_get_slots_before_each_launch(runner, steps):
+    """As many as its steps can write; those of another request do not move."""
+    fill(runner, 2, 200)
+    admit(runner, 2)
+    fill(runner, 1, 100, LEAST)
+    admit(runner, 1)
+    tokens, running = [], True
+    while running:
+        held = len(PROMPT) + len(tokens) + (steps - 1) * runner.max_path + runner.slots_ahead
+        fill(runner, 1, 100, min(held, NEEDED))
+        for step in runner.launch([1], max_steps=steps):
+            for each in step.requests:
+                tokens += each.tokens
+                running = each.end is gk.RequestEnd.RUNNING
+    assert tokens == expected()
+    assert text(runner, [2]) == {2: expected()}
+
+
+def test_a_launch_needs_the_slots_of_all_its_steps(runner):
+    fill(runner, 1, 100, LEAST)
+    admit(runner, 1)
+
+    def launch():
+        list(runner.launch([1], max_steps=2))
+        if runner.device.type == "cuda":  # the device reports it later
+            torch.cuda.synchronize()
+            runner.launch([1], max_steps=1)
+
+    with pytest.raises(gk.InputError, match=ENDS.format(LEAST)):
+        launch()
+    runner.release([1])
+    fill(runner, 1, 100, NEEDED - 1)  # the last step begins before the last token
+    admit(runner, 1)
+    assert text(runner, [1]) == {1: expected()}
+    fill(runner, 1, 100, LEAST)
+    admit(runner, 1)
+    fill(runner, 2, 200)
+    admit(runner, 2)
+    table(runner)[1, LEAST] = 203
+    with pytest.raises(gk.InputError, match=r"is slot 203, which is also req_to_token\[[12], "):
+        launch()
+
+
+@pytest.mark.parametrize("verb", ["replay", "run", "fall_back"])
+def test_a_replay_needs_the_slots_of_one_step(runner, verb):
+    """It has them after ``admit``; later ones are checked before they are used."""
+    batch = SpecStepInputs(req_pool_indices=torch.tensor([1], device=runner.device))
+    fill(runner, 1, 100, LEAST)
+    admit(runner, 1)
+
+    def run():
+        for _ in range(3):
+            getattr(runner, verb)(batch)
+            if runner.device.type == "cuda":
+                torch.cuda.synchronize()
+                runner._report_checks()
+
+    with pytest.raises(gk.InputError, match=r"\[1, \d\] is slot 0: the row ends too early"):
+        run()
+
+
+def test_complete_rows_cost_a_launch_nothing(runner, monkeypatch):
     fill(runner, 1, 100)
     admit(runner, 1)
+    monkeypatch.setattr(SlotChecks, "enqueue_launch", lambda *_: 1 / 0)
+    assert text(runner, [1]) == {1: expected()}
 
 
 def test_slots_may_be_used_again(runner):
