@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from graphkit.buffers.layout import FieldLayout, entry_bytes
 from graphkit.errors import ReplayError
+from graphkit.ops.inference import allocates
 from graphkit.ops.refresh import FROM_PAYLOAD, RING_WORDS, Header, Ring
 
 ENTRIES = 4
@@ -163,7 +164,7 @@ class Mailbox:
         """
         key = (self.sequence % (ENTRIES + 1), layout.name)
         if key not in self._staging:
-            self._staging[key] = torch.empty(
+            self._staging[key] = allocates(torch.empty)(
                 layout.shape(layout.capacity), dtype=layout.dtype, pin_memory=self.ring.is_pinned()
             )
         return self._staging[key]

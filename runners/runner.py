@@ -29,6 +29,7 @@ from graphkit.graphs import (
 )
 from graphkit.graphs.snapshot import check_restorable
 from graphkit.graphs.streams import note_eager_step
+from graphkit.ops.inference import allocates
 from graphkit.records import (
     CaptureRecord,
     GraphRecord,
@@ -119,6 +120,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
     status: Literal["planned", "captured", "closed"] = "planned"
     """State of the life cycle."""
 
+    @allocates
     def __init__(
         self,
         forward: Any,

@@ -33,6 +33,7 @@ from graphkit.errors import InputError, ReplayError
 from graphkit.graphs import Backend, BatchSizes, backend_for
 from graphkit.kv.contracts import check_request_pool
 from graphkit.kv.pool_use import PoolUse, check_unused
+from graphkit.ops.inference import allocates
 from graphkit.records import CaptureRecord, MemoryEstimate
 from graphkit.runners.memory_estimate import estimate_memory
 from graphkit.spec import SpecConfig
@@ -117,6 +118,7 @@ class SpeculativeEngine:
             drafts would stay in its state.
     """
 
+    @allocates
     def __init__(
         self,
         target: EngineModel,

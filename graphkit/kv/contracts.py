@@ -118,6 +118,7 @@ def check_kv_pool(owner: str, pool: object) -> None:
                 "add a page for pad rows. See graphkit.KVPool.",
                 field=owner.rpartition(".")[2],
             )
+        _check_no_inference(f"{owner}.tensors()[{name!r}]", buffer)
 
 
 def check_request_table(owner: str, table: object) -> None:
@@ -135,6 +136,16 @@ def check_request_table(owner: str, table: object) -> None:
     if not fits:
         expected = f"a tensor [size + 1, max_context_len] = [{rows}, {columns}] int32 or int64"
         raise _refusal(owner, table, "req_to_token", expected, slots, RequestTable)
+    _check_no_inference(f"{owner}.req_to_token", slots)  # type: ignore[arg-type]  # a tensor
+
+
+def _check_no_inference(owner: str, tensor: torch.Tensor) -> None:
+    if tensor.is_inference():
+        raise ConfigError(
+            f"{owner} was created under torch.inference_mode, so that it cannot be written outside "
+            "of it. Create it outside, or under torch.no_grad.",
+            field=owner.split(".")[-2],
+        )
 
 
 def check_request_pool(owner: str, pool: object) -> RequestPool:

@@ -13,6 +13,7 @@ from graphkit.errors import AttentionError
 from graphkit.kv.mla import MLATokenToKVPool
 from graphkit.ops.argument_rules import describe
 from graphkit.ops.index_scores import SCALE_BYTES
+from graphkit.ops.inference import allocates
 from graphkit.ops.kv_cache import store_kv
 
 _FP8 = torch.float8_e4m3fn
@@ -41,6 +42,7 @@ class DSATokenToKVPool(MLATokenToKVPool):
         ConfigError: An argument is out of range; ``field`` names it.
     """
 
+    @allocates
     def __init__(
         self,
         size: int,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from graphkit.kv.pool import TokenToKVPool
+from graphkit.ops.inference import allocates
 
 
 class IndexKeyPool(TokenToKVPool):
@@ -26,6 +27,7 @@ class IndexKeyPool(TokenToKVPool):
         ConfigError: An argument is out of range; ``field`` names it.
     """
 
+    @allocates
     def __init__(
         self,
         size: int,

@@ -11,6 +11,7 @@ import torch
 from graphkit.errors import ConfigError
 from graphkit.kv.pool import TokenToKVPool
 from graphkit.ops.heads import ProjectedHeads
+from graphkit.ops.inference import allocates
 from graphkit.ops.kv_cache import FP8, store_kv
 
 
@@ -39,6 +40,7 @@ class MHATokenToKVPool(TokenToKVPool):
 
     dtypes = (*TokenToKVPool.dtypes, FP8)
 
+    @allocates
     def __init__(
         self,
         size: int,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from graphkit.kv.pool import TokenToKVPool
+from graphkit.ops.inference import allocates
 from graphkit.ops.kv_cache import store_kv
 
 
@@ -31,6 +32,7 @@ class MLATokenToKVPool(TokenToKVPool):
         ConfigError: An argument is out of range; ``field`` names it.
     """
 
+    @allocates
     def __init__(
         self,
         size: int,

@@ -14,6 +14,7 @@ import torch
 from graphkit.config import is_int, require_int, require_type
 from graphkit.errors import AttentionError, ConfigError
 from graphkit.kv.contracts import require_device
+from graphkit.ops.inference import allocates
 from graphkit.ops.kv_cache import buffer_table, move_kv
 from graphkit.ops.tree import parents_and_depths
 
@@ -93,6 +94,7 @@ class RecurrentStatePool:
         torch.Size([45, 16])
     """
 
+    @allocates
     def __init__(
         self,
         size: int,

@@ -10,6 +10,7 @@ from graphkit.config import is_int, require_int
 from graphkit.errors import AttentionError
 from graphkit.kv.contracts import require_device
 from graphkit.kv.free_list import FreeList, ints_to_free
+from graphkit.ops.inference import allocates
 
 
 class ReqToTokenPool:
@@ -30,6 +31,7 @@ class ReqToTokenPool:
         ConfigError: ``size`` or ``max_context_len`` is below 1.
     """
 
+    @allocates
     def __init__(self, size: int, max_context_len: int, device: torch.device | str) -> None:
         require_int("ReqToTokenPool", "size", size)
         require_int("ReqToTokenPool", "max_context_len", max_context_len)

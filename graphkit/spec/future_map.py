@@ -71,14 +71,20 @@ class FutureMap:
         for name, rows in results.items():
             self._check(name, req_pool_indices, rows)
             if name not in self._buffers:
-                shape = (self.max_running_requests + 1, *rows.shape[1:])
-                self._buffers[name] = rows.new_zeros(shape)
-                self._fresh[name] = req_pool_indices.new_zeros(shape[0])
+                self._add(name, req_pool_indices, rows)
         buffers = [self._buffers[name] for name in results]
         scatter_rows(buffers, list(results.values()), req_pool_indices)
         if self.debug:
             for name in results:
                 self._fresh[name].index_fill_(0, req_pool_indices, 1)
+
+    def _add(self, name: str, req_pool_indices: torch.Tensor, rows: torch.Tensor) -> None:
+        """Allocate the buffer of a name."""
+        from graphkit.ops.inference import allocates  # imports torch
+
+        shape = (self.max_running_requests + 1, *rows.shape[1:])
+        self._buffers[name] = allocates(rows.new_zeros)(shape)
+        self._fresh[name] = allocates(req_pool_indices.new_zeros)(shape[0])
 
     def resolve(self, name: str, req_pool_indices: torch.Tensor) -> torch.Tensor:
         """Return a copy of the rows stashed under ``name`` for these requests, [B, ...].

@@ -199,12 +199,14 @@ class DeviceLoops:
 
         Raises:
             SizeError: The batch is larger than the largest size.
-            ReplayError: Earlier launches may still fill the ring, or CUDA refused the launch.
+            ReplayError: Earlier launches have not been read, or may still fill the ring, or CUDA
+                refused the launch.
         """
         if len(rows) > self._largest:
             self._table.fit(len(rows))  # raises
         if self._is_launching:  # an earlier launch raised an exception: its loop may run
             self.stop()
+        self._reader.check_unread()
         if self._reader.steps_in_flight:
             self._reserve(max_steps)
         graph = self._loops[is_greedy].graph

@@ -17,6 +17,7 @@ from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.graphs import Attribution, Backend, BatchSizes, backend_for, scope
 from graphkit.kv.pool_use import PoolUse, check_unused
+from graphkit.ops.inference import allocates
 from graphkit.records import CaptureRecord, LoopRecord, ModeRecord, ReplayStats, SizeRecord
 from graphkit.runners import StepRunner
 from graphkit.runners.dispatch import Reason
@@ -86,6 +87,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             drafter needs the host.
     """
 
+    @allocates
     def __init__(
         self,
         target: EngineModel,
@@ -133,6 +135,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         runner._set_up(step, step.context.options if options is None else options)
         return runner
 
+    @allocates
     def _set_up(self, step: DeviceStep, options: StepOptions) -> None:
         if reason := step.host_reason:
             raise ConfigError(f"the step cannot run without the host: {reason}.", field="drafter")
@@ -386,7 +389,8 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
                 earlier ``admit`` found a wrong slot. In the checking mode, an earlier step found a
                 wrong slot or computed a wrong value.
             SizeError: The batch is larger than the largest size.
-            ReplayError: The runner is not ``captured``, loops are not available, or earlier
+            ReplayError: The runner is not ``captured``, loops are not available, the streams of
+                the last 64 launches were dropped, or of the last 1,024 not read, or earlier
                 launches may still fill the ring.
         """
         if not self.can_launch:

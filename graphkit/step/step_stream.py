@@ -21,6 +21,8 @@ _FIRST_PAUSE, _LATER_PAUSE = 0.85, 0.02
 launch until the host sees it, so later pauses are short: on average, half of one is lost."""
 _CHECK_EVERY_S = 1.0
 _GIVE_UP_S = 60.0
+_MOST_DROPPED, _MOST_UNREAD = 64, 1024
+"""Most launches in a row whose streams are dropped, and most that are not read yet."""
 
 
 class LoopReader:
@@ -50,6 +52,8 @@ class LoopReader:
         self.ring, self._advance, self._check_device = ring, advance, check_device
         self._in_flight: dict[int, tuple[int, ref[deque[StepBlock]]]] = {}
         """Most steps of each launch whose last step has not been read, and where they go."""
+        self._unread: dict[int, ref[deque[StepBlock]]] = {}
+        """Launches behind the last one whose stream was read or stopped, and where steps go."""
         self.steps_by_size: Counter[int] = Counter()
         self.live_sizes: Counter[int] = Counter()
         self._first_pause_s = 0.0
@@ -82,6 +86,28 @@ class LoopReader:
         """Collect all steps of launches that have all ended."""
         self.collect()
         self._in_flight.clear()
+        self._unread.clear()
+
+    def note_read(self, launch: int) -> None:
+        """Note that the stream of a launch is read or stopped."""
+        if launch in self._unread:
+            self._unread = {n: steps for n, steps in self._unread.items() if n > launch}
+
+    def check_unread(self) -> None:
+        """Refuse another launch if too many in a row are not read.
+
+        Raises:
+            ReplayError: Too many streams were dropped, or wait, and no later one was read.
+        """
+        if len(self._unread) < _MOST_DROPPED:
+            return
+        dropped = sum(steps() is None for steps in self._unread.values())
+        if dropped >= _MOST_DROPPED or len(self._unread) >= _MOST_UNREAD:
+            raise ReplayError(
+                f"{len(self._unread)} launches in a row have not been read, and the streams of "
+                f"{dropped} of them, with the tokens of their requests, were dropped. Read or stop "
+                "the stream of each launch, or call stop_loops."
+            )
 
     def advance(self) -> None:
         """Let a loop advance that runs on the host, and collect its steps."""
@@ -92,6 +118,7 @@ class LoopReader:
         """Return the steps of a launch."""
         received: deque[StepBlock] = deque()
         self._in_flight[launch] = max_steps, ref(received)
+        self._unread[launch] = ref(received)
         return StepStream(self, launch, received)
 
     def wait(self, launch: int, received: deque[StepBlock]) -> None:
@@ -172,6 +199,7 @@ class StepStream:
 
         The recorder runs the next step when it is polled.
         """
+        self._reader.note_read(self._launch)
         self._reader.collect()
         if not self._has_unread and self.end is None:
             self._reader.advance()
@@ -193,6 +221,7 @@ class StepStream:
 
         Does not wait; may be called at any time.
         """
+        self._reader.note_read(self._launch)
         self._reader.ring.stop(self._launch)
 
     def __enter__(self) -> Self:
@@ -213,6 +242,7 @@ class StepStream:
 
     def _current_block(self) -> StepBlock | None:
         """Wait for an unread step and return its block; ``None`` after the last one."""
+        self._reader.note_read(self._launch)
         if not length_hint(self._offsets):
             if self.end is not None:
                 return None

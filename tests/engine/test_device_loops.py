@@ -16,7 +16,7 @@ from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.ops.loop_layout import LoopEnd, RequestEnd
 from graphkit.plan.traffic import read_traffic
 from graphkit.spec import ForwardMode
-from graphkit.step import SpecStepInputs, SpecStepRunner, StepStream
+from graphkit.step import SpecStepInputs, SpecStepRunner, StepStream, step_stream
 
 
 def runner_of(engine, **changes):
@@ -350,6 +350,33 @@ class TestRunner:
             with pytest.raises(ReplayError, match=r"launches of 5 steps have not been read to"):
                 runner.launch(self.ROWS, max_steps=5)
         assert list(stream)
+
+    def test_launches_that_are_not_read_are_bounded(self, runner, monkeypatch):
+        """Few if their streams were dropped, whose tokens are lost; many if they can be read."""
+        runner.stop_loops()
+        launched = []
+
+        def launch_all(most, keeps):
+            launched.clear()
+            for _ in range(most):
+                launched.append(runner.launch(self.ROWS, max_steps=1))
+                launched[-1] = launched[-1] if keeps else None
+
+        refused = r"64 launches in a row have not been read, .* of {} .* call stop_loops"
+        with pytest.raises(ReplayError, match=refused.format(64)):
+            launch_all(80, keeps=False)
+        assert len(launched) == 64
+        runner.stop_loops()
+        launch_all(80, keeps=True)
+        assert list(launched[-1])
+        monkeypatch.setattr(step_stream, "_MOST_UNREAD", 64)
+        with pytest.raises(ReplayError, match=refused.format(0)):
+            launch_all(80, keeps=True)
+        assert list(launched[0]), "makes room for another"
+        runner.launch(self.ROWS, max_steps=1)
+        runner.stop_loops()
+        for _ in range(80):
+            runner.launch(self.ROWS, max_steps=1).stop()
 
     def test_a_replay_runs_after_the_loops_launched_before(self, runner, task):
         streams = [runner.launch(self.ROWS, max_steps=1) for _ in range(2)]

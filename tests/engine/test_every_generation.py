@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import graphkit as gk
+
 pytestmark = pytest.mark.slow
 
 ALGORITHMS = ["EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM", "custom"]
@@ -98,3 +100,32 @@ def test_output_is_that_of_plain_decoding(
     (replays,) = engine.stats.replays.values()
     assert replays > 0
     assert engine.stats.fallbacks == {}
+
+
+@pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
+@pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE", "STANDALONE"])
+def test_engines_built_or_used_under_inference_mode(make_engine, task, algorithm, generation):
+    """Nothing that outlives a call is an inference tensor."""
+    some = task.first(3)
+    sizes = {"max_batch_size": 2, "batch_sizes": [2], "generation": generation, "topk": 2}
+
+    def check(engine):
+        requests = engine.generate(some.prompts, gk.SamplingParams(max_new_tokens=4))
+        assert [each.output_ids for each in requests] == [text[:4] for text in some.expected]
+
+    with torch.inference_mode():
+        built = make_engine(algorithm, **sizes)
+    check(built)
+    used = make_engine(algorithm, **sizes)
+    with torch.inference_mode():
+        check(used)
+    for engine in (built, used):
+        engine.capture()
+        with torch.inference_mode():
+            check(engine)
+        check(engine)
+
+
+def test_pools_of_others_that_are_inference_tensors_are_refused(make_engine):
+    with torch.inference_mode(), pytest.raises(gk.ConfigError, match="created under torch"):
+        make_engine("NGRAM", has_own_attention=True)
