@@ -104,6 +104,8 @@ class WholeStep:
                 max_new_tokens=min(new_tokens, most - length),
                 temperature=0.0 if is_greedy or index % 2 else 0.8,
                 seed=index,
+                repetition_penalty=1.0 if index % 3 else 1.2,
+                frequency_penalty=0.5 * (index % 5 == 1),
             )
             prompt = random.integers(0, self._engine.sizes.vocab_size, length).tolist()
             requests[row] = prompt, sampling
