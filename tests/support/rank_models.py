@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -237,9 +238,13 @@ def generated(generation, group, steps_per_launch=16):
             return engine.stats, []
         sampled = gk.SamplingParams(max_new_tokens=24, temperature=0.8, seed=5)
         greedy = gk.SamplingParams(max_new_tokens=24)
+        processed = gk.SamplingParams(
+            max_new_tokens=24, repetition_penalty=1.1, min_tokens=24, stop_token_ids=[10, 40],
+            logit_bias={32: -math.inf, 95: 1.5}, logprobs=True,
+        )  # fmt: skip
         requests = [
-            engine.submit(reference.encode(prompt), sampled if number == 1 else greedy)
-            for number, prompt in enumerate(PROMPTS)
+            engine.submit(reference.encode(prompt), sampling)
+            for prompt, sampling in zip(PROMPTS, (greedy, sampled, processed, greedy), strict=True)
         ]
         while engine.has_work:
             if len(requests[0].output_ids) > 8:
