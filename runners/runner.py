@@ -56,6 +56,7 @@ from graphkit.runners.settings import (
     check_group,
     check_inputs_type,
     check_types,
+    check_weights,
     is_checking,
     prepare_attention,
     value_limits,
@@ -249,7 +250,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
                 ``planned`` and may capture again. With ``group`` all ranks raise it, with the rank
                 that failed; if others were in the middle of an NCCL collective, that process group
                 is aborted and cannot be used again.
-            ConfigError: ``progress`` cannot be called, or settings differ between ranks.
+            ConfigError: ``progress`` cannot be called, all weights of the forward are on another
+                device, or settings differ between ranks.
             ReplayError: The runner is not ``planned``.
         """
         if self.status != "planned":
@@ -259,6 +261,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             )
         if progress is not None:
             _check_callable("progress", progress)
+        check_weights(self._forward, self.device)
         if self._compares_attention:
             check_attention(self)
         self._captured_at = caller_line()

@@ -31,17 +31,21 @@ def open_engine(
         warm_up_steps: As for ``MeasuredEngine``.
         most_steps: Steps for which the context has room, warm-up included.
     """
-    ahead = spec.longest.num_draft_tokens + spec.topk * spec.longest.num_steps
-    # Prefill gives a token, v2 runs a step more than it reports, and no request may end.
-    new_tokens = (most_steps + 3) * longest_path(spec)
     with engine(
         max_batch_size=len(prompts),
         batch_sizes=[len(prompts)],
-        max_context_len=len(prompts[0]) + new_tokens + ahead,
+        max_context_len=len(prompts[0]) + room_for(most_steps, spec),
         generation=variant.generation,
         steps_per_launch=variant.steps_per_launch,
     ) as opened:
         yield MeasuredEngine(opened, variant, prompts, warm_up_steps)
+
+
+def room_for(steps: int, spec: SpecConfig) -> int:
+    """Return the tokens that a request needs beside its prompt for a number of steps."""
+    ahead = spec.longest.num_draft_tokens + spec.topk * spec.longest.num_steps
+    # Prefill gives a token, v2 runs a step more than it reports, and no request may end.
+    return (steps + 3) * longest_path(spec) + ahead
 
 
 def longest_path(spec: SpecConfig) -> int:

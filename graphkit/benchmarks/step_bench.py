@@ -12,7 +12,7 @@ from statistics import median
 import torch
 
 from graphkit.benchmarks.measured_engine import MeasuredEngine, Steps, host_time_steps
-from graphkit.benchmarks.open_engine import open_engine, pieces
+from graphkit.benchmarks.open_engine import open_engine, pieces, room_for
 from graphkit.benchmarks.step_measures import (
     BARE_STEP,
     bound_measures,
@@ -139,6 +139,18 @@ class StepBench:
         measured = max(host, self.rounds * steps) if self._is_cuda else steps
         return ahead + measured + ahead
 
+    @property
+    def max_context_len(self) -> int:
+        """Tokens of the longest context that an engine needs."""
+        most = self._most_steps
+        if self._is_cuda:
+            most = max(most, *map(self._counted_steps, self.variants))
+        return self.context + room_for(most, self.spec)
+
+    def _counted_steps(self, variant: Variant) -> int:
+        """Return the steps of an engine whose CUDA calls are counted."""
+        return 2 * self._warm_up + _COUNTED_ROUNDS * variant.whole_launches(_COUNTED_STEPS)
+
     def _times(self, size: int, progress: Callable[[str], None]) -> Iterator[Measure]:
         setting, seen = setting_name(size), {variant.name: Steps() for variant in self.variants}
         with ExitStack() as stack:
@@ -189,8 +201,7 @@ class StepBench:
     ) -> Iterator[Measure]:
         setting = setting_name(size)
         progress(f"{setting}: counting the CUDA calls of {variant.name}")
-        most = 2 * self._warm_up + _COUNTED_ROUNDS * variant.whole_launches(_COUNTED_STEPS)
-        with self._open(size, variant, most) as engine:
+        with self._open(size, variant, self._counted_steps(variant)) as engine:
             calls = sum(engine.cuda_calls(_COUNTED_STEPS).values())
         yield cell(setting, variant.name, "CUDA calls", calls, "per step")
 

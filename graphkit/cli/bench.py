@@ -6,6 +6,7 @@ import argparse
 import gc
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 _GENERATIONS = ("v1", "v2", "v3")
 _STEPS = {"cuda": 64, "cpu": 16}
 _STEPS_PER_LAUNCH = {"cuda": (1, 4, 16, 64), "cpu": (1, 4, 16)}
+_LEAST_STEPS = 4
+"""Steps of a round below which defaults do not go."""
 _USUAL_LENGTHS = (1.0, 2.0, 3.0)
 
 
@@ -101,7 +104,8 @@ def _add_measurements(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--steps-per-launch", type=parse_list(parse_count, "1,4,16,64"), metavar="1,4,16,64",
-        help="steps of one launch of v3; default: 1,4,16,64, on the CPU 1,4,16",
+        help="steps of one launch of v3; default: 1,4,16,64, on the CPU 1,4,16, as far as the "
+        "contexts of the target have room",
     )  # fmt: skip
     parser.add_argument(
         "--context", type=parse_count, default=256, metavar="N",
@@ -110,7 +114,7 @@ def _add_measurements(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", type=parse_count, metavar="N",
         help="steps of a round, rounded up to whole launches of the longest loop; default: 64, on "
-        "the CPU 16",
+        "the CPU 16, or fewer if the contexts of the target have no room for them",
     )  # fmt: skip
     parser.add_argument(
         "--rounds", type=parse_count, default=3, metavar="N",
@@ -219,8 +223,37 @@ def _bench(
         rounds=arguments.rounds,
         accept_lengths=_accept_lengths(arguments, longest_path(models.spec)),
     )
+    if group is None or not group.loop_refusal:
+        bench = _fitted(bench, arguments, models.longest_context, generations, counts)
     folder = "the reference model" if models.folder is None else models.folder.resolve().name
     return bench, arguments.shape or folder, notes
+
+
+def _fitted(
+    bench: StepBench,
+    arguments: argparse.Namespace,
+    longest: int | None,
+    generations: Sequence[Generation],
+    counts: Sequence[int],
+) -> StepBench:
+    """Return the measurement with shorter loops and rounds if the target's contexts need it.
+
+    Only defaults change: what was asked for is refused if there is no room for it.
+    """
+    from graphkit.benchmarks import make_variants
+
+    while longest is not None and bench.max_context_len > longest:
+        has_loops = arguments.steps_per_launch is None and len(counts) > 1
+        if has_loops and (counts[-1] >= bench.steps or arguments.steps is not None):
+            counts = counts[:-1]
+        elif arguments.steps is None and bench.steps > _LEAST_STEPS:
+            bench = replace(bench, steps=bench.steps // 2)
+        elif has_loops:
+            counts = counts[:-1]
+        else:
+            break
+        bench = replace(bench, variants=tuple(make_variants(generations, counts)))
+    return bench
 
 
 def _engine(models: OpenModels, context: int) -> Callable[..., SpeculativeEngine]:

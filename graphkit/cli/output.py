@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from graphkit.cli.exits import UsageError
 
 _PIPE_WIDTH = 120
+_SECONDS = 10.0
+"""Time between two lines of progress without a terminal."""
 _silent = False
 
 
@@ -146,7 +149,7 @@ def _write(text: str, stream: TextIO) -> None:
 
 @contextmanager
 def progress_on_stderr() -> Iterator[Callable[[int, int, str], None]]:
-    """Show a progress bar on stderr while the block runs, if stderr is a terminal.
+    """Show progress on stderr while the block runs: a bar on a terminal, else a line now and then.
 
     Yields:
         A function to call with the steps done, all steps, and a description of the present one.
@@ -158,6 +161,10 @@ def progress_on_stderr() -> Iterator[Callable[[int, int, str], None]]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
+    if not is_terminal(sys.stderr):
+        with _progress_lines() as advance_lines:
+            yield advance_lines
+        return
     console = Console(stderr=True)
     with Progress(
         *columns, console=console, transient=True, disable=_silent or not console.is_terminal
@@ -168,6 +175,32 @@ def progress_on_stderr() -> Iterator[Callable[[int, int, str], None]]:
             bar.update(task, completed=done, total=total, description=description)
 
         yield advance
+
+
+@contextmanager
+def _progress_lines() -> Iterator[Callable[[int, int, str], None]]:
+    """Print a line about the present step every ``_SECONDS``, as a log of CI shows them.
+
+    Steps that take long, such as a compilation, are printed again: a thread prints.
+    """
+    present: list[str] = []
+    has_ended = threading.Event()
+
+    def advance(done: int, total: int, description: str) -> None:
+        present[:] = [f"{description} ({done} of {total} done)"]
+
+    def print_lines() -> None:
+        while not has_ended.wait(_SECONDS):
+            for line in present:
+                print_message(line)
+
+    thread = threading.Thread(target=print_lines, name="graphkit progress", daemon=True)
+    thread.start()
+    try:
+        yield advance
+    finally:
+        has_ended.set()
+        thread.join()
 
 
 def check_writable(path: Path) -> None:

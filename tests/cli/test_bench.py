@@ -9,6 +9,7 @@ import pytest
 from graphkit.benchmarks import StepBench
 from graphkit.records import BenchReport
 from graphkit.reference import ALGORITHMS, SHAPES
+from graphkit.spec.config import default_spec
 
 TINY = ("--shape", "tiny", "--steps", 1, "--rounds", 1, "--context", 4, "--batch-sizes", 2)
 """The fastest settings."""
@@ -241,3 +242,34 @@ def test_an_unknown_format_is_refused(run):
     ended = run("bench", "--quantize", "fp8,fp4")
     assert ended.code == 2
     assert "'fp4' is not none, fp8 or int4; give a list such as none,fp8,int4" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "longest_loop"),
+    [((), 16, 4), (("--steps", "16"), 16, 4), (("--steps-per-launch", "1,8"), 32, 8)],
+)
+@pytest.mark.parametrize("algorithm", ["EAGLE", "NGRAM"])
+def test_the_defaults_of_a_gpu_fit_the_contexts_of_the_reference_model(
+    algorithm, options, steps, longest_loop
+):
+    import torch
+
+    from graphkit.benchmarks import make_variants
+    from graphkit.cli import build_parser
+    from graphkit.cli.bench import _STEPS, _STEPS_PER_LAUNCH, _fitted
+
+    arguments = build_parser().parse_args(["bench", "--batch-sizes", "1", *options])
+    spec = default_spec(algorithm)
+    counts = arguments.steps_per_launch or _STEPS_PER_LAUNCH["cuda"]
+    generations = ("v1", "v2", "v3")
+    bench = StepBench(
+        engine=print, spec=spec, algorithm=algorithm, device=torch.device("cuda"),
+        dtype=torch.float32, weights=None, variants=tuple(make_variants(generations, counts)),
+        text_ids=[1], context=arguments.context, steps=arguments.steps or _STEPS["cuda"],
+        rounds=arguments.rounds,
+    )  # fmt: skip
+    assert bench.max_context_len > 1024
+    fitted = _fitted(bench, arguments, 1024, generations, counts)
+    assert fitted.max_context_len <= 1024
+    assert (fitted.steps, fitted.variants[-1].steps_per_launch) == (steps, longest_loop)
+    assert _fitted(bench, arguments, None, generations, counts) is bench

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,3 +136,16 @@ def test_other_ranks_print_no_log(run, monkeypatch):
         "graphkit.cli.doctor._facts", lambda: logging.getLogger("graphkit").warning("slow") or ()
     )
     assert run("doctor").err == ""
+
+
+def test_progress_without_a_terminal_is_printed_now_and_then(monkeypatch, capsys):
+    printed = threading.Event()
+    monkeypatch.setattr(output, "_SECONDS", 0.01)
+    monkeypatch.setattr(output, "print_message", lambda line: (lines.append(line), printed.set()))
+    lines = []
+    with output.progress_on_stderr() as advance:
+        assert not printed.wait(0.05), "nothing has begun"
+        advance(2, 27, "DECODE capturing 8")
+        assert printed.wait(60)
+    assert lines[0] == "DECODE capturing 8 (2 of 27 done)"
+    assert not [each for each in threading.enumerate() if each.name == "graphkit progress"]

@@ -4,9 +4,21 @@ import pytest
 
 pytest.importorskip("sybil")
 
-from documentation_blocks import DOCS, PAGES, ROOT, needs_gpu, page_of
+import graphkit as gk
+from documentation_blocks import (
+    COMMANDS,
+    DOCS,
+    PAGES,
+    README,
+    ROOT,
+    needs_gpu,
+    page_of,
+    printed,
+    readme_commands,
+)
 
-GPU_PAGES = [path for path in PAGES if any(map(needs_gpu, page_of(path).examples()))]
+READ = [README, *PAGES]
+RUN_COMMANDS = [words for words in readme_commands() if words[0] == "graphkit"]
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +31,7 @@ def workplace(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", READ, ids=lambda path: path.stem)
 def test_the_blocks_of_a_page_run(path):
     for example in page_of(path).examples():
         if not needs_gpu(example):
@@ -27,10 +39,49 @@ def test_the_blocks_of_a_page_run(path):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("path", GPU_PAGES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", READ, ids=lambda path: path.stem)
 def test_the_blocks_of_a_page_run_on_a_gpu(path):
     for example in page_of(path).examples():
         example.evaluate()
+
+
+@pytest.mark.gpu
+def test_the_first_example_runs_with_its_model_on_the_gpu():
+    source = next(iter(page_of(README).examples())).parsed
+    on_gpu = source.replace('device="cpu"', 'device="cuda"')
+    assert on_gpu != source
+    with pytest.raises(gk.ConfigError, match="the weights of the forward are on cpu, the runner"):
+        exec(on_gpu, {})
+    with printed() as output:
+        exec(on_gpu.replace("\ndef forward", '\nmodel = model.to("cuda")\ndef forward', 1), {})
+    assert output.getvalue().startswith("tensor([")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", RUN_COMMANDS, ids=lambda words: words[1])
+def test_a_command_of_the_readme_runs(words):
+    run_command(words)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("words", RUN_COMMANDS, ids=lambda words: words[1])
+def test_a_command_of_the_readme_runs_on_a_gpu(words):
+    run_command(words)
+
+
+def run_command(words):
+    with printed() as output:
+        assert COMMANDS[words[0]](words[1:]) == 0, (words, output.getvalue())
+
+
+def test_the_readme_lists_commands():
+    assert {words[1] for words in RUN_COMMANDS} >= {
+        "generate",
+        "capture",
+        "audit",
+        "bench",
+        "record",
+    }
 
 
 def test_every_block_has_a_language_that_is_run_or_shown():

@@ -28,6 +28,7 @@ from graphkit.cli import build_parser, main
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
+README = ROOT / "README.md"
 
 
 def marks_above(example: Example) -> list[str]:
@@ -72,6 +73,13 @@ def run_console(example: Example) -> None:
             command = COMMANDS[name]
             assert command(arguments) == expected, (line, output.getvalue())
     check_output(shown, output.getvalue())
+
+
+def readme_commands() -> Iterator[list[str]]:
+    """Yield the commands of the README's list, which begin with the environment's programs."""
+    for line in README.read_text(encoding="utf-8").splitlines():
+        if line.startswith("    .venv/bin/"):
+            yield shlex.split(line.strip().removeprefix(".venv/bin/"), comments=True)
 
 
 def compare_text(example: Example) -> None:

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+import graphkit as gk
 from graphkit import InputError, ReplayError, SizeError, TargetVerifyInputs
 from graphkit.buffers import Axis, declare
+from graphkit.runners.settings import check_weights
 
 NAMES = ("req_pool_indices", "seq_lens", "input_ids", "positions", "out_cache_loc")
 
@@ -101,3 +103,29 @@ def test_a_staged_replay_that_fails_leaves_the_runner_usable(
         batch = make_batch(3, seed=seed)
         assert_same(runner.replay(batch), expect(batch))
         assert_in_step(runner)
+
+
+def test_weights_on_another_device_are_refused_before_the_capture(make_runner):
+    embedding = torch.nn.Embedding(32, 32, device="meta")
+
+    def forward(inputs):
+        return gk.ForwardOutput(next_token_logits=embedding(inputs.input_ids))
+
+    runner = make_runner(forward)
+    text = "the weights of the forward are on meta, the runner on cpu. Move the model there, or"
+    with pytest.raises(gk.ConfigError, match=text):
+        runner.capture()
+    with pytest.raises(gk.ConfigError, match="are on meta, the runner on cuda:0"):
+        check_weights(forward, torch.device("cuda", 0))
+    embedding = torch.nn.Embedding(32, 32)
+    runner.capture()
+
+
+def test_weights_on_several_devices_are_left_to_the_capture(make_runner):
+    unused, embedding = torch.nn.Linear(2, 2, device="meta"), torch.nn.Embedding(32, 32)
+
+    def forward(inputs):
+        return gk.ForwardOutput(next_token_logits=embedding(inputs.input_ids), hidden_states=None)
+
+    forward.unused = unused
+    make_runner(forward).capture()
