@@ -351,7 +351,8 @@ def containers(name: str, value: Any) -> Iterator[Container]:
         for attribute in MODULE_DICTS:
             yield Container(name, attributes.get(attribute, {}))
         for attribute in _HOOKS:
-            yield _DictItems(f"{name}.{attribute}", attributes.get(attribute, {}))
+            if attributes.get(attribute):
+                yield _DictItems(f"{name}.{attribute}", attributes[attribute])
     elif is_a(value, FunctionType):
         yield _ClosureCells(name, value)
         yield _Defaults(name, value)
