@@ -23,6 +23,8 @@ from graphkit.verify import PADDING_LEAKS, Rounding, first_difference
 
 _MOST_ROWS = 4
 """Rows of the batches that the function runs on."""
+_MOST_PLACES = 256
+"""Rows of the example whose places pads must not have."""
 _STATE_ULPS = 16
 """Rounding that is allowed between a row that is written alone and beside pads."""
 _Rows = Mapping[str, torch.Tensor]
@@ -132,10 +134,12 @@ class RowChecks:
         others = [*others[1:], others[0]]  # a permutation: rows that write need their own places
         others.insert(live, order[live])
         yield draw.rows(others, far)
+        yield self._pads(len(order))
         if not self.written.memory:
-            yield self._pads(len(order))
             # An index that is out of range raises on the CPU, but ends the process on CUDA.
-            if self.device.type == "cpu":
+            examples = self.arguments.example.values()
+            may_vary = any(not rows.is_floating_point() for rows in examples)
+            if may_vary and self.device.type == "cpu":
                 for source in (Integers.COLUMN, Integers.ARGUMENT):
                     yield draw.rows(others, far, source)
 
@@ -171,19 +175,20 @@ class RowChecks:
         fill = self._fill(batches[0])
         alone = []
         for rows in batches:
-            written.fill(fill)
-            self.arguments.run(rows, self.device)
-            places = written.changes(fill)
+            places = self._writes(rows, fill)
             alone.append({key: (at, written.memory[key][at]) for key, at in places.items()})
+        # Pads may be in the place of any row of the example, not only of the rows above.
+        rest = range(count, min(self.arguments.num_rows, _MOST_PLACES), _MOST_ROWS)
+        chunks = [range(i, min(i + _MOST_ROWS, self.arguments.num_rows)) for i in rest]
+        further = [self._writes(draw.rows(chunk, Floats.ENDS), fill) for chunk in chunks]
         for rows, expected in zip(batches, alone, strict=True):
-            written.fill(fill)
             padded = {key: torch.cat([rows[key], pads[key]]) for key in rows}
-            self.arguments.run(padded, self.device)
-            for key, at in written.changes(fill).items():
+            for key, at in self._writes(padded, fill).items():
                 own, values = expected[key]
                 strays = at[~torch.isin(at, own)]
                 if self.has_pad_values:  # these may write places that no row of a batch has
-                    taken = torch.cat([each[key][0] for each in alone])
+                    own_places = [each[key][0] for each in alone]
+                    taken = torch.cat([*own_places, *(each[key] for each in further)])
                     strays = strays[torch.isin(strays, taken)]
                 changed = own[_differ(values, written.memory[key][own])]
                 for element in torch.cat([changed, strays])[:1].tolist():
@@ -211,12 +216,16 @@ class RowChecks:
             field="pad_values",
         )
 
+    def _writes(self, rows: _Rows, fill: Mapping[int, float]) -> dict[int, torch.Tensor]:
+        """Return the elements that rows write in storages that are filled, by storage."""
+        self.written.fill(fill)
+        self.arguments.run(rows, self.device)
+        return self.written.changes(fill)
+
     def _fill(self, rows: _Rows) -> dict[int, float]:
         """Return a number of the size of what rows write per storage, beside which writes show."""
-        self.written.restore()
-        self.arguments.run(rows, self.device)
         numbers = {}
-        for key, at in self.written.changes({}).items():
+        for key, at in self._writes(rows, {}).items():
             flat = self.written.memory[key]
             if flat.is_floating_point():
                 values = flat[at].float().abs()

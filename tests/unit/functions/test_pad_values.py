@@ -53,6 +53,12 @@ def test_a_pad_value_that_a_row_of_the_example_has_is_refused(pads):
         gk.capture(Writer(), (X, SLOTS), batch_sizes=[4], pad_values=pads)
 
 
+def test_every_row_of_the_example_keeps_its_place():
+    example = torch.randn(9, 4), torch.arange(2, 11)
+    with pytest.raises(gk.ConfigError, match=r"at \[10\]"):
+        gk.capture(Writer(), example, batch_sizes=[4], pad_values={"slots": 10})
+
+
 def test_other_writes_of_pads_are_refused():
     for fn in (Writer().add, Writer().rows):
         example = (X, SLOTS) if fn.__name__ == "add" else X
