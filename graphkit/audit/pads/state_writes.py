@@ -55,8 +55,15 @@ class WatchedState:
         self._page_size = page_size
         rows = rows_of_batch(full_batch, page_size)
         self._last_request = max(rows["requests"])
+        # Arguments of a function have no slots or requests, so that its rows are not known.
+        is_known = any(hasattr(full_batch, name) for name in ("out_cache_loc", "req_pool_indices"))
         self._watched = [
-            _WatchedTensor(name, tensor, start.saved[name], row_axes(tensor, page_size, rows))
+            _WatchedTensor(
+                name,
+                tensor,
+                start.saved[name],
+                row_axes(tensor, page_size, rows) if is_known else (),
+            )
             for name, tensor in _without_parts(start.tensors)
             if declared is None or name in declared
         ]

@@ -53,6 +53,15 @@ def test_a_pad_value_that_a_row_of_the_example_has_is_refused(pads):
         gk.capture(Writer(), (X, SLOTS), batch_sizes=[4], pad_values=pads)
 
 
+def test_the_audit_does_not_judge_rows_that_it_does_not_know(capture):
+    writer = Writer()
+    captured = capture(
+        writer, (X, SLOTS), pad_values={"slots": 0}, mutable_state={"pool": writer.pools[1]}
+    )
+    found = gk.audit_target(captured.target, device="cpu", only=["pads"]).findings
+    assert not found, found
+
+
 def test_every_row_of_the_example_keeps_its_place():
     example = torch.randn(9, 4), torch.arange(2, 11)
     with pytest.raises(gk.ConfigError, match=r"at \[10\]"):
