@@ -26,6 +26,7 @@ SETTINGS = (
     {"temperature": 2.0, "min_p": 0.3},
     {"temperature": 1.5, "top_k": 9, "top_p": 0.8, "min_p": 0.15},
     {"temperature": 1.0, "top_p": 0.9, "min_p": 0.05},
+    {"temperature": 1.2, "logit_bias": {1: -torch.inf, 4: 1.0, 7: -torch.inf, 9: -1.0}},
 )
 LIKELY = 1e-3
 """p-value that a correct rule stays above, seeds being fixed."""
@@ -106,8 +107,10 @@ def p_value(texts, setting, logits=None):
     for text in texts:
         for before, after in pairwise(text):
             counts[before, after] += 1
-    logits = table(1) if logits is None else logits
-    probs = torch.stack([filtered(row, **setting) for row in logits])
+    logits, filters = table(1) if logits is None else logits, dict(setting)
+    for token, bias in filters.pop("logit_bias", {}).items():
+        logits[:, token] += bias
+    probs = torch.stack([filtered(row, **filters) for row in logits])
     if counts[probs == 0].any():
         return 0.0
     expected = probs * counts.sum(1, keepdim=True)
