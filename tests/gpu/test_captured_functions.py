@@ -31,6 +31,35 @@ def test_a_model_equals_itself_and_has_no_error(name):
     assert "error" not in {each.severity for each in report.findings}
 
 
+@pytest.mark.parametrize(
+    "fn", [lambda x: x / x.abs().max(), lambda x: x - x.mean(0), lambda x: x + torch.rand_like(x)]
+)
+@pytest.mark.parametrize("value", [None, 0, 1])
+def test_rows_that_follow_others_are_refused(fn, value):
+    example = torch.randn(3, 4) if value is None else torch.full((3, 4), float(value))
+    with pytest.raises(gk.OutputError, match=r"in the other rows|draws random numbers"):
+        gk.capture(fn, example.cuda(), batch_sizes=[4])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_pads_have_a_slot_of_their_own(dtype):
+    pool = torch.zeros(16, 4, device="cuda", dtype=dtype)
+
+    def store(x, slots):
+        pool[slots] = x.to(dtype)
+        return pool[slots].float()
+
+    example = 9 * torch.rand(3, 4, device="cuda") + 1, torch.tensor([5, 3, 7], device="cuda")
+    with pytest.raises(gk.ConfigError, match=r"pad rows write into `kv` at \[3\]"):
+        gk.capture(store, example, batch_sizes=[4], mutable_state={"kv": pool})
+    with gk.capture(
+        store, example, batch_sizes=[4], mutable_state={"kv": pool}, pad_values={"slots": 0}
+    ) as captured:
+        assert not pool.any()
+        captured(torch.full((1, 4), 2.0), torch.tensor([9]))
+    assert pool[1:].float().nonzero()[:, 0].unique().tolist() == [8]
+
+
 @pytest.fixture(params=["cpu", "cuda"])
 def captured(request):
     example = torch.randn(3, 4), torch.ones(3)
