@@ -90,16 +90,29 @@ class PlainTensors(StoredWeights):
         assert self.layout is not None, "it has quantised layers"
         tensors = self.stored(name)
         if len(self.forms[name][0]) == 3:
-            return self.layout.experts(name, tensors)
-        weight = self.layout.weight(self.quantized[name][0], tensors).dequantized(torch.float32)
+            weight = self.layout.experts(name, tensors)
+            last = {suffix: tensor[-1] for suffix, tensor in tensors.items()}
+            self._check(name, weight[-1], last)
+        else:
+            path, _ = self.quantized[name]
+            weight = self.layout.weight(path, tensors).dequantized(torch.float32)
+            self._check(name, weight, tensors)
+        return weight
+
+    def _check(self, name: str, weight: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Compare a dequantised matrix with the formula of the layout.
+
+        Raises:
+            CheckpointError: They differ.
+        """
+        assert self.layout is not None, "it has quantised layers"
         rows = checked_rows(len(weight))
         expected = stored_rows(self.layout.method, tensors, rows)
-        if (weight[rows] - expected).abs().max() > _TOLERANCE * expected.abs().max():
+        if not bool((weight[rows] - expected).abs().max() <= _TOLERANCE * expected.abs().max()):
             raise CheckpointError(
                 f"{name} is not what the tensors of {self.layout.method} stand for. Report this "
                 "with the config.json of the folder."
             )
-        return weight
 
     def copy(self, targets: Mapping[str, torch.Tensor], *_: Any) -> None:
         """Copy tensors into ``targets``, by their names."""

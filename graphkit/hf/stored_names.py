@@ -1,6 +1,7 @@
 """Names and conversions of stored tensors, as transformers has them for each type of model.
 
-transformers 5.5 to 5.24 rename stored tensors, and merge or split some, when they load a folder.
+transformers renames stored tensors, and merges or splits some, when it loads a folder. Checked with
+5.17 to 5.24.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ _WITHOUT_EFFECT = re.compile(
 )
 """Tensors that the settings of the model imply, or that no logit depends on."""
 _ACTIVATIONS = re.compile(
-    r"\.(input_scale|activation_scale|input_zero_point|input_observer\..*|[qp]_scale|prob_scale)$"
+    r"\.(input_scale(_ub)?|activation_scale|input_zero_point|input_observer\..*|output_scale"
+    r"|[qp]_scale|prob_scale)$"
 )
 """Tensors of quantised layers for activations of fewer bits, which graphkit does not round."""
 _ZERO_BY_DEFAULT = ("bias", "zero_point")
@@ -164,7 +165,10 @@ def _without(
     if name in stored:
         text = f"{folder} has no {abbreviate(missing)}, which config.json requires"
         if unused:
-            text += f", and has {abbreviate(unused)}, which {name} does not use"
+            return CheckpointError(
+                f"{text}, but has {abbreviate(unused)}, which {name} does not use: transformers has no "
+                "conversion from one to the other. Use a folder with the names that its model has."
+            )
         return CheckpointError(f"{text}. Download all weights, or correct config.json.")
     return CheckpointError(
         f"{folder} holds a {stored[0]}, which lacks {abbreviate(missing)} of {name}. Pass the "

@@ -20,7 +20,8 @@ def stored_rows(
 
     Args:
         method: ``quant_method`` of the folder.
-        tensors: The stored tensors by suffix, as ``StoredLayout.layers`` names them.
+        tensors: The stored tensors by suffix, as ``StoredLayout.layers`` names them. Of experts
+            that are one tensor, those of one expert.
         rows: Outputs, [R] int64.
     """
     if "weight" in tensors:
@@ -67,6 +68,8 @@ def _fp8(tensors: Mapping[str, torch.Tensor], rows: torch.Tensor) -> torch.Tenso
         return weight[rows].float() * scale.flatten()[0]
     if scale.numel() == outputs and (scale.dim() < 2 or scale.shape[1] == 1):
         return weight[rows].float() * scale.flatten()[rows][:, None]
+    if scale.shape == (1, inputs):  # of experts that are stored transposed
+        return weight[rows].float() * scale
     grid = scale.reshape(-(-outputs // 128), -(-inputs // 128))
     column = torch.arange(inputs, device=rows.device)
     return weight[rows].float() * grid[rows // 128][:, column // 128]

@@ -62,8 +62,11 @@ def fill_quantized(
                     f"{expected}. Correct config.json."
                 )
             model.set_submodule(path, nn.Identity())
-    names = frozenset(name for name in stored.forms if name.rpartition(".")[0] in layers)
-    stored.fill(model, device, optional=optional, ignored=names)
+    # Not the scales of keys and values: pools of this model do not take them.
+    suffixes = ("bias", "input_scale", "activation_scale")
+    names = {name for tensors in layers.values() for name in tensors.values()}
+    names |= {f"{path}.{suffix}" for path in layers for suffix in suffixes}
+    stored.fill(model, device, optional=optional, ignored=frozenset(names))
     for path, quantized in filled.items():
         model.set_submodule(path, quantized)
 

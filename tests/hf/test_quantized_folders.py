@@ -275,6 +275,28 @@ def test_permuted_inputs_are_refused_without_the_setting(tmp_path, name, tensor,
         hf.load(tmp_path / "folder", device="cpu")
 
 
+@pytest.mark.parametrize("name", ["awq", "fp8 blocks"])
+def test_files_of_torch_are_read_too(tmp_path, name):
+    expected = write_quantized(tmp_path / "folder", name)
+    file = tmp_path / "folder" / "model.safetensors"
+    torch.save(load_file(file), tmp_path / "folder" / "pytorch_model.bin")
+    file.unlink()
+    loaded = hf.load(tmp_path / "folder", device="cpu")
+    ids = torch.tensor([PROMPT])
+    torch.testing.assert_close(
+        loaded.original(ids).logits, expected(ids).logits, rtol=1e-4, atol=1e-4
+    )
+
+
+def test_the_fast_layout_refuses_scales_of_keys_and_values(tmp_path):
+    write_quantized(tmp_path / "folder", "modelopt")
+    file = tmp_path / "folder" / "model.safetensors"
+    scale = {"model.layers.0.self_attn.k_proj.k_scale": torch.tensor(0.5)}
+    save_file(load_file(file) | scale, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"k_proj\.k_scale"):
+        load_checkpoint(tmp_path / "folder")
+
+
 @pytest.mark.parametrize("value", [0, 1])
 @pytest.mark.parametrize("name", ["awq", "gptq"])
 def test_biases_that_the_model_does_not_have(tmp_path, name, value):
