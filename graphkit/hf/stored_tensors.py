@@ -166,8 +166,8 @@ def _without(
         text = f"{folder} has no {abbreviate(missing)}, which config.json requires"
         if unused:
             return CheckpointError(
-                f"{text}, but has {abbreviate(unused)}, which {name} does not use: transformers has no "
-                "conversion from one to the other. Use a folder with the names that its model has."
+                f"{text}, but has {abbreviate(unused)}, which {name} does not use: transformers "
+                "has no conversion from one to the other. Use a folder with the names of its model."
             )
         return CheckpointError(f"{text}. Download all weights, or correct config.json.")
     return CheckpointError(

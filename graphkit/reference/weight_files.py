@@ -20,10 +20,7 @@ _SAFETENSORS_DTYPE = {
     torch.bfloat16: "BF16",
     torch.int64: "I64",
     torch.int32: "I32",
-    torch.int8: "I8",
-    torch.uint8: "U8",
     torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
 }
 
 Form = tuple[list[int], str]
