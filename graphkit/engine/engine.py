@@ -221,6 +221,8 @@ class SpeculativeEngine:
             progress: Called with a short message before each runner is captured.
 
         Raises:
+            AttentionError: The target's attention backend computes a tree or a packed prefill
+                differently from a chain; without ``capture``, the first prefill raises it.
             CaptureError: A forward cannot be captured. Runners captured before it keep their
                 graphs; call ``capture`` again to continue.
             ConfigError: ``progress`` cannot be called.

@@ -294,6 +294,8 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             attribution: As for ``Runner.capture``.
 
         Raises:
+            AttentionError: The target's attention backend computes a tree or a packed prefill
+                differently from a chain; without ``capture``, the first ``admit`` raises it.
             CaptureError: A size cannot be captured. The attempt is undone.
             ReplayError: The runner is not ``planned``.
         """

@@ -159,3 +159,49 @@ def test_an_interrupt_while_the_next_step_recovers_from_one(service):
             interrupt(service, first, occurrence, line)
             texts = [service.returned.get(request) for request in service.requests]
             assert texts == service.texts[: len(texts)], f"{line} loses tokens"
+
+
+def test_a_loop_of_a_caller_goes_on_after_an_interrupt(table_model):
+    """It is stopped, and its requests are admitted again with the text that was received."""
+    table, count = table_model.Table(torch.device("cpu")), 5
+    prompts = dict(enumerate(PROMPTS[:2], 1))
+    texts = {row: table.text(prompt, count, ()) for row, prompt in prompts.items()}
+
+    def run(runner):
+        received, running = {row: [] for row in prompts}, set(prompts)
+
+        def take(row, tokens):
+            received[row] += tokens
+            if len(received[row]) == count:
+                running.discard(row)
+
+        def advance(is_first):
+            if is_first:
+                runner.release(sorted(running))
+                for row in sorted(running):
+                    sampling = SamplingParams(max_new_tokens=count - len(received[row]))
+                    report = runner.admit(row, prompts[row] + received[row], sampling)
+                    take(row, report[0, 4:].tolist())
+            for step in runner.launch(sorted(running), max_steps=3) if running else ():
+                for each in step.requests:
+                    take(each.req_pool_index, each.tokens)
+
+        is_first = True
+        while running:
+            try:
+                advance(is_first)
+                is_first = False
+            except KeyboardInterrupt:
+                runner.stop_loops()
+                is_first = True
+        return received
+
+    with table_model.table_runner(table, 1, rows=2, batch_sizes=[1, 2], ring_entries=8) as runner:
+        runner.capture()
+        assert run(runner) == texts
+        loops = "/ops/device_loop.py", "/graphs/recorded_loop.py"
+        lines = lines_of(lambda: run(runner), lambda code: code.co_filename.endswith(loops))
+        assert len(lines) > 60
+        for line in lines:
+            with raising_at(line, 1 + lines[line] // 2, KeyboardInterrupt()):
+                assert run(runner) == texts, line

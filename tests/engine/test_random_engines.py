@@ -20,6 +20,7 @@ def test_random_engines_under_faults():
     assert counts["interrupted steps"] > RUNS // 3
     assert counts["failed steps"] > 2
     assert min(counts["with windows"], counts["recurrent"], counts["preemptions"]) > 0
+    assert counts["loops that check slots"] > 0
     assert counts["requests with processors"] > RUNS
     assert counts["tokens"] > 20 * RUNS
     assert counts["cut off at a near tie"] < RUNS

@@ -267,6 +267,18 @@ def test_the_slots_of_an_engine():
     assert caught.value.field == "kv_slots"
 
 
+def test_the_slots_of_an_engine_fit_in_the_free_memory_of_a_gpu(monkeypatch):
+    loaded = hf.load(small_model("llama"), draft=small_model("llama"), device="cpu", check=False)
+    spec, requests = loaded.spec(page_size=4), gk.ReqToTokenPool(4, 512, "cpu")
+    of_target = 4 * sum(2 * layer.heads * layer.key_size for layer in loaded.layout.attention)
+    assert loaded._slot_bytes(spec, None) == 2 * of_target
+    monkeypatch.setattr(type(loaded), "_slot_bytes", lambda *_: 1000)
+    monkeypatch.setattr(type(loaded), "device", torch.device("cuda"))
+    for free, slots in ((10**6, 700), (10**9, 4 * 512), (1000, 512)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 10**10))
+        assert loaded._kv_slots(None, requests, spec, None) == slots
+
+
 def test_a_model_whose_own_forward_fails_is_refused(monkeypatch):
     model = small_model("llama")
 
