@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,9 +139,9 @@ def _arguments(
 ) -> tuple[dict[str, Any], bool]:
     """Return the arguments of ``SamplingParams`` for a setting, and whether they are all of it."""
     if name == "repetition_penalty":
-        return {name: value}, True
+        return {name: float(value)}, True
     if name == "min_new_tokens":
-        return {"min_tokens": value}, True
+        return {"min_tokens": operator.index(value)}, True
     if name == "suppress_tokens":
         biases = [([token], -math.inf) for token in value]
     elif name == "bad_words_ids":  # transformers keeps the stop tokens

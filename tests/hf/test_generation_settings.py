@@ -139,8 +139,12 @@ def test_stop_tokens_of_null_are_none(settings, expected, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("suppress_tokens", 3), ("bad_words_ids", [3]), ("sequence_bias", [1, 2])]
-)
+    ("name", "value"),
+    [
+        ("suppress_tokens", 3), ("bad_words_ids", [3]), ("sequence_bias", [1, 2]),
+        ("min_new_tokens", "x"), ("min_new_tokens", [3]), ("repetition_penalty", "x"),
+    ],
+)  # fmt: skip
 def test_a_malformed_setting_is_refused_by_name(name, value):
     model = small_model("llama")
     setattr(model.generation_config, name, value)
