@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import runpy
 import sysconfig
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from accept_loops import accept_lengths, check_engine, head_drafts
 from graphkit.engine import SamplingParams
 from graphkit.reference import (
     AuxStates,
@@ -56,22 +56,15 @@ class Loop:
         self.models, self.drafts = models, drafts
         self.draft_after = getattr(self, models.algorithm.lower())
 
-    def accept_lengths(self, text, prompt, new):
-        """Return the accepted tokens of each step until ``new`` tokens are generated."""
+    def accept_lengths(self, text, prompt):
+        """Return the accepted tokens of each step until NEW tokens are generated."""
         ids = torch.tensor(text)
         aux = AuxStates(self.models.aux_layers)
         hidden = self.models.target(ids, torch.arange(len(ids)), causal(len(ids)), aux=aux)
         self.features = aux.joined() if self.models.aux_layers else hidden
         best = self.models.target.logits(hidden)[prompt - 1 : -1].argmax(-1)
         assert best.tolist() == text[prompt:], "the text is greedy"
-        known, lengths = 1, []  # the first token comes with the prompt
-        while known < new:
-            drafts = self.draft_after(text[: prompt + known])
-            rest = text[prompt + known :]
-            agree = [draft == token for draft, token in zip(drafts, rest, strict=False)]
-            lengths.append([*agree, False].index(False) + 1)
-            known += lengths[-1]
-        return lengths
+        return accept_lengths(self.draft_after, text, prompt, NEW)
 
     def standalone(self, text):
         for _ in range(self.drafts):
@@ -80,17 +73,9 @@ class Loop:
         return text[-self.drafts :]
 
     def eagle(self, text):
-        head, length, token_map = self.models.draft, len(text) - 1, self.models.draft_token_map
-        hidden = self.features[:length]
-        if token_map is not None or hasattr(head, "midlayer"):
-            hidden = head.fc(hidden)
-        for _ in range(self.drafts):
-            ids, rows = torch.tensor(text[1:]), len(text) - 1
-            out = head(ids, hidden, torch.arange(rows), causal(rows))
-            best = head.logits(out[-1:])[0].argmax()
-            text = [*text, int(best if token_map is None else token_map[best])]
-            hidden = torch.cat([hidden, out[-1:]])
-        return text[-self.drafts :]
+        models = self.models
+        token_map = models.draft_token_map
+        return head_drafts(models.draft, self.features, text, self.drafts, token_map)
 
     eagle3 = eagle
 
@@ -133,7 +118,7 @@ def check_accept_lengths(algorithm, prompts, generations):
     loop = Loop(models, 3)
     with torch.no_grad():
         expected = [
-            loop.accept_lengths(text, len(prompt), NEW)
+            loop.accept_lengths(text, len(prompt))
             for text, prompt in zip(texts, prompts, strict=True)
         ]
     assert len({length for lengths in expected for length in lengths}) > 2
@@ -144,18 +129,7 @@ def check_accept_lengths(algorithm, prompts, generations):
         ) as engine:  # fmt: skip
             if generation == "v3":
                 engine.capture()
-            sampling = SamplingParams(max_new_tokens=NEW)
-            requests = [engine.submit(prompt, sampling) for prompt in prompts]
-            found = {request: [] for request in requests}
-            while engine.has_work:
-                before = {request: Counter(request.accepted_lengths) for request in requests}
-                engine.step()
-                for request in requests:
-                    found[request] += (request.accepted_lengths - before[request]).elements()
-        if generation == "v3":  # a launch has several steps
-            found = {request: sorted(lengths) for request, lengths in found.items()}
-            expected = [sorted(lengths) for lengths in expected]
-        assert [*found.values()] == expected, generation
+            check_engine(engine, prompts, NEW, expected)
 
 
 @pytest.mark.slow

@@ -1,20 +1,26 @@
-"""Draft models that are trained on the text of their target draft what it says."""
+"""Accept lengths of draft models that are trained on the text of their target."""
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 import graphkit as gk
+from accept_loops import accept_lengths, check_engine, head_drafts
 from graphkit import hf
+from graphkit.hf.attention import attending
+from graphkit.hf.mtp import MtpHead
 from graphkit.reference import Eagle3Head, EagleHead, LlamaConfig, save_draft_head
 from mtp_folders import save_with_mtp
 from small_models import small_model
 from trained_drafts import SENTENCES, head_run, head_target, mtp_run, train_head, trained
 
 pytestmark = pytest.mark.slow
-PROMPTS = [SENTENCES[i][: 4 + i].tolist() for i in range(3)]
-NEW_TOKENS = 24
+PROMPTS = [SENTENCES[i][: 1 + 2 * i].tolist() for i in range(4)]
+NEW_TOKENS, STEPS = 24, 3
 
 
 def with_head(kind, folder, create, layers=(), **options):
@@ -30,12 +36,16 @@ def with_head(kind, folder, create, layers=(), **options):
     return hf.load(target, draft=folder, device="cpu")
 
 
-def with_mtp(kind, folder):
-    save_with_mtp(trained(small_model(kind)), folder, 1)
+def with_mtp(kind, folder, count=1):
+    save_with_mtp(trained(small_model(kind)), folder, 1, count)
     loaded = hf.load(folder, draft="mtp", device="cpu")
     head = loaded.draft.module
     own = {name: each for name, each in head.named_parameters() if "embed_tokens" not in name}
     train_head(loaded.original, own.values(), mtp_run(head), ())
+    first = head.chain[0]
+    for layer in head.chain[1:]:  # as good as the first layer, with other tokens and states
+        for name, weight in layer.named_parameters():
+            weight.data.copy_(first.get_parameter(name))
     return loaded
 
 
@@ -45,7 +55,9 @@ def standalone(_):
         "gemma3_text", tie_word_embeddings=False, hidden_size=48, num_hidden_layers=1,
         layer_types=["sliding_attention"],
     )  # fmt: skip
-    return hf.load(target, draft=trained(draft), device="cpu")
+    loaded = hf.load(target, draft=deepcopy(trained(draft)), device="cpu")
+    loaded.plain_draft = draft
+    return loaded
 
 
 CASES = {
@@ -56,23 +68,67 @@ CASES = {
     ),
     "MTP of deepseek_v3": lambda folder: with_mtp("deepseek_v3", folder),
     "MTP of qwen3_5_text": lambda folder: with_mtp("qwen3_5_text", folder),
+    "three MTP layers of deepseek_v3": lambda folder: with_mtp("deepseek_v3", folder, 3),
 }
 
 
+def causal(call):
+    """Attend to all earlier rows, without pools."""
+    call = call.expanded()
+    parts = call.query, call.key, call.value
+    attended = scaled_dot_product_attention(
+        *parts, is_causal=True, scale=call.scaling, enable_gqa=True
+    )
+    return attended.transpose(1, 2)
+
+
+def loop(loaded, text):
+    """Return what drafts after a part of a text, without a cache."""
+    draft, layers = loaded.draft, loaded.draft.aux_layers
+    states = loaded.original(torch.tensor([text]), output_hidden_states=True).hidden_states
+    features = torch.cat([states[i][0] for i in layers], -1) if layers else states[-1][0]
+
+    def by_model(text):
+        for _ in range(STEPS):
+            logits = loaded.plain_draft(torch.tensor([text]), use_cache=False).logits
+            text = [*text, int(logits[0, -1].argmax())]
+        return text[-STEPS:]
+
+    def by_layers(text):
+        length, hidden = len(text) - 1, features[: len(text) - 1]
+        head, is_chain = draft.module, draft.algorithm == "MULTI_LAYER_EAGLE"
+        for step in range(STEPS):
+            ids, rows = torch.tensor(text[1 + step * is_chain :]), length + step * (not is_chain)
+            with attending(causal, torch.arange(rows)):
+                out = head(step * is_chain, ids, hidden, torch.arange(rows))
+            text = [*text, int(head.logits(out[-1:])[0].argmax())]
+            hidden = out if is_chain else torch.cat([hidden, out[-1:]])
+        return text[-STEPS:]
+
+    if draft.algorithm == "STANDALONE":
+        return by_model
+    if isinstance(draft.module, MtpHead):
+        return by_layers
+    return lambda text: head_drafts(draft.module, features, text, STEPS, draft.token_map)
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_a_trained_draft_model_is_accepted(case, tmp_path):
-    loaded = CASES[case](tmp_path)
-    for topk in (1, 2):
+def test_accept_lengths_are_those_of_a_loop_without_a_cache(case, tmp_path):
+    loaded, expected = CASES[case](tmp_path), []
+    options = {"max_batch_size": 4, "max_context_len": 64, "batch_sizes": [4]}
+    # Behind a sentence many are as likely: transformers may choose another one by rounding.
+    with loaded.engine(algorithm="NONE", **options) as engine:
+        sampling = gk.SamplingParams(max_new_tokens=NEW_TOKENS + STEPS)
+        texts = [[*r.prompt_ids, *r.output_ids] for r in engine.generate(PROMPTS, sampling)]
+    for prompt, text in zip(PROMPTS, texts, strict=True):
+        logits = loaded.original(torch.tensor([text])).logits[0, len(prompt) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(text[len(prompt) :])[:, None])
+        torch.testing.assert_close(chosen[:, 0], logits.amax(-1), atol=1e-3, rtol=0)
+        expected.append(accept_lengths(loop(loaded, text), text, len(prompt), NEW_TOKENS))
+    assert sum(map(sum, expected)) > 2 * sum(map(len, expected)), "most drafts are accepted"
+    for generation, chunk in {"v1": 5, "v2": 512, "v3": 3}.items():
         with loaded.engine(
-            topk=topk, max_batch_size=4, max_context_len=64, batch_sizes=[4]
+            num_steps=STEPS, generation=generation, chunked_prefill_size=chunk, **options
         ) as engine:
             engine.capture()
-            sampling = gk.SamplingParams(max_new_tokens=NEW_TOKENS)
-            requests = engine.generate(PROMPTS, sampling)
-            assert engine.stats.accept_length > 2  # of 4: three steps and the bonus token
-        for prompt, request in zip(PROMPTS, requests, strict=True):
-            ids = loaded.original.generate(
-                torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, eos_token_id=None,
-                pad_token_id=0, do_sample=False,
-            )  # fmt: skip
-            assert request.output_ids == ids[0, len(prompt) :].tolist()
+            check_engine(engine, PROMPTS, NEW_TOKENS, expected)
