@@ -22,7 +22,7 @@ from graphkit.buffers.value_checks import ValueChecks
 from graphkit.buffers.value_rules import Limits
 from graphkit.buffers.writers import AxisWriters, BatchWriter, FieldWriter
 from graphkit.config import require_type
-from graphkit.errors import ConfigError, InputError
+from graphkit.errors import ConfigError, InputError, short_repr
 from graphkit.ops.refresh import FROM_PAYLOAD, KEEP, Header, refresh
 
 
@@ -306,7 +306,8 @@ class InputBuffers:
 def _check_inputs_type(inputs_type: object) -> None:
     if not (isinstance(inputs_type, type) and is_dataclass(inputs_type)):
         raise ConfigError(
-            f"inputs_type must be a subclass of graphkit.StepInputs, got {inputs_type!r}.",
+            "inputs_type must be a subclass of graphkit.StepInputs, got "
+            f"{short_repr(inputs_type)}.",
             field="inputs_type",
         )
 
@@ -316,7 +317,8 @@ def _check_names(
 ) -> None:
     if not isinstance(names, kind) or isinstance(names, str):
         raise ConfigError(
-            f"{argument} must be a {kind.__name__.lower()} of field names, got {names!r}.",
+            f"{argument} must be a {kind.__name__.lower()} of field names, got "
+            f"{short_repr(names)}.",
             field=argument,
         )
     for name in names:

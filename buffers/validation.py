@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
+from graphkit.buffers.fields import Axis
 from graphkit.buffers.layout import FieldLayout
 from graphkit.errors import InputError
 
@@ -45,6 +47,29 @@ def validate_field(
     if tensor.device.type == "cpu":
         return tensor.contiguous()
     raise _refusal(layout, f"has strides {tensor.stride()}", "Pass .contiguous().")
+
+
+def explained(error: InputError, batch: Any, layouts: Iterable[FieldLayout]) -> InputError:
+    """Return a refusal that names the field that counts the requests, too, if that one is wrong.
+
+    A batch has as many requests as its first field per request has rows, and other fields are
+    refused that have another number. If they all agree on that number, the first one is wrong.
+    """
+    rows: dict[Axis, dict[str, int]] = {Axis.REQUEST: {}, Axis.TOKEN: {}, Axis.NONE: {}}
+    for layout in layouts:
+        shape: Any = getattr(getattr(batch, layout.name, None), "shape", ())
+        if len(shape):
+            rows[layout.field.axis][layout.name] = shape[0]
+    counting, requests = next(iter(rows[Axis.REQUEST].items()), ("", 0))
+    numbers = {n for name, n in rows[Axis.REQUEST].items() if name != counting}
+    tokens = {*rows[Axis.TOKEN].values()}
+    if error.field == counting or len(numbers) != 1 or not min(numbers) or requests in numbers:
+        return error
+    number = min(numbers)
+    if not tokens or any(t % number or not t % max(requests, 1) for t in tokens):
+        return error
+    text = f"{counting!r} has {requests} rows, and all other fields are of {number} requests."
+    return InputError(f"{error} {text}", field=error.field)
 
 
 def _as_tensor(layout: FieldLayout, value: Any) -> torch.Tensor:

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from graphkit.buffers.fields import Axis
 from graphkit.buffers.layout import FieldLayout
 from graphkit.buffers.mailbox import Mailbox, host_view
-from graphkit.buffers.validation import validate_field
+from graphkit.buffers.validation import explained, validate_field
+from graphkit.errors import InputError
 from graphkit.ops.refresh import FROM_PAYLOAD, Header
 
 _Array, _Tensor = np.ndarray, torch.Tensor
@@ -45,7 +46,6 @@ class FieldWriter:
     __slots__ = (
         "_device",
         "_device_index",
-        "_layout",
         "_mailbox",
         "_place",
         "_point",
@@ -54,6 +54,7 @@ class FieldWriter:
         "address",
         "dtype",
         "fast_path",
+        "layout",
         "name",
         "rows",
         "shape",
@@ -69,7 +70,7 @@ class FieldWriter:
         device: torch.device,
     ) -> None:
         self.name, self.shape = layout.name, layout.shape(row_count)
-        self._layout, self._mailbox = layout, mailbox
+        self.layout, self._mailbox = layout, mailbox
         self._row_count, self._device = row_count, device
         self._device_index = -1 if device.type == "cpu" else device.index
         self.dtype, self.size = layout.dtype, row_count * layout.row_bytes
@@ -113,7 +114,7 @@ class FieldWriter:
             and value.is_contiguous()
         ):
             return self._point_to(value)
-        tensor = validate_field(self._layout, value, self._row_count, self._device)
+        tensor = validate_field(self.layout, value, self._row_count, self._device)
         if not tensor.is_cpu:
             return self._point_to(tensor)
         if self._place is not None:
@@ -122,7 +123,7 @@ class FieldWriter:
             return None
         if self._device_index < 0:  # host and device are one
             return self._point_to(tensor)
-        staging = self._mailbox.staging(self._layout)
+        staging = self._mailbox.staging(self.layout)
         place = staging.view(-1)[: tensor.numel()].view(tensor.shape)
         place.copy_(tensor)
         return self._point_to(place)
@@ -215,7 +216,10 @@ class BatchWriter:
             ):
                 _memmove(address, value.data_ptr(), size)
                 continue
-            kept = write(value)
+            try:
+                kept = write(value)
+            except InputError as error:
+                raise explained(error, batch, [field.layout for field in self._fields]) from error
             if kept is not None:
                 in_flight.append(kept)
         return in_flight

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral
 from typing import TYPE_CHECKING, TypeGuard
 
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, short_repr
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,9 @@ def require_int(owner: str, field: str, value: object, least: int = 1) -> None:
         ConfigError: It is not.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{owner}.{field} must be an int >= {least}, got {value!r}.", field=field)
+        raise ConfigError(
+            f"{owner}.{field} must be an int >= {least}, got {short_repr(value)}.", field=field
+        )
     if value > _MAX_INT:
         raise ConfigError(
             f"{owner}.{field} must be an int <= {_MAX_INT}, got {value}.", field=field
@@ -56,7 +58,9 @@ def require_type(
         ConfigError: It has another type.
     """
     if not isinstance(value, types):
-        raise ConfigError(f"{owner}.{field} must be {expected}, got {value!r}.", field=field)
+        raise ConfigError(
+            f"{owner}.{field} must be {expected}, got {short_repr(value)}.", field=field
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,8 @@ class BufferSizes:
         # Only a torch.dtype has this attribute; config must not import torch to ask for the type.
         if getattr(self.dtype, "is_floating_point", None) is not True:
             raise ConfigError(
-                f"BufferSizes.dtype must be a floating-point torch.dtype, got {self.dtype!r}.",
+                "BufferSizes.dtype must be a floating-point torch.dtype, got "
+                f"{short_repr(self.dtype)}.",
                 field="dtype",
             )
 

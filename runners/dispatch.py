@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from graphkit.buffers import InputBuffers, StepInputs, validate_field
+from graphkit.buffers import InputBuffers, StepInputs, explained, validate_field
 from graphkit.config import is_int
-from graphkit.errors import InputError, SizeError
+from graphkit.errors import InputError, SizeError, short_repr
 from graphkit.graphs import SizeTable
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def require_count(field: str, value: object) -> None:
         InputError: It is not; ``field`` names it.
     """
     if not is_int(value):
-        raise InputError(f"{field} must be an int, got {value!r}.", field=field)
+        raise InputError(f"{field} must be an int, got {short_repr(value)}.", field=field)
 
 
 def size_error(requests: int, padded_batch_size: int, table: SizeTable) -> SizeError:
@@ -169,9 +169,11 @@ class Dispatch:
         for layout in self._buffers.layouts:
             if layout.name not in self._buffers.bound_fields:
                 rows = self._buffers.capacity.rows(layout.field.axis, requests, tokens)
-                validate_field(
-                    layout, getattr(batch, layout.name, None), rows, self._buffers.device
-                )
+                value = getattr(batch, layout.name, None)
+                try:
+                    validate_field(layout, value, rows, self._buffers.device)
+                except InputError as error:
+                    raise explained(error, batch, self._buffers.layouts) from error
         self._buffers.check(batch, tokens)
 
     def checked_size(self, batch: Any, padded_batch_size: int | None) -> int:

@@ -15,7 +15,7 @@ from graphkit.attention import AttentionBackend
 from graphkit.buffers import InputBuffers, StepInputs, runner_capacity
 from graphkit.config import BufferSizes
 from graphkit.distributed import AgreedSize, BarrierBackend, RankGroup
-from graphkit.errors import ConfigError, InputError, ReplayError, SizeError
+from graphkit.errors import ConfigError, InputError, ReplayError, SizeError, short_repr
 from graphkit.graphs import (
     Attribution,
     Backend,
@@ -547,7 +547,9 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
     def _fall_back(self, batch: InputsT, without: Collection[str]) -> OutputT:
         self.dispatch.require_inputs(batch)
         if not isinstance(without, Collection):
-            raise InputError(f"without must be names of fields, got {without!r}.", field="without")
+            raise InputError(
+                f"without must be names of fields, got {short_repr(without)}.", field="without"
+            )
         if batch.batch_size:
             note_eager_step(self.device)
             return self.step.unpadded(batch, without)
@@ -814,4 +816,6 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
 
 def _check_callable(argument: str, value: object) -> None:
     if not callable(value):
-        raise ConfigError(f"{argument} must be a function, got {value!r}.", field=argument)
+        raise ConfigError(
+            f"{argument} must be a function, got {short_repr(value)}.", field=argument
+        )

@@ -11,7 +11,7 @@ import torch
 
 from graphkit.buffers import FieldLayout
 from graphkit.config import BufferSizes, is_int
-from graphkit.errors import ConfigError, InputError
+from graphkit.errors import ConfigError, InputError, short_repr
 from graphkit.runners.mode_declaration import ModeDeclaration
 from graphkit.runners.sample_rows import Numbers, SampleRows
 from graphkit.runners.settings import value_limits
@@ -132,7 +132,7 @@ def largest_number(layout: FieldLayout, sizes: BufferSizes, steps_ahead: int = 0
 def _check_range(name: str, value: object, least: int, most: int) -> None:
     if not is_int(value) or not least <= value <= most:
         raise InputError(
-            f"{name} must be an int from {least} to {most}, got {value!r}.", field=name
+            f"{name} must be an int from {least} to {most}, got {short_repr(value)}.", field=name
         )
 
 

@@ -15,7 +15,7 @@ from graphkit.attention import AttentionBackend
 from graphkit.buffers import Limits, StepInputs
 from graphkit.config import BufferSizes, is_int, require_type
 from graphkit.distributed import RankGroup
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, short_repr
 from graphkit.graphs import Backend, BatchSizes
 from graphkit.ops.argument_rules import describe
 from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
@@ -104,7 +104,7 @@ def check_group(group: object) -> None:
     """
     if not isinstance(group, (RankGroup, NoneType)):
         raise ConfigError(
-            f"group must be a graphkit.RankGroup or None, got {group!r}. Pass "
+            f"group must be a graphkit.RankGroup or None, got {short_repr(group)}. Pass "
             "RankGroup(process_group).",
             field="group",
         )
@@ -119,7 +119,8 @@ def check_forward(forward: Any) -> None:
     for layer in forward if isinstance(forward, tuple) else (forward,):
         if not callable(layer):
             raise ConfigError(
-                f"forward must be callable, got {layer!r}. Pass a function from the mode's inputs "
+                f"forward must be callable, got {short_repr(layer)}. Pass a function from the "
+                "mode's inputs "
                 "to its output.",
                 field="forward",
             )
@@ -151,7 +152,7 @@ def check_inputs_type(inputs_type: Any, base: type[StepInputs]) -> None:
     """
     if not (isinstance(inputs_type, type) and issubclass(inputs_type, base)):
         raise ConfigError(
-            f"inputs_type must be a subclass of {base.__name__}, got {inputs_type!r}.",
+            f"inputs_type must be a subclass of {base.__name__}, got {short_repr(inputs_type)}.",
             field="inputs_type",
         )
     if inputs_type.__setattr__ is not object.__setattr__:

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from graphkit.buffers import Axis, StepInputs, fields_of
 from graphkit.config import BufferSizes, require_int
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, short_repr
 from graphkit.runners.outputs import Output
 from graphkit.runners.runner import InputsT, OutputT, Runner
 from graphkit.runners.settings import RunnerOptions, show_options
@@ -100,6 +100,6 @@ class StepRunner(Runner[InputsT, OutputT]):
 def _check_subclass(argument: str, value: object, base: type) -> None:
     if not (isinstance(value, type) and issubclass(value, base)):
         raise ConfigError(
-            f"{argument} must be a subclass of graphkit.{base.__name__}, got {value!r}.",
+            f"{argument} must be a subclass of graphkit.{base.__name__}, got {short_repr(value)}.",
             field=argument,
         )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.buffers import TargetVerifyInputs
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, short_repr
 from graphkit.graphs import scope
 from graphkit.ops import apply_token_bitmask
 from graphkit.runners.outputs import ForwardOutput
@@ -55,7 +55,7 @@ class TargetVerifyRunner(Runner[TargetVerifyInputs, ForwardOutput]):
     def _check_spec(self, spec: SpecConfig) -> None:
         if spec.is_draft_worker and not spec.resolved.supports_target_verify_for_draft():
             raise ConfigError(
-                f"a draft worker cannot capture TARGET_VERIFY with {spec.resolved!r}: "
+                f"a draft worker cannot capture TARGET_VERIFY with {short_repr(spec.resolved)}: "
                 "supports_target_verify_for_draft() is False. Override it, or capture on the "
                 "target's worker.",
                 field="is_draft_worker",

@@ -27,7 +27,7 @@ from graphkit.audit.undeclared_state import declare_for_audits
 from graphkit.audit.warmup import audit_warmup
 from graphkit.audit.wrapper import audit_wrapper
 from graphkit.config import require_type
-from graphkit.errors import ConfigError, TargetError
+from graphkit.errors import ConfigError, TargetError, short_repr
 from graphkit.graphs import Attribution, SizeTable, backend_for, environment
 from graphkit.records import AuditReport, GraphRecord, LockRecord
 from graphkit.records.audit import AUDITS, Audit
@@ -141,7 +141,9 @@ def lock_target(
         with _audited(target, mode, AuditLog(), (), sizes, device, True) as runner:
             graphs += graphs_to_lock(target, runner) if runner else []
     if not graphs:
-        raise TargetError(f"target {target.name!r} has no graph to lock: its modes run eagerly.")
+        raise TargetError(
+            f"target {short_repr(target.name)} has no graph to lock: its modes run eagerly."
+        )
     return make_lock(target.name, graphs, graphs[0].environment)
 
 
@@ -154,10 +156,11 @@ def representative_sizes(target: CaptureTarget) -> list[int]:
 def _chosen(only: Collection[str] | None) -> Collection[Audit]:
     expected = "names of audits, or None"
     require_type("audit_target", "only", only, (Collection, NoneType), expected)
-    unknown = [name for name in only or () if name not in AUDITS]
+    names = [] if only is None else list(only)
+    unknown = [name for name in names if not isinstance(name, str) or name not in AUDITS]
     if unknown:
         raise ConfigError(
-            f"unknown audit {unknown[0]!r}; audits are {', '.join(AUDITS)}.", field="only"
+            f"unknown audit {short_repr(unknown[0])}; audits are {', '.join(AUDITS)}.", field="only"
         )
     return AUDITS if only is None else [Audit(name) for name in only]
 

@@ -22,7 +22,7 @@ from graphkit.distributed.collectives import Collectives, OneShotCollectives
 from graphkit.distributed.connections import limit_gloo
 from graphkit.distributed.guarded_calls import GuardedCalls
 from graphkit.distributed.rank_store import failure_of_wait
-from graphkit.errors import ConfigError, RankError, ReplayError
+from graphkit.errors import ConfigError, RankError, ReplayError, short_repr
 from graphkit.spec import ForwardMode
 
 logger = logging.getLogger(__name__)
@@ -243,8 +243,8 @@ def _membership(process_group: object) -> tuple[dist.ProcessGroup, int]:
     chosen = dist.group.WORLD if process_group is None else process_group
     if not isinstance(chosen, dist.ProcessGroup):
         raise ConfigError(
-            f"process_group must be a torch.distributed.ProcessGroup of which this process is a "
-            f"member, got {process_group!r}.",
+            "process_group must be a torch.distributed.ProcessGroup of which this process is a "
+            f"member, got {short_repr(process_group)}.",
             field="process_group",
         )
     return chosen, dist.get_rank(chosen)
@@ -254,5 +254,6 @@ def _checked_seconds(value: object) -> float:
     if isinstance(value, (int, float)) and 0 < value < _MOST_S:
         return float(value)
     raise ConfigError(
-        f"time_limit must be a number of seconds above 0, got {value!r}.", field="time_limit"
+        f"time_limit must be a number of seconds above 0, got {short_repr(value)}.",
+        field="time_limit",
     )

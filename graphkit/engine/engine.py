@@ -29,7 +29,7 @@ from graphkit.engine.settings import (
 )
 from graphkit.engine.stats import EngineStats, Tally
 from graphkit.engine.token_matcher import TokenMatcher
-from graphkit.errors import InputError, ReplayError
+from graphkit.errors import InputError, ReplayError, short_repr
 from graphkit.graphs import Backend, BatchSizes, backend_for
 from graphkit.kv.contracts import check_request_pool
 from graphkit.kv.pool_use import PoolUse, check_unused
@@ -329,7 +329,8 @@ class SpeculativeEngine:
         self._check_open()
         if not isinstance(request, Request):
             raise InputError(
-                f"abort got {request!r}, expected a Request that submit returned.", field="request"
+                f"abort got {short_repr(request)}, expected a Request that submit returned.",
+                field="request",
             )
         if request.is_finished:
             return
@@ -452,7 +453,8 @@ class SpeculativeEngine:
         self._check_open()
         if not isinstance(prompts, Iterable):
             raise InputError(
-                f"generate got {prompts!r}, expected a sequence of prompts.", field="prompts"
+                f"generate got {short_repr(prompts)}, expected a sequence of prompts.",
+                field="prompts",
             )
         requests = [self._queue.create(prompt, sampling) for prompt in prompts]
         self._put(requests)

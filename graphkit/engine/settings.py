@@ -7,7 +7,7 @@ from typing import Literal, TypedDict
 
 from graphkit.config import BufferSizes, is_int
 from graphkit.distributed import RankGroup
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, short_repr
 from graphkit.graphs import Backend, BatchSizes
 from graphkit.kv.contracts import RequestPool
 from graphkit.spec import Plan, SpecConfig
@@ -40,7 +40,8 @@ def check_generation(generation: object) -> None:
     """
     if generation not in ("v1", "v2", "v3", None):
         raise ConfigError(
-            f"generation must be 'v1', 'v2', 'v3' or None, got {generation!r}.", field="generation"
+            f"generation must be 'v1', 'v2', 'v3' or None, got {short_repr(generation)}.",
+            field="generation",
         )
 
 
@@ -51,12 +52,14 @@ def check_tokens(seed: object, bos_token_id: object, vocab_size: int) -> None:
         ConfigError: One of them is not an int, or the vocabulary lacks the BOS token.
     """
     if not is_int(seed):
-        raise ConfigError(f"SpeculativeEngine.seed must be an int, got {seed!r}.", field="seed")
+        raise ConfigError(
+            f"SpeculativeEngine.seed must be an int, got {short_repr(seed)}.", field="seed"
+        )
     is_token = is_int(bos_token_id) and 0 <= bos_token_id < vocab_size
     if bos_token_id is not None and not is_token:
         raise ConfigError(
             "SpeculativeEngine.bos_token_id must be None or a token id from 0 to "
-            f"{vocab_size - 1}, got {bos_token_id!r}.",
+            f"{vocab_size - 1}, got {short_repr(bos_token_id)}.",
             field="bos_token_id",
         )
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from graphkit.errors import InputError
+from graphkit.errors import InputError, short_repr
 from graphkit.ops.logits import WORD_BITS, bitmask_words
 
 
@@ -52,7 +52,7 @@ def check_matcher(matcher: object, vocab_size: int) -> None:
     """
     if not isinstance(matcher, TokenMatcher):
         raise InputError(
-            f"matcher must be a graphkit.engine.TokenMatcher, got {matcher!r}. Pass an "
+            f"matcher must be a graphkit.engine.TokenMatcher, got {short_repr(matcher)}. Pass an "
             "xgrammar.GrammarMatcher, or an object with its methods.",
             field="matcher",
         )

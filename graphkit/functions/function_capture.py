@@ -11,7 +11,7 @@ from torch import nn
 
 from graphkit.buffers import StepInputs
 from graphkit.config import BufferSizes
-from graphkit.errors import ConfigError, GraphkitError, OutputError
+from graphkit.errors import ConfigError, GraphkitError, OutputError, short_repr
 from graphkit.functions.arguments import Arguments
 from graphkit.functions.captured_function import CapturedFunction
 from graphkit.functions.held_modules import held_weights
@@ -95,7 +95,7 @@ def capture(
             is random, a row depends on others, or a replay differs from the function.
     """
     if not callable(fn):
-        raise ConfigError(f"fn must be callable, got {fn!r}.", field="fn")
+        raise ConfigError(f"fn must be callable, got {short_repr(fn)}.", field="fn")
     check_tolerance(tolerance)
     weights = held_weights(fn) if weights is None else weights
     sizes = _checked_sizes(batch_sizes)
@@ -138,7 +138,8 @@ def _checked_sizes(sizes: object) -> list[int]:
     checked = list(sizes) if isinstance(sizes, Iterable) else []
     if not checked or not all(type(size) is int and size > 0 for size in checked):
         raise ConfigError(
-            f"batch_sizes must be ints >= 1, at least one, got {sizes!r}.", field="batch_sizes"
+            f"batch_sizes must be ints >= 1, at least one, got {short_repr(sizes)}.",
+            field="batch_sizes",
         )
     return checked
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from graphkit.errors import ConfigError, DeviceError
+from graphkit.errors import ConfigError, DeviceError, short_repr
 from graphkit.graphs.backend import Backend
 from graphkit.graphs.cuda import CudaBackend
 from graphkit.graphs.recorder import RecorderBackend
@@ -28,7 +28,7 @@ def resolve_device(device: torch.device | str) -> torch.device:
     try:
         wanted = torch.device(device)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise ConfigError(f"unknown device {device!r}: use auto, cpu or cuda.") from error
+        raise ConfigError(f"unknown device {short_repr(device)}: use auto, cpu or cuda.") from error
     if wanted.type not in ("cpu", "cuda"):
         raise ConfigError(f"device {wanted} is not supported: use auto, cpu or cuda.")
     if wanted.type == "cuda":
@@ -67,7 +67,8 @@ def backend_for(device: torch.device | str = "auto", backend: Backend | None = N
         return _shared[wanted]
     if not all(hasattr(backend, name) for name in ("name", "device", "session", "capture")):
         raise ConfigError(
-            f"backend must be a graphkit.Backend or None, got {backend!r}.", field="backend"
+            f"backend must be a graphkit.Backend or None, got {short_repr(backend)}.",
+            field="backend",
         )
     if device != "auto" and resolve_device(device) != backend.device:
         raise ConfigError(

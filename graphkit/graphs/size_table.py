@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from graphkit.config import is_int, require_int
-from graphkit.errors import ConfigError, SizeError
+from graphkit.errors import ConfigError, SizeError, short_repr
 from graphkit.records import PlanRecord
 
 BatchSizes = Iterable[int] | str | os.PathLike[str]
@@ -67,7 +67,8 @@ class SizeTable:
             chosen = PlanRecord.load(os.fspath(batch_sizes)).chosen.batch_sizes
         if not isinstance(chosen, Iterable):
             raise ConfigError(
-                f"batch_sizes must be an iterable of ints or the file of a plan, got {chosen!r}.",
+                "batch_sizes must be an iterable of ints or the file of a plan, got "
+                f"{short_repr(chosen)}.",
                 field="batch_sizes",
             )
         wanted = {*self._checked(list(chosen)), max_batch_size}
@@ -78,7 +79,7 @@ class SizeTable:
         for size in sizes:
             if type(size) is not int or size < 1:
                 raise ConfigError(
-                    f"batch_sizes must hold ints >= 1, got {size!r}.", field="batch_sizes"
+                    f"batch_sizes must hold ints >= 1, got {short_repr(size)}.", field="batch_sizes"
                 )
             if size > self.max_batch_size:
                 raise ConfigError(
@@ -113,7 +114,7 @@ class SizeTable:
         """
         if not is_int(batch_size) or batch_size < 0:
             raise ConfigError(
-                f"batch_size must be an int >= 0, got {batch_size!r}.", field="batch_size"
+                f"batch_size must be an int >= 0, got {short_repr(batch_size)}.", field="batch_size"
             )
         return batch_size <= self.largest
 
@@ -145,7 +146,7 @@ class SizeTable:
         chosen = list(batch_sizes) if isinstance(batch_sizes, Iterable) else []
         if not chosen or any(size not in self.sizes for size in chosen):
             raise ConfigError(
-                f"batch_sizes must be some of {list(self)}, got {batch_sizes!r}.",
+                f"batch_sizes must be some of {list(self)}, got {short_repr(batch_sizes)}.",
                 field="batch_sizes",
             )
         return SizeTable(max(chosen), chosen)

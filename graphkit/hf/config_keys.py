@@ -16,7 +16,7 @@ from pathlib import Path
 import transformers
 from transformers import PreTrainedModel
 
-from graphkit.errors import CheckpointError
+from graphkit.errors import CheckpointError, short_repr
 from graphkit.reference.checkpoint_folder import read_config
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,8 @@ def check_keys(folder: Path, model: PreTrainedModel) -> None:
             continue
         if name in _CHANGES_TEXT and not _is_off(name, value, data, longest):
             raise CheckpointError(
-                f"config.json of {folder} sets {name} to {value!r}, which {type(model).__name__} "
+                f"config.json of {folder} sets {name} to {short_repr(value)}, which "
+                f"{type(model).__name__} "
                 f"of transformers {transformers.__version__} does not read: its text would be that "
                 "of another model. Correct model_type or the name, update transformers, or remove "
                 f"{name} if the model was trained without it."

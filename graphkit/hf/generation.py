@@ -16,7 +16,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from graphkit.config import is_int
 from graphkit.engine import SamplingParams
-from graphkit.errors import CheckpointError
+from graphkit.errors import CheckpointError, short_repr
 from graphkit.hf.folder_errors import one_line
 from graphkit.step.sampling_params import MAX_BIASED_IDS
 
@@ -121,7 +121,7 @@ def generation_defaults(
             arguments, is_whole = _arguments(name, value, stop_ids, vocab_size)
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise CheckpointError(
-                f"{GENERATION_CONFIG_NAME}: {name} is malformed: {value!r}. Correct it."
+                f"{GENERATION_CONFIG_NAME}: {name} is malformed: {short_repr(value)}. Correct it."
             ) from error
         before, added = (each.get("logit_bias", {}) for each in (parameters, arguments))
         biases = before | {token: bias + before.get(token, 0) for token, bias in added.items()}
@@ -198,7 +198,8 @@ def stop_ids(ids: Any, owner: object) -> frozenset[int]:
     listed = ids if isinstance(ids, list) else [] if ids is None else [ids]
     if not all(is_int(each) and each >= 0 for each in listed):
         raise CheckpointError(
-            f"{owner}: eos_token_id must be a token id or a list of them, got {ids!r}. Correct "
+            f"{owner}: eos_token_id must be a token id or a list of them, got {short_repr(ids)}. "
+            "Correct "
             f"{GENERATION_CONFIG_NAME} or config.json."
         )
     return frozenset(listed)

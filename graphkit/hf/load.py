@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from graphkit.config import require_type
-from graphkit.errors import CheckpointError, ConfigError
+from graphkit.errors import CheckpointError, ConfigError, short_repr
 from graphkit.graphs import resolve_device
 from graphkit.hf.config_keys import check_keys
 from graphkit.hf.draft_model import DraftModel
@@ -256,7 +256,8 @@ def _quantize(model: PreTrainedModel, quantize: str, device: torch.device) -> No
     """Quantise the linear layers of a model but its output head, in place."""
     if any(isinstance(each, QuantizedLinear) for each in model.modules()):
         raise ConfigError(
-            f"quantize is {quantize!r}, but the weights are quantised already. Load them without "
+            f"quantize is {short_repr(quantize)}, but the weights are quantised already. Load "
+            "them without "
             "quantize.",
             field="quantize",
         )

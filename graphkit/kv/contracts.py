@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from graphkit.config import is_int
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, short_repr
 from graphkit.spec.signatures import signature_mismatch
 
 
@@ -176,7 +176,8 @@ def require_device(owner: str, device: object) -> torch.device:
         except RuntimeError:
             pass
     raise ConfigError(
-        f"{owner}.device must be a torch.device or a name such as 'cuda:0', got {device!r}.",
+        f"{owner}.device must be a torch.device or a name such as 'cuda:0', got "
+        f"{short_repr(device)}.",
         field="device",
     )
 

@@ -8,7 +8,7 @@ from itertools import islice
 import torch
 
 from graphkit.config import is_int
-from graphkit.errors import AttentionError
+from graphkit.errors import AttentionError, short_repr
 
 
 class FreeList:
@@ -73,4 +73,4 @@ def ints_to_free(owner: str, values: object) -> list[int]:
         numbers = list(listed)
         if all(map(is_int, numbers)):
             return numbers
-    raise AttentionError(f"{owner} cannot free {values!r}. Pass what alloc returned.")
+    raise AttentionError(f"{owner} cannot free {short_repr(values)}. Pass what alloc returned.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, short_repr
 from graphkit.kv.pool import TokenToKVPool
 from graphkit.ops.heads import ProjectedHeads
 from graphkit.ops.inference import allocates
@@ -81,7 +81,8 @@ class MHATokenToKVPool(TokenToKVPool):
             found = torch.as_tensor(1.0 if scale is None else scale, dtype=torch.float32)
         except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(
-                f"MHATokenToKVPool.{field} must be a number, a tensor or None, got {scale!r}.",
+                f"MHATokenToKVPool.{field} must be a number, a tensor or None, got "
+                f"{short_repr(scale)}.",
                 field=field,
             ) from error
         if found.shape not in ((), shape[1:], shape):

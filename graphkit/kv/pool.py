@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from graphkit.config import is_int, require_int
-from graphkit.errors import AttentionError, ConfigError
+from graphkit.errors import AttentionError, ConfigError, short_repr
 from graphkit.kv.contracts import require_device
 from graphkit.ops.kv_cache import buffer_table, move_kv
 
@@ -53,7 +53,8 @@ class TokenToKVPool:
         if dtype not in self.dtypes:
             *names, last = (str(each).removeprefix("torch.") for each in self.dtypes)
             raise ConfigError(
-                f"{name}.dtype must be {', '.join(names)} or {last}, got {dtype!r}.", field="dtype"
+                f"{name}.dtype must be {', '.join(names)} or {last}, got {short_repr(dtype)}.",
+                field="dtype",
             )
         self.size, self.page_size, self.dtype, self.layer_num = size, page_size, dtype, layer_num
         self.device = require_device(type(self).__name__, device)
@@ -110,7 +111,8 @@ class TokenToKVPool:
     def _checked(self, layer: int) -> int:
         if not is_int(layer) or not 0 <= layer < self.layer_num:
             raise AttentionError(
-                f"KV pool has no layer {layer!r}: it has {self.layer_num}, counted from 0. "
+                f"KV pool has no layer {short_repr(layer)}: it has {self.layer_num}, counted "
+                "from 0. "
                 "Construct the pool with the model's layer_num."
             )
         return layer

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from graphkit.config import is_int, require_int, require_type
-from graphkit.errors import AttentionError, ConfigError
+from graphkit.errors import AttentionError, ConfigError, short_repr
 from graphkit.kv.contracts import require_device
 from graphkit.ops.inference import allocates
 from graphkit.ops.kv_cache import buffer_table, move_kv
@@ -113,7 +113,8 @@ class RecurrentStatePool:
         require_type("RecurrentStatePool", "dtypes", dtypes, Mapping, "a torch.dtype or a mapping")
         if set(dtypes) != set(shapes):
             raise ConfigError(
-                f"RecurrentStatePool.dtypes is {dtypes!r}, but shapes has {sorted(shapes)}. Pass "
+                f"RecurrentStatePool.dtypes is {short_repr(dtypes)}, but shapes has "
+                f"{sorted(shapes)}. Pass "
                 "one torch.dtype, or one per kind of state.",
                 field="dtypes",
             )
@@ -165,7 +166,8 @@ class RecurrentStatePool:
         """Return the buffers of a layer by kind."""
         if not is_int(layer) or not 0 <= layer < self.layer_num:
             raise AttentionError(
-                f"RecurrentStatePool has no layer {layer!r}: it has {self.layer_num}, counted from "
+                f"RecurrentStatePool has no layer {short_repr(layer)}: it has {self.layer_num}, "
+                "counted from "
                 "0. Construct the pool with the model's recurrent layers."
             )
         return self._layers[layer]

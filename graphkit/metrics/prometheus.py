@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphkit.config import require_type
 from graphkit.engine import SpeculativeEngine
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, short_repr
 from graphkit.records import ReplayStats
 from graphkit.runners import Runner
 
@@ -91,7 +91,8 @@ class PrometheusCollector:
         require_type("PrometheusCollector", "prefix", prefix, str, "a name such as 'vllm'")
         if not _PREFIX.fullmatch(prefix):
             raise ConfigError(
-                f"PrometheusCollector.prefix must be letters, digits and _, got {prefix!r}.",
+                "PrometheusCollector.prefix must be letters, digits and _, got "
+                f"{short_repr(prefix)}.",
                 field="prefix",
             )
         self._source, self._core, self._labels = source, core, labels

@@ -23,7 +23,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import torch
 
-from graphkit.errors import AttentionError, ConfigError, InputError
+from graphkit.errors import AttentionError, ConfigError, InputError, short_repr
 
 ArgumentError = type[InputError] | type[ConfigError] | type[AttentionError]
 
@@ -234,7 +234,8 @@ def check_dtype(owner: str, dtype: object) -> None:
     """
     if dtype not in FLOATING_POINT:
         raise ConfigError(
-            f"{owner}.dtype must be torch.float16, bfloat16, float32 or float64, got {dtype!r}.",
+            f"{owner}.dtype must be torch.float16, bfloat16, float32 or float64, got "
+            f"{short_repr(dtype)}.",
             field="dtype",
         )
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from graphkit.config import require_type
-from graphkit.errors import CheckpointError
+from graphkit.errors import CheckpointError, short_repr
 from graphkit.ops.quantized_layout import BLOCK, blocks
 from graphkit.quantization.settings import check_quantization_keys, quantization_settings
 from graphkit.quantization.unpack import (
@@ -211,7 +211,8 @@ def _schemes(groups: Any) -> list[Mapping[str, Any]]:
         return [{**group["weights"]} for group in groups.values() if group.get("weights")]
     except (AttributeError, TypeError) as error:
         raise CheckpointError(
-            f"config_groups of compressed-tensors is {groups!r}, expected objects by name, each "
+            f"config_groups of compressed-tensors is {short_repr(groups)}, expected objects by "
+            "name, each "
             "with an object of weights. Correct config.json."
         ) from error
 
@@ -248,7 +249,7 @@ _METHODS: Mapping[str, Callable[[Mapping[str, Any]], StoredLayout]] = {
 def _require(method: str, name: str, value: object, *allowed: object) -> None:
     if value not in allowed:
         raise CheckpointError(
-            f"{name} of {method} is {value!r}, and graphkit reads "
+            f"{name} of {method} is {short_repr(value)}, and graphkit reads "
             f"{' or '.join(map(repr, allowed))}."
         )
 

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import pad
 
 from graphkit.config import is_int, require_int, require_type
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, short_repr
 from graphkit.ops.argument_rules import check_dtype, describe
 from graphkit.ops.quantized_layout import (
     BLOCK,
@@ -84,7 +84,7 @@ class QuantizedWeight:
         """
         if not (is_int(begin) and is_int(end) and 0 <= begin <= end <= self.out_features):
             raise ConfigError(
-                f"QuantizedWeight has no outputs from {begin!r} to {end!r}: it has "
+                f"QuantizedWeight has no outputs from {begin!r} to {short_repr(end)}: it has "
                 f"{self.out_features}, counted from 0.",
                 field="begin",
             )

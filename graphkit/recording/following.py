@@ -8,7 +8,7 @@ import os
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, short_repr
 from graphkit.recording.audit_files import AuditFileWriter
 from graphkit.recording.audit_options import REPORT_VARIABLE, AuditOptions
 from graphkit.recording.fingerprints import Fingerprint, FingerprintDifference, differences
@@ -137,7 +137,7 @@ def compare_fingerprint(
     """
     for name, value in {"before": before, "after": after}.items():
         if not isinstance(value, Fingerprint) and (name == "before" or value is not None):
-            raise ConfigError(f"{name} must be a Fingerprint, got {value!r}.", field=name)
+            raise ConfigError(f"{name} must be a Fingerprint, got {short_repr(value)}.", field=name)
     found = differences(before, fingerprint() if after is None else after)
     for difference in found:
         if difference.severity == "error" and _audits:

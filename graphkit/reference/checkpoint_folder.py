@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from graphkit.config import require_type
-from graphkit.errors import CheckpointError
+from graphkit.errors import CheckpointError, short_repr
 from graphkit.reference.weight_files import (
     ADVICE,
     Form,
@@ -205,6 +205,6 @@ def _read_json(folder: Path, name: str) -> Mapping[str, object]:
         ) from error
     if not isinstance(data, dict):
         raise CheckpointError(
-            f"{str(path)!r} must contain a JSON object, got {data!r}. Download it again."
+            f"{str(path)!r} must contain a JSON object, got {short_repr(data)}. Download it again."
         )
     return data

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from graphkit.config import require_int, require_type
-from graphkit.errors import CheckpointError, ConfigError
+from graphkit.errors import CheckpointError, ConfigError, short_repr
 
 _SIZES = (
     "vocab_size",
@@ -61,7 +61,7 @@ class RopeScaling:
         require_int("RopeScaling", _ORIGINAL, getattr(self, _ORIGINAL))
         if self.factor <= 0 or not 0 < self.low_freq_factor < self.high_freq_factor:
             raise ConfigError(
-                f"RopeScaling needs factor > 0 and 0 < low_freq_factor < high_freq_factor, got "
+                "RopeScaling needs factor > 0 and 0 < low_freq_factor < high_freq_factor, got "
                 f"factor {self.factor}, low_freq_factor {self.low_freq_factor} and "
                 f"high_freq_factor {self.high_freq_factor}. Correct these values.",
                 field="factor",
@@ -247,7 +247,8 @@ def _rope(values: Mapping[str, Any]) -> dict[str, Any]:
         found = values.get(key) or {}
         if not isinstance(found, Mapping):
             raise CheckpointError(
-                f"config.json: {key} must be an object, got {found!r}. Correct config.json."
+                f"config.json: {key} must be an object, got {short_repr(found)}. Correct "
+                "config.json."
             )
         rope |= found
     return {"rope_type": rope.get("type", "default")} | rope
@@ -269,5 +270,5 @@ def _unsupported(
 ) -> CheckpointError:
     names = " or ".join(str(one) for one in allowed) or "none"
     return CheckpointError(
-        f"config.json has {key} {value!r}, but only {names} is supported. {advice}"
+        f"config.json has {key} {short_repr(value)}, but only {names} is supported. {advice}"
     )

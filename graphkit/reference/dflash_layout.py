@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from graphkit.errors import CheckpointError
+from graphkit.errors import CheckpointError, short_repr
 from graphkit.reference.dflash import DFlashHead
 from graphkit.reference.eagle import TargetSizes
 from graphkit.reference.eagle_layout import NESTED
@@ -59,7 +59,8 @@ def layer_config(data: Mapping[str, object], target: TargetSizes) -> Mapping[str
     kinds = merged.get("layer_types") or []
     if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
         raise CheckpointError(
-            f"config.json: layer_types is {kinds!r}, but only full_attention is supported. Use a "
+            f"config.json: layer_types is {short_repr(kinds)}, but only full_attention is "
+            "supported. Use a "
             "head without windows."
         )
     if not kinds and data.get("model_type") == MODEL_TYPE:  # the default of transformers
@@ -80,7 +81,8 @@ def draft_settings(data: Mapping[str, object]) -> dict[str, Any]:
     layers = found.get("target_layer_ids")
     if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
         raise CheckpointError(
-            f"config.json: target_layer_ids must be a list of ints, got {layers!r}. Correct "
+            f"config.json: target_layer_ids must be a list of ints, got {short_repr(layers)}. "
+            "Correct "
             "config.json."
         )
     return {
@@ -94,7 +96,7 @@ def _integer(data: Mapping[str, object], name: str) -> int:
     value = data.get(name)
     if type(value) is not int:
         raise CheckpointError(
-            f"config.json: {name} must be an int, got {value!r}. Correct config.json."
+            f"config.json: {name} must be an int, got {short_repr(value)}. Correct config.json."
         )
     return value
 

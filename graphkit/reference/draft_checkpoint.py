@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from graphkit.config import is_int, require_type
-from graphkit.errors import CheckpointError, ConfigError
+from graphkit.errors import CheckpointError, ConfigError, short_repr
 from graphkit.reference import dflash_layout, eagle3_layout, eagle_layout
 from graphkit.reference.checkpoint_folder import (
     StoredWeights,
@@ -121,7 +121,8 @@ def load_eagle3_head(folder: str | Path, target: HeadTarget) -> Eagle3Head:
     vocab_size = config.vocab_size if vocab_size is None else vocab_size
     if not is_int(vocab_size) or vocab_size < 1:
         raise CheckpointError(
-            f"config.json: draft_vocab_size must be an int >= 1, got {vocab_size!r}. Correct it."
+            f"config.json: draft_vocab_size must be an int >= 1, got {short_repr(vocab_size)}. "
+            "Correct it."
         )
     is_mapped = vocab_size != config.vocab_size or "d2t" in names
     build = partial(

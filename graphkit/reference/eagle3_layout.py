@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from graphkit.errors import CheckpointError
+from graphkit.errors import CheckpointError, short_repr
 from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.eagle_layout import NESTED
 from graphkit.reference.head_settings import as_object, check_settings
@@ -47,7 +47,8 @@ def settings(data: Mapping[str, object]) -> Mapping[str, object]:
         outer, inner = data.get(name), nested.get(name)
         if None not in (outer, inner) and outer != inner:
             raise CheckpointError(
-                f"config.json sets {name} to {outer!r}, and {_NESTED} to {inner!r}. Correct one."
+                f"config.json sets {name} to {short_repr(outer)}, and {_NESTED} to "
+                f"{short_repr(inner)}. Correct one."
             )
     merged = {**data, **{name: value for name, value in nested.items() if value is not None}}
     if merged.get("use_aux_hidden_state", True) is not True:
@@ -71,7 +72,7 @@ def aux_layers(data: Mapping[str, object]) -> tuple[int, ...] | None:
         return None
     if not isinstance(inputs, list) or not all(type(each) is int for each in inputs):
         raise CheckpointError(
-            f"config.json: {_LAYER_IDS} must be a list of ints, got {inputs!r}. Correct "
+            f"config.json: {_LAYER_IDS} must be a list of ints, got {short_repr(inputs)}. Correct "
             "config.json."
         )
     if not inputs:
@@ -101,6 +102,7 @@ def flag(data: Mapping[str, object], key: str) -> bool:
     value = data.get(key)
     if value is not None and not isinstance(value, bool):
         raise CheckpointError(
-            f"config.json: {key} must be true or false, got {value!r}. Correct config.json."
+            f"config.json: {key} must be true or false, got {short_repr(value)}. Correct "
+            "config.json."
         )
     return bool(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from graphkit.errors import CheckpointError
+from graphkit.errors import CheckpointError, short_repr
 from graphkit.reference.head_settings import as_object, check_settings
 
 NESTED, _CLASS = "transformer_layer_config", "transformer_layer_architecture"
@@ -52,7 +52,8 @@ def nested_layer(data: Mapping[str, object]) -> Mapping[str, object]:
         return data
     if kind is not None and kind not in _TYPES:
         raise CheckpointError(
-            f"config.json of the draft head has {_CLASS} {kind!r}, but graphkit runs only "
+            f"config.json of the draft head has {_CLASS} {short_repr(kind)}, but graphkit runs "
+            "only "
             f"{', '.join(_TYPES)}. Use a head with one of these layers."
         )
     return {"model_type": _TYPES.get(str(kind), "llama"), **nested}

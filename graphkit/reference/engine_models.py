@@ -20,7 +20,7 @@ from graphkit.engine import (
     MultiLayerDrafter,
     NgramDrafter,
 )
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, short_repr
 from graphkit.quantization import check_quantization, quantize_linears
 from graphkit.reference.checkpoint import (
     default_checkpoint,
@@ -192,7 +192,8 @@ def quantized_models(models: EngineModels, quantize: str) -> EngineModels:
     check_quantization(quantize)
     if models.group is not None:
         raise ConfigError(
-            f"quantize is {quantize!r}, but ranks that split a model have their own layers, which "
+            f"quantize is {short_repr(quantize)}, but ranks that split a model have their own "
+            "layers, which "
             "are not quantised. Run on one device, or without quantize.",
             field="quantize",
         )

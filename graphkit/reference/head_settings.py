@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from graphkit.errors import CheckpointError
+from graphkit.errors import CheckpointError, short_repr
 from graphkit.reference.config import LlamaConfig
 
 _LAYER = frozenset({
@@ -88,7 +88,7 @@ def check_settings(
         if value not in values.get(name, _OFF):
             computed = " or ".join(repr(one) for one in values.get(name, ()))
             raise CheckpointError(
-                f"{where} sets {name}, which is not supported with the value {value!r}"
+                f"{where} sets {name}, which is not supported with the value {short_repr(value)}"
                 f"{f', only with {computed}' if computed else ''}. Use a draft head without it, or "
                 f"remove {name} if the head was trained without it."
             )
@@ -113,19 +113,21 @@ def head_config(data: Mapping[str, object]) -> LlamaConfig:
     kinds, window = data.get("layer_types"), data.get("sliding_window")
     if kinds is not None and not isinstance(kinds, list):
         raise CheckpointError(
-            f"config.json: layer_types must be a list, got {kinds!r}. Correct config.json."
+            f"config.json: layer_types must be a list, got {short_repr(kinds)}. Correct "
+            "config.json."
         )
     own = kinds[: _count(data)] if kinds else []
     if any(kind not in (_FULL, _WINDOWED) for kind in own):
         raise CheckpointError(
-            f"config.json of the draft head has layer_types {own!r}, but graphkit runs only "
+            f"config.json of the draft head has layer_types {short_repr(own)}, but graphkit runs "
+            "only "
             f"{_FULL} and {_WINDOWED}. Use a head with one of them."
         )
     if _WINDOWED in own:
         if type(window) is not int or window < 1:
             raise CheckpointError(
                 f"config.json: layer_types has {_WINDOWED}, so that sliding_window must be an int "
-                f">= 1, got {window!r}. Correct config.json."
+                f">= 1, got {short_repr(window)}. Correct config.json."
             )
         if data.get("model_type") not in ("llama", "mistral") or data.get("attention_bias"):
             raise CheckpointError(
@@ -150,7 +152,7 @@ def as_object(data: Mapping[str, object], name: str) -> Mapping[str, object]:
     value = data.get(name) or {}
     if not isinstance(value, Mapping):
         raise CheckpointError(
-            f"config.json: {name} must be an object, got {value!r}. Correct config.json."
+            f"config.json: {name} must be an object, got {short_repr(value)}. Correct config.json."
         )
     return value
 

@@ -8,7 +8,7 @@ from inspect import isabstract
 import torch
 
 from graphkit.attention import PagedAttention, SdpaAttention, TritonAttention
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, short_repr
 from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.reference.config import LlamaConfig
 
@@ -29,7 +29,7 @@ def attention_class(attention: object, device: torch.device) -> type[PagedAttent
         return attention
     raise ConfigError(
         "attention must be a class derived from graphkit.PagedAttention, such as "
-        f"graphkit.TritonAttention, or None, got {attention!r}.",
+        f"graphkit.TritonAttention, or None, got {short_repr(attention)}.",
         field="attention",
     )
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from graphkit.config import is_int
 from graphkit.distributed import RankGroup
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, short_repr
 from graphkit.graphs import resolve_device
 from graphkit.ops.argument_rules import check_dtype
 from graphkit.reference.config import LlamaConfig, RopeScaling
@@ -108,13 +108,13 @@ def random_models(
     """
     if shape not in list(SHAPES):  # a list takes unhashable values
         raise ConfigError(
-            f"unknown shape {shape!r}: shapes are {', '.join(SHAPES)}.", field="shape"
+            f"unknown shape {short_repr(shape)}: shapes are {', '.join(SHAPES)}.", field="shape"
         )
     name = check_algorithm(algorithm)
     check_dtype("random_models", dtype)
     if not is_int(seed) or not -(2**63) <= seed < 2**64:
         raise ConfigError(
-            f"random_models.seed must be an int from -2**63 to 2**64 - 1, got {seed!r}.",
+            f"random_models.seed must be an int from -2**63 to 2**64 - 1, got {short_repr(seed)}.",
             field="seed",
         )
     generator = torch.Generator(resolve_device(device)).manual_seed(int(seed))

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NoReturn, TypeGuard
 
 from graphkit.config import require_int, require_type
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, short_repr
 from graphkit.spec.algorithms import Algorithm
 from graphkit.spec.modes import ForwardMode
 from graphkit.spec.registry import check_methods, get_algorithm
@@ -80,7 +80,8 @@ class SpecConfig:
         for field in ("is_draft_worker", "linear_attention"):
             if not isinstance(getattr(self, field), bool):
                 raise ConfigError(
-                    f"SpecConfig.{field} must be True or False, got {getattr(self, field)!r}.",
+                    f"SpecConfig.{field} must be True or False, got "
+                    f"{short_repr(getattr(self, field))}.",
                     field=field,
                 )
         if is_sequence(self.num_steps):
@@ -209,8 +210,9 @@ class SpecConfig:
             widths = (*(min(most, _most_nodes(count, topk)) for count in steps[:-1]), most)
         if not steps or len(widths) != len(steps):
             raise ConfigError(
-                f"SpecConfig.num_steps is {num_steps!r} and num_draft_tokens is "
-                f"{num_draft_tokens!r}, expected at least one draft length, and a width for "
+                f"SpecConfig.num_steps is {short_repr(num_steps)} and num_draft_tokens is "
+                f"{short_repr(num_draft_tokens)}, expected at least one draft length, and a "
+                "width for "
                 "each.",
                 field="num_steps",
             )

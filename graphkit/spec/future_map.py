@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from graphkit.errors import InputError, ReplayError
+from graphkit.errors import InputError, ReplayError, short_repr
 
 if TYPE_CHECKING:
     import torch
@@ -116,7 +116,8 @@ class FutureMap:
         if is_int64 and req_pool_indices.ndim == 1:
             return
         raise InputError(
-            f"FutureMap got request rows {req_pool_indices!r}, expected an int64 tensor [B].",
+            f"FutureMap got request rows {short_repr(req_pool_indices)}, expected an int64 "
+            "tensor [B].",
             field="req_pool_indices",
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from graphkit.config import require_type
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, short_repr
 from graphkit.spec.algorithms import (
     INTERFACE,
     PREDICATES,
@@ -36,13 +36,14 @@ def register_algorithm(name: str, cls: type[CustomSpecAlgorithm]) -> None:
             the interface, which the message lists, or has one with other parameters.
     """
     if type(name) is not str or not name:
-        raise ConfigError(f"algorithm name must be text, got {name!r}.", field="name")
+        raise ConfigError(f"algorithm name must be text, got {short_repr(name)}.", field="name")
     if not inspect.isclass(cls):
-        raise ConfigError(f"algorithm class must be a class, got {cls!r}.", field="cls")
+        raise ConfigError(f"algorithm class must be a class, got {short_repr(cls)}.", field="cls")
     key = name.upper()
     if key in algorithm_names():
         raise ConfigError(
-            f"algorithm name {name!r} is taken; names in use: {', '.join(algorithm_names())}.",
+            f"algorithm name {short_repr(name)} is taken; names in use: "
+            f"{', '.join(algorithm_names())}.",
             field="name",
         )
     missing = _missing(cls)
@@ -56,7 +57,8 @@ def register_algorithm(name: str, cls: type[CustomSpecAlgorithm]) -> None:
         inspect.signature(cls).bind(key)
     except TypeError as error:
         raise ConfigError(
-            f"algorithm class {cls.__name__} is called as {cls.__name__}({key!r}): {error}. Give "
+            f"algorithm class {cls.__name__} is called as {cls.__name__}({short_repr(key)}): "
+            f"{error}. Give "
             "its __init__ one parameter, the name.",
             field="cls",
         ) from error
@@ -66,8 +68,8 @@ def register_algorithm(name: str, cls: type[CustomSpecAlgorithm]) -> None:
         algorithm = cls(key)
     except Exception as error:
         raise ConfigError(
-            f"{cls.__name__}({key!r}) raised {type(error).__name__}: {error}. Register a class "
-            "that can be called with the name alone, such as a subclass of "
+            f"{cls.__name__}({short_repr(key)}) raised {type(error).__name__}: {error}. Register a "
+            "class that can be called with the name alone, such as a subclass of "
             "graphkit.CustomSpecAlgorithm.",
             field="cls",
         ) from error
@@ -87,7 +89,7 @@ def get_algorithm(name: object) -> Algorithm:
         return name  # type: ignore[return-value]  # a class need not derive from ours
     if not isinstance(name, str):
         raise ConfigError(
-            f"algorithm must be a name or an algorithm, got {name!r}.", field="algorithm"
+            f"algorithm must be a name or an algorithm, got {short_repr(name)}.", field="algorithm"
         )
     key = name.upper()
     if key in SpecAlgorithm.__members__:
@@ -95,7 +97,7 @@ def get_algorithm(name: object) -> Algorithm:
     found = _ALIASES.get(key) or _custom.get(key)
     if found is None:
         raise ConfigError(
-            f"unknown algorithm {name!r}; known are {', '.join(algorithm_names())}. "
+            f"unknown algorithm {short_repr(name)}; known are {', '.join(algorithm_names())}. "
             "Register a custom one with graphkit.register_algorithm(name, cls).",
             field="algorithm",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from graphkit.errors import ConfigError, GraphkitError
+from graphkit.errors import ConfigError, GraphkitError, short_repr
 
 _NOT_PLAIN = {
     "an async function": inspect.iscoroutinefunction,
@@ -29,7 +29,7 @@ def signature_mismatch(instance: object, name: str, base: type) -> str | None:
     parameters = list(inspect.signature(getattr(base, name)).parameters)[1:]
     remedy = f"Give it the parameters of {base.__name__}.{name}."
     if not callable(method):
-        return f"{owner}.{name} is {method!r}, expected a method. {remedy}"
+        return f"{owner}.{name} is {short_repr(method)}, expected a method. {remedy}"
     function = method.__func__ if inspect.ismethod(method) else method
     for kind, is_kind in _NOT_PLAIN.items():
         if is_kind(function):

@@ -15,7 +15,7 @@ from itertools import chain, product
 
 import torch
 
-from graphkit.errors import InputError
+from graphkit.errors import InputError, short_repr
 from graphkit.graphs import Backend
 from graphkit.ops.logits import bitmask_words
 from graphkit.runners.attention_check import check_attention
@@ -323,7 +323,7 @@ class Admission:
             return SamplingParams()
         if not isinstance(sampling, SamplingParams):
             raise InputError(
-                f"sampling must be a graphkit.SamplingParams or None, got {sampling!r}.",
+                f"sampling must be a graphkit.SamplingParams or None, got {short_repr(sampling)}.",
                 field="sampling",
             )
         biases = sampling.logit_bias or {}

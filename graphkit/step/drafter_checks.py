@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from graphkit.config import require_int
-from graphkit.errors import ConfigError, OutputError
+from graphkit.errors import ConfigError, OutputError, short_repr
 from graphkit.runners import Runner
 from graphkit.spec.signatures import signature_mismatch
 from graphkit.step.context import EngineContext
@@ -27,7 +27,8 @@ def prepare_drafter(drafter: object, context: EngineContext) -> Drafter:
     """
     if not isinstance(drafter, Drafter):
         raise ConfigError(
-            f"drafter is {drafter!r}, expected an instance of Drafter or None.", field="drafter"
+            f"drafter is {short_repr(drafter)}, expected an instance of Drafter or None.",
+            field="drafter",
         )
     _check_prefill(type(drafter))
     for name in _METHODS:
@@ -47,7 +48,8 @@ def check_prepared(drafter: Drafter) -> Drafter:
     runners: object = drafter.runners
     if not isinstance(runners, Sequence) or not all(isinstance(r, Runner) for r in runners):
         raise ConfigError(
-            f"{owner}.runners is {runners!r}, expected a tuple of runners. Set it in prepare.",
+            f"{owner}.runners is {short_repr(runners)}, expected a tuple of runners. Set it in "
+            "prepare.",
             field="runners",
         )
     require_int(owner, "max_path", drafter.max_path)

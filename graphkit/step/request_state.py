@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 import torch
 
-from graphkit.errors import InputError
+from graphkit.errors import InputError, short_repr
 from graphkit.ops.step_state import begin_step, finish_step
 from graphkit.step.device_copies import to_device
 from graphkit.step.processors import LogitsProcessors, kind_of, least_length
@@ -214,4 +214,4 @@ def _listed(req_pool_indices: Sequence[int]) -> list[int]:
 
 
 def _error(field: str, value: object, expected: str) -> InputError:
-    return InputError(f"{field} is {value!r}, expected {expected}.", field=field)
+    return InputError(f"{field} is {short_repr(value)}, expected {expected}.", field=field)

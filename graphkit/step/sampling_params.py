@@ -10,7 +10,7 @@ from numbers import Real
 from typing import Any, NoReturn
 
 from graphkit.config import is_int, require_int
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, short_repr
 
 MAX_STOP_IDS = 16
 """Stop tokens of one request."""
@@ -109,24 +109,26 @@ class SamplingParams:
         if not 0 <= _number(self.temperature) < math.inf:
             raise ConfigError(
                 "SamplingParams.temperature must be a finite number >= 0, got "
-                f"{self.temperature!r}. Use 0 for greedy decoding.",
+                f"{short_repr(self.temperature)}. Use 0 for greedy decoding.",
                 field="temperature",
             )
         if not 0 < _number(self.top_p) <= 1:
             raise ConfigError(
-                f"SamplingParams.top_p must be a number above 0 and at most 1, got {self.top_p!r}. "
+                "SamplingParams.top_p must be a number above 0 and at most 1, got "
+                f"{short_repr(self.top_p)}. "
                 "Use 1 to keep every token.",
                 field="top_p",
             )
         if not 0 <= _number(self.min_p) <= 1:
             raise ConfigError(
-                f"SamplingParams.min_p must be a number from 0 to 1, got {self.min_p!r}. "
+                f"SamplingParams.min_p must be a number from 0 to 1, got {short_repr(self.min_p)}. "
                 "Use 0 to keep every token.",
                 field="min_p",
             )
         if self.seed is not None and not _is_seed(self.seed):
             raise ConfigError(
-                f"SamplingParams.seed must be an int from 0 to 2**63 - 1, got {self.seed!r}.",
+                "SamplingParams.seed must be an int from 0 to 2**63 - 1, got "
+                f"{short_repr(self.seed)}.",
                 field="seed",
             )
         try:
@@ -134,7 +136,7 @@ class SamplingParams:
         except TypeError as error:
             raise ConfigError(
                 "SamplingParams.stop_token_ids must be a collection of token ids, got "
-                f"{self.stop_token_ids!r}. Pass a collection of ints.",
+                f"{short_repr(self.stop_token_ids)}. Pass a collection of ints.",
                 field="stop_token_ids",
             ) from error
         outside = [token for token in tokens if not 0 <= token < 2**_ID_BITS]
@@ -162,13 +164,14 @@ class SamplingParams:
         if not _LEAST_FLOAT32 <= _number(self.repetition_penalty) <= _MOST_FLOAT32:
             raise ConfigError(
                 "SamplingParams.repetition_penalty must be a number above 0 that float32 can hold, "
-                f"got {self.repetition_penalty!r}. Use 1 for no penalty.",
+                f"got {short_repr(self.repetition_penalty)}. Use 1 for no penalty.",
                 field="repetition_penalty",
             )
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2 <= _number(value := getattr(self, name)) <= 2:
                 raise ConfigError(
-                    f"SamplingParams.{name} must be a number from -2 to 2, got {value!r}. Use 0 "
+                    f"SamplingParams.{name} must be a number from -2 to 2, got "
+                    f"{short_repr(value)}. Use 0 "
                     "for no penalty.",
                     field=name,
                 )
@@ -181,7 +184,7 @@ class SamplingParams:
             )
         if not isinstance(self.logprobs, bool):
             raise ConfigError(
-                f"SamplingParams.logprobs must be True or False, got {self.logprobs!r}.",
+                f"SamplingParams.logprobs must be True or False, got {short_repr(self.logprobs)}.",
                 field="logprobs",
             )
         if self.logit_bias is not None:
@@ -222,21 +225,21 @@ def _token_biases(biases: object) -> TokenBiases | None:
     """
     if not isinstance(biases, Mapping):
         raise ConfigError(
-            f"SamplingParams.logit_bias must be a mapping from token ids to numbers, got "
-            f"{biases!r}.",
+            "SamplingParams.logit_bias must be a mapping from token ids to numbers, got "
+            f"{short_repr(biases)}.",
             field="logit_bias",
         )
     for token, bias in biases.items():
         if not is_int(token) or not 0 <= token < 2**_ID_BITS:
             raise ConfigError(
-                f"SamplingParams.logit_bias has the key {token!r}, expected token ids from 0 to "
-                f"2**{_ID_BITS} - 1.",
+                f"SamplingParams.logit_bias has the key {short_repr(token)}, expected token ids "
+                f"from 0 to 2**{_ID_BITS} - 1.",
                 field="logit_bias",
             )
         if not _number(bias) <= _MOST_FLOAT32:
             raise ConfigError(
-                f"SamplingParams.logit_bias of token {token} is {bias!r}, expected a number that "
-                "float32 can hold, or -inf.",
+                f"SamplingParams.logit_bias of token {token} is {short_repr(bias)}, expected a "
+                "number that float32 can hold, or -inf.",
                 field="logit_bias",
             )
     if len(biases) > MAX_BIASED_IDS:

@@ -12,7 +12,7 @@ from torch import nn
 from graphkit.attention import AttentionBackend
 from graphkit.config import BufferSizes
 from graphkit.distributed import RankGroup
-from graphkit.errors import TargetError
+from graphkit.errors import TargetError, short_repr
 from graphkit.kv import RecurrentStatePool
 from graphkit.runners import RUNNERS
 from graphkit.spec import ForwardMode, SpecConfig
@@ -69,7 +69,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
     Raises:
         TargetError: Names the first such argument.
     """
-    whose = f"target {arguments['name']!r}"
+    whose = f"target {short_repr(arguments['name'])}"
     for name, (types, expected) in _TYPES.items():
         _check_type(whose, name, arguments[name], types, expected)
     _check_forwards(whose, arguments["forwards"], arguments["served_modes"] or ())
@@ -85,14 +85,15 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
     for name, weight in weights.items() if isinstance(weights, Mapping) else ():
         if not isinstance(weight, torch.Tensor):
             raise TargetError(
-                f"{whose}: weights has no tensor for {name!r}, but {weight!r}. Pass "
+                f"{whose}: weights has no tensor for {short_repr(name)}, but "
+                f"{short_repr(weight)}. Pass "
                 "tensors by name, or a module."
             )
 
 
 def _check_type(whose: str, name: str, value: object, types: _Types, expected: str) -> None:
     if not isinstance(value, types):
-        raise TargetError(f"{whose}: {name} is {value!r}. Pass {expected}.")
+        raise TargetError(f"{whose}: {name} is {short_repr(value)}. Pass {expected}.")
 
 
 def _check_forwards(
@@ -106,7 +107,7 @@ def _check_forwards(
         for layer in forward if is_chain else [forward]:
             if not callable(layer):
                 raise TargetError(
-                    f"{whose}: the forward of {mode.name} is {layer!r}. Pass a "
+                    f"{whose}: the forward of {mode.name} is {short_repr(layer)}. Pass a "
                     "function or a module that takes the inputs of the mode."
                 )
 
@@ -119,7 +120,7 @@ def has_runner(mode: object) -> bool:
 def _check_mode(whose: str, mode: object, verb: str) -> None:
     if not has_runner(mode):
         raise TargetError(
-            f"{whose} {verb} {mode!r}, which has no runner. Use "
+            f"{whose} {verb} {short_repr(mode)}, which has no runner. Use "
             f"graphkit.ForwardMode, one of {', '.join(mode.name for mode in RUNNERS)}."
         )
 
@@ -133,7 +134,8 @@ def _check_by_mode(whose: str, name: str, value: object, types: _Types, expected
     for mode, one in value.items():
         if not isinstance(mode, ForwardMode):
             raise TargetError(
-                f"{whose}: {name} has a value for {mode!r}. Use graphkit.ForwardMode as keys."
+                f"{whose}: {name} has a value for {short_repr(mode)}. Use graphkit.ForwardMode "
+                "as keys."
             )
         if one is not None:
             _check_type(whose, f"{name}[{mode.name}]", one, types, expected)
@@ -144,11 +146,11 @@ def _check_host_values(whose: str, host_values: Mapping[str, Any]) -> None:
         is_pair = isinstance(setting, Sequence) and len(setting) == 2 and callable(setting[0])
         if not is_pair:
             raise TargetError(
-                f"{whose}: host_values[{name!r}] is {setting!r}. Pass a setter and "
-                "a sequence of values for it."
+                f"{whose}: host_values[{short_repr(name)}] is {short_repr(setting)}. Pass a setter "
+                "and a sequence of values for it."
             )
         if not isinstance(setting[1], Sequence) or len(setting[1]) < 2:
             raise TargetError(
-                f"{whose}: host_values[{name!r}] is {setting!r}. Pass two or more "
-                "values, so that a graph that keeps one of them can be detected."
+                f"{whose}: host_values[{short_repr(name)}] is {short_repr(setting)}. Pass two or "
+                "more values, so that a graph that keeps one of them can be detected."
             )

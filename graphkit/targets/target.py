@@ -13,7 +13,7 @@ from graphkit.attention import AttentionBackend
 from graphkit.buffers import StepInputs
 from graphkit.config import BufferSizes
 from graphkit.distributed import RankGroup
-from graphkit.errors import TargetError
+from graphkit.errors import TargetError, short_repr
 from graphkit.graphs import Backend
 from graphkit.graphs.capture_failure import describe_exception
 from graphkit.kv import RecurrentStatePool
@@ -136,7 +136,8 @@ class CaptureTarget:
         is_mapping = isinstance(kept, Mapping)
         if not is_mapping or not all(isinstance(one, torch.Tensor) for one in kept.values()):
             raise TargetError(
-                f"target {self.name!r}: kept_memory is {kept!r}. Pass tensors by name, or a "
+                f"target {self.name!r}: kept_memory is {short_repr(kept)}. Pass tensors by name, "
+                "or a "
                 "function that returns them."
             )
         return dict(kept)
@@ -246,9 +247,9 @@ def selected_modes(target: object, modes: object = None) -> list[ForwardMode]:
             than its modes.
     """
     if not isinstance(target, CaptureTarget):
-        raise TargetError(f"a target must be a graphkit.CaptureTarget, got {target!r}.")
+        raise TargetError(f"a target must be a graphkit.CaptureTarget, got {short_repr(target)}.")
     if not isinstance(modes, (Iterable, type(None))) or isinstance(modes, str):
-        raise TargetError(f"modes must be graphkit.ForwardMode members, got {modes!r}.")
+        raise TargetError(f"modes must be graphkit.ForwardMode members, got {short_repr(modes)}.")
     chosen = list(modes or target.modes)
     if not chosen:
         raise TargetError(f"target {target.name!r} has no forward. Give it one for a mode.")

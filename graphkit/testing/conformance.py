@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from graphkit.attention import AttentionBackend
-from graphkit.errors import ConfigError, GraphkitError
+from graphkit.errors import ConfigError, GraphkitError, short_repr
 from graphkit.graphs import backend_for, resolve_device
 from graphkit.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from graphkit.spec import ForwardMode
@@ -232,5 +232,6 @@ def _failure(test: Callable[[], None]) -> str:
 def _require(field: str, holds: bool, expected: str, found: object) -> None:
     if not holds:
         raise ConfigError(
-            f"attention_conformance: {field} must be {expected}, got {found!r}.", field=field
+            f"attention_conformance: {field} must be {expected}, got {short_repr(found)}.",
+            field=field,
         )

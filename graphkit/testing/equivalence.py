@@ -7,7 +7,7 @@ from contextlib import closing
 from itertools import chain
 from typing import Any
 
-from graphkit.errors import ConfigError, ReplayError, TargetError
+from graphkit.errors import ConfigError, ReplayError, TargetError, short_repr
 from graphkit.records import count_of
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
@@ -141,7 +141,9 @@ def _allowed(tolerance: float, rtol: float | None, atol: float | None) -> Allowe
     limits = {name: value for name, value in (("rtol", rtol), ("atol", atol)) if value is not None}
     for name, value in limits.items():
         if not _is_limit(value):
-            raise ConfigError(f"{name} must be a number of at least 0, got {value!r}.", field=name)
+            raise ConfigError(
+                f"{name} must be a number of at least 0, got {short_repr(value)}.", field=name
+            )
         if tolerance != 1.0:
             raise ConfigError(
                 f"tolerance is a multiple of the usual limit, which {name} replaces. Pass one of "

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from graphkit.errors import TargetError
+from graphkit.errors import TargetError, short_repr
 from graphkit.records import WrapperRecord
 from graphkit.targets import CaptureTarget
 from graphkit.verify.wrapper import compare_wrapper
@@ -63,7 +63,8 @@ def check_wrapper(
     compared_with = target.model if model is None else model
     if not callable(compared_with):
         raise TargetError(
-            f"target {target.name!r} has nothing to be compared with: model is {compared_with!r}. "
+            f"target {target.name!r} has nothing to be compared with: model is "
+            f"{short_repr(compared_with)}. "
             "Pass a function from token ids [1, N] to logits [1, N, V], or a model of transformers."
         )
     record = compare_wrapper(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, short_repr
 
 _LEAST_ULPS = 8
 """Rounding that is allowed in every step."""
@@ -84,5 +84,6 @@ def check_tolerance(tolerance: object) -> None:
     is_number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
     if not is_number or not 0 < tolerance < math.inf:  # type: ignore[operator]
         raise ConfigError(
-            f"tolerance must be a number above 0, and finite, got {tolerance!r}.", field="tolerance"
+            f"tolerance must be a number above 0, and finite, got {short_repr(tolerance)}.",
+            field="tolerance",
         )

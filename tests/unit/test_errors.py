@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import pickle
 
+import numpy as np
 import pytest
+import torch
 
+import graphkit as gk
 from graphkit import errors
 from graphkit.errors import (
     CaptureCause,
@@ -19,6 +23,7 @@ from graphkit.errors import (
     OutputError,
     ReplayError,
     SizeError,
+    short_repr,
 )
 
 CLASSES = [
@@ -107,3 +112,96 @@ def test_a_copy_keeps_type_message_and_attributes(error, copied):
     assert type(copy_of_it) is type(error)
     assert str(copy_of_it) == str(error)
     assert vars(copy_of_it) == vars(error)
+
+
+@dataclasses.dataclass
+class Settings:
+    """A setting with many numbers."""
+
+    ids: tuple[int, ...] = ()
+    scale: float = 1.0
+
+
+class Unprintable:
+    def __repr__(self):
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (3, "3"),
+        ("a name", "'a name'"),
+        (None, "None"),
+        ([1, 2], "[1, 2]"),
+        ((1,), "(1,)"),
+        ((), "()"),
+        ({"a": [1]}, "{'a': [1]}"),
+        (set(), "set()"),
+        (torch.float32, "torch.float32"),
+        (torch.tensor(5), "tensor(5)"),
+        (torch.zeros(3, 4), "Tensor of float32 [3, 4]"),
+        (np.zeros(9, np.int64), "ndarray of int64 [9]"),
+        ([torch.zeros(3, 4)] * 2, "[Tensor of float32 [3, 4], Tensor of float32 [3, 4]]"),
+        (Settings((1, 2)), "Settings(ids=(1, 2), scale=1.0)"),
+        (Unprintable(), "<Unprintable>"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_short_value_is_shown_as_it_is(value, text):
+    assert short_repr(value) == text
+
+
+LONG = {
+    "text": "x" * 100_000,
+    "numbers": list(range(100_000)),
+    "tensors": [torch.zeros(64, 64)] * 1000,
+    "table": {str(key): torch.zeros(8) for key in range(1000)},
+    "settings": Settings(tuple(range(100_000))),
+    "many": [Settings(tuple(range(100)))] * 100,
+    "nested": [[[[[list(range(1000))] * 9] * 9] * 9] * 9],
+    "array": np.zeros((1000, 1000)),
+    "bytes": b"x" * 100_000,
+    "module": torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(100))),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_long_value_is_cut(name):
+    text = short_repr(LONG[name])
+    assert 5 < len(text) < 260
+    assert "\n" not in text
+
+
+def test_a_list_that_contains_itself_has_an_end():
+    items = [1]
+    items.append(items)
+    assert len(short_repr(items)) < 260
+
+
+@pytest.mark.parametrize("value", LONG.values(), ids=LONG)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda value: gk.SpecConfig(value, 3, 1, 4),
+        lambda value: gk.SpecConfig("EAGLE", value, 1, 4),
+        lambda value: gk.BufferSizes(value, 64, 8, 32, torch.float32),
+        lambda value: gk.BufferSizes(4, 64, 8, 32, value),
+        lambda value: gk.SamplingParams(temperature=value),
+        lambda value: gk.SamplingParams(stop_token_ids=[value]),
+        lambda value: gk.SamplingParams(seed=value),
+        lambda value: gk.audit_target(value),
+        lambda value: gk.audit_target(object(), only=value),
+        lambda value: gk.inspect_graph(value),
+        lambda value: gk.DecodeRunner(
+            print, spec=value, sizes=gk.BufferSizes(4, 64, 8, 32, torch.float32)
+        ),
+        lambda value: gk.capture(value, torch.zeros(2, 2), batch_sizes=[2]),
+        lambda value: gk.capture(print, value, batch_sizes=[2]),
+        lambda value: gk.capture(print, torch.zeros(2, 2), batch_sizes=value),
+    ],
+)  # fmt: skip
+def test_no_message_has_a_whole_long_value(call, value):
+    with pytest.raises(gk.GraphkitError) as caught:
+        call(value)
+    assert len(str(caught.value)) < 1000

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphkit.errors import InspectError
+from graphkit.errors import InspectError, short_repr
 from graphkit.graphs.attribution import Attribution
 from graphkit.graphs.backend import GraphSequence
 from graphkit.graphs.environment import environment
@@ -89,7 +89,9 @@ def named_tensors(
         InspectError: It is something else.
     """
     if weights is not None and not isinstance(weights, (nn.Module, Mapping)):
-        raise InspectError(f"weights must be a module or tensors by name, got {weights!r}.")
+        raise InspectError(
+            f"weights must be a module or tensors by name, got {short_repr(weights)}."
+        )
     if isinstance(weights, nn.Module):
         return dict([*weights.named_parameters(), *weights.named_buffers()])
     return dict(weights or {})
@@ -97,12 +99,20 @@ def named_tensors(
 
 def _check_arguments(names: object, attribution: object, replay: object) -> None:
     if names is not None and not isinstance(names, (nn.Module, Mapping)):
-        raise InspectError(f"names must be a module or tensors by kind and name, got {names!r}.")
+        raise InspectError(
+            f"names must be a module or tensors by kind and name, got {short_repr(names)}."
+        )
     for kind, tensors in names.items() if isinstance(names, Mapping) else ():
         is_named = isinstance(tensors, Mapping)
         if not is_named or not all(isinstance(one, torch.Tensor) for one in tensors.values()):
-            raise InspectError(f"names[{kind!r}] must be tensors by name, got {tensors!r}.")
+            raise InspectError(
+                f"names[{kind!r}] must be tensors by name, got {short_repr(tensors)}."
+            )
     if attribution is not None and not isinstance(attribution, Attribution):
-        raise InspectError(f"attribution must be the capture's Attribution, got {attribution!r}.")
+        raise InspectError(
+            f"attribution must be the capture's Attribution, got {short_repr(attribution)}."
+        )
     if replay is not None and not callable(replay):
-        raise InspectError(f"replay must be a function that replays the graph, got {replay!r}.")
+        raise InspectError(
+            f"replay must be a function that replays the graph, got {short_repr(replay)}."
+        )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.config import is_int
-from graphkit.errors import ConfigError, TargetError
+from graphkit.errors import ConfigError, TargetError, short_repr
 from graphkit.runners import Runner
 from graphkit.runners.sample_rows import Numbers
 from graphkit.targets import CaptureTarget
@@ -107,7 +107,7 @@ def tree_requests(
     if not is_int(length) or not 1 <= length <= room:
         raise ConfigError(
             f"prompt_length must be from 1 to {room}, the context without {width} drafts, got "
-            f"{prompt_length!r}.",
+            f"{short_repr(prompt_length)}.",
             field="prompt_length",
         )
     has_mask = any(layout.name == "custom_mask" for layout in runner.buffers.layouts)

@@ -129,3 +129,21 @@ def test_weights_on_several_devices_are_left_to_the_capture(make_runner):
 
     forward.unused = unused
     make_runner(forward).capture()
+
+
+@pytest.mark.parametrize("rows", [6, 8])
+def test_the_field_that_counts_the_requests_is_named_if_all_others_have_another_number(
+    make_runner, make_batch, sizes, rows
+):
+    runner = make_runner(sizes=dataclasses.replace(sizes, max_batch_size=8), batch_sizes=[8])
+    runner.capture()
+    batch = make_batch(7, req_pool_indices=np.ones(rows, int))
+    with pytest.raises(InputError) as caught:
+        runner.replay(batch)
+    assert str(caught.value) == (
+        f"field 'seq_lens' has shape (7,). This batch needs ({rows},). 'req_pool_indices' has "
+        f"{rows} rows, and all other fields are of 7 requests."
+    )
+    with pytest.raises(InputError) as caught:
+        runner.replay(make_batch(7, seq_lens=np.ones(6, int)))
+    assert str(caught.value) == "field 'seq_lens' has shape (6,). This batch needs (7,)."
