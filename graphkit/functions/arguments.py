@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, make_dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -298,7 +299,8 @@ def checked_pads(
 
 def _checked_pad(about: str, value: Any, dtype: torch.dtype) -> float:
     """Return a pad value as a number, if a dtype has it."""
-    number = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+    is_array = isinstance(value, (torch.Tensor, np.ndarray, np.generic))
+    number = value.item() if is_array and math.prod(value.shape) == 1 else value
     if dtype.is_floating_point:
         expected, is_valid = f"a number of {dtype}", isinstance(number, (int, float))
         most = torch.finfo(dtype).max

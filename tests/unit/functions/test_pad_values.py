@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
@@ -87,6 +88,7 @@ class Batch:
     ("form", "pads"),
     [
         (tuple, {"slots": 0}), (tuple, (None, 0)), (tuple, {"slots": torch.tensor(0)}),
+        (tuple, {"slots": np.int64(0), "x": np.ones(1)}),
         (dict, {"x": -1.5, "slots": 0}), (Batch, Batch(None, 0)),
     ],
 )  # fmt: skip
