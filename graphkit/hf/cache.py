@@ -42,11 +42,21 @@ class CacheUse:
         length_arguments: Argument of the modules that read how many tokens are cached.
         stored: Argument, keys and values of the modules that store these.
         has_index_keys: Whether a layer of the cache keeps index keys.
+
+    Raises:
+        ConfigError: transformers creates no cache for the configuration.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+        try:
+            self._cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+        except Exception as error:  # what a damaged setting leads to
+            raise ConfigError(
+                f"transformers creates no cache for {type(model).__name__}: "
+                f"{type(error).__name__}: {error}. Check its configuration.",
+                field="folder_or_model",
+            ) from error
         self._argument = cache_argument(model)
         self.mixers: dict[int, tuple[nn.Module, str]] = {}
         self.indexers: dict[int, tuple[nn.Module, str]] = {}

@@ -144,7 +144,7 @@ def _loaded(
         _quantize(model, quantize, device)
     nn.Module.to(model, device)
     nn.Module.eval(model).requires_grad_(False)
-    if getattr(model.config.get_text_config(decoder=True), "is_causal", True) is False:
+    if not getattr(model.config.get_text_config(decoder=True), "is_causal", True):
         raise ConfigError(
             f"the configuration of {type(model).__name__} sets is_causal to false, so that its "
             "layers attend to later tokens. Load a causal language model.",

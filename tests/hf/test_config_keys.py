@@ -9,7 +9,7 @@ import pytest
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from graphkit import hf
-from graphkit.errors import CheckpointError, ConfigError
+from graphkit.errors import CheckpointError, ConfigError, GraphkitError
 from graphkit.hf.config_keys import check_keys
 from small_models import KINDS, small_config, small_model
 
@@ -84,11 +84,18 @@ def test_no_type_is_refused_for_its_own_settings(kind, tmp_path):
 
 
 def test_attention_to_later_tokens_is_refused_without_the_check(folder, monkeypatch):
-    with pytest.raises(ConfigError, match="sets is_causal to false"):
-        hf.load(folder("llama", {"is_causal": False}), device="cpu", check=False)
+    for value in (False, None, 0):
+        with pytest.raises(ConfigError, match="sets is_causal to false"):
+            hf.load(folder("llama", {"is_causal": value}), device="cpu", check=False)
     forward = LlamaAttention.forward
     monkeypatch.setattr(
         LlamaAttention, "forward", lambda *args, **kwargs: forward(*args, **kwargs, is_causal=False)
     )
     with pytest.raises(ConfigError, match="passes is_causal=False to its attention"):
         hf.load(small_model("llama"), device="cpu", check=False)
+
+
+@pytest.mark.parametrize("entries", [{"sliding_window": {}}, {"num_hidden_layers": -1}])
+def test_a_value_without_sense_is_no_raw_error(entries, folder):
+    with pytest.raises(GraphkitError):
+        hf.load(folder("llama", entries), device="cpu", check=False, fuse=False)
