@@ -192,7 +192,9 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
             gk.SamplingParams,
             {
                 "max_new_tokens": 1, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0,
-                "stop_token_ids": frozenset(), "seed": None,
+                "stop_token_ids": frozenset(), "seed": None, "repetition_penalty": 1.0,
+                "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": {3: 1.0},
+                "min_tokens": 1, "logprobs": False,
             },
         ),
         "SdpaAttention": (gk.SdpaAttention, pools),
@@ -211,7 +213,10 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
         "SpecConfig.tokens_per_request": (SPEC.tokens_per_request, {"mode": VERIFY}),
         "SpecStepRunner.admit": (
             steps.admit,
-            {"req_pool_index": 1, "prompt_ids": [1], "sampling": None, "max_new_tokens": 1},
+            {
+                "req_pool_index": 1, "prompt_ids": [1], "sampling": None, "max_new_tokens": 1,
+                "num_output_tokens": 0,
+            },
         ),
         "SpecStepRunner.capture": (
             lambda **options: gk.SpecStepRunner(**whole_step()).capture(**options),

@@ -11,6 +11,8 @@ from graphkit.ops.processors import CHANGES, PART, Kind, Processed, empty_proces
 
 PENALTIES = tl.constexpr(int(Kind.PENALTIES))
 LOGPROBS = tl.constexpr(int(Kind.LOGPROBS))
+PROGRAMS = 264
+"""Programs of a launch, two per multiprocessor of an H100, or one per row."""
 _BIAS = tl.constexpr(int(Kind.BIAS))
 _LEAST_LENGTH = tl.constexpr(int(Kind.LEAST_LENGTH))
 _CHANGES = tl.constexpr(int(CHANGES))
@@ -49,20 +51,20 @@ def _penalised(
 def process_logits_kernel(
     processed, is_processed, log_sums, logits, req_pool_indices, candidates, tree_mask, positions,
     kinds, token_counts, penalties, bias_ids, biases, least_lens, stop_ids, row_stride,
-    column_stride, width, VOCAB: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr,
+    column_stride, width, parts, VOCAB: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr,
     IDS: tl.constexpr, BLOCK_X: tl.constexpr, STOPS: tl.constexpr, BLOCK_Y: tl.constexpr,
     IS_DOUBLE: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program per row and part, which ends at once if the request has no processors."""
+    """Several programs per row, each of every so many parts; none if there are no processors."""
     wait_for_kernel_before(STARTS_EARLY)
     KEY: tl.constexpr = tl.float64 if IS_DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1)
+    first_part = tl.program_id(1)
     request = tl.load(req_pool_indices + row // width)
     kind = tl.load(kinds + request)
-    if part == 0:
+    if first_part == 0:
         tl.store(is_processed + row, (kind & _CHANGES) != 0)
-    if kind != 0:
+    for part in tl.range(first_part, tl.where(kind != 0, parts, 0), tl.num_programs(1)):
         begin, node = part * PART, row % width
         end = tl.minimum(begin + PART, VOCAB)
         token = begin + tl.arange(0, BLOCK)
@@ -76,7 +78,7 @@ def process_logits_kernel(
             top = tl.max(value, 0)
             # A part may have no finite logit, of which the weights are NaN.
             weight = tl.where(value == -float("inf"), 0, tl.exp(value - top))
-            tl.store(log_sums + row * tl.num_programs(1) + part, top + tl.log(tl.sum(weight, 0)))
+            tl.store(log_sums + row * parts + part, top + tl.log(tl.sum(weight, 0)))
         if (kind & _CHANGES) != 0:
             tree = (candidates + (row - node), None)
             if tree_mask is not None:
@@ -113,8 +115,10 @@ def launch_process_logits(args: Any) -> Processed:
     processed, is_processed, log_sums = results = empty_processed(args)
     logits, (rows, vocab) = args.logits, args.logits.shape
     ids, stops = args.bias_ids.shape[1], args.stop_ids.shape[1]
+    parts = log_sums.shape[1]
+    programs = min(parts, triton.cdiv(PROGRAMS, max(rows, 1)))
     launch(
-        process_logits_kernel, (rows, log_sums.shape[1]), args, processed=processed,
+        process_logits_kernel, (rows, programs), args, parts=parts, processed=processed,
         is_processed=is_processed, log_sums=log_sums, logits=logits, row_stride=logits.stride(0),
         column_stride=logits.stride(1), width=args.candidates.shape[1], VOCAB=vocab, PART=PART,
         BLOCK=min(PART, triton.next_power_of_2(vocab)), IDS=ids,

@@ -42,6 +42,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(logits, "BITMASK_BLOCK", 64)
     for module in (processors, processor_kernels):
         monkeypatch.setattr(module, "PART", 128)
+    monkeypatch.setattr(processor_kernels, "PROGRAMS", 10)
 
 
 @pytest.mark.parametrize("name", CASES)
