@@ -132,11 +132,7 @@ class RequestMemory:
             return False
         if not total:
             return True
-        table = self.pool.req_to_token
-        while self._stale:  # as late as this: until then, a step may still use the slots
-            row, first = next(iter(self._stale.items()))
-            table[row, first:] = 0
-            del self._stale[row]
+        self._clear_stale()
         new = self._allocator.alloc(total).tolist()
         rows: list[int] = []
         columns: list[int] = []
@@ -151,8 +147,22 @@ class RequestMemory:
             columns += range(first, last)
             slots += held[first:last]
         index = to_device([rows, columns, slots], self.pool.device)
+        table = self.pool.req_to_token
         table[index[0], index[1]] = index[2].to(table.dtype)
         return True
+
+    def _clear_stale(self) -> None:
+        """Clear the columns of freed slots, as late as this: a step may still use the slots."""
+        if not self._stale:
+            return
+        table = self.pool.req_to_token
+        freed = [row for row, first in self._stale.items() if not first]
+        if freed:
+            table.index_fill_(0, to_device(freed, self.pool.device), 0)
+        for row, first in self._stale.items():
+            if first:
+                table[row, first:] = 0
+        self._stale = {}
 
     def shrink(self, lengths: Iterable[tuple[int, int]]) -> None:
         """Free the pages behind the first ``length`` tokens of rows.
