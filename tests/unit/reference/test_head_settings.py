@@ -106,6 +106,10 @@ WITHOUT_EFFECT = {
     "sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28,
     "is_decoder": True, "temperature": 0.5, "parallel_drafting": False, "parallel_draft_step": 1,
     "target_hidden_size": 64, "next_layer_regular": True, "logit_scale": 1.0, "is_causal": True,
+    "architectures": ["Any"], "has_no_defaults_at_init": False, "embed_requires_grad": False,
+    "enable_sp_ulysses": False, "target_model_type": "qwen3", "speculators_version": "0.1.0",
+    "use_swa": False, "norm_output": False, "norm_before_fc": False, "dtype": "bfloat16",
+    "rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]}, "max_length": 2048,
     "a_later_setting": None, "another_setting": False, "position_embedding_type": "rope",
 }  # fmt: skip
 
