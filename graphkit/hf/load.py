@@ -61,8 +61,8 @@ def load(
 
     Args:
         folder_or_model: A folder with ``config.json`` and weights, or a model of transformers.
-            Folders of AWQ, GPTQ, compressed-tensors and FP8 run over graphkit's kernels. A model
-            object is changed in place: it then runs through graphkit alone.
+            Folders of AWQ, GPTQ, compressed-tensors, ModelOpt and FP8 run over graphkit's kernels.
+            A model object is changed in place: it then runs through graphkit alone.
         draft: A draft model for it, or its folder: an EAGLE, EAGLE-3 or DFLASH head in a layout
             that ``reference.load_eagle_head``, ``load_eagle3_head`` or ``load_dflash_head`` reads,
             or a causal language model of the same vocabulary (STANDALONE). A model object is

@@ -40,7 +40,7 @@ def stored_rows(
             numbers.append(_bits(words[:, row // 8], nibble))
         else:
             numbers.append(_bits(words[row_of_input // 8, row], row_of_input % 8))
-    group = row_of_input * len(scales) // inputs
+    group = row_of_input // 128 if len(scales) > 1 else torch.zeros_like(row_of_input)
     factors = scales[group][:, rows].T
     return (torch.stack(numbers) - torch.stack(zeros)[:, group]) * factors
 
@@ -50,7 +50,7 @@ def _compressed(tensors: Mapping[str, torch.Tensor], rows: torch.Tensor) -> torc
     column = torch.arange(inputs, device=rows.device)
     numbers = _bits(tensors["weight_packed"][rows][:, column // 8], column % 8) - 8
     scales = tensors["weight_scale"].float()
-    group = column * scales.shape[1] // inputs
+    group = column // 128 if scales.shape[1] > 1 else torch.zeros_like(column)
     zeros = torch.zeros_like(numbers)
     if "weight_zero_point" in tensors:
         words = tensors["weight_zero_point"][rows // 8]

@@ -18,21 +18,31 @@ _EVERYWHERE = frozenset({
     "lm_head", "_load_in_4bit", "_load_in_8bit", "quantization_status",
 })  # fmt: skip
 """Keys of several methods. The stored tensors say which layers are quantised."""
+_CALIBRATION = frozenset({
+    "damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "dataset", "mse",
+    "tokenizer", "model_name_or_path", "model_file_base_name", "model_seqlen", "model_type",
+    "module_name_preceding_first_block", "block_name_to_quantize", "modules_in_block_to_quantize",
+    "quant_block_list", "to_quant_block_names", "cache_block_outputs", "pad_token_id", "quantizer",
+    "batch_size", "train_bs", "seqlen", "iters", "nsamples", "n_samples", "lr", "minmax_lr", "amp",
+    "autoround_version", "enable_minmax_tuning", "enable_norm_bias_tuning", "low_gpu_mem_usage",
+    "enable_quanted_input", "gradient_accumulate_steps", "not_use_best_mse", "dynamic_max_gap",
+    "act_group_aware", "hyb_act", "v2", "gptaq", "gptaq_alpha", "pack_impl", "offload_to_disk",
+    "offload_to_disk_path", "vram_strategy", "gc_mode", "compute_device_filter", "scale_dtype",
+    "auto_forward_data_parallelism", "calibration_data_device", "fail_safe", "failsafe", "process",
+    "wait_for_submodule_finalizers", "mock_quantization", "supported_types",
+})  # fmt: skip
+"""Keys of AutoGPTQ, GPTQModel and AutoRound about how the weights were found."""
 _KEYS: Mapping[str, frozenset[str]] = {
-    "awq": frozenset({
+    "awq": _CALIBRATION | {
         "bits", "w_bit", "group_size", "q_group_size", "zero_point", "version", "format",
         "do_fuse", "modules_to_fuse", "fuse_max_seq_len", "exllama_config", "checkpoint_format",
-        "sym", "desc_act", "pack_dtype", "true_sequential", "damp_percent", "dataset",
-    }),
-    "gptq": frozenset({
+        "sym", "desc_act", "pack_dtype",
+    },
+    "gptq": _CALIBRATION | {
         "bits", "group_size", "desc_act", "checkpoint_format", "format", "sym", "dynamic",
-        "pack_dtype", "damp_percent", "damp_auto_increment", "static_groups", "true_sequential",
-        "model_name_or_path", "model_file_base_name", "model_seqlen", "dataset", "tokenizer",
-        "module_name_preceding_first_block", "block_name_to_quantize", "batch_size",
-        "modules_in_block_to_quantize", "cache_block_outputs", "pad_token_id", "use_cuda_fp16",
-        "use_exllama", "disable_exllama", "exllama_config", "max_input_length", "quantizer", "mse",
-        "act_group_aware", "hyb_act", "v2", "gptaq", "is_marlin_format", "iters", "nsamples",
-    }),
+        "pack_dtype", "use_cuda_fp16", "use_exllama", "disable_exllama", "exllama_config",
+        "max_input_length", "is_marlin_format", "data_type",
+    },
     "compressed-tensors": frozenset({
         "format", "config_groups", "global_compression_ratio", "version", "run_compressed",
         "dequantize", "use_optimized_inference", "sparsity_config", "transform_config",

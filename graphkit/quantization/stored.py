@@ -162,6 +162,7 @@ def _gptq(settings: Mapping[str, Any]) -> StoredLayout:
     for name in ("checkpoint_format", "format"):
         _require("gptq", name, settings.get(name, "gptq"), "gptq", None)
     _require("gptq", "group_size", settings.get("group_size", BLOCK), BLOCK, -1)
+    _require("gptq", "data_type", settings.get("data_type", "int"), "int", None)
     _require("gptq", "pack_dtype", settings.get("pack_dtype", "int32"), "int32", None)
     _require("gptq", "is_marlin_format", settings.get("is_marlin_format", False), False)
     others = [name for name in settings.get("dynamic") or {} if not str(name).startswith("-:")]
@@ -175,6 +176,8 @@ def _compressed(settings: Mapping[str, Any]) -> StoredLayout:
     groups = settings.get("config_groups") or {}
     schemes = _schemes(groups)
     rotations, sparsity = settings.get("transform_config"), settings.get("sparsity_config") or {}
+    if not isinstance(sparsity, Mapping):
+        sparsity = {"format": sparsity}
     if isinstance(rotations, Mapping) and set(rotations) == {"config_groups"}:
         rotations = rotations["config_groups"]
     _require(name, "transform_config (rotations)", rotations or None, None)
@@ -224,7 +227,7 @@ def _fbgemm(_settings: Mapping[str, Any]) -> StoredLayout:
 def _fine_fp8(settings: Mapping[str, Any]) -> StoredLayout:
     size = settings.get("weight_block_size", [BLOCK, BLOCK])
     _require("fp8", "weight_block_size", size, [BLOCK, BLOCK], None)
-    _require("fp8", "fmt", settings.get("fmt", "e4m3"), "e4m3")
+    _require("fp8", "fmt", settings.get("fmt", "e4m3"), "e4m3", "float8_e4m3fn")
     _require("fp8", "scale_fmt", settings.get("scale_fmt", "float"), "float", "ue8m0", None)
     _require("fp8", "expert_dtype", settings.get("expert_dtype", "fp8"), "fp8", None)
     return _fp8_layout("fp8")

@@ -104,7 +104,8 @@ def _check_order(tensors: Tensors, name: str, inputs: int, groups: int, setting:
     order = tensors.get(name)
     if order is None or bool((order == -1).all()):  # compressed-tensors writes -1 for no order
         return
-    expected = torch.arange(inputs, device=order.device) // -(-inputs // groups)
+    size = BLOCK if groups == blocks(inputs) else -(-inputs // groups)
+    expected = torch.arange(inputs, device=order.device) // size
     if not torch.equal(order.long(), expected):
         raise ValueError(
             f"its inputs are in another order ({setting}), as {name} says, and graphkit reads "
