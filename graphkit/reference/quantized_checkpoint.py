@@ -45,6 +45,7 @@ def fill_quantized(
         )
     layers = layout.layers(stored.forms)
     filled: dict[str, QuantizedLinear] = {}
+    read: list[str] = []
     for path, parts in _linears(model):
         found = [part for part in parts if part in layers]
         if found and len(found) < len(parts):
@@ -53,6 +54,7 @@ def fill_quantized(
                 "product here. Load the folder by gk.hf."
             )
         if found:
+            read += parts
             filled[path] = _read(stored, layout, layers, parts, device)
             sizes = [filled[path].out_features, filled[path].in_features]
             expected = list(model.get_submodule(path).get_parameter("weight").shape)
@@ -62,10 +64,10 @@ def fill_quantized(
                     f"{expected}. Correct config.json."
                 )
             model.set_submodule(path, nn.Identity())
-    # Not the scales of keys and values: pools of this model do not take them.
+    # Neither the scales of keys and values nor a quantised output head: they are refused.
     suffixes = ("bias", "input_scale", "activation_scale")
-    names = {name for tensors in layers.values() for name in tensors.values()}
-    names |= {f"{path}.{suffix}" for path in layers for suffix in suffixes}
+    names = {name for part in read for name in layers[part].values()}
+    names |= {f"{part}.{suffix}" for part in read for suffix in suffixes}
     stored.fill(model, device, optional=optional, ignored=frozenset(names))
     for path, quantized in filled.items():
         model.set_submodule(path, quantized)

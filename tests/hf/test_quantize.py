@@ -12,7 +12,7 @@ import graphkit as gk
 from graphkit import ConfigError, hf
 from graphkit.quantization import QUANTIZATIONS, QuantizedLinear
 from mtp_folders import save_with_mtp
-from small_models import small_model
+from small_models import needs_recurrent, small_model
 
 PROMPT = [5, 17, 3, 17, 3, 17, 9]
 every_format = pytest.mark.parametrize("quantize", QUANTIZATIONS)
@@ -116,6 +116,18 @@ def test_mtp_layers_are_quantised_after_they_are_read(tmp_path, quantize):
     assert isinstance(layer.attention_module.o_proj, QuantizedLinear)
     assert type(layer.eh_proj) is nn.Linear
     assert generated(loaded) == continued(dequantized(loaded.original))
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v32", pytest.param("mamba", marks=needs_recurrent)])
+def test_weights_that_the_model_reads_itself_are_not_quantised(kind):
+    """DeepSeek-V3.2 reads the dtype of one, Mamba multiplies with one."""
+    loaded = hf.load(small_model(kind), quantize="fp8", device="cpu")
+    plain = dequantized(loaded.original)
+    ids = torch.tensor([PROMPT])
+    torch.testing.assert_close(loaded.original(ids).logits, plain(ids).logits, rtol=1e-4, atol=1e-4)
+    types = {n.rpartition(".")[2]: type(m) for n, m in loaded.original.named_modules()}
+    assert types["weights_proj" if kind == "deepseek_v32" else "dt_proj"] is nn.Linear
+    assert QuantizedLinear in types.values()
 
 
 @pytest.mark.parametrize("quantize", ["fp4", 8])

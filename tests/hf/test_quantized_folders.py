@@ -70,12 +70,14 @@ def test_biases_and_tied_heads_are_read(tmp_path, name):
         torch.testing.assert_close(logits, expected(ids).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_a_quantised_head_becomes_a_plain_one(tmp_path):
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_quantised_head_becomes_a_plain_one(tmp_path, is_tied):
     expected = write_quantized(tmp_path, "gptq")
-    file = tmp_path / "model.safetensors"
+    file, config = tmp_path / "model.safetensors", tmp_path / "config.json"
     tensors = load_file(file)
     parts, weight = LAYOUTS["gptq"][1](tensors.pop("lm_head.weight"))
     save_file(tensors | {f"lm_head.{key}": part for key, part in parts.items()}, file)
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": is_tied}))
     expected.lm_head.weight.data = weight
     loaded = hf.load(tmp_path, device="cpu")
     assert type(loaded.head) is nn.Linear
@@ -83,6 +85,8 @@ def test_a_quantised_head_becomes_a_plain_one(tmp_path):
     torch.testing.assert_close(
         loaded.original(ids).logits, expected(ids).logits, rtol=1e-4, atol=1e-4
     )
+    with pytest.raises(CheckpointError, match="lm_head"):
+        load_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize(
