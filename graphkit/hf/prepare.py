@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from transformers import PreTrainedModel
 
 from graphkit.hf import experts
-from graphkit.hf.attention import IMPLEMENTATION
+from graphkit.hf.attention import IMPLEMENTATION, running_forward
+from graphkit.hf.cache import PastLength
 from graphkit.hf.fusion import fuse_modules
 from graphkit.hf.indexer import convert_indexers, pass_mask
 from graphkit.hf.latent import convert_latents
 from graphkit.hf.layout import ModelLayout
-from graphkit.hf.past_length import replace_past_lengths
 from graphkit.hf.probe import learn_layout
 from graphkit.hf.recurrent import convert_mixers
 from graphkit.hf.rotation import fix_rotations
@@ -37,7 +39,9 @@ def prepare_model(model: PreTrainedModel, *, fuse: bool = True) -> ModelLayout:
         model.set_experts_implementation(experts.IMPLEMENTATION)
     fix_rotations(model)
     layout = learn_layout(model)
-    replace_past_lengths(model, layout)  # before the fusion, which leaves these modules as they are
+    _replace_past_lengths(
+        model, layout
+    )  # before the fusion, which leaves these modules as they are
     pass_mask(model, layout)
     if fuse:
         layout = fuse_modules(model, layout)
@@ -45,3 +49,25 @@ def prepare_model(model: PreTrainedModel, *, fuse: bool = True) -> ModelLayout:
     convert_mixers(model, layout)
     convert_indexers(model, layout)
     return layout
+
+
+def _replace_past_lengths(model: PreTrainedModel, layout: ModelLayout) -> None:
+    """Let the modules that read the length of the cache read the running positions; in place.
+
+    Llama 4 scales queries by their position, which it counts from the length of the cache.
+    """
+    modules = dict(model.named_modules())
+    arguments = {layer.name: layer.length_argument for layer in layout.attention}
+    for name, argument in arguments.items():
+        if argument:
+            module = modules[name]
+            module.forward = _WithLength(module.forward, argument)
+
+
+class _WithLength:
+    def __init__(self, forward: Callable[..., Any], argument: str) -> None:
+        self._forward, self._argument = forward, argument
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        past = PastLength(running_forward().positions)
+        return self._forward(*args, **kwargs | {self._argument: past})
