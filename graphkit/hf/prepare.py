@@ -39,9 +39,8 @@ def prepare_model(model: PreTrainedModel, *, fuse: bool = True) -> ModelLayout:
         model.set_experts_implementation(experts.IMPLEMENTATION)
     fix_rotations(model)
     layout = learn_layout(model)
-    _replace_past_lengths(
-        model, layout
-    )  # before the fusion, which leaves these modules as they are
+    # Before the fusion, which leaves these modules as they are.
+    _replace_past_lengths(model, layout)
     pass_mask(model, layout)
     if fuse:
         layout = fuse_modules(model, layout)
