@@ -34,7 +34,7 @@ from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.containers import Container, containers, is_a
 from graphkit.runners.host_numbers import read_word
-from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
+from graphkit.runners.reachable_objects import SEARCH_DEPTH, ReachableObjects, walk_roots
 from graphkit.targets import CaptureTarget
 from graphkit.verify.equal_state_runs import restorable_state
 from graphkit.verify.size_check import SEED
@@ -45,8 +45,6 @@ _ADVICE = (
     "capture and write it in place, as `self.states.copy_(hidden)` does."
 )
 _PLAIN = torch.Tensor, nn.Parameter
-_DEPTH = 4
-"""Levels of plain objects, lists and dicts below a module that are searched."""
 _WRITING = frozenset(
     {"append", "appendleft", "extend", "insert", "clear", "update", "setdefault", "add"}
 )
@@ -82,7 +80,7 @@ def report_side_outputs(target: CaptureTarget, runner: Runner[Any, Any], log: Au
     batches = [target.batch(runner.mode, size, SEED + size) for size in sorted(sizes, reverse=True)]
     batches += [target.batch(runner.mode, runner.table.largest, SEED + 1000)][: 2 - len(batches)]
     roots, state = walk_roots(runner.step.forward), restorable_state(runner)
-    before = ReachableObjects(roots, _DEPTH)
+    before = ReachableObjects(roots, SEARCH_DEPTH)
     try:
         with torch.no_grad(), runner.without_stats(), StateSnapshot(state, runner.device):
             first, second = (_left_by(runner, roots, batch) for batch in batches)
@@ -175,7 +173,7 @@ def _left_by(runner: Runner[Any, Any], roots: dict[str, Any], batch: Any) -> _Le
 
     with runner.step.wrapped(lambda forward: wrapped_forward(forward, call)):
         runner.run_padded(batch)
-    objects = ReachableObjects(roots, _DEPTH)
+    objects = ReachableObjects(roots, SEARCH_DEPTH)
     tensors = {
         container.name(key): (container, key, tensor)
         for container, key, tensor in objects.values_of(torch.Tensor)
