@@ -119,7 +119,7 @@ def capture(
                 pad_values is not None,
             ).check()
             written.release()
-            _compare(runner, target, tolerance)
+            _compare(runner, target, tolerance, written.undeclared())
         except BaseException:
             runner.close()
             raise
@@ -251,8 +251,16 @@ def _sample_batch(arguments: Arguments, _mode: ForwardMode, count: int, seed: in
     )
 
 
-def _compare(runner: Runner[Any, Any], target: CaptureTarget, tolerance: float) -> None:
+def _compare(
+    runner: Runner[Any, Any], target: CaptureTarget, tolerance: float, undeclared: list[str]
+) -> None:
     """Compare replays of rows of the example with the function, with a pad row where possible.
+
+    Args:
+        runner: Captured.
+        target: The function.
+        tolerance: See ``capture``.
+        undeclared: Names of tensors that the function writes, without ``mutable_state``.
 
     Raises:
         OutputError: A row of a result differs.
@@ -280,4 +288,7 @@ def _compare(runner: Runner[Any, Any], target: CaptureTarget, tolerance: float) 
                     f"{count_of(mismatch.batch_size, 'live row')} at batch size {size}"
                 )
                 advice = f"{HOST_ADVICE}." if mismatch.kind == GRAPH_DIFFERS else ROW_ADVICE
+                if undeclared:
+                    names = ", ".join(undeclared)
+                    advice = f"The function writes {names}: pass it as mutable_state. {advice}"
                 raise OutputError(f"{target.name}: {mismatch.kind}: {where}. {advice}")

@@ -79,6 +79,12 @@ class WrittenTensors:
             found[key] = (_bits(flat) != _bits(start)).nonzero().flatten()
         return found
 
+    def undeclared(self) -> list[str]:
+        """Return the names of written tensors that are not declared."""
+        declared = {storage_id(tensor) for tensor in self._declared.values()}
+        others = [key for key in self.memory if key not in declared]
+        return [self.place(key, 0).partition(" at ")[0] for key in others]
+
     def place(self, key: int, element: int) -> str:
         """Return the name of an element of a storage: a tensor's path and its first indices."""
         flat = self.memory[key]

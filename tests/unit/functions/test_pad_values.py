@@ -54,6 +54,16 @@ def test_a_pad_value_that_a_row_of_the_example_has_is_refused(pads):
         gk.capture(Writer(), (X, SLOTS), batch_sizes=[4], pad_values=pads)
 
 
+def test_state_that_sums_up_must_be_declared(capture):
+    fn = Writer().add
+    with pytest.raises(gk.OutputError, match=r"writes `Writer\.pools\[0\]`: pass it as mutable"):
+        gk.capture(fn, (X, SLOTS), batch_sizes=[4], pad_values={"slots": 0})
+    state = {"pool": fn.__self__.pools[0]}
+    captured = capture(fn, (X, SLOTS), pad_values={"slots": 0}, mutable_state=state)
+    captured(X, SLOTS)
+    assert torch.equal(captured(X, SLOTS), 2 * X)
+
+
 def test_the_audit_does_not_judge_rows_that_it_does_not_know(capture):
     writer = Writer()
     captured = capture(
