@@ -9,7 +9,7 @@ Shape letters: B requests, W rows of a step, L tokens of a short text, V vocabul
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -67,26 +67,35 @@ def check_attention(runner: Any, states: RecurrentStatePool | None = None) -> No
         or not fields <= _SERVED
     ):
         return
-    text = _Text.of(runner, table, pools, states, fields)
-    if text is None:
+    width, page = runner.tokens_per_request, pools[0].page_size
+    length = width + 2 if width > 1 else 4
+    pages = -(-length // page)
+    room = min(pool.size // page for pool in pools) // pages
+    requests = min(2, runner.sizes.max_batch_size, len(table) - 1, room)
+    if requests < 1 or length > min(table.shape[1], runner.sizes.max_context_len):
         return
-    restored = {"table": text.table, **text.kv, **text.recurrent}
-    known = {tensor.untyped_storage().data_ptr() for tensor in restored.values()}
-    restored |= {
+    end = page * (1 + pages * requests)
+    changed = {"table": table[1 : requests + 1, :length]}
+    for index, pool in enumerate(pools):
+        changed |= {f"kv {index} {name}": each[page:end] for name, each in pool.tensors().items()}
+    if states is not None:
+        changed |= {name: each[1 : requests + 1] for name, each in states.tensors().items()}
+    known = {tensor.untyped_storage().data_ptr() for tensor in changed.values()}
+    changed |= {
         f"state {name}": tensor
         for name, tensor in runner.mutable_state.items()
         if tensor.untyped_storage().data_ptr() not in known
     }
-    with StateSnapshot(restored, runner.device):
-        try:
-            text.run_chains()
-        except Exception as error:  # the capture, or the first batch, raises it where it belongs
-            logger.info("The attention of %s was not compared: %r.", runner.label, error)
-            return
-        for compare in (text.compare_tree, partial(text.compare_prefill, 2), text.compare_prefill):
+    with StateSnapshot(changed, runner.device):
+        first = page * (1 + pages * torch.arange(requests, device=runner.device))
+        slots = first[:, None] + torch.arange(length, device=runner.device)
+        changed["table"].copy_(slots)
+        text = _Text(runner, states, slots, has_mask="custom_mask" in fields)
+        compared = text.compare_tree, partial(text.compare_prefill, 2), text.compare_prefill
+        for compare in (text.run_chains, *compared):
             try:
                 wrong = compare()
-            except Exception as error:
+            except Exception as error:  # the capture, or a batch, raises it where it belongs
                 logger.info("The attention of %s was not compared: %r.", runner.label, error)
                 continue
             if wrong is not None:
@@ -96,64 +105,32 @@ def check_attention(runner: Any, states: RecurrentStatePool | None = None) -> No
 class _Text:
     """A short text of each of one or two requests, and the batches that compute its logits.
 
-    Attributes:
-        table, kv, recurrent: Views of what the batches change.
+    Args:
+        runner: Runner of the forward.
+        states: Recurrent states of the model, if any.
+        slots: KV slots of the text, [B, L] int64; those of request rows 1 and 2.
+        has_mask: Whether the runner takes trees.
     """
 
     def __init__(
         self,
         runner: Any,
-        table: torch.Tensor,
         states: RecurrentStatePool | None,
         slots: torch.Tensor,
+        *,
         has_mask: bool,
     ) -> None:
         self.runner, self._states, self._slots, self.has_mask = runner, states, slots, has_mask
         self.requests, self.length = slots.shape
-        self.width = runner.tokens_per_request
-        self.table = table[1 : self.requests + 1, : self.length]
-        self.rows = torch.arange(1, self.requests + 1, device=runner.device)
-        self.kv: dict[str, torch.Tensor] = {}
-        self.recurrent: dict[str, torch.Tensor] = {}
-        column = torch.arange(self.length, device=runner.device)
+        self.width, device = runner.tokens_per_request, runner.device
+        self.rows = torch.arange(1, self.requests + 1, device=device)
+        column = torch.arange(self.length, device=device)
         self.tokens = (131 * column + 71 * self.rows[:, None] + 17) % runner.sizes.vocab_size
-        self._ones = torch.ones(self.width, self.width, dtype=torch.bool, device=runner.device)
+        self._ones = torch.ones(self.width, self.width, dtype=torch.bool, device=device)
         self.limit = _LIMIT if runner.sizes.dtype.itemsize > 2 else _LIMIT_OF_HALF
-
-    @classmethod
-    def of(
-        cls,
-        runner: Any,
-        table: torch.Tensor,
-        pools: Sequence[Any],
-        states: RecurrentStatePool | None,
-        fields: set[str],
-    ) -> _Text | None:
-        """Return a text of W + 2 tokens, or of four in plain decoding; ``None`` without room."""
-        width, page = runner.tokens_per_request, pools[0].page_size
-        length = width + 2 if width > 1 else 4
-        pages = -(-length // page)
-        room = min(pool.size // page for pool in pools) // pages
-        requests = min(2, runner.sizes.max_batch_size, len(table) - 1, room)
-        if requests < 1 or length > min(table.shape[1], runner.sizes.max_context_len):
-            return None
-        first = page * (1 + pages * torch.arange(requests, device=runner.device))
-        slots = first[:, None] + torch.arange(length, device=runner.device)
-        text = cls(runner, table, states, slots, "custom_mask" in fields)
-        end = page * (1 + pages * requests)
-        for index, pool in enumerate(pools):
-            named: Mapping[str, torch.Tensor] = pool.tensors()
-            text.kv |= {f"kv {index} {name}": each[page:end] for name, each in named.items()}
-        if states is not None:
-            text.recurrent = {
-                f"recurrent {name}": each[1 : requests + 1]
-                for name, each in states.tensors().items()
-            }
-        return text
 
     def run_chains(self) -> None:
         """Compute the logits of the text, [B, L, V], by steps without branches."""
-        self.table.copy_(self._slots)
         self.begin()
         step, parts = 2 if self.width > 1 else 1, []
         for start in range(0, self.length - self.width, step):
