@@ -409,7 +409,9 @@ def one_run(seed: int, counts: Counter[str], group: RankGroup | None = None) -> 
     requests = ReqToTokenPool(REQUESTS, CONTEXT, "cpu")
     is_small, most = draw.random() < 0.5, 14 if topk == 16 else 30
     ahead = max(width, topk * steps if kind in ("EAGLE", "STANDALONE") else 0)
-    longest = PROMPT + most + ahead + min(width, steps + 1 if kind != "TREE" else width)
+    ahead += kind == "STANDALONE"  # the draft model catches up one token further
+    longest_path = width if kind in ("TREE", "NGRAM") else min(width, steps + 1)
+    longest = PROMPT + most + ahead + longest_path
     slots = longest + page_size + draw.randint(0, longest // 2)
     slots = slots if is_small else REQUESTS * CONTEXT
     model = target.engine_model(requests, page_size, width, draw, slots)
