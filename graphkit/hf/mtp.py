@@ -31,9 +31,9 @@ from graphkit.hf.layout import (
     head_shape,
     output_head,
 )
+from graphkit.hf.plain_tensors import PlainTensors
 from graphkit.hf.pools import LayerGroupAttention
 from graphkit.hf.prepare import prepare_model
-from graphkit.hf.quantized_folder import PlainTensors
 from graphkit.hf.stored_tensors import is_of_rounding
 from graphkit.ops.rows import gather_rows
 from graphkit.quantization import restore_linears, stored_layout

@@ -24,7 +24,8 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 _WITHOUT_EFFECT = re.compile(
     r"(rotary_emb|rope)\.(inv_freq|original_inv_freq|cos_cached|sin_cached)$"  # from the settings
     r"|(^|\.)position_ids$|\.attn\.masked_bias$|\.attention\.masked_bias$|num_batches_tracked$"
-    r"|(^|\.)(v_head|value_head)\."  # reads the hidden states beside the output head
+    r"|(^|\.)(v_head|value_head|pooler|seq_relationship)\."  # beside the output head
+    r"|(^|\.)mtp"  # layers that draft
 )
 """Tensors that the settings of the model imply, or that no logit depends on."""
 _ACTIVATIONS = re.compile(
@@ -73,8 +74,9 @@ def check_stored(
         for name, target in placed.items():
             if target.name in state and state[target.name].is_floating_point():
                 _check_dtype(folder, name, stored.forms[name][1])
-    has_parts = any(
-        isinstance(each, Mapping) and "model_type" in each for each in read_config(folder).values()
+    config = read_config(folder)
+    has_parts = config.get("is_encoder_decoder") or any(
+        isinstance(each, Mapping) and "model_type" in each for each in config.values()
     )
     surplus = _surplus_layers(unused, model)
     if surplus:
@@ -140,7 +142,7 @@ def _has_no_effect(
     """Return whether the text of a model does not depend on a tensor that it does not have."""
     if _WITHOUT_EFFECT.search(name) or (is_quantised and _ACTIVATIONS.search(name)):
         return True
-    if "mtp" in name.split(".") or _is_behind(name, unused):
+    if _is_behind(name, unused) or _is_mask(name, stored):
         return True
     if name.endswith(_ZERO_BY_DEFAULT) and name in stored.forms:
         return not bool(stored.tensor(name).any())
@@ -151,6 +153,12 @@ def _is_behind(name: str, unused: Collection[str]) -> bool:
     """Return whether a tensor belongs to an MTP layer that is stored behind the others."""
     place = _LAYER.match(name)
     return place is not None and f"{place[0]}eh_proj.weight" in unused
+
+
+def _is_mask(name: str, stored: StoredWeights) -> bool:
+    """Return whether a tensor is a causal mask, which older models of GPT-2's kind stored."""
+    shape, _ = stored.forms.get(name, ([], ""))
+    return name.endswith(("attn.bias", "attention.bias")) and len(shape) == 4
 
 
 def _is_of_other_part(name: str, model: PreTrainedModel) -> bool:

@@ -64,7 +64,7 @@ def test_logits_are_those_of_the_dequantised_folder(tmp_path, kind, name):
     assert layers or kind in WITHOUT_LINEAR
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq symmetric", "compressed fp8 block", "fp8 blocks"])
+@pytest.mark.parametrize("name", ["awq", "fp8 blocks"])
 def test_experts_of_several_groups_are_merged(tmp_path, name):
     sizes = {**SIZES, "intermediate_size": 384}
     expected = write_quantized(tmp_path / "folder", name, "mixtral", sizes=sizes)

@@ -73,8 +73,12 @@ def test_numbers_without_a_known_scale_are_refused(tmp_path, dtype, has_scale):
             {"model.vision_tower.patch_embed.weight": torch.ones(8)},
             {"vision_config": {"model_type": "siglip_vision_model"}},
         ),
+        ({"model.encoder.layers.0.fc1.weight": torch.ones(8)}, {"is_encoder_decoder": True}),
+        ({"model.mtp_block.0.mlp.up_proj.weight": torch.ones(8)}, {}),
+        ({"v_head.summary.weight": torch.ones(8)}, {}),
+        ({f"{ATTENTION}.attn.bias": torch.ones(1, 1, 8, 8).bool()}, {}),
     ],
-    ids=["zeros", "frequencies", "another part"],
+    ids=["zeros", "frequencies", "vision", "encoder", "mtp", "value head", "mask"],
 )
 def test_tensors_that_no_text_needs_are_named_once(tmp_path, caplog, tensors, config):
     change(tmp_path, tensors, config)
