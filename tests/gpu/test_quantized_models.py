@@ -62,13 +62,25 @@ def test_a_model_of_transformers_is_checked_and_captured(quantize):
         assert all(not runner.stats.fallbacks for runner in engine.runners)
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq", "compressed int4", "fp8 blocks", "fbgemm"])
-def test_folders_are_loaded_and_captured(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("awq", "llama"),
+        ("gptq", "llama"),
+        ("compressed int4", "llama"),
+        ("fp8 blocks", "llama"),
+        ("fbgemm", "llama"),
+        ("modelopt", "llama"),
+        ("fp8 blocks", "qwen3_moe"),  # experts that are dequantised
+        ("awq", "deepseek_v32"),  # reads the dtype of a weight
+    ],
+)
+def test_folders_are_loaded_and_captured(tmp_path, name, kind):
     pytest.importorskip("transformers")
     from graphkit import hf
-    from quantized_folders import write_quantized
+    from quantized_folders import SIZES, write_quantized
 
-    write_quantized(tmp_path, name)
+    write_quantized(tmp_path, name, kind, sizes=SIZES if kind == "llama" else {})
     model = hf.load(tmp_path, dtype=torch.bfloat16, device="cuda")
     with model.engine(max_batch_size=2, max_context_len=64) as engine:
         engine.capture()
