@@ -156,7 +156,7 @@ def representative_sizes(target: CaptureTarget) -> list[int]:
 def _chosen(only: Collection[str] | None) -> Collection[Audit]:
     expected = "names of audits, or None"
     require_type("audit_target", "only", only, (Collection, NoneType), expected)
-    names = [] if only is None else list(only)
+    names: list[Any] = [] if only is None else list(only)
     unknown = [name for name in names if not isinstance(name, str) or name not in AUDITS]
     if unknown:
         raise ConfigError(

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, product
+from itertools import chain
 
 import torch
 
@@ -22,7 +22,6 @@ from graphkit.runners.attention_check import check_attention
 from graphkit.step.device_copies import copied_to, to_device
 from graphkit.step.device_step import DeviceStep
 from graphkit.step.prefill_batch import PrefillBatch
-from graphkit.step.processors import kind_of
 from graphkit.step.sampling_params import SamplingParams
 
 
@@ -144,9 +143,8 @@ class Admission:
                 ``req_to_token``.
 
         Returns:
-            The reports of the first new tokens of the prompts that are complete, [complete, 5]
-            int32, or [complete, 6] if one of them has log-probabilities, on the device; ``None`` if
-            none is complete.
+            The reports of the first new tokens of the prompts that are complete, [complete, 6]
+            int32 on the device; ``None`` if none is complete.
         """
         self._check_attention()
         complete = [each for each, count in chunks if count == each.left]
@@ -167,8 +165,6 @@ class Admission:
             is_new,
             ended,
             is_greedy=not any(each.sampling.temperature for each in complete),
-            has_processors=any(kind_of(each.sampling) for each in complete),
-            has_logprobs=any(each.sampling.logprobs for each in complete),
             bitmask=self._bitmask(complete),
         )
         for each, count in chunks:
@@ -196,11 +192,7 @@ class Admission:
         runs = [partial(self._run_pads, lengths, is_greedy=True) for lengths in batches]
         # How the first token is chosen depends on the number of requests alone.
         ones = [lengths for lengths in batches if set(lengths) == {1}]
-        kinds = ((False, False), (True, True), (False, True))
-        runs += [
-            partial(self._run_pads, lengths, is_greedy=is_greedy, has_processors=has_processors)
-            for lengths, (is_greedy, has_processors) in product(ones, kinds)
-        ]
+        runs += [partial(self._run_pads, lengths, is_greedy=False) for lengths in ones]
         self._step.warm_up(backend, runs)
 
     def _check_attention(self) -> None:
@@ -210,18 +202,13 @@ class Admission:
             check_attention(verifier.runner, verifier.recurrent_state)
         self._compares_attention = False
 
-    def _run_pads(
-        self, lengths: Sequence[int], *, is_greedy: bool, has_processors: bool = False
-    ) -> None:
+    def _run_pads(self, lengths: Sequence[int], *, is_greedy: bool) -> None:
         """Run all that ``prefill`` does for prompts of the row of pads."""
         pads = [0] * len(lengths)
         batch = self._packed(pads, pads, [[0] * (length + 1) for length in lengths])
         allowed = self._step.verifier.all_allowed(1)
         bitmask = None if allowed is None else allowed.expand(len(lengths), -1)
-        self._forward(
-            batch, [0], range(len(lengths)), is_greedy=is_greedy, has_processors=has_processors,
-            has_logprobs=has_processors, bitmask=bitmask,
-        )  # fmt: skip
+        self._forward(batch, [0], range(len(lengths)), is_greedy=is_greedy, bitmask=bitmask)
 
     def _packed(
         self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]]
@@ -269,8 +256,6 @@ class Admission:
         complete: Sequence[int],
         *,
         is_greedy: bool,
-        has_processors: bool,
-        has_logprobs: bool,
         bitmask: torch.Tensor | None,
     ) -> torch.Tensor | None:
         """Run target and drafter over a batch; see ``prefill``.
@@ -280,8 +265,6 @@ class Admission:
             new: Which of the requests begin.
             complete: Which of them have their whole prompt then.
             is_greedy: Whether the temperature of all complete ones is 0.
-            has_processors: Whether one of them has processors of logits.
-            has_logprobs: Whether one of them has log-probabilities.
             bitmask: Tokens that may follow the complete ones; ``None`` allows all.
         """
         step, device = self._step, self._step.context.device
@@ -294,7 +277,7 @@ class Admission:
             rows, last_rows = rows[index], last_rows[index]
             logits = output.next_token_logits[last_rows]
             first, log_sums = step.verifier.first_tokens(
-                rows, logits, is_greedy=is_greedy, has_processors=has_processors, bitmask=bitmask
+                rows, logits, is_greedy=is_greedy, bitmask=bitmask
             )
             batch.next_ids.index_copy_(0, last_rows, first)
         ended = set(complete)
@@ -305,8 +288,6 @@ class Admission:
         if first is None:
             return None
         one = torch.ones_like(rows, dtype=torch.int32)
-        if not has_logprobs:
-            return step.state.advance(rows, first, one, 1)
         index = torch.arange(len(rows), dtype=torch.int32, device=device)[:, None]
         return step.state.advance(rows, first, one, 1, index, logits, log_sums)
 

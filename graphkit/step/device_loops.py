@@ -82,9 +82,7 @@ class DeviceLoops:
         self._watched = torch.zeros(self._largest, dtype=torch.bool, device=device)
         self._control = torch.zeros(len(Control), dtype=torch.int64, device=device)
         self._sizes = torch.tensor(self._table.sizes, dtype=torch.int32, device=device)
-        self._ring = OutputRing(
-            ring_entries, self._largest, step.max_path, device, has_logprobs=True
-        )
+        self._ring = OutputRing(ring_entries, self._largest, step.max_path, device)
         self._reader = LoopReader(
             self._ring,
             self._poll,

@@ -62,16 +62,13 @@ class StepBlock:
         words: Their entries, int64.
         offsets: Index of the first word of each entry.
         columns: Words of a request in an entry.
-        has_logprobs: Whether these include log-probabilities.
         number: Number of the first step, counted from 0 over all launches.
     """
 
-    __slots__ = ("columns", "has_logprobs", "number", "offsets", "words")
+    __slots__ = ("columns", "number", "offsets", "words")
 
-    def __init__(
-        self, words: memoryview, entry_words: int, columns: int, *, has_logprobs: bool = False
-    ) -> None:
-        self.words, self.columns, self.has_logprobs = words, columns, has_logprobs
+    def __init__(self, words: memoryview, entry_words: int, columns: int) -> None:
+        self.words, self.columns = words, columns
         self.offsets = range(0, len(words), entry_words)
         self.number = int(words[_SEQUENCE]) - 1
 
@@ -175,8 +172,7 @@ class StepReport:
     @property
     def requests(self) -> list[RequestReport]:
         """What the step did for each request that took part, in the order of the batch."""
-        has_logprobs = self._block.has_logprobs
-        return [_request_report(row, has_logprobs=has_logprobs) for row in self.rows]
+        return [_request_report(row) for row in self.rows]
 
 
 class OutputRing:
@@ -189,23 +185,16 @@ class OutputRing:
         max_batch_size: Requests of the largest size.
         longest_path: Most tokens of a path.
         device: Device that writes; the memory is pinned for CUDA.
-        has_logprobs: Whether reports have log-probabilities.
 
     Attributes:
         words: The ring, int64.
     """
 
     def __init__(
-        self,
-        entries: int,
-        max_batch_size: int,
-        longest_path: int,
-        device: torch.device,
-        *,
-        has_logprobs: bool = False,
+        self, entries: int, max_batch_size: int, longest_path: int, device: torch.device
     ) -> None:
-        self.entries, self._has_logprobs = entries, has_logprobs
-        self._columns = Report.TOKENS + longest_path * (2 if has_logprobs else 1)
+        self.entries = entries
+        self._columns = Report.TOKENS + 2 * longest_path
         self._entry_words = ENTRY_WORDS + max_batch_size * self._columns
         size = RING_WORDS + entries * self._entry_words
         self.words = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -257,7 +246,7 @@ class OutputRing:
         if words[last + _LAUNCH] != words[begin + _LAUNCH]:
             count = 1
         copy = memoryview(bytearray(words[begin : begin + count * size])).cast("q")
-        return StepBlock(copy, size, self._columns, has_logprobs=self._has_logprobs)
+        return StepBlock(copy, size, self._columns)
 
     def release(self, block: StepBlock) -> None:
         """Let the device write the entries of a block again. Call it when the block is kept."""
@@ -297,11 +286,11 @@ def logprobs_of(row: Sequence[int]) -> list[float]:
     return values
 
 
-def _request_report(row: Sequence[int], *, has_logprobs: bool) -> RequestReport:
+def _request_report(row: Sequence[int]) -> RequestReport:
     return RequestReport(
         req_pool_index=row[Report.ROW],
         tokens=tuple(row[Report.TOKENS : Report.TOKENS + row[Report.NEW]]),
         num_accepted_tokens=row[Report.ACCEPTED],
         end=RequestEnd(row[Report.END]),
-        logprobs=tuple(logprobs_of(row)) if has_logprobs else (),
+        logprobs=tuple(logprobs_of(row)),
     )

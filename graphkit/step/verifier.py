@@ -26,7 +26,6 @@ from graphkit.step.acceptance import (
 from graphkit.step.context import EngineContext
 from graphkit.step.draft_tree import DraftTree
 from graphkit.step.engine_model import EngineModel
-from graphkit.step.processors import TargetLogits
 from graphkit.step.request_state import RequestState
 from graphkit.step.verified import Verified
 
@@ -116,12 +115,9 @@ class Verifier:
         logits: torch.Tensor,
         *,
         is_greedy: bool,
-        has_processors: bool = True,
         bitmask: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the token after each prompt, [B] int64, and the sums of its logits.
-
-        The sums are those of ``ops.processors``; ``None`` without processors.
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the token after each prompt, [B] int64, and ``log_sums`` of its logits.
 
         A sample is keyed by the position of the last prompt token, as if that were the root of a
         tree.
@@ -130,22 +126,17 @@ class Verifier:
             req_pool_indices: The request rows, [B] int64.
             logits: The last logits of each prompt, [B, V]; changed in place.
             is_greedy: Whether every temperature is 0.
-            has_processors: Whether a request has processors of logits.
             bitmask: Allowed tokens, [B, ceil(V / 32)] int32; ``None`` allows all.
         """
         rows, state = req_pool_indices, self._state
         if bitmask is not None:
             apply_token_bitmask(logits, bitmask)
-        of_target = TargetLogits(logits)
-        if has_processors:
-            roots = rows[:, None]  # stands for the tokens of roots, which are not read
-            positions = state.seq_lens[rows].long()
-            of_target = state.processors.process(
-                logits, rows, roots, None, positions, state.stop_ids
-            )
+        roots = rows[:, None]  # stands for the tokens of roots, which are not read
+        positions = state.seq_lens[rows].long()
+        processed = state.processors.process(logits, rows, roots, None, positions, state.stop_ids)
         if is_greedy:
-            return most_probable(of_target), of_target.log_sums
-        return sample_tokens(of_target, self._draws(rows)), of_target.log_sums
+            return most_probable(processed), processed.log_sums
+        return sample_tokens(processed, self._draws(rows)), processed.log_sums
 
     def verify(
         self,

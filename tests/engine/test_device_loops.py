@@ -177,7 +177,7 @@ class TestRunner:
             context.req_to_token[row] = (row * 96 - 95 + slots).int()
             sampling = SamplingParams(max_new_tokens=13)
             first = runner.admit(row, task.prompts[row], sampling)
-            assert first.shape == (1, 5)
+            assert first.shape == (1, 6)
             assert int(first[0, 4]) == task.expected[row][0]
         yield runner
         runner.release(self.ROWS)

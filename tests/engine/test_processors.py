@@ -14,6 +14,7 @@ import torch
 import graphkit as gk
 from graphkit.engine import SamplingParams
 from graphkit.errors import ConfigError, InputError
+from graphkit.ops.loop_layout import NO_LOGPROB
 from graphkit.step import SpecStepInputs, SpecStepRunner
 from random_engines import plain_text
 from table_models import TopDrafter, table_engine, table_model
@@ -106,7 +107,9 @@ def test_steps_of_a_runner_have_log_probabilities(runner, table):
     params = params_of(SETTINGS[6])
     text, logprobs = expected(table, [3, 7], params)
     token, first = first_of(runner.admit(1, [3, 7], params))
-    assert runner.admit(2, [5], SamplingParams(max_new_tokens=NEW)).shape == (1, 5)
+    report = runner.admit(2, [5], SamplingParams(max_new_tokens=NEW))
+    assert report.shape == (1, 6)
+    assert int(report[0, -1]) == NO_LOGPROB
     tokens, values = [token], [*first]
     for step in runner.launch([1, 2], max_steps=40):
         for each in step.requests:

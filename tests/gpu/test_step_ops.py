@@ -373,7 +373,7 @@ def test_processors_of_a_large_vocabulary(vocab, dtype):
 @pytest.mark.parametrize("vocab", VOCABS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_processed_rows_replace_logits_of_a_large_vocabulary(vocab, dtype):
-    """Rows that are not replaced have the same bits as without processed rows."""
+    """A row has the same bits whether other rows are replaced or not."""
     torch.manual_seed(vocab)
     rows = 12
     logits, processed = torch.randn(rows, vocab).mul(3).to(dtype), torch.randn(rows, vocab) * 3
@@ -389,5 +389,6 @@ def test_processed_rows_replace_logits_of_a_large_vocabulary(vocab, dtype):
     index = torch.arange(rows)
     given = on_device((index, *filters))
     probs = target_probs(ours[0], *given, 1, ours[1], ours[2])
-    plain, own = target_probs(ours[0], *given, 1), target_probs(ours[1], *given, 1)
+    none, every = torch.zeros_like(ours[2]), torch.ones_like(ours[2])
+    plain, own = (target_probs(ours[0], *given, 1, ours[1], flag) for flag in (none, every))
     assert torch.equal(probs, torch.where(ours[2][:, None], own, plain))

@@ -11,6 +11,7 @@ import torch
 
 from graphkit.ops.loop_layout import (
     ENTRY_WORDS,
+    NO_LOGPROB,
     RING_WORDS,
     EntryWord,
     LoopEnd,
@@ -22,7 +23,8 @@ from graphkit.step import LoopReader, StepReport, output_ring
 from graphkit.step.output_ring import OutputRing, RequestReport
 
 ENTRIES, REQUESTS, LONGEST_PATH = 8, 3, 2
-COLUMNS = Report.TOKENS + LONGEST_PATH
+COLUMNS = Report.TOKENS + 2 * LONGEST_PATH
+NO_LOGPROBS = [NO_LOGPROB] * LONGEST_PATH
 
 
 class Writer:
@@ -42,7 +44,8 @@ class Writer:
         assert self.room
         for index, line in enumerate(lines or [[1, 1, 1, 0, self.written, 0]]):
             at = ENTRY_WORDS + index * COLUMNS
-            entry[at : at + COLUMNS] = torch.tensor(line)
+            entry[at : at + COLUMNS] = NO_LOGPROB
+            entry[at : at + len(line)] = torch.tensor(line)
         entry[EntryWord.BATCH_SIZE] = len(lines) or 1
         entry[EntryWord.LOOP_END] = end
         entry[EntryWord.LAUNCH] = launch
@@ -140,7 +143,7 @@ def test_a_report_keeps_its_words_when_the_entry_is_written_again(writer):
     (step,) = steps_of(take(writer.ring))
     for _ in range(ENTRIES):
         writer.write(2)
-    assert (step.launch, step.rows) == (1, [[1, 1, 1, 0, 0, 0]])
+    assert (step.launch, step.rows) == (1, [[1, 1, 1, 0, 0, 0, *NO_LOGPROBS]])
 
 
 def test_a_report_decodes_the_requests_that_took_part(writer):
@@ -150,8 +153,9 @@ def test_a_report_decodes_the_requests_that_took_part(writer):
     first, second = steps_of(take(writer.ring))
     assert (first.batch_size, first.is_last) == (1, False)
     assert (second.batch_size, second.is_last, second.loop_end) == (3, True, LoopEnd.REQUEST)
-    assert second.words.tolist() == lines
-    assert second.rows == [lines[0], lines[2]]
+    words = [[*line, *NO_LOGPROBS] for line in lines]
+    assert second.words.tolist() == words
+    assert second.rows == [words[0], words[2]]
     assert second.requests == [
         RequestReport(5, (7, 8), 2, RequestEnd.RUNNING),
         RequestReport(2, (9,), 2, RequestEnd.STOP),
