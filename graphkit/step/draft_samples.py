@@ -1,4 +1,4 @@
-"""Drafts of a language model that are its own samples, for requests with a temperature."""
+"""Drafts of a language model that are its own samples, or at temperature 0 its best tokens."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class DraftSamples:
     sample of the draft model takes the same seed, position and sampling parameters, so that models
     of equal logits draw equal tokens. At temperature 0 it is the most probable token.
 
-    In a tree the sample is the first candidate, with probability 1, so that the path of all samples
-    is verified. The most probable tokens follow it.
+    In a tree the first candidates on the first branch have probability 1, so that the path of all
+    samples is verified. A sample is the first candidate of its row, with probability 1, and the
+    most probable tokens follow it.
 
     Args:
         context: The engine's; its ``spec`` has the draft length.
@@ -58,4 +59,22 @@ class DraftSamples:
         first = torch.where(is_greedy.reshape(-1, 1), probs[:, :1], 1.0)
         probs = torch.where(stays, probs[:, 1:], probs[:, :-1])
         tokens = torch.where(stays, tokens[:, 1:], tokens[:, :-1])
-        return torch.cat([first, probs], 1), torch.cat([samples, tokens], 1)
+        probs, tokens = torch.cat([first, probs], 1), torch.cat([samples, tokens], 1)
+        return _with_certain_path(probs, width), tokens
+
+    def most_probable(
+        self, logits: torch.Tensor, req_pool_indices: torch.Tensor, _positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the candidates in a tree after rows of requests at temperature 0.
+
+        Arguments and results are those of a call.
+        """
+        probs, tokens = top_candidates(logits, self._topk)
+        width = max(len(logits) // max(len(req_pool_indices), 1), 1)
+        return _with_certain_path(probs, width), tokens
+
+
+def _with_certain_path(probs: torch.Tensor, width: int) -> torch.Tensor:
+    """Set the probability of the first candidate on the first branch of each request, in place."""
+    probs[::width, 0] = 1
+    return probs

@@ -90,7 +90,7 @@ class EagleDrafter(Drafter):
         draws = self._ahead > 0 and self._model.draft_token_map is None
         self._samples = DraftSamples(context) if draws else None
         self._use_samples(is_greedy=False)
-        # A chain takes the first candidate: its probability decides nothing.
+        # A chain takes the first candidate, and a tree of samples has it, whatever its probability.
         self._certain = torch.ones(context.sizes.max_batch_size, 1, device=context.device)
 
     def at_length(self, context: EngineContext) -> EagleDrafter:
@@ -141,6 +141,10 @@ class EagleDrafter(Drafter):
         if self._context.generation == "v3":  # which captures greedy steps for themselves
             self._use_samples(is_greedy=self.is_greedy)
         rows = seq_lens + self._ahead if self._ahead else seq_lens
+        topk_p = self._certain[: len(seq_lens)]
+        if not self._is_chain:
+            stored = resolve("topk_p", req_pool_indices)
+            topk_p = stored if self._samples is None else torch.cat([topk_p, stored[:, 1:]], 1)
         positions, slots = first_draft_rows(
             req_pool_indices, self._context.req_to_token, rows, spec.topk, spec.num_steps
         )
@@ -148,11 +152,7 @@ class EagleDrafter(Drafter):
             DraftInputs(
                 req_pool_indices=req_pool_indices,
                 seq_lens=rows,
-                topk_p=(
-                    self._certain[: len(seq_lens)]
-                    if self._is_chain
-                    else resolve("topk_p", req_pool_indices)
-                ),
+                topk_p=topk_p,
                 topk_index=resolve("topk_index", req_pool_indices),
                 hidden_states=(
                     resolve("hidden_states", req_pool_indices) if self._uses_hidden else None
@@ -216,10 +216,12 @@ class EagleDrafter(Drafter):
         return verified.moved(1, self._context.req_to_token) if self._ahead else verified
 
     def _use_samples(self, *, is_greedy: bool) -> None:
-        """Let the DRAFT runner choose drafts by ``DraftSamples``, unless all are greedy."""
-        step = self._draft.step
+        """Let the DRAFT runner choose drafts by ``DraftSamples``, if these are no others."""
+        step, samples = self._draft.step, self._samples
         assert isinstance(step, DraftStep), "the step of a DraftRunner"
-        step.choose = None if is_greedy else self._samples
+        step.choose = samples
+        if samples is not None and is_greedy:
+            step.choose = None if self._is_chain else samples.most_probable
 
     @property
     def _draws_next(self) -> bool:

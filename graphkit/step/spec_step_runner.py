@@ -208,8 +208,8 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         longest text is not checked again; any other one is checked before each launch and replay.
 
         Returns:
-            The report of the first new token, [1, 5] int32, on the device. With ``logprobs``
-            [1, 6]: the last column has the bits of its log-probability, float32.
+            The report of the first new token, [1, 6] int32, on the device. The last column has the
+            bits of its log-probability, float32, or -1 without ``logprobs``.
 
         Raises:
             ConfigError: ``max_new_tokens`` is not an int of at least 1, or ``num_output_tokens`` is

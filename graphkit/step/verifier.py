@@ -116,7 +116,7 @@ class Verifier:
         *,
         is_greedy: bool,
         bitmask: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the token after each prompt, [B] int64, and ``log_sums`` of its logits.
 
         A sample is keyed by the position of the last prompt token, as if that were the root of a

@@ -71,8 +71,17 @@ class EagleDrafter(SimpleDrafter):
 
 
 class StandaloneDrafter(SimpleDrafter):
+    """The path of the first candidates is part of every tree."""
+
     def after(self, text):
         return self.candidates(text, (text[-1], len(text) - 1))
+
+    def tree(self, text, nodes):
+        def children(path, branch):
+            (p, token), *others = self.after([*text, *path])
+            return [(p if branch else 1.0, token), *others]
+
+        return best_paths(children((), 0), children, self.topk, STEPS, nodes)
 
 
 class LayersDrafter(SimpleDrafter):
@@ -181,10 +190,11 @@ def test_accepted_lengths_are_those_of_a_drafter_without_cache(
 def test_a_model_that_drafts_for_itself_has_every_draft_accepted(
     make_engine, task, generation, steps, chunk
 ):
-    """Greedy or drawn, and in a tree the path of all draws."""
+    """Greedy or drawn, in chains and trees."""
     drawn = SamplingParams(max_new_tokens=COUNT, temperature=0.8, top_p=0.9, top_k=20, seed=7)
     greedy = SamplingParams(max_new_tokens=COUNT)
-    for topk, batches in {1: [[greedy], [drawn], [greedy, drawn]], 2: [[drawn]]}.items():
+    every = [[greedy], [drawn], [greedy, drawn]]
+    for topk, batches in {1: every, 2: every, 3: [[greedy]]}.items():
         engine = make_engine(
             "EXACT",
             topk=topk,
@@ -204,5 +214,5 @@ def test_a_model_that_drafts_for_itself_has_every_draft_accepted(
             for request in requests:
                 drafted = Counter[int]()
                 for drafts, count in request.drafted_lengths.items():
-                    drafted[drafts // (1 if topk == 1 else 2) + 1] += count
+                    drafted[drafts // min(topk, 2) + 1] += count
                 assert request.accepted_lengths == drafted
