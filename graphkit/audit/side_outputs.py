@@ -1,9 +1,9 @@
 """Search for side outputs: tensors that a forward leaves in an object, such as hidden states.
 
-Replays run no Python. Whoever reads such a tensor after a replay gets that of the last capture or
-eager step. The forward runs without a graph on two batches: what it puts into the same place as
-another tensor with other content is left by each call. A tensor that both runs leave is a cache or
-a buffer that is written in place, and equal content a constant.
+Replays run no Python, so that after a replay the object has the tensor of the last capture or eager
+step. The forward runs without a graph on two batches. A place that has another tensor with other
+content after the second run is a side output. The same tensor after both runs is a cache or a
+buffer that is written in place, and equal content is a constant.
 
 A tensor of the inputs is no side output: each replay refreshes it. One that the forward reads
 itself, as layers read a context object, is reported as a note: others may read it, too.
