@@ -57,9 +57,9 @@ def explained(error: InputError, batch: Any, layouts: Iterable[FieldLayout]) -> 
     """
     rows: dict[Axis, dict[str, int]] = {Axis.REQUEST: {}, Axis.TOKEN: {}, Axis.NONE: {}}
     for layout in layouts:
-        shape: Any = getattr(getattr(batch, layout.name, None), "shape", ())
-        if len(shape):
-            rows[layout.field.axis][layout.name] = shape[0]
+        value = getattr(batch, layout.name, None)
+        if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim:
+            rows[layout.field.axis][layout.name] = len(value)
     counting, requests = next(iter(rows[Axis.REQUEST].items()), ("", 0))
     numbers = {n for name, n in rows[Axis.REQUEST].items() if name != counting}
     tokens = {*rows[Axis.TOKEN].values()}

@@ -10,8 +10,8 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from graphkit.errors import ConfigError
-from graphkit.hf.attention import IMPLEMENTATION
 from graphkit.hf.layout import output_head
+from graphkit.hf.prepare import PREPARED
 
 _EXPECTED = {
     "folder_or_model": "a folder, or a causal language model of transformers",
@@ -70,7 +70,7 @@ def check_model(model: PreTrainedModel, field: str) -> None:
     on_meta = next((path for path, tensor in tensors if tensor.is_meta), "")
     compiled = next((path for path, each in model.named_modules() if _is_compiled(each)), None)
     reason = ""
-    if model.config._attn_implementation == IMPLEMENTATION:
+    if PREPARED in vars(model):
         reason = f"{name} was passed to load before, which changed it. Use that result, or a copy."
     elif getattr(model.config, "is_encoder_decoder", False):
         reason = f"{name} has an encoder and a decoder. Pass a causal language model."

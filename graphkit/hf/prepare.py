@@ -19,6 +19,9 @@ from graphkit.hf.probe import learn_layout
 from graphkit.hf.recurrent import convert_mixers
 from graphkit.hf.rotation import fix_rotations
 
+PREPARED = "_graphkit_is_prepared"
+"""Attribute of a model that ``prepare_model`` has changed."""
+
 
 def prepare_model(model: PreTrainedModel, *, fuse: bool = True) -> ModelLayout:
     """Let a model run over graphkit's pools, in place, and return its layers with state.
@@ -30,6 +33,7 @@ def prepare_model(model: PreTrainedModel, *, fuse: bool = True) -> ModelLayout:
     Raises:
         ConfigError: See ``load``.
     """
+    setattr(model, PREPARED, True)  # not its configuration, which other models may share
     for config in (
         model.config,
         *(getattr(model.config, name) for name in model.config.sub_configs),

@@ -87,7 +87,7 @@ def test_a_changed_model_has_an_error(run, folders, here, monkeypatch):
         object.__setattr__(call, "window", 0)
         return attend(self, layer, call, *others)
 
-    monkeypatch.setattr(import_module("graphkit.hf.load"), "check_loaded", lambda _: None)
+    monkeypatch.setattr(import_module("graphkit.hf.load"), "check_loaded", lambda *_: None)
     monkeypatch.setattr(LayerGroupAttention, "attend", without_window)
     ended = run("audit", "--checkpoint", here / "mistral", *ONE, "--only", "wrapper")
     assert ended.code == 1

@@ -295,7 +295,7 @@ def admitted(device, params):
             reports += [
                 runner.run(SpecStepInputs(req_pool_indices=rows)).report.clone() for _ in range(7)
             ]
-            texts.append(tuple(int(report[0, -1]) for report in reports))
+            texts.append(tuple(int(report[0, 4]) for report in reports))
     return texts
 
 

@@ -17,7 +17,7 @@ MOST = {
     ("EAGLE3", 1): (25, 28),
     ("EAGLE3", 2): (34, 38),
     ("STANDALONE", 1): (34, 46),
-    ("STANDALONE", 2): (77, 95),
+    ("STANDALONE", 2): (81, 99),
     ("MULTI_LAYER_EAGLE", 1): (47, 50),
     ("MULTI_LAYER_EAGLE", 2): (59, 66),
     ("NGRAM", 1): (11, 14),

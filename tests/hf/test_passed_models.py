@@ -114,3 +114,10 @@ def test_none_is_no_model():
 def test_a_model_in_training_or_of_a_config_loads(dtype):
     model = AutoModelForCausalLM.from_config(small_config("llama"), dtype=dtype).train()
     assert hf.load(model, device="cpu", check=False).model.training is False
+
+
+def test_models_of_one_configuration_load_one_after_the_other():
+    first = small_model("llama")
+    second = type(first)(first.config)
+    assert hf.load(first, device="cpu").model is first
+    assert hf.load(second, device="cpu").model is second

@@ -65,7 +65,7 @@ class Scheduler:
         self.running[row] = request
         sampling = gk.SamplingParams(max_new_tokens=NEW, stop_token_ids=[NEWLINE])
         report = self.runner.admit(row, request.prompt, sampling)[0].tolist()  # waits for it
-        self.receive(row, report[Report.TOKENS :], report[Report.END])
+        self.receive(row, [report[Report.TOKENS]], report[Report.END])
 
     def receive(self, row: int, tokens: Sequence[int], end: int) -> None:
         """Deliver tokens. An ended request writes nothing more, so its memory is free."""

@@ -44,8 +44,8 @@ class Norm:
 class WeightSums:
     """Weights of norms plus 1, in float32.
 
-    During a forward of graphkit, two kernels compute those of all norms. Captured, they read the
-    weights of the replay, which may have been updated in place since the capture.
+    A forward of graphkit computes those of all norms at once. Captured, it reads the weights of the
+    replay, which may have been updated in place since the capture.
     """
 
     def __init__(self) -> None:
@@ -59,11 +59,8 @@ class WeightSums:
         if self not in products:
             weights = [each.parameter for each in self.norms]
             sizes = [len(weight) for weight in weights]
-            memory = torch.empty(sum(sizes), dtype=torch.float32, device=weights[0].device)
-            sums = memory.split(sizes)
-            torch._foreach_copy_(sums, weights)
-            memory.add_(1)
-            products[self] = dict(zip(self.norms, sums, strict=True))
+            sums = torch.cat(weights).float() + 1
+            products[self] = dict(zip(self.norms, sums.split(sizes), strict=True))
         result: torch.Tensor = products[self][norm]
         return result
 
