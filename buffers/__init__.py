@@ -16,7 +16,7 @@ from graphkit.buffers.input_buffers import InputBuffers
 from graphkit.buffers.inputs import Inputs, StepInputs, TargetVerifyInputs
 from graphkit.buffers.layout import Capacity, FieldLayout, resolve, runner_capacity
 from graphkit.buffers.mailbox import ENTRIES, Mailbox
-from graphkit.buffers.validation import explained, validate_field
+from graphkit.buffers.validation import validate_field, wrong_count
 from graphkit.buffers.value_rules import Limits
 from graphkit.buffers.writers import BatchWriter, FieldWriter
 
@@ -43,9 +43,9 @@ __all__ = [
     "StepInputs",
     "TargetVerifyInputs",
     "declare",
-    "explained",
     "fields_of",
     "resolve",
     "runner_capacity",
     "validate_field",
+    "wrong_count",
 ]

@@ -49,11 +49,16 @@ def validate_field(
     raise _refusal(layout, f"has strides {tensor.stride()}", "Pass .contiguous().")
 
 
-def explained(error: InputError, batch: Any, layouts: Iterable[FieldLayout]) -> InputError:
-    """Return a refusal that names the field that counts the requests, too, if that one is wrong.
+def wrong_count(field: str | None, batch: Any, layouts: Iterable[FieldLayout]) -> str:
+    """Return why the field that counts the requests is wrong, or an empty string.
 
     A batch has as many requests as its first field per request has rows, and other fields are
     refused that have another number. If they all agree on that number, the first one is wrong.
+
+    Args:
+        field: The field that was refused.
+        batch: The batch.
+        layouts: Layouts of its fields.
     """
     rows: dict[Axis, dict[str, int]] = {Axis.REQUEST: {}, Axis.TOKEN: {}, Axis.NONE: {}}
     for layout in layouts:
@@ -63,13 +68,12 @@ def explained(error: InputError, batch: Any, layouts: Iterable[FieldLayout]) -> 
     counting, requests = next(iter(rows[Axis.REQUEST].items()), ("", 0))
     numbers = {n for name, n in rows[Axis.REQUEST].items() if name != counting}
     tokens = {*rows[Axis.TOKEN].values()}
-    if error.field == counting or len(numbers) != 1 or not min(numbers) or requests in numbers:
-        return error
+    if field == counting or len(numbers) != 1 or not min(numbers) or requests in numbers:
+        return ""
     number = min(numbers)
     if not tokens or any(t % number or not t % max(requests, 1) for t in tokens):
-        return error
-    text = f"{counting!r} has {requests} rows, and all other fields are of {number} requests."
-    return InputError(f"{error} {text}", field=error.field)
+        return ""
+    return f" {counting!r} has {requests} rows, and all other fields are of {number} requests."
 
 
 def _as_tensor(layout: FieldLayout, value: Any) -> torch.Tensor:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from graphkit.buffers.fields import Axis
 from graphkit.buffers.layout import FieldLayout
 from graphkit.buffers.mailbox import Mailbox, host_view
-from graphkit.buffers.validation import explained, validate_field
+from graphkit.buffers.validation import validate_field, wrong_count
 from graphkit.errors import InputError
 from graphkit.ops.refresh import FROM_PAYLOAD, Header
 
@@ -219,7 +219,9 @@ class BatchWriter:
             try:
                 kept = write(value)
             except InputError as error:
-                raise explained(error, batch, [field.layout for field in self._fields]) from error
+                layouts = [field.layout for field in self._fields]
+                reason = wrong_count(error.field, batch, layouts)
+                raise InputError(f"{error}{reason}", field=error.field) from error
             if kept is not None:
                 in_flight.append(kept)
         return in_flight

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from graphkit.buffers import InputBuffers, StepInputs, explained, validate_field
+from graphkit.buffers import InputBuffers, StepInputs, validate_field, wrong_count
 from graphkit.config import is_int
 from graphkit.errors import InputError, SizeError, short_repr
 from graphkit.graphs import SizeTable
@@ -173,7 +173,8 @@ class Dispatch:
                 try:
                     validate_field(layout, value, rows, self._buffers.device)
                 except InputError as error:
-                    raise explained(error, batch, self._buffers.layouts) from error
+                    reason = wrong_count(error.field, batch, self._buffers.layouts)
+                    raise InputError(f"{error}{reason}", field=error.field) from error
         self._buffers.check(batch, tokens)
 
     def checked_size(self, batch: Any, padded_batch_size: int | None) -> int:

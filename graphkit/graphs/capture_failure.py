@@ -127,8 +127,10 @@ def _filename(frame: Frame) -> str:
 
 
 def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception and those that led to it, the latest first."""
-    while error is not None:
+    """Yield an exception and those that led to it, the latest first, each once."""
+    yielded: set[int] = set()
+    while error is not None and id(error) not in yielded:  # ``raise error from error`` is a cycle
+        yielded.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 

@@ -11,7 +11,7 @@ import graphkit as gk
 from capture_cases import CASES, REPLAYS, make_inputs
 from graphkit.errors import CaptureCause
 from graphkit.graphs import CaptureFailure, RecorderBackend
-from graphkit.graphs.capture_failure import advice_at, as_capture_failure
+from graphkit.graphs.capture_failure import advice_at, as_capture_failure, exception_chain
 from graphkit.graphs.capture_rules import CaptureRulesMode
 
 SYNC = CaptureCause.HOST_SYNCHRONISATION
@@ -206,3 +206,11 @@ def test_experts_of_transformers_have_advice_of_their_own(cause, where, is_speci
     is_special = is_special and package == "transformers"
     assert ('experts_implementation="batched_mm"' in advice) == is_special
     assert (advice == cause.value) != is_special
+
+
+def test_an_exception_that_is_its_own_cause_ends_the_chain():
+    error, context = ValueError("twice"), KeyError("before")
+    error.__cause__ = error
+    assert [*exception_chain(error)] == [error]
+    error.__cause__, context.__cause__ = context, error
+    assert [*exception_chain(error)] == [error, context]
