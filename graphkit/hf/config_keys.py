@@ -42,7 +42,7 @@ _CHANGES_TEXT: Mapping[str, tuple[object, ...]] = dict.fromkeys((
 def check_keys(folder: Path, model: PreTrainedModel) -> None:
     """Compare the settings of a folder with those that the code of its model reads.
 
-    Logs at INFO those that it does not read.
+    Logs the names of unread settings at INFO.
 
     Raises:
         CheckpointError: One of them would change the text if it was read.

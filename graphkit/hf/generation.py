@@ -193,7 +193,7 @@ def stop_ids(ids: Any, owner: object) -> frozenset[int]:
     """Return the stop tokens of a setting: a token, a list of them, or ``None``.
 
     Raises:
-        CheckpointError: It is none of these.
+        CheckpointError: The setting has another type, or an id is negative.
     """
     listed = ids if isinstance(ids, list) else [] if ids is None else [ids]
     if not all(is_int(each) and each >= 0 for each in listed):

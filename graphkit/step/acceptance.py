@@ -124,10 +124,9 @@ def accept_sampled(
     return AcceptedPath(*path)
 
 
-def sample_tokens(logits: torch.Tensor | TargetLogits, draws: Draws) -> torch.Tensor:
+def sample_tokens(logits: TargetLogits, draws: Draws) -> torch.Tensor:
     """Draw the target's token at each request's root, [B] int64, from logits [B, V]."""
     rows, *_, seeds, positions = draws
-    logits = TargetLogits(logits) if isinstance(logits, torch.Tensor) else logits
     probs = _target_probs(logits, draws, 1)
     return target_samples(probs, rows, seeds, positions[rows].long()[:, None])
 

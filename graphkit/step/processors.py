@@ -20,7 +20,7 @@ class TargetLogits(NamedTuple):
 
     Shapes:
         logits: [N, V], before processors.
-        processed: [N, V], see ``ops.processors``; ``None`` if no request has processors.
+        processed: [N, V], see ``ops.processors``; ``None`` if no processors ran.
         is_processed: [N] bool, the rows that ``processed`` replaces.
         log_sums: [N, C] float32.
     """

@@ -17,6 +17,7 @@ from graphkit.errors import ConfigError
 from graphkit.ops.target_probs import target_probs
 from graphkit.reference import LlamaConfig, LlamaModel
 from graphkit.step.acceptance import Draws, sample_tokens
+from graphkit.step.processors import TargetLogits
 
 VOCAB, TEMPERATURES = 6, (0.6, 2.0)
 chain_and_tree = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
@@ -120,7 +121,7 @@ def draws_of(logits, temperature):
 
 
 def drawn_from(logits, temperature):
-    return sample_tokens(logits, draws_of(logits, temperature))
+    return sample_tokens(TargetLogits(logits), draws_of(logits, temperature))
 
 
 def test_first_tokens_follow_the_target(logits, device):
