@@ -14,16 +14,9 @@ from typing import TYPE_CHECKING, Any
 from graphkit.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from graphkit.attention import (
-        AttentionBackend,
-        AttentionInputs,
-        AttentionMetadata,
-        PagedAttention,
-        PooledAttention,
-        SdpaAttention,
-        TritonAttention,
-    )
     from graphkit.audit import ShadowWatch, audit_target
+    from graphkit.audit.foreign import audit_graphs, compare_fingerprint, fingerprint
+    from graphkit.audit.runs import capture_target, estimate_target
     from graphkit.buffers import (
         MODEL_DTYPE,
         AcceptedCounts,
@@ -51,6 +44,57 @@ if TYPE_CHECKING:
         SpeculativeEngine,
         TokenMatcher,
     )
+    from graphkit.engine.attention import (
+        AttentionBackend,
+        AttentionInputs,
+        AttentionMetadata,
+        PagedAttention,
+        PooledAttention,
+        SdpaAttention,
+        TritonAttention,
+    )
+    from graphkit.engine.kv import (
+        DSATokenToKVPool,
+        KVPool,
+        MHATokenToKVPool,
+        MLATokenToKVPool,
+        RecurrentInputs,
+        RecurrentStatePool,
+        ReqToTokenPool,
+        RequestPool,
+        RequestTable,
+        StateSlots,
+        TokenSlotAllocator,
+        TokenToKVPool,
+    )
+    from graphkit.engine.step import (
+        DeviceStep,
+        DFlashDrafter,
+        Drafter,
+        DraftTree,
+        EagleDrafter,
+        EngineContext,
+        EngineModel,
+        LoopEnd,
+        MultiLayerDrafter,
+        NgramDrafter,
+        NullDrafter,
+        PrefillBatch,
+        PrefillChunk,
+        RequestEnd,
+        RequestReport,
+        RequestState,
+        SamplingParams,
+        SpecStepInputs,
+        SpecStepOutput,
+        SpecStepRunner,
+        StepBody,
+        StepReport,
+        StepResult,
+        StepStream,
+        Verified,
+        Verifier,
+    )
     from graphkit.errors import (
         AttentionError,
         CaptureCause,
@@ -68,7 +112,6 @@ if TYPE_CHECKING:
         SizeError,
         TargetError,
     )
-    from graphkit.functions import CapturedFunction, StagedCall, capture
     from graphkit.graphs import (
         Attribution,
         Backend,
@@ -83,21 +126,6 @@ if TYPE_CHECKING:
         inspect_graph,
         scope,
     )
-    from graphkit.kv import (
-        DSATokenToKVPool,
-        KVPool,
-        MHATokenToKVPool,
-        MLATokenToKVPool,
-        RecurrentInputs,
-        RecurrentStatePool,
-        ReqToTokenPool,
-        RequestPool,
-        RequestTable,
-        StateSlots,
-        TokenSlotAllocator,
-        TokenToKVPool,
-    )
-    from graphkit.recording import audit_graphs, compare_fingerprint, fingerprint
     from graphkit.records import (
         Argument,
         AuditCheck,
@@ -146,6 +174,8 @@ if TYPE_CHECKING:
         TargetVerifyRunner,
         declare_output,
     )
+    from graphkit.runners.functions import CapturedFunction, StagedCall, capture
+    from graphkit.runners.targets import CaptureTarget
     from graphkit.spec import (
         CustomSpecAlgorithm,
         ForwardMode,
@@ -156,43 +186,14 @@ if TYPE_CHECKING:
         get_algorithm,
         register_algorithm,
     )
-    from graphkit.step import (
-        DeviceStep,
-        DFlashDrafter,
-        Drafter,
-        DraftTree,
-        EagleDrafter,
-        EngineContext,
-        EngineModel,
-        LoopEnd,
-        MultiLayerDrafter,
-        NgramDrafter,
-        NullDrafter,
-        PrefillBatch,
-        PrefillChunk,
-        RequestEnd,
-        RequestReport,
-        RequestState,
-        SamplingParams,
-        SpecStepInputs,
-        SpecStepOutput,
-        SpecStepRunner,
-        StepBody,
-        StepReport,
-        StepResult,
-        StepStream,
-        Verified,
-        Verifier,
-    )
-    from graphkit.targets import CaptureTarget
-    from graphkit.verify import capture_target, estimate_target
 
 # A library logs nothing by itself: the program configures handlers.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _ROOMS = (
-    "errors", "config", "records", "recording", "spec", "graphs", "kv", "attention", "buffers",
-    "distributed", "runners", "step", "targets", "verify", "engine", "audit", "functions",
+    "errors", "config", "records", "audit.foreign", "spec", "graphs", "engine.kv",
+    "engine.attention", "buffers", "distributed", "runners", "engine.step", "runners.targets",
+    "audit.runs", "engine", "audit", "runners.functions",
 )  # fmt: skip
 """Rooms of the public names; those without torch come first."""
 
@@ -374,8 +375,8 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
 
 
 def __getattr__(name: str) -> Any:
-    if name == "hf":  # imports transformers
-        return import_module("graphkit.hf")
+    if name == "models":
+        return import_module("graphkit.models")
     if name in __all__:
         for room in _ROOMS:
             module = import_module(f"graphkit.{room}")

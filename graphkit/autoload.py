@@ -27,7 +27,7 @@ def begin_audit() -> None:
     if not os.environ.get("GRAPHKIT_AUDIT"):  # ``audit_options.REPORT_VARIABLE``
         return
     try:
-        from graphkit.recording.following import follow_from_environment
+        from graphkit.audit.foreign.following import follow_from_environment
 
         follow_from_environment(sys.modules["torch.cuda.graphs"].CUDAGraph)
     except Exception as error:

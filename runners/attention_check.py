@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from graphkit.attention.cache import kv_pools
 from graphkit.buffers import TargetVerifyInputs
+from graphkit.engine.attention.cache import kv_pools
+from graphkit.engine.kv import RecurrentStatePool
 from graphkit.errors import AttentionError
 from graphkit.graphs import StateSnapshot
-from graphkit.kv import RecurrentStatePool
 from graphkit.spec import ForwardMode
 
 logger = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
-from graphkit.attention import AttentionBackend
 from graphkit.buffers import MultiLayerDraftExtendInputs
 from graphkit.config import BufferSizes, require_int
+from graphkit.engine.attention import AttentionBackend
 from graphkit.errors import ConfigError, OutputError
 from graphkit.ops import rotate_input_ids
 from graphkit.ops.logits import top_candidates

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from graphkit.attention import AttentionBackend
+from graphkit.engine.attention import AttentionBackend
 from graphkit.runners.containers import (
     Container,
     bases,

@@ -11,10 +11,10 @@ from typing import Any, Generic, Literal, Self, TypeVar
 import torch
 from torch import nn
 
-from graphkit.attention import AttentionBackend
 from graphkit.buffers import InputBuffers, StepInputs, runner_capacity
 from graphkit.config import BufferSizes
 from graphkit.distributed import AgreedSize, BarrierBackend, RankGroup
+from graphkit.engine.attention import AttentionBackend
 from graphkit.errors import ConfigError, InputError, ReplayError, SizeError, short_repr
 from graphkit.graphs import (
     Attribution,

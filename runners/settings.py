@@ -11,10 +11,10 @@ from typing import Any, TypedDict, TypeVar
 import torch
 from torch import nn
 
-from graphkit.attention import AttentionBackend
 from graphkit.buffers import Limits, StepInputs
 from graphkit.config import BufferSizes, is_int, require_type
 from graphkit.distributed import RankGroup
+from graphkit.engine.attention import AttentionBackend
 from graphkit.errors import ConfigError, short_repr
 from graphkit.graphs import Backend, BatchSizes
 from graphkit.ops.argument_rules import describe

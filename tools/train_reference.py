@@ -20,8 +20,8 @@ from training.corpus import CONTEXT, all_windows, random_windows, read_corpus
 from training.loop import PEAK_RATE, optimise
 from training.recipes import RECIPES, Recipe, Results
 
-from graphkit import reference
-from graphkit.reference import LlamaModel
+from graphkit.models import reference
+from graphkit.models.reference import LlamaModel
 
 WEIGHTS = reference.default_checkpoint().parent
 

@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 from graphkit.records import load_record
-from graphkit.tui import InspectApp
 from graphkit.views.exports import offline
+from graphkit.views.tui import InspectApp
 
 DOCS = Path(__file__).parents[1]
 RECORD = DOCS.parent / "tests" / "data" / "h200-8b-step.json"

@@ -2,16 +2,35 @@
 
 ``report.py`` runs them all. An audit is one file, or one folder whose ``audit.py`` says what it
 varies; beside it are what it compares, and in ``findings.py``, where that is long, how it words
-what it found. Runs come from ``graphkit.verify``, and findings go to an ``AuditLog``.
+what it found. Runs come from ``graphkit.audit.runs``, and findings go to an ``AuditLog``.
 """
 
-from graphkit.audit.audit_log import AuditLog, Check
-from graphkit.audit.lock import fingerprint
-from graphkit.audit.loop import audit_loop
-from graphkit.audit.ranks import merged_reports
-from graphkit.audit.report import audit_target, lock_target
-from graphkit.audit.shadow import ShadowWatch
-from graphkit.records.audit import AUDITS, Audit
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from graphkit.audit.audit_log import AuditLog, Check
+    from graphkit.audit.lock import fingerprint
+    from graphkit.audit.loop import audit_loop
+    from graphkit.audit.ranks import merged_reports
+    from graphkit.audit.report import audit_target, lock_target
+    from graphkit.audit.shadow import ShadowWatch
+    from graphkit.records.audit import AUDITS, Audit
+
+_MODULES = {
+    "AUDITS": "records.audit",
+    "Audit": "records.audit",
+    "AuditLog": "audit.audit_log",
+    "Check": "audit.audit_log",
+    "ShadowWatch": "audit.shadow",
+    "audit_loop": "audit.loop",
+    "audit_target": "audit.report",
+    "fingerprint": "audit.lock",
+    "lock_target": "audit.report",
+    "merged_reports": "audit.ranks",
+}
 
 __all__ = [
     "AUDITS",
@@ -25,3 +44,9 @@ __all__ = [
     "lock_target",
     "merged_reports",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'graphkit.audit' has no attribute {name!r}")
+    return getattr(import_module(f"graphkit.{_MODULES[name]}"), name)

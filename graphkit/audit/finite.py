@@ -16,13 +16,13 @@ from torch.utils._pytree import tree_leaves
 from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.places import row_text
 from graphkit.audit.ranks import on_any_rank
+from graphkit.audit.runs import EqualStateRuns
+from graphkit.audit.runs.size_check import SEED
 from graphkit.records import count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
-from graphkit.targets import CaptureTarget
-from graphkit.verify import EqualStateRuns
-from graphkit.verify.differences import even_owner, first_not_finite, not_finite_rows
-from graphkit.verify.size_check import SEED
+from graphkit.runners.comparison.differences import even_owner, first_not_finite, not_finite_rows
+from graphkit.runners.targets import CaptureTarget
 
 _ADVICE = (
     "Check the weights and the sample batches, then the module. A mask may leave -inf in a part of "

@@ -16,14 +16,14 @@ import torch
 
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.node_switches import Incomparable, bisected, switches
+from graphkit.audit.runs import EqualStateRuns
+from graphkit.audit.runs.forward_watch import SAMPLER, ForwardWatch, InputWrite
+from graphkit.audit.runs.size_check import SEED
 from graphkit.graphs import NodeOrigin
 from graphkit.records import GraphRecord, Node, count_of, distinct_text
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
-from graphkit.targets import CaptureTarget
-from graphkit.verify import EqualStateRuns
-from graphkit.verify.forward_watch import SAMPLER, ForwardWatch, InputWrite
-from graphkit.verify.size_check import SEED
+from graphkit.runners.targets import CaptureTarget
 
 _WRITE_ADVICE = (
     "Write the result to a new tensor, such as `positions + 1`. The inputs belong to the runner: "

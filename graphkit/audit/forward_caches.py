@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from graphkit.audit.bugs import Bug
+from graphkit.audit.runs.teacher_forcing import wrapped_forward
 from graphkit.graphs.operations import storage_id
 from graphkit.records import tensor_text
 from graphkit.runners import Runner
 from graphkit.runners.containers import Container, is_a
 from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
-from graphkit.verify.teacher_forcing import wrapped_forward
 
 
 @dataclass(frozen=True, slots=True)

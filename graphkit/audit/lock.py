@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog
-from graphkit.diff import diff_graphs
 from graphkit.graphs import UNSET_MARKER, Attribution, inspect_graph
 from graphkit.records import Argument, Environment, GraphRecord, LockRecord, Node, Pointer, count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
-from graphkit.targets import CaptureTarget
+from graphkit.runners.targets import CaptureTarget
+from graphkit.views.diff import diff_graphs
 
 _NO_ENVIRONMENT = Environment(device="", torch="", triton="", cuda="", driver="", graphkit="")
 _ADVICE = "If the change is intended, write the lock file again with --lock."

@@ -12,16 +12,16 @@ import torch
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.object_snapshot import ObjectSnapshot
 from graphkit.audit.ranks import NOT_ON_RANKS
+from graphkit.audit.runs import Rounding, check_tolerance
+from graphkit.audit.runs.request_runs import ReportRows, RequestPrompts, RequestRun, RequestRuns
+from graphkit.audit.runs.whole_step import LOOP_STEPS, open_step
 from graphkit.config import require_int
+from graphkit.engine.step import SpecStepRunner
 from graphkit.graphs import Attribution
 from graphkit.records import Finding, count_of, distinct_text, listed
 from graphkit.records.audit import Audit
+from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode
-from graphkit.step import SpecStepRunner
-from graphkit.targets import CaptureTarget
-from graphkit.verify import Rounding, check_tolerance
-from graphkit.verify.request_runs import ReportRows, RequestPrompts, RequestRun, RequestRuns
-from graphkit.verify.whole_step import LOOP_STEPS, open_step
 
 _ONE_FORWARD = "STEP is the whole step of the engine; its forwards are audited in their own modes"
 _SHOWN = 3

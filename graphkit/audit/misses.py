@@ -11,6 +11,7 @@ from typing import Any
 
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.places import requests_text
+from graphkit.audit.runs.size_check import SEED
 from graphkit.config import is_int
 from graphkit.errors import TargetError
 from graphkit.graphs import SizeTable
@@ -18,9 +19,8 @@ from graphkit.records import count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Decision, Reason, Runner
 from graphkit.runners.dispatch import Dispatch
+from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode, SpecConfig
-from graphkit.targets import CaptureTarget
-from graphkit.verify.size_check import SEED
 
 _MAX_PAD_SHARE = 1 / 3
 """Share of pad rows above which the audit reports it; sizes that double each time stay below."""

@@ -24,7 +24,7 @@ from graphkit.records import Argument, GraphRecord, Node, Pointer
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.reachable_objects import walk_roots
-from graphkit.targets import CaptureTarget
+from graphkit.runners.targets import CaptureTarget
 
 _UNDECLARED_ADVICE = (
     "Declare it as weights, as mutable_state or as an input field to name it in records. If the "

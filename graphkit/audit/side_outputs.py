@@ -27,6 +27,9 @@ from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.bugs import SIDE_OUTPUT
 from graphkit.audit.changing_lines import changing_lines
 from graphkit.audit.object_snapshot import checksum
+from graphkit.audit.runs.equal_state_runs import restorable_state
+from graphkit.audit.runs.size_check import SEED
+from graphkit.audit.runs.teacher_forcing import wrapped_forward
 from graphkit.graphs import StateSnapshot
 from graphkit.graphs.operations import storage_id
 from graphkit.records import tensor_text
@@ -35,10 +38,7 @@ from graphkit.runners import Runner
 from graphkit.runners.containers import Container, containers, is_a
 from graphkit.runners.host_numbers import read_word
 from graphkit.runners.reachable_objects import SEARCH_DEPTH, ReachableObjects, walk_roots
-from graphkit.targets import CaptureTarget
-from graphkit.verify.equal_state_runs import restorable_state
-from graphkit.verify.size_check import SEED
-from graphkit.verify.teacher_forcing import wrapped_forward
+from graphkit.runners.targets import CaptureTarget
 
 _ADVICE = (
     "Return it in the output, such as hidden_states or a field of your own, or allocate it before "

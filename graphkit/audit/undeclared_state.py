@@ -17,6 +17,10 @@ from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.bugs import UNDECLARED_STATE
 from graphkit.audit.changing_lines import changing_lines
 from graphkit.audit.row_axes import row_axes, rows_of_batch
+from graphkit.audit.runs import EqualStateRuns
+from graphkit.audit.runs.equal_state_runs import restorable_state
+from graphkit.audit.runs.forward_trace import Weights
+from graphkit.audit.runs.size_check import SEED
 from graphkit.graphs import StateSnapshot
 from graphkit.graphs.operations import storage_id
 from graphkit.graphs.snapshot import restore_problem
@@ -24,11 +28,7 @@ from graphkit.records import tensor_text
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
-from graphkit.targets import CaptureTarget
-from graphkit.verify import EqualStateRuns
-from graphkit.verify.equal_state_runs import restorable_state
-from graphkit.verify.forward_trace import Weights
-from graphkit.verify.size_check import SEED
+from graphkit.runners.targets import CaptureTarget
 
 ADVICE = "Declare it as mutable_state: captures and audits then restore its contents."
 COPY_BUDGET = 1 << 30

@@ -7,10 +7,10 @@ of runs finds it.
 from __future__ import annotations
 
 from graphkit.audit.audit_log import AuditLog
+from graphkit.models.wrapper import compare_wrapper
 from graphkit.records import count_of
 from graphkit.records.audit import Audit
-from graphkit.targets import CaptureTarget
-from graphkit.verify.wrapper import compare_wrapper
+from graphkit.runners.targets import CaptureTarget
 
 
 def audit_wrapper(target: CaptureTarget, log: AuditLog, *, device: str = "auto") -> None:

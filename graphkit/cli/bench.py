@@ -32,7 +32,7 @@ from graphkit.errors import GraphkitError
 if TYPE_CHECKING:
     import torch
 
-    from graphkit.benchmarks import Generation, StepBench, WeightBytes
+    from graphkit.cli.benchmarks import Generation, StepBench, WeightBytes
     from graphkit.distributed import RankGroup
     from graphkit.engine import SpeculativeEngine
     from graphkit.records import BenchReport
@@ -158,7 +158,7 @@ def _measure(arguments: argparse.Namespace, group: RankGroup | None = None) -> B
     """
     import torch
 
-    from graphkit.benchmarks import compare_formats
+    from graphkit.cli.benchmarks import compare_formats
     from graphkit.graphs import resolve_device
 
     device = resolve_device(arguments.device)
@@ -204,7 +204,7 @@ def _bench(
     quantize: str | None,
 ) -> tuple[StepBench, str, dict[str, str]]:
     """Return what to measure, the name of the models, and notes for the report."""
-    from graphkit.benchmarks import StepBench, longest_path, make_variants
+    from graphkit.cli.benchmarks import StepBench, longest_path, make_variants
 
     generations, notes = _generations(arguments.generations, device, group)
     models = open_models(arguments, group, quantize)
@@ -240,7 +240,7 @@ def _fitted(
 
     Only defaults change: what was asked for is refused if there is no room for it.
     """
-    from graphkit.benchmarks import make_variants
+    from graphkit.cli.benchmarks import make_variants
 
     while longest is not None and bench.max_context_len > longest:
         has_loops = arguments.steps_per_launch is None and len(counts) > 1
@@ -304,8 +304,8 @@ def _steps_per_launch(
 
 def _weights(models: OpenModels) -> WeightBytes | None:
     """Return the weights that a step reads; ``None`` if its tokens choose the experts."""
-    from graphkit.benchmarks import WeightBytes
-    from graphkit.reference import EngineModels
+    from graphkit.cli.benchmarks import WeightBytes
+    from graphkit.models.reference import EngineModels
 
     loaded = models.models
     if not isinstance(loaded, EngineModels) and loaded.has_experts:

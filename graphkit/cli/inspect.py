@@ -137,7 +137,7 @@ def _show(record: RecordWithGraphs, arguments: argparse.Namespace) -> int:
 
 
 def _run_screen(record: RecordWithGraphs, mode: str | None, batch_size: int | None, by: str) -> int:
-    from graphkit.tui import InspectApp
+    from graphkit.views.tui import InspectApp
 
     app = InspectApp(record, mode=mode, batch_size=batch_size, by=by)
     with signals_as_exit(app.exit):

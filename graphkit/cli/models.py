@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from graphkit.distributed import RankGroup
     from graphkit.engine import SpeculativeEngine
-    from graphkit.hf import TransformersModel
-    from graphkit.reference import EngineModels, Tokenizer
+    from graphkit.models import TransformersModel
+    from graphkit.models.reference import EngineModels, Tokenizer
     from graphkit.spec import SpecConfig
 
 
@@ -59,7 +59,7 @@ def open_models(
 ) -> OpenModels:
     """Load the models of --checkpoint, --shape or the reference model.
 
-    Ranks split a folder that has the layout of Llama, which ``graphkit.reference`` reads.
+    Ranks split a folder that has the layout of Llama, which ``graphkit.models.reference`` reads.
 
     Args:
         arguments: The parsed options.
@@ -81,8 +81,8 @@ def open_models(
             use_one_thread()
     elif group is None:
         return _open_folder(arguments, device, quantize)
-    from graphkit.reference import engine_of, spec_of
-    from graphkit.reference.tokenizer import END_OF_TEXT
+    from graphkit.models.reference import engine_of, spec_of
+    from graphkit.models.reference.tokenizer import END_OF_TEXT
 
     models = _reference_models(arguments, device, group, quantize)
     spec = spec_of(models.algorithm, **speculation_settings(arguments))
@@ -101,7 +101,7 @@ def open_models(
 def load_folder(
     arguments: argparse.Namespace, device: torch.device, quantize: str | None
 ) -> TransformersModel:
-    """Load the folders of --checkpoint and --draft by ``graphkit.hf``.
+    """Load the folders of --checkpoint and --draft by ``graphkit.models``.
 
     Raises:
         UsageError: The package transformers is missing.
@@ -176,8 +176,8 @@ def _load_tokenizer(arguments: argparse.Namespace, vocab_size: int) -> Tokenizer
     Raises:
         CheckpointError: The folder has no tokenizer, or it cannot be loaded.
     """
-    from graphkit.reference import ByteTokenizer
-    from graphkit.reference.tokenizer import VOCAB_SIZE
+    from graphkit.models.reference import ByteTokenizer
+    from graphkit.models.reference.tokenizer import VOCAB_SIZE
 
     folder = arguments.checkpoint
     if folder is None or (vocab_size == VOCAB_SIZE and not (folder / "tokenizer.json").exists()):
@@ -194,8 +194,13 @@ def _reference_models(
     group: RankGroup | None,
     quantize: str | None,
 ) -> EngineModels:
-    from graphkit.reference import checkpoint_dtype, head_algorithm, load_models, random_models
-    from graphkit.reference.engine_models import check_algorithm
+    from graphkit.models.reference import (
+        checkpoint_dtype,
+        head_algorithm,
+        load_models,
+        random_models,
+    )
+    from graphkit.models.reference.engine_models import check_algorithm
 
     folder, draft = arguments.checkpoint, arguments.draft
     if arguments.algorithm is not None:
@@ -238,12 +243,12 @@ def kv_dtype(arguments: argparse.Namespace) -> torch.dtype | None:
 
 
 def _hf() -> ModuleType:
-    """Import ``graphkit.hf``.
+    """Import ``graphkit.models``.
 
     Raises:
         UsageError: The package transformers is missing.
     """
     try:
-        return import_module("graphkit.hf")
+        return import_module("graphkit.models")
     except ImportError as error:
         raise UsageError(f"--checkpoint cannot be loaded: {error}") from error

@@ -14,7 +14,7 @@ from graphkit.spec import ForwardMode
 
 _T = TypeVar("_T")
 QUANTIZATIONS = ("fp8", "int4")
-"""Formats of weights; ``graphkit.quantization``, which has them, needs torch."""
+"""Formats of weights; ``graphkit.models.quantization``, which has them, needs torch."""
 SPECULATION = ("topk", "num_steps", "num_draft_tokens", "page_size")
 """Options of drafts and pages, as arguments of engines name them."""
 

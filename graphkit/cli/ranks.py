@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from graphkit.cli.exits import UsageError, describe, exit_code
 from graphkit.cli.output import print_message, silence
-from graphkit.diff import differing_launch, launch_order
 from graphkit.errors import RankError
 from graphkit.records import AuditReport, CaptureRecord, count_of
+from graphkit.views.diff import differing_launch, launch_order
 
 if TYPE_CHECKING:
     from graphkit.distributed import RankGroup

@@ -13,7 +13,7 @@ from graphkit.records import count_of
 from graphkit.records.audit import NOT_CHECKED, SEVERITIES
 
 if TYPE_CHECKING:
-    from graphkit.recording import RecordedProgram
+    from graphkit.audit.foreign import RecordedProgram
 
 _USAGE = "graphkit record [-h] [--out F] [--audit] (SCRIPT | -m MODULE) [ARGS ...]"
 
@@ -85,7 +85,7 @@ def _add_out(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command and return the program's exit code."""
-    from graphkit.recording import record_program
+    from graphkit.audit.foreign import record_program
 
     is_module = arguments.module is not None
     program, out = _split([*(arguments.module or ()), *arguments.script])
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _audit(program: list[str], out: Path, arguments: argparse.Namespace) -> int:
     """Audit the program. The text goes to stderr, because stdout is the program's."""
-    from graphkit.recording import AuditOptions, audit_program
+    from graphkit.audit.foreign import AuditOptions, audit_program
 
     options = AuditOptions(
         report=out.absolute(), every=arguments.every or 0, find_fault=arguments.find_fault
@@ -170,7 +170,7 @@ def _report(recorded: RecordedProgram, out: Path) -> None:
 
 
 def _why_nothing(recorded: RecordedProgram) -> str:
-    from graphkit.recording import why_no_graph
+    from graphkit.audit.foreign import why_no_graph
 
     if recorded.lost_graphs:
         return "no graph was written completely"

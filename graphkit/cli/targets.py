@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from graphkit.distributed import RankGroup
     from graphkit.records import CaptureRecord, MemoryEstimate
+    from graphkit.runners.targets import CaptureTarget
     from graphkit.spec import ForwardMode
-    from graphkit.targets import CaptureTarget
 
-_REFERENCE = "graphkit.reference:reference_target"
+_REFERENCE = "graphkit.models.reference:reference_target"
 FOLDER_OPTIONS = (
     "draft", "dtype", "trust_remote_code", "kv_dtype", "algorithm", *SPECULATION,
     "max_context_len",
@@ -65,7 +65,7 @@ def select_target(arguments: argparse.Namespace, group: RankGroup | None = None)
         TargetError: The TARGET cannot be imported or is not a CaptureTarget.
     """
     from graphkit.graphs import resolve_device
-    from graphkit.targets import locate
+    from graphkit.runners.targets import locate
 
     modes = _parse_modes(arguments.mode)
     device = resolve_device(arguments.device)
@@ -124,7 +124,7 @@ def capture_selected(selection: TargetSelection, *, inspect: bool) -> CaptureRec
         CaptureError: A forward cannot be captured.
         TargetError: The TARGET lacks a mode.
     """
-    from graphkit.verify import capture_target
+    from graphkit.audit.runs import capture_target
 
     announce("capturing", selection, selection.batch_sizes)
     with progress_on_stderr() as progress:
@@ -145,7 +145,7 @@ def estimate_selected(selection: TargetSelection) -> MemoryEstimate:
         CaptureError: A forward cannot be captured.
         TargetError: The TARGET lacks a mode.
     """
-    from graphkit.verify import estimate_target
+    from graphkit.audit.runs import estimate_target
 
     announce("estimating", selection, selection.batch_sizes)
     return estimate_target(
@@ -178,7 +178,7 @@ def _folder_target(
 def _reference_target(
     arguments: argparse.Namespace, device: torch.device, group: RankGroup | None
 ) -> CaptureTarget:
-    from graphkit.reference import reference_target
+    from graphkit.models.reference import reference_target
 
     return reference_target(
         str(device), checkpoint=arguments.checkpoint, quantize=arguments.quantize, group=group

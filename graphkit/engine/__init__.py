@@ -1,8 +1,8 @@
 """A small speculative decoding engine that drives the runners end to end.
 
 A request passes through ``engine`` (queue, prefill, batch) and a generation, which runs the steps
-of ``graphkit.step`` and decides when the host waits for their tokens. ``request_memory`` holds its
-KV slots meanwhile.
+of ``step`` and decides when the host waits for their tokens. ``request_memory`` holds its KV slots
+meanwhile. Models attend through ``attention`` to the pools of ``kv``.
 """
 
 from graphkit.engine.engine import SpeculativeEngine
@@ -10,8 +10,7 @@ from graphkit.engine.request import FinishReason, NewTokens, Request
 from graphkit.engine.request_memory import RequestMemory
 from graphkit.engine.settings import EngineOptions
 from graphkit.engine.stats import EngineStats
-from graphkit.engine.token_matcher import TokenMatcher
-from graphkit.step import (
+from graphkit.engine.step import (
     DFlashDrafter,
     Drafter,
     DraftTree,
@@ -27,6 +26,7 @@ from graphkit.step import (
     Verified,
     finalize_accepted_tree_path,
 )
+from graphkit.engine.token_matcher import TokenMatcher
 
 __all__ = [
     "DFlashDrafter",

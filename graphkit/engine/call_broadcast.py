@@ -12,8 +12,8 @@ from typing import Any
 from graphkit.distributed import Channel, RankGroup
 from graphkit.distributed.rank_store import names_of_ranks
 from graphkit.engine.request import NewTokens, Request
+from graphkit.engine.step import SamplingParams
 from graphkit.errors import ConfigError, RankError
-from graphkit.step import SamplingParams
 
 _CHECK_EVERY = 32
 _STEP, _CLOSE, _COMPARE = "step", "close", "compare"

@@ -8,8 +8,8 @@ from graphkit.engine.host_schedules import Overlapped
 from graphkit.engine.request import Request
 from graphkit.engine.request_memory import RequestMemory, StepSlots
 from graphkit.engine.running_batch import PendingReport, RunningBatch
+from graphkit.engine.step import SpecStepInputs, SpecStepRunner, StepResult, StepStream
 from graphkit.ops.loop_layout import Report
-from graphkit.step import SpecStepInputs, SpecStepRunner, StepResult, StepStream
 
 
 class OnDevice(Overlapped):

@@ -14,6 +14,8 @@ from graphkit.distributed import RankGroup
 from graphkit.engine.call_broadcast import CallBroadcast
 from graphkit.engine.device_schedule import OnDevice
 from graphkit.engine.host_schedules import HostInLoop, Overlapped
+from graphkit.engine.kv.contracts import check_request_pool
+from graphkit.engine.kv.pool_use import PoolUse, check_unused
 from graphkit.engine.queue import RequestQueue
 from graphkit.engine.request import FinishReason, NewTokens, Request
 from graphkit.engine.request_memory import RequestMemory, StepSlots
@@ -28,16 +30,7 @@ from graphkit.engine.settings import (
     plan_generation,
 )
 from graphkit.engine.stats import EngineStats, Tally
-from graphkit.engine.token_matcher import TokenMatcher
-from graphkit.errors import InputError, ReplayError, short_repr
-from graphkit.graphs import Backend, BatchSizes, backend_for
-from graphkit.kv.contracts import check_request_pool
-from graphkit.kv.pool_use import PoolUse, check_unused
-from graphkit.ops.inference import allocates
-from graphkit.records import CaptureRecord, MemoryEstimate
-from graphkit.runners.memory_estimate import estimate_memory
-from graphkit.spec import SpecConfig
-from graphkit.step import (
+from graphkit.engine.step import (
     Admission,
     DeviceStep,
     Drafter,
@@ -47,6 +40,13 @@ from graphkit.step import (
     SpecStepRunner,
     StepOptions,
 )
+from graphkit.engine.token_matcher import TokenMatcher
+from graphkit.errors import InputError, ReplayError, short_repr
+from graphkit.graphs import Backend, BatchSizes, backend_for
+from graphkit.ops.inference import allocates
+from graphkit.records import CaptureRecord, MemoryEstimate
+from graphkit.runners.memory_estimate import estimate_memory
+from graphkit.spec import SpecConfig
 
 
 class SpeculativeEngine:

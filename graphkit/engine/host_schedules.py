@@ -17,8 +17,8 @@ import torch
 from graphkit.engine.request import Request
 from graphkit.engine.running_batch import PendingReport, RunningBatch
 from graphkit.engine.schedule import Schedule
+from graphkit.engine.step import StepResult
 from graphkit.ops.loop_layout import Report
-from graphkit.step import StepResult
 
 
 class HostInLoop(Schedule):

@@ -12,10 +12,10 @@ import torch
 
 from graphkit.engine.request import Request
 from graphkit.engine.request_memory import RequestMemory, StepSlots
+from graphkit.engine.step import Admission, SamplingParams
+from graphkit.engine.step.admission import Prefill
 from graphkit.engine.token_matcher import TokenMatcher, check_matcher, root_bitmask
 from graphkit.errors import InputError
-from graphkit.step import Admission, SamplingParams
-from graphkit.step.admission import Prefill
 
 logger = logging.getLogger(__name__)
 

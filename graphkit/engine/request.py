@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 
+from graphkit.engine.step import SamplingParams
+from graphkit.engine.step.output_ring import logprobs_of
 from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.errors import ReplayError
 from graphkit.ops.loop_layout import Report
-from graphkit.step import SamplingParams
-from graphkit.step.output_ring import logprobs_of
 
 
 class FinishReason(Enum):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from graphkit.engine.kv import RequestPool, TokenSlotAllocator
 from graphkit.engine.request import Request
-from graphkit.kv import RequestPool, TokenSlotAllocator
-from graphkit.step.device_copies import to_device
+from graphkit.engine.step.device_copies import to_device
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from functools import cached_property
 import torch
 
 from graphkit.engine.request import Request
-from graphkit.step import StepBody
-from graphkit.step.device_copies import to_device
+from graphkit.engine.step import StepBody
+from graphkit.engine.step.device_copies import to_device
 
 
 class RunningBatch:

@@ -21,13 +21,13 @@ import torch
 from graphkit.engine.request import Request
 from graphkit.engine.request_memory import RequestMemory, StepSlots
 from graphkit.engine.running_batch import PendingReport, RunningBatch
+from graphkit.engine.step import DeviceStep, StepBody, StepResult
+from graphkit.engine.step.acceptance import Links
+from graphkit.engine.step.draft_lengths import HostLengths
 from graphkit.engine.token_matcher import fill_tree
 from graphkit.graphs import Backend
 from graphkit.ops.logits import bitmask_words
 from graphkit.runners import Runner
-from graphkit.step import DeviceStep, StepBody, StepResult
-from graphkit.step.acceptance import Links
-from graphkit.step.draft_lengths import HostLengths
 
 _STEPS_AHEAD = 1024
 """Steps for which slots are reserved while at least half of the pool is free: 16 of the longest

@@ -7,9 +7,9 @@ from typing import Literal, TypedDict
 
 from graphkit.config import BufferSizes, is_int
 from graphkit.distributed import RankGroup
+from graphkit.engine.kv.contracts import RequestPool
 from graphkit.errors import ConfigError, short_repr
 from graphkit.graphs import Backend, BatchSizes
-from graphkit.kv.contracts import RequestPool
 from graphkit.spec import Plan, SpecConfig
 
 logger = logging.getLogger(__name__)

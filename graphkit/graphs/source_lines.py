@@ -24,9 +24,9 @@ Frame = tuple[FrameType, int]
 
 _ROOMS = {room.name: str(room.resolve()) for room in Path(__file__).parents[1].iterdir()}
 _ALL_ROOMS = tuple(_ROOMS.values())
-_MODELS = (_ROOMS["reference"],)
+_MODELS = (f"{_ROOMS['models']}{os.sep}reference",)
 """Folders of graphkit with models. Their lines are shown like a user's."""
-_STEPS = (_ROOMS["step"],)
+_STEPS = (f"{_ROOMS['engine']}{os.sep}step",)
 """Folders with drafters and with what else is captured around forwards, outside of runners."""
 _SITE_PACKAGES = Path(torch.__file__).resolve().parents[1]
 _LIBRARIES = tuple(f"{_SITE_PACKAGES / name}{os.sep}" for name in ("torch", "triton", "numpy"))

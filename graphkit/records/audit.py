@@ -19,7 +19,7 @@ class Audit(StrEnum):
     """Names of the audits.
 
     ``lock`` compares graphs with a lock file. ``fault`` and ``fingerprint`` find what other
-    programs do wrong, see ``graphkit.recording``. All others are the audits of a target.
+    programs do wrong, see ``graphkit.audit.foreign``. All others are the audits of a target.
     """
 
     WARMUP = "warmup"

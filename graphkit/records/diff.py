@@ -1,4 +1,4 @@
-"""What changed between two graphs, and between two records. ``graphkit.diff`` computes it."""
+"""What changed between two graphs, and between two records. ``graphkit.views.diff`` computes it."""
 
 from __future__ import annotations
 

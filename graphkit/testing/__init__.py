@@ -12,10 +12,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from graphkit.testing.conformance import attention_conformance
-    from graphkit.testing.equivalence import assert_replay_equivalent, assert_target_equivalent
-    from graphkit.testing.strategies import batches, target_batches
-    from graphkit.testing.wrapper import check_wrapper
+    from graphkit.audit.kit.conformance import attention_conformance
+    from graphkit.audit.kit.equivalence import assert_replay_equivalent, assert_target_equivalent
+    from graphkit.audit.kit.strategies import batches, target_batches
+    from graphkit.audit.kit.wrapper import check_wrapper
 
 _MODULES = {
     "assert_replay_equivalent": "equivalence",
@@ -39,4 +39,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'graphkit.testing' has no attribute {name!r}")
-    return getattr(import_module(f"graphkit.testing.{_MODULES[name]}"), name)
+    return getattr(import_module(f"graphkit.audit.kit.{_MODULES[name]}"), name)

@@ -12,7 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from graphkit.runners import Runner
-    from graphkit.targets import CaptureTarget
+    from graphkit.runners.targets import CaptureTarget
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
     """Add the tests of every target."""
     for text in session.config.option.graphkit:
-        from graphkit.testing.collection import TargetCollector
+        from graphkit.audit.kit.collection import TargetCollector
 
         collector = TargetCollector.from_parent(session, name=text, nodeid=text)
         items.extend(session.genitems(collector))
@@ -66,8 +66,8 @@ def replay_equivalence() -> Callable[..., None]:
     ``replay_equivalence(runner, batches)`` is ``graphkit.testing.assert_replay_equivalent``;
     ``replay_equivalence(target)`` is ``assert_target_equivalent``, which captures every mode.
     """
+    from graphkit.audit.kit.equivalence import assert_replay_equivalent, assert_target_equivalent
     from graphkit.runners import Runner
-    from graphkit.testing.equivalence import assert_replay_equivalent, assert_target_equivalent
 
     def check(subject: Runner[Any, Any] | CaptureTarget, *batches: Any, **options: Any) -> None:
         if isinstance(subject, Runner):

@@ -3,7 +3,7 @@
 from graphkit.views.audit import audit_view, findings_view
 from graphkit.views.bench import bench_view
 from graphkit.views.capture import capture_view
-from graphkit.views.diff import diff_view
+from graphkit.views.diff_text import diff_view
 from graphkit.views.doctor import Fact, doctor_view
 from graphkit.views.exports import FORMATS, Export
 from graphkit.views.formatting import visible

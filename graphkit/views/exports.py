@@ -25,7 +25,7 @@ from graphkit.records import (
 from graphkit.views.audit import audit_view
 from graphkit.views.bench import bench_view
 from graphkit.views.capture import capture_view
-from graphkit.views.diff import diff_view
+from graphkit.views.diff_text import diff_view
 from graphkit.views.dot import dot_text
 from graphkit.views.generate import generate_view
 from graphkit.views.html import html_text

@@ -11,7 +11,7 @@ from graphkit.records import GraphRecord, Node
 NodeInModules = tuple[tuple[str, ...], Node]
 """The names of the phase and the modules around a node, outermost first, and the node."""
 PHASES = ("draft", "build", "verify", "accept", "extend")
-"""Scopes of ``graphkit.step`` that a whole step consists of."""
+"""Scopes of ``graphkit.engine.step`` that a whole step consists of."""
 _STEP = "STEP"
 _LARGE = 500
 """Number of nodes from which on a picture of each node is too large to read."""

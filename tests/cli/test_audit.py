@@ -144,9 +144,9 @@ def test_a_changed_graph_is_an_error_of_a_check(run, small, here):
 
 @pytest.mark.slow
 def test_a_check_of_one_mode_does_not_miss_the_others(run, small, here):
-    run("audit", "graphkit.reference:reference_target", "--lock", "all.json", "--batch-sizes", "1",
-        "--mode", "DECODE", "--mode", "DRAFT_EXTEND_V2")  # fmt: skip
-    ended = run("audit", "graphkit.reference:reference_target", "--check", "all.json",
+    run("audit", "graphkit.models.reference:reference_target", "--lock", "all.json",
+        "--batch-sizes", "1", "--mode", "DECODE", "--mode", "DRAFT_EXTEND_V2")  # fmt: skip
+    ended = run("audit", "graphkit.models.reference:reference_target", "--check", "all.json",
                 "--batch-sizes", "1", "--mode", "DRAFT_EXTEND_V2")  # fmt: skip
     assert ended.code == 0, ended.out
     assert "is gone" not in ended.out

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from graphkit.benchmarks import StepBench
+from graphkit.cli.benchmarks import StepBench
+from graphkit.models.reference import ALGORITHMS, SHAPES
 from graphkit.records import BenchReport
-from graphkit.reference import ALGORITHMS, SHAPES
 from graphkit.spec.config import default_spec
 
 TINY = ("--shape", "tiny", "--steps", 1, "--rounds", 1, "--context", 4, "--batch-sizes", 2)
@@ -100,7 +100,7 @@ def test_a_random_eagle_3_head_is_measured(recorded):
 
 @pytest.fixture
 def tiny_folder(here):
-    from graphkit.reference import random_models, save_checkpoint
+    from graphkit.models.reference import random_models, save_checkpoint
 
     folder = here / "tiny-checkpoint"
     save_checkpoint(random_models("tiny", "NONE", device="cpu").target, folder)
@@ -254,9 +254,9 @@ def test_the_defaults_of_a_gpu_fit_the_contexts_of_the_reference_model(
 ):
     import torch
 
-    from graphkit.benchmarks import make_variants
     from graphkit.cli import build_parser
     from graphkit.cli.bench import _STEPS, _STEPS_PER_LAUNCH, _fitted
+    from graphkit.cli.benchmarks import make_variants
 
     arguments = build_parser().parse_args(["bench", "--batch-sizes", "1", *options])
     spec = default_spec(algorithm)

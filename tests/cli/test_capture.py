@@ -18,8 +18,8 @@ from graphkit.spec import ForwardMode
 WITHOUT_GRAPHS = """
 import dataclasses
 import graphkit as gk
-from graphkit.attention import SdpaAttention
-from graphkit.reference import reference_target
+from graphkit.engine.attention import SdpaAttention
+from graphkit.models.reference import reference_target
 
 class NoUniformStride(SdpaAttention):
     def supports(self, mode):
@@ -58,7 +58,7 @@ def test_the_work_is_announced_before_it_starts(run, tiny, monkeypatch, command,
     def no_work(*_, **__):
         raise LookupError("starts")
 
-    monkeypatch.setattr("graphkit.verify.capture_target", no_work)
+    monkeypatch.setattr("graphkit.audit.runs.capture_target", no_work)
     lines = run(command, f"{tiny}:right", *options).err.splitlines()
     assert lines[0].startswith(f"capturing {text}")
     assert lines[1].startswith("error: LookupError: starts")

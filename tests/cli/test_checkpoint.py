@@ -10,7 +10,7 @@ import torch
 
 from graphkit.records import AuditReport, BenchReport, CaptureRecord, GenerateRecord
 
-pytest.importorskip("graphkit.hf")
+pytest.importorskip("graphkit.models")
 
 from checkpoint_folders import (
     byte_level_tokenizer,
@@ -78,7 +78,7 @@ def test_a_sound_model_has_no_error(run, folders, kind):
 
 def test_a_changed_model_has_an_error(run, folders, here, monkeypatch):
     """The audit does not pass by looking at nothing: here every window of a model is dropped."""
-    from graphkit.hf.pools import LayerGroupAttention
+    from graphkit.models.pools import LayerGroupAttention
 
     write_checkpoint(here / "mistral", "mistral")
     attend = LayerGroupAttention.attend
@@ -87,7 +87,7 @@ def test_a_changed_model_has_an_error(run, folders, here, monkeypatch):
         object.__setattr__(call, "window", 0)
         return attend(self, layer, call, *others)
 
-    monkeypatch.setattr(import_module("graphkit.hf.load"), "check_loaded", lambda *_: None)
+    monkeypatch.setattr(import_module("graphkit.models.loader"), "check_loaded", lambda *_: None)
     monkeypatch.setattr(LayerGroupAttention, "attend", without_window)
     ended = run("audit", "--checkpoint", here / "mistral", *ONE, "--only", "wrapper")
     assert ended.code == 1
@@ -184,7 +184,7 @@ def test_the_reference_model_is_quantised_and_a_target_is_not(run):
     ended = run("inspect", *options, "--json")
     assert ended.code == 0
     assert "quantized_linear" in ended.out
-    ended = run("capture", "graphkit.reference:tree_target", *options)
+    ended = run("capture", "graphkit.models.reference:tree_target", *options)
     assert ended.code == 2
     assert "--quantize applies to a --checkpoint: a TARGET has its own settings." in ended.err
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from graphkit.engine import SpeculativeEngine
+from graphkit.engine.step import SpecStepRunner
 from graphkit.errors import ReplayError
 from graphkit.graphs import RecorderBackend
-from graphkit.records import GenerateRecord
-from graphkit.reference import (
+from graphkit.models.reference import (
     ALGORITHMS,
     LlamaConfig,
     LlamaModel,
@@ -21,7 +21,7 @@ from graphkit.reference import (
     load_checkpoint,
     save_checkpoint,
 )
-from graphkit.step import SpecStepRunner
+from graphkit.records import GenerateRecord
 
 PLAIN = ("--algorithm", "none", "--eager")
 """The fastest settings."""

@@ -25,7 +25,7 @@ from checkpoint_folders import (
 from graphkit.records import GenerateRecord
 from small_models import small_model
 
-hf = pytest.importorskip("graphkit.hf")
+hf = pytest.importorskip("graphkit.models")
 PROMPT, COUNT = "The verifier reads é日", 24
 PLAIN = ("--algorithm", "none", "--eager")
 """The fastest settings."""
@@ -339,10 +339,10 @@ def test_a_bad_folder_or_prompt_is_refused_on_one_line(run, copied, damage, opti
 )
 def test_transformers_is_named_if_it_is_missing(run, folders, monkeypatch, command):
     path = folders("qwen3").path
-    monkeypatch.setitem(sys.modules, "graphkit.hf", None)
+    monkeypatch.setitem(sys.modules, "graphkit.models", None)
     ended = run(*command, "--checkpoint", path)
     assert (ended.code, ended.out) == (2, "")
-    assert ended.error.startswith("error: --checkpoint cannot be loaded: import of graphkit.hf")
+    assert ended.error.startswith("error: --checkpoint cannot be loaded: import of graphkit.models")
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from graphkit.reference import default_checkpoint
+from graphkit.models.reference import default_checkpoint
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def test_the_screen_opens_only_on_a_terminal(run, saved, monkeypatch):
         def exit(self):
             pass
 
-    monkeypatch.setattr("graphkit.tui.InspectApp", Screen)
+    monkeypatch.setattr("graphkit.views.tui.InspectApp", Screen)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     run("inspect", saved)
     monkeypatch.setattr("graphkit.cli.inspect._has_screen", lambda: True)

@@ -151,7 +151,7 @@ def test_a_command_with_a_target_can_be_interrupted(
         (("diff", RECORD, RECORD), "graphkit.cli.diff.diff_records"),
         (("export", RECORD, "--out", "out.html"), "graphkit.cli.export.load_record"),
         (("export", RECORD, "--out", "out.html"), "graphkit.cli.export.write_output"),
-        (("record", __file__, "--out", "out.json"), "graphkit.recording.record_program"),
+        (("record", __file__, "--out", "out.json"), "graphkit.audit.foreign.record_program"),
         (("generate", "--prompt", "a"), "graphkit.cli.run_generate.complete"),
         (("doctor",), "graphkit.cli.doctor._facts"),
     ],

@@ -9,11 +9,11 @@ import pytest
 from graphkit.errors import CheckpointError
 from graphkit.records import CaptureRecord, GenerateRecord
 
-pytest.importorskip("graphkit.hf")
+pytest.importorskip("graphkit.models")
 from transformers import AutoModelForCausalLM, dynamic_module_utils
 
 from checkpoint_folders import greedy_ids, write_checkpoint
-from graphkit import hf
+from graphkit import models
 
 MODEL = """
 import torch
@@ -85,7 +85,7 @@ def test_a_folder_with_code_is_refused_without_the_option(run, folder):
         assert f"error: {folder} needs Python code from its folder" in ended.err
         assert "--trust-remote-code" in ended.err
     with pytest.raises(CheckpointError, match="trust_remote_code=True"):
-        hf.load(folder, device="cpu")
+        models.load(folder, device="cpu")
 
 
 @pytest.mark.slow
@@ -98,7 +98,7 @@ def test_the_code_of_model_and_tokenizer_runs_with_the_option(run, folder, here)
 
     own = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     assert type(own).__name__ == "OwnForCausalLM"
-    tokenizer = hf.load(folder, device="cpu", trust_remote_code=True).tokenizer
+    tokenizer = models.load(folder, device="cpu", trust_remote_code=True).tokenizer
     prompt_ids = tokenizer(PROMPT).input_ids
     assert tokenizer.decode(prompt_ids).endswith(PROMPT.upper())
     new_ids = greedy_ids(own, prompt_ids, COUNT)

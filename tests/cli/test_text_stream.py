@@ -14,7 +14,7 @@ from checkpoint_folders import (
 )
 from graphkit.cli.generate_texts import TextStream
 from graphkit.errors import ConfigError
-from graphkit.reference import ByteTokenizer
+from graphkit.models.reference import ByteTokenizer
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=12) | st.text("ab ▁é日🙂\n", max_size=12)
 TRAINED = {"byte-level": byte_level_tokenizer, "byte-fallback": byte_fallback_tokenizer}
@@ -22,7 +22,7 @@ TRAINED = {"byte-level": byte_level_tokenizer, "byte-fallback": byte_fallback_to
 
 @pytest.fixture(scope="module", params=TRAINED)
 def tokenizer(request, tmp_path_factory):
-    hf = pytest.importorskip("graphkit.hf")
+    hf = pytest.importorskip("graphkit.models")
     folder = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(folder, TRAINED[request.param]())
     (folder / "config.json").write_text('{"model_type": "llama"}')

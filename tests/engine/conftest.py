@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from graphkit.attention import PagedAttention, SdpaAttention, TritonAttention
 from graphkit.config import BufferSizes
 from graphkit.engine import (
     Drafter,
@@ -24,8 +23,9 @@ from graphkit.engine import (
     SamplingParams,
     SpeculativeEngine,
 )
-from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
-from graphkit.reference import LlamaConfig, LlamaModel, StandaloneForward, full_logits
+from graphkit.engine.attention import PagedAttention, SdpaAttention, TritonAttention
+from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
+from graphkit.models.reference import LlamaConfig, LlamaModel, StandaloneForward, full_logits
 from graphkit.spec import SpecConfig
 from graphkit.spec.config import default_spec
 from own_attention import BlockTable, GatherAttention, StackedPool

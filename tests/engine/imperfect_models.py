@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from graphkit.attention import PagedAttention
-from graphkit.reference import LlamaModel, VerifyForward
+from graphkit.engine.attention import PagedAttention
+from graphkit.models.reference import LlamaModel, VerifyForward
 from graphkit.runners import ForwardOutput
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from graphkit.engine import SamplingParams
-from graphkit.reference import full_logits
+from graphkit.models.reference import full_logits
 
 STEPS, COUNT, PROMPTS = 4, 17, 8
 MARGIN = STEPS + 1

@@ -16,7 +16,7 @@ from graphkit.engine import (
     SamplingParams,
 )
 from graphkit.errors import CaptureError, ConfigError, OutputError
-from graphkit.reference import StandaloneForward
+from graphkit.models.reference import StandaloneForward
 from graphkit.spec import CustomSpecAlgorithm, FutureMap, SpecAlgorithm
 
 REQUESTS = 20

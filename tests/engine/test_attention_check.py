@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit.attention import SdpaAttention
-from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
+from graphkit.engine.attention import SdpaAttention
+from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
 
 VOCAB, HIDDEN, CONTEXT, ROWS = 32, 8, 48, 3
 SIZES = gk.BufferSizes(ROWS, CONTEXT, HIDDEN, VOCAB, torch.float32)

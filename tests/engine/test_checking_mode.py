@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from graphkit import InputError
-from graphkit.step import SpecStepInputs
+from graphkit.engine.step import SpecStepInputs
 
 
 @pytest.fixture

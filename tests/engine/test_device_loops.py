@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from graphkit.attention import PagedAttention, SdpaAttention
 from graphkit.engine import EagleDrafter, FinishReason, SamplingParams
+from graphkit.engine.attention import PagedAttention, SdpaAttention
+from graphkit.engine.step import SpecStepInputs, SpecStepRunner, StepStream, step_stream
 from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.ops.loop_layout import LoopEnd, RequestEnd
 from graphkit.plan.traffic import read_traffic
 from graphkit.spec import ForwardMode
-from graphkit.step import SpecStepInputs, SpecStepRunner, StepStream, step_stream
 
 
 def runner_of(engine, **changes):
@@ -107,7 +107,7 @@ def test_a_runner_without_loops_says_why_when_it_is_captured(make_engine, caplog
     runner.loop_refusal = "cuda-bindings are not installed"
     runner.capture()
     (record,) = caplog.records
-    assert (record.name, record.levelname) == ("graphkit.step.spec_step_runner", "WARNING")
+    assert (record.name, record.levelname) == ("graphkit.engine.step.spec_step_runner", "WARNING")
     assert record.getMessage() == "STEP runs no device loops: cuda-bindings are not installed."
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit.attention import SdpaAttention, TritonAttention
 from graphkit.engine import DFlashDrafter, EngineModel, SamplingParams, SpeculativeEngine
+from graphkit.engine.attention import SdpaAttention, TritonAttention
+from graphkit.engine.kv import ReqToTokenPool
 from graphkit.errors import ConfigError, OutputError
-from graphkit.kv import ReqToTokenPool
-from graphkit.reference import (
+from graphkit.models.reference import (
     AuxStates,
     DFlashForward,
     DFlashHead,

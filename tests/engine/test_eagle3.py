@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphkit.attention import SdpaAttention, TritonAttention
 from graphkit.engine import EagleDrafter, SamplingParams
+from graphkit.engine.attention import SdpaAttention, TritonAttention
 from graphkit.errors import ConfigError
-from graphkit.reference import Eagle3Head, LlamaConfig, LlamaModel, full_logits
-from graphkit.reference.engine import engine_of, spec_of
-from graphkit.reference.engine_models import EngineModels
+from graphkit.models.reference import Eagle3Head, LlamaConfig, LlamaModel, full_logits
+from graphkit.models.reference.engine import engine_of, spec_of
+from graphkit.models.reference.engine_models import EngineModels
 
 chain_and_tree = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 NEW = 14

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from graphkit.attention import SdpaAttention
 from graphkit.config import BufferSizes
 from graphkit.engine import (
     EagleDrafter,
@@ -17,9 +16,10 @@ from graphkit.engine import (
     SamplingParams,
     SpeculativeEngine,
 )
+from graphkit.engine.attention import SdpaAttention
+from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.errors import CaptureError, ConfigError, InputError, ReplayError
 from graphkit.graphs import environment
-from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.spec import SpecConfig
 
 GENERATIONS = ["v1", "v2", "v3"]

@@ -10,7 +10,7 @@ import torch
 
 import graphkit as gk
 from graphkit.audit import audit_target
-from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
+from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
 from no_metadata import NoMetadata
 from own_attention import BlockTable, GatherAttention, StackedPool
 

@@ -9,8 +9,8 @@ import torch
 
 import graphkit as gk
 from engine_target import CONTEXT, ROWS, SIZES, SPEC, TableForward
+from graphkit.engine.kv import RecurrentStatePool
 from graphkit.engine.request_memory import RequestMemory
-from graphkit.kv import RecurrentStatePool
 from own_attention import BlockTable, GatherAttention, StackedPool
 
 PARAMS = gk.SamplingParams(max_new_tokens=9)

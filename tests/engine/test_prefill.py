@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphkit.attention import SdpaAttention
 from graphkit.engine import FinishReason, SamplingParams
+from graphkit.engine.attention import SdpaAttention
+from graphkit.engine.step import Drafter, NgramDrafter
 from graphkit.errors import ConfigError
 from graphkit.spec import ForwardMode
-from graphkit.step import Drafter, NgramDrafter
 
 each_generation = pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 ALGORITHMS = ("EAGLE", "EAGLE3", "STANDALONE", "MULTI_LAYER", "NGRAM", "NONE")

@@ -13,9 +13,9 @@ import torch
 
 import graphkit as gk
 from graphkit.engine import SamplingParams
+from graphkit.engine.step import SpecStepInputs, SpecStepRunner
 from graphkit.errors import ConfigError, InputError
 from graphkit.ops.loop_layout import NO_LOGPROB
-from graphkit.step import SpecStepInputs, SpecStepRunner
 from random_engines import plain_text
 from table_models import TopDrafter, table_engine, table_model
 

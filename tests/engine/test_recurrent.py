@@ -18,11 +18,11 @@ from decaying_target import (
     recurrent_engine,
 )
 from erring_oracle import ErringOracle
-from graphkit.attention import SdpaAttention
 from graphkit.config import BufferSizes
 from graphkit.engine import EngineModel, SamplingParams, SpeculativeEngine
+from graphkit.engine.attention import SdpaAttention
+from graphkit.engine.kv import MHATokenToKVPool, RecurrentStatePool, ReqToTokenPool
 from graphkit.errors import ConfigError
-from graphkit.kv import MHATokenToKVPool, RecurrentStatePool, ReqToTokenPool
 from graphkit.spec import SpecConfig
 
 NEW = 17

@@ -12,12 +12,12 @@ import torch
 
 from graphkit.config import BufferSizes
 from graphkit.engine import SamplingParams, SpeculativeEngine
+from graphkit.engine.step import SpecStepInputs, SpecStepRunner
+from graphkit.engine.step.draft_tree import ChainTree
 from graphkit.ops import philox_uniform
 from graphkit.ops.sampling import target_samples
 from graphkit.ops.target_probs import target_probs
 from graphkit.spec import CustomSpecAlgorithm, SpecConfig
-from graphkit.step import SpecStepInputs, SpecStepRunner
-from graphkit.step.draft_tree import ChainTree
 from table_models import StatelessDrafter, filtered, table_model
 
 VOCAB, PERIOD, CONTEXT = 24, 5, 64

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from graphkit.engine import SamplingParams
-from graphkit.step.draft_tree import ChainTree
+from graphkit.engine.step.draft_tree import ChainTree
 from table_models import STEPS, StatelessDrafter, filtered, table_engine
 
 VOCAB, REQUESTS, NEW = 16, 8, 200

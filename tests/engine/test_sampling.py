@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from graphkit.engine import SamplingParams
+from graphkit.engine.step.acceptance import Draws, sample_tokens
+from graphkit.engine.step.processors import TargetLogits
 from graphkit.errors import ConfigError
+from graphkit.models.reference import LlamaConfig, LlamaModel
 from graphkit.ops.target_probs import target_probs
-from graphkit.reference import LlamaConfig, LlamaModel
-from graphkit.step.acceptance import Draws, sample_tokens
-from graphkit.step.processors import TargetLogits
 
 VOCAB, TEMPERATURES = 6, (0.6, 2.0)
 chain_and_tree = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
@@ -45,7 +45,7 @@ def as_sizes(config):
 @pytest.fixture(scope="module")
 def logits(markov, device):
     """After each token, [V, V]."""
-    from graphkit.reference import full_logits
+    from graphkit.models.reference import full_logits
 
     tokens = torch.arange(VOCAB, device=device)[:, None]
     return full_logits(markov, tokens)[:, 0].cpu()

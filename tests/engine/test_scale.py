@@ -12,7 +12,7 @@ import torch
 
 import graphkit as gk
 from engine_target import ROWS, SPEC, VOCAB, TableForward
-from graphkit.kv import ReqToTokenPool, TokenSlotAllocator
+from graphkit.engine.kv import ReqToTokenPool, TokenSlotAllocator
 
 SMALL, LARGE, CONTEXT, NEW = 16_384, 1_000_000, 96, 8
 NOISE = 64 * 1024

@@ -10,8 +10,8 @@ import torch
 
 import graphkit as gk
 from engine_target import CONTEXT, ROWS, SIZES, SPEC, TableForward
-from graphkit.step import SpecStepInputs
-from graphkit.step.slot_checks import SlotChecks
+from graphkit.engine.step import SpecStepInputs
+from graphkit.engine.step.slot_checks import SlotChecks
 
 SLOTS, PROMPT, NEW = ROWS * CONTEXT, [1, 2, 3], 9
 LEAST = len(PROMPT) + SPEC.num_draft_tokens

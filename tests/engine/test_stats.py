@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from graphkit.attention import PagedAttention
 from graphkit.engine import SamplingParams
+from graphkit.engine.attention import PagedAttention
 from graphkit.spec import ForwardMode
 
 each_generation = pytest.mark.parametrize("generation", ["v1", "v2", "v3"])

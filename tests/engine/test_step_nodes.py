@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from graphkit import Attribution
-from graphkit.reference import reference_engine
+from graphkit.models.reference import reference_engine
 
 UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::empty_like")
 """Operations of the recorder that have no node on CUDA."""

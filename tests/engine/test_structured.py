@@ -10,7 +10,7 @@ import torch
 from graphkit.engine import FinishReason, Request, SamplingParams
 from graphkit.engine.schedule import tree_bitmask
 from graphkit.errors import ConfigError, InputError
-from graphkit.reference import full_logits
+from graphkit.models.reference import full_logits
 
 VOCAB, NEAR_TIE = 96, 1e-4
 

@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from accept_loops import accept_lengths, check_engine, head_drafts
 from graphkit.engine import SamplingParams
-from graphkit.reference import (
+from graphkit.models.reference import (
     AuxStates,
     causal_attend,
     engine_of,

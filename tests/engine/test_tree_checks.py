@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from graphkit.engine import DraftTree, EagleDrafter, SamplingParams
+from graphkit.engine.step.tree_checks import check_links, check_probs
 from graphkit.errors import InputError
-from graphkit.step.tree_checks import check_links, check_probs
 
 WIDTH = 5
 PARENTS = [-1, 0, 0, 1, 3]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from graphkit.engine import finalize_accepted_tree_path
-from graphkit.kv import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
+from graphkit.engine.kv import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
 
 SLOTS, HIDDEN = 64, 6
 POOLS = {

@@ -10,13 +10,13 @@ import pytest
 import torch
 import triton
 
-from graphkit.attention import TritonAttention
 from graphkit.engine import EagleDrafter, SamplingParams
+from graphkit.engine.attention import TritonAttention
+from graphkit.engine.step.admission import warm_up_chunks
 from graphkit.errors import CaptureError
+from graphkit.models.reference import LlamaConfig, shapes
+from graphkit.models.reference.engine import engine_of, spec_of
 from graphkit.ops.kernels.step_state import begin_step_kernel
-from graphkit.reference import LlamaConfig, shapes
-from graphkit.reference.engine import engine_of, spec_of
-from graphkit.step.admission import warm_up_chunks
 from recorded_launches import record_launches
 
 runs_kernels = pytest.mark.skipif(

@@ -7,9 +7,9 @@ import torch
 
 from erring_oracle import ErringOracle
 from graphkit.engine import SamplingParams, SpeculativeEngine
+from graphkit.engine.kv import ReqToTokenPool, TokenToKVPool
+from graphkit.engine.step import SpecStepRunner
 from graphkit.errors import ConfigError
-from graphkit.kv import ReqToTokenPool, TokenToKVPool
-from graphkit.step import SpecStepRunner
 from window_models import (
     CONTEXT,
     REQUESTS,

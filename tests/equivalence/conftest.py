@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from declared_modes import MODES
+from graphkit.audit.runs import compare_runs
 from graphkit.buffers import Axis
-from graphkit.reference import EagleHead, LlamaConfig, LlamaModel, MTPHead
-from graphkit.reference.target import model_target
+from graphkit.models.reference import EagleHead, LlamaConfig, LlamaModel, MTPHead
+from graphkit.models.reference.target import model_target
 from graphkit.runners import Runner
+from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode
-from graphkit.targets import CaptureTarget
-from graphkit.verify import compare_runs
 
 Tensors = Mapping[str, torch.Tensor]
 LARGEST = 16

@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from graphkit import hf
+from graphkit import models
+from graphkit.models.wrapper import compare_wrapper
 from graphkit.testing import check_wrapper
-from graphkit.verify.wrapper import compare_wrapper
 from small_models import DIFFERENT_KINDS, small_config, small_model
 from tools.examples.broken import dropped_positions
 
@@ -17,9 +17,9 @@ CHUNK = 16
 
 def test_dropped_chunks_are_found_at_the_first_row_of_the_second_chunk(monkeypatch):
     """Llama 4 marks chunks in the mask alone, which the registry does not pass on."""
-    monkeypatch.setattr(hf.attention, "_chunk_size", lambda _: 0)
+    monkeypatch.setattr(models.attention, "_chunk_size", lambda _: 0)
     model = small_model("llama4_text", attention_chunk_size=CHUNK)
-    loaded = hf.load(model, device="cpu", check=False)
+    loaded = models.load(model, device="cpu", check=False)
     target = loaded.target(max_batch_size=4, max_context_len=64)
     found = compare_wrapper(target, target.model, device="cpu").difference
     assert found.position == CHUNK
@@ -30,7 +30,7 @@ def test_dropped_chunks_are_found_at_the_first_row_of_the_second_chunk(monkeypat
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", DIFFERENT_KINDS)
 def test_a_right_wrapper_agrees_in_bfloat16(kind):
-    loaded = hf.load(small_model(kind).bfloat16(), device="cpu", check=False)
+    loaded = models.load(small_model(kind).bfloat16(), device="cpu", check=False)
     target = loaded.target(max_batch_size=4, max_context_len=64)
     assert compare_wrapper(target, target.model, device="cpu").difference is None
 
@@ -38,7 +38,7 @@ def test_a_right_wrapper_agrees_in_bfloat16(kind):
 @pytest.mark.parametrize(("kind", "module"), [("opt", "model.decoder"), ("gpt2", "transformer")])
 def test_learnt_positions_that_are_not_passed_are_found(kind, module):
     config = small_config(kind)
-    check_wrapper(hf.load(small_model(kind), device="cpu", check=False).target(), device="cpu")
+    check_wrapper(models.load(small_model(kind), device="cpu", check=False).target(), device="cpu")
     target = dropped_positions.target(config=config)
     found = compare_wrapper(target, target.model, device="cpu").difference
     assert found.batch == "the drafts of request 0"

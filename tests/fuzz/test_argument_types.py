@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit.attention import SdpaAttention
-from graphkit.recording import Fingerprint
-from graphkit.targets import selected_modes
+from graphkit.audit.foreign import Fingerprint
+from graphkit.engine.attention import SdpaAttention
+from graphkit.runners.targets import selected_modes
 from graphkit.testing import assert_replay_equivalent, assert_target_equivalent
 
 WRONG = [None, 5, -1, 1.5, True, "x", [], (), {}, object()]

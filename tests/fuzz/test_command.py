@@ -74,8 +74,8 @@ MUTATIONS = [-1, 0, 99999, 2.5, math.nan, -1e300, math.inf, None, "", [], {}, "\
 def here(tmp_path, monkeypatch):
     """Change to a folder with saved records, one of them damaged."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("graphkit.recording.record_program", _refuse_to_run)
-    monkeypatch.setattr("graphkit.verify.capture_target", _refuse_to_capture)
+    monkeypatch.setattr("graphkit.audit.foreign.record_program", _refuse_to_run)
+    monkeypatch.setattr("graphkit.audit.runs.capture_target", _refuse_to_capture)
     monkeypatch.setattr("graphkit.audit.audit_target", _refuse_to_capture)
     monkeypatch.setattr("graphkit.audit.lock_target", _refuse_to_capture)
     for name in ("capture", "recording"):

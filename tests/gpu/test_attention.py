@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from graphkit.attention import SdpaAttention, TritonAttention
 from graphkit.config import BufferSizes
-from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
+from graphkit.engine.attention import SdpaAttention, TritonAttention
+from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.ops.paged_metadata import paged_metadata
 from graphkit.spec import ForwardMode
 from sanitized import sanitized

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from graphkit.attention import IndexRows, SdpaAttention, SparseAttention, TritonAttention
-from graphkit.kv import DSATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
+from graphkit.engine.attention import IndexRows, SdpaAttention, SparseAttention, TritonAttention
+from graphkit.engine.kv import DSATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from graphkit.ops.index_scores import index_scores
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.spec import ForwardMode

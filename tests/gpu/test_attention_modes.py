@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from graphkit.attention import SdpaAttention, TritonAttention
-from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
+from graphkit.engine.attention import SdpaAttention, TritonAttention
+from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.paged_metadata import paged_metadata
 from graphkit.spec import ForwardMode

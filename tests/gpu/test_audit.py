@@ -13,7 +13,7 @@ from torch import nn
 import graphkit as gk
 from graphkit.audit import AuditLog, audit_target, lock_target
 from graphkit.audit.pointers import audit_pointers
-from graphkit.reference import reference_target
+from graphkit.models.reference import reference_target
 
 pytestmark = pytest.mark.gpu
 MODE = gk.ForwardMode.TARGET_VERIFY

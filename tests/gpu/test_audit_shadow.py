@@ -13,7 +13,7 @@ import graphkit as gk
 from declared_modes import every_mode
 from graphkit.audit import AuditLog
 from graphkit.audit.shadow import ShadowWatch, audit_shadow
-from graphkit.reference import reference_target
+from graphkit.models.reference import reference_target
 
 pytestmark = pytest.mark.gpu
 VOCAB, HIDDEN, WIDTH, LARGEST = 32, 64, 4, 8

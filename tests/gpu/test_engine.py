@@ -12,7 +12,7 @@ import torch
 
 from graphkit.engine import SamplingParams
 from graphkit.engine.host_schedules import Overlapped
-from graphkit.reference import encode, reference_engine
+from graphkit.models.reference import encode, reference_engine
 
 pytestmark = pytest.mark.gpu
 

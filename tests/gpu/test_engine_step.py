@@ -6,7 +6,7 @@ import pytest
 
 import graphkit as gk
 from graphkit.audit import audit_target
-from graphkit.reference import dflash_target, eagle3_target, reference_target
+from graphkit.models.reference import dflash_target, eagle3_target, reference_target
 from graphkit.views.module_tree import PHASES, node_phases
 
 pytestmark = pytest.mark.gpu

@@ -11,13 +11,13 @@ import triton
 import triton.language as tl
 
 import graphkit as gk
+from graphkit.models.reference import reference_engine
 from graphkit.ops.kernels.attention_config import LARGE_KEYS, AttentionConfig
 from graphkit.ops.kernels.devices import has_float8_cvt
 from graphkit.ops.kernels.float8 import float8_pairs
 from graphkit.ops.kv_cache import store_kv
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.registration import OPS
-from graphkit.reference import reference_engine
 
 pytestmark = pytest.mark.gpu
 FILE = Path(__file__).parents[1] / "unit" / "attention" / "fp8_cases.py"

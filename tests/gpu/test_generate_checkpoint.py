@@ -20,7 +20,7 @@ from checkpoint_folders import (
 from graphkit.cli import main
 from graphkit.records import GenerateRecord
 
-hf = pytest.importorskip("graphkit.hf")
+hf = pytest.importorskip("graphkit.models")
 pytestmark = pytest.mark.gpu
 PROMPT, COUNT = "The verifier reads é日", 24
 
@@ -79,7 +79,7 @@ def test_a_folder_runs_in_its_data_type(recorded, tmp_path, dtype, monkeypatch):
         loaded.append(load(*arguments, **options))
         return loaded[-1]
 
-    monkeypatch.setattr(import_module("graphkit.hf"), "load", noting)
+    monkeypatch.setattr(import_module("graphkit.models"), "load", noting)
     record = recorded("--checkpoint", tmp_path / "half", "--prompt", PROMPT)
     assert [model.dtype for model in loaded] == [dtype]
     assert 0 < record.new_tokens <= COUNT

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit import hf
+from graphkit import models
 from small_models import DIFFERENT_KINDS, small_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
@@ -20,7 +20,7 @@ def kind(request):
 
 
 def test_captured_loops_give_the_text_of_transformers(kind):
-    loaded = hf.load(small_model(kind), device="cuda")
+    loaded = models.load(small_model(kind), device="cuda")
     expected = [
         loaded.original.generate(
             torch.tensor([prompt], device="cuda"), max_new_tokens=NEW_TOKENS, eos_token_id=None,
@@ -39,6 +39,6 @@ def test_captured_loops_give_the_text_of_transformers(kind):
 
 
 def test_audits_of_a_sound_model_in_bfloat16_find_no_error(kind):
-    loaded = hf.load(small_model(kind), dtype=torch.bfloat16, device="cuda")
+    loaded = models.load(small_model(kind), dtype=torch.bfloat16, device="cuda")
     report = gk.audit_target(loaded.target(max_batch_size=4), batch_sizes=[1, 2, 4], device="cuda")
     assert [finding.text for finding in report.findings if finding.severity == "error"] == []

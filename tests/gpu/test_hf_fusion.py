@@ -8,8 +8,8 @@ import torch
 import graphkit as gk
 from small_models import small_model
 
-hf = pytest.importorskip("graphkit.hf")
-from graphkit.reference import reference_target  # noqa: E402 - behind the skip
+hf = pytest.importorskip("graphkit.models")
+from graphkit.models.reference import reference_target  # noqa: E402 - behind the skip
 
 pytestmark = pytest.mark.gpu
 MODE = gk.ForwardMode.TARGET_VERIFY

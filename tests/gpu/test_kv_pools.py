@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphkit.kv import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
+from graphkit.engine.kv import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
 
 pytestmark = [
     pytest.mark.gpu,

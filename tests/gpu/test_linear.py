@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from graphkit.models.quantization import Linear
 from graphkit.ops.decoder import add_rms_norm, silu_and_mul
 from graphkit.ops.kernels.devices import has_dependent_launch, has_warpgroups
 from graphkit.ops.kernels.quantized_linear_config import TiledProduct, choose_product
@@ -16,7 +17,6 @@ from graphkit.ops.kernels.streamed_plain_config import MOST_PLAIN_ROWS
 from graphkit.ops.kernels.streamed_product import StreamedProduct
 from graphkit.ops.linear import linear
 from graphkit.ops.registration import OPS
-from graphkit.quantization import Linear
 from sanitized import sanitized
 
 pytestmark = [

@@ -12,7 +12,7 @@ import torch
 
 import graphkit as gk
 from graphkit.graphs.driver import driver_bytes
-from graphkit.reference import LlamaConfig, LlamaModel, StandaloneForward
+from graphkit.models.reference import LlamaConfig, LlamaModel, StandaloneForward
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,7 +9,7 @@ import graphkit as gk
 from declared_modes import every_mode
 from graphkit.audit import AuditLog
 from graphkit.audit.pool_poison import audit_pool_poison
-from graphkit.reference import reference_target
+from graphkit.models.reference import reference_target
 from tiny_target import (
     REQUESTS,
     VERIFY,

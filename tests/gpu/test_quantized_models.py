@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import graphkit as gk
+from graphkit.models.quantization import QUANTIZATIONS, QuantizedLinear
+from graphkit.models.reference import ByteTokenizer, engine_of, load_models, spec_of
+from graphkit.models.reference.model import full_logits
+from graphkit.models.reference.tokenizer import END_OF_TEXT
 from graphkit.ops.linear import project
-from graphkit.quantization import QUANTIZATIONS, QuantizedLinear
-from graphkit.reference import ByteTokenizer, engine_of, load_models, spec_of
-from graphkit.reference.model import full_logits
-from graphkit.reference.tokenizer import END_OF_TEXT
 
 pytestmark = pytest.mark.gpu
 PROMPT = "def replay(self, batch):"
@@ -49,11 +49,11 @@ def test_text_is_that_of_the_dequantised_weights_in_float32(quantize, generation
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_of_transformers_is_checked_and_captured(quantize):
     pytest.importorskip("transformers")
-    from graphkit import hf
+    from graphkit import models
     from small_models import small_model
 
     sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
-    model = hf.load(
+    model = models.load(
         small_model("llama", **sizes), quantize=quantize, dtype=torch.bfloat16, device="cuda"
     )
     with model.engine(max_batch_size=2, max_context_len=64) as engine:
@@ -77,11 +77,11 @@ def test_a_model_of_transformers_is_checked_and_captured(quantize):
 )
 def test_folders_are_loaded_and_captured(tmp_path, name, kind):
     pytest.importorskip("transformers")
-    from graphkit import hf
+    from graphkit import models
     from quantized_folders import SIZES, write_quantized
 
     write_quantized(tmp_path, name, kind, sizes=SIZES if kind == "llama" else {})
-    model = hf.load(tmp_path, dtype=torch.bfloat16, device="cuda")
+    model = models.load(tmp_path, dtype=torch.bfloat16, device="cuda")
     with model.engine(max_batch_size=2, max_context_len=64) as engine:
         engine.capture()
         engine.generate([[5, 17, 3, 9]], gk.SamplingParams(max_new_tokens=8))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from graphkit.models.reference.layers import Embedding
 from graphkit.ops.rows import gather_rows, scatter_rows
-from graphkit.reference.layers import Embedding
 
 pytestmark = pytest.mark.gpu
 CASES = runpy.run_path(str(Path(__file__).parents[1] / "unit" / "ops" / "row_cases.py"))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit.reference import reference_target
+from graphkit.models.reference import reference_target
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit.reference import reference_target
+from graphkit.models.reference import reference_target
 
 pytestmark = pytest.mark.gpu
 SIZE = 8

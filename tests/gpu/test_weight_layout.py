@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from graphkit.reference import default_checkpoint, load_checkpoint, save_checkpoint
+from graphkit.models.reference import default_checkpoint, load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.gpu
 

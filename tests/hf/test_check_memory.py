@@ -10,16 +10,16 @@ import sys
 import pytest
 import torch
 
-from graphkit import hf
-from graphkit.hf.load_check import check_loaded
-from graphkit.verify.wrapper.model_logits import ModelLogits
+from graphkit import models
+from graphkit.models.load_check import check_loaded
+from graphkit.models.wrapper.model_logits import ModelLogits
 from small_models import small_model
 
 PEAK_OF_CHECKS = """
 import gc, json, sys
 from pathlib import Path
-from graphkit import hf
-from graphkit.hf.load_check import check_loaded
+from graphkit import models
+from graphkit.models.load_check import check_loaded
 from small_models import small_model
 
 def resident(kind):
@@ -27,7 +27,7 @@ def resident(kind):
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(kind))
 
 def peak(vocab_size, window):
-    loaded = hf.load(
+    loaded = models.load(
         small_model("gemma3_text", vocab_size=vocab_size, sliding_window=window,
                     max_position_embeddings=1024),
         device="cpu", check=False,
@@ -61,7 +61,7 @@ def test_the_memory_does_not_grow_with_rows_and_vocabulary():
 
 def most_logits(model):
     """Return the largest number of logits that the model and its wrapper compute at once."""
-    loaded = hf.load(model, device="cpu", check=False)
+    loaded = models.load(model, device="cpu", check=False)
     found = []
     for each in (loaded.model, loaded.original):
         each.lm_head.register_forward_hook(lambda _, __, output: found.append(output.numel()))

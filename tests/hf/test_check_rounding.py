@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from graphkit import hf
+from graphkit import models
+from graphkit.engine.kv import RecurrentStatePool
 from graphkit.errors import ConfigError
-from graphkit.hf.load_check import check_loaded
-from graphkit.kv import RecurrentStatePool
+from graphkit.models.load_check import check_loaded
 from small_models import small_model
 
 ROUNDING, ERROR = 3e-4, 0.1
@@ -20,7 +20,7 @@ ROUNDING_OF_ATTENTION = 2e-5
 
 def inexact_in_chunks(kind, difference):
     """Return a prepared model whose own first layer computes several tokens inexactly."""
-    loaded = hf.load(small_model(kind), device="cpu", check=False)
+    loaded = models.load(small_model(kind), device="cpu", check=False)
     layers = loaded.layout.recurrent or loaded.layout.attention
     mixer = loaded.original.get_submodule(layers[0].name)
     forward = mixer.forward
@@ -91,4 +91,4 @@ def test_a_model_that_rounds_much_is_loaded():
             nn.init.normal_(weight, std=0.1)
         elif "norm" in name:
             weight.add_(torch.randn_like(weight) * 0.1)
-    hf.load(model, device="cpu")
+    models.load(model, device="cpu")

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from graphkit import hf
+from graphkit import models
 from graphkit.errors import ConfigError
 from graphkit.testing import check_wrapper
 from small_models import small_model
@@ -28,22 +28,24 @@ def with_window(size, **changes):
 
 
 def messages(caplog):
-    return [each.getMessage() for each in caplog.records if each.name == "graphkit.hf.load_check"]
+    return [
+        each.getMessage() for each in caplog.records if each.name == "graphkit.models.load_check"
+    ]
 
 
 @pytest.mark.parametrize("size", [40, 300])
 def test_dropped_chunks_are_found_at_load(size, monkeypatch, caplog):
-    monkeypatch.setattr("graphkit.hf.attention._chunk_size", lambda _: 0)
+    monkeypatch.setattr("graphkit.models.attention._chunk_size", lambda _: 0)
     caplog.set_level(logging.INFO, "graphkit")
     with pytest.raises(ConfigError, match=f"position {size} of request 0"):
-        hf.load(with_chunks(size), device="cpu")
+        models.load(with_chunks(size), device="cpu")
     assert messages(caplog) == []
 
 
 @pytest.mark.slow
 def test_the_largest_window_that_is_reached_has_1024_tokens(caplog):
     with caplog.at_level(logging.INFO, "graphkit"):
-        loaded = hf.load(with_window(1024), device="cpu")
+        loaded = models.load(with_window(1024), device="cpu")
     assert messages(caplog) == []
     target = loaded.target(max_batch_size=2, max_context_len=1024 + BEYOND + NODES)
     record = check_wrapper(target, device="cpu")
@@ -52,7 +54,7 @@ def test_the_largest_window_that_is_reached_has_1024_tokens(caplog):
 
 def test_a_larger_window_is_named(caplog):
     with caplog.at_level(logging.INFO, "graphkit"):
-        hf.load(with_window(4096), device="cpu")
+        models.load(with_window(4096), device="cpu")
     (text,) = messages(caplog)
     assert text == (
         "the check of MistralForCausalLM at load does not test sliding_window 4096: its prompts "
@@ -62,8 +64,8 @@ def test_a_larger_window_is_named(caplog):
 
 
 def test_the_check_that_the_message_names_reaches_the_window(monkeypatch):
-    monkeypatch.setattr("graphkit.hf.load_check._LARGEST_WINDOW", 100)
-    loaded = hf.load(with_window(130), device="cpu")
+    monkeypatch.setattr("graphkit.models.load_check._LARGEST_WINDOW", 100)
+    loaded = models.load(with_window(130), device="cpu")
     context = 130 + BEYOND + NODES
     assert check_wrapper(loaded.target(max_context_len=context), device="cpu").not_reached == ()
 
@@ -79,11 +81,11 @@ def test_a_window_without_effect_is_not_named(changes, caplog):
     kind = "mistral" if "max_position_embeddings" in changes else "qwen3"
     settings = {"max_position_embeddings": POSITIONS} | changes
     with caplog.at_level(logging.INFO, "graphkit"):
-        hf.load(small_model(kind, sliding_window=4096, **settings), device="cpu")
+        models.load(small_model(kind, sliding_window=4096, **settings), device="cpu")
     assert messages(caplog) == []
 
 
 def test_a_window_that_is_too_large_does_not_lengthen_the_prompts():
-    loaded = hf.load(with_window(4096), device="cpu", check=False)
+    loaded = models.load(with_window(4096), device="cpu", check=False)
     record = check_wrapper(loaded.target(max_context_len=256), device="cpu")
     assert (record.prompt_length, record.not_reached) == (64, ("sliding_window 4096",))

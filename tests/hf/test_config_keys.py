@@ -8,9 +8,9 @@ import logging
 import pytest
 from transformers.models.llama.modeling_llama import LlamaAttention
 
-from graphkit import hf
+from graphkit import models
 from graphkit.errors import CheckpointError, ConfigError, GraphkitError
-from graphkit.hf.config_keys import check_keys
+from graphkit.models.config_keys import check_keys
 from small_models import KINDS, small_config, small_model
 
 UNREAD = {
@@ -58,19 +58,19 @@ def folder(tmp_path):
 def test_a_setting_that_would_change_text_is_refused_by_name(kind, entries, folder):
     (name,) = entries
     with pytest.raises(CheckpointError, match=rf"sets {name} to .* does not read") as caught:
-        hf.load(folder(kind, entries), device="cpu", check=False, fuse=False)
+        models.load(folder(kind, entries), device="cpu", check=False, fuse=False)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", OFF)
 def test_a_value_that_changes_nothing_is_taken(kind, folder):
-    hf.load(folder(kind, OFF[kind]), device="cpu", check=False, fuse=False)
+    models.load(folder(kind, OFF[kind]), device="cpu", check=False, fuse=False)
 
 
 def test_what_no_code_reads_is_listed_once(folder, caplog):
     path = folder("llama", {"rms_norm_epsilon": 1e-5, "a_later_setting": 3, "use_cache": True})
     with caplog.at_level(logging.INFO, "graphkit"):
-        hf.load(path, device="cpu", check=False, fuse=False)
+        models.load(path, device="cpu", check=False, fuse=False)
     (text,) = [r.getMessage() for r in caplog.records if "does not read" in r.getMessage()]
     assert "rms_norm_epsilon, a_later_setting, which its model does not read" in text
 
@@ -86,16 +86,16 @@ def test_no_type_is_refused_for_its_own_settings(kind, tmp_path):
 def test_attention_to_later_tokens_is_refused_without_the_check(folder, monkeypatch):
     for value in (False, None, 0):
         with pytest.raises(ConfigError, match="sets is_causal to false"):
-            hf.load(folder("llama", {"is_causal": value}), device="cpu", check=False)
+            models.load(folder("llama", {"is_causal": value}), device="cpu", check=False)
     forward = LlamaAttention.forward
     monkeypatch.setattr(
         LlamaAttention, "forward", lambda *args, **kwargs: forward(*args, **kwargs, is_causal=False)
     )
     with pytest.raises(ConfigError, match="passes is_causal=False to its attention"):
-        hf.load(small_model("llama"), device="cpu", check=False)
+        models.load(small_model("llama"), device="cpu", check=False)
 
 
 @pytest.mark.parametrize("entries", [{"sliding_window": {}}, {"num_hidden_layers": -1}])
 def test_a_value_without_sense_is_no_raw_error(entries, folder):
     with pytest.raises(GraphkitError):
-        hf.load(folder("llama", entries), device="cpu", check=False, fuse=False)
+        models.load(folder("llama", entries), device="cpu", check=False, fuse=False)

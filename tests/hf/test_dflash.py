@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit import hf
+from graphkit import models
 from graphkit.errors import CheckpointError
-from graphkit.hf.draft_model import SharedModules
-from graphkit.reference import DFlashHead, LlamaConfig, save_draft_head
+from graphkit.models.draft_model import SharedModules
+from graphkit.models.reference import DFlashHead, LlamaConfig, save_draft_head
 from small_models import small_model
 
 PROMPTS = [[5, 17, 3, 17, 3, 17, 9, 5, 17], [7, 8, 9], list(range(30, 42))]
@@ -18,7 +18,7 @@ NEW_TOKENS = 14
 
 def head_for(kind):
     """A random head of two layers that reads the first layer of a target."""
-    other = hf.load(small_model(kind), device="cpu", check=False)
+    other = models.load(small_model(kind), device="cpu", check=False)
     shared = SharedModules(other.model, other.layout)
     config = LlamaConfig(
         vocab_size=shared.config.vocab_size, hidden_size=shared.config.hidden_size,
@@ -36,7 +36,7 @@ def head_for(kind):
 def loaded(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("draft")
     save_draft_head(head_for(request.param), folder)
-    loaded = hf.load(small_model(request.param), draft=folder, device="cpu")
+    loaded = models.load(small_model(request.param), draft=folder, device="cpu")
     assert loaded.algorithm == "DFLASH"
     return loaded
 
@@ -70,4 +70,4 @@ def test_the_whole_step_is_captured_and_audits_clean(loaded):
 def test_a_head_for_another_target_is_refused(tmp_path):
     save_draft_head(head_for("gemma2"), tmp_path)
     with pytest.raises(CheckpointError, match="hidden_size"):
-        hf.load(small_model("gemma2", hidden_size=128), draft=tmp_path, device="cpu")
+        models.load(small_model("gemma2", hidden_size=128), draft=tmp_path, device="cpu")

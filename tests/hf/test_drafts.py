@@ -9,9 +9,9 @@ import torch
 
 import graphkit as gk
 from drafted_models import CASES, head_config, with_head
-from graphkit import hf
+from graphkit import models
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.reference import Eagle3Head, EagleHead
+from graphkit.models.reference import Eagle3Head, EagleHead
 from small_models import small_model
 
 PROMPTS = [[5, 17, 3, 17, 3, 17, 9, 5, 17], [7, 8, 9], list(range(30, 42))]
@@ -113,7 +113,7 @@ def test_a_head_of_another_target_is_refused_in_a_line(tmp_path):
     for changes in ({"hidden_size": 32}, {"vocab_size": 96}):
         (name,) = changes
         with pytest.raises(CheckpointError, match=f"draft head has {name}") as caught:
-            hf.load(small_model("llama", **changes), draft=tmp_path / "head", device="cpu")
+            models.load(small_model("llama", **changes), draft=tmp_path / "head", device="cpu")
         assert "\n" not in str(caught.value)
 
 
@@ -121,7 +121,7 @@ def test_a_head_for_deeper_targets_is_refused(tmp_path):
     with_head("llama", tmp_path, Eagle3Head, aux_layers=(0, 1, 2), draft_vocab_size=96)
     shallow = small_model("llama", num_hidden_layers=1)
     with pytest.raises(CheckpointError, match="inputs of target layers 0, 1, 2, but the target"):
-        hf.load(shallow, draft=tmp_path, device="cpu")
+        models.load(shallow, draft=tmp_path, device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_bad_folder_is_one_line(tmp_path, written, message):
         folder.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=message) as caught:
-        hf.load(small_model("llama"), draft=folder, device="cpu")
+        models.load(small_model("llama"), draft=folder, device="cpu")
     assert "\n" not in str(caught.value)
 
 
@@ -148,32 +148,32 @@ def test_heads_may_be_passed_as_modules():
     parts = {"embedding": model.get_input_embeddings(), "lm_head": model.lm_head}
     target = SimpleNamespace(config=model.config, logits=model.lm_head.forward, **parts)
     head = EagleHead(head_config(model), target).requires_grad_(False)
-    assert hf.load(model, draft=head, device="cpu").draft.module is head
+    assert models.load(model, draft=head, device="cpu").draft.module is head
     with pytest.raises(ConfigError, match="expected a folder with an EAGLE"):
-        hf.load(small_model("llama"), draft=torch.nn.Linear(2, 2), device="cpu")
+        models.load(small_model("llama"), draft=torch.nn.Linear(2, 2), device="cpu")
 
 
 def test_a_draft_model_with_another_vocabulary_is_refused():
     with pytest.raises(ConfigError, match="vocabulary of 96 tokens, but LlamaForCausalLM has 128"):
-        hf.load(small_model("llama"), draft=small_model("qwen3", vocab_size=96), device="cpu")
+        models.load(small_model("llama"), draft=small_model("qwen3", vocab_size=96), device="cpu")
 
 
 def test_a_recurrent_draft_model_is_refused():
     with pytest.raises(ConfigError, match="Qwen3NextForCausalLM has recurrent states"):
-        hf.load(small_model("llama"), draft=small_model("qwen3_next"), device="cpu")
+        models.load(small_model("llama"), draft=small_model("qwen3_next"), device="cpu")
 
 
 def test_an_algorithm_of_another_kind_is_refused():
     draft, message = small_model("llama", 1), "EAGLE needs a draft model of its kind. Load one"
     with pytest.raises(ConfigError, match=f"{message}, or use one of STANDALONE, NGRAM, NONE"):
-        hf.load("no folder", draft=draft, algorithm="eagle", device="cpu")
+        models.load("no folder", draft=draft, algorithm="eagle", device="cpu")
     with pytest.raises(ConfigError, match=f"{message}, or use one of NGRAM, NONE"):
-        hf.load("no folder", algorithm="EAGLE", device="cpu")
+        models.load("no folder", algorithm="EAGLE", device="cpu")
 
 
 def test_a_draft_model_bounds_the_context():
     draft = small_model("opt", max_position_embeddings=48)
-    loaded = hf.load(small_model("llama"), draft=draft, device="cpu", check=False)
+    loaded = models.load(small_model("llama"), draft=draft, device="cpu", check=False)
     assert loaded.longest_context == 48
     assert loaded.engine().sizes.max_context_len == 48
 

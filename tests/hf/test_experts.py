@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytest.importorskip("graphkit.hf")
+pytest.importorskip("graphkit.models")
 
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.integrations.moe import batched_mm_experts_forward
 
-from graphkit.hf import experts
+from graphkit.models import experts
 from small_models import small_model
 
 

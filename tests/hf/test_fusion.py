@@ -18,15 +18,15 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3Moe
 from transformers.models.llama import modeling_llama
 
 import graphkit as gk
-from graphkit import hf
-from graphkit.attention import TritonAttention
+from graphkit import models
 from graphkit.audit.live_tensors import _storages
+from graphkit.engine.attention import TritonAttention
 from graphkit.errors import TargetError
-from graphkit.hf.attention import SelectedKeys, attending
-from graphkit.hf.fusion import linears
-from graphkit.hf.fusion.products import DeferredProduct
-from graphkit.hf.fusion.residual import DeferredSums, PendingSum, normalised
-from graphkit.reference import reference_target
+from graphkit.models.attention import SelectedKeys, attending
+from graphkit.models.fusion import linears
+from graphkit.models.fusion.products import DeferredProduct
+from graphkit.models.fusion.residual import DeferredSums, PendingSum, normalised
+from graphkit.models.reference import reference_target
 from small_models import small_model
 from two_ops_attention import TwoOps
 
@@ -44,14 +44,14 @@ def verify_nodes(target):
 @pytest.mark.parametrize("kind", FAST_KINDS)
 def test_a_step_has_as_many_nodes_as_the_fast_layout(kind, tmp_path, monkeypatch):
     # One op per layer, as on CUDA, so that the nodes of attention do not hide others.
-    monkeypatch.setattr(hf.pools, "SdpaAttention", TritonAttention)
+    monkeypatch.setattr(models.pools, "SdpaAttention", TritonAttention)
     small_model(kind).save_pretrained(tmp_path)
     fast = verify_nodes(
         reference_target("cpu", checkpoint=tmp_path, max_batch_size=2, attention=TritonAttention)
     )
-    ours = verify_nodes(hf.load(tmp_path, device="cpu").target(max_batch_size=2))
+    ours = verify_nodes(models.load(tmp_path, device="cpu").target(max_batch_size=2))
     assert len(ours) <= 1.05 * len(fast)
-    plain = hf.load(tmp_path, device="cpu", fuse=False)
+    plain = models.load(tmp_path, device="cpu", fuse=False)
     assert not plain.layout.replaced
     assert len(verify_nodes(plain.target(max_batch_size=2))) > 2 * len(fast)
 
@@ -62,8 +62,8 @@ def test_heads_are_rotated_and_stored_by_one_op_per_layer(kind, tmp_path, monkey
     model.save_pretrained(tmp_path)
     found = []
     for attention in (TritonAttention, TwoOps):
-        monkeypatch.setattr(hf.pools, "SdpaAttention", attention)
-        target = hf.load(tmp_path, device="cpu").target(max_batch_size=2)
+        monkeypatch.setattr(models.pools, "SdpaAttention", attention)
+        target = models.load(tmp_path, device="cpu").target(max_batch_size=2)
         with target.runner(MODE, device="cpu", batch_sizes=[2]) as runner:
             runner.capture()
             ops = Counter(node.op for node in runner.inspect(2).nodes)
@@ -82,7 +82,7 @@ def test_heads_are_rotated_and_stored_by_one_op_per_layer(kind, tmp_path, monkey
 def test_nodes_have_the_modules_of_the_checkpoint():
     model = small_model("llama")
     names = {name for name, _ in model.named_modules()}
-    target = hf.load(model, device="cpu").target(max_batch_size=2)
+    target = models.load(model, device="cpu").target(max_batch_size=2)
     with target.runner(MODE, device="cpu", batch_sizes=[2]) as runner:
         attribution = gk.Attribution(target.weights)
         runner.capture(attribution=attribution)
@@ -102,7 +102,7 @@ def test_nodes_have_the_modules_of_the_checkpoint():
 
 
 def test_the_replaced_modules_are_named():
-    replaced = hf.load(small_model("qwen3"), device="cpu").layout.replaced
+    replaced = models.load(small_model("qwen3"), device="cpu").layout.replaced
     layer = "model.layers.0"
     product = ", ".join(f"{layer}.self_attn.{part}_proj" for part in "qkv")
     assert replaced[f"{layer}.self_attn.k_proj"] == f"one product of {product}"
@@ -117,7 +117,7 @@ def test_merged_weights_are_held_once():
     model = small_model("llama")
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     held = sum(weight.nbytes for weight in before.values())
-    loaded = hf.load(model, device="cpu")
+    loaded = models.load(model, device="cpu")
     for each in (loaded.model, loaded.original):
         weights = dict(each.named_parameters())
         storages = {weight.untyped_storage().data_ptr(): weight for weight in weights.values()}
@@ -127,7 +127,7 @@ def test_merged_weights_are_held_once():
 
 @pytest.mark.parametrize("quantize", [None, "fp8", "int4"])
 def test_merged_layers_share_the_memory_of_their_weights(quantize):
-    loaded = hf.load(small_model("qwen2"), quantize=quantize, device="cpu")
+    loaded = models.load(small_model("qwen2"), quantize=quantize, device="cpu")
     held = [
         {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
         for tensors in (
@@ -141,7 +141,7 @@ def test_merged_layers_share_the_memory_of_their_weights(quantize):
 
 def merged_model(kind):
     """Return a loaded model, a module with merged layers, these layers and rows for them."""
-    loaded = hf.load(small_model(kind), device="cpu")
+    loaded = models.load(small_model(kind), device="cpu")
     module = loaded.model.model.layers[0].self_attn
     return loaded, [module.q_proj, module.k_proj, module.v_proj], torch.randn(1, 3, 64)
 
@@ -237,8 +237,8 @@ def test_replaced_weights_count(kind, replace):
         for weight in other.parameters():
             weight.add_(0.2 * torch.randn(weight.shape, generator=generator))
     new = {name: tensor.clone() for name, tensor in other.state_dict().items()}
-    expected = run_forward(hf.load(other, device="cpu"))
-    loaded = hf.load(small_model(kind), device="cpu")
+    expected = run_forward(models.load(other, device="cpu"))
+    loaded = models.load(small_model(kind), device="cpu")
     before = run_forward(loaded)
     REPLACE_WEIGHTS[replace](loaded.model, new)
     torch.testing.assert_close(run_forward(loaded), expected)
@@ -247,7 +247,7 @@ def test_replaced_weights_count(kind, replace):
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_next"])
 def test_a_captured_graph_reads_the_weights_of_its_replay(kind):
-    target = hf.load(small_model(kind), device="cpu").target(max_batch_size=2)
+    target = models.load(small_model(kind), device="cpu").target(max_batch_size=2)
     with target.runner(gk.ForwardMode.TARGET_VERIFY, batch_sizes=[2], device="cpu") as runner:
         runner.capture()
         batch = runner.sample_batch(2)
@@ -268,7 +268,7 @@ def test_weights_that_were_replaced_are_named_as_slow():
 
 def test_engines_of_one_model_run_in_threads():
     """Without graphs: hooks of one forward must not record the rows of the other."""
-    loaded = hf.load(small_model("llama"), device="cpu")
+    loaded = models.load(small_model("llama"), device="cpu")
     prompts = [[5, 17, 3], [9, 4, 88, 23, 54, 6, 1, 12]]
 
     def text(prompt):
@@ -315,7 +315,7 @@ ROTATE = modeling_llama.apply_rotary_pos_emb
 )
 def test_a_module_that_computes_something_else_stays(monkeypatch, owner, name, function, module):
     monkeypatch.setattr(owner, name, function)
-    loaded = hf.load(small_model("llama"), device="cpu")  # compares the logits
+    loaded = models.load(small_model("llama"), device="cpu")  # compares the logits
     assert f"model.{module}" not in loaded.layout.replaced
     assert loaded.layout.replaced
 
@@ -323,7 +323,7 @@ def test_a_module_that_computes_something_else_stays(monkeypatch, owner, name, f
 def test_scaled_angles_stay_with_the_model():
     scaled = small_model("llama")
     scaled.model.rotary_emb.attention_scaling = 1.1
-    replaced = hf.load(scaled, device="cpu").layout.replaced
+    replaced = models.load(scaled, device="cpu").layout.replaced
     assert "model.layers.0.self_attn" not in replaced
     assert "model.rotary_emb" not in replaced
     assert "model.layers.0.self_attn.q_proj" in replaced
@@ -337,7 +337,7 @@ def test_attention_over_selected_keys_stays(monkeypatch):
         return forward(self, *args, indices=selected, **kwargs)
 
     monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", selecting)
-    replaced = hf.load(small_model("llama"), device="cpu", check=False).layout.replaced
+    replaced = models.load(small_model("llama"), device="cpu", check=False).layout.replaced
     assert "model.layers.0.self_attn" not in replaced
     assert "model.layers.0.self_attn.q_proj" in replaced
 
@@ -346,7 +346,7 @@ def test_tied_layers_are_not_merged():
     model = small_model("llama")
     first, second = model.model.layers
     second.self_attn.q_proj.weight = first.self_attn.q_proj.weight
-    loaded = hf.load(model, device="cpu")
+    loaded = models.load(model, device="cpu")
     assert "model.layers.0.self_attn.q_proj" not in loaded.layout.replaced
     weights = [layer.self_attn.q_proj.weight for layer in loaded.model.model.layers]
     assert weights[0].data_ptr() == weights[1].data_ptr()
@@ -354,14 +354,14 @@ def test_tied_layers_are_not_merged():
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_next", "gpt_oss"])
 def test_models_in_bfloat16_are_fused(kind):
-    loaded = hf.load(small_model(kind).to(torch.bfloat16), device="cpu")
+    loaded = models.load(small_model(kind).to(torch.bfloat16), device="cpu")
     assert any(text == "graphkit::rms_norm" for text in loaded.layout.replaced.values())
     assert any(text.startswith("one product") for text in loaded.layout.replaced.values())
 
 
 def test_norms_add_the_parts_of_products_that_reach_the_residual_stream_unchanged():
     def deferred(kind):
-        model = hf.load(small_model(kind), device="cpu").model
+        model = models.load(small_model(kind), device="cpu").model
         layers = dict(model.named_modules())
         return {
             name.rpartition(".")[2]
@@ -451,7 +451,7 @@ class TestPendingSum:
 MEASURED_LOAD = """
 import gc, sys, threading
 from pathlib import Path
-from graphkit import hf
+from graphkit import models
 from small_models import small_model
 
 def memory(kind):
@@ -463,12 +463,12 @@ def watch():
         peaks.append(memory(kind))
 
 kind, folder = sys.argv[1:]
-hf.load(small_model("llama"), device="cpu")  # imports what loading imports
+models.load(small_model("llama"), device="cpu")  # imports what loading imports
 gc.collect()
 before, peaks, loaded = memory(kind), [], threading.Event()
 thread = threading.Thread(target=watch)
 thread.start()
-model = hf.load(folder, device="cpu").model
+model = models.load(folder, device="cpu").model
 loaded.set()
 thread.join()
 weights = sum(weight.nbytes for weight in model.parameters())

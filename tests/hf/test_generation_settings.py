@@ -11,7 +11,7 @@ import torch
 
 import graphkit as gk
 from checkpoint_folders import byte_level_tokenizer, write_checkpoint
-from graphkit import hf
+from graphkit import models
 from graphkit.errors import CheckpointError
 from small_models import small_model
 
@@ -56,7 +56,7 @@ def load(tmp_path, caplog):
         (tmp_path / "generation_config.json").write_text(json.dumps(settings))
         caplog.clear()
         with caplog.at_level(logging.WARNING, "graphkit"):
-            loaded = hf.load(tmp_path, device="cpu", check=False, fuse=False)
+            loaded = models.load(tmp_path, device="cpu", check=False, fuse=False)
         records = [r for r in caplog.records if r.name.startswith("graphkit")]
         return loaded, [record.getMessage() for record in records]
 
@@ -130,11 +130,11 @@ def test_stop_tokens_of_null_are_none(settings, expected, tmp_path):
     own.unlink(missing_ok=True)
     if settings is not None:
         own.write_text(json.dumps(settings))
-    loaded = hf.load(tmp_path, device="cpu", check=False, fuse=False)
+    loaded = models.load(tmp_path, device="cpu", check=False, fuse=False)
     assert loaded.sampling_params().stop_token_ids == expected
     vocab_size = loaded.model.config.vocab_size
-    assert hf.FolderTokenizer(tmp_path, vocab_size).stop_ids == expected
-    tokenizer = hf.FolderTokenizer(tmp_path, vocab_size)
+    assert models.FolderTokenizer(tmp_path, vocab_size).stop_ids == expected
+    tokenizer = models.FolderTokenizer(tmp_path, vocab_size)
     assert tokenizer.sampling_params(seed=4) == loaded.sampling_params(seed=4)
 
 
@@ -149,7 +149,7 @@ def test_a_malformed_setting_is_refused_by_name(name, value):
     model = small_model("llama")
     setattr(model.generation_config, name, value)
     with pytest.raises(CheckpointError, match=f"{name} is malformed"):
-        hf.load(model, device="cpu", check=False, fuse=False)
+        models.load(model, device="cpu", check=False, fuse=False)
 
 
 def test_the_settings_of_a_model_object_count(caplog):
@@ -157,7 +157,7 @@ def test_the_settings_of_a_model_object_count(caplog):
     model.generation_config.no_repeat_ngram_size = 3
     model.generation_config.eos_token_id = [4, 5]
     with caplog.at_level(logging.WARNING, "graphkit"):
-        loaded = hf.load(model, device="cpu", check=False, fuse=False)
+        loaded = models.load(model, device="cpu", check=False, fuse=False)
     assert "LlamaForCausalLM" in caplog.text
     assert "no_repeat_ngram_size" in caplog.text
     assert loaded.sampling_params().stop_token_ids == {4, 5}

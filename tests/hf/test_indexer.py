@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-pytest.importorskip("graphkit.hf")
+pytest.importorskip("graphkit.models")
 
 import graphkit as gk
-from graphkit import hf
+from graphkit import models
+from graphkit.audit.kit.attention_batch import BatchInputs
 from graphkit.errors import AttentionError, ConfigError
-from graphkit.testing.attention_batch import BatchInputs
 from mtp_folders import save_with_mtp
 from small_models import DELTA, WINDOW, small_model
 
@@ -24,7 +24,7 @@ NEW_TOKENS = 8
 @pytest.fixture(scope="module")
 def shared():
     """A model whose second layer attends to the keys that the first one selects."""
-    return hf.load(small_model("glm_moe_dsa"), device="cpu")
+    return models.load(small_model("glm_moe_dsa"), device="cpu")
 
 
 def expected(model, prompt):
@@ -46,13 +46,13 @@ def test_index_keys_are_learnt_from_a_forward(shared):
 
 def test_each_row_attends_to_as_many_keys_as_the_model_selects(shared, monkeypatch):
     seen = []
-    attend = hf.pools.LayerGroupAttention.attend
+    attend = models.pools.LayerGroupAttention.attend
 
     def noting(self, layer, call, *others):
         seen.append((call.selected.positions >= 0).sum(1).tolist())
         return attend(self, layer, call, *others)
 
-    monkeypatch.setattr(hf.pools.LayerGroupAttention, "attend", noting)
+    monkeypatch.setattr(models.pools.LayerGroupAttention, "attend", noting)
     with shared.engine(algorithm="NONE", max_batch_size=1, max_context_len=64) as engine:
         engine.generate([PROMPT[:12]], gk.SamplingParams(max_new_tokens=2))
     assert seen[:3] == [[min(row + 1, WINDOW) for row in range(12)]] * 3
@@ -71,7 +71,7 @@ def test_prompts_in_chunks_give_the_text_of_transformers(shared):
 
 @pytest.mark.slow
 def test_a_draft_model_may_have_an_indexer():
-    loaded = hf.load(small_model("llama"), draft=small_model("axk2"), device="cpu")
+    loaded = models.load(small_model("llama"), draft=small_model("axk2"), device="cpu")
     with loaded.engine(num_steps=3, max_batch_size=1, max_context_len=64) as engine:
         (request,) = engine.generate([PROMPT], gk.SamplingParams(max_new_tokens=NEW_TOKENS))
     assert request.output_ids == expected(loaded, PROMPT)
@@ -81,7 +81,7 @@ def test_a_draft_model_may_have_an_indexer():
 @pytest.mark.parametrize(("count", "topk"), [(1, 1), (1, 2), (2, 1)], ids=["one", "tree", "chain"])
 def test_mtp_layers_may_have_indexers(tmp_path, count, topk):
     save_with_mtp(small_model("glm_moe_dsa"), tmp_path, 2, count=count)
-    loaded = hf.load(tmp_path, draft="mtp", device="cpu")
+    loaded = models.load(tmp_path, draft="mtp", device="cpu")
     layers = [len(layer.layout.indexers) for layer in loaded.draft.module.chain]
     assert layers == [1] * count
     with loaded.engine(
@@ -97,11 +97,11 @@ def test_mtp_layers_may_have_indexers(tmp_path, count, topk):
 
 def test_an_mtp_layer_with_an_indexer_computes_what_its_decoder_computes(tmp_path):
     save_with_mtp(small_model("deepseek_v32"), tmp_path, 1, count=2)
-    loaded = hf.load(tmp_path, draft="mtp", device="cpu", check=False)
+    loaded = models.load(tmp_path, draft="mtp", device="cpu", check=False)
     head, rows = loaded.draft.module, 2 * WINDOW
     table = gk.ReqToTokenPool(1, rows, "cpu")
     table.req_to_token[1] = torch.arange(rows) + 1
-    attention = hf.pools.LayerGroupAttention(
+    attention = models.pools.LayerGroupAttention(
         table, head.attention_layers, 1, torch.float32, head.indexers
     )
     one = torch.ones(1, dtype=torch.int64)
@@ -122,14 +122,14 @@ def test_an_mtp_layer_with_an_indexer_computes_what_its_decoder_computes(tmp_pat
         expected = decoder(
             inputs_embeds=merged[None], position_ids=inputs.positions[None], use_cache=False
         )
-        output = hf.mtp.MtpForward(head, number, attention)(inputs)
+        output = models.mtp.MtpForward(head, number, attention)(inputs)
         torch.testing.assert_close(output.hidden_states, expected.last_hidden_state[0])
     pools = attention.kv_pool.tensors().items()
     assert [bool(keys.any()) for name, keys in pools if "index_k" in name] == [True, True]
 
 
 def test_the_model_itself_runs_inside_a_forward_alone():
-    loaded = hf.load(small_model("axk2"), device="cpu", check=False)
+    loaded = models.load(small_model("axk2"), device="cpu", check=False)
     with pytest.raises(AttentionError, match="call the forward of its target, not the model"):
         loaded.model(input_ids=torch.zeros(1, 2, dtype=torch.long))
     assert loaded.original(input_ids=torch.zeros(1, 2, dtype=torch.long)).logits.isfinite().all()
@@ -156,5 +156,5 @@ def test_the_model_itself_runs_inside_a_forward_alone():
 )  # fmt: skip
 def test_other_ways_to_select_keys_are_refused(kind, changes, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        hf.load(small_model(kind, **changes), device="cpu")
+        models.load(small_model(kind, **changes), device="cpu")
     assert "\n" not in str(caught.value)

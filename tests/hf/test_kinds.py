@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit import hf
+from graphkit import models
 from graphkit.errors import ConfigError
 from small_models import DIFFERENT_KINDS, IS_OLD, KINDS, small_model
 
@@ -21,7 +21,7 @@ ALL = "GRAPHKIT_ALL_MODELS" in os.environ  # `make models`
 def loaded(request):
     model = small_model(request.param)
     try:
-        return hf.load(model, device="cpu")
+        return models.load(model, device="cpu")
     except ConfigError as error:
         if IS_OLD and "recurrent layers, which need" in str(error):
             pytest.skip(str(error))

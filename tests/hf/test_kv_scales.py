@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import graphkit as gk
-from graphkit import hf
+from graphkit import models
 from graphkit.errors import CheckpointError
 from quantized_folders import LAYOUTS, change_settings, write_quantized
 from small_models import small_model
@@ -57,25 +57,25 @@ def with_large_keys(folder, names, scale=None):
 @pytest.fixture(scope="module")
 def expected():
     """The text of the model itself over pools of FP8."""
-    return generated(hf.load(small_model("llama"), device="cpu"))
+    return generated(models.load(small_model("llama"), device="cpu"))
 
 
 @pytest.mark.parametrize("tool", NAMES)
 def test_scales_reach_the_pools(tmp_path, tool, expected):
     with_large_keys(tmp_path, NAMES[tool])
-    assert generated(hf.load(tmp_path, device="cpu")) == expected
+    assert generated(models.load(tmp_path, device="cpu")) == expected
 
 
 def test_pools_of_other_dtypes_do_not_use_them(tmp_path):
     with_large_keys(tmp_path, NAMES["compressed-tensors"])
-    plain = generated(hf.load(small_model("llama"), device="cpu"), None)
-    assert generated(hf.load(tmp_path, device="cpu"), None) == plain
+    plain = generated(models.load(small_model("llama"), device="cpu"), None)
+    assert generated(models.load(tmp_path, device="cpu"), None) == plain
 
 
 @pytest.mark.parametrize("shape", [(1,), (2,), (2, 1, 1)])
 def test_heads_may_have_scales_of_their_own(tmp_path, shape, expected):
     with_large_keys(tmp_path, NAMES["compressed-tensors"], scale=torch.full(shape, FACTOR))
-    assert generated(hf.load(tmp_path, device="cpu")) == expected
+    assert generated(models.load(tmp_path, device="cpu")) == expected
 
 
 @pytest.mark.parametrize("name", ["modelopt", "compressed fp8 channel", "awq"])
@@ -89,7 +89,7 @@ def test_quantised_folders_have_them_too(tmp_path, name, caplog):
     }
     save_file(load_file(file) | scales, file, metadata={"format": "pt"})
     with caplog.at_level(logging.INFO, logger="graphkit"):
-        loaded = hf.load(tmp_path / "folder", device="cpu")
+        loaded = models.load(tmp_path / "folder", device="cpu")
     assert [layer.key_scale for layer in loaded.layout.attention] == [(0.25,), (1.25,)]
     assert "scales of keys and values, which pools of float8_e4m3fn" in caplog.text
 
@@ -98,7 +98,7 @@ def test_a_folder_may_have_scales_alone(tmp_path, expected):
     with_large_keys(tmp_path, NAMES["compressed-tensors"])
     settings = {"quant_method": "compressed-tensors", "config_groups": {}, "format": "dense"}
     change_settings(tmp_path, settings | SCHEME)
-    assert generated(hf.load(tmp_path, device="cpu")) == expected
+    assert generated(models.load(tmp_path, device="cpu")) == expected
 
 
 def test_scales_for_eight_bit_integers_are_not_used(tmp_path, caplog):
@@ -109,7 +109,7 @@ def test_scales_for_eight_bit_integers_are_not_used(tmp_path, caplog):
     scales = {"model.layers.0.self_attn.k_scale": torch.tensor(3.0)}
     save_file(load_file(file) | scales, file, metadata={"format": "pt"})
     with caplog.at_level(logging.INFO, logger="graphkit"):
-        loaded = hf.load(tmp_path / "folder", device="cpu")
+        loaded = models.load(tmp_path / "folder", device="cpu")
     assert not loaded.layout.attention[0].key_scale
     assert "in another format than FP8" in caplog.text
 
@@ -129,7 +129,7 @@ def test_scales_that_do_not_fit_are_refused(tmp_path, name, scale, text):
     file = tmp_path / "model.safetensors"
     save_file(load_file(file) | {name: scale}, file, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=text):
-        hf.load(tmp_path, device="cpu")
+        models.load(tmp_path, device="cpu")
 
 
 def test_latents_have_no_scales(tmp_path, caplog):
@@ -138,6 +138,6 @@ def test_latents_have_no_scales(tmp_path, caplog):
     scales = {"model.layers.0.self_attn.k_scale": torch.tensor(0.5)}
     save_file(load_file(file) | scales, file, metadata={"format": "pt"})
     with caplog.at_level(logging.INFO, logger="graphkit"):
-        loaded = hf.load(tmp_path, device="cpu")
+        loaded = models.load(tmp_path, device="cpu")
     assert not loaded.layout.attention[0].key_scale
     assert "but not for latents" in caplog.text

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytest.importorskip("graphkit.hf")
+pytest.importorskip("graphkit.models")
 
 import graphkit as gk
-from graphkit import hf
+from graphkit import models
 from small_models import small_model
 
 PROMPTS = [[5, 17, 3, 17, 3, 17, 9, 5, 17], list(range(30, 42))]
@@ -29,7 +29,7 @@ def texts(engine):
 
 
 def test_latents_are_kept_instead_of_keys_and_values():
-    loaded = hf.load(small_model("deepseek_v3"), device="cpu")
+    loaded = models.load(small_model("deepseek_v3"), device="cpu")
     (latent,) = {
         (layer.latent.rank, layer.latent.rotated_size) for layer in loaded.layout.attention
     }
@@ -38,22 +38,22 @@ def test_latents_are_kept_instead_of_keys_and_values():
 
 
 def test_one_row_of_a_layer_is_expanded(monkeypatch):
-    loaded = hf.load(small_model("deepseek_v3"), device="cpu")
+    loaded = models.load(small_model("deepseek_v3"), device="cpu")
     calls = []
-    attend = hf.pools.LayerGroupAttention.attend
+    attend = models.pools.LayerGroupAttention.attend
 
     def noting(self, layer, call, *others):
         calls.append((call.query.shape[2], call.key.shape[2], call.latents.latents.shape[2]))
         return attend(self, layer, call, *others)
 
-    monkeypatch.setattr(hf.pools.LayerGroupAttention, "attend", noting)
+    monkeypatch.setattr(models.pools.LayerGroupAttention, "attend", noting)
     texts(loaded.engine(algorithm="NONE", max_batch_size=2, max_context_len=32))
     assert calls[0] == (21, 1, 21)
     assert all(expanded == 1 for _, expanded, _ in calls)
 
 
 def test_keys_and_values_in_eight_bits_are_expanded():
-    loaded = hf.load(small_model("deepseek_v3"), device="cpu", check=False)
+    loaded = models.load(small_model("deepseek_v3"), device="cpu", check=False)
     sizes = {"max_batch_size": 2, "max_context_len": 32}
     target = loaded.target(kv_dtype=torch.float8_e4m3fn, **sizes)
     assert rows_of(target) == {((4, 24), torch.uint8)}
@@ -65,10 +65,10 @@ def test_keys_and_values_in_eight_bits_are_expanded():
 
 
 def test_expanded_rows_attend_as_latents_do(monkeypatch):
-    loaded = hf.load(small_model("deepseek_v3"), device="cpu")
+    loaded = models.load(small_model("deepseek_v3"), device="cpu")
     sizes = {"max_batch_size": 2, "max_context_len": 32}
     expected = texts(loaded.engine(**sizes))
-    monkeypatch.setattr(hf.pools.MLATokenToKVPool, "dtypes", ())
+    monkeypatch.setattr(models.pools.MLATokenToKVPool, "dtypes", ())
     assert rows_of(loaded.target()) == {((4, 24), torch.float32)}
     assert texts(loaded.engine(**sizes)) == expected
 
@@ -79,5 +79,5 @@ def test_expanded_rows_attend_as_latents_do(monkeypatch):
     ids=["quantised projection", "large latents", "no latents"],
 )
 def test_other_layers_keep_keys_and_values(kind, changes, quantize):
-    loaded = hf.load(small_model(kind, **changes), device="cpu", quantize=quantize)
+    loaded = models.load(small_model(kind, **changes), device="cpu", quantize=quantize)
     assert [layer.latent for layer in loaded.layout.attention] == [None, None]

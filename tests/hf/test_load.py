@@ -1,4 +1,4 @@
-"""What ``hf.load`` accepts, learns and refuses."""
+"""What ``models.load`` accepts, learns and refuses."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import transformers
 
 import graphkit as gk
 from checkpoint_folders import write_checkpoint
-from graphkit import hf
-from graphkit.attention import SdpaAttention
+from graphkit import models
+from graphkit.engine.attention import SdpaAttention
 from graphkit.errors import AttentionError, CheckpointError, ConfigError
 from small_models import KINDS, needs_recurrent, small_model
 
 
 def test_a_folder_is_loaded_with_its_dtype(tmp_path):
     small_model("llama").to(torch.bfloat16).save_pretrained(tmp_path)
-    loaded = hf.load(tmp_path, device="cpu")
+    loaded = models.load(tmp_path, device="cpu")
     assert loaded.model.dtype is torch.bfloat16
-    assert hf.load(tmp_path, device="cpu", dtype=torch.float32).model.dtype is torch.float32
+    assert models.load(tmp_path, device="cpu", dtype=torch.float32).model.dtype is torch.float32
 
 
 def test_a_model_shares_its_weights_with_the_original():
-    loaded = hf.load(small_model("qwen3"), device="cpu")
+    loaded = models.load(small_model("qwen3"), device="cpu")
     originals = dict(loaded.original.named_parameters())
     for name, weight in loaded.model.named_parameters():
         assert weight is originals[name]
 
 
 def test_the_layout_is_learnt_from_a_forward():
-    layout = hf.load(small_model("deepseek_v3"), device="cpu").layout
+    layout = models.load(small_model("deepseek_v3"), device="cpu").layout
     assert [(layer.heads, layer.key_size, layer.value_size) for layer in layout.attention] == [
         (4, 24, 16),
         (4, 24, 16),
@@ -42,7 +42,7 @@ def test_the_layout_is_learnt_from_a_forward():
 
 @needs_recurrent
 def test_the_states_of_a_hybrid_are_learnt_from_a_forward():
-    hybrid = hf.load(small_model("qwen3_next"), device="cpu").layout
+    hybrid = models.load(small_model("qwen3_next"), device="cpu").layout
     assert [layer.name for layer in hybrid.attention] == ["model.layers.1.self_attn"]
     (mixer,) = hybrid.recurrent
     assert mixer.name == "model.layers.0.linear_attn"
@@ -69,7 +69,7 @@ def test_the_states_of_a_hybrid_are_learnt_from_a_forward():
 def test_a_model_that_cannot_be_served_is_refused(kind, error, message):
     changes = {"zaya": {"num_experts_per_tok": 1}, "bert": {"is_decoder": False}}.get(kind, {})
     with pytest.raises(error, match=message) as caught:
-        hf.load(small_model(kind, **changes), device="cpu")
+        models.load(small_model(kind, **changes), device="cpu")
     assert "\n" not in str(caught.value)
 
 
@@ -80,19 +80,19 @@ def test_a_dropped_scaling_is_found_at_load(monkeypatch):
         SdpaAttention, "_attend", lambda self, args: attend(self, args._replace(scale=1.0))
     )
     with pytest.raises(ConfigError, match="computes other logits through graphkit"):
-        hf.load(model, device="cpu")
+        models.load(model, device="cpu")
 
 
 def test_chunks_and_scales_by_position_are_checked_at_load(monkeypatch):
-    layout = hf.load(small_model("llama4_text"), device="cpu").layout
+    layout = models.load(small_model("llama4_text"), device="cpu").layout
     assert [bool(layer.length_argument) for layer in layout.attention] == [False, True]
-    monkeypatch.setattr(hf.cache.PastLength, "get_seq_length", lambda *_: 0)
+    monkeypatch.setattr(models.cache.PastLength, "get_seq_length", lambda *_: 0)
     with pytest.raises(ConfigError, match="computes other logits through graphkit"):
-        hf.load(small_model("llama4_text"), device="cpu")
+        models.load(small_model("llama4_text"), device="cpu")
 
 
 def test_a_module_may_attend_several_times_in_a_forward():
-    layout = hf.load(small_model("diffllama"), device="cpu").layout
+    layout = models.load(small_model("diffllama"), device="cpu").layout
     names = [f"model.layers.{layer}.self_attn" for layer in (0, 0, 1, 1)]
     assert [layer.name for layer in layout.attention] == names
 
@@ -134,7 +134,7 @@ def test_a_bad_folder_is_one_line(tmp_path, written, message):
         else:
             path.write_text(json.dumps(json.loads(path.read_text()) | content))
     with pytest.raises(CheckpointError, match=message) as caught:
-        hf.load(tmp_path, device="cpu")
+        models.load(tmp_path, device="cpu")
     assert re.fullmatch(rf".*{re.escape(str(tmp_path))}.*\.", str(caught.value))
     assert len(str(caught.value).replace(str(tmp_path), "")) < 500
 
@@ -150,16 +150,16 @@ def test_weights_of_another_class_are_refused(tmp_path, stored):
             transformers.BartConfig(vocab_size=64, d_model=16, **sizes)
         ).save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match=f"holds a {stored}, which lacks lm_head.weight.* of"):
-        hf.load(tmp_path, device="cpu")
+        models.load(tmp_path, device="cpu")
 
 
 def test_layers_that_the_model_does_not_have_are_a_warning(tmp_path, caplog):
     small_model("llama").save_pretrained(tmp_path)
-    hf.load(tmp_path, device="cpu", check=False)
+    models.load(tmp_path, device="cpu", check=False)
     assert not caplog.records
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 1}))
-    hf.load(tmp_path, device="cpu", check=False)
+    models.load(tmp_path, device="cpu", check=False)
     (record,) = (each for each in caplog.records if each.name.startswith("graphkit"))
     assert "has weights of model.layers.1, which the model of its" in record.getMessage()
 
@@ -168,7 +168,7 @@ def test_an_unknown_dtype_is_no_error_of_the_tokenizer(tmp_path):
     write_checkpoint(tmp_path, "llama")
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "float99"}))
-    loaded = hf.load(tmp_path, device="cpu", dtype=torch.float32, check=False)
+    loaded = models.load(tmp_path, device="cpu", dtype=torch.float32, check=False)
     with pytest.raises(CheckpointError, match=r"^config.json of .* 'float99'\. Correct"):
         _ = loaded.tokenizer
 
@@ -176,13 +176,15 @@ def test_an_unknown_dtype_is_no_error_of_the_tokenizer(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", pytest.param("qwen3_next", marks=needs_recurrent)])
 def test_a_target_is_captured_and_audits_clean(kind):
-    target = hf.load(small_model(kind), device="cpu").target(max_batch_size=4, max_context_len=64)
+    target = models.load(small_model(kind), device="cpu").target(
+        max_batch_size=4, max_context_len=64
+    )
     report = gk.audit_target(target, modes=[gk.ForwardMode.TARGET_VERIFY], batch_sizes=[4])
     assert [finding for finding in report.findings if finding.severity == "error"] == []
 
 
 def test_a_runner_replays_a_sample_batch():
-    loaded = hf.load(small_model("llama"), device="cpu")
+    loaded = models.load(small_model("llama"), device="cpu")
     with loaded.runner(gk.ForwardMode.TARGET_VERIFY, batch_sizes=[4], max_batch_size=4) as runner:
         runner.capture()
         batch = runner.sample_batch(3)
@@ -202,7 +204,7 @@ def test_the_documentation_lists_the_types_that_are_compared():
      ({"num_draft_tokens": 0}, "num_draft_tokens"), ({"topk": 0}, "topk")],
 )  # fmt: skip
 def test_wrong_settings_are_refused_by_name(options, field):
-    loaded = hf.load(small_model("llama"), device="cpu", check=False)
+    loaded = models.load(small_model("llama"), device="cpu", check=False)
     with pytest.raises(ConfigError) as caught:
         loaded.engine(**options)
     assert caught.value.field == field
@@ -215,12 +217,12 @@ def test_wrong_settings_are_refused_by_name(options, field):
 )  # fmt: skip
 def test_wrong_options_of_a_load_are_refused_by_name(field, value):
     with pytest.raises(ConfigError, match=rf"load\.{field} must be") as caught:
-        hf.load(small_model("llama"), **{field: value})
+        models.load(small_model("llama"), **{field: value})
     assert caught.value.field == field
 
 
 def test_pages_of_a_target_belong_to_one_request():
-    loaded = hf.load(small_model("llama"), device="cpu", check=False)
+    loaded = models.load(small_model("llama"), device="cpu", check=False)
     target = loaded.target(max_batch_size=2, max_context_len=63, page_size=4)
     table = target.attention.req_to_token_pool.req_to_token
     assert set((table[1] // 4).tolist()).isdisjoint((table[2] // 4).tolist())
@@ -229,14 +231,14 @@ def test_pages_of_a_target_belong_to_one_request():
 
 @pytest.mark.parametrize("kind", ["llama", pytest.param("mamba", marks=needs_recurrent)])
 def test_the_model_itself_runs_inside_a_forward_alone(kind):
-    loaded = hf.load(small_model(kind), device="cpu", check=False)
+    loaded = models.load(small_model(kind), device="cpu", check=False)
     with pytest.raises(AttentionError, match="call the forward of its target, not the model"):
         loaded.model(input_ids=torch.zeros(1, 2, dtype=torch.long))
     assert loaded.original(input_ids=torch.zeros(1, 2, dtype=torch.long)).logits.isfinite().all()
 
 
 def test_a_context_has_at_most_the_positions_of_the_model():
-    loaded = hf.load(small_model("opt"), device="cpu", check=False)
+    loaded = models.load(small_model("opt"), device="cpu", check=False)
     assert loaded.target().sizes.max_context_len == 128
     with loaded.engine() as engine:
         assert engine.sizes.max_context_len == 128
@@ -251,7 +253,7 @@ def test_the_slots_of_an_engine():
     """All that fit in 1,024 per request, but at least one longest text; or those that are asked."""
     model = small_model("llama")
     model.config.max_position_embeddings = 8192
-    loaded = hf.load(model, device="cpu", check=False)
+    loaded = models.load(model, device="cpu", check=False)
 
     def slots(**options):
         with loaded.engine(**options) as engine:
@@ -268,7 +270,9 @@ def test_the_slots_of_an_engine():
 
 
 def test_the_slots_of_an_engine_fit_in_the_free_memory_of_a_gpu(monkeypatch):
-    loaded = hf.load(small_model("llama"), draft=small_model("llama"), device="cpu", check=False)
+    loaded = models.load(
+        small_model("llama"), draft=small_model("llama"), device="cpu", check=False
+    )
     spec, requests = loaded.spec(page_size=4), gk.ReqToTokenPool(4, 512, "cpu")
     of_target = 4 * sum(2 * layer.heads * layer.key_size for layer in loaded.layout.attention)
     assert loaded._slot_bytes(spec, None) == 2 * of_target
@@ -289,4 +293,4 @@ def test_a_model_whose_own_forward_fails_is_refused(monkeypatch):
     with pytest.raises(
         ConfigError, match=r"two tokens: RuntimeError: sizes 32 and 8 differ\. Check"
     ):
-        hf.load(model, device="cpu")
+        models.load(model, device="cpu")

@@ -1,4 +1,4 @@
-"""MTP layers that ``hf.load(draft="mtp")`` reads compute what those of transformers compute."""
+"""MTP layers that ``models.load(draft="mtp")`` reads compute what those of transformers compute."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import scaled_dot_product_attention
 
-from graphkit import hf
+from graphkit import models
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.hf.attention import attending
+from graphkit.models.attention import attending
 from mtp_folders import save_with_mtp
 from small_models import small_model
 
@@ -40,7 +40,7 @@ def test_a_chain_computes_what_transformers_computes(kind, tmp_path):
 
     model = small_model(kind, num_mtp_layers=2)
     save_with_mtp(model, tmp_path, 1, count=2)
-    head = hf.load(tmp_path, draft="mtp", device="cpu").draft.module
+    head = models.load(tmp_path, draft="mtp", device="cpu").draft.module
     target = type(model).from_pretrained(tmp_path)
     target._keys_to_ignore_on_load_unexpected = [r"layers\.[2-9]"]  # published models have 61
     theirs = MtpModel.from_pretrained(target)
@@ -62,7 +62,7 @@ def test_a_layer_computes_what_its_parts_compute(kind, tmp_path):
     """The published formula, by hand, around the target's own decoder layer."""
     model = small_model(kind)
     save_with_mtp(model, tmp_path, 1)
-    loaded = hf.load(tmp_path, draft="mtp", device="cpu")
+    loaded = models.load(tmp_path, draft="mtp", device="cpu")
     stored, (layer,) = load_file(tmp_path / "model.safetensors"), loaded.draft.module.chain
     is_behind = kind in ("deepseek_v3", "glm4_moe")
     stem = "model.layers.2." if is_behind else "mtp."
@@ -93,7 +93,7 @@ def test_a_layer_computes_what_its_parts_compute(kind, tmp_path):
 
 def test_the_layers_share_embedding_and_head_and_have_weights_of_their_own(tmp_path):
     save_with_mtp(small_model("deepseek_v3"), tmp_path, 1)
-    loaded = hf.load(tmp_path, draft="mtp", device="cpu")
+    loaded = models.load(tmp_path, draft="mtp", device="cpu")
     shared = {id(weight) for weight in loaded.model.parameters()}
     own = dict(loaded.draft.module.named_parameters())
     assert {name for name, weight in own.items() if id(weight) in shared} == {
@@ -131,20 +131,20 @@ def test_a_folder_without_fitting_layers_is_refused_in_a_line(
     }
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=message) as caught:
-        hf.load(tmp_path, draft="mtp", device="cpu", check=False)
+        models.load(tmp_path, draft="mtp", device="cpu", check=False)
     assert "\n" not in str(caught.value)
 
 
 def test_a_model_object_has_no_mtp_layers():
     with pytest.raises(ConfigError, match="Load the folder"):
-        hf.load(small_model("deepseek_v3"), draft="mtp", device="cpu", check=False)
+        models.load(small_model("deepseek_v3"), draft="mtp", device="cpu", check=False)
 
 
 def test_a_chain_drafts_at_most_one_step_per_layer(tmp_path):
     save_with_mtp(small_model("deepseek_v3"), tmp_path, 1, count=2)
-    loaded = hf.load(tmp_path, draft="mtp", device="cpu", check=False)
+    loaded = models.load(tmp_path, draft="mtp", device="cpu", check=False)
     assert loaded.engine().spec.num_steps == loaded.draft.num_steps == 2
     with pytest.raises(ConfigError, match="folder has 2 MTP layers"):
         loaded.engine(num_steps=3)
-    first = hf.load(tmp_path, draft="mtp", algorithm="EAGLE", device="cpu", check=False)
+    first = models.load(tmp_path, draft="mtp", algorithm="EAGLE", device="cpu", check=False)
     assert first.engine(num_steps=3).spec.num_steps == 3

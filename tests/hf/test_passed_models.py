@@ -1,4 +1,4 @@
-"""What is passed to ``hf.load`` in the place of a folder or a model is refused with what to do."""
+"""What is passed to ``models.load`` instead of a folder or a model is refused with advice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import (
     LlamaModel,
 )
 
-from graphkit import hf
+from graphkit import models
 from graphkit.errors import ConfigError, GraphkitError
 from small_models import small_config, small_model
 
@@ -42,7 +42,7 @@ def on_meta_in_part(model):
 
 
 def loaded_before(model):
-    hf.load(model, device="cpu", check=False)
+    models.load(model, device="cpu", check=False)
     return model
 
 
@@ -56,7 +56,10 @@ WRAPPERS = {
     "class": (type, "the class LlamaForCausalLM.* instance"),
     "list": (lambda model: [model], "an object of list"),
     "bytes": (lambda _: b"folder", "an object of bytes"),
-    "loaded": (lambda model: hf.load(model, device="cpu", check=False), "load returned is ready"),
+    "loaded": (
+        lambda model: models.load(model, device="cpu", check=False),
+        "load returned is ready",
+    ),
 }
 MODELS = {
     "no head": (lambda model: LlamaModel(model.config), "LlamaModel has no output head"),
@@ -91,7 +94,7 @@ def test_something_else_than_a_model_is_refused_in_a_line(name, field):
     passed = make(small_model("llama"))
     both = {"folder_or_model": small_model("llama"), field: passed}
     with pytest.raises(ConfigError, match=text) as caught:
-        hf.load(**both, device="cpu", check=False)
+        models.load(**both, device="cpu", check=False)
     assert caught.value.field == field
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
@@ -101,23 +104,23 @@ def test_something_else_than_a_model_is_refused_in_a_line(name, field):
 def test_a_path_that_is_no_folder_is_refused(path):
     for options in ({}, {"draft": path}):
         with pytest.raises(GraphkitError, match=r"Pass a|config.json|cannot read") as caught:
-            hf.load(small_model("llama") if options else path, device="cpu", **options)
+            models.load(small_model("llama") if options else path, device="cpu", **options)
         assert len(str(caught.value)) < 600 or len(path) > 200
 
 
 def test_none_is_no_model():
     with pytest.raises(ConfigError, match="an object of NoneType, expected a folder"):
-        hf.load(None)
+        models.load(None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_in_training_or_of_a_config_loads(dtype):
     model = AutoModelForCausalLM.from_config(small_config("llama"), dtype=dtype).train()
-    assert hf.load(model, device="cpu", check=False).model.training is False
+    assert models.load(model, device="cpu", check=False).model.training is False
 
 
 def test_models_of_one_configuration_load_one_after_the_other():
     first = small_model("llama")
     second = type(first)(first.config)
-    assert hf.load(first, device="cpu").model is first
-    assert hf.load(second, device="cpu").model is second
+    assert models.load(first, device="cpu").model is first
+    assert models.load(second, device="cpu").model is second

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 import graphkit as gk
-from graphkit import hf
+from graphkit import models
 from small_models import small_model
 
 PROMPT, NEW = [5, 17, 3, 17, 3, 17, 9, 5, 17], 20
@@ -24,7 +24,7 @@ SUPPRESSED, STOPS = list(range(40, 70)), [7, 33, 90, 101]
 @pytest.fixture(scope="module")
 def loaded():
     model = small_model("llama", eos_token_id=STOPS, pad_token_id=0)
-    return hf.load(model, device="cpu", check=False, fuse=False)
+    return models.load(model, device="cpu", check=False, fuse=False)
 
 
 def of_transformers(model, processors):

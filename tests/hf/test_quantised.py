@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import graphkit as gk
-from graphkit import hf
+from graphkit import models
 from graphkit.errors import CaptureError, CheckpointError
 from small_models import small_model
 
@@ -35,7 +35,7 @@ def test_int8_of_torchao_runs_captured(tmp_path, activations):
     AutoModelForCausalLM.from_pretrained(
         tmp_path / "plain", quantization_config=settings
     ).save_pretrained(tmp_path / "int8")
-    loaded = hf.load(tmp_path / "int8", device="cpu")
+    loaded = models.load(tmp_path / "int8", device="cpu")
     projection = loaded.model.model.layers[0].mlp.gate_proj
     assert type(projection.weight) is not nn.Parameter, "quantised"
     assert not any(name.endswith("proj") for name in loaded.layout.replaced)
@@ -66,7 +66,7 @@ def test_a_folder_that_cannot_be_loaded_is_one_line(tmp_path, settings):
     small_model("llama").save_pretrained(tmp_path)
     with_quantisation(tmp_path, settings)
     with pytest.raises(CheckpointError) as caught:
-        hf.load(tmp_path, device="cpu")
+        models.load(tmp_path, device="cpu")
     assert str(caught.value).startswith(f"{tmp_path} cannot be loaded by transformers: ")
     assert "\n" not in str(caught.value)
 
@@ -86,7 +86,7 @@ class ScaledOnTheHost(nn.Module):
 def test_a_layer_that_cannot_be_captured_is_named():
     model = small_model("llama")
     model.model.layers[1].mlp.up_proj = ScaledOnTheHost(model.model.layers[1].mlp.up_proj.weight)
-    loaded = hf.load(model, device="cpu")
+    loaded = models.load(model, device="cpu")
     with (
         loaded.engine(max_batch_size=2, max_context_len=64) as engine,
         pytest.raises(CaptureError, match=r"_local_scalar_dense at .*layers\.1\.mlp\.up_proj"),

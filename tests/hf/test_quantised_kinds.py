@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from graphkit import hf
+from graphkit import models
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.hf.stored_names import targets
-from graphkit.quantization import QuantizedLinear
+from graphkit.models.quantization import QuantizedLinear
+from graphkit.models.stored_names import targets
 from mtp_folders import save_with_mtp
 from quantized_folders import LAYOUTS, SIZES, change_settings, fp8, write_quantized
 from small_models import IS_OLD, KINDS, small_model
@@ -39,7 +39,7 @@ IDS = torch.tensor([[5, 17, 3, 17, 3, 17, 9, 40, 41, 8]])
 
 def load(folder, **options):
     try:
-        return hf.load(folder, device="cpu", **options)
+        return models.load(folder, device="cpu", **options)
     except ConfigError as error:
         if IS_OLD and "recurrent layers" in str(error):
             pytest.skip(str(error))
@@ -111,7 +111,7 @@ def test_experts_that_are_stored_as_one_tensor(tmp_path, shape):
     save_file(tensors, file, metadata={"format": "pt"})
     change_settings(tmp_path, LAYOUTS["fp8 blocks"][0])
     model.get_parameter(name).data = torch.stack([expected for _, expected in parts])
-    check_logits(hf.load(tmp_path, device="cpu"), model)
+    check_logits(models.load(tmp_path, device="cpu"), model)
 
 
 def test_experts_that_transformers_does_not_merge_are_refused(tmp_path):
@@ -126,7 +126,7 @@ def test_experts_that_transformers_does_not_merge_are_refused(tmp_path):
     save_file(tensors, file, metadata={"format": "pt"})
     change_settings(tmp_path, LAYOUTS["modelopt"][0])
     with pytest.raises(CheckpointError, match=r"experts\.down_proj, .*experts\.0\.down.*no conv"):
-        hf.load(tmp_path, device="cpu")
+        models.load(tmp_path, device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Weights that ``hf.load(quantize=)`` stores in fewer bits: text, fusion and what stays."""
+"""Weights that ``models.load(quantize=)`` stores in fewer bits: text, fusion and what stays."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import graphkit as gk
-from graphkit import ConfigError, hf
-from graphkit.quantization import QUANTIZATIONS, QuantizedLinear
+from graphkit import ConfigError, models
+from graphkit.models.quantization import QUANTIZATIONS, QuantizedLinear
 from mtp_folders import save_with_mtp
 from small_models import needs_recurrent, small_model
 
@@ -56,7 +56,7 @@ def continued(model, prompt=PROMPT):
 @every_format
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "phi3", "mixtral", "qwen3_next"])
 def test_text_and_logits_are_those_of_the_dequantised_weights(kind, quantize):
-    loaded = hf.load(small_model(kind), quantize=quantize, device="cpu")
+    loaded = models.load(small_model(kind), quantize=quantize, device="cpu")
     plain = dequantized(loaded.original)
     ids = torch.tensor([PROMPT])
     torch.testing.assert_close(loaded.original(ids).logits, plain(ids).logits, rtol=1e-4, atol=1e-4)
@@ -65,8 +65,8 @@ def test_text_and_logits_are_those_of_the_dequantised_weights(kind, quantize):
 
 @every_format
 def test_merged_layers_are_fused_over_quantised_weights(quantize):
-    loaded = hf.load(small_model("llama"), quantize=quantize, device="cpu")
-    plain = hf.load(small_model("llama"), device="cpu")
+    loaded = models.load(small_model("llama"), quantize=quantize, device="cpu")
+    plain = models.load(small_model("llama"), device="cpu")
     others = {f"model.layers.{layer}.{name}" for layer in (0, 1) for name in UNMERGED}
     replaced = plain.layout.replaced
     assert {name for name, text in replaced.items() if "graphkit::linear" in text} == others
@@ -84,7 +84,7 @@ def test_merged_layers_are_fused_over_quantised_weights(quantize):
 def test_fewer_bytes_are_held():
     def nbytes(quantize):
         model = small_model("llama", hidden_size=256, head_dim=64, intermediate_size=512)
-        loaded = hf.load(model, quantize=quantize, dtype=torch.bfloat16, device="cpu")
+        loaded = models.load(model, quantize=quantize, dtype=torch.bfloat16, device="cpu")
         layers = loaded.model.model.layers
         return sum(each.untyped_storage().nbytes() for each in _storages(layers))
 
@@ -100,7 +100,7 @@ def _storages(module):
 @pytest.mark.slow
 @every_format
 def test_a_draft_model_is_quantised_too(quantize):
-    loaded = hf.load(
+    loaded = models.load(
         small_model("llama"), draft=small_model("llama"), quantize=quantize, device="cpu"
     )
     assert isinstance(loaded.draft.module.model.layers[0].mlp.up_proj, QuantizedLinear)
@@ -111,7 +111,7 @@ def test_a_draft_model_is_quantised_too(quantize):
 @every_format
 def test_mtp_layers_are_quantised_after_they_are_read(tmp_path, quantize):
     save_with_mtp(small_model("deepseek_v3"), tmp_path, template=1)
-    loaded = hf.load(tmp_path, draft="mtp", quantize=quantize, device="cpu")
+    loaded = models.load(tmp_path, draft="mtp", quantize=quantize, device="cpu")
     layer = loaded.draft.module.chain[0]
     assert isinstance(layer.attention_module.o_proj, QuantizedLinear)
     assert type(layer.eh_proj) is nn.Linear
@@ -121,7 +121,7 @@ def test_mtp_layers_are_quantised_after_they_are_read(tmp_path, quantize):
 @pytest.mark.parametrize("kind", ["deepseek_v32", pytest.param("mamba", marks=needs_recurrent)])
 def test_weights_that_the_model_reads_itself_are_not_quantised(kind):
     """DeepSeek-V3.2 reads the dtype of one, Mamba multiplies with one."""
-    loaded = hf.load(small_model(kind), quantize="fp8", device="cpu")
+    loaded = models.load(small_model(kind), quantize="fp8", device="cpu")
     plain = dequantized(loaded.original)
     ids = torch.tensor([PROMPT])
     torch.testing.assert_close(loaded.original(ids).logits, plain(ids).logits, rtol=1e-4, atol=1e-4)
@@ -133,9 +133,9 @@ def test_weights_that_the_model_reads_itself_are_not_quantised(kind):
 @pytest.mark.parametrize("quantize", ["fp4", 8])
 def test_an_unknown_format_is_refused_before_the_folder_is_read(quantize):
     with pytest.raises(ConfigError, match="expected 'fp8' or 'int4'"):
-        hf.load("no folder", quantize=quantize)
+        models.load("no folder", quantize=quantize)
 
 
 def test_a_model_without_linear_layers_is_refused():
     with pytest.raises(ConfigError, match=r"no layers of torch\.nn\.Linear besides"):
-        hf.load(small_model("gpt2"), quantize="fp8", device="cpu")
+        models.load(small_model("gpt2"), quantize="fp8", device="cpu")

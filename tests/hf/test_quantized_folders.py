@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import graphkit as gk
-from graphkit import ConfigError, hf
+from graphkit import ConfigError, models
 from graphkit.errors import CheckpointError
+from graphkit.models.quantization import QuantizedLinear, weight
+from graphkit.models.reference import full_logits, load_checkpoint
 from graphkit.ops import quantized_layout, quantized_linear
-from graphkit.quantization import QuantizedLinear, weight
-from graphkit.reference import full_logits, load_checkpoint
 from quantized_folders import LAYOUTS, change_settings, linears, write_quantized
 
 PROMPT = [5, 17, 3, 17, 3, 17, 9]
@@ -32,7 +32,7 @@ def continued(model, count=8):
 @every_layout
 def test_text_and_logits_are_those_of_the_dequantised_model(tmp_path, name):
     expected = write_quantized(tmp_path, name)
-    loaded = hf.load(tmp_path, device="cpu")
+    loaded = models.load(tmp_path, device="cpu")
     for path, layer in linears(expected):
         quantized = loaded.original.get_submodule(path)
         assert isinstance(quantized, QuantizedLinear), path
@@ -64,7 +64,7 @@ def test_biases_and_tied_heads_are_read(tmp_path, name):
     ids = torch.tensor([PROMPT])
     for bias in (layer.bias for _, layer in linears(expected) if layer.bias is not None):
         assert bias.abs().max() > 0, "random"
-    loaded = hf.load(tmp_path, device="cpu")
+    loaded = models.load(tmp_path, device="cpu")
     assert loaded.head.weight is loaded.model.model.embed_tokens.weight
     for logits in (loaded.original(ids).logits, full_logits(load_checkpoint(tmp_path), ids)):
         torch.testing.assert_close(logits, expected(ids).logits, rtol=1e-4, atol=1e-4)
@@ -79,7 +79,7 @@ def test_a_quantised_head_becomes_a_plain_one(tmp_path, is_tied):
     save_file(tensors | {f"lm_head.{key}": part for key, part in parts.items()}, file)
     config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": is_tied}))
     expected.lm_head.weight.data = weight
-    loaded = hf.load(tmp_path, device="cpu")
+    loaded = models.load(tmp_path, device="cpu")
     assert type(loaded.head) is nn.Linear
     ids = torch.tensor([PROMPT])
     torch.testing.assert_close(
@@ -120,7 +120,7 @@ def test_other_settings_are_refused(tmp_path, name, changes, text):
         load_checkpoint(tmp_path)
     if name != "fp8 blocks":  # transformers dequantises these on the CPU
         with pytest.raises(CheckpointError, match=text) as caught:
-            hf.load(tmp_path, device="cpu")
+            models.load(tmp_path, device="cpu")
         assert "cannot be loaded by transformers" in str(caught.value)
 
 
@@ -140,7 +140,7 @@ def test_a_model_that_transformers_does_not_have_is_refused(tmp_path, settings, 
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
     with pytest.raises(CheckpointError, match=text):
-        hf.load(tmp_path, device="cpu")
+        models.load(tmp_path, device="cpu")
 
 
 def damaged(tmp_path, name, change):
@@ -183,7 +183,7 @@ def test_damaged_folders_are_refused(tmp_path, name, change, text):
     with pytest.raises(CheckpointError, match=text):
         load_checkpoint(tmp_path)
     with pytest.raises(CheckpointError):
-        hf.load(tmp_path, device="cpu")
+        models.load(tmp_path, device="cpu")
 
 
 def test_layers_of_one_product_are_quantised_together_in_the_fast_layout(tmp_path):
@@ -196,7 +196,7 @@ def test_layers_of_one_product_are_quantised_together_in_the_fast_layout(tmp_pat
     damaged(tmp_path, "awq", restore)
     with pytest.raises(CheckpointError, match=r"q_proj is quantised, but not all of"):
         load_checkpoint(tmp_path)
-    loaded = hf.load(tmp_path, device="cpu")
+    loaded = models.load(tmp_path, device="cpu")
     assert type(loaded.model.model.layers[0].self_attn.k_proj) is nn.Linear
 
 
@@ -215,7 +215,7 @@ def test_settings_that_nothing_reads_are_refused(tmp_path, name, changes, text):
     write_quantized(tmp_path / "folder", name)
     change_settings(tmp_path / "folder", LAYOUTS[name][0] | changes)
     with pytest.raises(CheckpointError, match=text):
-        hf.load(tmp_path / "folder", device="cpu")
+        models.load(tmp_path / "folder", device="cpu")
 
 
 def test_unknown_settings_of_a_group_are_refused(tmp_path):
@@ -224,7 +224,7 @@ def test_unknown_settings_of_a_group_are_refused(tmp_path):
     settings["config_groups"]["group_0"]["weights"]["bias_correction"] = "mean"
     change_settings(tmp_path / "folder", settings)
     with pytest.raises(CheckpointError, match=r"group_0\.weights .* bias_correction"):
-        hf.load(tmp_path / "folder", device="cpu")
+        models.load(tmp_path / "folder", device="cpu")
 
 
 @pytest.mark.parametrize("place", ["hf_quant_config.json", "compression_config"])
@@ -243,7 +243,7 @@ def test_settings_are_found_where_tools_write_them(tmp_path, place):
         config[place] = settings
     path.write_text(json.dumps(config))
     ids = torch.tensor([PROMPT])
-    loaded = hf.load(tmp_path / "folder", device="cpu")
+    loaded = models.load(tmp_path / "folder", device="cpu")
     torch.testing.assert_close(
         loaded.original(ids).logits, expected(ids).logits, rtol=1e-4, atol=1e-4
     )
@@ -256,7 +256,7 @@ def test_a_head_of_its_own_is_used_though_config_ties_it(tmp_path, name):
     path = tmp_path / "folder" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
     ids = torch.tensor([PROMPT])
-    loaded = hf.load(tmp_path / "folder", device="cpu")
+    loaded = models.load(tmp_path / "folder", device="cpu")
     torch.testing.assert_close(
         loaded.original(ids).logits, expected(ids).logits, rtol=1e-4, atol=1e-4
     )
@@ -276,7 +276,7 @@ def test_permuted_inputs_are_refused_without_the_setting(tmp_path, name, tensor,
     order = torch.arange(256, dtype=torch.int32).remainder(2)
     save_file(load_file(file) | {f"{path}.{tensor}": order}, file, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=text):
-        hf.load(tmp_path / "folder", device="cpu")
+        models.load(tmp_path / "folder", device="cpu")
 
 
 @pytest.mark.parametrize("name", ["awq", "fp8 blocks"])
@@ -285,7 +285,7 @@ def test_files_of_torch_are_read_too(tmp_path, name):
     file = tmp_path / "folder" / "model.safetensors"
     torch.save(load_file(file), tmp_path / "folder" / "pytorch_model.bin")
     file.unlink()
-    loaded = hf.load(tmp_path / "folder", device="cpu")
+    loaded = models.load(tmp_path / "folder", device="cpu")
     ids = torch.tensor([PROMPT])
     torch.testing.assert_close(
         loaded.original(ids).logits, expected(ids).logits, rtol=1e-4, atol=1e-4
@@ -312,9 +312,9 @@ def test_biases_that_the_model_does_not_have(tmp_path, name, value):
     save_file(tensors, file, metadata={"format": "pt"})
     if value:
         with pytest.raises(CheckpointError, match=bias):
-            hf.load(tmp_path / "folder", device="cpu")
+            models.load(tmp_path / "folder", device="cpu")
     else:
-        hf.load(tmp_path / "folder", device="cpu")
+        models.load(tmp_path / "folder", device="cpu")
 
 
 @pytest.mark.parametrize("name", ["awq", "fp8 blocks", "compressed int4"])
@@ -329,13 +329,13 @@ def test_the_check_at_load_fails_for_wrong_numbers(tmp_path, monkeypatch, name, 
     for module in (quantized_layout, quantized_linear, weight):
         monkeypatch.setattr(module, "dequantized", wrong)
     with pytest.raises((ConfigError, CheckpointError), match="Report this"):
-        hf.load(tmp_path / "folder", device="cpu")
+        models.load(tmp_path / "folder", device="cpu")
 
 
 @pytest.mark.parametrize("name", ["awq", "fp8 blocks", "compressed fp8 channel"])
 def test_weights_are_held_once(tmp_path, name):
     write_quantized(tmp_path / "folder", name)
-    loaded = hf.load(tmp_path / "folder", device="cpu")
+    loaded = models.load(tmp_path / "folder", device="cpu")
     assert "one product of" in str(loaded.layout.replaced)
     tensors = [*loaded.model.parameters(), *loaded.original.parameters()]
     held = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in tensors}
@@ -349,4 +349,4 @@ def test_weights_are_held_once(tmp_path, name):
 def test_quantised_weights_are_not_quantised_again(tmp_path):
     write_quantized(tmp_path, "awq")
     with pytest.raises(ConfigError, match="the weights are quantised already"):
-        hf.load(tmp_path, quantize="fp8", device="cpu")
+        models.load(tmp_path, quantize="fp8", device="cpu")

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit import hf
-from graphkit.hf.recurrent import PooledMixer
+from graphkit import models
+from graphkit.models.recurrent import PooledMixer
 from small_models import small_model
 
 WIDTH = 4
@@ -67,7 +67,7 @@ def prefill_calls(loaded, length, monkeypatch, **options):
 
 @pytest.fixture(scope="module")
 def qwen3_next():
-    return hf.load(small_model("qwen3_next"), device="cpu")
+    return models.load(small_model("qwen3_next"), device="cpu")
 
 
 def test_calls_do_not_grow_with_the_prompt(qwen3_next, monkeypatch):
@@ -84,7 +84,7 @@ def test_each_chunk_is_one_call_and_the_last_nodes(qwen3_next, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "falcon_h1", "granitemoehybrid", "mamba"])
 def test_a_prompt_of_several_chunks_gives_the_text_of_transformers(kind):
-    loaded = hf.load(small_model(kind), device="cpu")
+    loaded = models.load(small_model(kind), device="cpu")
     prompt = prompt_of(90)
     assert generate(loaded, prompt, chunked_prefill_size=32) == plain_text(loaded, prompt)
 
@@ -92,7 +92,7 @@ def test_a_prompt_of_several_chunks_gives_the_text_of_transformers(kind):
 @pytest.mark.parametrize("chunk", [512, 40])
 @pytest.mark.parametrize("kind", ["qwen3_next", "falcon_h1", "lfm2", "mamba"])
 def test_prompts_of_any_lengths_together_give_the_text_of_transformers(kind, chunk):
-    loaded = hf.load(small_model(kind), device="cpu")
+    loaded = models.load(small_model(kind), device="cpu")
     prompts = [prompt_of(length) for length in (37, 2, 21, 5, 1, 37, 6)]
     texts = generate_all(loaded, prompts, chunked_prefill_size=chunk)
     assert texts == [plain_text(loaded, prompt) for prompt in prompts]
@@ -102,14 +102,14 @@ def test_prompts_of_any_lengths_together_give_the_text_of_transformers(kind, chu
 def test_prompts_of_a_batch_take_a_call_for_each_length_and_each_of_the_last_nodes(
     kind, monkeypatch
 ):
-    loaded = hf.load(small_model(kind), device="cpu")
+    loaded = models.load(small_model(kind), device="cpu")
     calls = calls_of_prompts(loaded, [60, 40, 60, 3, 40], monkeypatch)
     heads = [(2, 60 - WIDTH), (2, 40 - WIDTH)]
     assert calls == [*heads, *[(4 if left > 3 else 5, 1) for left in range(WIDTH, 0, -1)]]
 
 
 def test_a_mixer_that_ignores_the_states_before_takes_the_first_nodes_of_a_prompt(monkeypatch):
-    loaded = hf.load(small_model("mamba"), device="cpu")  # its scan begins with zeros
+    loaded = models.load(small_model("mamba"), device="cpu")  # its scan begins with zeros
     assert [mixer._support for mixer in mixers(loaded)] == ["first", "first"]
     calls = prefill_calls(loaded, 40, monkeypatch, chunked_prefill_size=20)
     assert calls == [20 - WIDTH, *[1] * WIDTH, *[1] * 20]
@@ -124,12 +124,12 @@ def test_a_mixer_that_ignores_the_states_before_takes_the_first_nodes_of_a_promp
     ],
 )  # fmt: skip
 def test_a_state_that_changes_results_little_is_not_overlooked(kind, support, dtype):
-    loaded = hf.load(small_model(kind).to(dtype), device="cpu")
+    loaded = models.load(small_model(kind).to(dtype), device="cpu")
     assert {mixer._support for mixer in mixers(loaded)} == {support}
 
 
 def test_a_mixer_that_computes_no_chunk_runs_node_by_node(monkeypatch):
-    loaded = hf.load(small_model("mamba"), device="cpu")
+    loaded = models.load(small_model("mamba"), device="cpu")
     (mixer, *_) = mixers(loaded)
     forward = mixer._forward
 

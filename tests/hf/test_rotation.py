@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit import hf
+from graphkit import models
 from graphkit.errors import ConfigError
 from small_models import VOCAB, small_model
 
@@ -86,7 +86,7 @@ def rotary(model):
 
 @pytest.fixture(scope="module", params=KINDS)
 def loaded(request):
-    return hf.load(model_with(request.param), device="cpu")
+    return models.load(model_with(request.param), device="cpu")
 
 
 def test_a_later_position_does_not_change_the_rotation_of_others(loaded):
@@ -118,7 +118,7 @@ def test_captured_requests_of_several_lengths_have_the_text_of_transformers(load
 def test_a_model_that_has_run_a_longer_text_starts_with_the_initial_frequencies(kind):
     model, fresh = model_with(kind), model_with(kind)
     model(LONG)
-    loaded = hf.load(model, device="cpu", check=False)
+    loaded = models.load(model, device="cpu", check=False)
     buffers = dict(rotary(fresh).named_buffers())
     for name, got in rotary(loaded.model).named_buffers():
         assert torch.equal(got, buffers[name])
@@ -145,19 +145,19 @@ def test_longer_contexts_than_the_fixed_frequencies_are_refused(loaded):
 
 
 def test_a_draft_model_limits_the_context():
-    drafted = hf.load(small_model("llama"), draft=model_with("longrope"), device="cpu")
+    drafted = models.load(small_model("llama"), draft=model_with("longrope"), device="cpu")
     assert drafted.longest_context == LIMIT
     with drafted.engine(max_batch_size=4, batch_sizes=[4]) as engine:
         check_texts(drafted, engine)
 
 
 def test_other_rotations_keep_their_type_and_share_their_frequencies():
-    loaded = hf.load(small_model("llama", rope_parameters=DEFAULT), device="cpu")
+    loaded = models.load(small_model("llama", rope_parameters=DEFAULT), device="cpu")
     module, original = rotary(loaded.model), rotary(loaded.original)
     assert module.inv_freq is original.inv_freq
     assert loaded.longest_context == 128
 
 
 def test_fixed_frequencies_are_fused():
-    replaced = hf.load(model_with("dynamic of all heads"), device="cpu").layout.replaced
+    replaced = models.load(model_with("dynamic of all heads"), device="cpu").layout.replaced
     assert "store_rotated_heads" in replaced["model.layers.0.self_attn"]

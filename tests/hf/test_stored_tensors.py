@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from graphkit import hf
+from graphkit import models
 from graphkit.errors import CheckpointError
 from mtp_folders import save_with_mtp
 from small_models import needs_recurrent, small_model
@@ -47,7 +47,7 @@ def change(folder, tensors, config=None, kind="llama"):
 def test_tensors_that_the_model_does_not_have_are_refused(tmp_path, tensors):
     change(tmp_path, tensors)
     with pytest.raises(CheckpointError, match=next(iter(tensors)).replace(".", r"\.")) as caught:
-        hf.load(tmp_path, device="cpu")
+        models.load(tmp_path, device="cpu")
     assert "does not use" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -61,7 +61,7 @@ def test_numbers_without_a_known_scale_are_refused(tmp_path, dtype, has_scale):
         tensors[f"{name}_scale"] = torch.ones(64, 1)
     change(tmp_path, tensors)
     with pytest.raises(CheckpointError, match=r"o_proj\.weight is stored as .*scale"):
-        hf.load(tmp_path, device="cpu")
+        models.load(tmp_path, device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_numbers_without_a_known_scale_are_refused(tmp_path, dtype, has_scale):
 def test_tensors_that_no_text_needs_are_named_once(tmp_path, caplog, tensors, config):
     change(tmp_path, tensors, config)
     with caplog.at_level(logging.INFO, logger="graphkit"):
-        hf.load(tmp_path, device="cpu")
+        models.load(tmp_path, device="cpu")
     lines = [each.message for each in caplog.records if "does not depend on" in each.message]
     assert len(lines) == 1
     assert next(iter(tensors)) in lines[0]
@@ -93,14 +93,14 @@ def test_tensors_that_no_text_needs_are_named_once(tmp_path, caplog, tensors, co
 def test_mtp_layers_are_named_once(tmp_path, caplog, kind):
     save_with_mtp(small_model(kind), tmp_path, template=1)
     with caplog.at_level(logging.INFO, logger="graphkit"):
-        hf.load(tmp_path, device="cpu")
+        models.load(tmp_path, device="cpu")
     assert len([each for each in caplog.records if "does not depend on" in each.message]) == 1
 
 
 def test_surplus_layers_are_a_warning(tmp_path, caplog):
     change(tmp_path, {}, {"num_hidden_layers": 1})
     with caplog.at_level(logging.WARNING, logger="graphkit"):
-        hf.load(tmp_path, device="cpu")
+        models.load(tmp_path, device="cpu")
     assert "weights of model.layers.1" in caplog.text
 
 
@@ -108,4 +108,4 @@ def test_an_adapter_beside_the_weights_is_refused(tmp_path):
     change(tmp_path, {})
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     with pytest.raises(CheckpointError, match=r"adapter_config\.json.*[Mm]erge"):
-        hf.load(tmp_path, device="cpu")
+        models.load(tmp_path, device="cpu")

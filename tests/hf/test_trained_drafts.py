@@ -10,10 +10,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import graphkit as gk
 from accept_loops import accept_lengths, check_engine, head_drafts
-from graphkit import hf
-from graphkit.hf.attention import attending
-from graphkit.hf.mtp import MtpHead
-from graphkit.reference import Eagle3Head, EagleHead, LlamaConfig, save_draft_head
+from graphkit import models
+from graphkit.models.attention import attending
+from graphkit.models.mtp import MtpHead
+from graphkit.models.reference import Eagle3Head, EagleHead, LlamaConfig, save_draft_head
 from mtp_folders import save_with_mtp
 from small_models import small_model
 from trained_drafts import SENTENCES, head_run, head_target, mtp_run, train_head, trained
@@ -33,12 +33,12 @@ def with_head(kind, folder, create, layers=(), **options):
     head = create(config, head_target(target), **options)
     train_head(target, head.parameters(), head_run(head), layers)
     save_draft_head(head, folder)
-    return hf.load(target, draft=folder, device="cpu")
+    return models.load(target, draft=folder, device="cpu")
 
 
 def with_mtp(kind, folder, count=1):
     save_with_mtp(trained(small_model(kind)), folder, 1, count)
-    loaded = hf.load(folder, draft="mtp", device="cpu")
+    loaded = models.load(folder, draft="mtp", device="cpu")
     head = loaded.draft.module
     own = {name: each for name, each in head.named_parameters() if "embed_tokens" not in name}
     train_head(loaded.original, own.values(), mtp_run(head), ())
@@ -55,7 +55,7 @@ def standalone(_):
         "gemma3_text", tie_word_embeddings=False, hidden_size=48, num_hidden_layers=1,
         layer_types=["sliding_attention"],
     )  # fmt: skip
-    loaded = hf.load(target, draft=deepcopy(trained(draft)), device="cpu")
+    loaded = models.load(target, draft=deepcopy(trained(draft)), device="cpu")
     loaded.plain_draft = draft
     return loaded
 

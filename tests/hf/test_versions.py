@@ -1,4 +1,4 @@
-"""The versions of transformers that ``graphkit.hf`` accepts: `make versions` runs both ends."""
+"""The versions of transformers that ``graphkit.models`` accepts: `make versions` runs both ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from graphkit.errors import ConfigError
-from graphkit.hf.versions import NEWEST, OLDEST, RECURRENT, check_version, numbered
+from graphkit.models.versions import NEWEST, OLDEST, RECURRENT, check_version, numbered
 
 ROOT = Path(__file__).parents[2]
 RANGE = "5.17 to 5.24"
@@ -39,18 +39,20 @@ def test_a_tested_version_is_taken_in_silence(version, caplog):
 def test_a_newer_version_is_a_warning(version, caplog):
     with caplog.at_level(logging.WARNING, "graphkit"):
         check_version(version)
-    assert f"transformers is {version}, but graphkit.hf is tested with {RANGE}" in caplog.text
+    assert f"transformers is {version}, but graphkit.models is tested with {RANGE}" in caplog.text
 
 
 @pytest.mark.parametrize("version", ["5.0.0", "5.3.0"])
 def test_an_old_version_is_refused_before_it_is_imported_from(tmp_path, version):
     (tmp_path / "transformers.py").write_text(f"__version__ = {version!r}\n")
-    script = "import graphkit as gk\ntry:\n    gk.hf\nexcept gk.ConfigError as e:\n    print(e)"
+    script = "import graphkit as gk\ntry:\n    gk.models\nexcept gk.ConfigError as e:\n    print(e)"
     shown = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{script}"],
         capture_output=True, text=True, check=True, cwd=ROOT,
     ).stdout  # fmt: skip
-    assert shown.startswith(f"transformers is {version}, but graphkit.hf needs {dotted(OLDEST)}")
+    assert shown.startswith(
+        f"transformers is {version}, but graphkit.models needs {dotted(OLDEST)}"
+    )
 
 
 def test_extra_page_and_targets_name_the_range():

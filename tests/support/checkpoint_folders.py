@@ -93,7 +93,7 @@ def write_tokenizer(folder, tokenizer):
 
 def write_eagle_head(folder, checkpoint):
     """Write a random EAGLE head for the target in a checkpoint folder."""
-    from graphkit.reference import EagleHead, save_draft_head
+    from graphkit.models.reference import EagleHead, save_draft_head
 
     torch.manual_seed(9)
     head = EagleHead(*_parts_of_heads(checkpoint))
@@ -104,7 +104,7 @@ def write_eagle_head(folder, checkpoint):
 
 def write_eagle3_head(folder, checkpoint, draft_vocab_size=96):
     """Write a random EAGLE-3 head for the target in a checkpoint folder."""
-    from graphkit.reference import Eagle3Head, save_draft_head
+    from graphkit.models.reference import Eagle3Head, save_draft_head
 
     torch.manual_seed(9)
     config, target = _parts_of_heads(checkpoint)
@@ -118,11 +118,11 @@ def write_eagle3_head(folder, checkpoint, draft_vocab_size=96):
 
 def _parts_of_heads(checkpoint):
     """Return the configuration of a head for the target in a folder, and what it shares."""
-    from graphkit import hf
-    from graphkit.hf.draft_model import SharedModules
-    from graphkit.reference import LlamaConfig
+    from graphkit import models
+    from graphkit.models.draft_model import SharedModules
+    from graphkit.models.reference import LlamaConfig
 
-    loaded = hf.load(checkpoint, device="cpu", check=False)
+    loaded = models.load(checkpoint, device="cpu", check=False)
     target = SharedModules(loaded.model, loaded.layout)
     config = LlamaConfig(
         vocab_size=target.config.vocab_size, hidden_size=target.config.hidden_size,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from graphkit.attention import SdpaAttention
 from graphkit.config import BufferSizes
 from graphkit.engine import EngineModel, SpeculativeEngine
-from graphkit.kv import MHATokenToKVPool, RecurrentStatePool, ReqToTokenPool
+from graphkit.engine.attention import SdpaAttention
+from graphkit.engine.kv import MHATokenToKVPool, RecurrentStatePool, ReqToTokenPool
 from graphkit.runners import ForwardOutput
 from graphkit.spec import SpecConfig
 

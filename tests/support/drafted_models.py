@@ -8,21 +8,21 @@ from typing import Any
 
 import torch
 
-from graphkit import hf
-from graphkit.hf.draft_model import SharedModules
-from graphkit.reference import Eagle3Head, EagleHead, LlamaConfig, save_draft_head
+from graphkit import models
+from graphkit.models.draft_model import SharedModules
+from graphkit.models.reference import Eagle3Head, EagleHead, LlamaConfig, save_draft_head
 from mtp_folders import save_with_mtp
 from small_models import small_model
 
 
-def two_gemmas(_: Path, device: str = "cpu") -> hf.TransformersModel:
+def two_gemmas(_: Path, device: str = "cpu") -> models.TransformersModel:
     """Load a target, and a draft model of half its width and one layer."""
     target = small_model("gemma3_text", tie_word_embeddings=False)
     draft = small_model(
         "gemma3_text", tie_word_embeddings=False, hidden_size=32, num_hidden_layers=1,
         layer_types=["sliding_attention"],
     )  # fmt: skip
-    return hf.load(target, draft=draft, device=device)
+    return models.load(target, draft=draft, device=device)
 
 
 def head_config(model: Any) -> LlamaConfig:
@@ -40,9 +40,9 @@ def with_head(
     create: type[EagleHead | Eagle3Head] = EagleHead,
     device: str = "cpu",
     **options: Any,
-) -> hf.TransformersModel:
+) -> models.TransformersModel:
     """Save a random head for a target, and load the target with it."""
-    other = hf.load(small_model(kind), device="cpu", check=False)
+    other = models.load(small_model(kind), device="cpu", check=False)
     torch.manual_seed(1)
     head = create(head_config(other.model), SharedModules(other.model, other.layout), **options)
     for weight in head.parameters():
@@ -51,23 +51,25 @@ def with_head(
         tokens = torch.randperm(128)[: len(head.d2t)].sort().values
         head.d2t.copy_(tokens - torch.arange(len(tokens)))
     save_draft_head(head, folder)
-    return hf.load(small_model(kind), draft=folder, device=device)
+    return models.load(small_model(kind), draft=folder, device=device)
 
 
-def eagle3(folder: Path, device: str = "cpu") -> hf.TransformersModel:
+def eagle3(folder: Path, device: str = "cpu") -> models.TransformersModel:
     """Load a model with experts and an EAGLE-3 head with a reduced vocabulary."""
     options = {"aux_layers": (0, 1, 2), "draft_vocab_size": 96}
     return with_head("qwen3_moe", folder, Eagle3Head, device, **options)
 
 
-def with_mtp(kind: str, folder: Path, device: str = "cpu", count: int = 1) -> hf.TransformersModel:
+def with_mtp(
+    kind: str, folder: Path, device: str = "cpu", count: int = 1
+) -> models.TransformersModel:
     """Save a target with random MTP layers like its last layer, and load both."""
     model = small_model(kind)
     save_with_mtp(model, folder, model.config.num_hidden_layers - 1, count)
-    return hf.load(folder, draft="mtp", device=device)
+    return models.load(folder, draft="mtp", device=device)
 
 
-CASES: dict[str, Callable[..., hf.TransformersModel]] = {
+CASES: dict[str, Callable[..., models.TransformersModel]] = {
     "standalone": two_gemmas,
     "eagle": lambda folder, device="cpu": with_head("gemma2", folder, device=device),
     "eagle-recurrent": lambda folder, device="cpu": with_head("qwen3_next", folder, device=device),

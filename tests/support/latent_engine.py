@@ -1,7 +1,7 @@
 """Engines over small random models of DeepSeek, whose layers attend to latents in their pools.
 
-``graphkit.hf`` keeps expanded keys and values of such models. Here the latents themselves are in an
-``MLATokenToKVPool``, and rows of DeepSeek-V3.2 attend to the keys that its indexer selects.
+``graphkit.models`` keeps expanded keys and values of such models. Here the latents themselves are
+in an ``MLATokenToKVPool``, and rows of DeepSeek-V3.2 attend to the keys that its indexer selects.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from transformers import AttentionInterface, Cache
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import graphkit as gk
-from graphkit.attention import (
+from graphkit.engine import EagleDrafter, EngineModel, NgramDrafter, SamplingParams
+from graphkit.engine.attention import (
     AbsorbedProjections,
     IndexRows,
     SdpaAttention,
     SparseAttention,
     TritonAttention,
 )
-from graphkit.engine import EagleDrafter, EngineModel, NgramDrafter, SamplingParams
-from graphkit.kv import DSATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
+from graphkit.engine.kv import DSATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
+from graphkit.models.reference import EagleHead, LlamaConfig
+from graphkit.models.reference.pools import PoolFactory
+from graphkit.models.reference.runner_forwards import EagleForward
 from graphkit.ops.index_scores import dequantised
-from graphkit.reference import EagleHead, LlamaConfig
-from graphkit.reference.pools import PoolFactory
-from graphkit.reference.runner_forwards import EagleForward
 from small_models import LATENT, small_model
 
 KINDS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphkit.attention import AttentionBackend
+from graphkit.engine.attention import AttentionBackend
 
 
 class NoMetadata(AttentionBackend):

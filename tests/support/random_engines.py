@@ -40,7 +40,6 @@ from rich.console import Console
 
 import window_models
 from decaying_target import DecayingForward
-from graphkit.attention import SdpaAttention
 from graphkit.config import BufferSizes
 from graphkit.distributed import RankGroup
 from graphkit.engine import (
@@ -54,10 +53,11 @@ from graphkit.engine import (
     SamplingParams,
     SpeculativeEngine,
 )
+from graphkit.engine.attention import SdpaAttention
+from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.graphs import environment
-from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
+from graphkit.models.reference import LlamaConfig, LlamaModel, StandaloneForward, full_logits
 from graphkit.records import BenchReport, Measure
-from graphkit.reference import LlamaConfig, LlamaModel, StandaloneForward, full_logits
 from graphkit.spec import SpecConfig
 from graphkit.views import bench_view
 from interruptions import raising_after

@@ -18,11 +18,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from graphkit import reference
 from graphkit.cli import main, output
-from graphkit.diff import diff_records
 from graphkit.distributed import Channel
+from graphkit.models import reference
 from graphkit.records import AuditReport, load_record
+from graphkit.views.diff import diff_records
 
 attempts = itertools.count()
 

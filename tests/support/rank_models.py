@@ -15,11 +15,11 @@ import torch.distributed as dist
 
 import graphkit as gk
 from engine_target import CONTEXT, ROWS, SIZES, TableForward
-from graphkit import reference
+from graphkit.models import reference
+from graphkit.models.reference import weight_files
+from graphkit.models.reference.sharded_layers import local_config
 from graphkit.ops.decoder import add_rms_norm
 from graphkit.ops.loop_layout import LoopEnd
-from graphkit.reference import weight_files
-from graphkit.reference.sharded_layers import local_config
 from rank_steps import rank_device, rank_group
 
 CONFIG = reference.LlamaConfig(

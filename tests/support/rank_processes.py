@@ -19,9 +19,9 @@ _PRELOADED = (
     "torch._dynamo",  # takes a second, and torch imports it at the first ``torch.no_grad``
     "torch.distributed",
     "graphkit.audit",
-    "graphkit.benchmarks",
+    "graphkit.cli.benchmarks",
     "graphkit.cli",
-    "graphkit.verify",
+    "graphkit.audit.runs",
 )
 
 

@@ -16,7 +16,7 @@ import graphkit as gk
 from engine_target import CONTEXT, ROWS, TableForward
 from engine_target import SIZES as TABLE_SIZES
 from engine_target import SPEC as TABLE_SPEC
-from graphkit.reference import reference_target
+from graphkit.models.reference import reference_target
 from rank_processes import die
 from rank_steps import (
     LARGEST,

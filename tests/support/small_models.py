@@ -14,7 +14,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from graphkit.hf.versions import RECURRENT, numbered
+from graphkit.models.versions import RECURRENT, numbered
 
 IS_OLD = numbered(transformers.__version__) < RECURRENT
 needs_recurrent = pytest.mark.skipif(IS_OLD, reason="recurrent layers need a newer transformers")

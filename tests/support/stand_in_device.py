@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
+from graphkit.audit.foreign.audits.device import host_bytes
 from graphkit.audit.node_switches import SWITCHABLE, Incomparable
 from graphkit.graphs import Allocation
-from graphkit.recording.audits.device import host_bytes
 from graphkit.records import Argument, Environment, GraphRecord, Node, Pointer
 
 UNIT, SEGMENT = 512, 1 << 23

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from graphkit.attention import SdpaAttention, TritonAttention
 from graphkit.config import BufferSizes
 from graphkit.engine import Drafter, EngineModel, SpeculativeEngine
-from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
+from graphkit.engine.attention import SdpaAttention, TritonAttention
+from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
+from graphkit.engine.step.draft_tree import ChainTree
 from graphkit.runners import ForwardOutput
 from graphkit.spec import SpecConfig
-from graphkit.step.draft_tree import ChainTree
 
 STEPS = 3
 

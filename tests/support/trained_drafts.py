@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from graphkit.hf.attention import AttentionCall, attending
-from graphkit.hf.mtp import MtpHead
+from graphkit.models.attention import AttentionCall, attending
+from graphkit.models.mtp import MtpHead
 
 LENGTH, WINDOWS, STEPS, RATE = 36, 8, 80, 4e-3
 SENTENCES = [
@@ -88,7 +88,7 @@ def train_head(
 
 
 def head_run(head: Any) -> Run:
-    """Return what runs an EAGLE or EAGLE-3 head of ``graphkit.reference`` over whole windows."""
+    """Return what runs an EAGLE or EAGLE-3 head of graphkit over whole windows."""
 
     def attend(_: int, *parts: Tensor) -> Tensor:
         query, key, value = (part.unflatten(0, (WINDOWS, -1)).transpose(1, 2) for part in parts)

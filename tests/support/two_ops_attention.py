@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphkit.attention import TritonAttention
+from graphkit.engine.attention import TritonAttention
 
 
 class TwoOps(TritonAttention):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from graphkit.attention import SdpaAttention, TritonAttention
 from graphkit.config import BufferSizes
 from graphkit.engine import EngineModel
-from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
+from graphkit.engine.attention import SdpaAttention, TritonAttention
+from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.runners import ForwardOutput
 from graphkit.spec import SpecConfig
 

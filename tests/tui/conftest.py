@@ -302,8 +302,8 @@ class Driver:
 
     async def restart(self, record):
         """Show the first page of a record, without a new app."""
-        from graphkit.tui.listing import Listing
         from graphkit.views.pages import first_page
+        from graphkit.views.tui.listing import Listing
 
         if self.app.focused:
             await self.pilot.press("escape")
@@ -391,7 +391,7 @@ def drive(monkeypatch):
     monkeypatch.setattr("textual.app.wait_for_idle", until_idle)
 
     def run(record, script, size=(80, 24), **which):
-        from graphkit.tui import InspectApp
+        from graphkit.views.tui import InspectApp
 
         async def main():
             app = InspectApp(record, **which)

@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from graphkit.tui.export import unused_name, write_new
+from graphkit.views.tui.export import unused_name, write_new
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 from textual import events
 
-from graphkit.tui.keys import KEYS
+from graphkit.views.tui.keys import KEYS
 
 
 class Seen(NamedTuple):

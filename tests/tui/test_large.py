@@ -9,9 +9,9 @@ from collections import Counter
 
 import pytest
 
-from graphkit.tui.row_list import _CHUNK, RowList
 from graphkit.views.pages.graph import _Tree
 from graphkit.views.pages.page import Page
+from graphkit.views.tui.row_list import _CHUNK, RowList
 
 HEIGHT, NUM_LAYERS = 24, 100
 

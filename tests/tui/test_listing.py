@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphkit.tui.filtering import matcher
-from graphkit.tui.listing import Listing, ViewState
 from graphkit.views.pages import Column, Page, Row
+from graphkit.views.tui.filtering import matcher
+from graphkit.views.tui.listing import Listing, ViewState
 
 COLUMNS = (
     Column(name="name", least=10),

@@ -8,8 +8,8 @@ import pytest
 
 from graphkit.errors import ConfigError
 from graphkit.records import Argument, Edge, Mismatch, Node, Pointer
-from graphkit.tui.listing import Listing
 from graphkit.views.pages import initial_pages
+from graphkit.views.tui.listing import Listing
 
 
 class Reader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphkit.records import Node
-from graphkit.tui.texts import common_module, place_line
+from graphkit.views.tui.texts import common_module, place_line
 
 CRUMBS = ("engine", "TARGET_VERIFY > size 8", "timeline")
 

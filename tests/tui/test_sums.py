@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from graphkit.records import Node
-from graphkit.tui.listing import Listing
 from graphkit.views.pages import graph_page, kernels_page, timeline_page
 from graphkit.views.pages.graph_groups import GraphGroup
+from graphkit.views.tui.listing import Listing
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from graphkit.tui.listing import Listing, ViewState
-from graphkit.tui.texts import fold, pack
 from graphkit.views.columns import GAP, ColumnSpan, align_cells, clip, fit, widest
 from graphkit.views.formatting import plain
 from graphkit.views.pages import Column, Page, Row, Siblings
+from graphkit.views.tui.listing import Listing, ViewState
+from graphkit.views.tui.texts import fold, pack
 
 FUZZ = settings(deadline=None, derandomize=True, max_examples=60)
 COLUMNS = (

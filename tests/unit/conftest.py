@@ -96,7 +96,7 @@ def models():
     """A target, its Eagle head and its MTP layers, with weights of nothing in particular."""
     import torch
 
-    from graphkit.reference import EagleHead, LlamaConfig, LlamaModel, MTPHead
+    from graphkit.models.reference import EagleHead, LlamaConfig, LlamaModel, MTPHead
 
     torch.manual_seed(3)
     facts = {

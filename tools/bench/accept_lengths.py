@@ -20,8 +20,8 @@ import torch
 
 from graphkit import SamplingParams
 from graphkit.graphs import environment, resolve_device
+from graphkit.models.reference import engine_of, load_models, spec_of
 from graphkit.records import BenchReport, Measure
-from graphkit.reference import engine_of, load_models, spec_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from training.corpus import read_corpus

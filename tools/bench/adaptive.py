@@ -26,11 +26,11 @@ import torch
 from rich.console import Console
 
 import graphkit as gk
+from graphkit.engine.step.draft_tree import ChainTree
 from graphkit.graphs import environment, resolve_device
 from graphkit.graphs.recorded_graph import ELEMENTS_PER_WORK, RecordedGraph
 from graphkit.ops import philox_uniform
 from graphkit.records import BenchReport, Measure
-from graphkit.step.draft_tree import ChainTree
 from graphkit.views import bench_view
 
 LENGTHS, ADAPTIVE, PLAIN = (0, 1, 3, 5), "adaptive", "plain"

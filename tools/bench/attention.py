@@ -33,7 +33,7 @@ from attention_sweep import sweep, sweep_float8
 from attention_timing import Calls
 from rich.console import Console
 
-from graphkit.attention import SdpaAttention
+from graphkit.engine.attention import SdpaAttention
 from graphkit.graphs import environment, resolve_device
 from graphkit.records import BenchReport, Measure
 from graphkit.views import bench_view

@@ -20,9 +20,9 @@ import graphkit as gk
 from graphkit.audit import audit_target, lock_target
 from graphkit.audit.shadow import ShadowWatch
 from graphkit.graphs import environment
+from graphkit.models.reference import reference_target
 from graphkit.records import AuditReport, BenchReport, Measure
-from graphkit.reference import reference_target
-from graphkit.targets import CaptureTarget
+from graphkit.runners.targets import CaptureTarget
 
 DEVICE = torch.device("cuda", 0)
 MODE, SIZE = gk.ForwardMode.TARGET_VERIFY, 8

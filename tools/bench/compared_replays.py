@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from graphkit.runners import Output, Runner, StagedBatch
-from graphkit.targets import CaptureTarget
+from graphkit.runners.targets import CaptureTarget
 
 SOURCES = ("numpy arrays", "CPU tensors", "device tensors")
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -5,7 +5,7 @@ times of ``1 + 2 * TOKENS`` and of ``1 + TOKENS`` tokens, divided by ``TOKENS``.
 of both, and so is what a launch of several steps computes behind the last token. The bound is the
 bytes of the weights at the speed of a copy.
 
-- graphkit: ``gk.hf.load`` without drafts, 64 steps per launch (v3).
+- graphkit: ``gk.models.load`` without drafts, 64 steps per launch (v3).
 - generate: dynamic cache, and static cache, whose step transformers compiles.
 - max-autotune: ``torch.compile`` of the forward over a static cache, with its CUDA graphs. The next
   token is chosen on the device, in eager mode.
@@ -33,7 +33,7 @@ from timing import publish
 from transformers import LlamaForCausalLM, StaticCache
 
 import graphkit as gk
-from graphkit.benchmarks import copy_bandwidth, synchronise
+from graphkit.cli.benchmarks import copy_bandwidth, synchronise
 from graphkit.graphs import environment
 from graphkit.records import BenchReport, Measure
 
@@ -77,7 +77,7 @@ def by_max_autotune(model: LlamaForCausalLM, ids: torch.Tensor) -> Iterator[Gene
 @contextmanager
 def by_graphkit(model: LlamaForCausalLM, ids: torch.Tensor) -> Iterator[Generate]:
     """Yield the engine's ``generate``. Replaces modules of the model."""
-    with gk.hf.load(model).engine(
+    with gk.models.load(model).engine(
         algorithm="NONE", max_batch_size=len(ids), max_context_len=CONTEXT + 2 * TOKENS + 8,
         generation="v3", steps_per_launch=64, batch_sizes=[len(ids)],
     ) as engine:  # fmt: skip

@@ -25,11 +25,11 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from graphkit.benchmarks import pieces, synchronise
+from graphkit.cli.benchmarks import pieces, synchronise
+from graphkit.engine.step import SamplingParams
 from graphkit.graphs import environment, resolve_device
+from graphkit.models.reference import reference_engine
 from graphkit.records import BenchReport, Measure
-from graphkit.reference import reference_engine
-from graphkit.step import SamplingParams
 from graphkit.views import bench_view
 
 GENERATIONS = ("v1", "v2", "v3")

@@ -26,10 +26,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from graphkit.recording import AuditOptions
-from graphkit.recording.audits.device import CudaDevice
-from graphkit.recording.audits.program_audit import ProgramAudit
-from graphkit.recording.hooks import observe_captures, observe_replays
+from graphkit.audit.foreign import AuditOptions
+from graphkit.audit.foreign.audits.device import CudaDevice
+from graphkit.audit.foreign.audits.program_audit import ProgramAudit
+from graphkit.audit.foreign.hooks import observe_captures, observe_replays
 from graphkit.records import BenchReport, Measure
 from graphkit.views import bench_view
 

@@ -1,8 +1,8 @@
 """A verify step of a model of transformers beside the fast layout, at the shape of an 8B Llama.
 
-Three forwards with random bfloat16 weights: the fast Llama layout, ``gk.hf.load``, and
-``gk.hf.load(fuse=False)``. Each verifies chains of 4 tokens in a captured graph. The result is the
-number of nodes and the time of a replay on the device. Needs 55 GB on the device.
+Three forwards with random bfloat16 weights: the fast Llama layout, ``gk.models.load``, and
+``gk.models.load(fuse=False)``. Each verifies chains of 4 tokens in a captured graph. The result is
+the number of nodes and the time of a replay on the device. Needs 55 GB on the device.
 
     python tools/bench/fusion.py --out tools/bench/results/fusion.json
 """
@@ -21,12 +21,12 @@ from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import graphkit as gk
-from graphkit.benchmarks import device_ms, synchronise
+from graphkit.cli.benchmarks import device_ms, synchronise
 from graphkit.graphs import environment, resolve_device
+from graphkit.models.reference import model_target
+from graphkit.models.reference.shapes import SHAPES, random_models
 from graphkit.records import BenchReport, Measure
-from graphkit.reference import model_target
-from graphkit.reference.shapes import SHAPES, random_models
-from graphkit.targets import CaptureTarget
+from graphkit.runners.targets import CaptureTarget
 from graphkit.views import bench_view
 
 MODE, BATCH_SIZES, REPLAYS = gk.ForwardMode.TARGET_VERIFY, (1, 8), 20
@@ -63,13 +63,13 @@ def targets(shape: str, device: torch.device) -> Mapping[str, CaptureTarget]:
     context = fast.sizes.max_context_len  # attention splits longer contexts
 
     def loaded(*, fuse: bool) -> CaptureTarget:
-        model = gk.hf.load(model_of_transformers(shape, device), device=device.type, fuse=fuse)
+        model = gk.models.load(model_of_transformers(shape, device), device=device.type, fuse=fuse)
         return model.target(max_batch_size=largest, max_context_len=context)
 
     return {
         FAST: fast,
-        "gk.hf": loaded(fuse=True),
-        "gk.hf, fuse=False": loaded(fuse=False),
+        "gk.models": loaded(fuse=True),
+        "gk.models, fuse=False": loaded(fuse=False),
     }
 
 

@@ -21,8 +21,8 @@ from timing import publish
 
 import graphkit as gk
 from graphkit.graphs import environment
+from graphkit.models.reference import reference_engine
 from graphkit.records import BenchReport, Measure
-from graphkit.reference import reference_engine
 
 GENERATIONS = ("v2", "v3")
 RUNNING, CONTEXT, BUDGET, SHORT, LONG, NEW = 16, 1000, 256, 12, 800, 8

@@ -49,7 +49,7 @@ from linear_layers import (
 from quantized_linear import KINDS, LAYERS, random_inputs, us_per_call
 from rich.console import Console
 
-from graphkit.benchmarks import copy_bandwidth
+from graphkit.cli.benchmarks import copy_bandwidth
 from graphkit.graphs import environment, resolve_device
 from graphkit.records import BenchReport, Measure
 from graphkit.views import bench_view

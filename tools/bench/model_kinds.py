@@ -66,7 +66,7 @@ further run is measured."""
 def ways(kind: str, batch: int, device: torch.device) -> Iterator[tuple[str, Callable[[], int]]]:
     """Yield each way to generate: its name, and a function that returns the number of tokens."""
     import graphkit as gk
-    from graphkit import hf
+    from graphkit import models
 
     changes = SIZES_OF_KIND.get(kind, {})
     model = random_model(kind, SIZES, std=0.03, dtype=torch.bfloat16, **changes).to(device)
@@ -92,7 +92,7 @@ def ways(kind: str, batch: int, device: torch.device) -> Iterator[tuple[str, Cal
     yield "generate, continuous batching", continuous
     model.destroy_cached_continuous_batching_manager()
     model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
-    loaded = hf.load(model)
+    loaded = models.load(model)
     for algorithm in ("NONE", "NGRAM"):
         with loaded.engine(
             algorithm=algorithm, max_batch_size=batch, max_context_len=_PROMPT + _NEW + 8,

@@ -23,9 +23,9 @@ from timing import Variant, host_us
 
 import graphkit as gk
 from graphkit.graphs import environment
+from graphkit.models.reference import reference_target
 from graphkit.records import BenchReport, Measure
-from graphkit.reference import reference_target
-from graphkit.targets import CaptureTarget
+from graphkit.runners.targets import CaptureTarget
 
 DEVICE = torch.device("cuda")
 SIZES = (1, 8, 64)

@@ -28,11 +28,11 @@ import torch
 from rich.console import Console
 from torch.nn.functional import linear
 
-from graphkit.benchmarks import copy_bandwidth, device_ms
+from graphkit.cli.benchmarks import copy_bandwidth, device_ms
 from graphkit.graphs import environment, resolve_device
+from graphkit.models.quantization import QuantizedWeight, quantize_fp8, quantize_int4
 from graphkit.ops.quantized_layout import blocks
 from graphkit.ops.registration import OPS, RegisteredOp
-from graphkit.quantization import QuantizedWeight, quantize_fp8, quantize_int4
 from graphkit.records import BenchReport, Measure
 from graphkit.views import bench_view
 

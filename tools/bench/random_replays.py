@@ -28,10 +28,10 @@ from declared_step import with_declared_step
 from rich.console import Console
 
 from graphkit.graphs import environment, resolve_device
+from graphkit.models.reference import reference_target
 from graphkit.records import BenchReport, Measure
-from graphkit.reference import reference_target
 from graphkit.runners import Runner, StagedBatch
-from graphkit.targets import CaptureTarget
+from graphkit.runners.targets import CaptureTarget
 from graphkit.views import bench_view
 
 WAYS = ("replay", "run", "stage")

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from rich.console import Console
 
-from graphkit.benchmarks import device_ms, synchronise
+from graphkit.cli.benchmarks import device_ms, synchronise
 from graphkit.graphs import environment, resolve_device
 from graphkit.ops.logits import argmax_rows, top_candidates
 from graphkit.ops.sampling import philox_uniform, target_samples

@@ -29,8 +29,8 @@ from graphkit.records import (
     load_record,
     require_graphs,
 )
-from graphkit.tui import InspectApp
-from graphkit.tui.screen import PageScreen
+from graphkit.views.tui import InspectApp
+from graphkit.views.tui.screen import PageScreen
 
 SOURCE = Path(__file__).parents[2] / "tests" / "data" / "h200-capture.json"
 NUM_NODES, SIZE = 3_000, (120, 40)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from graphkit.reference import model_target
-from graphkit.reference.shapes import random_models
-from graphkit.targets import CaptureTarget
+from graphkit.models.reference import model_target
+from graphkit.models.reference.shapes import random_models
+from graphkit.runners.targets import CaptureTarget
 
 
 def shape_target(shape: str, device: torch.device | str) -> CaptureTarget:

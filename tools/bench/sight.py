@@ -21,10 +21,10 @@ from torch.profiler import ProfilerActivity, profile
 import graphkit as gk
 from graphkit.graphs import environment
 from graphkit.graphs.walk.driver_nodes import DriverWalk
+from graphkit.models.reference import reference_target
 from graphkit.records import BenchReport, GraphRecord, Measure, Node
-from graphkit.reference import reference_target
 from graphkit.runners import Runner
-from graphkit.targets import CaptureTarget
+from graphkit.runners.targets import CaptureTarget
 
 DEVICE = torch.device("cuda", 0)
 MODE, SIZE = gk.ForwardMode.TARGET_VERIFY, 8

@@ -41,7 +41,7 @@ from rich.console import Console
 from step_engines import VARIANTS, Setting, measured_engine
 from step_results import Results, SettingResults
 
-from graphkit.benchmarks import Steps
+from graphkit.cli.benchmarks import Steps
 from graphkit.graphs import resolve_device
 from graphkit.views import bench_view
 

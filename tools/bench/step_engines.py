@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from graphkit.benchmarks import MeasuredEngine, Variant, make_variants, pieces
-from graphkit.reference import reference_engine
+from graphkit.cli.benchmarks import MeasuredEngine, Variant, make_variants, pieces
+from graphkit.models.reference import reference_engine
 
 VARIANTS = {variant.name: variant for variant in make_variants(("v1", "v2", "v3"), (1, 4, 16, 64))}
 """Variants by name."""

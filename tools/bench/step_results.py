@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from step_engines import Setting
 
-from graphkit.benchmarks import Steps
+from graphkit.cli.benchmarks import Steps
 from graphkit.graphs import environment
 from graphkit.records import BenchReport, Measure
 

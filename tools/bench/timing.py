@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from torch.profiler import ProfilerActivity, profile
 
-from graphkit import benchmarks
+from graphkit.cli import benchmarks
 from graphkit.graphs import resolve_device
 from graphkit.records import BenchReport
 from graphkit.views import bench_view
@@ -85,7 +85,7 @@ def host_us(variants: Mapping[str, Variant], rounds: int) -> dict[str, float]:
 
 
 def api_calls(variant: Variant, calls: int = 20) -> dict[str, float]:
-    """Return the CUDA API calls per call of a variant; see ``graphkit.benchmarks.api_calls``."""
+    """Return the CUDA API calls per call of a variant, as ``benchmarks.api_calls`` counts them."""
     return benchmarks.api_calls(variant.act, calls, variant.prepare)
 
 

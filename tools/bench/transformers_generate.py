@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from step_engines import prompts
 
-from graphkit.benchmarks import synchronise
-from graphkit.reference import default_checkpoint
+from graphkit.cli.benchmarks import synchronise
+from graphkit.models.reference import default_checkpoint
 
 _WARM_UPS = 2
 """torch.compile compiles the first run, and records CUDA graphs in the second one."""

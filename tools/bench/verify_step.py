@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import graphkit as gk
-from graphkit.attention import TritonAttention
 from graphkit.buffers import Axis, Rows, declare
-from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
+from graphkit.engine.attention import TritonAttention
+from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
 
 LIVE, CAPTURED, WIDTH, HIDDEN, LAYERS, VOCAB, CONTEXT = 48, 64, 4, 4096, 24, 1024, 4096
 DEVICE = torch.device("cuda", 0)

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 import graphkit as gk
-from graphkit import reference
-from graphkit.attention import SdpaAttention, TritonAttention
 from graphkit.engine import Drafter, DraftTree, EngineContext, EngineModel, PrefillChunk, Verified
-from graphkit.kv import ReqToTokenPool
+from graphkit.engine.attention import SdpaAttention, TritonAttention
+from graphkit.engine.kv import ReqToTokenPool
+from graphkit.models import reference
 
 DRAFTS, CONTEXT, SAMPLING = 5, 160, gk.SamplingParams(max_new_tokens=48)
 PROMPTS = ["import os\nimport re\nimport ", "    def __sub__(self, other):\n        return "]

@@ -13,7 +13,7 @@ import torch
 
 import graphkit as gk
 from graphkit.buffers import Axis, Rows, declare
-from graphkit.reference import reference_target
+from graphkit.models.reference import reference_target
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 

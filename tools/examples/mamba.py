@@ -18,10 +18,10 @@ from torch.nn.functional import linear, softplus
 from transformers import MambaConfig, MambaForCausalLM
 
 import graphkit as gk
-from graphkit.attention import SdpaAttention
 from graphkit.engine import EngineModel, NgramDrafter
+from graphkit.engine.attention import SdpaAttention
+from graphkit.engine.kv import MHATokenToKVPool, RecurrentStatePool, ReqToTokenPool
 from graphkit.graphs import resolve_device
-from graphkit.kv import MHATokenToKVPool, RecurrentStatePool, ReqToTokenPool
 
 REQUESTS, CONTEXT, WIDTH, VOCAB = 4, 96, 4, 128
 SPEC = gk.SpecConfig("NGRAM", WIDTH - 1, 1, WIDTH, linear_attention=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 import graphkit as gk
-from graphkit import reference
+from graphkit.models import reference
 
 HEADS, CONTEXT, SAMPLING = 3, 160, gk.SamplingParams(max_new_tokens=48)
 PROMPTS = ["import os\nimport re\nimport ", "    def __sub__(self, other):\n        return "]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 import graphkit as gk
-from graphkit import reference
+from graphkit.models import reference
 from graphkit.ops.loop_layout import Report
 
 ROWS, CONTEXT, NEW, STEPS_PER_LAUNCH, NEWLINE = 2, 96, 24, 8, ord("\n")

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 import graphkit as gk
-from graphkit.attention import PagedAttention, SdpaAttention, TritonAttention
-from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
+from graphkit.engine.attention import PagedAttention, SdpaAttention, TritonAttention
+from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
 
 HIDDEN, HEADS, VOCAB, REQUESTS, CONTEXT = 64, 4, 256, 8, 64
 STEPS, WIDTH = 3, 4  # a chain of three drafts, and the bonus token

@@ -13,7 +13,7 @@ import json
 import xgrammar
 
 import graphkit as gk
-from graphkit import reference
+from graphkit.models import reference
 
 END, PROMPT = 0, b"import json\n# "
 SCHEMA = {

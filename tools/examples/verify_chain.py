@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 import graphkit as gk
-from graphkit.reference import reference_target
+from graphkit.models.reference import reference_target
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, smooth_l1_loss
 
-from graphkit.reference import AuxStates, LlamaModel, causal_attend, full_logits
+from graphkit.models.reference import AuxStates, LlamaModel, causal_attend, full_logits
 from training.unroll import STEPS, Draft
 
 FEATURE_WEIGHT = 0.1

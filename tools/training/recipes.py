@@ -11,8 +11,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from graphkit import reference
-from graphkit.reference import (
+from graphkit.models import reference
+from graphkit.models.reference import (
     DFlashHead,
     Eagle3Head,
     EagleHead,
@@ -20,7 +20,7 @@ from graphkit.reference import (
     LlamaModel,
     MTPHead,
 )
-from graphkit.reference.tokenizer import VOCAB_SIZE
+from graphkit.models.reference.tokenizer import VOCAB_SIZE
 from training.losses import (
     Unroll,
     accept_length,

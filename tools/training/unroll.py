@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from graphkit.reference import (
+from graphkit.models.reference import (
     DFlashHead,
     Eagle3Head,
     EagleHead,

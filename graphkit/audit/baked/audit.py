@@ -30,7 +30,7 @@ from graphkit.audit.bugs import NONDETERMINISTIC_CAPTURE
 from graphkit.records import count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
-from graphkit.targets import CaptureTarget
+from graphkit.runners.targets import CaptureTarget
 
 _NOT_DETERMINISTIC = "Keep random numbers, clocks and counters out of the host side of the forward."
 

@@ -19,7 +19,7 @@ from graphkit.graphs.walk.capture_differences import CaptureDifference
 from graphkit.graphs.walk.recorder_walk import repr_without_address
 from graphkit.records import Node, count_of
 from graphkit.runners import Runner
-from graphkit.targets import CaptureTarget
+from graphkit.runners.targets import CaptureTarget
 
 DifferencesBySize = Mapping[int, Sequence[CaptureDifference]]
 _CONFIRMATIONS = ((UNSET_MARKER, False), (0, True), (UNSET_MARKER, True))

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from graphkit.audit.object_snapshot import checksum
 from graphkit.audit.ranks import on_any_rank
 from graphkit.audit.row_axes import rows_of_batch, without_reserved_rows
+from graphkit.audit.runs import EqualStateRuns
 from graphkit.graphs import UNSET_MARKER, Attribution, CapturedGraph, StateSnapshot, gc_paused
 from graphkit.graphs.walk.canonical_nodes import CanonicalNode, canonical_nodes
 from graphkit.graphs.walk.capture_differences import (
@@ -29,8 +30,7 @@ from graphkit.graphs.walk.capture_differences import (
 from graphkit.graphs.walk.inspect import inspect_graph
 from graphkit.records import Node
 from graphkit.runners import Runner
-from graphkit.targets import CaptureTarget
-from graphkit.verify import EqualStateRuns
+from graphkit.runners.targets import CaptureTarget
 
 CanonicalBySize = Mapping[int, Sequence[CanonicalNode]]
 """Canonical nodes of each captured size."""

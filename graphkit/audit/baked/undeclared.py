@@ -18,7 +18,7 @@ from graphkit.graphs import named_tensors
 from graphkit.graphs.walk.capture_differences import CaptureDifference
 from graphkit.runners import Runner
 from graphkit.runners.host_numbers import HostNumber, HostNumbers
-from graphkit.targets import CaptureTarget
+from graphkit.runners.targets import CaptureTarget
 
 _MEMBERS = 64
 """Small numbers that an empty set gets."""

@@ -13,13 +13,13 @@ from graphkit.audit.bugs import Bug
 from graphkit.audit.padding_cause import Cause
 from graphkit.audit.pads.state_writes import Write
 from graphkit.audit.places import row_facts, row_text
+from graphkit.audit.runs.forward_trace import Weights
 from graphkit.ops import verify_tree_greedy
 from graphkit.ops.tree import parents_and_depths
 from graphkit.records import Mismatch, count_of
 from graphkit.runners import Runner
+from graphkit.runners.comparison.differences import Tensors
 from graphkit.spec import ForwardMode, SpecConfig
-from graphkit.verify.differences import Tensors
-from graphkit.verify.forward_trace import Weights
 
 
 @dataclass(frozen=True, slots=True)

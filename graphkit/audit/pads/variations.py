@@ -13,10 +13,10 @@ from graphkit.audit.bugs import Bug
 from graphkit.audit.padding_cause import Cause, padding_cause
 from graphkit.audit.pads.sample_batches import Previous, SampleBatches
 from graphkit.audit.ranks import on_any_rank
+from graphkit.audit.runs import EqualStateRuns
+from graphkit.audit.runs.first_node import FirstNode
 from graphkit.records import count_of
 from graphkit.runners.sample_batch import largest_number
-from graphkit.verify import EqualStateRuns
-from graphkit.verify.first_node import FirstNode
 
 FindCause = Callable[[Bug], Cause]
 """Returns the cause of a wrong replay whose variation shows a class of bug."""

@@ -6,14 +6,14 @@ from typing import Any
 
 from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.places import requests_text
+from graphkit.audit.runs import live_sizes
+from graphkit.audit.runs.equal_state_runs import restorable_state
+from graphkit.audit.runs.size_check import SEED
 from graphkit.audit.shadow.watch import ShadowWatch
 from graphkit.graphs import StateSnapshot
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
-from graphkit.targets import CaptureTarget
-from graphkit.verify import live_sizes
-from graphkit.verify.equal_state_runs import restorable_state
-from graphkit.verify.size_check import SEED
+from graphkit.runners.targets import CaptureTarget
 
 
 def audit_shadow(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:

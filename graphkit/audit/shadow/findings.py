@@ -9,12 +9,12 @@ from graphkit.audit.audit_log import Check
 from graphkit.audit.bugs import BAKED_VALUE, Bug
 from graphkit.audit.padding_cause import Cause, padding_cause
 from graphkit.audit.places import row_facts, row_text
+from graphkit.audit.runs import EqualStateRuns
+from graphkit.audit.runs.forward_trace import Weights
 from graphkit.audit.shadow.divergence import Divergence, first_divergence
 from graphkit.records import Finding, Mismatch, count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
-from graphkit.verify import EqualStateRuns
-from graphkit.verify.forward_trace import Weights
 
 _GRAPH = (
     "The graph kept a value or an address that has changed since. Watch with bisect=True, or run "

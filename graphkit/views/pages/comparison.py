@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from graphkit.diff import diff_graphs
 from graphkit.records import (
     FieldChange,
     GraphDiff,
@@ -15,6 +14,7 @@ from graphkit.records import (
     NodeChange,
     figure_heading,
 )
+from graphkit.views.diff import diff_graphs
 from graphkit.views.formatting import size, us
 from graphkit.views.pages.node import page_by_index
 from graphkit.views.pages.page import Column, GraphLinks, Link, Page, Row, Siblings, section

@@ -13,7 +13,7 @@ from graphkit.records import RecordingRecord
 
 FAKE_CAPTURE = """
 from graphkit.records import Environment, GraphRecord
-from graphkit.recording import GraphFileWriter
+from graphkit.audit.foreign import GraphFileWriter
 
 environment = Environment(
     device="a device", torch="2", triton="3", cuda="13", driver="580", graphkit="0"

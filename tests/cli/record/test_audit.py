@@ -22,10 +22,10 @@ sys.path.append({str(Path(stand_in_device.__file__).parent)!r})
 import torch
 from stand_in_device import StandInDevice
 import graphkit as gk
-from graphkit.recording import following, hooks
-from graphkit.recording.audit_files import AuditFileWriter
-from graphkit.recording.audit_options import AuditOptions
-from graphkit.recording.audits.program_audit import ProgramAudit
+from graphkit.audit.foreign import following, hooks
+from graphkit.audit.foreign.audit_files import AuditFileWriter
+from graphkit.audit.foreign.audit_options import AuditOptions
+from graphkit.audit.foreign.audits.program_audit import ProgramAudit
 
 device = StandInDevice()
 Graph = device.graph_class()

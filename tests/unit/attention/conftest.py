@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphkit.attention.metadata import EXTENDING
-from graphkit.kv import MLATokenToKVPool
+from graphkit.audit.kit.attention_batch import AttentionBatch
+from graphkit.audit.kit.random_attention import attention_batch
+from graphkit.engine.attention.metadata import EXTENDING
+from graphkit.engine.kv import MLATokenToKVPool
 from graphkit.spec import ForwardMode
-from graphkit.testing.attention_batch import AttentionBatch
-from graphkit.testing.random_attention import attention_batch
 
 
 class Case(AttentionBatch):

@@ -10,7 +10,7 @@ import pytest
 import torch
 import triton
 
-from graphkit.kv import DSATokenToKVPool
+from graphkit.engine.kv import DSATokenToKVPool
 from graphkit.ops.index_scores import index_scores
 from graphkit.ops.kernels import paged_attention as kernels
 from graphkit.ops.kernels.attention_config import (

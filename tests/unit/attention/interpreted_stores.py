@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from graphkit.kv import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
+from graphkit.engine.kv import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
 from graphkit.ops.kv_cache import buffer_table, move_kv, store_kv
 from graphkit.ops.registration import OPS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphkit.attention import AbsorbedProjections
+from graphkit.engine.attention import AbsorbedProjections
 from graphkit.errors import ConfigError
 
 HEADS, PLAIN, ROTATED, RANK, VALUE = 3, 8, 4, 16, 5

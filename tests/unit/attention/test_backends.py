@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphkit.attention import SdpaAttention, TritonAttention
+from graphkit.engine.attention import SdpaAttention, TritonAttention
+from graphkit.engine.kv import MHATokenToKVPool
 from graphkit.errors import AttentionError, ConfigError
-from graphkit.kv import MHATokenToKVPool
 from graphkit.spec import ForwardMode
 
 VERIFY = ForwardMode.TARGET_VERIFY

@@ -10,12 +10,12 @@ import torch
 
 import graphkit as gk
 from graphkit import AttentionError, ConfigError
-from graphkit.attention import SdpaAttention, TritonAttention
-from graphkit.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
+from graphkit.engine.attention import SdpaAttention, TritonAttention
+from graphkit.engine.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
+from graphkit.models.reference import ByteTokenizer, reference_engine
 from graphkit.ops.kv_cache import store_kv
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.registration import OPS
-from graphkit.reference import ByteTokenizer, reference_engine
 
 CASES = runpy.run_path(str(Path(__file__).with_name("fp8_cases.py")))
 FP8 = torch.float8_e4m3fn

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from graphkit.engine.kv import DSATokenToKVPool, MLATokenToKVPool
 from graphkit.errors import AttentionError, ConfigError
 from graphkit.graphs import RecorderBackend
-from graphkit.kv import DSATokenToKVPool, MLATokenToKVPool
 
 MLA = {
     "size": 8, "page_size": 4, "dtype": torch.bfloat16, "kv_lora_rank": 12,

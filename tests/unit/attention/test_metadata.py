@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphkit.attention import AttentionBackend, SdpaAttention, TritonAttention
 from graphkit.config import BufferSizes
+from graphkit.engine.attention import AttentionBackend, SdpaAttention, TritonAttention
+from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.errors import AttentionError, ConfigError
-from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.ops.paged_metadata import paged_metadata
 from graphkit.spec import ForwardMode
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from graphkit.attention import SdpaAttention, TritonAttention
+from graphkit.engine.attention import SdpaAttention, TritonAttention
 from graphkit.errors import AttentionError
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.spec import ForwardMode

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from graphkit.engine.kv import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
 from graphkit.errors import AttentionError
 from graphkit.graphs import RecorderBackend
-from graphkit.kv import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
 from graphkit.ops.kv_cache import buffer_table
 from graphkit.ops.registration import OPS
 

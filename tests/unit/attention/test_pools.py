@@ -8,10 +8,10 @@ from contextlib import suppress
 import pytest
 import torch
 
+from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool, TokenSlotAllocator
+from graphkit.engine.kv.free_list import FreeList
+from graphkit.engine.kv.layer_groups import LayerGroupKVPool
 from graphkit.errors import AttentionError, ConfigError
-from graphkit.kv import MHATokenToKVPool, ReqToTokenPool, TokenSlotAllocator
-from graphkit.kv.free_list import FreeList
-from graphkit.kv.layer_groups import LayerGroupKVPool
 from interruptions import lines_of, raising_at
 
 KV = {

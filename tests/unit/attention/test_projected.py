@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphkit.attention import ProjectedHeads, SdpaAttention, TritonAttention
-from graphkit.attention.cache import PagedCache
+from graphkit.engine.attention import ProjectedHeads, SdpaAttention, TritonAttention
+from graphkit.engine.attention.cache import PagedCache
+from graphkit.engine.kv import MHATokenToKVPool, MLATokenToKVPool
 from graphkit.errors import AttentionError
-from graphkit.kv import MHATokenToKVPool, MLATokenToKVPool
 from graphkit.ops.kv_cache import FP8
 
 BACKENDS = [SdpaAttention, TritonAttention]

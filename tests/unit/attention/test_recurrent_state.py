@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from graphkit.engine.kv import RecurrentStatePool
 from graphkit.errors import AttentionError, ConfigError
-from graphkit.kv import RecurrentStatePool
 
 WIDTH = 4
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphkit.attention import IndexRows, SdpaAttention, SparseAttention, TritonAttention
+from graphkit.engine.attention import IndexRows, SdpaAttention, SparseAttention, TritonAttention
+from graphkit.engine.kv import DSATokenToKVPool
 from graphkit.errors import AttentionError, ConfigError
-from graphkit.kv import DSATokenToKVPool
 from graphkit.ops.index_scores import dequantised, index_scores
 from graphkit.spec import ForwardMode
 

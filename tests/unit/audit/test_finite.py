@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from graphkit.audit import audit_target
-from graphkit.targets import locate
+from graphkit.runners.targets import locate
 
 ROOT = Path(__file__).parents[3]
 

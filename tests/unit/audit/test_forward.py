@@ -11,10 +11,10 @@ from torch.nn import functional as F  # noqa: N812
 
 import graphkit as gk
 from graphkit.audit import audit_target
-from graphkit.reference import reference_target
+from graphkit.audit.runs.forward_watch import ForwardWatch
+from graphkit.models.reference import reference_target
 from graphkit.runners import RUNNERS
 from graphkit.spec import ForwardMode
-from graphkit.verify.forward_watch import ForwardWatch
 from tiny_target import VERIFY, TinyLayers, sample_batch, target_of
 
 HIDDEN = 8

@@ -11,8 +11,8 @@ from torch import nn
 import graphkit as gk
 from graphkit.audit.bugs import Bug
 from graphkit.audit.padding_cause import padding_cause
+from graphkit.audit.runs import EqualStateRuns
 from graphkit.graphs import StateSnapshot
-from graphkit.verify import EqualStateRuns
 
 VOCAB, WIDTH = 16, 2
 VERIFY = gk.ForwardMode.TARGET_VERIFY

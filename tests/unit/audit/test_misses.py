@@ -14,7 +14,7 @@ from declared_modes import MODES
 from graphkit.audit import AuditLog
 from graphkit.audit.misses import audit_misses
 from graphkit.audit.places import spans
-from graphkit.reference import reference_target
+from graphkit.models.reference import reference_target
 from no_metadata import NoMetadata
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE

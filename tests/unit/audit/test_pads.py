@@ -10,9 +10,9 @@ import graphkit as gk
 from declared_modes import every_mode
 from graphkit.audit import AuditLog
 from graphkit.audit.pads import audit_pads
+from graphkit.audit.runs import live_sizes
 from graphkit.graphs import SizeTable
-from graphkit.reference.target import model_target
-from graphkit.verify import live_sizes
+from graphkit.models.reference.target import model_target
 from no_metadata import NoMetadata
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE

@@ -11,8 +11,8 @@ import graphkit as gk
 from graphkit.audit import AuditLog, Check
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.pointers import audit_pointers, check_pointers
+from graphkit.models.reference import reference_target
 from graphkit.records import Argument, Environment, GraphRecord, Node, Pointer
-from graphkit.reference import reference_target
 
 MODE = gk.ForwardMode.TARGET_VERIFY
 GLOBAL = None

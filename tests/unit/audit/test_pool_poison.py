@@ -12,7 +12,7 @@ from declared_modes import every_mode
 from graphkit.audit import AuditLog, audit_target
 from graphkit.audit.pool_poison import audit_pool_poison
 from graphkit.errors import TargetError
-from graphkit.reference.target import model_target
+from graphkit.models.reference.target import model_target
 from tiny_target import (
     REQUESTS,
     VERIFY,

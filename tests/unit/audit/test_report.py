@@ -7,7 +7,7 @@ import torch
 
 import graphkit as gk
 from graphkit.audit.report import representative_sizes
-from graphkit.reference import reference_target
+from graphkit.models.reference import reference_target
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 

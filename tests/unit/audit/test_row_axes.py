@@ -16,8 +16,8 @@ from graphkit.audit.row_axes import (
     rows_of_batch,
     without_reserved_rows,
 )
+from graphkit.engine.kv import RecurrentStatePool
 from graphkit.graphs import StateSnapshot
-from graphkit.kv import RecurrentStatePool
 
 CPU = torch.device("cpu")
 HIDDEN, REQUESTS, PAGES = 6, 8, 9

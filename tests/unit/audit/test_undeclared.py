@@ -14,7 +14,7 @@ import graphkit as gk
 from graphkit.audit import AuditLog, audit_target
 from graphkit.audit.baked import audit_baked, number_search
 from graphkit.audit.baked.undeclared import changed_value
-from graphkit.reference import reference_target
+from graphkit.models.reference import reference_target
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 HIDDEN, VOCAB = 48, 32

@@ -18,8 +18,8 @@ from declared_modes import every_mode
 from graphkit.audit import AuditLog
 from graphkit.audit.object_snapshot import ObjectSnapshot, checksum
 from graphkit.audit.warmup import audit_warmup
-from graphkit.kv import MHATokenToKVPool
-from graphkit.reference.target import model_target
+from graphkit.engine.kv import MHATokenToKVPool
+from graphkit.models.reference.target import model_target
 from graphkit.runners.reachable_objects import ReachableObjects
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY

@@ -18,5 +18,5 @@ def test_every_forward_is_measured_at_each_size(bench, tmp_path, monkeypatch):
     assert len(nodes) == 6
     for size in bench.BATCH_SIZES:
         setting = f"batch {size}"
-        assert nodes[setting, "gk.hf"] <= 1.05 * nodes[setting, bench.FAST]
-        assert nodes[setting, "gk.hf, fuse=False"] > 1.5 * nodes[setting, bench.FAST]
+        assert nodes[setting, "gk.models"] <= 1.05 * nodes[setting, bench.FAST]
+        assert nodes[setting, "gk.models, fuse=False"] > 1.5 * nodes[setting, bench.FAST]

@@ -7,9 +7,9 @@ import re
 import pytest
 import torch
 
+from graphkit.engine.step import output_ring
+from graphkit.engine.step.output_ring import OutputRing, StepReport
 from graphkit.ops.loop_layout import LoopEnd, Report, RequestEnd
-from graphkit.step import output_ring
-from graphkit.step.output_ring import OutputRing, StepReport
 
 
 @pytest.fixture

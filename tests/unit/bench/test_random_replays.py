@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import graphkit as gk
+from graphkit.models.reference.target import model_target
 from graphkit.records import BenchReport
-from graphkit.reference.target import model_target
 from graphkit.runners import RUNNERS
 
 

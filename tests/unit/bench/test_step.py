@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from graphkit import reference
-from graphkit.benchmarks import Variant
+from graphkit.cli.benchmarks import Variant
+from graphkit.engine.step import SpecStepRunner
+from graphkit.models import reference
+from graphkit.models.reference import load_checkpoint, reference_engine
 from graphkit.records import BenchReport
-from graphkit.reference import load_checkpoint, reference_engine
-from graphkit.step import SpecStepRunner
 
 BENCH = Path(__file__).parents[3] / "tools" / "bench"
 LOOP = 2

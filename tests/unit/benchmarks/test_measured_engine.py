@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from graphkit.benchmarks import MeasuredEngine, Steps, Variant, clocks, measured_engine
-from graphkit.benchmarks.open_engine import pieces
+from graphkit.cli.benchmarks import MeasuredEngine, Steps, Variant, clocks, measured_engine
+from graphkit.cli.benchmarks.open_engine import pieces
+from graphkit.engine.step import SpecStepRunner
 from graphkit.errors import ConfigError
-from graphkit.reference import engine_of, spec_of
-from graphkit.reference.shapes import random_models
-from graphkit.step import SpecStepRunner
+from graphkit.models.reference import engine_of, spec_of
+from graphkit.models.reference.shapes import random_models
 
 LOOP = Variant("loop of 3", "v3", 3)
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from graphkit.benchmarks import WeightBytes, copy_bandwidth, weight_bytes
-from graphkit.reference import (
+from graphkit.cli.benchmarks import WeightBytes, copy_bandwidth, weight_bytes
+from graphkit.engine.step import SpecStepInputs
+from graphkit.models.reference import (
     ALGORITHMS,
     SHAPES,
     Eagle3Head,
@@ -23,7 +24,6 @@ from graphkit.reference import (
     shapes,
     spec_of,
 )
-from graphkit.step import SpecStepInputs
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import graphkit as gk
 from engine_target import VOCAB, TableForward, engine_target
+from graphkit.engine.metrics import PrometheusCollector
 from graphkit.errors import ConfigError
-from graphkit.metrics import PrometheusCollector
 
 
 def samples(source, **options):

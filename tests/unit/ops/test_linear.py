@@ -7,10 +7,10 @@ import torch
 from torch.nn import functional
 
 from graphkit import InputError
+from graphkit.models.quantization import Linear
 from graphkit.ops import linear as module
 from graphkit.ops.decoder import silu_and_mul
 from graphkit.ops.linear import linear, project
-from graphkit.quantization import Linear
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

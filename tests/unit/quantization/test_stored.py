@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.quantization import stored_layout
-from graphkit.quantization.formulas import stored_rows
+from graphkit.models.quantization import stored_layout
+from graphkit.models.quantization.formulas import stored_rows
 
 COMPRESSED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
 

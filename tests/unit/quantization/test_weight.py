@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from graphkit.errors import ConfigError
-from graphkit.quantization import (
+from graphkit.models.quantization import (
     QUANTIZATIONS,
     Linear,
     QuantizedLinear,

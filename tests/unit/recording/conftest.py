@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from graphkit.recording.launch import environment_for
+from graphkit.audit.foreign.launch import environment_for
 from graphkit.records import Environment, GraphRecord, Node
 
 

@@ -12,7 +12,7 @@ from audited_runs import installed
 
 IS_FOLLOWED = (
     "import torch, sys; print(hasattr(torch.cuda.CUDAGraph, '_graphkit_followed'), "
-    "'graphkit.recording' in sys.modules)"
+    "'graphkit.audit.foreign' in sys.modules)"
 )
 
 
@@ -58,7 +58,7 @@ def test_a_python_without_torch_imports_nothing(start, tmp_path):
     code = "import sys; print([name for name in sys.modules if 'graphkit' in name.lower()])"
     done = start(code, GRAPHKIT_AUDIT="r.json")
     assert "graphkit.autoload" not in done.stdout
-    assert "graphkit.recording" not in done.stdout
+    assert "graphkit.audit.foreign" not in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["installed"]
 
 

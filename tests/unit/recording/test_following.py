@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import graphkit as gk
-from graphkit.recording import Fingerprint, GraphPrint, MemoryPrint, following
-from graphkit.recording.audit_options import AuditOptions
+from graphkit.audit.foreign import Fingerprint, GraphPrint, MemoryPrint, following
+from graphkit.audit.foreign.audit_options import AuditOptions
 from stand_in_device import StandInDevice
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from graphkit.recording.graph_files import FOLDER_VARIABLE, GraphFileWriter, collect
+from graphkit.audit.foreign.graph_files import FOLDER_VARIABLE, GraphFileWriter, collect
 from graphkit.records import RecordingRecord
 
 COMMAND = ("train.py", "--x")

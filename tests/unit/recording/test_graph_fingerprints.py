@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from graphkit.recording.audits.graph_fingerprints import fingerprint_of_graphs
+from graphkit.audit.foreign.audits.graph_fingerprints import fingerprint_of_graphs
 from graphkit.records import Pointer
 
 SIZE = 64

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from graphkit.audit.foreign import hooks
+from graphkit.audit.foreign.graph_files import FOLDER_VARIABLE
+from graphkit.audit.foreign.hooks import hook_into, observe_captures
 from graphkit.errors import InspectError
-from graphkit.recording import hooks
-from graphkit.recording.graph_files import FOLDER_VARIABLE
-from graphkit.recording.hooks import hook_into, observe_captures
 
 CAPTURE_EVENTS = ["before_begin", "capture_begin", "after_begin", "before_end", "capture_end"]
 

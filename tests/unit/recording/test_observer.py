@@ -7,10 +7,10 @@ import os
 import pytest
 import torch
 
+from graphkit.audit.foreign.capture_observers import RecordedCapture
+from graphkit.audit.foreign.graph_files import GraphFileWriter, collect
 from graphkit.errors import InspectError
 from graphkit.graphs import RecorderBackend
-from graphkit.recording.capture_observers import RecordedCapture
-from graphkit.recording.graph_files import GraphFileWriter, collect
 
 
 @pytest.fixture

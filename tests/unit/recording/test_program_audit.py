@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import nn
 
+from graphkit.audit.foreign import following
+from graphkit.audit.foreign.audit_options import AuditOptions
+from graphkit.audit.foreign.audits.graph_fingerprints import fingerprint_of_graphs
+from graphkit.audit.foreign.audits.program_audit import ProgramAudit
+from graphkit.audit.foreign.audits.static_memory import StaticMemories
+from graphkit.audit.foreign.fingerprints import differences
+from graphkit.audit.foreign.hooks import observe_captures, observe_replays
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.graphs import tracked_objects
 from graphkit.graphs.tracked_objects import _thawed as thawed
-from graphkit.recording import following
-from graphkit.recording.audit_options import AuditOptions
-from graphkit.recording.audits.graph_fingerprints import fingerprint_of_graphs
-from graphkit.recording.audits.program_audit import ProgramAudit
-from graphkit.recording.audits.static_memory import StaticMemories
-from graphkit.recording.fingerprints import differences
-from graphkit.recording.hooks import observe_captures, observe_replays
 from stand_in_device import StandInDevice, View
 
 NUM = 64

@@ -9,7 +9,7 @@ from importlib import import_module
 
 import pytest
 
-from graphkit.recording.launch import STARTUP
+from graphkit.audit.foreign.launch import STARTUP
 
 PRINT_STATE = "import json, sys; print(json.dumps([sys.path, sorted(sys.modules), sys.argv]))"
 
@@ -111,5 +111,5 @@ def test_the_folder_hides_no_other_module():
 
 def test_an_import_under_the_full_name_installs_nothing():
     before = list(sys.meta_path), list(sys.path)
-    import_module("graphkit.recording.startup.sitecustomize")
+    import_module("graphkit.audit.foreign.startup.sitecustomize")
     assert (sys.meta_path, sys.path) == before

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphkit.recording.audits import watched_memory
-from graphkit.recording.audits.watched_memory import CHUNK, WatchedMemory, chunk_sums
+from graphkit.audit.foreign.audits import watched_memory
+from graphkit.audit.foreign.audits.watched_memory import CHUNK, WatchedMemory, chunk_sums
 
 SIZES = [0, 1, 7, 8, CHUNK - 8, CHUNK, CHUNK + 1, 2 * CHUNK, 3 * CHUNK + 24, 5 * CHUNK + 3]
 

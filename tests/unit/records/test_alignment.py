@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphkit.diff.alignment import align
+from graphkit.views.diff.alignment import align
 
 sequence = st.lists(st.sampled_from("abcd"), max_size=12)
 

@@ -7,7 +7,6 @@ import types
 
 import pytest
 
-from graphkit.diff import diff_records
 from graphkit.errors import RecordError
 from graphkit.records import (
     BenchReport,
@@ -18,6 +17,7 @@ from graphkit.records import (
     RecordingRecord,
     SizeRecord,
 )
+from graphkit.views.diff import diff_records
 
 
 def mode_of(name, sizes):

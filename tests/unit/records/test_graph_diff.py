@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from graphkit.diff import diff_graphs
 from graphkit.records import Argument, Edge, GraphMemory, Pointer, Timing
+from graphkit.views.diff import diff_graphs
 
 LAYER = ("{}.norm aten::norm norm", "{}.mlp aten::mm gemm", "{}.mlp aten::gelu gelu")
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from graphkit import Attribution, ForwardMode
-from graphkit.diff import diff_graphs, diff_records
+from graphkit.models.reference import reference_target
 from graphkit.records import (
     Argument,
     Edge,
@@ -17,7 +17,7 @@ from graphkit.records import (
     Process,
     RecordingRecord,
 )
-from graphkit.reference import reference_target
+from graphkit.views.diff import diff_graphs, diff_records
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from graphkit.diff import diff_graphs
 from graphkit.records import Gap, Node, Timeline, load_record
+from graphkit.views.diff import diff_graphs
 
 DATA = Path(__file__).parents[2] / "data"
 

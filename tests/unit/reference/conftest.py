@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from graphkit.reference import (
+from graphkit.models.reference import (
     Eagle3Head,
     EagleHead,
     LlamaConfig,

@@ -9,7 +9,12 @@ import torch
 from safetensors.torch import load_file
 
 from graphkit.errors import CheckpointError
-from graphkit.reference import load_checkpoint, load_eagle_head, save_checkpoint, save_draft_head
+from graphkit.models.reference import (
+    load_checkpoint,
+    load_eagle_head,
+    save_checkpoint,
+    save_draft_head,
+)
 
 BIN = "pytorch_model.bin"
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.reference import (
+from graphkit.models.reference import (
     DFlashHead,
     LlamaConfig,
     head_algorithm,

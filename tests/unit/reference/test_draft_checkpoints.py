@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from graphkit.errors import CheckpointError
-from graphkit.reference import (
+from graphkit.models.reference import (
     EagleHead,
     causal_attend,
     default_checkpoint,

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import silu
 
 from graphkit.errors import ConfigError
-from graphkit.reference import (
+from graphkit.models.reference import (
     AuxStates,
     Eagle3Head,
     EagleHead,

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from graphkit.engine import EngineOptions, SpeculativeEngine
-from graphkit.reference import engine_of, reference_engine
+from graphkit.models.reference import engine_of, reference_engine
 
 OWN = {"target", "drafter", "spec", "sizes", "device", "group"}
 """Arguments that such a function replaces by its own."""

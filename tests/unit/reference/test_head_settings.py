@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from graphkit.errors import CheckpointError
-from graphkit.reference import (
+from graphkit.models.reference import (
     DFlashHead,
     LlamaConfig,
     causal_attend,
@@ -174,7 +174,7 @@ def test_the_window_of_a_layer_is_that_of_its_type(kind, entries, window, load, 
 def test_a_layer_that_is_not_computed_is_refused(entries, text, load):
     with pytest.raises(CheckpointError, match=text) as caught:
         load("eagle3", entries)
-    assert "graphkit.hf" not in str(caught.value)
+    assert "graphkit.models" not in str(caught.value)
 
 
 def test_flags_of_the_nested_object_are_used(load, eagle3):

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from graphkit.errors import InputError
-from graphkit.reference import (
+from graphkit.models.reference import (
     LlamaConfig,
     LlamaModel,
     causal_attend,

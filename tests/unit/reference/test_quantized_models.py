@@ -7,12 +7,12 @@ import torch
 
 import graphkit as gk
 from graphkit.errors import ConfigError
+from graphkit.models.quantization import QUANTIZATIONS, Linear, QuantizedLinear
+from graphkit.models.reference import engine_of, load_models, random_models, spec_of
+from graphkit.models.reference.engine_models import EngineModels
+from graphkit.models.reference.model import full_logits
+from graphkit.models.reference.tokenizer import END_OF_TEXT, ByteTokenizer
 from graphkit.ops.linear import project
-from graphkit.quantization import QUANTIZATIONS, Linear, QuantizedLinear
-from graphkit.reference import engine_of, load_models, random_models, spec_of
-from graphkit.reference.engine_models import EngineModels
-from graphkit.reference.model import full_logits
-from graphkit.reference.tokenizer import END_OF_TEXT, ByteTokenizer
 
 PROMPT = "def replay(self, batch):"
 TOKENS = 32

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.reference import LlamaConfig, RopeScaling, load_checkpoint
+from graphkit.models.reference import LlamaConfig, RopeScaling, load_checkpoint
 
 CONFIG = {
     "model_type": "llama",

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from graphkit import ForwardMode
-from graphkit.attention import TritonAttention
-from graphkit.reference import (
+from graphkit.engine.attention import TritonAttention
+from graphkit.models.reference import (
     AttendProjected,
     LlamaConfig,
     LlamaModel,

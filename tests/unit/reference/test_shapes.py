@@ -7,7 +7,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.errors import ConfigError
-from graphkit.reference import SHAPES, Eagle3Head, EagleHead, LlamaModel, random_models, shapes
+from graphkit.models.reference import (
+    SHAPES,
+    Eagle3Head,
+    EagleHead,
+    LlamaModel,
+    random_models,
+    shapes,
+)
 
 
 @pytest.mark.parametrize(

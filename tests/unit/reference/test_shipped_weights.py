@@ -9,7 +9,7 @@ import textwrap
 import pytest
 import torch
 
-from graphkit.reference import (
+from graphkit.models.reference import (
     default_checkpoint,
     encode,
     load_checkpoint,

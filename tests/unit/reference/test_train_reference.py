@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from graphkit.reference import (
+from graphkit.models.reference import (
     decode,
     default_checkpoint,
     load_checkpoint,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from graphkit.reference import DFlashHead, LlamaModel, full_logits, initialise
+from graphkit.models.reference import DFlashHead, LlamaModel, full_logits, initialise
 
 STEPS = 3
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from graphkit.engine import SamplingParams
-from graphkit.reference import EngineModels, LlamaConfig, LlamaModel, engine_of, full_logits
-from graphkit.reference.eagle import EagleHead
-from graphkit.reference.engine import spec_of
+from graphkit.models.reference import EngineModels, LlamaConfig, LlamaModel, engine_of, full_logits
+from graphkit.models.reference.eagle import EagleHead
+from graphkit.models.reference.engine import spec_of
 
 PROMPTS = [[3, 4] * 8, [7]]
 CONFIG = LlamaConfig(

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from graphkit import CheckpointError, ConfigError
-from graphkit.attention import PagedAttention
-from graphkit.reference import (
+from graphkit.engine.attention import PagedAttention
+from graphkit.models.reference import (
     checkpoint_dtype,
     default_checkpoint,
     dflash_target,

@@ -12,7 +12,7 @@ from torch import nn
 
 from graphkit.buffers import fields_of
 from graphkit.errors import InputError
-from graphkit.reference import reference_target
+from graphkit.models.reference import reference_target
 from graphkit.runners import RUNNERS
 from graphkit.spec import ForwardMode
 

@@ -136,8 +136,8 @@ def test_it_is_off_by_default_and_on_by_the_environment(make_runner, distinct, m
 
 
 def test_pools_give_the_bounds_of_rows_and_slots(make_runner, distinct):
-    from graphkit.attention import SdpaAttention
-    from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
+    from graphkit.engine.attention import SdpaAttention
+    from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
 
     attention = SdpaAttention(
         ReqToTokenPool(4, 64, "cpu"), MHATokenToKVPool(32, 1, torch.float32, 1, 4, 1, "cpu")

@@ -8,8 +8,8 @@ import pytest
 
 import graphkit as gk
 from graphkit.graphs import SizeTable
+from graphkit.models.reference import reference_target
 from graphkit.records import LoopBody, LoopRecord, ModeRecord, SizeRecord
-from graphkit.reference import reference_target
 from graphkit.runners.memory_estimate import GraphMemoryModel, mean_bytes_per_node, trial_sizes
 
 SIZES = [1, 2, 3, 5, 6, 8]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from graphkit.step.draft_lengths import DraftLengths
+from graphkit.engine.step.draft_lengths import DraftLengths
 
 CPU = torch.device("cpu")
 

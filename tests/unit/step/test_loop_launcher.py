@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from graphkit.config import BufferSizes
+from graphkit.engine.step.loop_launcher import LaunchInputs, LaunchOutput, LoopLauncher
 from graphkit.runners import StepRunner
-from graphkit.step.loop_launcher import LaunchInputs, LaunchOutput, LoopLauncher
 
 
 class Launches:

@@ -9,6 +9,8 @@ from random import Random
 import pytest
 import torch
 
+from graphkit.engine.step import LoopReader, StepReport, output_ring
+from graphkit.engine.step.output_ring import OutputRing, RequestReport
 from graphkit.ops.loop_layout import (
     ENTRY_WORDS,
     NO_LOGPROB,
@@ -19,8 +21,6 @@ from graphkit.ops.loop_layout import (
     RequestEnd,
     RingWord,
 )
-from graphkit.step import LoopReader, StepReport, output_ring
-from graphkit.step.output_ring import OutputRing, RequestReport
 
 ENTRIES, REQUESTS, LONGEST_PATH = 8, 3, 2
 COLUMNS = Report.TOKENS + 2 * LONGEST_PATH

@@ -8,8 +8,8 @@ from torch import nn
 
 import graphkit as gk
 from graphkit.buffers import AcceptedCounts
-from graphkit.reference import EagleHead, LlamaConfig, LlamaModel, MTPHead
-from graphkit.reference.target import model_target
+from graphkit.models.reference import EagleHead, LlamaConfig, LlamaModel, MTPHead
+from graphkit.models.reference.target import model_target
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 DRAFT, EXTEND = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND

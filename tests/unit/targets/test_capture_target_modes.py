@@ -7,9 +7,9 @@ import torch
 
 import graphkit as gk
 from declared_modes import MODES
+from graphkit.audit.runs.size_check import SEED
 from graphkit.runners import draft, multi_layer
 from graphkit.runners.tree_growth import TreeGrowth
-from graphkit.verify.size_check import SEED
 from no_metadata import NoMetadata
 
 DRAFT, EXTEND = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND

@@ -9,8 +9,8 @@ import torch
 
 import graphkit as gk
 from graphkit.errors import ConfigError
-from graphkit.reference import DFlashHead
-from graphkit.reference.target import model_target
+from graphkit.models.reference import DFlashHead
+from graphkit.models.reference.target import model_target
 from graphkit.spec import ForwardMode
 
 VERIFY, STEP = ForwardMode.TARGET_VERIFY, ForwardMode.STEP

@@ -7,8 +7,8 @@ import torch
 
 import graphkit as gk
 from graphkit.errors import ConfigError
-from graphkit.reference import Eagle3Head
-from graphkit.reference.target import model_target
+from graphkit.models.reference import Eagle3Head
+from graphkit.models.reference.target import model_target
 from graphkit.spec import ForwardMode
 
 DRAFT, EXTEND, VERIFY = (

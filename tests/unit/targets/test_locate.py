@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from graphkit.errors import DeviceError, TargetError
-from graphkit.targets import CaptureTarget, locate
+from graphkit.runners.targets import CaptureTarget, locate
 
 names = (f"graphkit_tests_target_{number}" for number in itertools.count())
 

@@ -8,11 +8,11 @@ import torch
 
 import graphkit as gk
 from declared_modes import MODES, every_mode
-from graphkit.attention import TritonAttention
+from graphkit.engine.attention import TritonAttention
 from graphkit.errors import ConfigError
-from graphkit.reference import default_checkpoint, reference_target
-from graphkit.reference.prefilled_requests import CONTEXT
-from graphkit.reference.target import model_target
+from graphkit.models.reference import default_checkpoint, reference_target
+from graphkit.models.reference.prefilled_requests import CONTEXT
+from graphkit.models.reference.target import model_target
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 DRAFT, EXTEND = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 import graphkit as gk
+from graphkit.models.reference import LlamaModel, causal_attend
+from graphkit.models.reference.target import model_target
 from graphkit.ops.logits import top_candidates
-from graphkit.reference import LlamaModel, causal_attend
-from graphkit.reference.target import model_target
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 DRAFT, EXTEND = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND

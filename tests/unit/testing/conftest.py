@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 import pytest
 
 import graphkit as gk
-from graphkit.reference.target import model_target
+from graphkit.models.reference.target import model_target
 from graphkit.testing import assert_target_equivalent, collection
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import graphkit as gk
-from graphkit.attention import SdpaAttention
 from graphkit.audit import audit_target
-from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
+from graphkit.engine.attention import SdpaAttention
+from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
+from graphkit.models.wrapper import compare_wrapper
 from graphkit.testing import check_wrapper
-from graphkit.verify.wrapper import compare_wrapper
 
 HIDDEN, HEADS, VOCAB, REQUESTS, CONTEXT, WINDOW, LAYERS = 16, 2, 32, 4, 64, 30, 2
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
@@ -330,7 +330,7 @@ def test_a_prompt_exceeds_the_window_of_the_config(monkeypatch):
 
 
 def test_long_prompts_run_in_chunks(monkeypatch):
-    monkeypatch.setattr("graphkit.verify.wrapper.row_differences.MOST_ROWS", 8)
+    monkeypatch.setattr("graphkit.models.wrapper.row_differences.MOST_ROWS", 8)
     assert compared(make_target()).rows == 60 + 20 + 3 * 4
     found = compared(make_target(NoWindow)).difference
     assert (found.row, found.position) == (WINDOW % 8, WINDOW)

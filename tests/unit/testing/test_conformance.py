@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from graphkit.attention import SdpaAttention, TritonAttention
+from graphkit.engine.attention import SdpaAttention, TritonAttention
+from graphkit.engine.kv import MHATokenToKVPool
 from graphkit.errors import ConfigError
 from graphkit.graphs import is_capturing
-from graphkit.kv import MHATokenToKVPool
 from graphkit.spec import ForwardMode
 from graphkit.testing import attention_conformance
 from own_attention import GatherAttention, StackedPool

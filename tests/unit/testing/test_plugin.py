@@ -159,7 +159,7 @@ def test_an_audit_that_fails_affects_no_other_test(run_target, monkeypatch):
 def test_a_mode_that_stays_eager_is_skipped_with_the_reason(run_pytest, pytester):
     pytester.makepyfile(
         eager="""
-        from graphkit.attention import AttentionBackend
+        from graphkit.engine.attention import AttentionBackend
         from models import gk, target
 
         class Unwilling(AttentionBackend):

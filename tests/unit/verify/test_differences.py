@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
+from graphkit.audit.runs import Rounding, first_difference
 from graphkit.records import distinct_text
-from graphkit.verify import Rounding, first_difference
-from graphkit.verify.differences import allowed_by, largest_difference, largest_ulps
+from graphkit.runners.comparison.differences import allowed_by, largest_difference, largest_ulps
 
 INF, NAN = math.inf, math.nan
 FLOAT = Rounding(torch.float32)

@@ -7,8 +7,14 @@ import pytest
 import torch
 
 import graphkit as gk
+from graphkit.audit.runs import (
+    GRAPH_DIFFERS,
+    NOT_FINITE,
+    PADDING_LEAKS,
+    EqualStateRuns,
+    compare_runs,
+)
 from graphkit.graphs import StateSnapshot
-from graphkit.verify import GRAPH_DIFFERS, NOT_FINITE, PADDING_LEAKS, EqualStateRuns, compare_runs
 from no_metadata import NoMetadata
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit.verify import Rounding
+from graphkit.audit.runs import Rounding
 
 INF, NAN = math.inf, math.nan
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]

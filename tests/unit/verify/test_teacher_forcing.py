@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import graphkit as gk
+from graphkit.audit.runs.teacher_forcing import ForwardPair, TeacherForcing
 from graphkit.runners import Output
-from graphkit.verify.teacher_forcing import ForwardPair, TeacherForcing
 
 
 def constant(value, rows=2, **fields):

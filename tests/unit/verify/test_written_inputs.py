@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 import graphkit as gk
-from graphkit.reference import reference_target
+from graphkit.audit.runs import INPUT_WRITTEN
+from graphkit.models.reference import reference_target
 from graphkit.runners import RUNNERS
 from graphkit.spec import ForwardMode
 from graphkit.testing import assert_target_equivalent
-from graphkit.verify import INPUT_WRITTEN
 from graphkit.views.capture import capture_view
 
 MODES = [mode for mode in RUNNERS if mode is not ForwardMode.STEP]

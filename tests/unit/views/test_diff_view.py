@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from graphkit.diff import diff_records
 from graphkit.records import load_record
 from graphkit.views import diff_view
+from graphkit.views.diff import diff_records
 
 DATA = Path(__file__).parents[2] / "data"
 

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from graphkit.diff import diff_records
 from graphkit.errors import RecordError
 from graphkit.records import (
     BenchReport,
@@ -26,6 +25,7 @@ from graphkit.records import (
 )
 from graphkit.records.record import Real
 from graphkit.views import FORMATS, Export, diff_view, inspect_view
+from graphkit.views.diff import diff_records
 from graphkit.views.page_view import page_view
 from graphkit.views.pages import node_page
 

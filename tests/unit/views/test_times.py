@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from graphkit.diff import diff_records
 from graphkit.records import figure_heading, figure_name, load_record
 from graphkit.views import capture_view, diff_view
+from graphkit.views.diff import diff_records
 from graphkit.views.drawing import drawing
 from graphkit.views.facts import time_facts
 from graphkit.views.formatting import us

@@ -15,7 +15,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from graphkit.reference import reference_target
+from graphkit.models.reference import reference_target
 
 _INVALID_VALUE = 1
 

@@ -11,7 +11,7 @@ import graphkit
 from graphkit import ForwardMode, capture_target
 from graphkit.graphs import Stage
 from graphkit.graphs.source_lines import caller_line, caller_location, is_internal
-from graphkit.reference import reference_target
+from graphkit.models.reference import reference_target
 
 PACKAGE = Path(graphkit.__file__).parent
 

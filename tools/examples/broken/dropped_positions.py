@@ -27,7 +27,7 @@ def target(device: str = "cpu", config: PreTrainedConfig = CONFIG) -> gk.Capture
     """Create the target; commands call this factory."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
-    loaded = gk.hf.load(model, device=device, check=False, fuse=False)
+    loaded = gk.models.load(model, device=device, check=False, fuse=False)
     forward = loaded.model.forward
 
     def without_positions(*, position_ids: torch.Tensor, **others: Any) -> Any:

@@ -16,7 +16,7 @@ import torch
 from transformers import AttentionInterface, MistralConfig, MistralForCausalLM
 
 import graphkit as gk
-from graphkit.hf.attention import attention
+from graphkit.models.attention import attention
 
 CONFIG = MistralConfig(
     vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
@@ -36,7 +36,7 @@ def attend(
 def target(device: str = "cpu") -> gk.CaptureTarget:
     """Create the target; commands call this factory."""
     torch.manual_seed(0)
-    loaded = gk.hf.load(MistralForCausalLM(CONFIG), device=device, check=False, fuse=False)
+    loaded = gk.models.load(MistralForCausalLM(CONFIG), device=device, check=False, fuse=False)
     AttentionInterface.register("without_window", attend)
     loaded.model.config._attn_implementation = "without_window"
     return loaded.target(max_context_len=64)

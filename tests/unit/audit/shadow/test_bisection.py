@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import graphkit as gk
 from graphkit.audit import ShadowWatch
-from graphkit.reference.target import model_target
+from graphkit.models.reference.target import model_target
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 LAYERS = gk.ForwardMode.MULTI_LAYER_EAGLE

@@ -8,7 +8,7 @@ import graphkit as gk
 from declared_modes import every_mode
 from graphkit.audit import AuditLog
 from graphkit.audit.shadow import audit_shadow
-from graphkit.reference.target import model_target
+from graphkit.models.reference.target import model_target
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 GRAPH = "graph bug"

@@ -1,0 +1,106 @@
+"""The node of a replay that faults.
+
+A fault, such as an illegal access, ends the CUDA context of its process, and shows at a later call
+only. It is therefore searched in new processes: one waits for every replay, so that the fault is
+assigned to its replay. The next one runs the nodes of that replay one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from graphkit.audit.audit_log import Check
+from graphkit.audit.foreign.audits.followed_graph import FollowedGraph
+from graphkit.audit.node_switches import SWITCHABLE, Incomparable
+from graphkit.graphs.walk.node_order import execution_order
+from graphkit.records import Node, count_of, listed
+
+_KIND = "fault"
+_ADVICE = (
+    "Check the indices and sizes that the node reads: they were valid at the capture, or at the "
+    "replay before."
+)
+FIND_ADVICE = "Run graphkit record --audit --find-fault to name the graph, its replay and node."
+_SHOWN = 6
+
+
+def report_fault(text: str, error: str, check: Check, advice: str = FIND_ADVICE) -> None:
+    """Report that CUDA failed.
+
+    Args:
+        text: What failed, as a clause.
+        error: The error of CUDA.
+        check: Receives the finding.
+        advice: How to find the node.
+    """
+    check.text = f"CUDA failed: {error}"
+    check.report(_KIND, f"{text}: {error}.", advice=advice, cause=error)
+
+
+def replay_by_node(
+    device: Any,
+    followed: FollowedGraph,
+    graph: Any,
+    replay: Callable[[], object],
+    check: Check,
+) -> bool:
+    """Run the nodes of a replay one after the other, and report the first one that faults.
+
+    Args:
+        device: The device; see ``CudaDevice``.
+        followed: The graph.
+        graph: The ``CUDAGraph``.
+        replay: Replays it, with the nodes that are switched on.
+        check: Receives the finding.
+
+    Returns:
+        Whether a node faulted. The process can then not use the device any more.
+    """
+    nodes = followed.record.nodes
+    try:
+        switched = device.node_switches(graph, nodes)
+    except Incomparable as reason:
+        replay()
+        error = device.fault()
+        if error:
+            number = followed.replays
+            what = f"replay {number} failed; its nodes did not run one by one, because {reason}"
+            report_fault(what, error, check, _ADVICE)
+        return bool(error)
+    order = [node for node in execution_order(nodes) if node.kind in SWITCHABLE]
+    for node in order:
+        switched.keep_only([node.index])
+        replay()
+        error = device.fault()
+        if error:
+            _report_node(followed, node, error, check)
+            return True
+    switched.keep_first(len(nodes))
+    check.text = f"{count_of(len(order), 'node')} ran one by one without a fault"
+    return False
+
+
+def _report_node(followed: FollowedGraph, node: Node, error: str, check: Check) -> None:
+    arguments = (
+        f"{argument.name or index} = {argument.text}"
+        for index, argument in enumerate(node.arguments)
+    )
+    shown = listed(arguments, _SHOWN) or "none"
+    check.text = f"node {node.index} failed: {error}"
+    check.report(
+        _KIND,
+        f"`{node.short_name}` (node {node.index}) failed in replay {followed.replays}: {error}. "
+        f"Grid {list(node.grid)}, block {list(node.block)}; arguments: {shown}.",
+        node=node,
+        names=tuple(
+            dict.fromkeys(
+                followed.memories[pointer.address].name
+                for argument in node.arguments
+                for pointer in argument.pointers
+                if pointer.address in followed.memories
+            )
+        ),
+        cause=error,
+        advice=_ADVICE,
+    )

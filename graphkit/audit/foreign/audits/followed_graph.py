@@ -1,0 +1,148 @@
+"""A graph of the program, from its capture to its end."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from graphkit.audit.foreign.audits.device import PoolId, Segments
+from graphkit.audit.foreign.audits.static_memory import StaticMemory
+from graphkit.audit.pointers import may_be_unset
+from graphkit.audit.pool_poison.ranges import UNIT, Range, without
+from graphkit.graphs import Allocation
+from graphkit.records import GraphRecord, Node, Pointer
+
+ACTIVE = "active_allocated"
+"""State of the blocks of ``torch.cuda.memory_snapshot`` that hold a tensor or a workspace."""
+DEFAULT_POOL: PoolId = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """An address outside of the graph's pool in an argument of a node.
+
+    Attributes:
+        node: The first node that has it.
+        argument: Index of the argument.
+        pointer: The address.
+        is_set: False if the bytes may be leftovers of the host's stack.
+    """
+
+    node: Node
+    argument: int
+    pointer: Pointer
+    is_set: bool
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class FollowedGraph:
+    """What is known of a captured graph.
+
+    Attributes:
+        name: Line that captured it; captures of the same line are numbered from the second one.
+        graph: The ``CUDAGraph``.
+        record: Its nodes.
+        pool: Id of its memory pool.
+        kept: Ranges of the pool that held tensors when the capture began or ended: inputs, outputs
+            and state.
+        allocations: What operations of the capture allocated.
+        generators: Random generators that the program registered with the graph.
+        memories: The storages that it points to, by address of the pointer.
+        replays: Number of replays so far.
+        next_check: Number of the replay before which it is checked next.
+        next_poison: Number of the replay at which memory is poisoned next; 0 for never.
+        is_checked_next: Whether something has changed since that its pointers may show.
+        is_reset: Whether the program has deleted the graph that the object held.
+    """
+
+    name: str
+    graph: weakref.ReferenceType[Any]
+    record: GraphRecord
+    pool: PoolId
+    kept: tuple[Range, ...]
+    allocations: tuple[Allocation, ...] = ()
+    generators: tuple[Any, ...] = ()
+    memories: dict[int, StaticMemory] = field(default_factory=dict)
+    replays: int = 0
+    next_check: int = 1
+    next_poison: int = 1
+    is_checked_next: bool = False
+    is_reset: bool = False
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the program still has the graph."""
+        return not self.is_reset and self.graph() is not None
+
+    def references(self) -> Iterator[Reference]:
+        """Yield the distinct addresses outside of the pool, with the first node that has each.
+
+        A node where the address is set comes before nodes where it may be a leftover. It is set if
+        it is in an operand of the node's operation: kernels for tensors that are broadcast have the
+        addresses of their operands behind strides that torch sets in part.
+        """
+        found: dict[int, Reference] = {}
+        for node in self.record.nodes:
+            for index, argument in enumerate(node.arguments):
+                for pointer in argument.pointers:
+                    before = found.get(pointer.address)
+                    if pointer.memory == "pool" or (before is not None and before.is_set):
+                        continue
+                    # Without names of memory, the inspection knows the sizes of operands alone.
+                    is_set = pointer.size > 0 or not may_be_unset(node, argument, pointer.offset)
+                    if before is None or is_set:
+                        found[pointer.address] = Reference(node, index, pointer, is_set)
+        yield from found.values()
+
+    def scratch(self, segments: Segments, storages: Iterable[Range]) -> list[Range]:
+        """Return the ranges of the pool that a replay must write before it reads them.
+
+        These are the blocks that held nothing when the capture began, nothing when it ended, and
+        hold nothing now.
+
+        Args:
+            segments: The allocator's segments now.
+            storages: The storages of all live tensors. Some own memory that the allocator counts as
+                free, as the outputs of CUDA graph trees do.
+        """
+        free = [
+            (block["address"], block["address"] + block["size"])
+            for segment in segments
+            if pool_id(segment) == self.pool
+            for block in segment["blocks"]
+            if block["state"] == "inactive"
+        ]
+        owned = (_whole_units(span) for span in (*self.kept, *storages))
+        return without(sorted(free), owned)
+
+
+def pool_id(segment: Any) -> PoolId:
+    """Return the id of the pool that a segment belongs to."""
+    first, second = segment["segment_pool_id"]
+    return int(first), int(second)
+
+
+def active_ranges(segments: Segments, pool: PoolId) -> list[Range]:
+    """Return the blocks of a pool that hold something."""
+    return [
+        (block["address"], block["address"] + block["size"])
+        for segment in segments
+        if pool_id(segment) == pool
+        for block in segment["blocks"]
+        if block["state"] == ACTIVE
+    ]
+
+
+def first_node_in(nodes: Sequence[Node], span: Range) -> tuple[Node | None, int | None]:
+    """Return the first node that points into a range, and the argument that does."""
+    for node in nodes:
+        for index, argument in enumerate(node.arguments):
+            if any(span[0] <= pointer.address < span[1] for pointer in argument.pointers):
+                return node, index
+    return None, None
+
+
+def _whole_units(span: Range) -> Range:
+    return span[0] // UNIT * UNIT, -(-span[1] // UNIT) * UNIT

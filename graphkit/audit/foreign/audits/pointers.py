@@ -1,0 +1,259 @@
+"""Check what memory a foreign graph points to: after its capture, and again before replays.
+
+An address is an error if what it pointed to at the capture is gone, because a replay then reads
+what the allocator put there since. Memory without a tensor is a library's workspace, or a tensor
+that C++ code holds; it is counted, and an error only once the allocator has it back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from graphkit.audit.audit_log import Check
+from graphkit.audit.bugs import FREED_MEMORY
+from graphkit.audit.foreign.audits.device import PoolId, Segments
+from graphkit.audit.foreign.audits.followed_graph import (
+    DEFAULT_POOL,
+    FollowedGraph,
+    Reference,
+    first_node_in,
+    pool_id,
+)
+from graphkit.audit.foreign.audits.static_memory import StaticMemories, StaticMemory
+from graphkit.audit.live_tensors import LiveTensors
+from graphkit.audit.places import argument_text
+from graphkit.records import Pointer, count_of
+
+_FREED_ADVICE = (
+    "Keep a reference to the tensor for as long as the graph is replayed, or capture again after "
+    "it was replaced."
+)
+_REPLACED_ADVICE = "Copy new values into the tensor that was captured (copy_), or capture again."
+_OTHER_POOL_ADVICE = (
+    "Keep a reference to the tensor, or clone it out of the other graph's pool before the capture."
+)
+_PAGEABLE_ADVICE = "Pin the memory (pin_memory) and keep the tensor for as long as the graph."
+_HOST_ADVICE = "Keep a reference to the pinned tensor for as long as the graph is replayed."
+_UNMAPPED_ADVICE = "Wake the memory up at the same addresses before the next replay."
+
+
+class Block(NamedTuple):
+    """A block of torch's allocator."""
+
+    begin: int
+    end: int
+    is_active: bool
+    pool: PoolId
+
+
+class Blocks:
+    """The blocks of torch's allocator by address.
+
+    Args:
+        segments: The allocator's segments.
+        is_mapped: Returns whether memory is mapped at an address. Allocators that put memory to
+            sleep keep its addresses and blocks without memory behind them.
+    """
+
+    def __init__(self, segments: Segments, is_mapped: Callable[[int], bool]) -> None:
+        self.is_mapped = is_mapped
+        self._blocks = sorted(
+            Block(
+                block["address"],
+                block["address"] + block["size"],
+                block["state"] != "inactive",
+                pool_id(segment),
+            )
+            for segment in segments
+            for block in segment["blocks"]
+        )
+
+    def at(self, address: int) -> Block | None:
+        """Return the block that holds an address; ``None`` outside of the allocator's memory."""
+        index = bisect_right(self._blocks, address, key=lambda block: block.begin) - 1
+        found = self._blocks[index] if index >= 0 else None
+        return found if found is not None and address < found.end else None
+
+
+def check_capture(
+    followed: FollowedGraph, blocks: Blocks, live: LiveTensors, known: StaticMemories, check: Check
+) -> None:
+    """Report wrong pointers of a graph that was just captured, and note what the others point to.
+
+    Args:
+        followed: The graph; receives ``memories``.
+        blocks: The allocator's blocks.
+        live: The tensors of the process.
+        known: Storages that other graphs point to.
+        check: Receives the findings.
+    """
+    references = list(followed.references())
+    addresses = [reference.pointer.address for reference in references if reference.is_set]
+    followed.memories.update(known.find(addresses, live, blocks.at))
+    counts: Counter[str] = Counter()
+    for reference in references:
+        counts[_check_reference(followed, reference, blocks, live, check)] += 1
+    _check_copies(followed, check)
+    kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items()))
+    total = count_of(counts.total(), "address")
+    check.text = f"{total} outside of the graph's pool{': ' if kinds else ''}{kinds}"
+
+
+def _check_reference(
+    followed: FollowedGraph, reference: Reference, blocks: Blocks, live: LiveTensors, check: Check
+) -> str:
+    """Report one address if it is wrong, and return the kind of memory."""
+    pointer = reference.pointer
+    memory = followed.memories.get(pointer.address)
+    if not reference.is_set:
+        return "possibly unset"
+    if pointer.memory == "host":
+        if memory is None and not live.contain(pointer.address):
+            _report(
+                check, reference, "unowned host memory",
+                "points to pinned host memory that no tensor holds.", _HOST_ADVICE, "warning",
+            )  # fmt: skip
+        return "host"
+    block = blocks.at(pointer.address)
+    if memory is not None:
+        return "weight" if memory.is_weight else "tensor"
+    if block is None:
+        return "without an allocator"
+    if block.is_active:
+        return "without a tensor"
+    if block.pool not in (DEFAULT_POOL, followed.pool):
+        _report(
+            check, reference, "memory of another graph's pool",
+            "points to memory of another graph's pool that no tensor holds: replays of that graph "
+            "overwrite it.", _OTHER_POOL_ADVICE,
+        )  # fmt: skip
+        return "other pool"
+    size = f"block of {block.end - block.begin:,} bytes"
+    text = f"points to memory that was freed before the capture ended ({size})."
+    _report(check, reference, FREED_MEMORY, text, _FREED_ADVICE)
+    return "freed"
+
+
+def _check_copies(followed: FollowedGraph, check: Check) -> None:
+    """Report copies whose host memory is not pinned: the walk finds no known memory there."""
+    for node in followed.record.nodes:
+        if node.kind != "memcpy":
+            continue
+        for index, argument in enumerate(node.arguments):
+            if argument.name in ("target", "source") and not argument.pointers:
+                check.report(
+                    "pageable host memory",
+                    f"{argument_text(node, index)} is host memory that is not pinned: every replay "
+                    "copies what is there at that time, and waits for the host.",
+                    node=node,
+                    argument=index,
+                    severity="warning",
+                    advice=_PAGEABLE_ADVICE,
+                )
+
+
+def check_references(followed: FollowedGraph, blocks: Blocks | None, check: Check) -> None:
+    """Report memory that was freed or replaced since the capture.
+
+    Without blocks it takes about a microsecond per address.
+
+    Args:
+        followed: The graph.
+        blocks: The allocator's blocks now; ``None`` looks at tensors alone.
+        check: Receives the findings.
+    """
+    checked = 0
+    for reference in followed.references():
+        memory = followed.memories.get(reference.pointer.address)
+        if not reference.is_set or (memory is None and reference.pointer.memory != "external"):
+            continue
+        checked += 1
+        if memory is not None:
+            _check_memory(reference, memory, blocks, check)
+            continue
+        block = None if blocks is None else blocks.at(reference.pointer.address)
+        is_gone = blocks is not None and (block is None or not block.is_active)
+        if is_gone and _was_allocated(reference.pointer):
+            what = "was freed since the capture" if block else "is no longer mapped"
+            text = f"points to memory without a tensor that {what}."
+            _report(check, reference, FREED_MEMORY, text, _FREED_ADVICE)
+    if blocks is not None:
+        _check_pool(followed, blocks, check)
+    check.text = f"{count_of(checked, 'address')} outside of the graph's pool"
+
+
+def _check_pool(followed: FollowedGraph, blocks: Blocks, check: Check) -> None:
+    """Report memory of the graph's own pool that is no longer mapped, as after a sleep."""
+    for span in followed.kept:
+        if blocks.is_mapped(span[0]):
+            continue
+        node, argument = first_node_in(followed.record.nodes, span)
+        what = "a node" if node is None or argument is None else argument_text(node, argument)
+        check.report(
+            FREED_MEMORY,
+            f"{what} points to memory of the graph's pool that is no longer mapped.",
+            node=node,
+            argument=argument,
+            cause=f"pool {followed.pool}",
+            advice=_UNMAPPED_ADVICE,
+        )
+
+
+def _check_memory(
+    reference: Reference, memory: StaticMemory, blocks: Blocks | None, check: Check
+) -> None:
+    replaced = memory.replaced_in()
+    names = tuple(dict.fromkeys((*(holder.name for holder in memory.holders), memory.name)))
+    has_name = memory.name != memory.shape
+    cause = memory.name if has_name else f"{memory.name}; {reference.node.source}"
+    facts: dict[str, Any] = {"names": names, "cause": f"memory of {cause}"}
+    what = f"`{memory.name}`" + (f", {memory.shape}" if has_name else "")
+    if replaced:
+        state = "was freed" if memory.is_freed else "still exists and is what replays read"
+        text = (
+            f"points to the memory that {what} had at the capture. `{replaced}` is another tensor "
+            f"now; the captured one {state}."
+        )
+        severity = "error" if memory.is_freed else "warning"
+        kind = "replaced static tensor"
+        _report(check, reference, kind, text, _REPLACED_ADVICE, severity, **facts)
+    elif memory.is_freed:
+        text = f"points to the memory of a tensor that was freed since the capture ({what})."
+        _report(check, reference, FREED_MEMORY, text, _FREED_ADVICE, **facts)
+    elif (
+        blocks is not None
+        and reference.pointer.memory != "host"
+        and not blocks.is_mapped(memory.begin)
+    ):
+        text = f"points to the memory of a tensor that is no longer mapped ({what})."
+        _report(check, reference, FREED_MEMORY, text, _UNMAPPED_ADVICE, **facts)
+
+
+def _was_allocated(pointer: Pointer) -> bool:
+    """Return whether the address was in a block of the allocator at the capture."""
+    return pointer.name.startswith("external block")
+
+
+def _report(
+    check: Check,
+    reference: Reference,
+    kind: str,
+    text: str,
+    advice: str,
+    severity: str = "error",
+    **facts: Any,
+) -> None:
+    node, pointer = reference.node, reference.pointer
+    check.report(
+        kind,
+        f"{argument_text(node, reference.argument, pointer.offset)} {text}",
+        node=node,
+        argument=reference.argument,
+        offset=pointer.offset,
+        severity=severity,
+        advice=advice,
+        **facts,
+    )

@@ -1,0 +1,304 @@
+"""The audit of one process: follows each graph from its capture to its end and checks it.
+
+Checks after a capture and before replays 1, 2, 4, 8 and so on look at pointers. The first replay
+and, on request, every n-th is also repeated with poisoned memory. Between checks a replay costs one
+Python call.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from graphkit.audit.foreign.audit_files import AuditFileWriter
+from graphkit.audit.foreign.audit_options import AuditOptions
+from graphkit.audit.foreign.audits.checked_memory import Limits
+from graphkit.audit.foreign.audits.device import CudaDevice, PoolId
+from graphkit.audit.foreign.audits.faults import replay_by_node, report_fault
+from graphkit.audit.foreign.audits.followed_graph import (
+    DEFAULT_POOL,
+    FollowedGraph,
+    active_ranges,
+    pool_id,
+)
+from graphkit.audit.foreign.audits.pointers import Blocks, check_capture, check_references
+from graphkit.audit.foreign.audits.process_report import ProcessReport, failure_text
+from graphkit.audit.foreign.audits.stale_memory import StaleMemoryCheck
+from graphkit.audit.foreign.audits.static_memory import StaticMemories
+from graphkit.audit.foreign.capture_observers import CaptureObserver
+from graphkit.audit.live_tensors import LiveTensors
+from graphkit.audit.pool_poison.ranges import Range
+from graphkit.graphs import Attribution
+from graphkit.graphs.streams import ONE_STREAM_ADVICE
+from graphkit.records import AuditReport, count_of
+from graphkit.records.audit import Audit
+
+Replay = Callable[[Any], object]
+"""Replays a ``CUDAGraph``, as its method does without the audit."""
+
+
+class ProgramAudit:
+    """Follows the graphs of this process.
+
+    Args:
+        options: What to check.
+        writer: Receives the report after each check; ``None`` keeps it in memory.
+        current_device: Returns the device of the current thread.
+
+    Attributes:
+        results: What was checked and found so far.
+    """
+
+    def __init__(
+        self,
+        options: AuditOptions,
+        writer: AuditFileWriter | None = None,
+        current_device: Callable[[], Any] = CudaDevice.current,
+    ) -> None:
+        self._options, self._writer = options, writer
+        self.current_device = current_device
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all graphs and findings: a forked process has none of its parent's."""
+        self._lock = threading.Lock()
+        # Also graphs that are gone, until they are half of them.
+        self._graphs: list[FollowedGraph] = []
+        self._most_graphs = 1
+        self._names: Counter[str] = Counter()
+        self._memories = StaticMemories()
+        self._num_captures = 0
+        self._fault = False
+        self._device: Any = None
+        self.results = ProcessReport(self._writer, lambda: self._device or self.current_device())
+
+    # Captures.
+
+    def new_capture(self) -> FollowedCapture:
+        """Return the observer of a capture that is about to begin."""
+        return FollowedCapture(self)
+
+    def capture_began(self) -> None:
+        """Count a capture, during which nothing may wait for the device."""
+        self._num_captures += 1
+
+    def capture_ended(self) -> None:
+        """Count the end of a capture, also of one that failed."""
+        self._num_captures -= 1
+
+    def follow(
+        self,
+        graph: Any,
+        attribution: Attribution | None,
+        captured_at: str,
+        active_before: Sequence[tuple[PoolId, Range]],
+    ) -> FollowedGraph:
+        """Follow a graph that was just captured, and check its pointers.
+
+        Args:
+            graph: The ``CUDAGraph``.
+            attribution: Of its capture.
+            captured_at: The line that captured it.
+            active_before: Pool and range of each block that held something before the capture.
+        """
+        device = self._device = self.current_device()
+        self._names[captured_at] += 1
+        number = self._names[captured_at]
+        name = captured_at or "an unknown line"
+        name = name if number == 1 else f"{name} ({number})"
+        segments, pool = device.segments(), device.pool_id(graph)
+        kept = [span for its_pool, span in active_before if its_pool == pool]
+        followed = FollowedGraph(
+            name=name,
+            graph=weakref.ref(graph),
+            record=device.inspect(graph, attribution, name),
+            pool=pool,
+            kept=tuple(sorted({*kept, *active_ranges(segments, pool)})),
+            allocations=tuple(attribution.allocations) if attribution is not None else (),
+            generators=tuple(getattr(graph, "_graphkit_generators", ())),
+        )
+        if len(self._graphs) >= self._most_graphs:
+            self._graphs = list(self.graphs)
+            self._most_graphs = 2 * len(self._graphs) + 1
+        self._graphs.append(followed)
+        with self.results.check(Audit.POINTERS, name) as check:
+            blocks = Blocks(segments, device.is_mapped)
+            check_capture(followed, blocks, LiveTensors(), self._memories, check)
+        return followed
+
+    # Replays.
+
+    def replay(self, followed: FollowedGraph, graph: Any, replay: Replay) -> None:
+        """Run a replay of the program, and the checks that are due at it.
+
+        Args:
+            followed: The graph; its ``replays`` counts this one.
+            graph: The ``CUDAGraph``.
+            replay: The replay without the audit. It is called once for the program.
+        """
+        if not self._lock.acquire(blocking=False):
+            replay(graph)
+            return
+        try:
+            self._checked_replay(followed, graph, replay)
+        finally:
+            self._lock.release()
+
+    def _checked_replay(self, followed: FollowedGraph, graph: Any, replay: Replay) -> None:
+        number = followed.replays
+        device = self._device = self.current_device()
+        if self._num_captures or device.is_capturing():
+            followed.next_check = number + 1
+            if followed.next_poison == number:
+                followed.next_poison += 1
+            replay(graph)
+            return
+        finds_fault = self._options.find_fault and not self._fault
+        if finds_fault:
+            self._note_fault(f"work outside of graphs failed before replay {number}")
+        is_poisoned = followed.next_poison == number and not self._options.find_fault
+        is_full = is_poisoned or followed.is_checked_next
+        blocks = Blocks(device.segments(), device.is_mapped) if is_full else None
+        followed.is_checked_next = False
+        self._schedule(followed)
+        with self.results.check(Audit.POINTERS, followed.name) as check:
+            check_references(followed, blocks, check)
+        if self._options.node_by_node == (followed.name, number):
+            self._replay_by_node(followed, graph, replay)
+        elif is_poisoned:
+            self._poisoned_replay(followed, graph, replay)
+        else:
+            try:
+                replay(graph)
+            finally:
+                if finds_fault:
+                    self._note_fault(f"replay {number} failed", followed)
+
+    def _schedule(self, followed: FollowedGraph) -> None:
+        number, every = followed.replays, self._options.every
+        if followed.next_poison == number:
+            followed.next_poison = number + every if every else 0
+        later = [1 << number.bit_length(), *filter(None, [followed.next_poison])]
+        followed.next_check = number + 1 if self._options.find_fault else min(later)
+
+    def _poisoned_replay(self, followed: FollowedGraph, graph: Any, replay: Replay) -> None:
+        device = self.current_device()
+        limits = Limits(self._options.seconds, self._options.megabytes << 20)
+        stale = StaleMemoryCheck(device, followed, graph, lambda: replay(graph), limits)
+        problem = ""
+        try:
+            with self.results.check(Audit.POOL_POISON, followed.name) as check:
+                try:
+                    stale.prepare()
+                except Exception as error:
+                    problem = check.text = f"not checked: {failure_text(error)}"
+            replay(graph)
+            if not problem:
+                # ``prepare`` has waited for all earlier work.
+                is_failed = self._note_fault(f"replay {followed.replays} failed", followed)
+                with self.results.check(Audit.POOL_POISON, followed.name) as check:
+                    try:
+                        check.text = "not checked: the replay failed"
+                        if not is_failed:
+                            stale.run(check)
+                    except Exception as error:
+                        check.text = f"not checked: {failure_text(error)}"
+        finally:
+            with suppress(Exception):
+                stale.close()
+        if followed.replays == 1:
+            with self.results.check(Audit.LAUNCH) as check:
+                used = count_of(device.num_streams(), "stream")
+                check.text = f"{used} in use; {ONE_STREAM_ADVICE}"
+
+    def _replay_by_node(self, followed: FollowedGraph, graph: Any, replay: Replay) -> None:
+        with self.results.check(Audit.FAULT, followed.name) as check:
+            self._fault = replay_by_node(
+                self.current_device(), followed, graph, lambda: replay(graph), check
+            )
+
+    def _note_fault(self, text: str, followed: FollowedGraph | None = None) -> bool:
+        """Return whether CUDA failed, and report the first failure.
+
+        Args:
+            text: What failed, as a clause.
+            followed: The graph whose replay failed; ``None`` if other work did.
+        """
+        error = self._device.fault()
+        if error and not self._fault:
+            self._fault = True
+            with self.results.check(Audit.FAULT, followed.name if followed else "") as check:
+                report_fault(text, error, check)
+            if followed is not None and self._writer is not None:
+                self._writer.write_fault(followed.name, followed.replays)
+        return bool(error)
+
+    # Requests.
+
+    def check_next_replays(self) -> None:
+        """Check the pointers of every graph before its next replay."""
+        for followed in self._graphs:
+            followed.is_checked_next = True
+            followed.next_check = min(followed.next_check, followed.replays + 1)
+
+    def check_now(self) -> AuditReport:
+        """Check the pointers of every live graph, and return the report of this process."""
+        device = self.current_device()
+        with self._lock:
+            blocks = Blocks(device.segments(), device.is_mapped)
+            for followed in self.graphs:
+                with self.results.check(Audit.POINTERS, followed.name) as check:
+                    check_references(followed, blocks, check)
+        return self.results.report()
+
+    @property
+    def graphs(self) -> Sequence[FollowedGraph]:
+        """The graphs that the program still has."""
+        return [followed for followed in self._graphs if followed.is_alive]
+
+    def end(self) -> None:
+        """Report a fault that no replay was found for, and write the report."""
+        if any(followed.replays for followed in self._graphs):
+            self._note_fault("a replay or other work failed, it is not known which")
+        self.results.end()
+
+
+class FollowedCapture(CaptureObserver):
+    """Hands a finished graph to the audit.
+
+    Args:
+        program: The audit of this process.
+    """
+
+    def __init__(self, program: ProgramAudit) -> None:
+        super().__init__()
+        self._program = program
+        self._active: list[tuple[PoolId, Range]] = []
+
+    def before_begin(self) -> None:
+        """Note also the memory that is in use."""
+        super().before_begin()
+        for segment in self._program.current_device().segments():
+            pool = pool_id(segment)
+            if pool != DEFAULT_POOL:
+                self._active += [(pool, span) for span in active_ranges([segment], pool)]
+
+    def after_begin(self) -> None:
+        """Let nothing wait for the device meanwhile."""
+        self._program.capture_began()
+        super().after_begin()
+
+    def before_end(self) -> None:
+        """Allow checks again."""
+        self._program.capture_ended()
+        super().before_end()
+
+    def after_end(self, graph: Any) -> None:
+        """Follow the graph."""
+        graph._graphkit_followed = self._program.follow(
+            graph, self.attribution, self.captured_at, self._active
+        )

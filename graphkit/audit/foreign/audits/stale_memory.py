@@ -1,0 +1,274 @@
+"""Search for pool memory that a replay of a foreign graph reads before it writes it.
+
+The program's own replay runs once, as it would without the check. Then the replay is repeated from
+one state with different contents of the pool's scratch memory: what the replay before left there,
+zeros, and other numbers where captures allocated floating-point numbers. If any memory outside of
+the scratch differs afterwards, the replay reads memory that it has not written. At the end all
+memory and all random numbers are as the program's own replay left them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from graphkit.audit.audit_log import Check
+from graphkit.audit.foreign.audits.checked_memory import Limits, NotChecked, checked_memory, mib
+from graphkit.audit.foreign.audits.followed_graph import (
+    FollowedGraph,
+    first_node_in,
+)
+from graphkit.audit.foreign.audits.watched_memory import CHUNK, WatchedMemory
+from graphkit.audit.launch import report_launch_time
+from graphkit.audit.node_switches import bisected
+from graphkit.audit.pool_poison.findings import report_stale_read
+from graphkit.audit.pool_poison.memory import PoolMemory
+from graphkit.audit.pool_poison.ranges import (
+    FILLS,
+    Poison,
+    Range,
+    ranges_to_fill,
+    unset_allocation,
+    without,
+)
+from graphkit.graphs import PoolBlock
+from graphkit.graphs.launch_cost import REPETITIONS
+from graphkit.graphs.walk.node_order import execution_order
+from graphkit.records import GraphRecord, count_of
+
+_MOST = 3
+"""Findings per check."""
+_REPLAYS = 6
+"""Replays of a check without a finding: three contents, a repetition, and two for their timing."""
+_REPEATABLE = (
+    "kernel", "memcpy", "memset", "child graph", "conditional", "empty", "event record",
+    "event wait",
+)  # fmt: skip
+"""Kinds of nodes that may run more often than the program asked for."""
+_COLLECTIVES = ("nccl", "nvshmem", "allreduce", "all_reduce", "allgather", "all_gather", "multimem")
+"""Parts of the names of kernels that wait for other processes."""
+_ADVICE = (
+    "Write the memory in the captured code before it is read, for example with zeros instead of "
+    "empty, or allocate and fill it before the capture and keep a reference to it."
+)
+
+
+def refusal(record: GraphRecord, num_ranks: int) -> str:
+    """Return the reason why the replays of a graph cannot be repeated, or an empty string.
+
+    Args:
+        record: The graph.
+        num_ranks: Number of processes that exchange data with this one.
+    """
+    if num_ranks > 1:
+        return f"a repeated replay may wait for the other {num_ranks - 1} ranks"
+    for node in record.nodes:
+        if node.kind not in _REPEATABLE:
+            return f"node {node.index} is a {node.kind}, which must not run more often"
+        if any(part in node.name.lower() for part in _COLLECTIVES):
+            return f"node {node.index}, {node.short_name}, may wait for other processes"
+    return ""
+
+
+class StaleMemoryCheck:
+    """One check of a graph at a replay.
+
+    Call ``prepare`` before the program's replay and ``run`` after it. ``run`` restores memory and
+    random numbers, also after an error.
+
+    Args:
+        device: The device; see ``CudaDevice``.
+        followed: The graph.
+        graph: The ``CUDAGraph``.
+        repeat: Replays the graph.
+        limits: What the check may cost.
+    """
+
+    def __init__(
+        self,
+        device: Any,
+        followed: FollowedGraph,
+        graph: Any,
+        repeat: Callable[[], object],
+        limits: Limits,
+    ) -> None:
+        self._device, self._followed, self._graph = device, followed, graph
+        self._repeat, self._limits = repeat, limits
+        self._exits = ExitStack()
+        self._began = 0.0
+
+    def prepare(self) -> None:
+        """Take checksums and copies, before the program's replay.
+
+        Raises:
+            NotChecked: The replay cannot be repeated, or the check would take too much memory.
+        """
+        device, followed = self._device, self._followed
+        reason = refusal(followed.record, device.num_ranks())
+        if reason:
+            raise NotChecked(reason)
+        device.synchronize()
+        self._began = time.perf_counter()
+        self._exits.enter_context(device.own_memory())
+        limit = min(self._limits.num_bytes, device.free_bytes() // 2)
+        self._checked = checked = checked_memory(device, followed, limit)
+        self._memory = WatchedMemory(checked.parts, checked.copied)
+        self._before_random = device.random_states(followed.generators)
+
+    def run(self, check: Check) -> None:
+        """Repeat the replay, report what depends on stale memory, and restore everything.
+
+        Raises:
+            NotChecked: The replays wrote more than may be copied, or take too long.
+        """
+        device = self._device
+        device.synchronize()
+        self._after_random = device.random_states(self._followed.generators)
+        limit = self._checked.room // 4  # copies of the state after it, and what repetitions write
+        written = self._memory.note_replay(limit)
+        if written > limit:
+            raise NotChecked(f"it writes {mib(written)}, too much to copy and restore")
+        scratch = [
+            PoolBlock(device.device_bytes(*span), is_live=False) for span in self._checked.scratch
+        ]
+        self._scratch = PoolMemory(scratch, self._checked.mapped if scratch else ())
+        try:
+            self._search(check)
+            self._measure_launch(check)
+        finally:
+            self._restore(check)
+
+    def close(self) -> None:
+        """Free the copies."""
+        for name in ("_memory", "_scratch"):
+            self.__dict__.pop(name, None)
+        self._exits.close()
+
+    def _search(self, check: Check) -> None:
+        began = time.perf_counter()
+        self._replay(None)
+        baseline = self._memory.contents()
+        self._replay(None)
+        self._replay_seconds = (time.perf_counter() - began) / 2
+        if self._memory.first_difference(baseline) is not None:
+            raise NotChecked("repeated replays from the same state differ")
+        if self._replay_seconds * _REPLAYS > self._limits.seconds:
+            raise NotChecked(
+                f"a replay takes {self._replay_seconds:.2f} s, and {_REPLAYS} of them more than "
+                f"the {self._limits.seconds:g} s of a check"
+            )
+        scratch, own = self._scratch.blocks, self._followed.allocations
+        kept: list[Range] = []
+        tested = sum(block.end - block.begin for block in scratch)
+        for fill in FILLS:
+            ranges = ranges_to_fill(fill, scratch, kept, own, ())
+            poison = Poison(fill, ranges)
+            while poison.ranges and len(check.findings) < _MOST:
+                address = self._effect(poison, baseline)
+                if address is None:
+                    break
+                span = self._stale_range(poison, baseline)
+                kept.append(self._report(check, poison, span, address))
+                poison = replace(poison, ranges=tuple(without(poison.ranges, kept)))
+        check.text = (
+            f"overwrote {count_of(tested, 'byte')} of scratch memory between replays; compared "
+            f"{mib(len(self._memory.written) * CHUNK)} that the graph writes"
+        )
+
+    def _effect(self, poison: Poison, baseline: dict[Any, torch.Tensor]) -> int | None:
+        """Replay on overwritten memory, and return the address of the first byte that differs."""
+        self._replay(poison)
+        return self._memory.first_difference(baseline)
+
+    def _replay(self, poison: Poison | None) -> None:
+        self._memory.rewind()
+        self._scratch.restore()
+        if poison is not None:
+            self._scratch.overwrite(poison)
+        self._device.set_random_states(self._before_random, self._followed.generators)
+        self._repeat()
+        self._device.synchronize()
+
+    def _stale_range(self, poison: Poison, baseline: dict[Any, torch.Tensor]) -> Range:
+        """Return the first unit that is read, or all ranges if the time does not suffice."""
+        end = self._began + self._limits.seconds
+
+        def differ(units: int) -> bool:
+            if time.perf_counter() > end:
+                raise TimeoutError
+            return self._effect(poison.first(units), baseline) is not None
+
+        try:
+            unit = bisected(differ, poison.units)
+        except TimeoutError:
+            unit = None
+        if unit is None:
+            return poison.ranges[0][0], poison.ranges[-1][1]
+        return poison.unit(unit)
+
+    def _report(self, check: Check, poison: Poison, span: Range, address: int) -> Range:
+        """Report a read, and return the range of the memory that it reads from."""
+        allocation = unset_allocation(span[0], self._followed.allocations)
+        around = span if allocation is None else (allocation.begin, allocation.end)
+        nodes = list(execution_order(self._followed.record.nodes))
+        block = next(
+            (block for block in self._scratch.blocks if block.begin <= span[0] < block.end), None
+        )
+        node, argument = first_node_in(nodes, around)
+        if node is None and block is not None:
+            node, argument = first_node_in(nodes, (block.begin, span[1]))
+        changed = self._name_at(address)
+        report_stale_read(
+            check,
+            node,
+            argument,
+            allocation,
+            f"With {poison.fill.text} there, {changed} differs from a replay after another replay",
+            field=changed.strip("`"),
+            advice=_ADVICE,
+        )
+        return around
+
+    def _name_at(self, address: int) -> str:
+        """Return what memory an address is in, for a sentence."""
+        for memory in self._followed.memories.values():
+            if memory.begin <= address < memory.end:
+                return f"`{memory.name}`"
+        for begin, end in self._followed.kept:
+            if begin <= address < end:
+                return "an output of the graph"
+        return "memory that the graph writes"
+
+    def _measure_launch(self, check: Check) -> None:
+        """Measure the launch, once per graph, while the state may change."""
+        followed = self._followed
+        needed = REPETITIONS * self._replay_seconds
+        left = self._began + self._limits.seconds - time.perf_counter()
+        if followed.replays > 1 or not followed.record.nodes or needed > left:
+            return
+
+        def prepare() -> None:
+            self._memory.rewind()
+            self._device.set_random_states(self._before_random, followed.generators)
+
+        report_launch_time(followed.record, self._device.launch_us(self._graph, prepare), check)
+
+    def _restore(self, check: Check) -> None:
+        self._memory.restore()
+        self._scratch.restore()
+        self._device.set_random_states(self._after_random, self._followed.generators)
+        self._device.synchronize()
+        changed = len(self._memory.changed_chunks())
+        if changed:
+            check.report(
+                "state not restored",
+                f"{mib(changed * CHUNK)} of memory differ after the check: repeated replays wrote "
+                "memory that the program's replay did not write. Results of the program may differ "
+                "from a run without the audit.",
+                advice="Audit this program without --every, and report the graph.",
+            )

@@ -1,0 +1,97 @@
+"""Runs a program under plain Python, forwards signals to it and returns its exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from graphkit.audit.foreign.graph_files import FOLDER_VARIABLE
+from graphkit.errors import ConfigError
+
+STARTUP = Path(__file__).with_name("startup")
+"""The folder whose ``sitecustomize`` every Python of the program runs."""
+
+_FORWARDED = {
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+}
+_CHILD_POLL_SECONDS = 0.5
+
+
+def run_python(
+    arguments: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None
+) -> int:
+    """Run ``python ARGUMENTS`` to its end; its processes write their graph files into the folder.
+
+    The program gets this process's interpreter, interpreter options and open files. Signals sent
+    to this process are forwarded, except those from the terminal, which reach the program directly.
+
+    Args:
+        arguments: Arguments of Python.
+        folder: The folder of the recording.
+        variables: Further variables of the program's environment.
+
+    Returns:
+        The exit code; 128 plus the signal's number if a signal ended the program, as in a shell.
+
+    Raises:
+        ConfigError: This interpreter ignores PYTHONPATH, and the program's would ignore it too.
+    """
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        raise ConfigError(
+            "cannot record under python -E, -I or -S: the program would not find graphkit's hooks. "
+            "Leave the option out."
+        )
+    options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    command = [sys.executable, *options, *arguments]
+    environment = {**environment_for(folder), **(variables or {})}
+    awaited = {*_FORWARDED, signal.SIGCHLD}
+    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    try:
+        # A terminal signals the whole foreground group, so the program stays in it. Without a
+        # terminal, a group of its own keeps a signal for this group from arriving twice.
+        group: dict[str, Any] = {} if _has_terminal() else {"setpgroup": 0}
+        child = os.posix_spawn(
+            sys.executable, command, environment, setsigmask=mask_before, **group
+        )
+        return _wait(child, awaited)
+    finally:
+        while signal.sigtimedwait(awaited, 0):
+            pass  # a signal that came too late for the program must not end this process
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
+
+
+def _wait(child: int, awaited: set[signal.Signals]) -> int:
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+        # A timeout, because another thread may consume SIGCHLD.
+        received = signal.sigtimedwait(awaited, _CHILD_POLL_SECONDS)
+        # A positive code comes from the kernel: the terminal has signalled the program as well.
+        if received and received.si_code <= 0 and received.si_signo in _FORWARDED:
+            os.kill(child, received.si_signo)
+
+
+def environment_for(folder: Path) -> Mapping[str, str]:
+    """Return this environment, extended so that every Python in it records into the folder."""
+    path = [str(STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), FOLDER_VARIABLE: str(folder)}
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

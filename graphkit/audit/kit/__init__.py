@@ -1,0 +1,1 @@
+"""The replay-equivalence kit, which ``graphkit.testing`` makes public."""

@@ -1,0 +1,237 @@
+"""The shared tests of attention backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from graphkit.audit.kit.attention_batch import AttentionBatch
+from graphkit.audit.kit.random_attention import attention_batch
+from graphkit.engine.attention import AttentionBackend
+from graphkit.engine.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
+from graphkit.errors import ConfigError, GraphkitError, short_repr
+from graphkit.graphs import backend_for, resolve_device
+from graphkit.spec import ForwardMode
+
+MODES: dict[str, dict[str, Any]] = {
+    "DECODE": {"lengths": [6, 1, 40], "mode": ForwardMode.DECODE, "pads": 2},
+    "TARGET_VERIFY, chain": {"lengths": [6, 0, 40], "width": 4, "pads": 2},
+    "TARGET_VERIFY, tree": {"lengths": [6, 0, 40], "width": 4, "pads": 2, "tree": True},
+    "DRAFT, tree": {
+        "lengths": [6, 4, 40], "mode": ForwardMode.DRAFT, "width": 2, "columns": 6, "tree": True,
+        "pads": 1,
+    },
+    "DRAFT_EXTEND": {
+        "lengths": [6, 0, 40], "mode": ForwardMode.DRAFT_EXTEND, "width": 4, "rows": [1, 4, 2],
+        "pads": 1,
+    },
+    "DRAFT_EXTEND_V2": {
+        "lengths": [6, 0, 40], "mode": ForwardMode.DRAFT_EXTEND_V2, "width": 4, "pads": 1,
+    },
+}  # fmt: skip
+"""Batches by name: arguments of ``attention_batch``."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "window": {"window": 7}, "chunked": {"window": 7, "chunked": True},
+    "softcap": {"softcap": 0.5}, "sinks": {"sinks": True},
+}  # fmt: skip
+"""Values of the options of ``attend``."""
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def attention_conformance(
+    backend: Callable[..., Any],
+    *,
+    attend: Callable[..., torch.Tensor] | None = None,
+    device: torch.device | str = "auto",
+    dtype: torch.dtype = torch.float32,
+    pools: Collection[type] | None = None,
+    page_sizes: Sequence[int] = (1, 16),
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 32,
+    latent_dims: tuple[int, int] = (32, 16),
+    options: Collection[str] = tuple(OPTIONS),
+    tolerance: float | None = None,
+) -> list[str]:
+    """Test that an attention backend computes what the runners rely on.
+
+    In each mode that the backend supports, with each pool and page size, the results of random
+    batches must equal those of plain loops in float64. The batches have pads, requests without
+    history, and NaN in every slot that no row may read. In TARGET_VERIFY the backend is captured,
+    and replays must follow their inputs; a backend that plans on the host is asked to plan before
+    each. A class must refuse pools that it cannot read, by name.
+
+    Args:
+        backend: Makes an ``AttentionBackend``: a class such as ``TritonAttention``, or a function.
+            Called as ``backend(req_to_token_pool, kv_pool, scale=...)``. The pools contain the
+            histories of a batch. A function may copy them into pools of the backend's own:
+            ``kv_pool.get_key_buffer(layer)`` and ``get_value_buffer(layer)``, for layers 0 and 1,
+            and ``req_to_token_pool.req_to_token``. The page size, the context and the number of
+            rows differ from test to test.
+        attend: Stores the rows of a layer and attends from them: called as ``attend(backend, layer,
+            query, key, value, out_cache_loc, metadata, **options)``, with arguments as for
+            ``PagedAttention.attend``. ``None`` calls the method ``attend`` of the backend.
+        device: As for a runner; on the CPU the recorder captures.
+        dtype: Data type of queries, keys and values.
+        pools: Pool types that it reads, of ``MHATokenToKVPool`` and ``MLATokenToKVPool``; by
+            default its ``pool_types``, else the first.
+        page_sizes: Slots per page.
+        heads: Query heads.
+        kv_heads: Key-value heads.
+        head_dim: Elements per head.
+        latent_dims: Elements of a latent and of the rotated part of a key.
+        options: Options of ``attend`` that it takes, of ``window``, ``chunked``, ``softcap`` and
+            ``sinks``.
+        tolerance: Allowed absolute and relative difference; by default one that fits ``dtype``.
+
+    Returns:
+        The names of the tests, which all passed.
+
+    Raises:
+        AssertionError: Some test failed; the text has a line for each.
+        ConfigError: An option, pool or dtype is unknown, or ``backend`` makes no
+            ``AttentionBackend`` or one that needs ``attend``.
+    """
+    own: Collection[type] = getattr(backend, "pool_types", (MHATokenToKVPool,))
+    readable = tuple(own if pools is None else pools)
+    _require("options", set(options) <= set(OPTIONS), f"of {', '.join(OPTIONS)}", options)
+    _require("dtype", dtype in TOLERANCES, "float32, float16 or bfloat16", dtype)
+    known = {MHATokenToKVPool, MLATokenToKVPool}
+    names = " and ".join(kind.__name__ for kind in (MHATokenToKVPool, MLATokenToKVPool))
+    _require("pools", set(readable) <= known, f"of {names}", readable)
+    common = {"device": resolve_device(device), "dtype": dtype, "heads": heads}
+    latent = {"latent": latent_dims[0], "head_dim": sum(latent_dims)}
+    dims: dict[type, dict[str, int]] = {
+        MHATokenToKVPool: {"kv_heads": kv_heads, "head_dim": head_dim}, MLATokenToKVPool: latent
+    }  # fmt: skip
+    limit = TOLERANCES[dtype] if tolerance is None else tolerance
+    tests: dict[str, Callable[[], None]] = {}
+    for pool in readable:
+        for page_size in page_sizes:
+            sizes = common | dims[pool] | {"page_size": page_size}
+            where = f"{pool.__name__}, page size {page_size}"
+            for name, test in _tests(backend, attend, sizes, options, limit):
+                tests[f"{where}, {name}"] = test
+    if isinstance(backend, type):
+        for other in known - set(readable):
+            tests[f"refuses {other.__name__}"] = partial(_refuses, backend, common | dims[other])
+        tests["refuses ReqToTokenPool"] = partial(_refuses, backend, common)
+    failures = [f"{name}: {text}" for name, test in tests.items() if (text := _failure(test))]
+    if failures:
+        raise AssertionError(
+            f"{len(failures)} of {len(tests)} tests of the backend failed.\n" + "\n".join(failures)
+        )
+    return list(tests)
+
+
+def _tests(
+    backend: Callable[..., Any],
+    attend: Callable[..., torch.Tensor] | None,
+    sizes: dict[str, Any],
+    options: Collection[str],
+    limit: float,
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yield the tests of a pool and page size by name."""
+    probe = attention_batch([1], **sizes).backend(backend)
+    is_backend = isinstance(probe, AttentionBackend)
+    _require("backend", is_backend, "a callable that returns a graphkit.AttentionBackend", probe)
+    if attend is None and not callable(getattr(probe, "attend", None)):
+        raise ConfigError(
+            f"attention_conformance: {type(probe).__name__} has no method attend. Pass attend=, a "
+            "function that stores the rows of a layer and attends from them.",
+            field="attend",
+        )
+    for name, shape in MODES.items():
+        mode = shape.get("mode", ForwardMode.TARGET_VERIFY)
+        if not probe.supports(mode):
+            continue
+        yield name, partial(_computes, backend, attend, shape | sizes, limit)
+        if mode is not ForwardMode.TARGET_VERIFY:
+            continue
+        for option in options:
+            with_option = shape | sizes | OPTIONS[option]
+            yield f"{name}, {option}", partial(_computes, backend, attend, with_option, limit)
+        test = partial(_follows_inputs, backend, attend, shape | sizes, limit)
+        yield f"{name}, captured", test
+
+
+def _computes(
+    backend: Callable[..., Any],
+    attend: Callable[..., torch.Tensor] | None,
+    shape: dict[str, Any],
+    limit: float,
+) -> None:
+    batch = attention_batch(**shape)
+    made = batch.backend(backend)
+    batch.prepare(made)
+    _compare(batch, batch.attend_by(made, attend), limit)
+
+
+def _follows_inputs(
+    backend: Callable[..., Any],
+    attend: Callable[..., torch.Tensor] | None,
+    shape: dict[str, Any],
+    limit: float,
+) -> None:
+    """Capture a batch, and replay it twice, each time with its requests in another order."""
+    batch = attention_batch(**shape | {"pads": 0, "lengths": [6, 11, 40]})
+    made, graphs = batch.backend(backend), backend_for(batch.query.device)
+    batch.prepare(made)
+    plan = getattr(made, "before_replay", None)
+
+    def prepare() -> None:
+        if plan is not None:
+            plan(batch.mode, batch.inputs, batch.inputs.batch_size)
+
+    with graphs.session():
+        prepare()
+        graphs.warm_up(partial(batch.attend_by, made, attend))
+        graph = graphs.capture(partial(batch.attend_by, made, attend), before_replay=prepare)
+    try:
+        for _ in range(2):
+            batch.reorder([2, 0, 1])
+            prepare()
+            graph.replay()
+            _compare(batch, graph.output, limit)
+    finally:
+        graph.close()
+
+
+def _refuses(backend: Callable[..., Any], shape: dict[str, Any]) -> None:
+    """Check that a pool is refused: a latent one, or a request pool without latent sizes."""
+    batch = attention_batch([1], **shape)
+    pool = batch.pool if "head_dim" in shape else ReqToTokenPool(1, 1, batch.query.device)
+    name = type(pool).__name__
+    refusal = None
+    try:
+        backend(batch.requests, pool, scale=1.0)
+    except GraphkitError as error:
+        refusal = str(error)
+    if refusal is None:
+        raise AssertionError(f"it accepts a {name}, which it cannot read: raise a GraphkitError")
+    assert name in refusal, f"its refusal does not name {name}: {refusal}"
+
+
+def _compare(batch: AttentionBatch, out: torch.Tensor, limit: float) -> None:
+    live = out[: batch.live_rows].double().cpu()
+    torch.testing.assert_close(live, batch.expected(), atol=limit, rtol=limit)
+
+
+def _failure(test: Callable[[], None]) -> str:
+    """Return why a test fails, in a line; empty if it passes."""
+    try:
+        test()
+    except Exception as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return ""
+
+
+def _require(field: str, holds: bool, expected: str, found: object) -> None:
+    if not holds:
+        raise ConfigError(
+            f"attention_conformance: {field} must be {expected}, got {short_repr(found)}.",
+            field=field,
+        )

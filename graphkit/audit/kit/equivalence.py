@@ -1,0 +1,174 @@
+"""Assertions that replays agree with the forward without graphs and without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from itertools import chain
+from typing import Any
+
+from graphkit.audit.kit.captured_step import STEP_PROPERTIES, CapturedStep
+from graphkit.audit.kit.diagnosis import probable_bug
+from graphkit.audit.kit.failures import comparison_text
+from graphkit.audit.runs import PADDING_LEAKS, check_tolerance, compare_runs, live_sizes
+from graphkit.errors import ConfigError, ReplayError, TargetError, short_repr
+from graphkit.records import count_of
+from graphkit.runners import Runner
+from graphkit.runners.comparison.differences import Allowed, allowed_by
+from graphkit.runners.targets import CaptureTarget, selected_modes
+from graphkit.spec import ForwardMode
+
+
+def assert_replay_equivalent(
+    runner: Runner[Any, Any],
+    batches: Iterable[Any],
+    *,
+    tolerance: float = 1.0,
+    rtol: float | None = None,
+    atol: float | None = None,
+    padded_batch_size: int | None = None,
+) -> None:
+    """Fail unless replays of the batches are right.
+
+    Each batch runs three times from the same state: as a replay, as the same padded step without a
+    graph, and unpadded. The first two must agree bit for bit, unless repeated runs of the padded
+    step differ by rounding, too. The unpadded step may run other kernels, so it may differ by 256
+    units in the last place (ulp) of float32, or 16 of bfloat16, whichever the step computes in.
+    Where a step chooses tokens, it follows the choices of the padded step, so that near ties are no
+    difference. The runner's ``mutable_state``, tensors of its attention backend, and random numbers
+    are restored after each run.
+
+    Args:
+        runner: Captured.
+        batches: The mode's inputs with live rows; at least one batch.
+        tolerance: Multiple of the usual rounding that is allowed, as ``graphkit audit --tolerance``
+            takes it.
+        rtol: Allowed difference between padded and unpadded numbers, relative to the unpadded one,
+            instead of the limit in ulp.
+        atol: Allowed absolute difference, in addition to ``rtol``.
+        padded_batch_size: Captured size to run at. ``None`` selects the smallest that fits and, if
+            it leaves no room for pads, the next larger one as well.
+
+    Raises:
+        AssertionError: A replay is wrong, or a batch has no graph. The text says where and by how
+            much, whether the graph or padding is at fault, and which bug is probable.
+        ConfigError: A tolerance is negative or not a number, or ``tolerance`` contradicts ``rtol``
+            or ``atol``.
+        ReplayError: The runner is not captured.
+        TargetError: ``batches`` is empty.
+    """
+    allowed = _allowed(tolerance, rtol, atol)
+    if runner.status != "captured":
+        why = runner.eager_reason or f"runner is {runner.status}"
+        raise ReplayError(f"{why}: there is no replay to compare. Capture the runner first.")
+    remaining = iter(batches)
+    first = next(remaining, None)
+    if first is None:
+        raise TargetError("there is no batch to compare. Give at least one.")
+    for batch in chain([first], remaining):
+        for size in _compared_sizes(runner, batch, padded_batch_size):
+            comparison = compare_runs(runner, batch, size, allowed, tolerance=tolerance)
+            if comparison.mismatches:
+                is_padding = comparison.mismatches[0].kind == PADDING_LEAKS
+                bug = probable_bug(runner, batch, size, is_padding=is_padding)
+                raise AssertionError(comparison_text(comparison, bug))
+
+
+def assert_target_equivalent(
+    target: CaptureTarget,
+    *,
+    modes: Sequence[ForwardMode] | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    device: str = "auto",
+    tolerance: float = 1.0,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> None:
+    """Capture a target, and fail unless replays of its sample batches are right at every size.
+
+    The whole step of an engine (STEP) must agree with the same padded step without a graph bit for
+    bit, and a launch of several steps with single ones.
+
+    Args:
+        target: What to capture.
+        modes: Modes to capture; ``None`` selects all modes of the target.
+        batch_sizes: Sizes to capture; ``None`` selects the target's.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        tolerance: As for ``assert_replay_equivalent``.
+        rtol: As for ``assert_replay_equivalent``.
+        atol: As for ``assert_replay_equivalent``.
+
+    Raises:
+        AssertionError: A replay is wrong.
+        CaptureError: A forward cannot be captured.
+        ConfigError: A tolerance is invalid, see ``assert_replay_equivalent``.
+        TargetError: The target lacks a mode.
+    """
+    for mode in selected_modes(target, modes):
+        if mode not in target.forwards:
+            _assert_step_equivalent(target, batch_sizes, device, tolerance)
+            continue
+        with target.runner(mode, batch_sizes=batch_sizes, device=device) as runner:
+            runner.capture()
+            for size in () if runner.eager_reason else runner.table:
+                batches = sample_batches(target, runner, size)
+                assert_replay_equivalent(
+                    runner,
+                    batches,
+                    tolerance=tolerance,
+                    rtol=rtol,
+                    atol=atol,
+                    padded_batch_size=size,
+                )
+
+
+def _assert_step_equivalent(
+    target: CaptureTarget, batch_sizes: Sequence[int] | None, device: str, tolerance: float
+) -> None:
+    with closing(CapturedStep(target, device, tolerance, batch_sizes)) as captured:
+        for size in captured.batch_sizes:
+            for name in STEP_PROPERTIES:
+                captured.check(name, size)
+
+
+def sample_batches(target: CaptureTarget, runner: Runner[Any, Any], size: int) -> Iterator[Any]:
+    """Return sample batches of the live sizes to try at a captured size."""
+    return (target.batch(runner.mode, live, live) for live in live_sizes(runner.table, size))
+
+
+def _allowed(tolerance: float, rtol: float | None, atol: float | None) -> Allowed | None:
+    check_tolerance(tolerance)
+    limits = {name: value for name, value in (("rtol", rtol), ("atol", atol)) if value is not None}
+    for name, value in limits.items():
+        if not _is_limit(value):
+            raise ConfigError(
+                f"{name} must be a number of at least 0, got {short_repr(value)}.", field=name
+            )
+        if tolerance != 1.0:
+            raise ConfigError(
+                f"tolerance is a multiple of the usual limit, which {name} replaces. Pass one of "
+                "them.",
+                field="tolerance",
+            )
+    return allowed_by(**{"rtol": 0.0, "atol": 0.0} | limits) if limits else None
+
+
+def _is_limit(value: object) -> bool:
+    return isinstance(value, (int, float)) and value >= 0
+
+
+def _compared_sizes(runner: Runner[Any, Any], batch: Any, size: int | None) -> tuple[int, ...]:
+    """Return the captured sizes to compare a batch at; none for an idle batch."""
+    decision = runner.can_replay(batch)
+    if not decision:
+        raise AssertionError(
+            f"{runner.mode.name}: a batch of {count_of(batch.batch_size, 'request')} has no graph: "
+            f"{decision.reason}."
+        )
+    if not batch.batch_size:  # it launches nothing
+        return ()
+    if size is not None:
+        return (size,)
+    assert decision.padded_batch_size is not None, "a batch with requests has a size"
+    larger = [size for size in runner.table if size > batch.batch_size]
+    return tuple(dict.fromkeys((decision.padded_batch_size, *larger[:1])))

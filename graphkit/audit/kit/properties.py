@@ -1,0 +1,98 @@
+"""Properties that a captured mode must have at each captured size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.kit.equivalence import assert_replay_equivalent, sample_batches
+from graphkit.audit.kit.failures import fail_on_errors
+from graphkit.audit.report import AFTER_CAPTURE, BEFORE_CAPTURE
+from graphkit.audit.undeclared_state import declare_for_audits
+from graphkit.errors import GraphkitError
+from graphkit.graphs import Attribution
+from graphkit.records import Finding
+from graphkit.records.audit import Audit
+from graphkit.runners.targets import CaptureTarget
+from graphkit.spec import ForwardMode
+
+_AUDITS = {**BEFORE_CAPTURE, **AFTER_CAPTURE}
+
+PROPERTIES = ("equivalence", *_AUDITS)
+"""Names of the properties: replays are right, and each audit finds no error."""
+
+
+class CapturedMode:
+    """A mode of a target, captured until it is closed.
+
+    Args:
+        target: The target.
+        mode: One of its modes.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        tolerance: Multiple of the usual rounding that is allowed, see ``verify.Rounding``.
+        wanted: Properties that will be checked; some audits run before the capture.
+
+    Attributes:
+        eager_reason: Reason why there are no graphs, or an empty string.
+
+    Raises:
+        CaptureError: The forward cannot be captured.
+    """
+
+    def __init__(
+        self,
+        target: CaptureTarget,
+        mode: ForwardMode,
+        device: str,
+        tolerance: float,
+        wanted: Collection[str],
+    ) -> None:
+        self._target, self._tolerance = target, tolerance
+        self._runner = target.runner(mode, device=device)
+        self._audited: dict[str, Callable[[], Collection[Finding]]] = {}
+        self.eager_reason = self._runner.eager_reason
+        for name in () if self.eager_reason else BEFORE_CAPTURE:
+            if name in wanted:
+                self._audit(name)
+        self._runner.capture(attribution=Attribution(target.weights))
+        if not self.eager_reason:
+            declare_for_audits(target, self._runner, AuditLog())
+
+    def close(self) -> None:
+        """Close the graphs."""
+        self._runner.close()
+
+    def check(self, name: str, size: int) -> None:
+        """Check a property at a size.
+
+        Raises:
+            AssertionError: The property does not hold. The text says why.
+            GraphkitError: The audit of the property failed.
+        """
+        if name == "equivalence":
+            batches = sample_batches(self._target, self._runner, size)
+            assert_replay_equivalent(
+                self._runner, batches, tolerance=self._tolerance, padded_batch_size=size
+            )
+            return
+        if name not in self._audited:
+            self._audit(name)
+        found = [finding for finding in self._audited[name]() if finding.batch_size in (0, size)]
+        fail_on_errors(found)
+
+    def _audit(self, name: str) -> None:
+        """Run an audit of all sizes once. Its error is raised by the checks of its property."""
+        log = AuditLog(self._tolerance)
+        try:
+            _AUDITS[Audit(name)](self._target, self._runner, log)
+        except GraphkitError as error:
+            self._audited[name] = _raising(error)
+        else:
+            self._audited[name] = lambda: log.findings
+
+
+def _raising(error: GraphkitError) -> Callable[[], Collection[Finding]]:
+    def fail() -> Collection[Finding]:
+        raise error
+
+    return fail

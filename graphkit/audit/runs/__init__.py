@@ -1,0 +1,42 @@
+"""Runs of one step with and without its graph, and their comparison.
+
+A replay is right if it agrees with the same padded step without a graph, bit for bit, and if that
+agrees with the step on the live rows alone, up to rounding. Captures, audits, the shadow watch and
+the kit for tests all check this here.
+
+``EqualStateRuns`` runs one batch in these ways, each time from the same state, and ``compare_runs``
+compares them; ``first_node`` finds where two of them begin to differ. ``whole_step`` and
+``request_runs`` do the same for the whole step of an engine, ``wrapper`` for a forward and the
+model that it wraps. ``capture_target`` checks every replay of a target. ``estimate_target``
+predicts the memory of its graphs.
+"""
+
+from graphkit.audit.runs.capture import capture_target, estimate_target
+from graphkit.audit.runs.comparison import (
+    GRAPH_DIFFERS,
+    INPUT_WRITTEN,
+    NOT_FINITE,
+    PADDING_LEAKS,
+    Comparison,
+    compare_runs,
+)
+from graphkit.audit.runs.equal_state_runs import EqualStateRuns
+from graphkit.audit.runs.size_check import live_sizes
+from graphkit.runners.comparison.differences import first_difference
+from graphkit.runners.comparison.rounding import Rounding, check_tolerance
+
+__all__ = [
+    "GRAPH_DIFFERS",
+    "INPUT_WRITTEN",
+    "NOT_FINITE",
+    "PADDING_LEAKS",
+    "Comparison",
+    "EqualStateRuns",
+    "Rounding",
+    "capture_target",
+    "check_tolerance",
+    "compare_runs",
+    "estimate_target",
+    "first_difference",
+    "live_sizes",
+]

@@ -1,0 +1,221 @@
+"""One step of a captured runner, run several times from the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from graphkit.audit.runs.first_node import FirstNode, first_node
+from graphkit.audit.runs.forward_trace import Weights
+from graphkit.audit.runs.teacher_forcing import TeacherForcing, first_mismatch
+from graphkit.graphs import CapturedGraph, StateSnapshot
+from graphkit.graphs.snapshot import restore_problem
+from graphkit.records import Mismatch
+from graphkit.runners import Output, Runner
+from graphkit.runners.comparison.differences import (
+    Allowed,
+    Tensors,
+    even_owner,
+    first_difference,
+    largest_difference,
+    largest_ulps,
+)
+from graphkit.runners.comparison.live_rows import padded_rows, same_rows
+from graphkit.runners.comparison.rounding import Rounding
+
+_REPEATS = 3
+"""Repeated padded runs that decide whether a step is nondeterministic."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphVerdict:
+    """Judgement of a replay that differs from its padded run, after repeated padded runs.
+
+    Attributes:
+        wrong: First row of the replay that is wrong; ``None`` if the graph is right.
+        unstable: First row in which the padded runs differ from each other, if they do.
+        is_comparable: Whether they differ by rounding at most.
+    """
+
+    wrong: Mismatch | None
+    unstable: Mismatch | None
+    is_comparable: bool
+
+
+class EqualStateRuns:
+    """Runs a live batch with and without its graph, each time from the same state.
+
+    - ``replay``: the graph.
+    - ``padded``: the step that the graph was captured from, on the same shapes, without the graph.
+      It runs the same kernels, so a replay must agree with it bit for bit. Where repeated padded
+      runs differ, as sums in changing order do, the replay may differ like them.
+    - ``unpadded``: the step on the live rows alone. It may run other kernels, which round
+      differently; beyond rounding, padding has changed live rows. ``padding_difference`` compares
+      it with the last padded run, whose forwards it follows, see ``teacher_forcing``.
+
+    Runs return copies of the live rows, by field. ``replay`` and ``padded`` may have pads of their
+    own and a state that ``prepare`` changes, to show whether live rows depend on them. As a context
+    manager it restores the state when its block ends, also after an error.
+
+    Args:
+        runner: Captured. No other batch may run meanwhile.
+        batch: The mode's inputs with live rows.
+        padded_batch_size: The captured size to run at.
+        start: Restored before each run; ``None`` saves all state of the runner, see
+            ``restorable_state``.
+        tolerance: Multiple of the usual rounding that is allowed, see ``Rounding``.
+        padded_batch: The batch with pads of its own after the live rows, for replays and padded
+            runs.
+        prepare: Called before each replay and padded run, when state is restored.
+        read_state: Returns copies of state after a replay or padded run, as further fields.
+
+    Attributes:
+        runner, batch, padded_batch_size, start, padded_batch: The arguments of these names.
+        rounding: Rounding of the runner's dtype.
+        largest_difference: Largest difference between the unpadded run and the padded one so far.
+        natural_ulps: The same in ulp: what the step's kernels round without any graph.
+    """
+
+    def __init__(
+        self,
+        runner: Runner[Any, Any],
+        batch: Any,
+        padded_batch_size: int,
+        start: StateSnapshot | None = None,
+        *,
+        tolerance: float = 1.0,
+        padded_batch: Any = None,
+        prepare: Callable[[], object] = lambda: None,
+        read_state: Callable[[], Tensors] = dict,
+    ) -> None:
+        if start is None:
+            start = StateSnapshot(restorable_state(runner), runner.device)
+        self.runner, self.batch, self.start = runner, batch, start
+        self.padded_batch_size = padded_batch_size
+        self.padded_batch = batch if padded_batch is None else padded_batch
+        self._prepare, self._read_state = prepare, read_state
+        self._forcing = TeacherForcing(runner.step)
+        self._owner = even_owner(batch.batch_size)
+        self._last_padded: Tensors = {}
+        self.rounding = Rounding(runner.sizes.dtype, tolerance)
+        self.largest_difference = self.natural_ulps = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.start.restore()
+
+    def replay(self, graph: CapturedGraph | None = None) -> Tensors:
+        """Replay the runner's graph of the size, or another one that reads the runner's buffers.
+
+        The runner does not count replays of another graph.
+        """
+        self.start.restore()
+        self._prepare()
+        batch, size = self.padded_batch, self.padded_batch_size
+        if graph is None:
+            return self._live_rows(self.runner.replay(batch, padded_batch_size=size))
+        return self._live_rows(self.runner.make_replayer({size: graph}).replay(batch, size))
+
+    def padded(self) -> Tensors:
+        """Run the padded step without a graph."""
+        self.start.restore()
+        self._prepare()
+        with self._forcing.record():
+            output = self.runner.run_padded(
+                self.padded_batch, padded_batch_size=self.padded_batch_size
+            )
+        self._last_padded = self._live_rows(output)
+        return self._last_padded
+
+    def unpadded(self) -> Tensors:
+        """Run the step on the live rows alone, without a graph."""
+        self.start.restore()
+        output: Output = self.runner.fall_back(self.batch)
+        return output.clone().tensors()
+
+    def padding_difference(self, allowed: Allowed | None = None) -> Mismatch | None:
+        """Run the unpadded step, and return the first row of the last padded run that differs.
+
+        Args:
+            allowed: As for ``first_difference``; ``None`` allows the rounding of the step.
+        """
+        with self._forcing.force() as pairs:
+            unpadded = self.unpadded()
+
+        def compare(expected: Tensors, got: Tensors, owner: Any) -> Mismatch | None:
+            limit = self.rounding.most if allowed is None else allowed
+            return first_difference(expected, got, owner, self.rounding, limit)
+
+        for pair in pairs:
+            self._note(pair.own, pair.recorded)
+        return first_mismatch(
+            pairs, lambda pair: compare(pair.own, pair.recorded, pair.owner)
+        ) or compare(unpadded, self._last_padded, self._owner)
+
+    def first_node(self, weights: Weights = None) -> FirstNode | None:
+        """Return the first node at which the padded step differs from the unpadded one.
+
+        Args:
+            weights: The model, or its weights by name, to name modules by.
+        """
+        rows = padded_rows(self.batch.batch_size, self.padded_batch_size)
+        runs = self.padding_difference, self.padded
+        return first_node(self.runner.step, runs, rows, self.rounding, weights)
+
+    def first_unstable_node(self, weights: Weights = None) -> FirstNode | None:
+        """Return the first node at which two runs of the padded step differ."""
+        runs = self.padded, self.padded
+        return first_node(self.runner.step, runs, same_rows, self.rounding, weights)
+
+    def graph_difference(
+        self, padded: Tensors, replayed: Tensors, allowed: float = 0.0
+    ) -> Mismatch | None:
+        """Return the first row of a replay that differs from the padded run.
+
+        Args:
+            padded: Output of the padded run.
+            replayed: Output of the replay.
+            allowed: Largest difference in ulp.
+        """
+        return first_difference(padded, replayed, self._owner, self.rounding, allowed)
+
+    def judge_graph(self, padded: Tensors, replayed: Tensors) -> GraphVerdict:
+        """Judge a replay that differs from the padded run, by repeating that run.
+
+        If the repeated runs differ, too, the replay is wrong only if it differs by more than their
+        rounding. If they differ beyond rounding, nothing can be compared, and any difference is
+        reported.
+        """
+        repeated = [self.padded() for _ in range(_REPEATS)]
+        differences = (self.graph_difference(padded, run) for run in repeated)
+        unstable = next((difference for difference in differences if difference is not None), None)
+        if unstable is None:
+            return GraphVerdict(self.graph_difference(padded, replayed), None, True)
+        most = self.rounding.most
+        if any(self.graph_difference(padded, run, most) is not None for run in repeated):
+            return GraphVerdict(self.graph_difference(padded, replayed), unstable, False)
+        natural = max(largest_ulps(padded, run, self.rounding) for run in repeated)
+        wrong = self.graph_difference(padded, replayed, self.rounding.beside(natural))
+        return GraphVerdict(wrong, unstable, True)
+
+    def _live_rows(self, output: Output) -> Tensors:
+        """Return copies of the rows of the live batch, and of state."""
+        tensors, live = output.clone().tensors(), self.batch.batch_size
+        requests = self.padded_batch.batch_size
+        if requests > live:
+            tensors = {name: rows[: len(rows) * live // requests] for name, rows in tensors.items()}
+        return {**tensors, **self._read_state()}
+
+    def _note(self, expected: Tensors, got: Tensors) -> None:
+        difference = largest_difference(expected, got)
+        self.largest_difference = max(self.largest_difference, difference)
+        self.natural_ulps = max(self.natural_ulps, largest_ulps(expected, got, self.rounding))
+
+
+def restorable_state(runner: Runner[Any, Any]) -> dict[str, Any]:
+    """Return the declared state and the attention backend's tensors that a snapshot can restore."""
+    state = runner.memory_names()["state"]
+    return {name: tensor for name, tensor in state.items() if not restore_problem(tensor)}

@@ -1,0 +1,198 @@
+"""Side effects of a forward: writes into its inputs and random draws.
+
+Both are watched in a run without a graph. A graph is captured from the same code, so that it has
+the same nodes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphkit.audit.runs.forward_trace import Weights
+from graphkit.audit.runs.teacher_forcing import ForwardPair, wrapped_forward
+from graphkit.buffers import fields_of
+from graphkit.graphs import Attribution, StateSnapshot
+from graphkit.graphs.attribution import NodeOrigin, attributing
+from graphkit.graphs.capture_state import compilation_disabled
+from graphkit.graphs.operations import OpOverload, arguments_written, extent_bytes
+from graphkit.runners.step import Step
+
+SAMPLER = "sampler"
+"""Name of the ``graphkit.scope`` in which a forward may draw random numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The first number of an input field that a forward changed.
+
+    Attributes:
+        row, request: Row of the field, and the request that it belongs to.
+        before, after: The number before and after the forward.
+    """
+
+    row: int
+    request: int
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True)
+class InputWrite:
+    """A write of a forward into one of its input fields.
+
+    Attributes:
+        field: Name of the field.
+        change: What it changed; ``None`` if the values stayed the same.
+        origin: Operation, module and line that wrote; ``None`` if that is unknown.
+    """
+
+    field: str
+    change: Change | None
+    origin: NodeOrigin | None
+
+
+class ForwardWatch:
+    """Watches the forwards of a step in runs without a graph.
+
+    Args:
+        step: The runner's.
+        device: Device of its tensors.
+        weights: The model, or its weights by name, to name modules by.
+        with_ops: Whether to watch each operation, which names its line. Compiled functions then run
+            eagerly. If not, only changes of input fields are found, and no random draws.
+
+    Attributes:
+        writes: Writes into inputs so far: the first of each field.
+        draws: Origins of the operations that drew random numbers outside of a sampler, each once.
+        num_ops: Number of operations watched so far.
+    """
+
+    def __init__(
+        self,
+        step: Step[Any],
+        device: torch.device,
+        weights: Weights = None,
+        *,
+        with_ops: bool = True,
+    ) -> None:
+        self.writes: list[InputWrite] = []
+        self.draws: list[NodeOrigin] = []
+        self.num_ops = 0
+        self._step, self._device, self._weights = step, device, weights
+        self._with_ops = with_ops
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the forwards that run in the block."""
+        with self._step.wrapped(lambda forward: wrapped_forward(forward, self._call)):
+            yield
+
+    def _call(self, forward: Any, inputs: Any) -> Any:
+        tensors = _input_tensors(inputs)
+        before = {name: tensor.clone() for name, tensor in tensors.items()}
+        writers: dict[str, NodeOrigin] = {}
+        if self._with_ops:
+            output = self._call_by_ops(forward, inputs, tensors, writers)
+        else:
+            output = forward(inputs)
+        known = {write.field for write in self.writes}
+        for name, tensor in tensors.items():
+            change = _change(before[name], tensor, name, inputs)
+            if name not in known and (change is not None or name in writers):
+                self.writes.append(InputWrite(name, change, writers.get(name)))
+        return output
+
+    def _call_by_ops(
+        self,
+        forward: Any,
+        inputs: Any,
+        tensors: Mapping[str, torch.Tensor],
+        writers: dict[str, NodeOrigin],
+    ) -> Any:
+        """Call a forward, and note the first operation that writes each of its inputs."""
+        attribution, mode = Attribution(self._weights), _WatchMode(tensors, self._device)
+        with compilation_disabled(), mode, attributing(attribution, lambda: mode.num_ops):
+            output = forward(inputs)
+        self.num_ops += mode.num_ops
+        if attribution.origins:  # without them, another thread attributes a capture
+            writers |= {name: attribution.origins[index] for name, index in mode.written.items()}
+            drawn = (attribution.origins[index] for index in mode.drawn)
+            self.draws += [draw for draw in drawn if SAMPLER not in draw.scope.split("/")]
+        return output
+
+
+class _WatchMode(TorchDispatchMode):
+    """Notes operations that write into tensors, or draw random numbers, by their index.
+
+    Attributes:
+        num_ops: Number of operations so far.
+        written: Index of the first operation that wrote each tensor, by its name.
+        drawn: Indices of the operations that drew random numbers.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_ops = 0
+        self.written: dict[str, int] = {}
+        self.drawn: list[int] = []
+        self._device, self._random = device, StateSnapshot({}, device)
+        self._ranges = {
+            name: range(tensor.data_ptr(), tensor.data_ptr() + extent_bytes(tensor))
+            for name, tensor in tensors.items()
+        }
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        for tensor in arguments_written(func, args, kwargs):
+            for name, addresses in self._ranges.items():
+                if tensor.numel() and tensor.data_ptr() in addresses:
+                    self.written.setdefault(name, self.num_ops)
+        has_generator = any(isinstance(value, torch.Generator) for value in kwargs.values())
+        if has_generator or self._random.drew_random_numbers():
+            self.drawn.append(self.num_ops)
+            self._random = StateSnapshot({}, self._device)
+        self.num_ops += 1
+        return out
+
+
+def _input_tensors(inputs: Any) -> dict[str, torch.Tensor]:
+    """Return the input fields by name, fields of the batch before fields of one forward alone.
+
+    Of several that are the same memory, only the first.
+    """
+    declared = [field.name for field in fields_of(type(inputs))]
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    for name in (*declared, *(field.name for field in dataclasses.fields(inputs))):
+        tensor = getattr(inputs, name)
+        if isinstance(tensor, torch.Tensor) and tensor.numel():
+            found.setdefault(tensor.data_ptr(), (name, tensor))
+    return dict(found.values())
+
+
+def _change(before: torch.Tensor, now: torch.Tensor, name: str, inputs: Any) -> Change | None:
+    """Return the first number of a field that differs in any bit."""
+    one, other = (tensor.contiguous().flatten() for tensor in (before, now))
+    bits = [numbers.view(torch.uint8).view(len(numbers), -1) for numbers in (one, other)]
+    if torch.equal(*bits):
+        return None
+    index = int((bits[0] != bits[1]).any(1).nonzero()[0])
+    has_lead = any(field.lead for field in fields_of(type(inputs)) if field.name == name)
+    dim = 1 if has_lead else 0
+    row = int(np.unravel_index(index, now.shape)[dim])
+    request = ForwardPair(inputs, {}, {}).owner(row, now.shape[dim])
+    return Change(row, request, float(one[index]), float(other[index]))

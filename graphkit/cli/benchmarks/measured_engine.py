@@ -1,0 +1,241 @@
+"""An engine with a full batch of long requests, and what is measured of its steps."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+
+from graphkit.cli.benchmarks.api_calls import api_calls
+from graphkit.cli.benchmarks.bare_step import BareStep
+from graphkit.cli.benchmarks.clocks import synchronise, waits
+from graphkit.cli.benchmarks.variants import Variant
+from graphkit.engine import Request, SpeculativeEngine
+from graphkit.engine.step import SamplingParams, SpecStepRunner
+from graphkit.errors import ConfigError
+
+_HOST_RUNS, _MIN_LAUNCHES = 3, 12
+"""Runs of v1 and v2, and least launches of v3, whose least host time is the result."""
+_COUNTED_RUNS = 2
+
+
+@dataclass
+class Steps:
+    """Steps as the host saw them.
+
+    Attributes:
+        ms: Milliseconds per step of each round.
+        intervals_ms: Milliseconds between two steps; 0 for steps that the host received together.
+        tokens: New tokens of all requests.
+        drafted_lengths: Steps of all requests by the number of drafts that they verified.
+    """
+
+    ms: list[float] = field(default_factory=list)
+    intervals_ms: list[float] = field(default_factory=list)
+    tokens: int = 0
+    drafted_lengths: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def ms_per_step(self) -> float:
+        """The median of the rounds."""
+        return median(self.ms)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean new tokens of all requests together."""
+        return self.tokens / len(self.intervals_ms)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of all requests at the median time per step."""
+        return self.tokens_per_step / self.ms_per_step * 1e3
+
+    def latency_ms(self, percentile: float) -> float:
+        """Return a percentile of the intervals."""
+        return float(np.percentile(self.intervals_ms, percentile))
+
+
+class MeasuredEngine:
+    """An engine whose batch is full of requests that do not end. Captures it and warms it up.
+
+    Each measurement starts the requests again. The n-th steps of all variants are therefore at the
+    same place of the same texts, if prompts and warm-ups are equal. The caller closes the engine.
+
+    Args:
+        engine: A new engine for as many requests as there are prompts.
+        variant: How the engine runs its steps.
+        prompts: Token ids of each prompt.
+        warm_up_steps: Steps before each measurement, at least ``variant.steps_in_flight``.
+    """
+
+    def __init__(
+        self,
+        engine: SpeculativeEngine,
+        variant: Variant,
+        prompts: Sequence[Sequence[int]],
+        warm_up_steps: int,
+    ) -> None:
+        self._engine, self._variant = engine, variant
+        self._prompts, self._warm_up_steps = prompts, warm_up_steps
+        self._requests: list[Request] = []
+        self._host_us: dict[str, float] = {}
+        engine.capture()
+        self._restart()
+
+    @property
+    def outputs(self) -> list[list[int]]:
+        """Tokens of each request so far."""
+        return [request.output_ids for request in self._requests]
+
+    def run(self, steps: int, into: Steps) -> None:
+        """Run a round: at least ``steps`` steps, whole launches.
+
+        No counted step begins before the clock starts: the host waits for the steps that are
+        enqueued, starts the clock, and launches the first counted steps before it reads these. A
+        host that is late, at the first or the last step, therefore only adds to the time.
+
+        Raises:
+            ConfigError: A request ended, because it reached the context limit of the engine.
+        """
+        self._restart()
+        self._engine.runners[0].backend.wait_for_device()
+        drafted = self._drafted_lengths()
+        began = time.perf_counter()
+        self._advance(self._variant.steps_ahead)
+        tokens = sum(map(len, self.outputs))
+        seen = [began, *self._advance(steps)[1:]]
+        into.ms.append((seen[-1] - seen[0]) / (len(seen) - 1) * 1e3)
+        into.intervals_ms += [(after - before) * 1e3 for before, after in pairwise(seen)]
+        into.tokens += sum(map(len, self.outputs)) - tokens
+        into.drafted_lengths += self._drafted_lengths() - drafted
+
+    def host_us(self, steps: int, *, launches: int = 0) -> dict[str, float]:
+        """Return microseconds of CPU time of the host's thread per step, without its waits.
+
+        The least of the runs of this call and of all earlier ones counts, because other processes
+        of the host only add to it, some for seconds. In v3, these are the launch, and the reading
+        of steps that are done.
+
+        Args:
+            steps: Least steps of a run.
+            launches: Least launches of v3. The requests start again as often as the steps need
+                it: no start runs more than ``host_time_steps``.
+        """
+        if self._variant.generation == "v3" and self._runner().can_launch:
+            found = self._launch_and_reading_us(steps, launches)
+        else:
+            self._restart()
+            found = {"host": min(self._host_us_of_a_run(steps) for _ in range(_HOST_RUNS))}
+        least = self._host_us
+        least |= {part: min(us, least.get(part, us)) for part, us in found.items()}
+        return {"host": sum(least.values())} | least
+
+    def cuda_calls(self, steps: int) -> dict[str, float]:
+        """Return the calls of the CUDA API per step, by name, in rounds of ``steps`` steps.
+
+        Measure times before: the profiler slows later launches of the process.
+        """
+        self._restart()
+        counted = api_calls(lambda _: self._advance(steps), _COUNTED_RUNS)
+        whole = self._variant.whole_launches(steps)
+        return {name: count / whole for name, count in counted.items()}
+
+    def bare_step(self) -> BareStep:
+        """Return the step of the requests without the engine, which must not run afterwards.
+
+        Its requests start again, so that attention reads as many keys as in a round.
+        """
+        self._restart()
+        self._engine.runners[0].backend.wait_for_device()
+        return BareStep(self._runner(), self._rows())
+
+    def _drafted_lengths(self) -> Counter[int]:
+        """Return the steps of all requests so far by the number of drafts that they verified."""
+        counts = Counter[int]()
+        for request in self._requests:
+            counts.update(request.drafted_lengths)
+        return counts
+
+    def _advance(self, steps: int) -> list[float]:
+        """Run at least ``steps`` steps, whole launches.
+
+        Returns:
+            When they began, and when each was received.
+        """
+        first = self._requests[0]
+        done, seen = first.num_verifies, [time.perf_counter()]
+        end = done + self._variant.whole_launches(steps)
+        while done < end and not first.is_finished:
+            self._engine.step()
+            now = time.perf_counter()
+            seen += [now] * (first.num_verifies - done)
+            done = first.num_verifies
+        if any(request.is_finished for request in self._requests):
+            raise ConfigError(
+                f"a request reached its limit of {self._engine.context_limit} tokens after {done} "
+                "steps. Measure fewer steps, or enlarge the context of the engine.",
+                field="max_context_len",
+            )
+        return seen
+
+    def _restart(self) -> None:
+        """Begin the requests, instead of those that run, and warm up.
+
+        The last steps of the warm-up are enqueued and not read. They began when earlier ones had
+        ended, as all later ones do.
+        """
+        for request in self._requests:
+            self._engine.abort(request)
+        sampling = SamplingParams(max_new_tokens=self._engine.context_limit)
+        self._requests = [self._engine.submit(prompt, sampling) for prompt in self._prompts]
+        self._advance(self._warm_up_steps - self._variant.steps_ahead)
+
+    def _host_us_of_a_run(self, steps: int) -> float:
+        with waits() as seconds:
+            began = time.thread_time()
+            seen = self._advance(steps)
+            busy = time.thread_time() - began - sum(seconds)
+        return busy / (len(seen) - 1) * 1e6
+
+    def _launch_and_reading_us(self, steps: int, launches: int) -> dict[str, float]:
+        runner, count = self._runner(), self._variant.steps_per_launch
+        launches_per_start = host_time_steps(steps, count) // count
+        launching, reading = [], []
+        for number in range(max(launches, _num_launches(steps, count))):
+            if number % launches_per_start == 0:
+                self._restart()
+            rows = self._rows()
+            synchronise(self._engine.device)
+            began = time.thread_time()
+            stream = runner.launch(rows, max_steps=count)
+            launched = time.thread_time()
+            synchronise(self._engine.device)
+            ready = time.thread_time()
+            for _ in stream:
+                pass
+            read = time.thread_time()
+            launching.append((launched - began) / count * 1e6)
+            reading.append((read - ready) / count * 1e6)
+        return {"host, launch": min(launching), "host, reading": min(reading)}
+
+    def _runner(self) -> SpecStepRunner:
+        (runner,) = self._engine.runners
+        assert isinstance(runner, SpecStepRunner), "v3 has no other runner"
+        return runner
+
+    def _rows(self) -> list[int]:
+        return [request.row for request in self._requests]
+
+
+def host_time_steps(steps: int, steps_per_launch: int) -> int:
+    """Return the most steps that ``MeasuredEngine.host_us`` runs after a start of the requests."""
+    return max(_HOST_RUNS * steps, steps_per_launch * _num_launches(steps, steps_per_launch))
+
+
+def _num_launches(steps: int, steps_per_launch: int) -> int:
+    return max(_MIN_LAUNCHES, steps // steps_per_launch)

@@ -1,7 +1,0 @@
-"""Compare two graphs, or records with graphs, node by node; and ranks. Needs no torch."""
-
-from graphkit.diff.graphs import diff_graphs
-from graphkit.diff.ranks import differing_launch, launch_order
-from graphkit.diff.records import diff_records
-
-__all__ = ["diff_graphs", "diff_records", "differing_launch", "launch_order"]

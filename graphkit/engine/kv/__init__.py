@@ -1,0 +1,25 @@
+"""Paged KV pools, recurrent states, and the allocation of KV slots to requests."""
+
+from graphkit.engine.kv.contracts import KVPool, RequestPool, RequestTable
+from graphkit.engine.kv.dsa import DSATokenToKVPool
+from graphkit.engine.kv.mha import MHATokenToKVPool
+from graphkit.engine.kv.mla import MLATokenToKVPool
+from graphkit.engine.kv.pool import TokenToKVPool
+from graphkit.engine.kv.recurrent import RecurrentInputs, RecurrentStatePool, StateSlots
+from graphkit.engine.kv.requests import ReqToTokenPool
+from graphkit.engine.kv.slots import TokenSlotAllocator
+
+__all__ = [
+    "DSATokenToKVPool",
+    "KVPool",
+    "MHATokenToKVPool",
+    "MLATokenToKVPool",
+    "RecurrentInputs",
+    "RecurrentStatePool",
+    "ReqToTokenPool",
+    "RequestPool",
+    "RequestTable",
+    "StateSlots",
+    "TokenSlotAllocator",
+    "TokenToKVPool",
+]

@@ -1,0 +1,62 @@
+"""The cache of an indexer, which selects the keys that a row attends to.
+
+Suffixes: T tokens, I index_head_dim.
+"""
+
+# ruff: noqa: N803 - suffixes of tensor names are dimensions
+from __future__ import annotations
+
+import torch
+
+from graphkit.engine.kv.pool import TokenToKVPool
+from graphkit.ops.inference import allocates
+
+
+class IndexKeyPool(TokenToKVPool):
+    """One buffer of index keys per layer, in their own data type; see ``TokenToKVPool``.
+
+    Args:
+        size: Tokens that the pool holds.
+        page_size: Slots per page.
+        dtype: float16, bfloat16 or float32.
+        index_head_dim: Elements of an index key (I).
+        layer_num: Layers.
+        device: Device of the buffers.
+
+    Raises:
+        ConfigError: An argument is out of range; ``field`` names it.
+    """
+
+    @allocates
+    def __init__(
+        self,
+        size: int,
+        page_size: int,
+        dtype: torch.dtype,
+        index_head_dim: int,
+        layer_num: int,
+        device: torch.device | str,
+    ) -> None:
+        super().__init__(size, page_size, dtype, layer_num, device, index_head_dim=index_head_dim)
+        self._index_k = self._add_buffers("index_k", index_head_dim)
+
+    def get_index_k_buffer(self, layer: int) -> torch.Tensor:
+        """Return the index keys of one layer, [slots, I].
+
+        Raises:
+            AttentionError: There is no such layer.
+        """
+        return self._index_k[self._checked(layer)]
+
+    def set_index_k_buffer(self, layer: int, loc_T: torch.Tensor, index_k_TI: torch.Tensor) -> None:
+        """Write one index key per token into slot ``loc_T``.
+
+        One launch on the current stream. Never synchronises; may be captured.
+
+        Shapes:
+            loc_T: [T] int64. index_k_TI: [T, I] of the data type of the pool.
+
+        Raises:
+            AttentionError: There is no such layer.
+        """
+        self.get_index_k_buffer(layer).index_copy_(0, loc_T, index_k_TI)

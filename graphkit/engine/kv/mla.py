@@ -1,0 +1,85 @@
+"""The KV cache of multi-head latent attention.
+
+Suffixes: T tokens, R kv_lora_rank, E qk_rope_head_dim.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from graphkit.engine.kv.pool import TokenToKVPool
+from graphkit.ops.inference import allocates
+from graphkit.ops.kv_cache import store_kv
+
+
+class MLATokenToKVPool(TokenToKVPool):
+    """One buffer per layer, which holds keys and values; see ``TokenToKVPool``.
+
+    A row is the compressed latent, R elements, then the part of the key that encodes the position,
+    E elements. All heads share the row: the key is the whole row, the value its latent
+    (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+
+    Args:
+        size: Tokens that the pool holds.
+        page_size: Slots per page.
+        dtype: float16, bfloat16 or float32.
+        kv_lora_rank: Elements of the latent (R).
+        qk_rope_head_dim: Elements of the rotated part (E).
+        layer_num: Layers.
+        device: Device of the buffers.
+
+    Raises:
+        ConfigError: An argument is out of range; ``field`` names it.
+    """
+
+    @allocates
+    def __init__(
+        self,
+        size: int,
+        page_size: int,
+        dtype: torch.dtype,
+        kv_lora_rank: int,
+        qk_rope_head_dim: int,
+        layer_num: int,
+        device: torch.device | str,
+    ) -> None:
+        super().__init__(
+            size, page_size, dtype, layer_num, device,
+            kv_lora_rank=kv_lora_rank, qk_rope_head_dim=qk_rope_head_dim,
+        )  # fmt: skip
+        self.kv_lora_rank, self.qk_rope_head_dim = kv_lora_rank, qk_rope_head_dim
+        self._kv = self._add_buffers("kv", 1, kv_lora_rank + qk_rope_head_dim)
+
+    def get_key_buffer(self, layer: int) -> torch.Tensor:
+        """Return the rows of one layer, [slots, 1, R + E].
+
+        Raises:
+            AttentionError: There is no such layer.
+        """
+        return self._kv[self._checked(layer)]
+
+    def get_value_buffer(self, layer: int) -> torch.Tensor:
+        """Return the latents of one layer, [slots, 1, R], a view of its rows.
+
+        Raises:
+            AttentionError: There is no such layer.
+        """
+        return self.get_key_buffer(layer)[..., : self.kv_lora_rank]
+
+    def set_mla_kv_buffer(
+        self, layer: int, loc: torch.Tensor, cache_k_nope: torch.Tensor, cache_k_rope: torch.Tensor
+    ) -> None:
+        """Write one row per token into slots ``loc`` by one ``graphkit::store_kv``.
+
+        Enqueues on the current stream. Never synchronises; may be captured.
+
+        Shapes:
+            loc: [T] int64. cache_k_nope: [T, 1, R], the latent. cache_k_rope: [T, 1, E].
+
+        Raises:
+            AttentionError: There is no such layer, or a tensor has the wrong shape, dtype or
+                device.
+        """
+        rows = self.get_key_buffer(layer)
+        latent, rotated = rows.split([self.kv_lora_rank, self.qk_rope_head_dim], -1)
+        store_kv(latent, rotated, loc, cache_k_nope, cache_k_rope)

@@ -1,0 +1,118 @@
+"""Base of the KV pools: buffers by layer, and moves of tokens between slots."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from graphkit.config import is_int, require_int
+from graphkit.engine.kv.contracts import require_device
+from graphkit.errors import AttentionError, ConfigError, short_repr
+from graphkit.ops.kv_cache import buffer_table, move_kv
+
+
+class TokenToKVPool:
+    """Buffers addressed by token slot, at least one per layer.
+
+    Slots ``page_size`` to ``page_size + size - 1`` are for tokens. The first page is the dummy that
+    pad rows write to and read from; its contents are undefined. Buffers have whole pages, at least
+    ``size + page_size`` slots, and keep their addresses for the life of the pool, so captured
+    graphs may hold them.
+
+    Args:
+        size: Tokens that the pool holds.
+        page_size: Slots per page.
+        dtype: float16, bfloat16 or float32.
+        layer_num: Layers; 0 for a model without a KV cache.
+        device: Device of the buffers.
+        dims: Further sizes by name, each at least 1.
+
+    Attributes:
+        dtypes: Data types that a pool of this class may have.
+
+    Raises:
+        ConfigError: An argument is out of range; ``field`` names it.
+    """
+
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float16, torch.bfloat16, torch.float32)
+
+    def __init__(
+        self,
+        size: int,
+        page_size: int,
+        dtype: torch.dtype,
+        layer_num: int,
+        device: torch.device | str,
+        **dims: int,
+    ) -> None:
+        name = type(self).__name__
+        for field, value in ({"size": size, "page_size": page_size} | dims).items():
+            require_int(name, field, value)
+        require_int(name, "layer_num", layer_num, least=0)
+        if dtype not in self.dtypes:
+            *names, last = (str(each).removeprefix("torch.") for each in self.dtypes)
+            raise ConfigError(
+                f"{name}.dtype must be {', '.join(names)} or {last}, got {short_repr(dtype)}.",
+                field="dtype",
+            )
+        self.size, self.page_size, self.dtype, self.layer_num = size, page_size, dtype, layer_num
+        self.device = require_device(type(self).__name__, device)
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return every buffer by its kind and layer, such as ``key.0``."""
+        return dict(self._tensors)
+
+    def get_scales(self, layer: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return the scales of the keys and the values of a layer, [M] float32 each.
+
+        A key is its stored number multiplied by the scale. ``None`` where a pool stores keys and
+        values without a scale.
+
+        Raises:
+            AttentionError: There is no such layer.
+        """
+        self._checked(layer)
+        return None, None
+
+    def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
+        """Copy slots ``src_loc`` to slots ``tgt_loc`` in every buffer of every layer.
+
+        Every source is read before any target is written, so the slots may overlap. A slot is a
+        target at most once, except slot 0 as its own source, which is padding. Two launches on the
+        current stream, none without layers or slots. Never synchronises; may be captured.
+
+        Shapes:
+            tgt_loc, src_loc: one shape, int64.
+
+        Raises:
+            AttentionError: A tensor has the wrong shape, dtype or device, or, on the CPU, a slot is
+                outside the pool. On CUDA such a pair moves nothing.
+        """
+        if self._tensors and (tgt_loc.numel() or src_loc.numel()):
+            move_kv(list(self._tensors.values()), self._table, tgt_loc, src_loc)
+
+    def _add_buffers(
+        self, kind: str, *row: int, dtype: torch.dtype | None = None
+    ) -> list[torch.Tensor]:
+        """Allocate a buffer of zeros per layer and add it to ``tensors`` and ``move_kv_cache``."""
+        pages = 1 + -(-self.size // self.page_size)
+        shape = (pages * self.page_size, *row)
+        buffers = [
+            torch.zeros(shape, dtype=dtype or self.dtype, device=self.device)
+            for _ in range(self.layer_num)
+        ]
+        self._tensors |= {f"{kind}.{layer}": buffer for layer, buffer in enumerate(buffers)}
+        if self._tensors:
+            self._table = buffer_table(list(self._tensors.values()))
+        return buffers
+
+    def _checked(self, layer: int) -> int:
+        if not is_int(layer) or not 0 <= layer < self.layer_num:
+            raise AttentionError(
+                f"KV pool has no layer {short_repr(layer)}: it has {self.layer_num}, counted "
+                "from 0. "
+                "Construct the pool with the model's layer_num."
+            )
+        return layer

@@ -1,0 +1,357 @@
+"""Recurrent state of linear-attention and Mamba layers, with a commit of the accepted node.
+
+Suffixes: B requests, N nodes of each request in one batch, T = B * N rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from graphkit.config import is_int, require_int, require_type
+from graphkit.engine.kv.contracts import require_device
+from graphkit.errors import AttentionError, ConfigError, short_repr
+from graphkit.ops.inference import allocates
+from graphkit.ops.kv_cache import buffer_table, move_kv
+from graphkit.ops.tree import parents_and_depths
+
+States = Mapping[str, torch.Tensor]
+"""One tensor per kind of state, ``[B, *shape]``."""
+
+
+class RecurrentInputs(Protocol):
+    """Fields of a mode's inputs that ``RecurrentStatePool.slots`` reads."""
+
+    req_pool_indices: torch.Tensor
+    lengths: torch.Tensor | None
+    width: int | None
+
+    @property
+    def batch_size(self) -> int:
+        """Requests, pads included (B)."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows, pads included (T)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateSlots:
+    """Slots of the states that one batch reads and writes.
+
+    Attributes:
+        before: [B, N] int64, slot of the state before each node: the state of its parent, or
+            the committed state for a root.
+        after: [B, N] int64, slot of the state after each node. Nodes before the last W have none:
+            there it is the committed state's and must not be written.
+        order: [B, N] int64, an order of each request's nodes in which every node follows its
+            parent; ``None`` for chains, whose nodes are in that order.
+        packed: Set in a prefill, where requests have different numbers of rows: the place of each
+            row in [B, N], int64 [T]. N is the largest number. Places behind the last row of a
+            request have no row; a state does not change there, so that the last place has the
+            state after the last row.
+        is_row: [B, N] bool, whether a place has a row; set with ``packed``.
+    """
+
+    before: torch.Tensor
+    after: torch.Tensor
+    order: torch.Tensor | None = None
+    packed: torch.Tensor | None = None
+    is_row: torch.Tensor | None = None
+
+
+class RecurrentStatePool:
+    """Recurrent states by request row: the committed one, and one after each node of a step.
+
+    A verify step reads the committed state and stores the state after every node, rejected ones
+    included. ``commit`` then copies the accepted node's state over the committed one, so that
+    rejected tokens leave no trace. Give the pool to ``EngineModel(recurrent_state=...)``, which
+    resets, commits and checks it.
+
+    Each buffer has W + 1 slots per request row: slot ``row * (W + 1)`` holds the committed state,
+    the W slots behind it those after nodes 0 to W - 1. The row of pad rows, row 0, always starts
+    from the initial state, zeros. Buffers keep their addresses for the life of the pool, so
+    captured graphs may hold them.
+
+    Args:
+        size: Request rows, as in ``ReqToTokenPool``.
+        width: Most nodes per request in one step (W), the width of TARGET_VERIFY.
+        layer_num: Recurrent layers.
+        device: Device of the buffers.
+        shapes: Shape of one state of one layer by kind, such as
+            ``{"conv": (dim, kernel - 1), "ssm": (heads, head_dim, state_size)}``.
+        dtypes: Dtype of every kind, or one by kind.
+
+    Raises:
+        ConfigError: An argument is out of range or has a wrong type, or ``dtypes`` lacks a kind.
+
+    Examples:
+        >>> pool = RecurrentStatePool(8, 4, 2, "cpu", shapes={"sum": (16,)})
+        >>> pool.state(0, "sum").shape
+        torch.Size([45, 16])
+    """
+
+    @allocates
+    def __init__(
+        self,
+        size: int,
+        width: int,
+        layer_num: int,
+        device: torch.device | str,
+        *,
+        shapes: Mapping[str, Sequence[int]],
+        dtypes: torch.dtype | Mapping[str, torch.dtype] = torch.float32,
+    ) -> None:
+        for field, value in {"size": size, "width": width, "layer_num": layer_num}.items():
+            require_int("RecurrentStatePool", field, value)
+        _check_shapes(shapes)
+        if isinstance(dtypes, torch.dtype):
+            dtypes = dict.fromkeys(shapes, dtypes)
+        require_type("RecurrentStatePool", "dtypes", dtypes, Mapping, "a torch.dtype or a mapping")
+        if set(dtypes) != set(shapes):
+            raise ConfigError(
+                f"RecurrentStatePool.dtypes is {short_repr(dtypes)}, but shapes has "
+                f"{sorted(shapes)}. Pass "
+                "one torch.dtype, or one per kind of state.",
+                field="dtypes",
+            )
+        for kind, dtype in dtypes.items():
+            field = f"dtypes[{kind!r}]"
+            require_type("RecurrentStatePool", field, dtype, torch.dtype, "a torch.dtype")
+        self.size, self.width, self.layer_num = size, width, layer_num
+        device = require_device("RecurrentStatePool", device)
+        slots = (size + 1) * (width + 1)
+        self._layers = [
+            {
+                kind: torch.zeros(slots, *shape, dtype=dtypes[kind], device=device)
+                for kind, shape in shapes.items()
+            }
+            for _ in range(layer_num)
+        ]
+        self._buffers = [buffer for buffers in self._layers for buffer in buffers.values()]
+        self.device = self._buffers[0].device
+        self._table = buffer_table(self._buffers)
+        self._node = torch.arange(width, device=self.device)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the states of every row by kind and layer, such as ``ssm.0``.
+
+        Declare them as the ``mutable_state`` of a step. They are views of the buffers,
+        ``[size + 1, W + 1, *shape]``: the committed state of a row, and those after its nodes.
+        """
+        return {
+            f"{kind}.{layer}": buffer.unflatten(0, (self.size + 1, self.width + 1))
+            for layer, buffers in enumerate(self._layers)
+            for kind, buffer in buffers.items()
+        }
+
+    def state(self, layer: int, kind: str) -> torch.Tensor:
+        """Return the buffer of one kind of state of one layer, ``[(size + 1) * (W + 1), *shape]``.
+
+        Raises:
+            AttentionError: There is no such layer or kind.
+        """
+        buffers = self._of_layer(layer)
+        if kind not in list(buffers):  # a list takes unhashable values
+            raise AttentionError(
+                f"RecurrentStatePool has no state {kind!r} in layer {layer}: it has "
+                f"{sorted(self._layers[0])} in layers 0 to {self.layer_num - 1}."
+            )
+        return buffers[kind]
+
+    def _of_layer(self, layer: int) -> dict[str, torch.Tensor]:
+        """Return the buffers of a layer by kind."""
+        if not is_int(layer) or not 0 <= layer < self.layer_num:
+            raise AttentionError(
+                f"RecurrentStatePool has no layer {short_repr(layer)}: it has {self.layer_num}, "
+                "counted from "
+                "0. Construct the pool with the model's recurrent layers."
+            )
+        return self._layers[layer]
+
+    def slots(self, inputs: RecurrentInputs) -> StateSlots:
+        """Return the slots that a batch reads and writes. Enqueues only; may be captured.
+
+        ``inputs.custom_mask``, bool [B, N, N], gives the parents of a tree; without it each node
+        follows the one before. A chain may have more than W nodes, as in a prefill: then only the
+        states after its last W nodes have slots. The rows of a prefill are packed, see
+        ``StateSlots.packed``.
+
+        Raises:
+            AttentionError: Requests have different numbers of rows, or a tree has more than W
+                nodes.
+        """
+        mask: torch.Tensor | None = getattr(inputs, "custom_mask", None)
+        requests, rows = inputs.batch_size, inputs.num_tokens
+        if inputs.lengths is not None:
+            return self._packed_slots(inputs, inputs.lengths)
+        nodes = rows // requests if requests else 0
+        if nodes * requests != rows or (mask is not None and nodes > self.width):
+            limit = "" if mask is None else f" of at most {self.width} nodes, the pool's width"
+            raise AttentionError(
+                f"a batch of {requests} requests has {rows} rows: expected the same number of rows "
+                f"per request{limit}."
+            )
+        committed = inputs.req_pool_indices[:, None] * (self.width + 1)
+        if mask is None:
+            return StateSlots(*self._chain(committed, nodes))
+        node = self._node[:nodes]
+        parents, depths = parents_and_depths(mask[:, :, :nodes])
+        order = depths.argsort(dim=1, stable=True)
+        return StateSlots(committed + 1 + parents, committed + 1 + node, order)
+
+    def _chain(self, committed: torch.Tensor, nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the slots before and after the nodes of chains, from those committed, [B, 1]."""
+        node = torch.arange(nodes, device=committed.device) - max(0, nodes - self.width)
+        return committed + node.clamp(min=0), committed + (node + 1).clamp(min=0)
+
+    def _packed_slots(self, inputs: RecurrentInputs, lengths: torch.Tensor) -> StateSlots:
+        """Return the slots of the packed rows of a prefill."""
+        nodes, rows, device = inputs.width or 1, inputs.num_tokens, lengths.device
+        ends = lengths.cumsum(0)
+        row = torch.arange(rows, device=device)
+        owner = torch.searchsorted(ends, row, right=True)
+        before, after = self._chain(inputs.req_pool_indices[:, None] * (self.width + 1), nodes)
+        return StateSlots(
+            before,
+            after,
+            packed=owner * nodes + row - (ends - lengths)[owner],
+            is_row=torch.arange(nodes, device=device) < lengths[:, None],
+        )
+
+    def load(self, layer: int, slots: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return a copy of the states in ``slots``, int64 [B], by kind, each ``[B, *shape]``.
+
+        Raises:
+            AttentionError: There is no such layer.
+        """
+        return {kind: buffer[slots] for kind, buffer in self._of_layer(layer).items()}
+
+    def store(self, layer: int, slots: torch.Tensor, states: States) -> None:
+        """Write states, each ``[B, *shape]``, into ``slots``, int64 [B].
+
+        Raises:
+            AttentionError: There is no such layer, or a kind of state is missing.
+            ConfigError: ``states`` is no mapping.
+        """
+        buffers = self._of_layer(layer)
+        require_type("RecurrentStatePool", "states", states, Mapping, "tensors by kind of state")
+        if missing := buffers.keys() - states.keys():
+            raise AttentionError(
+                f"RecurrentStatePool stores states of {sorted(buffers)}, got none of "
+                f"{sorted(missing)}. Pass one tensor for each kind."
+            )
+        for kind, buffer in buffers.items():
+            buffer[slots] = states[kind].to(buffer.dtype)
+
+    def scan(
+        self,
+        layer: int,
+        slots: StateSlots,
+        update: Callable[..., tuple[States, torch.Tensor]],
+        *rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run a recurrence over the nodes of each request, parents before their children.
+
+        ``update(states, *node_rows)`` receives the states before one node of each request and that
+        node's rows, [B, ...] each. It returns the states after it and the node's output. The
+        states after the last W nodes are stored for ``commit``.
+
+        A layer with a kernel for whole chunks may replace ``scan``: it loads ``slots.before`` and
+        stores ``slots.after`` of the last W nodes itself; it runs trees in ``slots.order``, and
+        packed rows as ``slots.packed`` says.
+
+        Args:
+            layer: The recurrent layer, counted from 0.
+            slots: ``slots`` of the batch.
+            update: The recurrence. Must only enqueue work, since it is captured.
+            *rows: Inputs of all rows, [T, ...] each.
+
+        Returns:
+            The outputs of all rows, [T, ...].
+        """
+        nodes = slots.after.shape[1]
+        before, after, order = slots.before, slots.after, slots.order
+        by_node = [_by_node(tensor, slots) for tensor in rows]
+        if order is not None:
+            before, after = before.gather(1, order), after.gather(1, order)
+            by_node = [_in_order(tensor, order) for tensor in by_node]
+        outputs = []
+        states: States = {}
+        for node in range(nodes):
+            if node == 0 or order is not None:
+                states = self.load(layer, before[:, node])
+            new, output = update(states, *(tensor[:, node] for tensor in by_node))
+            states = new if slots.is_row is None else _where(slots.is_row[:, node], new, states)
+            if node >= nodes - self.width:
+                self.store(layer, after[:, node], states)
+            outputs.append(output)
+        stacked = torch.stack(outputs, 1)
+        if order is not None:
+            stacked = _in_order(stacked, order.argsort(1))
+        flat = stacked.flatten(0, 1)
+        return flat if slots.packed is None else flat[slots.packed]
+
+    def reset(self, req_pool_indices: torch.Tensor) -> None:
+        """Set the committed states of rows, int64 [B], to the initial state, zeros."""
+        # Slot 0 is the committed state of the pad rows, which nothing writes.
+        self._copy(req_pool_indices, torch.zeros_like(req_pool_indices))
+
+    def commit(self, req_pool_indices: torch.Tensor, nodes: torch.Tensor) -> None:
+        """Copy the states after ``nodes`` over the committed ones, in every layer.
+
+        Two launches on the current stream for any number of layers. Never synchronises; may be
+        captured. Pad rows, row 0, keep the initial state.
+
+        Args:
+            req_pool_indices: [B] int64, request rows; each at most once, except row 0.
+            nodes: [B] int64, the last accepted node of each request, 0 to W - 1.
+
+        Raises:
+            AttentionError: A tensor has the wrong shape, dtype or device, or, on the CPU, a row or
+                node is out of range. On CUDA such a pair copies nothing, or another node's state.
+        """
+        source = req_pool_indices * (self.width + 1) + 1 + nodes
+        self._copy(req_pool_indices, torch.where(req_pool_indices == 0, 0, source))
+
+    def _copy(self, req_pool_indices: torch.Tensor, source: torch.Tensor) -> None:
+        move_kv(self._buffers, self._table, req_pool_indices * (self.width + 1), source)
+
+
+def _in_order(rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Return rows, [B, N, ...], each request's in the order of indices [B, N]."""
+    return rows[torch.arange(len(order), device=order.device)[:, None], order]
+
+
+def _by_node(rows: torch.Tensor, slots: StateSlots) -> torch.Tensor:
+    """Return rows, [T, ...], as [B, N, ...], zeros where a place has no row."""
+    if slots.packed is None:
+        return rows.reshape(*slots.after.shape, *rows.shape[1:])
+    places = rows.new_zeros(slots.after.numel(), *rows.shape[1:])
+    return places.index_copy_(0, slots.packed, rows).view(*slots.after.shape, *rows.shape[1:])
+
+
+def _where(chosen: torch.Tensor, new: States, old: States) -> States:
+    """Return the new states of the chosen requests, bool [B], and the old ones of the others."""
+    return {
+        kind: torch.where(chosen.view(-1, *[1] * (new[kind].dim() - 1)), new[kind], each)
+        for kind, each in old.items()
+    }
+
+
+def _check_shapes(shapes: Mapping[str, Sequence[int]]) -> None:
+    expected = "a mapping such as {'ssm': (heads, head_dim, state_size)}"
+    require_type("RecurrentStatePool", "shapes", shapes, Mapping, expected)
+    if not shapes:
+        raise ConfigError(
+            f"RecurrentStatePool.shapes names no kind of state. Pass {expected}.", field="shapes"
+        )
+    for kind, shape in shapes.items():
+        field = f"shapes[{kind!r}]"
+        require_type("RecurrentStatePool", "shapes", kind, str, "a mapping from names of kinds")
+        require_type("RecurrentStatePool", field, shape, Sequence, "a sequence of ints")
+        for extent in shape:
+            require_int("RecurrentStatePool", field, extent)

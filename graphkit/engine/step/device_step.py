@@ -1,0 +1,311 @@
+"""A whole speculative step on the device: draft, verify, accept and catch up."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from graphkit.buffers import Axis, Rows, StepInputs, declare
+from graphkit.engine.attention.cache import kv_pools
+from graphkit.engine.step.context import EngineContext
+from graphkit.engine.step.drafter import Drafter, NullDrafter
+from graphkit.engine.step.drafter_checks import check_prepared, prepare_drafter
+from graphkit.engine.step.engine_model import EngineModel
+from graphkit.engine.step.plain_step import CatchUpDrafter, PlainDrafter, StoredTokens
+from graphkit.engine.step.tree_checks import check_tree
+from graphkit.engine.step.verified import Verified
+from graphkit.engine.step.verifier import FillBitmask, Verifier
+from graphkit.graphs import Backend, CaptureFailure, scope
+from graphkit.runners import Output, Runner, declare_output
+from graphkit.runners.capture import capture_error
+from graphkit.runners.known_memory import attribute_tensors
+
+
+@dataclass(kw_only=True, eq=False)
+class SpecStepInputs(StepInputs):
+    """Batch of a whole step. All else is on the device, by request row.
+
+    Shapes:
+        req_pool_indices: [B] int64.
+    """
+
+    req_pool_indices: Rows = declare(
+        Axis.REQUEST, torch.int64, "row of the request; rows that have ended run as pads"
+    )
+
+
+@dataclass(kw_only=True, eq=False)
+class SpecStepOutput(Output):
+    """Report of a whole step, see ``graphkit.ops.loop_layout.Report``.
+
+    Shapes:
+        report: [B, 4 + 2 * longest path] int32; ``None`` for an idle batch.
+    """
+
+    report: torch.Tensor | None = declare_output(Axis.REQUEST, torch.int32, row=None, optional=True)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step returns.
+
+    Attributes:
+        verified: Accepted paths, for the drafter to catch up on.
+        report: [B, 4 + 2 * longest path] int32, new tokens, ends of the requests and
+            log-probabilities, for the host; see ``graphkit.ops.loop_layout``.
+        body: What ran. Its drafter catches up.
+    """
+
+    verified: Verified
+    report: torch.Tensor
+    body: StepBody
+
+
+@dataclass(frozen=True, slots=True)
+class StepBody:
+    """What a step of one draft length runs.
+
+    Attributes:
+        length: Index of the length.
+        drafter: Drafts, and catches up.
+        verifier: Verifies trees of the length.
+        max_path: Most tokens that the step can accept, bonus included.
+    """
+
+    length: int
+    drafter: Drafter
+    verifier: Verifier
+    max_path: int
+
+    @property
+    def drafts(self) -> int:
+        """Drafts that the step verifies for each request."""
+        return self.verifier.context.verify_width - 1
+
+    @property
+    def stores_tokens(self) -> bool:
+        """Whether the step leaves its tokens to a later catch-up."""
+        return type(self.drafter) is PlainDrafter
+
+
+class DeviceStep:
+    """Drafts, verifies and accepts. Every method only enqueues work; none waits for the device.
+
+    Args:
+        target: The model whose output the requests receive.
+        drafter: Prepared here; ``None`` decodes one token per step.
+        context: Settings and shared state.
+
+    Attributes:
+        context: Settings and shared state.
+        state: State of the requests.
+        bodies: What a step runs, by draft length, shortest first. If one of several lengths is 0, a
+            plain step that catches up follows them; see ``plain_step``.
+        stored: Tokens of plain steps that the drafter has yet to process, or ``None``.
+        drafter, verifier: Those of the longest length, which also process prompts.
+        runners: The runner of each mode and length, the target's of the longest length first.
+        pools: All pools with state of requests, by slot or by row.
+        slots_ahead: KV slots that one step writes behind the committed tokens of a request.
+        max_path: Most tokens that one step can accept, bonus included.
+
+    Raises:
+        ConfigError: The drafter does not implement ``Drafter``, or its settings are invalid.
+    """
+
+    def __init__(
+        self, target: EngineModel, drafter: Drafter | None, context: EngineContext
+    ) -> None:
+        self.context, self.state = context, context.state
+        contexts = [context.at_length(spec) for spec in context.spec.lengths]
+        longest = contexts[-1]
+        self.drafter = prepare_drafter(NullDrafter() if drafter is None else drafter, longest)
+        self.max_path = min(self.drafter.max_path, longest.verify_width)
+        self.stored: StoredTokens | None = None
+        if context.spec.is_adaptive and not contexts[0].spec.num_steps:
+            self.state.count_behind()
+            self.stored = StoredTokens(longest, self.max_path)
+        drafters = [*map(self._at_length, contexts[:-1]), self.drafter]
+        bodies = [
+            _body(length, target, each, drafters[length]) for length, each in enumerate(contexts)
+        ]
+        if self.stored is not None:
+            catch_up = CatchUpDrafter(self.stored, self.drafter)
+            catch_up.prepare(contexts[0])
+            bodies.append(replace(bodies[0], drafter=catch_up))
+        self.bodies = tuple(bodies)
+        self.verifier = self.lengths[-1].verifier
+        self.runners: tuple[Runner[Any, Any], ...] = tuple(
+            runner
+            for body in reversed(self.lengths)
+            for runner in (body.verifier.runner, *body.drafter.runners)
+        )
+        drafts = (pool for r in self.drafter.runners for pool in kv_pools(r.attention))
+        self.pools = (*target.pools, *drafts)
+        needed = (body.drafter.slots_needed for body in self.bodies)
+        self.slots_ahead = max(longest.verify_width, *needed)
+        checks = (runner.buffers.value_checks for runner in self.runners)
+        self._value_checks = tuple(check for check in checks if check is not None)
+
+    def _at_length(self, context: EngineContext) -> Drafter:
+        """Return the drafter of a draft length, prepared."""
+        if context.spec.num_steps or self.stored is None:
+            return check_prepared(self.drafter.at_length(context))
+        drafter = PlainDrafter(self.stored)
+        drafter.prepare(context)
+        return drafter
+
+    @property
+    def lengths(self) -> tuple[StepBody, ...]:
+        """The bodies of the draft lengths, shortest first, without the one that catches up."""
+        return self.bodies if self.stored is None else self.bodies[:-1]
+
+    @property
+    def host_reason(self) -> str:
+        """Reason why a graph of the step is not possible, as a phrase, or an empty string."""
+        if self.drafter.host_reason:
+            return self.drafter.host_reason
+        if self.context.options.structured_output:
+            return "the matchers of structured output run on the host between draft and verify"
+        if self.context.future_map.debug:
+            return "the future map's debug mode reads the device"
+        for runner in self.runners:
+            if runner.step.plans_on_host:
+                return f"the attention backend of {runner.mode.name} plans each batch on the host"
+            if runner.eager_reason:  # the mode falls back, which a graph of the step cannot
+                return runner.eager_reason
+        return ""
+
+    def report_checks(self) -> None:
+        """Raise for a wrong value that a captured step has found; see ``Runner(check=True)``.
+
+        Reads host memory only.
+
+        Raises:
+            InputError: An earlier step computed a wrong value; ``field`` names it.
+        """
+        for checks in self._value_checks:
+            checks.report()
+
+    def request_tensors(self) -> dict[str, torch.Tensor]:
+        """Return what the next step reads of each request, except its KV: [rows + 1, ...] by name.
+
+        ``future map`` tensors exist from the first prefill on. ``recurrent`` ones are the committed
+        states, as views.
+        """
+        stashed = self.context.future_map.tensors()
+        return {
+            **self.state.tensors(),
+            **{f"future map {name}": each for name, each in stashed.items()},
+            **{name: each[:, 0] for name, each in self._recurrent_tensors().items()},
+        }
+
+    def _recurrent_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the committed state of each row, and the states after the nodes of its tree."""
+        recurrent = self.verifier.recurrent_state
+        named = {} if recurrent is None else recurrent.tensors()
+        return {f"recurrent {name}": each for name, each in named.items()}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return every tensor that a step changes or that its attention reads, each once, by name.
+
+        ``future map`` tensors exist from the first prefill on.
+        """
+        named = {**self.request_tensors(), **self._recurrent_tensors()}
+        if self.stored is not None:
+            named |= {f"stored {name}": each for name, each in self.stored.tensors().items()}
+        for runner in self.runners:
+            held = runner.memory_names()["state"]
+            named |= {f"{runner.label} {name}": tensor for name, tensor in held.items()}
+        by_memory = {(t.data_ptr(), t.shape): name for name, t in reversed(named.items())}
+        return {name: named[name] for name in reversed(by_memory.values())}
+
+    def memory_parts(self) -> dict[str, list[torch.Tensor]]:
+        """Return the tensors of all models of the step; see ``Runner.memory_parts``."""
+        parts: dict[str, list[torch.Tensor]] = defaultdict(list)
+        for runner in self.runners:
+            for name, tensors in runner.memory_parts().items():
+                parts[name] += tensors
+        parts["recurrent_state"] += self._recurrent_tensors().values()
+        drafters = [body.drafter for body in self.bodies]
+        parts["static_buffers"] += [
+            *self.tensors().values(),
+            *(tensor for drafter in drafters for _, tensor in attribute_tensors(drafter, 1)),
+        ]
+        return parts
+
+    def draft_and_verify(
+        self,
+        req_pool_indices: torch.Tensor,
+        *,
+        is_greedy: bool,
+        fill_bitmask: FillBitmask | None = None,
+        body: StepBody | None = None,
+    ) -> StepResult:
+        """Draft, verify, and commit the accepted tokens.
+
+        Requests that have ended run as pads.
+
+        Args:
+            req_pool_indices: Request rows, [B] int64.
+            is_greedy: Whether every temperature is 0.
+            fill_bitmask: Returns the token bitmask of the trees; called between draft and verify.
+                ``None`` allows every token.
+            body: One of ``bodies``; ``None`` selects the longest draft length.
+
+        Raises:
+            InputError: The drafter returned an invalid tree.
+        """
+        state, body = self.state, self.lengths[-1] if body is None else body
+        rows, seq_lens, bonus = state.running(req_pool_indices)
+        body.drafter.is_greedy = self.drafter.is_greedy = is_greedy
+        with scope("draft"):
+            tree = body.drafter.draft(rows, seq_lens, bonus)
+        check_tree(body.drafter, tree, seq_lens, body.verifier.context)
+        verified = body.verifier.verify(
+            rows, seq_lens, bonus, tree, is_greedy=is_greedy, fill_bitmask=fill_bitmask
+        )
+        with scope("accept"):
+            counts = verified.counts.num_accepted_tokens
+            report = state.advance(
+                rows, verified.predict, counts, self.max_path, verified.accept_index,
+                verified.logits, verified.log_sums,
+            )  # fmt: skip
+        return StepResult(verified, report, body)
+
+    def run(
+        self, req_pool_indices: torch.Tensor, *, is_greedy: bool, body: StepBody | None = None
+    ) -> torch.Tensor:
+        """Run a whole step, the catch-up of the drafter included, and return its report.
+
+        Arguments and errors are those of ``draft_and_verify``. Every token is allowed.
+        """
+        result = self.draft_and_verify(req_pool_indices, is_greedy=is_greedy, body=body)
+        with scope("extend"):
+            result.body.drafter.extend(result.verified)
+        return result.report
+
+    def warm_up(self, backend: Backend, functions: Iterable[Callable[[], None]]) -> None:
+        """Run functions without a graph, one after the other, and wait for each.
+
+        Args:
+            backend: Backend of the graphs that are captured next.
+            functions: What to run, so that its kernels are compiled.
+
+        Raises:
+            CaptureError: A function raised an exception.
+        """
+        try:
+            with backend.session(), torch.no_grad():
+                for function in functions:
+                    backend.warm_up(function)
+        except CaptureFailure as failure:
+            raise capture_error(self.verifier.runner.mode, 1, failure) from failure.__cause__
+
+
+def _body(length: int, target: EngineModel, context: EngineContext, drafter: Drafter) -> StepBody:
+    max_path = min(drafter.max_path, context.verify_width)
+    return StepBody(length, drafter, Verifier(target, context, context.state, max_path), max_path)

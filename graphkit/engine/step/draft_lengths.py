@@ -1,0 +1,106 @@
+"""Draft lengths of a step: their times, their running acceptance, and the choice among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from graphkit.engine.step.device_step import DeviceStep, StepBody
+from graphkit.ops.draft_length import choose_body
+
+
+class DraftLengths:
+    """Chooses the body of each step. See ``graphkit.ops.draft_length``.
+
+    Device loops choose on the device, v1 and v2 on the host. Acceptance and times are kept between
+    launches. Until times were set, all are equal, so that the longest length runs.
+
+    Args:
+        step: The step, with several lengths.
+        batch_sizes: Captured sizes in ascending order.
+        behind: Tokens that the drafter has yet to process, by request row, on the device that
+            chooses; ``None`` if it processes the tokens of every step.
+        device: That device.
+
+    Attributes:
+        count: Number of lengths.
+        drafts: Drafts per request of each body, see ``DeviceStep.bodies``.
+        acceptance: [tables, positions, 2] float32, running counts of each position of a draft. All
+            chains share a table. The trees of each length have their own, since their widths
+            differ.
+        times: [sizes, lengths] float32, time of a step.
+    """
+
+    def __init__(
+        self,
+        step: DeviceStep,
+        batch_sizes: Sequence[int],
+        behind: torch.Tensor | None,
+        device: torch.device,
+    ) -> None:
+        self._behind = behind
+        self._depth = 1 if step.stored is None else step.stored.depth
+        paths = [body.max_path for body in step.lengths]
+        self.count, self.drafts = len(paths), [body.drafts for body in step.bodies]
+        tables = 1 if step.context.spec.topk == 1 else len(paths)
+        self._sizes = torch.tensor(batch_sizes, dtype=torch.int32, device=device)
+        self._num_steps = torch.tensor([p - 1 for p in paths], dtype=torch.int32, device=device)
+        self.acceptance = torch.zeros(tables, max(paths) - 1, 2, device=device)
+        self.times = torch.ones(len(batch_sizes), len(paths), device=device)
+
+    def choose(
+        self,
+        rows: torch.Tensor,
+        body: torch.Tensor,
+        report: torch.Tensor | None = None,
+        length: int = 0,
+    ) -> None:
+        """Count a step and choose the next one's body; see ``choose_body``. Enqueues only."""
+        choose_body(
+            rows, self._sizes, self._num_steps, self.times, self.acceptance, body, self._behind,
+            self._depth, report, length,
+        )  # fmt: skip
+
+    def set_times(self, times: Sequence[Sequence[float]]) -> None:
+        """Set the times of the bodies of each size, see ``DeviceStep.bodies``.
+
+        The time of a plain step includes its share of the catch-up that follows several of them.
+        """
+        bodies = torch.tensor(times)
+        if self._behind is not None:
+            bodies[:, 0] += (bodies[:, -1] - bodies[:, 0]) / self._depth
+        self.times.copy_(bodies[:, : self.count])
+
+
+class HostLengths(DraftLengths):
+    """Chooses on the host, for steps that the host launches.
+
+    Args:
+        step: The step, with several lengths.
+        batch_sizes: Captured sizes in ascending order.
+    """
+
+    def __init__(self, step: DeviceStep, batch_sizes: Sequence[int]) -> None:
+        behind = None if step.stored is None else torch.zeros_like(step.stored.count, device="cpu")
+        super().__init__(step, batch_sizes, behind, torch.device("cpu"))
+        self._bodies = step.bodies
+        self._body, self._no_rows = torch.zeros(2, 1, dtype=torch.int64)
+
+    def next_body(self, req_pool_indices: Sequence[int]) -> StepBody:
+        """Return the body of the next step of some rows, and count the tokens that it stores."""
+        rows = torch.tensor(req_pool_indices)
+        self.choose(rows, self._body)
+        body = self._bodies[int(self._body) % len(self._bodies)]
+        if self._behind is not None:
+            self._behind[rows] = self._behind[rows] + 1 if body.stores_tokens else 0
+        return body
+
+    def observe(self, report: torch.Tensor, body: StepBody) -> None:
+        """Count the report of a step, [B, 4 + longest path] int32 on the CPU."""
+        self.choose(self._no_rows, self._body, report, body.length)
+
+    def begin(self, req_pool_indices: Sequence[int]) -> None:
+        """Forget the requests that had some rows before."""
+        if self._behind is not None:
+            self._behind[list(req_pool_indices)] = 0

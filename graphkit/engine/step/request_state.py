@@ -1,0 +1,217 @@
+"""State of every request on the device, by request row."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+import torch
+
+from graphkit.engine.step.device_copies import to_device
+from graphkit.engine.step.processors import LogitsProcessors, kind_of, least_length
+from graphkit.engine.step.sampling_params import MAX_STOP_IDS, SamplingParams
+from graphkit.errors import InputError, short_repr
+from graphkit.ops.step_state import begin_step, finish_step
+
+_INT = {int}
+"""Types of the elements of the usual list, which needs no numpy."""
+
+
+class RequestState:
+    """What a step reads and writes of each request, on the device.
+
+    Row 0 belongs to pads. It never changes: one committed token and no tokens remaining, so that a
+    pad reads KV slot 0 and ends at once. Tensors keep their addresses, so captured graphs may hold
+    them. A row is assigned before its first step and released after its last one.
+
+    Args:
+        rows: Request rows, row 0 excluded.
+        device: Device of the tensors.
+        vocab_size: Tokens of the target's vocabulary.
+
+    Attributes:
+        last_row: Largest row.
+        seq_lens: [rows + 1] int32, committed tokens: those with a KV slot.
+        bonus_tokens: [rows + 1] int64, newest token, which has no KV slot yet.
+        remaining: [rows + 1] int32, tokens that the request may still generate; 0 once it has
+            ended. A row without remaining tokens runs as a pad.
+        stop_ids: [rows + 1, 16] int64, stop tokens, padded with -1.
+        temperatures: [rows + 1] float32; 0 is greedy.
+        top_ks: [rows + 1] int32; 0 or -1 keeps every token.
+        top_ps: [rows + 1] float32; 1 keeps every token.
+        min_ps: [rows + 1] float32; 0 keeps every token.
+        seeds: [rows + 1] int64, keys of the random numbers.
+        behind: [rows + 1] int32, tokens that the drafter has yet to process; ``None`` if it
+            processes the tokens of every step. See ``StoredTokens``.
+        processors: Biases, least lengths and penalties.
+    """
+
+    def __init__(self, rows: int, device: torch.device, vocab_size: int = 1) -> None:
+        self.last_row, size = rows, rows + 1
+        self.seq_lens = torch.ones(size, dtype=torch.int32, device=device)
+        self.bonus_tokens = torch.zeros(size, dtype=torch.int64, device=device)
+        self.remaining = torch.zeros(size, dtype=torch.int32, device=device)
+        self.stop_ids = torch.full((size, MAX_STOP_IDS), -1, dtype=torch.int64, device=device)
+        self.temperatures = torch.zeros(size, dtype=torch.float32, device=device)
+        self.top_ks = torch.zeros(size, dtype=torch.int32, device=device)
+        self.top_ps = torch.ones(size, dtype=torch.float32, device=device)
+        self.min_ps = torch.zeros(size, dtype=torch.float32, device=device)
+        self.seeds = torch.zeros(size, dtype=torch.int64, device=device)
+        self.behind: torch.Tensor | None = None
+        self.processors = LogitsProcessors(rows, vocab_size, device)
+        self._device = device
+        self._sampled: set[int] = set()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return every tensor by name."""
+        members = {**vars(self), **vars(self.processors)}.items()
+        return {name: value for name, value in members if isinstance(value, torch.Tensor)}
+
+    def count_behind(self) -> None:
+        """Create ``behind``. Called before the first request."""
+        self.behind = torch.zeros_like(self.remaining)
+
+    def valid_rows(
+        self,
+        req_pool_indices: Sequence[int],
+        until: Collection[int] = (),
+        *,
+        may_be_empty: bool = False,
+    ) -> list[int]:
+        """Return request rows as a list.
+
+        Args:
+            req_pool_indices: Distinct rows, the row of pads excluded.
+            until: Some of the rows.
+            may_be_empty: Whether there may be no rows.
+
+        Raises:
+            InputError: A value is not a row or occurs twice, or ``until`` has another one.
+        """
+        field, rows = "req_pool_indices", req_pool_indices
+        if type(rows) is not list or {*map(type, rows)} != _INT:
+            rows = _listed(req_pool_indices)
+        if not rows:
+            if may_be_empty:
+                return rows
+            raise _error(field, req_pool_indices, "a sequence of ints, at least one")
+        distinct = {*rows}
+        if len(distinct) < len(rows) or min(distinct) < 1 or max(distinct) > self.last_row:
+            expected = f"distinct rows from 1 to {self.last_row}: row 0 belongs to pads"
+            raise _error(field, req_pool_indices, expected)
+        try:
+            is_subset = distinct.issuperset(until)
+        except TypeError:
+            is_subset = False
+        if not is_subset:
+            raise _error("until", until, f"rows of the batch: {sorted(distinct)}")
+        return rows
+
+    def assign(
+        self,
+        rows: Sequence[int],
+        token_ids: Sequence[Sequence[int]],
+        samplings: Sequence[SamplingParams],
+        max_new_tokens: Sequence[int],
+        num_outputs: Sequence[int],
+    ) -> None:
+        """Set the state of requests whose prompts are being prefilled; enqueues only.
+
+        Args:
+            rows: The request rows.
+            token_ids: The prompts, each with the output of a request that runs again.
+            samplings: Parameters of each request; ``seed`` must be set if the temperature is not 0.
+            max_new_tokens: Most tokens that each may generate, the context limit included.
+            num_outputs: How many of the last ids of each are output.
+        """
+        numbers, kinds = [], [kind_of(sampling) for sampling in samplings]
+        requests = [*zip(rows, token_ids, samplings, max_new_tokens, num_outputs, strict=True)]
+        for (row, ids, sampling, limit, outputs), kind in zip(requests, kinds, strict=True):
+            is_sampled = bool(sampling.temperature)
+            assert sampling.seed is not None or not is_sampled, "a sampled request has a seed"
+            (self._sampled.add if is_sampled else self._sampled.discard)(row)
+            stops = sorted(sampling.stop_token_ids)
+            stops += [-1] * (MAX_STOP_IDS - len(stops))
+            # One copy holds all numbers: the bits of float32 as int32, and these in int64.
+            floats = [
+                sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty,
+                sampling.presence_penalty, sampling.frequency_penalty,
+            ]  # fmt: skip
+            bits = np.array(floats, np.float32).view(np.int32).tolist()
+            least = least_length(sampling, len(ids) - outputs)
+            ints = [row, len(ids) - 1, limit, sampling.top_k, sampling.seed or 0, kind, least]
+            numbers.append([*ints, *bits, *stops])
+        values = to_device(numbers, self._device)
+        int_columns, bit_columns, stop_ids = values.split((7, 6, MAX_STOP_IDS), dim=1)
+        index, seq_lens, remaining, top_ks, seeds, kind_words, least_lens = int_columns.unbind(1)
+        floats_of = bit_columns.int().view(torch.float32)
+        temperatures, top_ps, min_ps = floats_of[:, :3].unbind(1)
+        self.seq_lens[index] = seq_lens.int()
+        self.remaining[index] = remaining.int()
+        self.top_ks[index] = top_ks.int()
+        self.seeds[index] = seeds
+        self.temperatures[index] = temperatures
+        self.top_ps[index] = top_ps
+        self.min_ps[index] = min_ps
+        self.stop_ids[index] = stop_ids
+        if self.behind is not None:
+            self.behind[index] = 0
+        processors = self.processors
+        processors.kinds[index] = kind_words.int()
+        if any(kinds):
+            processors.penalties[index] = floats_of[:, 3:]
+            processors.least_lens[index] = least_lens.int()
+        for row, ids, sampling, _, outputs in requests:
+            prompt = len(ids) - outputs
+            processors.assign(row, sampling, ids[:prompt], ids[prompt:])
+
+    def is_greedy(self, rows: Iterable[int]) -> bool:
+        """Return whether the requests of all rows have temperature 0; known to the host."""
+        return self._sampled.isdisjoint(rows)
+
+    def release(self, rows: torch.Tensor) -> None:
+        """Make rows, int64 [B], pads from the next step on; enqueues only."""
+        self.remaining.index_fill_(0, rows, 0)
+
+    def running(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return rows, committed tokens and newest tokens, with row 0 for ended requests.
+
+        See ``ops.step_state``.
+        """
+        return begin_step(rows, self.remaining, self.seq_lens, self.bonus_tokens)
+
+    def advance(
+        self,
+        rows: torch.Tensor,
+        predict: torch.Tensor,
+        num_accepted_tokens: torch.Tensor,
+        longest_path: int,
+        accept_index: torch.Tensor | None = None,
+        logits: torch.Tensor | None = None,
+        log_sums: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Commit the accepted tokens of a step and return its report; see ``ops.step_state``.
+
+        The report has log-probabilities if ``log_sums`` are given, with the two arguments before.
+        """
+        return finish_step(
+            rows, predict, num_accepted_tokens, self.stop_ids, self.seq_lens, self.bonus_tokens,
+            self.remaining, longest_path, self.processors.kinds, self.processors.token_counts,
+            accept_index, logits, log_sums,
+        )  # fmt: skip
+
+
+def _listed(req_pool_indices: Sequence[int]) -> list[int]:
+    """Return the ints of a sequence of any type, such as an array."""
+    try:
+        rows = np.asarray(req_pool_indices)
+    except (TypeError, ValueError) as error:  # such as lists of different lengths
+        raise _error("req_pool_indices", req_pool_indices, "a sequence of ints") from error
+    if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
+        raise _error("req_pool_indices", req_pool_indices, "a sequence of ints")
+    listed: list[int] = rows.tolist()
+    return listed
+
+
+def _error(field: str, value: object, expected: str) -> InputError:
+    return InputError(f"{field} is {short_repr(value)}, expected {expected}.", field=field)

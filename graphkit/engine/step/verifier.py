@@ -1,0 +1,255 @@
+"""Prefill and verification with the target, and acceptance of draft tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from graphkit.buffers import AcceptedCounts, TargetVerifyInputs
+from graphkit.engine.step.acceptance import (
+    AcceptedPath,
+    Draws,
+    Links,
+    accept_greedily,
+    accept_sampled,
+    most_probable,
+    move_accepted_kv,
+    sample_tokens,
+)
+from graphkit.engine.step.context import EngineContext
+from graphkit.engine.step.draft_tree import DraftTree
+from graphkit.engine.step.engine_model import EngineModel
+from graphkit.engine.step.request_state import RequestState
+from graphkit.engine.step.verified import Verified
+from graphkit.errors import ConfigError
+from graphkit.graphs import scope
+from graphkit.ops import apply_token_bitmask, compact_accepted_to_front
+from graphkit.ops.logits import bitmask_words
+from graphkit.ops.step_rows import verify_rows
+from graphkit.runners import DecodeRunner, ForwardOutput, Runner, TargetVerifyRunner
+
+FillBitmask = Callable[[torch.Tensor, Links], torch.Tensor]
+"""Returns the token bitmask of trees, [B * W, ceil(V / 32)] int32 on the device or the CPU.
+
+Its arguments are the token of each node, [B, W] int64, and the links. It may wait for the device.
+"""
+
+
+class Verifier:
+    """Runs the target and accepts drafts.
+
+    Methods enqueue work and do not wait for the device, except that ``verify`` waits if its
+    ``fill_bitmask`` does.
+
+    Args:
+        model: The target.
+        context: Settings and shared state.
+        state: State of the requests.
+        max_path: Most tokens that one step can accept, bonus included.
+
+    Attributes:
+        context: As passed.
+        runner: Runs the target's forward.
+        recurrent_state: States of the target's linear-attention or Mamba layers, or ``None``.
+
+    Raises:
+        ConfigError: The algorithm is plain decoding, but verify has more than one row.
+    """
+
+    def __init__(
+        self,
+        model: EngineModel,
+        context: EngineContext,
+        state: RequestState,
+        max_path: int,
+    ) -> None:
+        self.context, self._state, self._max_path = context, state, max_path
+        self._kv_pools, self.recurrent_state = model.kv_pools, model.recurrent_state
+        self._is_tree = context.spec.topk > 1
+        is_none = context.spec.resolved.is_none()
+        if is_none and context.verify_width > 1:
+            raise ConfigError(
+                f"{context.spec.resolved!r}.is_none() is True: plain decoding. But verify has "
+                f"{context.verify_width} rows per request. Return False, or set num_draft_tokens "
+                "to 1.",
+                field="num_draft_tokens",
+            )
+        runner = DecodeRunner if is_none else TargetVerifyRunner
+        self.runner: Runner[TargetVerifyInputs, ForwardOutput] = runner(
+            model.forward,
+            spec=context.spec,
+            sizes=context.sizes,
+            attention=model.attention,
+            optional_fields=self._optional_fields(),
+            **context.runner_options,
+        )
+        self._all_allowed: torch.Tensor | None = None
+        if context.options.structured_output:  # every batch of the runner then needs a bitmask
+            num_tokens = context.sizes.max_batch_size * context.verify_width
+            shape = num_tokens, bitmask_words(context.sizes.vocab_size)
+            self._all_allowed = torch.full(shape, -1, dtype=torch.int32, device=context.device)
+
+    def prefill(self, inputs: TargetVerifyInputs, new_rows: torch.Tensor | None) -> ForwardOutput:
+        """Run the target eagerly over packed chunks of prompts.
+
+        Args:
+            inputs: The chunks, with ``lengths`` and ``width``.
+            new_rows: Request rows of prompts that begin, [N] int64; ``None`` if none does.
+        """
+        states = self.recurrent_state
+        if states is not None and new_rows is not None:
+            states.reset(new_rows)
+        output = self.runner.fall_back(inputs, without=("custom_mask", "token_bitmask"))
+        if states is not None:
+            # All tokens of a prompt are accepted. The pool has the states after the last W places
+            # of the chunks, W = states.width; the last place has the state after the last token.
+            assert inputs.width is not None, "a prefill has a width"
+            rows = inputs.req_pool_indices
+            states.commit(rows, torch.full_like(rows, min(inputs.width, states.width) - 1))
+        return output
+
+    def first_tokens(
+        self,
+        req_pool_indices: torch.Tensor,
+        logits: torch.Tensor,
+        *,
+        is_greedy: bool,
+        bitmask: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the token after each prompt, [B] int64, and ``log_sums`` of its logits.
+
+        A sample is keyed by the position of the last prompt token, as if that were the root of a
+        tree.
+
+        Args:
+            req_pool_indices: The request rows, [B] int64.
+            logits: The last logits of each prompt, [B, V]; changed in place.
+            is_greedy: Whether every temperature is 0.
+            bitmask: Allowed tokens, [B, ceil(V / 32)] int32; ``None`` allows all.
+        """
+        rows, state = req_pool_indices, self._state
+        if bitmask is not None:
+            apply_token_bitmask(logits, bitmask)
+        roots = rows[:, None]  # stands for the tokens of roots, which are not read
+        positions = state.seq_lens[rows].long()
+        processed = state.processors.process(logits, rows, roots, None, positions, state.stop_ids)
+        if is_greedy:
+            return most_probable(processed), processed.log_sums
+        return sample_tokens(processed, self._draws(rows)), processed.log_sums
+
+    def verify(
+        self,
+        req_pool_indices: torch.Tensor,
+        seq_lens: torch.Tensor,
+        bonus: torch.Tensor,
+        tree: DraftTree,
+        *,
+        is_greedy: bool,
+        fill_bitmask: FillBitmask | None = None,
+    ) -> Verified:
+        """Run the target over the trees and accept a path of each.
+
+        Args:
+            req_pool_indices: Request rows, [B] int64.
+            seq_lens: Committed tokens, [B] int32.
+            bonus: Token at the root of each tree, [B] int64.
+            tree: The draft tokens; ``check_tree`` has accepted them.
+            is_greedy: Whether every temperature is 0.
+            fill_bitmask: Returns the token bitmask of the trees; ``None`` allows every token.
+        """
+        rows, width = req_pool_indices, self.context.verify_width
+        mask = tree.tree_mask.contiguous() if self._is_tree else None  # may be an expanded view
+        with scope("build"):
+            # Drafters may return ids outside the vocabulary, which the host cannot see on a device.
+            # The op replaces them by valid ids, accepted only if they equal the target's tokens.
+            tokens, positions, slots = verify_rows(
+                rows, self.context.req_to_token, seq_lens, bonus, tree.draft_tokens, mask,
+                width, self.context.sizes.vocab_size,
+            )  # fmt: skip
+        candidates = tokens.view(-1, width)
+        links = tree.retrieve_next_token, tree.retrieve_next_sibling
+        bitmask = self.all_allowed(len(tokens))
+        if fill_bitmask is not None:
+            bitmask = fill_bitmask(candidates, links)
+        with scope("verify"):
+            output = self.runner.run(
+                TargetVerifyInputs(
+                    req_pool_indices=rows,
+                    seq_lens=seq_lens,
+                    input_ids=tokens,
+                    positions=positions,
+                    out_cache_loc=slots,
+                    custom_mask=mask,
+                    token_bitmask=bitmask,
+                )
+            )
+        with scope("accept"):
+            logits = self._state.processors.process(
+                output.next_token_logits, rows, candidates, mask, positions, self._state.stop_ids
+            )
+            drafted = candidates, links, logits, self._max_path
+            path = (
+                accept_greedily(*drafted)
+                if is_greedy
+                else accept_sampled(*drafted, self._draws(rows), positions, tree.draft_probs)
+            )
+            hidden_states = self._keep_accepted(rows, slots, path, output.hidden_states)
+        return Verified(
+            req_pool_indices=rows,
+            seq_lens=seq_lens,
+            out_cache_loc=slots,
+            predict=path.predict,
+            hidden_states=hidden_states,
+            accept_index=path.accept_index,
+            counts=AcceptedCounts(path.num_accepted_drafts, path.num_accepted_tokens),
+            logits=logits.logits,
+            log_sums=logits.log_sums,
+        )
+
+    def _keep_accepted(
+        self,
+        rows: torch.Tensor,
+        slots: torch.Tensor,
+        path: AcceptedPath,
+        hidden_states: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """Commit the states of accepted paths, and move their KV and hidden states to the front.
+
+        Args:
+            rows: Request rows, [B] int64.
+            slots: KV slot of each node, [B * W] int64.
+            path: The accepted paths.
+            hidden_states: Hidden state of each node, [B * W, H]; ``None`` if there are none.
+
+        Returns:
+            The hidden states, the accepted ones of each request first.
+        """
+        accept_index, width = path.accept_index, self.context.verify_width
+        if self.recurrent_state is not None:
+            last = accept_index.gather(1, path.num_accepted_drafts.long()[:, None])[:, 0]
+            self.recurrent_state.commit(rows, last % width)
+        if not self._is_tree:
+            return hidden_states
+        move_accepted_kv(self._kv_pools, accept_index, slots, width)
+        if hidden_states is None:
+            return None
+        return compact_accepted_to_front(hidden_states, accept_index, width)
+
+    def all_allowed(self, num_tokens: int) -> torch.Tensor | None:
+        """Return a token bitmask of ``num_tokens`` rows that allows all; ``None`` if unused."""
+        return None if self._all_allowed is None else self._all_allowed[:num_tokens]
+
+    def _optional_fields(self) -> tuple[str, ...] | None:
+        """Return the optional fields of verify; ``None`` selects those that the spec implies."""
+        if not self.context.options.structured_output:
+            return None
+        return ("custom_mask", "token_bitmask") if self._is_tree else ("token_bitmask",)
+
+    def _draws(self, rows: torch.Tensor) -> Draws:
+        """Return what the draws of requests depend on; the roots are at ``seq_lens``."""
+        state = self._state
+        return Draws(
+            rows, state.temperatures, state.top_ks, state.top_ps, state.min_ps, state.seeds,
+            state.seq_lens,
+        )  # fmt: skip

@@ -1,0 +1,156 @@
+"""The forward of a transformers model over graphkit's pools, as runners and engines call it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from graphkit.buffers import Inputs
+from graphkit.engine.attention import AttentionMetadata, ProjectedHeads
+from graphkit.engine.kv import RecurrentStatePool
+from graphkit.models.attention import AttendProjected, AttentionCall, attending
+from graphkit.models.fusion.residual import DeferredSums
+from graphkit.models.indexer import indexing
+from graphkit.models.layout import ModelLayout, decoder_layers, output_head
+from graphkit.models.pools import LayerGroupAttention
+from graphkit.models.recurrent import NodeScan, scanning
+from graphkit.models.reference import AuxStates
+from graphkit.runners import ForwardOutput
+
+
+def attention_of_batch(
+    attention: LayerGroupAttention, numbers: Mapping[nn.Module, Sequence[int]], inputs: Inputs
+) -> AttendProjected:
+    """Return what attends in the layers of a model during one forward of a batch.
+
+    Args:
+        attention: Attention over the pools of the layers.
+        numbers: Index of each call that a module makes of the attention, in order.
+        inputs: The batch.
+    """
+    metadata, slots = inputs.attention, inputs.out_cache_loc
+    assert metadata is not None, "a runner sets it"
+    left = {module: iter(each) for module, each in numbers.items()}
+    return _BatchAttention(attention, left, slots, metadata)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _BatchAttention:
+    """Attends in the layers of a model during one forward of a batch.
+
+    Attributes:
+        attention: Attention over the pools of the layers.
+        left: Indices of the calls of attention that each module has still to make, in order.
+        slots: Slots of the rows.
+        metadata: Metadata of the batch.
+    """
+
+    attention: LayerGroupAttention
+    left: Mapping[nn.Module, Iterator[int]]
+    slots: torch.Tensor
+    metadata: AttentionMetadata
+
+    def __call__(self, call: AttentionCall) -> torch.Tensor:
+        """Attend in one layer."""
+        layer = next(self.left[call.module])
+        return self.attention.attend(layer, call, self.slots, self.metadata)
+
+    def projected(self, call: AttentionCall, heads: ProjectedHeads) -> torch.Tensor:
+        """Rotate heads and attend in one layer."""
+        layer = next(self.left[call.module])
+        return self.attention.attend(layer, call, self.slots, self.metadata, heads)
+
+
+class TransformersForward:
+    """Runs a transformers model on the rows of a batch.
+
+    Args:
+        model: The model, prepared by ``prepare_model``.
+        layout: Its layers with state.
+        attention: Attention over KV pools of these layers.
+        states: States of the recurrent layers; ``None`` without such layers.
+        aux_layers: Layers whose inputs an EAGLE-3 head reads; see ``AuxStates``.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        layout: ModelLayout,
+        attention: LayerGroupAttention,
+        states: RecurrentStatePool | None = None,
+        aux_layers: Sequence[int] = (),
+    ) -> None:
+        self.model, self._attention, self._states = model, attention, states
+        modules = dict(model.named_modules())
+        self._layer_numbers: dict[nn.Module, list[int]] = {}
+        for number, layer in enumerate(layout.attention):
+            self._layer_numbers.setdefault(modules[layer.name], []).append(number)
+        self._head, self._aux_layers = output_head(model), tuple(aux_layers)
+        self._layers = list(decoder_layers(model, layout)) if aux_layers else []
+        self._norm_sizes = layout.norm_sizes
+
+    def __call__(self, inputs: Inputs) -> ForwardOutput:
+        """Return logits, [T, V], and hidden states.
+
+        Hidden states are the rows that the head receives, [T, H], or the inputs of ``aux_layers``
+        side by side, [T, layers x H].
+        """
+        hidden: list[torch.Tensor] = []
+        aux = AuxStates(self._aux_layers)
+        thread = get_ident()  # hooks also see the forwards of other threads: modules may be shared
+
+        def head(_module: nn.Module, args: tuple[Any, ...]) -> None:
+            if get_ident() == thread:
+                hidden.append(args[0])
+
+        with ExitStack() as stack:
+            stack.callback(self._head.register_forward_pre_hook(head).remove)
+            self._record(aux, stack)
+            attend = attention_of_batch(self._attention, self._layer_numbers, inputs)
+            stack.enter_context(attending(attend, inputs.positions))
+            if self._norm_sizes:
+                stack.enter_context(DeferredSums(self._norm_sizes))
+            index = self._attention.index_batch(inputs.out_cache_loc, inputs.attention)
+            stack.enter_context(indexing(index))
+            if self._states is not None:
+                stack.enter_context(scanning(NodeScan.of(self._states, inputs)))
+            out = self.model(
+                input_ids=inputs.input_ids[None],
+                position_ids=inputs.positions[None],
+                use_cache=False,
+            )
+        return ForwardOutput(
+            next_token_logits=out.logits[0],
+            hidden_states=(aux.joined() if self._aux_layers else hidden[0])[0],
+        )
+
+    def _record(self, aux: AuxStates, stack: ExitStack) -> None:
+        """Record the inputs of layers, and the output of the last one, until the stack closes."""
+        thread = get_ident()
+
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if get_ident() == thread:
+                stream = args[0] if args else kwargs["hidden_states"]
+                aux.record(self._layers.index(module), stream)
+
+        def after(_module: nn.Module, _args: Any, output: Any) -> None:
+            if get_ident() == thread:
+                stream = output if isinstance(output, torch.Tensor) else output[0]
+                aux.record(len(self._layers), stream)
+
+        for number in set(self._aux_layers):
+            is_end = number == len(self._layers)
+            layer = self._layers[number - is_end]
+            hook = (
+                layer.register_forward_hook(after)
+                if is_end
+                else layer.register_forward_pre_hook(before, with_kwargs=True)
+            )
+            stack.callback(hook.remove)

@@ -1,0 +1,109 @@
+"""Fusion of a loaded model, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+from transformers import PreTrainedModel
+
+from graphkit.models.fusion.agreement import agree
+from graphkit.models.fusion.gates import find_gated_networks
+from graphkit.models.fusion.heads import RotatedAttention, find_rotated_attention
+from graphkit.models.fusion.linears import MergedLinears, merge_linears, plain_linears
+from graphkit.models.fusion.norms import find_norms
+from graphkit.models.fusion.observation import ROWS, ModuleCall, observe
+from graphkit.models.fusion.products import defer_products
+from graphkit.models.layout import ModelLayout, output_head
+from graphkit.models.quantization import Linear
+
+
+def fuse_modules(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
+    """Let modules of a model run through graphkit's ops, in place, and return what was replaced.
+
+    Parameters keep their names and values, and are held once: those of merged layers become views
+    of one tensor.
+    """
+    near = torch.arange(ROWS, device=model.device)
+    most = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    far = (near + 1) * max(1, (most or 64) // ROWS) - 1
+    observed = [(observe(model, far), far), (observe(model, near), near)]
+    root, _ = observed[-1]
+    linears = plain_linears(root)
+    groups = merge_linears(root, linears, near)
+    merged = {layer: group for group in groups for layer in group.layers}
+    alone = linears - {*merged, output_head(model)}
+    others = [
+        layer for layer in root.by_module() if layer in alone and isinstance(layer, nn.Linear)
+    ]
+    for layer in others:
+        layer.forward = MethodType(Linear.forward, layer)  # type: ignore[method-assign]
+    norms = find_norms(root)
+    networks = find_gated_networks(root, linears, merged)
+    heads = find_rotated_attention(observed, linears, merged, norms)
+    forwards: dict[nn.Module, Callable[..., Any]] = {**norms, **networks, **heads}
+    for module, forward in forwards.items():
+        module.forward = forward
+    unused = _without_unused(model, root, near, heads.values())
+    norm_sizes = frozenset(
+        len(norms[call.module].weight)
+        for call in root.walk()
+        if call.module in norms and call.output.dim() == 3
+    )
+    defer_products(model, alone, norm_sizes)
+    names = {module: name for name, module in model.named_modules()}
+    return replace(
+        layout,
+        replaced={names[layer]: _merged_text(group, names) for layer, group in merged.items()}
+        | {names[layer]: "graphkit::linear on CUDA" for layer in others}
+        | {names[module]: "graphkit::rms_norm" for module in norms}
+        | {names[module]: "graphkit::silu_and_mul within a product" for module in networks}
+        | {names[module]: "graphkit::store_rotated_heads before attention" for module in heads}
+        | {names[module]: "nothing, since its results are not used" for module in unused},
+        norm_sizes=norm_sizes,
+    )
+
+
+def _without_unused(
+    model: PreTrainedModel,
+    root: ModuleCall,
+    positions: torch.Tensor,
+    heads: Iterable[RotatedAttention],
+) -> list[nn.Module]:
+    """Omit modules of frequencies whose results nothing uses any more, and return them."""
+    frequencies = {each.frequencies.data_ptr() for each in heads}
+    expected, omitted = observe(model, positions).output, []
+    for call in root.by_module().values():
+        owned = {each.data_ptr() for each in call.module.buffers(recurse=False)}
+        if not owned & frequencies or "forward" in vars(call.module):
+            continue
+        call.module.forward = _Omitted(call.output)
+        try:
+            same = agree(expected["logits"], observe(model, positions).output["logits"])
+        except (TypeError, AttributeError):  # None, where a result is used
+            same = False
+        if same:
+            omitted.append(call.module)
+        else:
+            del call.module.forward
+    return omitted
+
+
+class _Omitted:
+    """Returns ``None`` in the place of the tensors of a result."""
+
+    def __init__(self, output: Any) -> None:
+        self._output = tree_map(lambda _: None, output)
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
+        """Return the result without its tensors."""
+        return self._output
+
+
+def _merged_text(group: MergedLinears, names: dict[nn.Module, str]) -> str:
+    return "one product of " + ", ".join(names[layer] for layer in group.layers)

@@ -1,0 +1,173 @@
+"""Replaces attention modules, of any class, that rotate all of their heads.
+
+Suffixes: T rows, N query heads, M key-value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import permutations
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from graphkit.engine.attention import ProjectedHeads
+from graphkit.models.attention import AttendProjected, AttentionCall, running_forward
+from graphkit.models.fusion.agreement import agree, random_rows
+from graphkit.models.fusion.linears import MergedLinears
+from graphkit.models.fusion.norms import Norm
+from graphkit.models.fusion.observation import ModuleCall, run_at
+from graphkit.models.quantization import QuantizedLinear
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RotatedAttention:
+    """Attention over heads that are projected at once, normalised and rotated.
+
+    Attributes:
+        call: An observed call of the attention, without latents and selected keys. Its rows are
+            replaced by those of the forward.
+        place: Index or name of the argument with the hidden states.
+        qkv: Projects to queries, keys and values of rows side by side, in parts on request.
+        frequencies: Angle per position of each pair of elements, [D / 2] float32; zeros rotate
+            nothing.
+        norms: Norms of queries and keys; ``None`` without.
+        out: The projection of the attended values.
+        form: Form of the module's output, whose only tensor is the projected one.
+    """
+
+    call: AttentionCall
+    place: int | str
+    qkv: Callable[..., torch.Tensor]
+    frequencies: torch.Tensor
+    norms: tuple[Norm, Norm] | None
+    out: nn.Module
+    form: TreeSpec
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module; takes its arguments."""
+        running, (query_norm, key_norm) = running_forward(), self.norms or (None, None)
+        rows = args[self.place] if isinstance(self.place, int) else kwargs[self.place]
+        parts = self.qkv(rows, in_parts=True)
+        heads = ProjectedHeads(
+            parts.reshape(len(parts), -1, parts.shape[-1]),
+            running.positions,
+            self.frequencies,
+            self.call.query.shape[1],
+            self.call.key.shape[1],
+            query_norm.weight if query_norm else None,
+            key_norm.weight if key_norm else None,
+            query_norm.eps if query_norm else 0.0,
+            rows.dtype,
+        )
+        if isinstance(running.attend, AttendProjected):
+            attended = running.attend.projected(self.call, heads)
+        else:
+            query, key, value = (part.transpose(0, 1)[None] for part in heads.rotated())
+            attended = running.attend(replace(self.call, query=query, key=key, value=value))
+        leaves = [None] * self.form.num_leaves
+        leaves[0] = self.out(attended.flatten(2))
+        return tree_unflatten(leaves, self.form)
+
+
+def find_rotated_attention(
+    calls: Sequence[tuple[ModuleCall, torch.Tensor]],
+    linears: Collection[nn.Module],
+    merged: Mapping[nn.Module, MergedLinears],
+    norms: Mapping[nn.Module, Norm],
+) -> dict[nn.Module, RotatedAttention]:
+    """Return the called modules that are attention of rotated heads.
+
+    Args:
+        calls: Observed forwards, and the positions of each.
+        linears: Modules that are linear layers.
+        merged: Those that are merged, with their groups.
+        norms: Modules that are norms.
+    """
+    root = calls[0][0]
+    by_module: dict[nn.Module, list[tuple[ModuleCall, torch.Tensor]]] = defaultdict(list)
+    for observed, positions in calls:
+        for call in observed.walk():
+            if call.attention and "forward" not in vars(call.module):
+                by_module[call.module].append((call, positions))
+    frequencies = _frequencies(root.module)
+    found = {}
+    for module, observations in by_module.items():
+        for candidate in _candidates(observations[0][0], linears, merged, norms, frequencies):
+            if all(_computes_the_same(candidate, *each) for each in observations):
+                found[module] = candidate
+                break
+    return found
+
+
+def _candidates(
+    call: ModuleCall,
+    linears: Collection[nn.Module],
+    merged: Mapping[nn.Module, MergedLinears],
+    norms: Mapping[nn.Module, Norm],
+    frequencies: Sequence[torch.Tensor],
+) -> Iterator[RotatedAttention]:
+    """Yield what an attention module may compute; its first and its last product are in all."""
+    used = [inner for inner in call.calls if inner.module in linears]
+    leaves, form = tree_flatten(call.output)
+    if len(call.attention) != 1 or len(used) < 2 or any(leaf is not None for leaf in leaves[1:]):
+        return
+    (attention,), first, out = call.attention, used[0], used[-1].module
+    (_, heads, _, size), key_heads = attention.query.shape, attention.key.shape[1]
+    rows = first.only_input()
+    place = None if rows is None else call.place(rows)
+    qkv = merged.get(first.module, first.module)
+    layers = qkv.layers if isinstance(qkv, MergedLinears) else (first.module,)
+    columns = [len(layer.weight) for layer in layers]  # type: ignore[arg-type]
+    split = [heads * size, key_heads * size, key_heads * size]
+    if place is None or columns not in (split, [sum(split)]) or out in layers:
+        return
+    if attention.latents is not None or attention.selected is not None:
+        return
+    if not isinstance(first.module, nn.Linear | QuantizedLinear):
+        return
+    if attention.key.shape[-1] != size or attention.value.shape[-1] != size or attention.others:
+        return
+    if any(isinstance(value, dict | list) for value in (*call.args, *call.kwargs.values())):
+        return  # the module may write into it, such as keys that other layers read (Gemma 3n)
+    of_heads = [
+        norms[inner.module]
+        for inner in call.calls
+        if inner.module in norms and len(norms[inner.module].weight) == size
+    ]
+    pairs: list[tuple[Norm, Norm] | None] = [
+        (one, other) for one, other in permutations(of_heads, 2) if one.eps == other.eps
+    ]
+    for pair in pairs or [None]:
+        for angles in frequencies:
+            if 2 * len(angles) == size:
+                yield RotatedAttention(attention, place, qkv, angles, pair, out, form)
+
+
+def _computes_the_same(
+    candidate: RotatedAttention, call: ModuleCall, positions: torch.Tensor
+) -> bool:
+    """Compare a candidate with its module on random rows."""
+    args, kwargs = list(call.args), dict(call.kwargs)
+    arguments: Any = args if isinstance(candidate.place, int) else kwargs
+    arguments[candidate.place] = random_rows(arguments[candidate.place], seed=0)
+    output, (attention,) = run_at(positions, call.module.forward, *args, **kwargs)
+    got, (other,) = run_at(positions, candidate, *args, **kwargs)
+    return agree((output, *_values(attention)), (got, *_values(other)))
+
+
+def _values(call: AttentionCall) -> list[Any]:
+    return [getattr(call, field.name) for field in fields(call) if field.name != "module"]
+
+
+def _frequencies(model: nn.Module) -> list[torch.Tensor]:
+    """Return what may be the frequencies of a rotation: small float buffers, and zeros."""
+    vectors = [
+        each.float() for each in model.buffers() if each.dim() == 1 and each.is_floating_point()
+    ]
+    zeros = {len(each): torch.zeros_like(each) for each in vectors}
+    return [*vectors, *zeros.values()]

@@ -1,0 +1,125 @@
+"""Which modules a forward calls, with what, observed in a forward over a few random tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from graphkit.models.attention import AttentionCall, attending
+from graphkit.models.fusion.agreement import agree
+
+ROWS = 6
+"""Rows of the observed forward."""
+
+
+@dataclass(slots=True, eq=False)
+class ModuleCall:
+    """One call of a module.
+
+    Attributes:
+        module: The module.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        output: What it returned; ``None`` while it runs.
+        calls: Calls that its forward made, in order.
+        attention: Calls of the attention that its forward made.
+    """
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any = None
+    calls: list[ModuleCall] = field(default_factory=list)
+    attention: list[AttentionCall] = field(default_factory=list)
+
+    def walk(self) -> Iterator[ModuleCall]:
+        """Yield this call and all below it, callers first."""
+        yield self
+        for call in self.calls:
+            yield from call.walk()
+
+    def by_module(self) -> dict[nn.Module, ModuleCall]:
+        """Return the last call of each module."""
+        return {call.module: call for call in self.walk()}
+
+    def only_input(self) -> torch.Tensor | None:
+        """Return the tensor that is the only argument, or ``None``."""
+        values = [*self.args, *self.kwargs.values()]
+        is_one = len(values) == 1 and isinstance(values[0], torch.Tensor)
+        return values[0] if is_one else None
+
+    def place(self, tensor: torch.Tensor) -> int | str | None:
+        """Return the index or the name of the argument that is a tensor, or ``None``."""
+        places: list[tuple[int | str, Any]] = [*enumerate(self.args), *self.kwargs.items()]
+        return next((place for place, value in places if value is tensor), None)
+
+    def repeats(self, positions: torch.Tensor) -> bool:
+        """Return whether the module computes the same again, as it is now."""
+        try:
+            output, _ = run_at(positions, self.module, *self.args, **self.kwargs)
+        except RuntimeError:  # such as a view of a tensor that has become strided
+            return False
+        return agree(self.output, output)
+
+
+def observe(model: PreTrainedModel, positions: torch.Tensor) -> ModuleCall:
+    """Run a model over random tokens at positions, [ROWS], and return its calls.
+
+    Attention returns random numbers.
+    """
+    ids = torch.randint(
+        model.config.get_text_config(decoder=True).vocab_size,
+        (1, len(positions)),
+        generator=torch.Generator().manual_seed(0),
+    ).to(positions.device)
+    stack: list[ModuleCall] = []
+    done: list[ModuleCall] = []
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        call = ModuleCall(module, args, kwargs)
+        if stack:
+            stack[-1].calls.append(call)
+        stack.append(call)
+
+    def leave(_module: nn.Module, _args: Any, output: Any) -> None:
+        stack[-1].output = output
+        done.append(stack.pop())
+
+    def attend(call: AttentionCall) -> torch.Tensor:
+        stack[-1].attention.append(call)
+        return random_attention(call)
+
+    with ExitStack() as hooks, attending(attend, positions), torch.no_grad():
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(leave))
+        model(input_ids=ids, position_ids=positions[None], use_cache=False)
+    return done[-1]
+
+
+def run_at(
+    positions: torch.Tensor, function: Any, *args: Any, **kwargs: Any
+) -> tuple[Any, list[AttentionCall]]:
+    """Call a module or its replacement; return its output and its calls of the attention."""
+    calls: list[AttentionCall] = []
+
+    def attend(call: AttentionCall) -> torch.Tensor:
+        calls.append(call)
+        return random_attention(call)
+
+    with attending(attend, positions), torch.no_grad():
+        return function(*args, **kwargs), calls
+
+
+def random_attention(call: AttentionCall) -> torch.Tensor:
+    """Return random attended values, [1, T, N, E]: the same for all calls of a shape."""
+    _, heads, rows, _ = call.query.shape
+    shape = 1, rows, heads, call.value.shape[-1]
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    return values.to(call.query.device, call.query.dtype)

@@ -1,0 +1,133 @@
+"""Kinds of draft models, and how those that are no language models are loaded for a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from graphkit.errors import ConfigError
+from graphkit.models.draft_model import (
+    DFlashDraft,
+    DraftModel,
+    HeadDraft,
+    MtpDraft,
+    SharedModules,
+    StandaloneDraft,
+)
+from graphkit.models.model import TransformersModel
+from graphkit.models.mtp import load_mtp
+from graphkit.models.passed_model import check_type
+from graphkit.models.quantization import quantize_linears
+from graphkit.models.reference import (
+    DFlashHead,
+    Eagle3Head,
+    EagleHead,
+    head_algorithm,
+    load_dflash_head,
+    load_eagle3_head,
+    load_eagle_head,
+)
+from graphkit.models.reference.eagle import check_fit
+from graphkit.models.reference.engine_models import quantize_draft
+
+ALGORITHMS_BY_KIND: Mapping[str | None, tuple[str, ...]] = {
+    "EAGLE": ("EAGLE",),
+    "EAGLE3": ("EAGLE3",),
+    "DFLASH": ("DFLASH",),
+    "MTP": ("EAGLE", "MULTI_LAYER_EAGLE"),
+    "STANDALONE": ("STANDALONE",),
+}
+"""Algorithms that each kind of draft model can draft for."""
+_HEADS: Mapping[str, Callable[..., EagleHead | Eagle3Head | DFlashHead]] = {
+    "EAGLE": load_eagle_head,
+    "EAGLE3": load_eagle3_head,
+    "DFLASH": load_dflash_head,
+}
+
+
+def draft_kind(draft: object, target: object) -> str:
+    """Return the kind of a draft model, a key of ``ALGORITHMS_BY_KIND``; reads no weights.
+
+    Args:
+        draft: As for ``load``.
+        target: The target's folder, or the target.
+
+    Raises:
+        ConfigError: It is no draft model for targets of transformers.
+        CheckpointError: Its folder is damaged.
+    """
+    if draft == "mtp":
+        if isinstance(target, str | Path):
+            return "MTP"
+        raise ConfigError(
+            "draft='mtp' reads MTP layers from the folder of the model, but the model was passed "
+            "as an object. Load the folder.",
+            field="draft",
+        )
+    check_type(draft, "draft", (EagleHead, Eagle3Head, DFlashHead))
+    kinds = {
+        PreTrainedModel: "STANDALONE",
+        EagleHead: "EAGLE",
+        Eagle3Head: "EAGLE3",
+        DFlashHead: "DFLASH",
+    }
+    if isinstance(draft, str | Path):
+        return head_algorithm(draft)
+    return next(kind for each, kind in kinds.items() if isinstance(draft, each))
+
+
+def load_draft(
+    kind: str,
+    draft: Any,
+    target: TransformersModel,
+    algorithm: str | None,
+    quantize: str | None = None,
+) -> DraftModel:
+    """Return a draft head or MTP layers for a target.
+
+    Args:
+        kind: The kind.
+        draft: As for ``load``.
+        target: The target.
+        algorithm: As for ``load``.
+        quantize: As for ``load``.
+
+    Raises:
+        CheckpointError: The weights cannot be loaded, or do not fit the target.
+        ConfigError: A head that was passed as a module does not fit the target.
+    """
+    if kind == "MTP":
+        assert target.folder is not None, "draft_kind checks it"
+        head = load_mtp(target.original, target.layout, target.folder)
+        for layer in head.chain if quantize is not None else ():
+            quantize_linears(layer.block, str(quantize))
+        return MtpDraft(head, algorithm)
+    shared = SharedModules(target.model, target.layout)
+    if isinstance(draft, str | Path):
+        draft = _HEADS[kind](draft, shared)
+    check_fit(draft.config, shared)
+    if quantize is not None:
+        quantize_draft(draft, quantize)
+    if isinstance(draft, DFlashHead):
+        return DFlashDraft(draft)
+    return HeadDraft(draft, target.dtype)
+
+
+def standalone_draft(draft: TransformersModel, target: TransformersModel) -> StandaloneDraft:
+    """Return a language model as the draft model of another one.
+
+    Raises:
+        ConfigError: Their vocabularies differ, or the draft model has recurrent layers.
+    """
+    vocab_size, expected = (each.head.out_features for each in (draft, target))
+    if vocab_size != expected:
+        raise ConfigError(
+            f"the draft model {type(draft.model).__name__} has a vocabulary of {vocab_size} "
+            f"tokens, but {type(target.model).__name__} has {expected}. Use a draft model with "
+            "the vocabulary of the target.",
+            field="draft",
+        )
+    return StandaloneDraft(draft.model, draft.layout)

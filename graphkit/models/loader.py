@@ -1,0 +1,269 @@
+"""Load a causal language model of transformers, check it, and prepare it for capture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.quantizers.auto import AutoHfQuantizer
+
+from graphkit.config import require_type
+from graphkit.errors import CheckpointError, ConfigError, short_repr
+from graphkit.graphs import resolve_device
+from graphkit.models.config_keys import check_keys
+from graphkit.models.draft_model import DraftModel
+from graphkit.models.folder_errors import model_error
+from graphkit.models.generation import generation_defaults
+from graphkit.models.kv_scales import KVScales, read_kv_scales, with_kv_scales
+from graphkit.models.layout import ModelLayout, output_head
+from graphkit.models.load_check import check_loaded
+from graphkit.models.load_draft import ALGORITHMS_BY_KIND, draft_kind, load_draft, standalone_draft
+from graphkit.models.model import WITHOUT_DRAFT, TransformersModel, check_algorithm
+from graphkit.models.passed_model import check_model, check_type
+from graphkit.models.prepare import prepare_model
+from graphkit.models.quantization import (
+    QuantizedLinear,
+    check_quantization,
+    quantize_linears,
+    stored_layout,
+)
+from graphkit.models.quantization.settings import check_quantization_keys, quantization_settings
+from graphkit.models.quantized_folder import StoredRows, load_quantized
+from graphkit.models.reference.checkpoint_folder import StoredWeights, read_quantized_config
+from graphkit.models.stored_tensors import check_stored
+from graphkit.models.weight_reads import dequantize_read_weights
+from graphkit.ops.argument_rules import check_dtype
+
+
+def load(
+    folder_or_model: str | Path | PreTrainedModel,
+    *,
+    draft: str | Path | PreTrainedModel | nn.Module | None = None,
+    algorithm: str | None = None,
+    dtype: torch.dtype | None = None,
+    quantize: str | None = None,
+    device: torch.device | str = "auto",
+    fuse: bool = True,
+    check: bool = True,
+    trust_remote_code: bool = False,
+) -> TransformersModel:
+    """Load a causal language model of transformers for capture.
+
+    No architecture is known by name. The shapes of keys, values and recurrent states are learnt
+    from one forward with the model's own cache. Attention runs through the attention registry of
+    transformers, recurrent layers through the interface of its cache.
+
+    Args:
+        folder_or_model: A folder with ``config.json`` and weights, or a model of transformers.
+            Folders of AWQ, GPTQ, compressed-tensors, ModelOpt and FP8 run over graphkit's kernels.
+            A model object is changed in place: it then runs through graphkit alone.
+        draft: A draft model for it, or its folder: an EAGLE, EAGLE-3 or DFLASH head in a layout
+            that ``reference.load_eagle_head``, ``load_eagle3_head`` or ``load_dflash_head`` reads,
+            or a causal language model of the same vocabulary (STANDALONE). A model object is
+            changed in place, too. ``"mtp"`` selects the MTP layers in the folder of the model: one
+            drafts all steps (EAGLE), several draft one step each (MULTI_LAYER_EAGLE).
+        algorithm: The algorithm of engines and targets: that of the draft model, ``"NGRAM"`` or
+            ``"NONE"``. ``None`` selects the first of these.
+        dtype: Data type of the weights; ``None`` keeps that of the folder or the model.
+        quantize: ``"fp8"`` or ``"int4"`` stores the weights of linear layers in eight or four bits,
+            in the draft model too. Output heads of language models, embeddings and experts that are
+            held as one tensor stay as they are. ``None`` keeps the weights.
+        device: ``auto``, ``cpu`` or ``cuda``; a model object is moved there.
+        fuse: Whether linear layers of one input become one product, and norms, gated networks and
+            the rotation of heads run through graphkit's ops, where both compute the same on random
+            inputs, up to rounding. ``layout.replaced`` of the result names these modules.
+        check: Whether the logits of the result are compared with those of the model, as
+            ``testing.check_wrapper`` does.
+        trust_remote_code: Whether Python code in the folders of the model and of the draft model
+            runs, for types that transformers does not have. ``tokenizer`` follows it, too.
+
+    Raises:
+        CheckpointError: The folder cannot be loaded.
+        ConfigError: An argument has a wrong type or value, or the model keeps state that graphkit
+            has no pool for, or a layer does not attend through the registry, or the model has no
+            layer to quantise, or the result computes other logits, or the draft model does not fit
+            the model or the algorithm.
+        TargetError: The logits of the model depend on later tokens.
+
+    Examples:
+        >>> model = gk.models.load("models/Qwen3-0.6B")  # doctest: +SKIP
+        >>> engine = model.engine(algorithm="NGRAM", num_steps=3)  # doctest: +SKIP
+    """
+    flags = {"fuse": fuse, "check": check, "trust_remote_code": trust_remote_code}
+    for name, flag in flags.items():
+        require_type("load", name, flag, bool, "True or False")
+    if dtype is not None:
+        check_dtype("load", dtype)
+    check_type(folder_or_model, "folder_or_model")
+    kind = None if draft is None else draft_kind(draft, folder_or_model)
+    if algorithm is not None:
+        check_algorithm(algorithm, (*ALGORITHMS_BY_KIND.get(kind, ()), *WITHOUT_DRAFT))
+    if quantize is not None:
+        check_quantization(quantize)
+    device = resolve_device(device)
+    options: dict[str, Any] = {"dtype": dtype, "quantize": quantize, "device": device, **flags}
+    loaded = _loaded(folder_or_model, "folder_or_model", **options)
+    drafting: DraftModel | None = None
+    if kind == "STANDALONE":
+        drafting = standalone_draft(_loaded(draft, "draft", **options), loaded)
+    elif kind is not None:
+        drafting = load_draft(kind, draft, loaded, algorithm, quantize)
+    generation = getattr(loaded.original, "generation_config", None)
+    name = loaded.folder or type(loaded.original).__name__
+    generation_defaults(generation, frozenset(), loaded.head.out_features).report(name)
+    parts = (loaded.model, loaded.original, loaded.layout, loaded.folder)
+    return TransformersModel(*parts, drafting, algorithm, trust_remote_code)
+
+
+def _loaded(
+    folder_or_model: Any,
+    field: str,
+    *,
+    dtype: torch.dtype | None,
+    quantize: str | None,
+    device: torch.device,
+    fuse: bool,
+    check: bool,
+    trust_remote_code: bool,
+) -> TransformersModel:
+    folder, stored_rows, scales = None, StoredRows(), KVScales()
+    if isinstance(folder_or_model, PreTrainedModel):
+        check_model(folder_or_model, field)
+        model = folder_or_model if dtype is None else nn.Module.to(folder_or_model, dtype)
+    else:
+        folder = str(folder_or_model)
+        model, stored_rows, scales = _from_folder(Path(folder), dtype, device, trust_remote_code)
+        check_keys(Path(folder), model)
+    if quantize is not None:
+        _quantize(model, quantize, device)
+    nn.Module.to(model, device)
+    nn.Module.eval(model).requires_grad_(False)
+    if not getattr(model.config.get_text_config(decoder=True), "is_causal", True):
+        raise ConfigError(
+            f"the configuration of {type(model).__name__} sets is_causal to false, so that its "
+            "layers attend to later tokens. Load a causal language model.",
+            field=field,
+        )
+    dequantize_read_weights(model)
+    original = _shared_copy(model)
+    layout = with_kv_scales(prepare_model(model, fuse=fuse), model, scales)
+    _refuse_encoder(model, layout)
+    loaded = TransformersModel(model, original, layout, folder)
+    if check:
+        check_loaded(loaded, stored_rows)
+    return loaded
+
+
+def _from_folder(
+    folder: Path, dtype: torch.dtype | None, device: torch.device, trust_remote_code: bool
+) -> tuple[PreTrainedModel, StoredRows, KVScales]:
+    """Load a folder, its quantised layers by graphkit if it reads their layout.
+
+    Returns the model, and what the folder has for its check and for pools of keys and values.
+    """
+    has_config = False
+    with suppress(OSError, ValueError):  # a name that no file can have
+        has_config = (folder / "config.json").is_file()
+    if not has_config:
+        raise CheckpointError(
+            f"{str(folder)[:200]} has no config.json. Pass a folder of transformers; download it "
+            "first if this is the name of a model."
+        )
+    if (folder / "adapter_config.json").is_file():
+        raise CheckpointError(
+            f"{folder} has an adapter (adapter_config.json) beside its weights. Merge it into the "
+            "weights (merge_and_unload of peft), save the model, and load that folder."
+        )
+    config = read_quantized_config(folder)
+    settings, reason = quantization_settings(config) or {}, ""
+    check_quantization_keys(settings)
+    try:
+        layout = stored_layout(config)
+    except CheckpointError as error:
+        if not _has_quantizer(settings):
+            raise CheckpointError(f"{folder} cannot be loaded: {error}") from error
+        layout, reason = None, f"graphkit does not read it: {error}"
+    if layout is not None:
+        model, stored_rows = load_quantized(
+            folder, layout, dtype=dtype, device=device, trust_remote_code=trust_remote_code
+        )
+        return model, stored_rows, read_kv_scales(model, StoredWeights(folder), settings)
+    if settings and not _has_quantizer(settings):
+        raise CheckpointError(
+            f"{folder} has quantised layers of the method {settings.get('quant_method')!r}, which "
+            "neither graphkit nor transformers reads. Use a folder in a layout of the page "
+            "Quantised weights."
+        )
+    model = _by_transformers(folder, dtype, trust_remote_code, reason)
+    return model, StoredRows(), read_kv_scales(model, StoredWeights(folder), settings)
+
+
+def _has_quantizer(settings: Mapping[str, Any]) -> bool:
+    """Return whether transformers has a quantizer for ``quantization_config``."""
+    method = {"quant_method": "", **settings}
+    return bool(AutoHfQuantizer.supports_quant_method(method))  # type: ignore[no-untyped-call]
+
+
+def _by_transformers(
+    folder: Path, dtype: torch.dtype | None, trust_remote_code: bool, reason: str
+) -> PreTrainedModel:
+    """Load a folder by transformers; ``reason`` says why graphkit does not read it itself."""
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype or "auto",
+            trust_remote_code=trust_remote_code,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # transformers and what it calls raise errors of many classes
+        raise model_error(
+            folder, error, trust_remote_code=trust_remote_code, note=reason
+        ) from error
+    model: PreTrainedModel
+    model, report = loaded
+    check_stored(folder, model, report, StoredWeights(folder))
+    return model
+
+
+def _refuse_encoder(model: PreTrainedModel, layout: ModelLayout) -> None:
+    """Refuse a model whose attention is bidirectional, as its modules say."""
+    for layer in layout.attention:
+        if getattr(model.get_submodule(layer.name), "is_causal", None) is False:
+            raise ConfigError(
+                f"{type(model).__name__} is an encoder: {layer.name} attends to later tokens. Load "
+                "a causal language model, or set is_decoder in config.json if this is one.",
+                field="folder_or_model",
+            )
+
+
+def _shared_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy that shares the weights and runs as transformers runs it."""
+    memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    copy = deepcopy(model, memo)
+    copy.set_attn_implementation("eager")
+    return copy
+
+
+def _quantize(model: PreTrainedModel, quantize: str, device: torch.device) -> None:
+    """Quantise the linear layers of a model but its output head, in place."""
+    if any(isinstance(each, QuantizedLinear) for each in model.modules()):
+        raise ConfigError(
+            f"quantize is {short_repr(quantize)}, but the weights are quantised already. Load "
+            "them without "
+            "quantize.",
+            field="quantize",
+        )
+    if not quantize_linears(model, quantize, device=device, kept=[output_head(model)]):
+        raise ConfigError(
+            f"{type(model).__name__} has no layers of torch.nn.Linear besides its output head, so "
+            f"that quantize={quantize!r} changes nothing. Load it without quantize.",
+            field="quantize",
+        )

@@ -1,0 +1,457 @@
+"""A causal language model of transformers over graphkit's pools."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from graphkit.config import BufferSizes, require_int, require_type
+from graphkit.engine import Drafter, EngineModel, NgramDrafter, SamplingParams, SpeculativeEngine
+from graphkit.engine.kv import ReqToTokenPool
+from graphkit.errors import ConfigError
+from graphkit.models.draft_model import DraftModel
+from graphkit.models.forward import TransformersForward
+from graphkit.models.generation import (
+    GenerationDefaults,
+    folder_defaults,
+    generation_defaults,
+    stop_ids,
+)
+from graphkit.models.layout import ModelLayout, head_shape, output_head
+from graphkit.models.pools import LayerGroupAttention, recurrent_states, slot_bytes
+from graphkit.models.reference.pools import all_slots
+from graphkit.models.rotation import rotation_limit
+from graphkit.models.tokenizer import load_tokenizer
+from graphkit.runners import Runner
+from graphkit.runners.targets import CaptureTarget
+from graphkit.spec import ForwardMode, SpecConfig
+from graphkit.spec.config import default_spec
+
+WITHOUT_DRAFT = ("NGRAM", "NONE")
+"""Algorithms that need no draft model; the first one is the default."""
+_SPEC_NAMES = {"MULTI_LAYER_EAGLE": "EAGLE"}
+"""Name in ``SpecConfig`` of the algorithms that are a kind of another one."""
+
+
+_SHARE_OF_FREE = 0.7
+"""Share of the free memory of a GPU that the KV pools of an engine may take. Graphs, prefills and
+buffers take the rest."""
+_SLOTS_PER_REQUEST = 1024
+"""KV slots per request on a CPU, which shares its memory with everything else."""
+
+
+def check_algorithm(algorithm: object, allowed: Collection[str]) -> str:
+    """Return the name of an algorithm in capitals.
+
+    Raises:
+        ConfigError: The name is not in ``allowed``.
+    """
+    expected = "the name of an algorithm, or None"
+    require_type("gk.models.load", "algorithm", algorithm, str, expected)
+    name = str(algorithm).upper()
+    if name not in allowed:
+        raise ConfigError(
+            f"{name} needs a draft model of its kind. Load one, or use one of "
+            f"{', '.join(allowed)}.",
+            field="algorithm",
+        )
+    return name
+
+
+class TransformersModel:
+    """A model that ``load`` has prepared. Its engines, targets and runners have pools of their own.
+
+    Attributes:
+        model: The model of transformers. It attends over the pools of the running forward; call
+            ``original`` for the model itself.
+        original: The model as transformers runs it, with the same weights.
+        layout: Its layers that keep state.
+        folder: Its folder; ``None`` if it came as an object.
+        draft: Its draft model, if any.
+        algorithm: The algorithm of its engines and targets, unless they name another.
+        trust_remote_code: Whether ``tokenizer`` may run Python code in the folder.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        original: PreTrainedModel,
+        layout: ModelLayout,
+        folder: str | None = None,
+        draft: DraftModel | None = None,
+        algorithm: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.model, self.original, self.layout, self.folder = model, original, layout, folder
+        self.draft, self.trust_remote_code = draft, trust_remote_code
+        default = self._algorithms[0]
+        self.algorithm = (
+            default if algorithm is None else check_algorithm(algorithm, self._algorithms)
+        )
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the folder.
+
+        Raises:
+            ConfigError: The model came without a folder.
+            CheckpointError: The folder has no tokenizer, or it cannot be loaded.
+        """
+        if self.folder is None:
+            raise ConfigError(
+                "the model was passed as an object, which has no tokenizer. Load the folder.",
+                field="tokenizer",
+            )
+        return load_tokenizer(self.folder, trust_remote_code=self.trust_remote_code)
+
+    @cached_property
+    def _generation_defaults(self) -> GenerationDefaults:
+        """What the generation settings of the model say about a request.
+
+        Raises:
+            CheckpointError: A setting is malformed.
+        """
+        vocab_size = head_shape(self.model)[0]
+        if self.folder is not None:
+            remote = self.trust_remote_code
+            return folder_defaults(self.folder, vocab_size, trust_remote_code=remote)
+        config = self.original.generation_config
+        ids = stop_ids(getattr(config, "eos_token_id", None), type(self.model).__name__)
+        return generation_defaults(config, ids, vocab_size)
+
+    def sampling_params(self, **changes: Any) -> SamplingParams:
+        """Return sampling parameters as the generation settings of the model have them.
+
+        These are stop tokens, ``top_k``, ``top_p`` and ``min_p``, the temperature if ``do_sample``
+        is set, else 0, and what graphkit computes of the settings that change greedy text, such as
+        ``repetition_penalty`` and ``suppress_tokens``.
+
+        Args:
+            **changes: Arguments of ``SamplingParams`` that replace them.
+
+        Raises:
+            CheckpointError: A setting is malformed.
+            ConfigError: A value is out of range.
+        """
+        return self._generation_defaults.sampling_params(**changes)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The data type of the weights."""
+        return self.model.dtype
+
+    @property
+    def head(self) -> nn.Linear:
+        """The module that computes the logits."""
+        head = output_head(self.model)
+        assert isinstance(head, nn.Linear), "transformers has no other heads"
+        return head
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the tokens of a batch choose the weights that a forward reads."""
+        return bool(self.model._can_set_experts_implementation())
+
+    @property
+    def longest_context(self) -> int | None:
+        """Positions of the model and its draft model; ``None`` without a limit.
+
+        Those of LongRoPE are the ones with its initial frequencies.
+        """
+        configs = [model.config.get_text_config(decoder=True) for model in self._models]
+        limits = [getattr(config, "max_position_embeddings", None) for config in configs]
+        limits += map(rotation_limit, self._models)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def spec(
+        self,
+        algorithm: str | None = None,
+        num_steps: int | Sequence[int] | None = None,
+        topk: int = 1,
+        num_draft_tokens: int | None = None,
+        page_size: int = 1,
+    ) -> SpecConfig:
+        """Return the settings of an algorithm.
+
+        Args:
+            algorithm: An algorithm of the draft model, ``"NGRAM"`` or ``"NONE"``; ``None`` selects
+                that of ``load``.
+            num_steps: Draft steps, or several ascending numbers of them; see ``SpecConfig``.
+                ``None`` selects 3, or one per MTP layer if there are fewer.
+            topk: Branches per draft step: 1 drafts chains, more drafts trees.
+            num_draft_tokens: Nodes per request in verify, the bonus token included; ``None``
+                selects ``num_steps + 1`` for a chain and twice that for a tree.
+            page_size: Slots per KV page.
+
+        Raises:
+            ConfigError: A setting is out of range, or the algorithm needs another draft model.
+        """
+        name = self.algorithm if algorithm is None else check_algorithm(algorithm, self._algorithms)
+        if num_steps is None:
+            num_steps = DraftModel.num_steps
+            if self.draft is not None and name == self.draft.algorithm:
+                num_steps = self.draft.num_steps
+        return default_spec(
+            _SPEC_NAMES.get(name, name),
+            num_steps,
+            topk,
+            num_draft_tokens,
+            page_size,
+            linear_attention=bool(self.layout.recurrent),
+        )
+
+    def engine(
+        self,
+        *,
+        algorithm: str | None = None,
+        num_steps: int | Sequence[int] | None = None,
+        topk: int = 1,
+        num_draft_tokens: int | None = None,
+        max_batch_size: int = 8,
+        max_context_len: int | None = None,
+        page_size: int = 1,
+        kv_dtype: torch.dtype | None = None,
+        kv_slots: int | None = None,
+        **options: Any,
+    ) -> SpeculativeEngine:
+        """Create an engine with pools of its own. Nothing is captured yet.
+
+        Args:
+            algorithm: See ``spec``.
+            num_steps: See ``spec``.
+            topk: See ``spec``.
+            num_draft_tokens: See ``spec``.
+            page_size: See ``spec``.
+            max_batch_size: Most requests that run at the same time.
+            max_context_len: Most tokens of a request, drafts included; ``None`` selects 1,024, or
+                the positions of the model if it has fewer.
+            kv_dtype: Data type of the model's keys and values, such as ``torch.float8_e4m3fn``;
+                ``None`` selects the data type of the model. A draft model keeps its own.
+            kv_slots: KV slots of all requests together, rounded up to whole pages. With fewer than
+                all texts need, requests are preempted. ``None`` selects what all requests need at
+                their longest, but on a GPU no more than fits in 70 % of its free memory, and
+                elsewhere no more than 1,024 per request; in any case enough for the longest one.
+            **options: Further arguments of ``SpeculativeEngine``.
+
+        Raises:
+            ConfigError: A setting is out of range, or the model has fewer positions.
+        """
+        spec = self.spec(algorithm, num_steps, topk, num_draft_tokens, page_size)
+        context = self._context_len(max_context_len, 1024)
+        return self.engine_with(spec, max_batch_size, context, kv_dtype, kv_slots, **options)
+
+    def engine_with(
+        self,
+        spec: SpecConfig,
+        max_batch_size: int,
+        max_context_len: int,
+        kv_dtype: torch.dtype | None = None,
+        kv_slots: int | None = None,
+        **options: Any,
+    ) -> SpeculativeEngine:
+        """Create an engine with settings that ``spec`` returned; see ``engine``."""
+        requests = ReqToTokenPool(max_batch_size, max_context_len, self.device)
+        slots = self._kv_slots(kv_slots, requests, spec, kv_dtype)
+        return SpeculativeEngine(
+            self._engine_model(requests, spec, kv_dtype, slots),
+            self._drafter(requests, spec, slots),
+            spec=spec,
+            sizes=self._sizes(max_batch_size, max_context_len, spec),
+            device=self.device,
+            **options,
+        )
+
+    def target(
+        self,
+        *,
+        max_batch_size: int = 8,
+        max_context_len: int | None = None,
+        kv_dtype: torch.dtype | None = None,
+        **settings: Any,
+    ) -> CaptureTarget:
+        """Create a target for commands and audits, with pools of its own.
+
+        Args:
+            max_batch_size: Largest captured size.
+            max_context_len: Most tokens of a request, drafts included; ``None`` selects 256, or the
+                positions of the model if it has fewer.
+            kv_dtype: See ``engine``. A target whose keys and values have another data type than the
+                model is not compared with it.
+            **settings: Arguments of ``spec``.
+
+        Raises:
+            ConfigError: A setting is out of range, or the model has fewer positions.
+        """
+        spec = self.spec(**settings)
+        page_size = spec.page_size
+        max_context_len = self._context_len(max_context_len, 256)
+        requests = ReqToTokenPool(max_batch_size, max_context_len, self.device)
+        columns = -(-max_context_len // page_size) * page_size
+        slots = page_size + torch.arange(max_batch_size * columns, device=self.device)
+        requests.req_to_token[1:] = slots.view(max_batch_size, columns)[:, :max_context_len]
+        model, draft = self._engine_model(requests, spec, kv_dtype), self._draft_of(spec)
+        room = max_batch_size, max_context_len, kv_dtype
+        states = model.recurrent_state
+        modes = (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE)
+        forwards = dict.fromkeys(modes, model.forward)
+        attention: Any = model.attention
+        weights: nn.Module = self.model
+        state = {
+            **model.attention.kv_pool.tensors(),
+            **({} if states is None else states.tensors()),
+        }
+        if draft is not None:
+            drafting = draft.engine_model(requests, spec)
+            forwards |= dict.fromkeys(draft.modes, drafting.forward)
+            attention = dict.fromkeys(modes, attention)
+            attention |= dict.fromkeys(draft.modes, drafting.attention)
+            weights = nn.ModuleDict({"target": self.model, "draft": draft.module})
+            tensors = drafting.attention.kv_pool.tensors()
+            state |= {f"draft.{name}": tensor for name, tensor in tensors.items()}
+        return CaptureTarget(
+            name=type(self.model).__name__,
+            spec=spec,
+            sizes=self._sizes(max_batch_size, max_context_len, spec),
+            forwards=forwards,
+            weights=weights,
+            mutable_state=state,
+            attention=attention,
+            draft_token_map=None if draft is None else draft.token_map,
+            engine=partial(_engine_of_target, self, spec, *room),
+            model=self.original if kv_dtype in (None, self.dtype) else None,
+            recurrent_state=states,
+        )
+
+    def runner(
+        self, mode: ForwardMode, *, batch_sizes: Sequence[int] | None = None, **options: Any
+    ) -> Runner[Any, Any]:
+        """Create the runner of a mode of a new target.
+
+        Args:
+            mode: TARGET_VERIFY or DECODE.
+            batch_sizes: Sizes to capture; ``None`` selects the default list.
+            **options: Arguments of ``target``.
+        """
+        return self.target(**options).runner(mode, device=self.device, batch_sizes=batch_sizes)
+
+    @property
+    def _models(self) -> list[PreTrainedModel]:
+        """The model, and its draft model if that is one of transformers."""
+        modules = (self.model, None if self.draft is None else self.draft.module)
+        return [each for each in modules if isinstance(each, PreTrainedModel)]
+
+    @property
+    def _algorithms(self) -> tuple[str, ...]:
+        return (*(() if self.draft is None else (self.draft.algorithm,)), *WITHOUT_DRAFT)
+
+    def _draft_of(self, spec: SpecConfig) -> DraftModel | None:
+        """Return the draft model if an algorithm drafts with it."""
+        return None if str(spec.resolved.name) in WITHOUT_DRAFT else self.draft
+
+    def _drafter(self, requests: ReqToTokenPool, spec: SpecConfig, slots: int) -> Drafter | None:
+        draft = self._draft_of(spec)
+        if draft is not None:
+            return draft.drafter(draft.engine_model(requests, spec, slots))
+        return NgramDrafter() if spec.num_steps else None
+
+    def _context_len(self, requested: int | None, default: int) -> int:
+        """Return the context length of an engine or target, at most ``longest_context``."""
+        positions = self.longest_context or sys.maxsize
+        if requested is None:
+            return min(default, positions)
+        require_int(type(self.model).__name__, "max_context_len", requested)
+        if requested > positions:
+            reason = f"the model has {positions} positions"
+            if positions in map(rotation_limit, self._models):
+                reason = (
+                    f"LongRoPE keeps its frequencies for {positions} positions, and a later one "
+                    "would change the text of all requests of its batch"
+                )
+            raise ConfigError(
+                f"max_context_len is {requested}, but {reason}.",
+                field="max_context_len",
+            )
+        return requested
+
+    def _sizes(self, max_batch_size: int, max_context_len: int, spec: SpecConfig) -> BufferSizes:
+        vocab_size, hidden_size = head_shape(self.model)
+        draft = self._draft_of(spec)
+        aux_layers = () if draft is None else draft.aux_layers
+        token_map = None if draft is None else draft.token_map
+        return BufferSizes(
+            max_batch_size, max_context_len, hidden_size, vocab_size, self.model.dtype,
+            page_size=spec.page_size,
+            spec_hidden_size=len(aux_layers) * hidden_size or None,
+            draft_vocab_size=None if token_map is None else len(token_map),
+        )  # fmt: skip
+
+    def _kv_slots(
+        self,
+        requested: int | None,
+        requests: ReqToTokenPool,
+        spec: SpecConfig,
+        kv_dtype: torch.dtype | None,
+    ) -> int:
+        """Return the KV slots of an engine, in whole pages; see ``engine``."""
+        page_size = spec.page_size
+        most = all_slots(requests, page_size)
+        if requested is not None:
+            require_int(type(self).__name__, "kv_slots", requested)
+            return -(-requested // page_size) * page_size
+        if self.device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self.device)
+            room = int(_SHARE_OF_FREE * free) // self._slot_bytes(spec, kv_dtype)
+        else:
+            room = requests.size * _SLOTS_PER_REQUEST
+        return min(most, max(room // page_size * page_size, most // requests.size))
+
+    def _slot_bytes(self, spec: SpecConfig, kv_dtype: torch.dtype | None) -> int:
+        """Return the bytes of a slot in the KV pools of an engine, of the draft model, too."""
+        requests = ReqToTokenPool(1, spec.page_size, self.device)
+        models, draft = [self._engine_model(requests, spec, kv_dtype)], self._draft_of(spec)
+        if draft is not None:
+            models.append(draft.engine_model(requests, spec))
+        return max(1, sum(slot_bytes(model.attention) for model in models))
+
+    def _engine_model(
+        self,
+        requests: ReqToTokenPool,
+        spec: SpecConfig,
+        kv_dtype: torch.dtype | None,
+        slots: int | None = None,
+    ) -> EngineModel:
+        attention = LayerGroupAttention(
+            requests, self.layout.attention, spec.page_size, kv_dtype or self.model.dtype,
+            self.layout.indexers, slots,
+        )  # fmt: skip
+        width = spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
+        states = recurrent_states(self.layout, requests.size, width, self.device)
+        draft = self._draft_of(spec)
+        aux_layers = () if draft is None else draft.aux_layers
+        forward = TransformersForward(self.model, self.layout, attention, states, aux_layers)
+        return EngineModel(forward, attention, states)
+
+
+def _engine_of_target(
+    model: TransformersModel,
+    spec: SpecConfig,
+    max_batch_size: int,
+    max_context_len: int,
+    kv_dtype: torch.dtype | None,
+    *,
+    device: object,  # noqa: ARG001 - commands pass it; the weights have it
+    **options: Any,
+) -> SpeculativeEngine:
+    """Create the engine of a target; ``options`` are those that commands pass."""
+    return model.engine_with(spec, max_batch_size, max_context_len, kv_dtype, **options)

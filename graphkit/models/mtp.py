@@ -1,0 +1,332 @@
+"""MTP layers that the folder of a model ships, and that transformers leaves out when it loads it.
+
+An MTP layer merges the embedding of the next token and a hidden state, and runs a decoder layer of
+the target over them (arXiv 2412.19437, section 2.2). Here it is the target's decoder with that
+layer alone, so that positions, masks and arguments of the layer are what the target passes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from graphkit.buffers import DraftExtendInputs, MultiLayerDraftExtendInputs
+from graphkit.errors import CheckpointError, ConfigError
+from graphkit.models.attention import attending
+from graphkit.models.forward import attention_of_batch
+from graphkit.models.indexer import indexing
+from graphkit.models.layout import (
+    AttentionLayer,
+    IndexLayer,
+    ModelLayout,
+    decoder_layers,
+    head_shape,
+    output_head,
+)
+from graphkit.models.plain_tensors import PlainTensors
+from graphkit.models.pools import LayerGroupAttention
+from graphkit.models.prepare import prepare_model
+from graphkit.models.quantization import restore_linears, stored_layout
+from graphkit.models.reference.checkpoint_folder import read_quantized_config
+from graphkit.models.reference.weight_files import check_tensors
+from graphkit.models.stored_tensors import is_of_rounding
+from graphkit.ops.rows import gather_rows
+from graphkit.runners import ForwardOutput
+
+_BEHIND = {
+    "enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "shared_head.norm": "norm",
+}  # fmt: skip
+"""DeepSeek-V3 and GLM: layer i is ``layers.{N + i}`` behind the N layers of the model."""
+_BESIDE = {
+    "fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm",
+    "norm": "norm",
+}  # fmt: skip
+"""Qwen3-Next and Qwen3.5: layer i is ``mtp.layers.{i}``; all layers share these modules."""
+_COPIES = ("block.shared_head.head.weight", "block.embed_tokens.weight")
+"""Stored copies of the target's output head and embedding, which the layers share with it."""
+_LAYER = re.compile(r"(.*\blayers)\.(\d+)\.(.+)")
+_PER_LAYER = ("layer_types", "mlp_layer_types")
+"""Settings with one entry per layer that a decoder of transformers 5.23 reads in its forward."""
+
+
+class MtpLayer(nn.Module):
+    """One MTP layer. Fill the tensors of ``places``, then call ``prepare``.
+
+    Args:
+        target: The model that it drafts for, as transformers runs it.
+        layers: Layers of the target.
+        template: Index of the one whose class and settings this layer has.
+
+    Attributes:
+        layout: Its layers with state, one attention, set by ``prepare``.
+    """
+
+    layout: ModelLayout
+
+    def __init__(self, target: PreTrainedModel, layers: nn.ModuleList, template: int) -> None:
+        super().__init__()
+        decoder: PreTrainedModel = target.get_decoder()  # type: ignore[no-untyped-call]
+        path = next(name for name, each in decoder.named_modules() if each is layers)
+        block = layers.get_submodule(str(template))
+        own = {
+            id(each) for part in (block, decoder.get_submodule("norm")) for each in _tensors(part)
+        }
+        shared = {id(each): each for each in _tensors(decoder) if id(each) not in own}
+        self.decoder: PreTrainedModel = deepcopy(decoder, shared)
+        self.block: nn.Module = self.decoder.get_submodule(f"{path}.{template}")
+        restore_linears(self.block, target.dtype)  # the folder has them as they are
+        self.decoder.set_submodule(path, nn.ModuleList([self.block]))
+        config = self.decoder.config
+        config.num_hidden_layers = 1
+        for name in _PER_LAYER:
+            if getattr(config, name, None) is not None:
+                setattr(config, name, [getattr(config, name)[template]])
+        for module in self.block.modules():
+            if hasattr(module, "layer_idx"):
+                setattr(module, "layer_idx", 0)  # noqa: B010 - an attribute of some modules
+        self.enorm, self.hnorm = deepcopy(self.norm), deepcopy(self.norm)
+        size = head_shape(target)[1]
+        self.eh_proj = nn.Linear(2 * size, size, bias=False, dtype=target.dtype)
+        self.to(target.device)
+
+    def prepare(self) -> None:
+        """Let the layer run over graphkit's pools.
+
+        Raises:
+            ConfigError: The layer keeps other state than keys and values of one attention.
+        """
+        self.layout = prepare_model(self.decoder, fuse=False)
+        if self.layout.recurrent or len(self.layout.attention) != 1:
+            raise ConfigError(
+                f"an MTP layer is a {type(self.block).__name__} with recurrent states or without "
+                "attention. Drafters keep keys and values alone.",
+                field="draft",
+            )
+
+    @property
+    def norm(self) -> nn.Module:
+        """The norm behind the block."""
+        return self.decoder.get_submodule("norm")
+
+    @property
+    def attention(self) -> AttentionLayer:
+        """The attention."""
+        return self.layout.attention[0]
+
+    @property
+    def attention_module(self) -> nn.Module:
+        """The module of the attention."""
+        return self.decoder.get_submodule(self.attention.name)
+
+    def places(self, names: Collection[str]) -> dict[str, torch.Tensor]:
+        """Return where the tensors of these names belong; see ``_places``."""
+        parts = ("enorm", "hnorm", "eh_proj", "norm", "block")
+        return {
+            name: place
+            for part in parts
+            for name, place in _places(getattr(self, part), f"{part}.", names).items()
+        }
+
+    def forward(
+        self, embedded: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the hidden states after the norm.
+
+        Shapes:
+            embedded, hidden, result: [T, H]. positions: [T].
+        """
+        merged = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], -1))
+        out = self.decoder(
+            inputs_embeds=merged[None], position_ids=positions[None], use_cache=False
+        )
+        normed: torch.Tensor = out.last_hidden_state[0]
+        return normed
+
+
+class MtpHead(nn.Module):
+    """MTP layers of a model. They use its embedding and its output head.
+
+    Row p of layer i takes the token of position p + 1 + i, and the hidden state of row p that the
+    output head receives in layer i - 1, or in the target for layer 0.
+
+    Args:
+        target: The model.
+        layers: The layers.
+    """
+
+    def __init__(self, target: PreTrainedModel, layers: Iterable[MtpLayer]) -> None:
+        super().__init__()
+        self.chain = tuple(layers)
+        self.layers = nn.ModuleList(self.chain)
+        # Bound methods, because assigning a module would register it as a submodule.
+        self._embed = target.get_input_embeddings().forward
+        self.logits = output_head(target).forward
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The data type of the weights."""
+        return self.chain[0].eh_proj.weight.dtype
+
+    @property
+    def attention_layers(self) -> tuple[AttentionLayer, ...]:
+        """The attention of each layer."""
+        return tuple(layer.attention for layer in self.chain)
+
+    @property
+    def indexers(self) -> tuple[IndexLayer, ...]:
+        """The indexers of all layers."""
+        return tuple(indexer for layer in self.chain for indexer in layer.layout.indexers)
+
+    def forward(
+        self, layer: int, input_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Run one layer: ids and positions [T], hidden states [T, H] to [T, H]."""
+        out: torch.Tensor = self.chain[layer](self._embed(input_ids), hidden, positions)
+        return out
+
+
+class MtpForward:
+    """One MTP layer in the modes of a draft head, or in MULTI_LAYER_EAGLE.
+
+    Args:
+        head: The layers.
+        layer: Index of the layer.
+        attention: Attention over KV pools of all layers.
+    """
+
+    def __init__(self, head: MtpHead, layer: int, attention: LayerGroupAttention) -> None:
+        self._head, self._layer, self._attention = head, layer, attention
+        self._numbers = {each.attention_module: (i,) for i, each in enumerate(head.chain)}
+
+    def __call__(self, inputs: Any) -> ForwardOutput:
+        """Return logits and hidden states of the rows that the mode needs."""
+        attend = attention_of_batch(self._attention, self._numbers, inputs)
+        index = self._attention.index_batch(inputs.out_cache_loc, inputs.attention)
+        if index is not None:  # the layer numbers its indexers from 0
+            before = sum(len(each.layout.indexers) for each in self._head.chain[: self._layer])
+            index = replace(index, pools=index.pools[before:])
+        with attending(attend, inputs.positions), indexing(index):
+            hidden = self._head(
+                self._layer, inputs.input_ids, inputs.hidden_states, inputs.positions
+            )
+        is_chain = isinstance(inputs, MultiLayerDraftExtendInputs)
+        is_packed = isinstance(inputs, DraftExtendInputs) and inputs.width is not None
+        rows = gather_rows(hidden, inputs.last_rows()) if is_chain or is_packed else hidden
+        logits = self._head.logits(rows)
+        return ForwardOutput(next_token_logits=logits, hidden_states=hidden if is_chain else rows)
+
+
+def load_mtp(target: PreTrainedModel, layout: ModelLayout, folder: str) -> MtpHead:
+    """Load the MTP layers in the folder of a model.
+
+    Args:
+        target: The model, as transformers runs it.
+        layout: Its layers with state.
+        folder: Its folder.
+
+    Raises:
+        ConfigError: The layers keep other state than keys and values.
+        CheckpointError: The folder has no MTP layers, or their tensors are not those of a layer of
+            the target.
+    """
+    stored = PlainTensors(Path(folder), stored_layout(read_quantized_config(Path(folder))))
+    layers = decoder_layers(target, layout)
+    names = [name for name in stored.forms if not is_of_rounding(name)]
+    found = _stored_layers(names, len(layers))
+    if not found:
+        raise CheckpointError(
+            f"{folder!r} contains no MTP layers: it has neither tensors of a layer {len(layers)} "
+            "with eh_proj (DeepSeek-V3, GLM-4.5), nor mtp.fc (Qwen3-Next, Qwen3.5)."
+        )
+    return MtpHead(target, [_loaded(target, layers, stored, names) for names in found])
+
+
+def _loaded(
+    target: PreTrainedModel,
+    layers: nn.ModuleList,
+    stored: PlainTensors,
+    names: Mapping[str, str],
+) -> MtpLayer:
+    """Return a layer with the tensors of the folder; ``names`` maps its names to stored ones."""
+    block = {name for name in names if name.startswith("block.")}
+    numbers = range(len(layers) - 1, -1, -1)
+    alike = (n for n in numbers if _places(layers[n], "block.", block).keys() == block)
+    layer = MtpLayer(target, layers, next(alike, numbers[0]))
+    places = layer.places(names)
+    try:
+        check_tensors({name: stored.forms[names[name]] for name in names}, places, frozenset())
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"the MTP layers in the folder do not fit {type(target).__name__}: {error}"
+        ) from error
+    stored.copy({names[name]: place for name, place in places.items()})
+    layer.prepare()
+    return layer.eval().requires_grad_(False)
+
+
+def _places(module: nn.Module, prefix: str, names: Collection[str]) -> dict[str, torch.Tensor]:
+    """Return where the stored tensors of a module belong.
+
+    These are the tensors of its state dict. If experts are stored one by one, each has its part of
+    the tensors of all experts.
+
+    Args:
+        module: The module.
+        prefix: Begins the names of its tensors.
+        names: Names of the stored tensors.
+    """
+    places: dict[str, torch.Tensor] = {}
+    for name, tensor in module.state_dict(prefix=prefix).items():
+        path, _, kind = name.rpartition(".")
+        if name in names or kind not in ("gate_up_proj", "down_proj"):
+            places[name] = tensor
+            continue
+        for expert, weight in enumerate(tensor):
+            parts = dict(zip(("gate_proj", "up_proj"), weight.chunk(2), strict=True))
+            if kind == "down_proj":
+                parts = {kind: weight}
+            for part, place in parts.items():
+                places[f"{path}.{expert}.{part}.weight"] = place
+    return places
+
+
+def _stored_layers(names: Iterable[str], num_layers: int) -> list[dict[str, str]]:
+    """Return the stored name of each tensor of each MTP layer, by its name in ``MtpLayer``."""
+    layers: dict[tuple[str, int], dict[str, str]] = {}
+    shared: dict[str, str] = {}
+    for name in names:
+        place, is_beside = _LAYER.fullmatch(name), "mtp" in name.split(".")
+        if place and (is_beside or int(place[2]) >= num_layers):
+            tensors = layers.setdefault((place[1], int(place[2])), {})
+            tensors[_renamed(place[3], {} if is_beside else _BEHIND)] = name
+        elif is_beside:
+            shared[_renamed(name.rpartition("mtp.")[2], _BESIDE)] = name
+    found = [
+        tensors | (shared if "mtp" in path.split(".") else {})
+        for (path, _), tensors in sorted(layers.items())
+    ]
+    return [
+        {name: old for name, old in tensors.items() if name not in _COPIES}
+        for tensors in found
+        if "eh_proj.weight" in tensors
+    ]
+
+
+def _renamed(name: str, table: Mapping[str, str]) -> str:
+    for old, new in table.items():
+        if name.startswith(f"{old}."):
+            return new + name.removeprefix(old)
+    return f"block.{name}"
+
+
+def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()

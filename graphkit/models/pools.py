@@ -1,0 +1,241 @@
+"""Pools and attention of one engine or target over a transformers model.
+
+Layers with keys and values of the same shape share a pool. Most models have one such group.
+Suffixes: T rows, N query heads, M key-value heads, D head size of keys, E head size of values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import count
+
+import torch
+
+from graphkit.config import BufferSizes
+from graphkit.engine.attention import (
+    AttentionMetadata,
+    PagedAttention,
+    PooledAttention,
+    ProjectedHeads,
+    SdpaAttention,
+    TritonAttention,
+)
+from graphkit.engine.attention.backend import AttentionInputs
+from graphkit.engine.attention.cache import Pool, kv_pools
+from graphkit.engine.kv import (
+    MHATokenToKVPool,
+    MLATokenToKVPool,
+    RecurrentStatePool,
+    ReqToTokenPool,
+)
+from graphkit.engine.kv.index_keys import IndexKeyPool
+from graphkit.engine.kv.layer_groups import LayerGroupKVPool
+from graphkit.errors import ConfigError
+from graphkit.models.attention import AttentionCall, padded_to
+from graphkit.models.indexer import IndexBatch
+from graphkit.models.layout import AttentionLayer, IndexLayer, ModelLayout
+from graphkit.models.reference.pools import all_slots
+from graphkit.ops.attention_layout import DenseLayout
+from graphkit.ops.kv_cache import FP8
+from graphkit.spec import ForwardMode
+
+
+class LayerGroupAttention(PooledAttention):
+    """Attention of all layers of a model, each over the pool of its group, with its own scaling.
+
+    Args:
+        requests: Slots of each request.
+        layers: The layers, in the order of their indices.
+        page_size: Slots per page.
+        dtype: Data type of keys and values.
+        indexers: Modules with index keys, in the order of their indices.
+        slots: KV slots; ``None`` selects those of every request at its longest.
+        kind: Backend of every group; ``None`` selects Triton on CUDA and torch elsewhere.
+    """
+
+    def __init__(
+        self,
+        requests: ReqToTokenPool,
+        layers: Sequence[AttentionLayer],
+        page_size: int,
+        dtype: torch.dtype,
+        indexers: Sequence[IndexLayer] = (),
+        slots: int | None = None,
+        kind: type[PagedAttention] | None = None,
+    ) -> None:
+        device = requests.device
+        chosen = kind or attention_kind(device)
+        tokens = all_slots(requests, page_size) if slots is None else slots
+        members: dict[tuple[type[Pool], int, int], list[int]] = {}
+        for number, each in enumerate(layers):
+            members.setdefault(_pool_shape(each, dtype), []).append(number)
+        members = members or {(MHATokenToKVPool, 1, 1): []}
+        pools: list[Pool] = [
+            pool(
+                tokens,
+                page_size,
+                dtype,
+                first,
+                second,
+                len(indices),
+                device,
+                **_pool_scales([layers[index] for index in indices], dtype),
+            )
+            for (pool, first, second), indices in members.items()
+        ]
+        self.req_to_token_pool = requests
+        index_shapes = Counter((layer.size, layer.dtype) for layer in indexers)
+        index_pools = {
+            (size, dtype): IndexKeyPool(tokens, page_size, dtype, size, number, device)
+            for (size, dtype), number in index_shapes.items()
+        }
+        index_layers = {shape: count() for shape in index_pools}
+        self._indexers = tuple(
+            (index_pools[shape], next(index_layers[shape]))
+            for shape in ((layer.size, layer.dtype) for layer in indexers)
+        )
+        self.kv_pool = LayerGroupKVPool([*pools, *index_pools.values()])
+        self._place: dict[int, tuple[PagedAttention, int]] = {}
+        for pool, indices in zip(pools, members.values(), strict=True):
+            scales = dict.fromkeys(layers[layer].scaling for layer in indices)
+            groups = {scale: chosen(requests, pool, scale=scale) for scale in scales}
+            for index, layer in enumerate(indices):
+                self._place[layer] = groups[layers[layer].scaling], index
+        self._groups = list(dict.fromkeys(group for group, _ in self._place.values()))
+        self._groups = self._groups or [chosen(requests, pools[0], scale=1.0)]
+
+    def supports(self, mode: ForwardMode) -> bool:
+        """Return whether attention knows the mode; see ``AttentionBackend.supports``."""
+        return self._groups[0].supports(mode)
+
+    def init_state(self, sizes: BufferSizes, max_tokens: int) -> None:
+        """Prepare every group; see ``PagedAttention.init_state``."""
+        for group in self._groups:
+            group.init_state(sizes, max_tokens)
+
+    def metadata(self, mode: ForwardMode, inputs: AttentionInputs) -> AttentionMetadata:
+        """Compute the metadata, which all groups share; see ``PagedAttention.metadata``."""
+        return self._groups[0].metadata(mode, inputs)
+
+    def index_batch(
+        self, out_cache_loc: torch.Tensor, metadata: AttentionMetadata | None
+    ) -> IndexBatch | None:
+        """Return the index keys of a batch, or ``None`` without indexers."""
+        if not self._indexers:
+            return None
+        assert metadata is not None, "a runner sets it"
+        layout = DenseLayout(
+            len(out_cache_loc), metadata.page_table, metadata.cache_seqlens, metadata.cu_seqlens_q,
+            metadata.mask, self.kv_pool.page_size, metadata.max_seqlen_q,
+        )  # fmt: skip
+        return IndexBatch(self._indexers, layout, out_cache_loc)
+
+    def attend(
+        self,
+        layer: int,
+        call: AttentionCall,
+        out_cache_loc: torch.Tensor,
+        metadata: AttentionMetadata,
+        heads: ProjectedHeads | None = None,
+    ) -> torch.Tensor:
+        """Store keys and values of a layer's rows, and return the attended values, [1, T, N, E].
+
+        With ``heads``, these are rotated, and take the place of the rows of the call.
+        """
+        group, index = self._place[layer]
+        if heads is not None:
+            return group.attend_projected(
+                index, heads, out_cache_loc, metadata,
+                window=call.window, softcap=call.softcap, sinks_N=call.sinks, chunked=call.chunked,
+            )[None].contiguous()  # fmt: skip
+        pool, rows = group.kv_pool, call.latents
+        if rows is not None and isinstance(pool, MLATokenToKVPool):
+            query = rows.projections.query(call.query[0].transpose(0, 1))
+            key, value = (part[0].transpose(0, 1) for part in (rows.latents, rows.rotated))
+        else:
+            call = call.expanded()
+            parts = (call.query, call.key, call.value)
+            size = pool.head_dim  # type: ignore[union-attr]
+            query, key, value = (padded_to(part[0].transpose(0, 1), size) for part in parts)
+        if call.selected is None:
+            attended = group.attend(
+                index, query, key, value, out_cache_loc, metadata,
+                window=call.window, softcap=call.softcap, sinks_N=call.sinks, chunked=call.chunked,
+            )  # fmt: skip
+        else:
+            group.store(index, key, value, out_cache_loc)
+            attended = group.attend_positions(
+                index, query, call.selected.positions, metadata,
+                softcap=call.softcap, sinks_N=call.sinks,
+            )  # fmt: skip
+        if call.latents is not None:
+            attended = call.latents.projections.value(attended)
+        return attended[None, ..., : call.value.shape[-1]].contiguous()
+
+
+def slot_bytes(attention: PooledAttention) -> int:
+    """Return the bytes of one slot in all pools of a backend."""
+    buffers = (buffer for pool in kv_pools(attention) for buffer in pool.tensors().values())
+    return sum(buffer[0].nbytes for buffer in buffers)
+
+
+def attention_kind(device: torch.device) -> type[PagedAttention]:
+    """Return the backend for a device: Triton on CUDA, and torch elsewhere."""
+    return TritonAttention if device.type == "cuda" else SdpaAttention
+
+
+def recurrent_states(
+    layout: ModelLayout, requests: int, width: int, device: torch.device
+) -> RecurrentStatePool | None:
+    """Create the pool of a model's recurrent states, or ``None`` without such layers.
+
+    Args:
+        layout: The layers of the model.
+        requests: Request rows.
+        width: Most nodes per request in one step.
+        device: Device of the states.
+
+    Raises:
+        ConfigError: Two layers have states of different shapes.
+    """
+    layers = layout.recurrent
+    if not layers:
+        return None
+    for layer in layers[1:]:
+        if layer.shapes != layers[0].shapes:
+            raise ConfigError(
+                f"{layer.name} has states {dict(layer.shapes)}, but {layers[0].name} has "
+                f"{dict(layers[0].shapes)}: graphkit keeps one shape of each kind for all layers.",
+                field="model",
+            )
+    return RecurrentStatePool(
+        requests, width, len(layers), device, shapes=layers[0].shapes, dtypes=layers[0].dtypes
+    )
+
+
+def _pool_scales(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return the scales of the heads of layers, [layers, M], if a pool of the dtype has any."""
+    if dtype != FP8:
+        return {}
+    return {
+        name: torch.tensor(
+            [
+                (list(getattr(layer, name) or (1.0,)) * layer.heads)[: layer.heads]
+                for layer in layers
+            ]
+        )
+        for name in ("key_scale", "value_scale")
+        if any(getattr(layer, name) for layer in layers)
+    }
+
+
+def _pool_shape(layer: AttentionLayer, dtype: torch.dtype) -> tuple[type[Pool], int, int]:
+    """Return the class of a layer's pool, and its two sizes.
+
+    A pool of heads has one size for keys and values. In eight bits there are no pools of latents.
+    """
+    latent = layer.latent
+    if latent is not None and dtype in MLATokenToKVPool.dtypes:
+        return MLATokenToKVPool, latent.rank, latent.rotated_size
+    return MHATokenToKVPool, layer.heads, max(layer.key_size, layer.value_size)

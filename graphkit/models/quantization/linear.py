@@ -1,0 +1,238 @@
+"""Linear layers, with quantised weights and others, and their places in a model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import torch
+from torch import nn
+
+from graphkit.config import require_type
+from graphkit.errors import ConfigError
+from graphkit.models.quantization.weight import (
+    QUANTIZATIONS,
+    QuantizedWeight,
+    check_quantization,
+    join_rows,
+)
+from graphkit.ops.argument_rules import check_dtype
+from graphkit.ops.linear import project
+from graphkit.ops.quantized_linear import quantized_linear
+
+
+class Linear(nn.Linear):
+    """``torch.nn.Linear``, whose products of few rows run by ``graphkit::linear`` on CUDA.
+
+    It is ``torch.nn.Linear`` itself on other devices and where gradients are recorded.
+    """
+
+    def forward(
+        self,
+        input: torch.Tensor,  # noqa: A002 - the name in nn.Linear
+        *,
+        gated: bool = False,
+        in_parts: bool = False,
+    ) -> torch.Tensor:
+        """Multiply rows, [..., K] to [..., N]; see ``graphkit.ops.linear.project``."""
+        return project(input, self.weight, self.bias, gated=gated, in_parts=in_parts)
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer whose weight has eight or four bits per number.
+
+    It captures as any layer: nothing is decided on the host but by shapes. It has no gradient.
+
+    Args:
+        weight: The weight.
+        bias: Added to the products, [N]; ``None`` for none.
+
+    Attributes:
+        weight: ``QuantizedWeight.numbers``.
+        scale: ``QuantizedWeight.scale``.
+        zero_point: ``QuantizedWeight.zero_point``.
+
+    Raises:
+        ConfigError: The weight is no ``QuantizedWeight``, or the bias is no tensor [N].
+    """
+
+    weight: nn.Parameter
+    scale: nn.Parameter
+    zero_point: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.quantized = weight
+        self.in_features, self.out_features = weight.in_features, weight.out_features
+        if bias is not None:
+            expected = f"a tensor [{self.out_features}] or None"
+            require_type("QuantizedLinear", "bias", bias, torch.Tensor, expected)
+            if bias.shape != (self.out_features,):
+                raise ConfigError(
+                    f"QuantizedLinear.bias has the shape {list(bias.shape)}, expected {expected}.",
+                    field="bias",
+                )
+        self.bias = _constant(bias)
+
+    @property
+    def quantized(self) -> QuantizedWeight:
+        """The weight; setting it replaces the parameters."""
+        return QuantizedWeight(
+            self.weight.data,
+            self.scale.data,
+            None if self.zero_point is None else self.zero_point.data,
+            self.in_features,
+        )
+
+    @quantized.setter
+    def quantized(self, weight: QuantizedWeight) -> None:
+        require_type("QuantizedLinear", "weight", weight, QuantizedWeight, "a QuantizedWeight")
+        self.weight, self.scale = (
+            nn.Parameter(weight.numbers, False),
+            nn.Parameter(weight.scale, False),
+        )
+        self.zero_point = _constant(weight.zero_point)
+
+    def forward(
+        self,
+        input: torch.Tensor,  # noqa: A002 - the name in nn.Linear
+        *,
+        gated: bool = False,
+        in_parts: bool = False,
+    ) -> torch.Tensor:
+        """Multiply rows, [..., K] to [..., N]; see ``graphkit.ops.linear.project``."""
+        return project_quantized(input, self.quantized, self.bias, gated=gated, in_parts=in_parts)
+
+    def extra_repr(self) -> str:
+        """Describe the layer in the representation of its model."""
+        bits = 4 if self.weight.dtype == torch.uint8 else 8
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bits={bits}, "
+            f"scales={list(self.scale.shape)}"
+        )
+
+
+def project_quantized(
+    x: torch.Tensor,
+    weight: QuantizedWeight,
+    bias: torch.Tensor | None = None,
+    *,
+    gated: bool = False,
+    in_parts: bool = False,
+) -> torch.Tensor:
+    """Multiply rows with a quantised weight; see ``graphkit.ops.linear.project``."""
+    out = quantized_linear(
+        x.reshape(-1, weight.in_features), weight.numbers, weight.scale, weight.zero_point, bias,
+        gated, in_parts,
+    )  # fmt: skip
+    return out.view(*out.shape[:-2], *x.shape[:-1], out.shape[-1])
+
+
+def merge_quantized(layers: Sequence[QuantizedLinear]) -> QuantizedLinear:
+    """Return a layer with the outputs of several side by side, and let them share its memory.
+
+    The parameters of the layers become views of its own, so that modules that share them see it.
+
+    Args:
+        layers: Layers of one kind of weight, all or none with a bias.
+
+    Raises:
+        ConfigError: There is no layer, one is no ``QuantizedLinear``, they have several kinds of
+            weights, or only some have a bias.
+    """
+    expected = "a sequence of QuantizedLinear"
+    require_type("merge_quantized", "layers", layers, Iterable, expected)
+    layers = tuple(layers)
+    for layer in layers:
+        require_type("merge_quantized", "layers", layer, QuantizedLinear, expected)
+    if len({layer.bias is None for layer in layers}) > 1:
+        raise ConfigError(
+            "merge_quantized got layers with and without a bias, expected all or none. Pass a bias "
+            "of zeros for those without.",
+            field="layers",
+        )
+    sizes = [layer.out_features for layer in layers]
+    weight = QuantizedWeight.join([layer.quantized for layer in layers])
+    biases = [layer.bias.data for layer in layers if layer.bias is not None]
+    bias = join_rows(biases) if biases else None
+    merged, end = QuantizedLinear(weight, bias), 0
+    for layer, size in zip(layers, sizes, strict=True):
+        begin, end = end, end + size
+        part = weight.part(begin, end)
+        layer.weight.data, layer.scale.data = part.numbers, part.scale
+        if layer.zero_point is None:
+            layer.zero_point = _constant(part.zero_point)
+        elif part.zero_point is not None:
+            layer.zero_point.data = part.zero_point
+        if layer.bias is not None and bias is not None:
+            layer.bias.data = bias[begin:end]
+    return merged
+
+
+def quantize_linears(
+    module: nn.Module,
+    quantization: str,
+    *,
+    device: torch.device | str | None = None,
+    kept: Collection[nn.Module] = (),
+) -> int:
+    """Replace the linear layers in a module, in place, by quantised ones.
+
+    A layer is replaced if its class computes as ``nn.Linear`` does. One layer at a time is held
+    twice. A layer that occurs at several places is quantised once.
+
+    Args:
+        module: The module.
+        quantization: A name of ``QUANTIZATIONS``.
+        device: Where to quantise, and where the new layers are; ``None`` for the device of each
+            layer.
+        kept: Layers that stay as they are, such as the output head.
+
+    Returns:
+        The number of quantised layers.
+
+    Raises:
+        ConfigError: An argument has a wrong type, or there is no such format.
+    """
+    caller, expected = "quantize_linears", "a collection of modules"
+    require_type(caller, "module", module, nn.Module, "a torch.nn.Module")
+    require_type(caller, "kept", kept, Collection, expected)
+    for each in kept:
+        require_type(caller, "kept", each, nn.Module, expected)
+    quantize = QUANTIZATIONS[check_quantization(quantization, "quantization")]
+    done = dict[nn.Module, QuantizedLinear]()
+    for owner in list(module.modules()):
+        for name, layer in list(owner.named_children()):
+            if not isinstance(layer, nn.Linear) or layer in kept:
+                continue
+            if type(layer).forward not in (nn.Linear.forward, Linear.forward):
+                continue
+            if layer not in done:
+                bias: torch.Tensor | None = layer.bias
+                moved = None if bias is None else bias.data.to(device)
+                weight = quantize(layer.weight.data.to(device))
+                done[layer] = QuantizedLinear(weight, moved).train(layer.training)
+            setattr(owner, name, done[layer])
+    return len(done)
+
+
+def restore_linears(module: nn.Module, dtype: torch.dtype) -> None:
+    """Replace the quantised layers in a module, in place, by ``Linear`` with empty weights.
+
+    Raises:
+        ConfigError: An argument has a wrong type, or the dtype is not floating-point.
+    """
+    require_type("restore_linears", "module", module, nn.Module, "a torch.nn.Module")
+    check_dtype("restore_linears", dtype)
+    for owner in list(module.modules()):
+        for name, layer in list(owner.named_children()):
+            if isinstance(layer, QuantizedLinear):
+                plain = Linear(
+                    layer.in_features, layer.out_features, bias=layer.bias is not None,
+                    device=layer.weight.device, dtype=dtype,
+                )  # fmt: skip
+                setattr(owner, name, plain)
+
+
+def _constant(tensor: torch.Tensor | None) -> nn.Parameter | None:
+    return None if tensor is None else nn.Parameter(tensor, requires_grad=False)

@@ -1,0 +1,164 @@
+"""Recurrent layers of a transformers model over a pool of states.
+
+A mixer of transformers knows one sequence per row of its batch and keeps its states in a cache.
+Here its batch is one node of each request, or several of prompts, and the cache holds the states
+before them. Suffixes: B requests, G of them, N nodes of each, T rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from graphkit.buffers import Inputs
+from graphkit.engine.kv import RecurrentStatePool
+from graphkit.engine.kv.recurrent import States, StateSlots
+from graphkit.errors import AttentionError
+from graphkit.models.cache import NodeCache
+from graphkit.models.layout import ModelLayout, RecurrentLayer
+from graphkit.models.prompt_parts import (
+    LEAST_CHUNK,
+    ChunkSupport,
+    PromptPart,
+    Run,
+    chunk_support,
+    copied,
+    prompt_parts,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeScan:
+    """The states of one batch.
+
+    Attributes:
+        pool: States of all requests.
+        slots: Slots that the batch reads and writes.
+        parts: How prompts run; empty if all nodes run one after the other.
+    """
+
+    pool: RecurrentStatePool
+    slots: StateSlots
+    parts: Sequence[PromptPart]
+
+    @classmethod
+    def of(cls, pool: RecurrentStatePool, inputs: Inputs) -> NodeScan:
+        """Return the states of a batch."""
+        slots, requests = pool.slots(inputs), inputs.batch_size
+        lengths: list[int] = []
+        starts: list[int | None] = [None] * requests
+        if inputs.spans is not None:
+            lengths, starts = [len(span) for span in inputs.spans], [s.start for s in inputs.spans]
+        elif inputs.lengths is None and slots.order is None:
+            lengths = [inputs.num_tokens // max(1, requests)] * requests
+        device = inputs.req_pool_indices.device
+        parts = prompt_parts(lengths, starts, pool.width, device) if lengths else []
+        return cls(pool, slots, parts)
+
+
+_SCAN: ContextVar[NodeScan | None] = ContextVar("graphkit_hf_scan", default=None)
+
+
+@contextmanager
+def scanning(scan: NodeScan) -> Iterator[None]:
+    """Let the recurrent layers of prepared models run over the states of a batch."""
+    token = _SCAN.set(scan)
+    try:
+        yield
+    finally:
+        _SCAN.reset(token)
+
+
+def convert_mixers(model: PreTrainedModel, layout: ModelLayout) -> None:
+    """Let the recurrent layers of a model run over the pool of the running batch; in place."""
+    modules = dict(model.named_modules())
+    for number, layer in enumerate(layout.recurrent):
+        mixer = modules[layer.name]
+        mixer.forward = PooledMixer(mixer.forward, layer, number)
+
+
+class PooledMixer:
+    """A mixer over the states of the running batch.
+
+    The nodes of a step run one after the other, parents before their children, because the state
+    after each of them is kept. Prompts run in parts (``prompt_parts``), each in one call of a mixer
+    that supports it. ``chunk_support`` compares the first part with its nodes, one by one. A mixer
+    that ignores a state before several nodes supports those that begin a prompt, before which the
+    states are zeros.
+
+    Args:
+        forward: Forward of the mixer.
+        layer: The layer.
+        number: Its index among the recurrent layers.
+    """
+
+    def __init__(self, forward: Callable[..., Any], layer: RecurrentLayer, number: int) -> None:
+        self._forward, self._layer, self._number = forward, layer, number
+        self._support: ChunkSupport | None = None
+
+    def __call__(self, hidden_states: torch.Tensor, **others: Any) -> torch.Tensor:
+        """Run the mixer over the rows of a batch, [1, T, H]; takes the arguments of the mixer."""
+        scan = _SCAN.get()
+        if scan is None:
+            raise AttentionError(
+                "this model runs through graphkit.models: call the forward of its target, not the "
+                "model."
+            )
+
+        def run(states: States, rows: torch.Tensor) -> tuple[States, torch.Tensor]:
+            cache: Any = NodeCache(states)
+            out = self._forward(rows, **others | {self._layer.cache_argument: cache})
+            return cache.states, out
+
+        rows = hidden_states[0]
+        if scan.parts:
+            return self._run_parts(scan, run, rows)[None]
+        slots = scan.slots
+
+        def update(states: States, row: torch.Tensor) -> tuple[States, torch.Tensor]:
+            # The pool keeps the states of ended prompts, and a mixer may write those that it reads.
+            if slots.is_row is not None:
+                states = copied(states)
+            states, out = run(states, row[:, None])
+            return states, out[:, 0]
+
+        return scan.pool.scan(self._number, slots, update, rows)[None]
+
+    def _run_parts(self, scan: NodeScan, run: Run, rows: torch.Tensor) -> torch.Tensor:
+        """Run prompts in parts; takes and returns rows, [T, H]."""
+        pool, slots = scan.pool, scan.slots
+        states: States = pool.load(self._number, slots.before[:, 0])
+        outputs = torch.empty_like(rows)
+        for part in scan.parts:
+            own, chosen = states, part.requests
+            if chosen is not None:
+                own = {name: state[chosen] for name, state in states.items()}
+            for nodes in self._calls(part, run, own, rows):
+                own, out = run(own, rows[nodes])
+                outputs[nodes] = out
+            if chosen is None:
+                states = own
+            else:
+                states = {
+                    name: state.to(own[name].dtype).index_copy(0, chosen, own[name])
+                    for name, state in states.items()
+                }
+            if part.column is not None:
+                pool.store(self._number, slots.after[:, part.column], states)
+        return outputs
+
+    def _calls(
+        self, part: PromptPart, run: Run, states: States, rows: torch.Tensor
+    ) -> Sequence[torch.Tensor]:
+        """Return the rows of each call of a part, [G, N] each."""
+        if self._support is None and part.rows.shape[1] >= LEAST_CHUNK:
+            self._support = chunk_support(run, states, rows[part.rows])
+        if self._support == "all" or (self._support == "first" and part.is_first):
+            return [part.rows]
+        return list(part.rows.split(1, 1))

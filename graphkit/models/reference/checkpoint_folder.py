@@ -1,0 +1,210 @@
+"""Checkpoint folders in Hugging Face layout: ``config.json`` and weight files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from graphkit.config import require_type
+from graphkit.errors import CheckpointError, short_repr
+from graphkit.models.reference.weight_files import (
+    ADVICE,
+    Form,
+    PartOf,
+    check_tensors,
+    copy_tensors,
+    open_tensors,
+    read_tensors,
+    shard_files,
+    stored_tensors,
+)
+
+_CONFIG, _MODELOPT = "config.json", "hf_quant_config.json"
+_WEIGHTS, _BIN = "model.safetensors", "pytorch_model.bin"
+_INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+
+
+def as_folder(owner: str, folder: object) -> Path:
+    """Return the path of a folder that was passed to a function.
+
+    Raises:
+        ConfigError: It is neither a string nor a path.
+    """
+    require_type(owner, "folder", folder, (str, Path), "the path of a folder")
+    return Path(str(folder))
+
+
+def read_config(folder: Path) -> Mapping[str, object]:
+    """Read ``config.json``.
+
+    Raises:
+        CheckpointError: The folder or file does not exist, or the file is not a JSON object.
+    """
+    return _read_json(folder, _CONFIG)
+
+
+def read_quantized_config(folder: Path) -> Mapping[str, object]:
+    """Read ``config.json``, with ``hf_quant_config.json`` as its ``quantization_config``.
+
+    ModelOpt writes that file. The ``quantization_config`` of ``config.json`` goes first.
+
+    Raises:
+        CheckpointError: As for ``read_config``.
+    """
+    config = read_config(folder)
+    if config.get("quantization_config") or not (folder / _MODELOPT).is_file():
+        return config
+    return {**config, "quantization_config": _read_json(folder, _MODELOPT)}
+
+
+class StoredWeights:
+    """Names, shapes and dtypes of the tensors in a folder, read without loading the tensors.
+
+    Args:
+        folder: Contains ``model.safetensors``, or ``pytorch_model.bin``, or shards of either with
+            an index; the first of these is read, files of safetensors before others.
+
+    Attributes:
+        forms: Shape and dtype of each tensor, by name.
+
+    Raises:
+        CheckpointError: A file is missing or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._files = _weight_files(folder)
+        self.forms: dict[str, Form] = {}
+        self._places: dict[str, Path] = {}
+        self._open: dict[Path, Callable[[str], Tensor]] = {}
+        for file in self._files:
+            forms = stored_tensors(file)
+            self.forms |= forms
+            self._places |= dict.fromkeys(forms, file)
+
+    def fill(
+        self,
+        module: nn.Module,
+        device: torch.device | str,
+        *,
+        optional: frozenset[str] = frozenset(),
+        ignored: frozenset[str] = frozenset(),
+        rename: Callable[[str], str] = lambda name: name,
+        expected: Mapping[str, Tensor] | None = None,
+        part_of: PartOf = lambda _name, _shape: (),
+        advice: str = ADVICE,
+    ) -> None:
+        """Move a module from the meta device to ``device`` and copy the stored tensors into it.
+
+        Args:
+            module: Receives the tensors of its state dict, converted to its dtypes.
+            device: The target device; tensors are copied one at a time.
+            optional: Names in the module that may be missing; their tensors stay uninitialised.
+            ignored: Stored names, after ``rename``, that the module need not have.
+            rename: Returns the name in the module for a stored name.
+            expected: Tensors by name with the shapes of the stored ones; ``None`` selects the
+                module's own. Differs from them if the module has only a slice of each tensor.
+            part_of: Returns the slice of a stored tensor that the module has; see ``PartOf``.
+            advice: See ``check_tensors``.
+
+        Raises:
+            CheckpointError: A tensor is missing, unexpected or stored under two names, or has the
+                wrong shape or dtype.
+        """
+        forms: dict[str, Form] = {}
+        for name, form in self.forms.items():
+            if forms.setdefault(rename(name), form) is not form:
+                twins = sorted(each for each in self.forms if rename(each) == rename(name))
+                raise CheckpointError(
+                    f"the checkpoint has {' and '.join(twins)}, which are one tensor of the model. "
+                    "Delete one of them."
+                )
+        for name in ignored:
+            forms.pop(name, None)
+        tensors = module.state_dict() if expected is None else expected
+        check_tensors(forms, tensors, optional, advice=advice)
+        module.to_empty(device=device)
+        state = module.state_dict()
+        targets = {name: state[rename(name)] for name in self.forms if rename(name) in state}
+        self.copy(targets, part_of)
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a stored tensor, on the CPU, as it is."""
+        file = self._places[name]
+        if file not in self._open:
+            self._open[file] = open_tensors(file)
+        return self._open[file](name)
+
+    def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield stored tensors by name, on the CPU, as they are."""
+        for file in dict.fromkeys(self._places[name] for name in names):
+            yield from read_tensors(file, frozenset(names))
+
+    def copy(
+        self, targets: Mapping[str, Tensor], part_of: PartOf = lambda _name, _shape: ()
+    ) -> None:
+        """Copy stored tensors into ``targets``, by stored name; see ``copy_tensors``."""
+        for file in self._files:
+            copy_tensors(file, targets, part_of)
+
+
+def write_folder(folder: Path, config: Mapping[str, object], state: Mapping[str, Tensor]) -> None:
+    """Write ``config.json`` and ``model.safetensors``; create the folder, overwrite the files.
+
+    The floating-point tensors have one dtype, which is written into the configuration.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
+    (dtype,) = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    text = json.dumps(
+        {**config, "dtype": str(dtype).removeprefix("torch.")}, indent=2, sort_keys=True
+    )
+    (folder / _CONFIG).write_text(text + "\n")
+    save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    for whole, index in zip((_WEIGHTS, _BIN), _INDICES, strict=True):
+        if (folder / whole).is_file():
+            return [folder / whole]
+        if (folder / index).is_file():
+            return shard_files(folder, _read_json(folder, index))
+    raise CheckpointError(
+        f"{str(folder)!r} contains none of {_WEIGHTS}, {_BIN} and the index of either. "
+        "Download the weights, or convert them to safetensors."
+    )
+
+
+def _read_json(folder: Path, name: str) -> Mapping[str, object]:
+    path = folder / name
+    try:
+        text = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if folder.is_dir():
+            raise CheckpointError(
+                f"{str(folder)!r} contains no {name}. Pass a folder in Hugging Face layout."
+            ) from error
+        raise CheckpointError(
+            f"the checkpoint folder {str(folder)!r} does not exist. Pass a local folder that "
+            f"contains {_CONFIG} and {_WEIGHTS}."
+        ) from error
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(
+            f"cannot read {str(path)!r}: {reason}. Pass a folder that can be read."
+        ) from error
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{str(path)!r} is not valid JSON: {error}. Download it again."
+        ) from error
+    if not isinstance(data, dict):
+        raise CheckpointError(
+            f"{str(path)!r} must contain a JSON object, got {short_repr(data)}. Download it again."
+        )
+    return data

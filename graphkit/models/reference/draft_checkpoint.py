@@ -1,0 +1,238 @@
+"""Loading and saving of draft heads, in the layouts of published checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from graphkit.config import is_int, require_type
+from graphkit.errors import CheckpointError, ConfigError, short_repr
+from graphkit.models.reference import dflash_layout, eagle3_layout, eagle_layout
+from graphkit.models.reference.checkpoint_folder import (
+    StoredWeights,
+    as_folder,
+    read_config,
+    write_folder,
+)
+from graphkit.models.reference.config import LlamaConfig
+from graphkit.models.reference.dflash import DFlashHead
+from graphkit.models.reference.eagle import EagleHead, HeadTarget
+from graphkit.models.reference.eagle3 import Eagle3Head
+from graphkit.models.reference.head_settings import head_config
+from graphkit.models.reference.layers import store_by_columns
+from graphkit.models.reference.mtp import MTPHead
+from graphkit.models.reference.sharded_layers import part_of, split_head
+from graphkit.models.reference.tensor_parallel import group_of
+
+Head = TypeVar("Head", bound=nn.Module)
+
+_FC_BIAS, _EMBEDDING, _HEAD = "fc.bias", "embed_tokens.weight", "lm_head.weight"
+_ARCHITECTURES = {
+    EagleHead: "LlamaForCausalLMEagle",
+    Eagle3Head: "LlamaForCausalLMEagle3",
+    MTPHead: "LlamaForCausalLMNextN",
+    DFlashHead: dflash_layout.ARCHITECTURE,
+}
+
+
+def head_algorithm(folder: str | Path) -> str:
+    """Return DFLASH, EAGLE3, EAGLE or STANDALONE, by the settings and the tensors of a folder.
+
+    A head has ``fc``, which merges embedding and feature. A folder without it has a whole model.
+
+    Raises:
+        CheckpointError: A file is missing or damaged.
+        ConfigError: The folder is neither a string nor a path.
+    """
+    folder = as_folder("head_algorithm", folder)
+    if dflash_layout.is_dflash(read_config(folder)):
+        return "DFLASH"
+    names = StoredWeights(folder).forms
+    if "fc.weight" not in map(eagle_layout.canonical_name, names):
+        return "STANDALONE"
+    return "EAGLE3" if eagle3_layout.is_eagle3(names) else "EAGLE"
+
+
+def load_eagle_head(folder: str | Path, target: HeadTarget) -> EagleHead:
+    """Build the EAGLE or EAGLE-2 head of a local folder.
+
+    Args:
+        folder: ``config.json`` of one Llama, Mistral, Qwen2 or Qwen3 layer beside
+            ``model.safetensors`` or ``pytorch_model.bin``, in the layout of the authors or of
+            Speculators; see ``eagle_layout``.
+        target: The model that the head was trained for. The head uses its output head and its
+            embedding unless the folder contains them. Ranks that split it split the head too.
+
+    Returns:
+        The head on the target's device and in its dtype, in evaluation mode and without gradients.
+
+    Raises:
+        CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
+            head does not match the target, or the ranks cannot split it evenly.
+        ConfigError: The folder is neither a string nor a path.
+    """
+    folder = as_folder("load_eagle_head", folder)
+    data, stored = read_config(folder), StoredWeights(folder)
+    if eagle3_layout.is_eagle3(stored.forms):
+        raise CheckpointError(
+            f"{str(folder)!r} contains an EAGLE-3 head, not an EAGLE head. Use the algorithm "
+            "EAGLE3, or load_eagle3_head."
+        )
+    config = head_config(eagle_layout.layer_config(data))
+    names = set(map(eagle_layout.canonical_name, stored.forms))
+    build = partial(
+        EagleHead,
+        target=target,
+        fc_bias=_FC_BIAS in names or eagle3_layout.flag(data, "fusion_bias"),
+        has_embedding=_EMBEDDING in names,
+        has_head=_HEAD in names,
+    )
+    return _load(build, config, stored, target, rename=eagle_layout.canonical_name)
+
+
+def load_eagle3_head(folder: str | Path, target: HeadTarget) -> Eagle3Head:
+    """Build the EAGLE-3 head of a local folder; arguments as for ``load_eagle_head``.
+
+    The folder has the layout of the authors and SpecForge, or that of Speculators; see
+    ``eagle3_layout``. ``draft_vocab_size`` in ``config.json`` is the size of the head's own
+    vocabulary.
+
+    Raises:
+        CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
+            head does not match the target.
+    """
+    folder = as_folder("load_eagle3_head", folder)
+    file, stored = read_config(folder), StoredWeights(folder)
+    if not eagle3_layout.is_eagle3(stored.forms):
+        raise CheckpointError(
+            f"{str(folder)!r} contains no EAGLE-3 head: it has no hidden_norm. Use the algorithm "
+            "EAGLE for an EAGLE head."
+        )
+    data = eagle3_layout.settings(file)
+    config = head_config(eagle_layout.nested_layer(data))
+    names = {eagle3_layout.canonical_name(name) for name in stored.forms}
+    vocab_size = data.get("draft_vocab_size")
+    vocab_size = config.vocab_size if vocab_size is None else vocab_size
+    if not is_int(vocab_size) or vocab_size < 1:
+        raise CheckpointError(
+            f"config.json: draft_vocab_size must be an int >= 1, got {short_repr(vocab_size)}. "
+            "Correct it."
+        )
+    is_mapped = vocab_size != config.vocab_size or "d2t" in names
+    build = partial(
+        Eagle3Head,
+        target=target,
+        aux_layers=eagle3_layout.aux_layers(file),
+        draft_vocab_size=vocab_size if is_mapped else None,
+        fc_bias=_FC_BIAS in names,
+        has_embedding=_EMBEDDING in names,
+        has_head=is_mapped or _HEAD in names,
+        norm_before_residual=eagle3_layout.flag(data, "norm_before_residual"),
+    )
+    # t2d marks the tokens of the draft vocabulary, which d2t lists too.
+    ignored = frozenset({"t2d"})
+    return _load(
+        build, config, stored, target, ignored=ignored, rename=eagle3_layout.canonical_name
+    )
+
+
+def load_dflash_head(folder: str | Path, target: HeadTarget) -> DFlashHead:
+    """Build the DFLASH head of a local folder; arguments as for ``load_eagle_head``.
+
+    The folder has the layout of transformers or that of the authors; see ``dflash_layout``.
+
+    Raises:
+        CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
+            head does not match the target.
+    """
+    folder = as_folder("load_dflash_head", folder)
+    data = read_config(folder)
+    if not dflash_layout.is_dflash(data):
+        raise CheckpointError(
+            f"{str(folder)!r} contains no DFLASH head: its config.json has no block_size. Use the "
+            "algorithm EAGLE or EAGLE3 for another head."
+        )
+    config = head_config(dflash_layout.layer_config(data, target.config))
+    build = partial(DFlashHead, target=target, **dflash_layout.draft_settings(data))
+    return _load(build, config, StoredWeights(folder), target, rename=dflash_layout.canonical_name)
+
+
+def load_mtp_head(folder: str | Path, target: HeadTarget) -> MTPHead:
+    """Build the MTP layers of a folder that ``save_draft_head`` wrote.
+
+    Args:
+        folder: ``config.json``, with num_hidden_layers as the number of layers, and the weights.
+        target: The model that the layers were trained for. They use its embedding and output head.
+
+    Returns:
+        The head on the target's device and in its dtype, in evaluation mode and without gradients.
+
+    Raises:
+        CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
+            layers do not match the target.
+    """
+    folder = as_folder("load_mtp_head", folder)
+    config = LlamaConfig.from_dict(read_config(folder))
+    build = partial(MTPHead, target=target)
+    return _load(build, config, StoredWeights(folder), target)
+
+
+def save_draft_head(
+    head: EagleHead | Eagle3Head | MTPHead | DFlashHead, folder: str | Path
+) -> None:
+    """Write a head in its current dtype, without the weights that it shares with its target.
+
+    Creates the folder; overwrites ``config.json`` and ``model.safetensors`` in it.
+
+    Raises:
+        ConfigError: An argument has a wrong type.
+    """
+    folder = as_folder("save_draft_head", folder)
+    require_type("save_draft_head", "head", head, tuple(_ARCHITECTURES), "a draft head")
+    config = head.config.to_dict() | {"architectures": [_ARCHITECTURES[type(head)]]}
+    if isinstance(head, Eagle3Head):
+        config |= eagle3_layout.config_entries(head)
+    if isinstance(head, DFlashHead):
+        config |= dflash_layout.config_entries(head)
+    write_folder(folder, config, head.state_dict())
+
+
+@contextmanager
+def _on_meta_device() -> Iterator[None]:
+    """Create parameters without memory; report a ConfigError as an error of the checkpoint."""
+    try:
+        with torch.device("meta"):
+            yield
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _load(
+    build: Callable[[LlamaConfig], Head],
+    config: LlamaConfig,
+    stored: StoredWeights,
+    target: HeadTarget,
+    ignored: frozenset[str] = frozenset(),
+    rename: Callable[[str], str] = lambda name: name,
+) -> Head:
+    target_weight, group = target.lm_head.get_parameter("weight"), group_of(target)
+    with _on_meta_device():
+        whole, head = build(config), split_head(build, config, group)
+    head.to(target_weight.dtype)
+    stored.fill(
+        head,
+        target_weight.device,
+        ignored=ignored,
+        rename=rename,
+        expected=whole.state_dict(),
+        part_of=partial(part_of, group=group),
+        advice="Use a draft head without them, in the dtype of its training.",
+    )
+    store_by_columns(head)
+    return head.eval().requires_grad_(False)

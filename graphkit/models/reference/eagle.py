@@ -1,0 +1,163 @@
+"""The draft head of EAGLE: one decoder layer over the target's hidden states.
+
+Tensor suffixes: T tokens, H hidden, V vocabulary.
+"""
+# ruff: noqa: N803, N806 -- the suffixes are shapes
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from graphkit.errors import ConfigError
+from graphkit.models.quantization import Linear
+from graphkit.models.reference.config import LlamaConfig
+from graphkit.models.reference.head_inputs import join_inputs
+from graphkit.models.reference.layers import Attend, DecoderLayer, Embedding
+from graphkit.models.reference.rope import RotaryEmbedding
+
+
+class TargetSizes(Protocol):
+    """Sizes of a target that a draft head must have, or refers to."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Size of the vocabulary."""
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Decoder layers."""
+
+
+class HeadTarget(Protocol):
+    """What a draft head uses of its target. ``LlamaModel`` has it."""
+
+    @property
+    def config(self) -> TargetSizes:
+        """Sizes."""
+
+    @property
+    def embedding(self) -> nn.Module:
+        """Maps token ids to rows [T, H]."""
+
+    @property
+    def lm_head(self) -> nn.Module:
+        """Has a ``weight`` in the dtype and on the device of the target."""
+
+    def logits(self, hidden_TH: Tensor) -> Tensor:
+        """Apply the output head: [T, H] to [T, V]."""
+
+
+class EagleHead(nn.Module):
+    """The head of EAGLE and EAGLE-2, in the layout of its published weights.
+
+    Row p of a request takes the target's feature (its hidden state after the final norm) at
+    position p and the token of position p + 1; its logits predict the token of position p + 2.
+    Further draft steps feed the head's own hidden states back as features. Layer 0 has no input
+    norm and there is no final one (arXiv 2401.15077, section 3.1).
+
+    The head uses the target's output head unless ``has_head``, and its embedding unless
+    ``has_embedding``. These belong to the target: they are not in this module's ``state_dict`` or
+    ``parameters`` and do not move with it. ``forward`` and ``logits`` never synchronise and have
+    static shapes, so that they can be captured.
+
+    Args:
+        config: Sizes and options of the layer.
+        target: The model that the head drafts for.
+        fc_bias: Whether ``fc`` has a bias.
+        has_embedding: Whether the head has its own embedding.
+        has_head: Whether it has its own output head.
+
+    Raises:
+        ConfigError: The config has several layers, or does not match the target.
+    """
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        target: HeadTarget,
+        *,
+        fc_bias: bool = False,
+        has_embedding: bool = False,
+        has_head: bool = False,
+    ) -> None:
+        super().__init__()
+        check_fit(config, target)
+        check_one_layer(config)
+        self.config = config
+        if has_embedding:
+            self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.fc = Linear(2 * config.hidden_size, config.hidden_size, bias=fc_bias)
+        self.layers = nn.ModuleList([DecoderLayer(config, 0, has_input_norm=False)])
+        self.rotary_emb = RotaryEmbedding(config)
+        if has_head:
+            self.lm_head: nn.Linear = Linear(config.hidden_size, config.vocab_size, bias=False)
+        # Not modules: assigning one would register it as a submodule.
+        self._inputs = partial(
+            join_inputs, self.embed_tokens if has_embedding else target.embedding
+        )
+        self._target_logits = None if has_head else target.logits
+
+    def forward(
+        self, input_ids_T: Tensor, hidden_TH: Tensor, positions_T: Tensor, attend: Attend
+    ) -> Tensor:
+        """Run the head over flat tokens.
+
+        Args:
+            input_ids_T: Token of the position after each row.
+            hidden_TH: The target's features, or the result of the previous draft step.
+            positions_T: Position of each row in its request.
+            attend: Stores keys and values and attends; called with layer 0.
+
+        Shapes:
+            input_ids_T, positions_T: [T] int32 or int64.
+            hidden_TH, result: [T, H].
+        """
+        merged_TH = self.fc(self._inputs(input_ids_T, hidden_TH))
+        rotation = self.rotary_emb(positions_T)
+        fed_TH: Tensor
+        fed_TH, hidden_TH = self.layers[0](merged_TH, merged_TH, rotation, attend)
+        return fed_TH + hidden_TH
+
+    def logits(self, hidden_TH: Tensor) -> Tensor:
+        """Apply the output head: [T, H] to [T, V]."""
+        if self._target_logits is not None:
+            return self._target_logits(hidden_TH)
+        logits_TV: Tensor = self.lm_head(hidden_TH)
+        return logits_TV
+
+
+def check_fit(config: LlamaConfig, target: HeadTarget) -> None:
+    """Check that a draft head has the hidden size and vocabulary of its target.
+
+    Raises:
+        ConfigError: One of them differs.
+    """
+    for field in ("hidden_size", "vocab_size"):
+        value, expected = getattr(config, field), getattr(target.config, field)
+        if value != expected:
+            raise ConfigError(
+                f"the draft head has {field} {value}, but its target has {expected}. Use the "
+                "target that the head was trained for.",
+                field=field,
+            )
+
+
+def check_one_layer(config: LlamaConfig) -> None:
+    """Check that a head has one layer.
+
+    Raises:
+        ConfigError: ``num_hidden_layers`` is not 1.
+    """
+    if config.num_hidden_layers != 1:
+        raise ConfigError(
+            f"an EAGLE head must have num_hidden_layers 1, got {config.num_hidden_layers}. Use a "
+            "head of one layer, and its config.json, not that of the target.",
+            field="num_hidden_layers",
+        )

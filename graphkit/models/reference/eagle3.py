@@ -1,0 +1,224 @@
+"""The draft head of EAGLE-3: features of three target layers and a reduced vocabulary.
+
+Tensor suffixes: T tokens, S parts of a product, H hidden, I input of attention (2 H), F features
+(H or 3 H), V draft vocabulary.
+"""
+# ruff: noqa: N803, N806 -- the suffixes are shapes
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal, overload
+
+import torch
+from torch import Tensor, nn
+
+from graphkit.errors import ConfigError
+from graphkit.models.quantization import Linear
+from graphkit.models.reference.config import LlamaConfig
+from graphkit.models.reference.eagle import HeadTarget, check_fit, check_one_layer
+from graphkit.models.reference.head_inputs import join_inputs
+from graphkit.models.reference.layers import MLP, Attend, Attention, Embedding, RMSNorm
+from graphkit.models.reference.rope import RotaryEmbedding, Rotation
+
+
+class Eagle3Layer(nn.Module):
+    """A decoder layer whose attention reads the concatenation of embedding and feature.
+
+    The caller applies ``input_norms``, and a norm that adds the result of the MLP to the residual
+    stream.
+
+    Args:
+        config: Sizes and options of the layer.
+        norm_before_residual: Whether the residual stream starts with the normalised feature.
+    """
+
+    def __init__(self, config: LlamaConfig, *, norm_before_residual: bool = False) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.self_attn = Attention(config, 0, input_size=2 * size)
+        self.mlp = MLP(config)
+        self.hidden_norm = RMSNorm(size, eps)
+        self.input_layernorm = RMSNorm(size, eps)
+        self.post_attention_layernorm = RMSNorm(size, eps)
+        self.norm_before_residual = norm_before_residual
+
+    @property
+    def input_norms(self) -> tuple[RMSNorm, RMSNorm]:
+        """The norms of embeddings and of features."""
+        return self.input_layernorm, self.hidden_norm
+
+    def forward(
+        self,
+        normed_TI: Tensor,
+        hidden_TH: Tensor,
+        rotation: Rotation,
+        attend: Attend,
+    ) -> tuple[Tensor, Tensor]:
+        """Run the layer.
+
+        Args:
+            normed_TI: Embeddings and features side by side, after ``input_norms``.
+            hidden_TH: The features, with which the residual stream starts.
+            rotation: Rotation of the rows.
+            attend: Stores keys and values, and attends.
+
+        Returns:
+            Parts of the result of the MLP, and the residual stream to which a norm adds them.
+
+        Shapes:
+            normed_TI: [T, 2 H].
+            hidden_TH, results: [T, H]; parts are [S, T, H].
+        """
+        mixed_STH: Tensor = self.self_attn(normed_TI, rotation, attend)
+        if self.norm_before_residual:
+            hidden_TH = normed_TI[:, hidden_TH.shape[1] :]
+        normed_TH, hidden_TH = self.post_attention_layernorm(mixed_STH, hidden_TH)
+        return self.mlp(normed_TH, in_parts=True), hidden_TH
+
+
+class Eagle3Head(nn.Module):
+    """The head of EAGLE-3 (arXiv 2503.01840), in the layout of its published weights.
+
+    Tokens are shifted as in ``EagleHead``. Rows of committed tokens read three residual streams of
+    the target, side by side, which ``fc`` projects to H; draft steps read the head's own results.
+    The head uses the target's embedding unless ``has_embedding``, and its output head unless
+    ``has_head``. Nothing synchronises; shapes are static.
+
+    Args:
+        config: Sizes and options of the layer.
+        target: The model that the head drafts for.
+        aux_layers: Three target layers whose inputs the head reads. The number of layers selects
+            the output of the last one; see ``AuxStates``. ``None`` selects those of published
+            heads: 2, the middle, and the third to last.
+        draft_vocab_size: Tokens that the head can draft, fewer than the target has. ``None``
+            selects the target's vocabulary, without ``d2t``.
+        fc_bias: Whether ``fc`` has a bias.
+        has_embedding: Whether the head has its own embedding.
+        has_head: Whether it has its own output head, which a reduced vocabulary needs.
+        norm_before_residual: See ``Eagle3Layer``.
+
+    Raises:
+        ConfigError: The config has several layers, or does not match the target, or the target has
+            none of ``aux_layers``.
+    """
+
+    d2t: Tensor | None
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        target: HeadTarget,
+        *,
+        aux_layers: Sequence[int] | None = None,
+        draft_vocab_size: int | None = None,
+        fc_bias: bool = False,
+        has_embedding: bool = False,
+        has_head: bool = True,
+        norm_before_residual: bool = False,
+    ) -> None:
+        super().__init__()
+        check_fit(config, target)
+        check_one_layer(config)
+        size, vocab_size = config.hidden_size, draft_vocab_size or config.vocab_size
+        self.config = config
+        self.aux_layers = _checked(aux_layers, target.config.num_hidden_layers)
+        if has_embedding:
+            self.embed_tokens = Embedding(config.vocab_size, size)
+        self.fc = Linear(3 * size, size, bias=fc_bias)
+        self.midlayer = Eagle3Layer(config, norm_before_residual=norm_before_residual)
+        self.norm = RMSNorm(size, config.rms_norm_eps)
+        if has_head:
+            self.lm_head: nn.Linear = Linear(size, vocab_size, bias=False)
+        has_map = draft_vocab_size is not None
+        self.register_buffer("d2t", torch.zeros(vocab_size, dtype=torch.int64) if has_map else None)
+        self.rotary_emb = RotaryEmbedding(config)
+        # Not modules: assigning one would register it as a submodule.
+        self._inputs = partial(
+            join_inputs, self.embed_tokens if has_embedding else target.embedding
+        )
+        self._target_logits = None if has_head else target.logits
+
+    @overload
+    def forward(
+        self, input_ids_T: Tensor, hidden_TF: Tensor, positions_T: Tensor, attend: Attend
+    ) -> Tensor: ...
+
+    @overload
+    def forward(
+        self,
+        input_ids_T: Tensor,
+        hidden_TF: Tensor,
+        positions_T: Tensor,
+        attend: Attend,
+        *,
+        with_logits: Literal[True],
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def forward(
+        self,
+        input_ids_T: Tensor,
+        hidden_TF: Tensor,
+        positions_T: Tensor,
+        attend: Attend,
+        *,
+        with_logits: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Run the head over flat tokens.
+
+        Args:
+            input_ids_T: Token of the position after each row, in the target's vocabulary.
+            hidden_TF: Three residual streams of the target, or the result of the previous draft
+                step.
+            positions_T: Position of each row in its request.
+            attend: Stores keys and values and attends; called with layer 0.
+            with_logits: Whether to return the logits of all rows, too.
+
+        Returns:
+            The hidden states, before the final norm; with ``with_logits``, the logits and the
+            hidden states.
+
+        Shapes:
+            input_ids_T, positions_T: [T] int32 or int64.
+            hidden_TF: [T, 3 H] or [T, H].
+            hidden states: [T, H]. logits: [T, V].
+        """
+        hidden_TH = self.fc(hidden_TF) if hidden_TF.shape[1] == self.fc.in_features else hidden_TF
+        normed_TI = self._inputs(input_ids_T, hidden_TH, self.midlayer.input_norms)
+        rotation = self.rotary_emb(positions_T)
+        fed_STH, hidden_TH = self.midlayer(normed_TI, hidden_TH, rotation, attend)
+        normed_TH, out_TH = self.norm(fed_STH, hidden_TH)
+        return (self._logits_of(normed_TH), out_TH) if with_logits else out_TH
+
+    def logits(self, hidden_TH: Tensor) -> Tensor:
+        """Apply the final norm and the output head: [T, H] to [T, V]."""
+        return self._logits_of(self.norm(hidden_TH))
+
+    def _logits_of(self, normed_TH: Tensor) -> Tensor:
+        if self._target_logits is not None:
+            return self._target_logits(normed_TH)
+        logits_TV: Tensor = self.lm_head(normed_TH)
+        return logits_TV
+
+    def token_map(self) -> Tensor | None:
+        """Return the target token of each draft token, int64 [V]; ``None`` if they are the same.
+
+        A new tensor, for ``EngineModel.draft_token_map``; ``d2t`` has the differences.
+        """
+        if self.d2t is None:
+            return None
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+
+def _checked(layers: Sequence[int] | None, num_layers: int) -> tuple[int, ...]:
+    given = (2, num_layers // 2, num_layers - 3) if layers is None else tuple(layers)
+    if len(given) != 3 or not all(0 <= layer <= num_layers for layer in given):
+        raise ConfigError(
+            f"the EAGLE-3 head reads the inputs of target layers {', '.join(map(str, given))}, but "
+            f"the target has layers 0 to {num_layers}, the last of which is the output. Use the "
+            "target that the head was trained for, or name three of its layers in "
+            "eagle_aux_hidden_state_layer_ids.",
+            field="aux_layers",
+        )
+    return given

@@ -1,0 +1,197 @@
+"""The account of a loaded folder: each stored tensor is used, without effect, or refused."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from graphkit.errors import CheckpointError
+from graphkit.models.kv_scales import scale_place
+from graphkit.models.reference.checkpoint_folder import StoredWeights, read_config
+from graphkit.models.reference.weight_files import abbreviate
+from graphkit.models.stored_names import targets
+
+logger = logging.getLogger(__name__)
+_LAYER = re.compile(r"(.+?)\.(\d+)\.")
+_OF_FOLDER = "transformers_modules."
+"""Begins the modules that transformers imports from folders: their code says what is used."""
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_WITHOUT_EFFECT = re.compile(
+    r"(rotary_emb|rope)\.(inv_freq|original_inv_freq|cos_cached|sin_cached)$"  # from the settings
+    r"|(^|\.)position_ids$|\.attn\.masked_bias$|\.attention\.masked_bias$|num_batches_tracked$"
+    r"|(^|\.)(v_head|value_head|pooler|seq_relationship)\."  # beside the output head
+    r"|(^|\.)mtp"  # layers that draft
+)
+"""Tensors that the settings of the model imply, or that no logit depends on."""
+_ACTIVATIONS = re.compile(
+    r"\.(input_scale(_ub)?|activation_scale|input_zero_point|input_observer\..*|output_scale"
+    r"|[qp]_scale|prob_scale)$"
+)
+"""Tensors of quantised layers for activations of fewer bits, which graphkit does not round."""
+_ZERO_BY_DEFAULT = ("bias", "zero_point")
+"""Ends of names of tensors that change nothing if they are zero."""
+
+
+def check_stored(
+    folder: Path,
+    model: PreTrainedModel,
+    report: Mapping[str, Any],
+    stored: StoredWeights,
+    *,
+    is_quantised: bool = False,
+) -> None:
+    """Compare the tensors of a folder with those that a loaded model has used.
+
+    Logs at INFO what cannot change a text, and warns of layers that the settings leave out.
+
+    Args:
+        folder: The folder.
+        model: The model.
+        report: What transformers returned of its load (``output_loading_info``).
+        stored: The tensors, as they were passed to transformers.
+        is_quantised: Whether graphkit reads the quantised layers of the folder.
+
+    Raises:
+        CheckpointError: A tensor is missing, has another shape, is not used, or has numbers whose
+            scale is unknown.
+    """
+    for name, shape, expected in sorted(report["mismatched_keys"]):
+        raise CheckpointError(
+            f"{folder}: {name} has shape {list(shape)}, but config.json requires "
+            f"{list(expected)}. Correct config.json."
+        )
+    placed = targets(model, stored.forms)
+    unused = _unused(report["unexpected_keys"], {t.name: name for name, t in placed.items()})
+    if missing := sorted(report["missing_keys"]):
+        raise _without(missing, unused, model, folder)
+    state = model.state_dict()
+    if getattr(model, "hf_quantizer", None) is None:
+        for name, target in placed.items():
+            if target.name in state and state[target.name].is_floating_point():
+                _check_dtype(folder, name, stored.forms[name][1])
+    config = read_config(folder)
+    has_parts = config.get("is_encoder_decoder") or any(
+        isinstance(each, Mapping) and "model_type" in each for each in config.values()
+    )
+    surplus = _surplus_layers(unused, model)
+    if surplus:
+        logger.warning(
+            "%s has weights of %s, which the model of its config.json does not have: they are "
+            "ignored. Correct the number of layers in config.json if they belong to the model.",
+            folder, abbreviate(surplus),
+        )  # fmt: skip
+    of_surplus = tuple(f"{layer}." for layer in surplus)
+    left = [name for name in unused if not name.startswith(of_surplus)]
+    left = [name for name in left if scale_place(name) is None]
+    without_effect = [
+        name
+        for name in left
+        if _has_no_effect(name, left, stored, is_quantised)
+        or (has_parts and _is_of_other_part(name, model))
+    ]
+    refused = sorted({*left} - {*without_effect})
+    if refused and type(model).__module__.startswith(_OF_FOLDER):
+        logger.info("the code in %s does not use %s.", folder, abbreviate(refused))
+    elif refused:
+        raise CheckpointError(
+            f"{folder} has {abbreviate(refused)}, which {type(model).__name__} with its "
+            "config.json does not use: its text would be another one. Correct config.json (such as "
+            "attention_bias or quantization_config), merge adapters into the weights, or remove "
+            "the tensors if they are not part of the model."
+        )
+    ignored = sorted({*without_effect, *(n for n, t in placed.items() if t.name not in state)})
+    ignored = [name for name in ignored if not name.startswith(of_surplus)]
+    ignored = [name for name in ignored if scale_place(name) is None]
+    if ignored:
+        logger.info("%s has %s, which the text does not depend on.", folder, abbreviate(ignored))
+
+
+def is_of_rounding(name: str) -> bool:
+    """Return whether a tensor of a quantised folder is a scale of activations, keys or values.
+
+    graphkit rounds no activations. Pools take the scales of keys and values; see ``kv_scales``.
+    """
+    return bool(_ACTIVATIONS.search(name)) or scale_place(name) is not None
+
+
+def _unused(unexpected: Collection[str], stored_by_target: Mapping[str, str]) -> list[str]:
+    """Return the stored names of tensors that transformers did not expect."""
+    return sorted({stored_by_target.get(name, name) for name in unexpected})
+
+
+def _check_dtype(folder: Path, name: str, dtype: str) -> None:
+    if dtype not in _FLOATS:
+        raise CheckpointError(
+            f"{folder}: {name} is stored as {dtype}, and no quantization_config in config.json or "
+            "hf_quant_config.json says how to scale its numbers. Add it as the folder was "
+            "published, or use a folder of unquantised weights."
+        )
+
+
+def _has_no_effect(
+    name: str,
+    unused: Collection[str],
+    stored: StoredWeights,
+    is_quantised: bool,
+) -> bool:
+    """Return whether the text of a model does not depend on a tensor that it does not have."""
+    if _WITHOUT_EFFECT.search(name) or (is_quantised and _ACTIVATIONS.search(name)):
+        return True
+    if _is_behind(name, unused) or _is_mask(name, stored):
+        return True
+    if name.endswith(_ZERO_BY_DEFAULT) and name in stored.forms:
+        return not bool(stored.tensor(name).any())
+    return False
+
+
+def _is_behind(name: str, unused: Collection[str]) -> bool:
+    """Return whether a tensor belongs to an MTP layer that is stored behind the others."""
+    place = _LAYER.match(name)
+    return place is not None and f"{place[0]}eh_proj.weight" in unused
+
+
+def _is_mask(name: str, stored: StoredWeights) -> bool:
+    """Return whether a tensor is a causal mask, which older models of GPT-2's kind stored."""
+    shape, _ = stored.forms.get(name, ([], ""))
+    return name.endswith(("attn.bias", "attention.bias")) and len(shape) == 4
+
+
+def _is_of_other_part(name: str, model: PreTrainedModel) -> bool:
+    """Return whether a tensor belongs to a part beside the language model, such as vision."""
+    first = name.removeprefix(f"{model.base_model_prefix}.").partition(".")[0]
+    base = getattr(model, model.base_model_prefix, model)
+    own = {*dict(model.named_children()), *dict(base.named_children()), "language_model"}
+    return first not in own and "lora" not in name
+
+
+def _without(
+    missing: list[str], unused: list[str], model: PreTrainedModel, folder: Path
+) -> CheckpointError:
+    """Return the error of a folder that lacks tensors of a model."""
+    name = type(model).__name__
+    stored = model.config.architectures or [name]
+    if name in stored:
+        text = f"{folder} has no {abbreviate(missing)}, which config.json requires"
+        if unused:
+            return CheckpointError(
+                f"{text}, but has {abbreviate(unused)}, which {name} does not use: transformers "
+                "has no conversion from one to the other. Use a folder with the names of its model."
+            )
+        return CheckpointError(f"{text}. Download all weights, or correct config.json.")
+    return CheckpointError(
+        f"{folder} holds a {stored[0]}, which lacks {abbreviate(missing)} of {name}. Pass the "
+        "folder of a causal language model."
+    )
+
+
+def _surplus_layers(names: Collection[str], model: PreTrainedModel) -> list[str]:
+    """Return the layers of unexpected tensors that continue a list of the model, without MTP."""
+    modules = {name for name, _ in model.named_modules()}
+    found = {tuple(place.groups()) for place in map(_LAYER.match, names) if place}
+    layers = {f"{path}.{i}" for path, i in found if path in modules} - modules
+    return sorted(layers - {name.partition(".eh_proj.")[0] for name in names})

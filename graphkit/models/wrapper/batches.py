@@ -1,0 +1,153 @@
+"""Batches for a wrapper, and where the model computes each of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from graphkit.models.wrapper.requests import TreeRequest
+from graphkit.runners import Runner
+from graphkit.runners.sample_rows import Numbers, tree_masks
+from graphkit.spec import ForwardMode
+
+_OMITTED_IN_PROMPTS = ("custom_mask", "token_bitmask")
+SERVED_FIELDS = (
+    "req_pool_indices", "seq_lens", "input_ids", "positions", "out_cache_loc", "mrope_positions",
+    *_OMITTED_IN_PROMPTS,
+)  # fmt: skip
+"""Fields that the batches fill, or may omit."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowSource:
+    """A sequence of tokens, and the rows of a batch that the model computes in it.
+
+    Attributes:
+        request: Index of the request.
+        tokens: The tokens that the model runs on, int64 [N].
+        rows: Indices of rows of the batch.
+        positions: Position of each of these rows in the sequence.
+    """
+
+    request: int
+    tokens: Numbers
+    rows: Sequence[int]
+    positions: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class WrapperBatch:
+    """A batch of live rows.
+
+    Attributes:
+        name: What the batch is, as a phrase.
+        inputs: The mode's inputs.
+        without: Optional fields that the batch omits.
+        sources: Where the model computes the rows, each row once.
+        prompt_start: Position of the first row in its prompt; ``None`` for drafts.
+        advice: What to look at if a row differs although all earlier batches agree.
+    """
+
+    name: str
+    inputs: Any
+    without: tuple[str, ...]
+    sources: Sequence[RowSource]
+    advice: str
+    prompt_start: int | None = None
+
+
+class WrapperBatches:
+    """Makes the batches of one mode.
+
+    Args:
+        runner: Runner of TARGET_VERIFY or DECODE.
+        requests: The requests.
+        rows_at_once: Most rows of a prompt in one batch.
+    """
+
+    def __init__(
+        self, runner: Runner[Any, Any], requests: Sequence[TreeRequest], rows_at_once: int
+    ) -> None:
+        self._inputs_type, self._requests = runner.buffers.inputs, requests
+        self._fields = {layout.name for layout in runner.buffers.layouts}
+        self._mode, self._width = runner.mode, runner.tokens_per_request
+        self._rows_at_once = rows_at_once
+
+    def all(self) -> Iterator[WrapperBatch]:
+        """Yield the prompt and the step of the first request, then both requests side by side."""
+        for index, _ in enumerate(self._requests):
+            yield from self._prompt(index)
+            yield self.step(range(index, -1, -1))
+
+    def step(self, indices: Sequence[int]) -> WrapperBatch:
+        """Return a step of some requests: their trees, or their roots in DECODE.
+
+        Args:
+            indices: Indices of requests, whose prompts are in the KV pools.
+        """
+        chosen, width = [self._requests[index] for index in indices], self._width
+        masks, depths = tree_masks(np.stack([request.parents[:width] for request in chosen]))
+        lengths = np.array([len(request.prompt) for request in chosen])
+        sources: list[RowSource] = []
+        for which, (index, request) in enumerate(zip(indices, chosen, strict=True)):
+            for path in request.paths() if width > 1 else [[0]]:
+                tokens = np.concatenate([request.prompt, request.tokens[path]])
+                taken = {row for source in sources for row in source.rows}
+                nodes = [node for node in path if which * width + node not in taken]
+                rows = [which * width + node for node in nodes]
+                positions = [len(request.prompt) + int(depths[which, node]) for node in nodes]
+                sources.append(RowSource(index, tokens, rows, positions))
+        named = " beside ".join(f"request {index}" for index in indices)
+        what = "the drafts" if self._mode is ForwardMode.TARGET_VERIFY else "the next token"
+        fields = {
+            "req_pool_indices": np.array([request.row for request in chosen]),
+            "seq_lens": lengths.astype(np.int32),
+            "input_ids": np.concatenate([request.tokens[:width] for request in chosen]),
+            "positions": (lengths[:, None] + depths).ravel(),
+            "out_cache_loc": np.concatenate(
+                [r.slots[len(r.prompt) : len(r.prompt) + width] for r in chosen]
+            ),
+            "custom_mask": masks,
+        }
+        advice = (
+            "Each request alone agrees: check what the forward reads per request, such as "
+            "req_pool_indices, seq_lens and the rows of out_cache_loc."
+            if len(indices) > 1
+            else "The rows of the prompt agree: check that the forward passes positions on, reads "
+            "seq_lens committed tokens from the cache, and passes custom_mask to its attention."
+        )
+        return self._batch(f"{what} of {named}", fields, ("token_bitmask",), sources, advice)
+
+    def _prompt(self, index: int) -> Iterator[WrapperBatch]:
+        """Yield the chunks of a prompt, as an engine prefills it."""
+        request, most = self._requests[index], self._rows_at_once
+        for start in range(0, len(request.prompt), most):
+            positions = np.arange(start, min(start + most, len(request.prompt)))
+            fields = {
+                "req_pool_indices": np.array([request.row]),
+                "seq_lens": np.array([start], dtype=np.int32),
+                "input_ids": request.prompt[positions],
+                "positions": positions,
+                "out_cache_loc": request.slots[positions],
+            }
+            rows = range(len(positions))
+            sources = [RowSource(index, request.prompt, rows, positions.tolist())]
+            advice = "Check what the wrapper passes to its attention: mask, positions, scaling."
+            name = f"the prompt of request {index}"
+            chunk = self._batch(name, fields, _OMITTED_IN_PROMPTS, sources, advice)
+            yield replace(chunk, prompt_start=start)
+
+    def _batch(
+        self,
+        name: str,
+        fields: dict[str, Any],
+        without: tuple[str, ...],
+        sources: Sequence[RowSource],
+        advice: str,
+    ) -> WrapperBatch:
+        fields["mrope_positions"] = np.tile(fields["positions"], (3, 1))
+        present = {name: value for name, value in fields.items() if name in self._fields}
+        return WrapperBatch(name, self._inputs_type(**present), without, sources, advice)

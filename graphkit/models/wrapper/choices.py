@@ -1,0 +1,125 @@
+"""Choices of a model's modules, such as the experts of a row.
+
+Scores that differ by rounding may select other experts, and all later values of the row then differ
+by more than rounding. So a comparison lets the second run take the choices of the first one. What
+still differs is rounding or an error.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from graphkit.models.wrapper.module_rows import rows_of_tensor
+
+Choices = dict[tuple[str, int], dict[int, torch.Tensor]]
+"""Rows of the tensors that belong to a choice, [T, ...], by their index in the module's output, by
+the path of the module and how often it made a choice before."""
+
+
+@contextmanager
+def recorded_choices(modules: Mapping[nn.Module, str], num_rows: int) -> Iterator[Choices]:
+    """Record the choices that modules make in the block.
+
+    A module chooses if it returns integers for each row and receives none. Tensors of the same
+    shape that it returns beside them, such as the weights of the experts, belong to the choice.
+
+    Args:
+        modules: Path of each module.
+        num_rows: Number of rows of the run (T).
+    """
+    found: Choices = {}
+    counts: Counter[str] = Counter()
+
+    def record(module: nn.Module, received: object, output: object) -> None:
+        leaves = [rows_of_tensor(leaf, num_rows) for leaf in tree_leaves(output)]
+        chosen = next((rows for rows in leaves if _is_index(rows)), None)
+        arguments = (rows_of_tensor(leaf, num_rows) for leaf in tree_leaves(received))
+        if chosen is None or any(map(_is_index, arguments)):
+            return
+        path = modules[module]
+        found[path, counts[path]] = {
+            index: rows.detach().clone()
+            for index, rows in enumerate(leaves)
+            if rows is not None and rows.shape == chosen.shape
+        }
+        counts[path] += 1
+
+    with _after_calls(modules, record):
+        yield found
+
+
+@contextmanager
+def taking_choices(
+    modules: Mapping[nn.Module, str], choices: Choices, num_rows: int
+) -> Iterator[None]:
+    """Let modules return choices of another run in the block.
+
+    Args:
+        modules: Path of each module.
+        choices: The choices, of as many rows.
+        num_rows: Number of rows of the run (T).
+    """
+    counts: Counter[str] = Counter()
+
+    def take(module: nn.Module, _: object, output: object) -> object:
+        path = modules[module]
+        chosen = choices.get((path, counts[path]))
+        if chosen is None:
+            return output
+        counts[path] += 1
+        leaves, structure = tree_flatten(output)
+        for index, rows in chosen.items():
+            own = rows_of_tensor(leaves[index], num_rows) if index < len(leaves) else None
+            if own is None or own.shape != rows.shape:
+                return output
+            leaves[index] = rows.to(own.dtype).view_as(leaves[index])
+        return tree_unflatten(leaves, structure)
+
+    chosen_by = {path for path, _ in choices}
+    choosing = {module: path for module, path in modules.items() if path in chosen_by}
+    with _after_calls(choosing, take):
+        yield
+
+
+def joined_choices(
+    parts: Sequence[tuple[Choices, Sequence[int], Sequence[int]]], num_rows: int
+) -> Choices:
+    """Return the choices of a batch whose rows were computed in several runs.
+
+    Args:
+        parts: Choices of a run, rows of the batch, and the same rows in the run.
+        num_rows: Rows of the batch (T).
+    """
+    joined: Choices = {}
+    for choices, rows, places in parts:
+        for key, tensors in choices.items():
+            into = joined.setdefault(key, {})
+            for index, tensor in tensors.items():
+                if index not in into:
+                    into[index] = tensor.new_zeros(num_rows, *tensor.shape[1:])
+                into[index][list(rows)] = tensor[list(places)]
+    return joined
+
+
+def _is_index(rows: torch.Tensor | None) -> bool:
+    return rows is not None and rows.dtype in (torch.int32, torch.int64)
+
+
+@contextmanager
+def _after_calls(
+    modules: Mapping[nn.Module, str], call: Callable[[nn.Module, object, object], object]
+) -> Iterator[None]:
+    def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> object:
+        return call(module, (args, kwargs), output)
+
+    with ExitStack() as stack:
+        for module in modules:
+            stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+        yield

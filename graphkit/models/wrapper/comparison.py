@@ -1,0 +1,126 @@
+"""Comparison of the logits of a target's forwards with the model that they wrap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from graphkit.audit.runs.equal_state_runs import restorable_state
+from graphkit.graphs import StateSnapshot
+from graphkit.models.wrapper.batch_comparison import BatchComparison
+from graphkit.models.wrapper.batches import SERVED_FIELDS, WrapperBatch, WrapperBatches
+from graphkit.models.wrapper.model_logits import ModelLogits
+from graphkit.models.wrapper.requests import TreeRequest, tree_requests, window_settings
+from graphkit.models.wrapper.row_differences import rows_at_once
+from graphkit.records import WrapperRecord
+from graphkit.runners import Runner
+from graphkit.runners.comparison.rounding import Rounding
+from graphkit.runners.targets import CaptureTarget
+from graphkit.spec import ForwardMode
+
+WRAPPED_MODES = (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE)
+"""Modes that compute the logits of the model."""
+_ORDER_OF_SUMS = {torch.float32: 4}
+"""Factor on the tolerance by dtype, otherwise 1. Attention over pages adds in another order than
+the model: in float32, correct small models differ by up to 14 ulp."""
+_ORDER_OF_RECURRENCE = {torch.float32: 64}
+"""The same with recurrent layers, otherwise 4. A model computes the states of a prompt in chunks, a
+verify step node by node. Where more is needed, the model's own decoding is measured."""
+
+
+def compare_wrapper(
+    target: CaptureTarget,
+    model: Callable[[torch.Tensor], Any],
+    *,
+    prompt_length: int | None = None,
+    device: str = "auto",
+    tolerance: float = 1.0,
+) -> WrapperRecord:
+    """Compare the forwards of TARGET_VERIFY and DECODE with the model that they wrap.
+
+    The forwards run eagerly, as for batches without a graph: on the rows of a prompt, on a tree of
+    drafts behind it (a chain without ``custom_mask``), on the prompt of a second request, and on
+    the drafts of both requests side by side. Each row must have the logits that the model computes
+    on the prompt and the path to that row, up to rounding. Modules that choose, such as a router of
+    experts, take the choices of the model. The comparison ends with the first batch that differs.
+    Restores declared state and random numbers.
+
+    Args:
+        target: What to compare.
+        model: As for ``CaptureTarget``.
+        prompt_length: Tokens of the longer prompt; ``None`` exceeds the windows and chunks that the
+            config of the model names and the context of the target exceeds.
+        device: ``auto``, ``cpu`` or ``cuda``; that of the model.
+        tolerance: Multiple of the usual rounding that is allowed, see ``Rounding``.
+
+    Raises:
+        ConfigError: ``prompt_length`` does not fit the context, or the tolerance is invalid.
+        TargetError: The KV slots of the target are unknown, or the model returns no logits of every
+            token, or its logits of a prompt depend on later tokens.
+    """
+    modes = [mode for mode in WRAPPED_MODES if mode in target.forwards]
+    skipped = _skip_reason(target, modes)
+    if skipped:
+        return WrapperRecord(skipped=skipped)
+    with ExitStack() as stack:
+        runners = [stack.enter_context(target.runner(mode, device=device)) for mode in modes]
+        unserved = _unserved_field(runners)
+        if unserved:
+            return WrapperRecord(skipped=unserved)
+        windows = window_settings(model, target.weights, *target.forwards.values())
+        requests = tree_requests(target, runners[0], windows, prompt_length)
+        logits = ModelLogits(model, runners[0].device, target.sizes.vocab_size)
+        dtype = target.sizes.dtype
+        if target.recurrent_state is None:
+            factor = _ORDER_OF_SUMS.get(dtype, 1)
+        else:
+            factor = _ORDER_OF_RECURRENCE.get(dtype, 4)
+        rounding = Rounding(dtype, tolerance * factor)
+        comparison = BatchComparison(target, logits, rounding, windows)
+        comparison.measure_rounding(requests[0])
+        length = len(requests[0].prompt)
+        state = {name: tensor for r in runners for name, tensor in restorable_state(r).items()}
+        stack.enter_context(StateSnapshot(state, runners[0].device))
+        for runner, batch in _batches(runners, requests, rows_at_once(target.sizes)):
+            if not comparison.agrees(runner, batch):
+                break
+    return replace(
+        comparison.record,
+        prompt_length=length,
+        not_reached=tuple(f"{name} {size}" for name, size in windows.items() if size >= length),
+    )
+
+
+def _batches(
+    runners: Sequence[Runner[Any, Any]], requests: Sequence[TreeRequest], rows: int
+) -> Iterator[tuple[Runner[Any, Any], WrapperBatch]]:
+    """Yield all batches of the first runner, then a step of every other runner."""
+    first, *others = runners
+    for batch in WrapperBatches(first, requests, rows).all():
+        yield first, batch
+    for runner in others:
+        yield runner, WrapperBatches(runner, requests, rows).step(range(len(requests)))
+
+
+def _skip_reason(target: CaptureTarget, modes: Sequence[ForwardMode]) -> str:
+    """Return why the target cannot be compared, as a phrase; empty if it can."""
+    if not modes:
+        return "the target has no forward for TARGET_VERIFY or DECODE"
+    if target.group is not None:
+        return "the target runs on several ranks"
+    if target.spec.linear_attention and target.recurrent_state is None:
+        return "the target has recurrent layers, but declares no recurrent_state"
+    return ""
+
+
+def _unserved_field(runners: Sequence[Runner[Any, Any]]) -> str:
+    """Return which field of the inputs has no values here, as a phrase; empty if none."""
+    for runner in runners:
+        for layout in runner.buffers.layouts:
+            if layout.name not in SERVED_FIELDS:
+                return f"there are no values for the field {layout.name!r} of {runner.mode.name}"
+    return ""

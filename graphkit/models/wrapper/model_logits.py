@@ -1,0 +1,161 @@
+"""Logits of a model on whole sequences of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphkit.errors import TargetError
+from graphkit.graphs.capture_failure import describe_exception
+from graphkit.models.wrapper.choices import Choices, recorded_choices
+from graphkit.models.wrapper.module_rows import module_paths, outer_modules
+from graphkit.runners.sample_rows import Numbers
+
+_ROWS_ARGUMENT = "logits_to_keep"
+"""Argument of models of transformers: positions whose logits they compute."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelRun:
+    """A run of a model on a sequence.
+
+    Attributes:
+        tokens: The sequence.
+        choices: Choices of the model's modules.
+        rows: Returns the logits at some positions, [n, V].
+    """
+
+    tokens: list[int]
+    choices: Choices
+    rows: Callable[[Sequence[int]], torch.Tensor]
+
+
+class ModelLogits:
+    """Runs a model on sequences.
+
+    A model of transformers runs its layers once per sequence. Its head then computes the logits of
+    the rows that are asked for, so that the logits of all rows never exist at the same time.
+
+    Args:
+        model: As for ``CaptureTarget``.
+        device: Device of the token ids.
+        vocab_size: Expected number of logits (V).
+
+    Attributes:
+        model: As passed.
+        paths: Path of each module that it calls, known after the first sequence.
+        device: Device of the token ids.
+    """
+
+    def __init__(
+        self, model: Callable[[torch.Tensor], Any], device: torch.device, vocab_size: int
+    ) -> None:
+        self.model = model
+        self.paths: dict[nn.Module, str] = {}
+        self.device, self._vocab_size = device, vocab_size
+        self._body = _body_without_head(model)
+        self._last: ModelRun | None = None
+
+    def of(self, tokens: Sequence[int] | Numbers) -> ModelRun:
+        """Return the run on a sequence, and keep it until the next sequence.
+
+        Raises:
+            TargetError: As for ``run``.
+        """
+        ids = list(map(int, tokens))
+        if self._last is None or self._last.tokens != ids:
+            self._last = None  # first free the logits of the other sequence
+            if not self.paths:
+                called = (
+                    [self.model]
+                    if isinstance(self.model, nn.Module)
+                    else outer_modules(lambda: self.run(ids))
+                )
+                self.paths = module_paths(called, {})
+            with recorded_choices(self.paths, len(ids)) as choices:
+                rows = self._rows(ids)
+            self._last = ModelRun(ids, choices, rows)
+        return self._last
+
+    def run(
+        self, tokens: Sequence[int] | Numbers, positions: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """Run the model on a sequence and return its logits, [N, V].
+
+        Args:
+            tokens: The sequence.
+            positions: Positions whose logits a model of transformers returns; ``None`` for all.
+
+        Raises:
+            TargetError: It raised an error, or returned something else.
+        """
+        ids = torch.tensor([list(map(int, tokens))], device=self.device)
+        options: dict[str, Any] = {}
+        if positions is not None:
+            options[_ROWS_ARGUMENT] = torch.tensor(list(positions), device=self.device)
+        try:
+            with torch.no_grad():
+                output = self.model(ids, **options)
+        except Exception as error:
+            raise TargetError(
+                f"the model failed for token ids {list(ids.shape)}: {describe_exception(error)}. "
+                "Pass a function from token ids [1, N] to logits [1, N, V]."
+            ) from error
+        logits = getattr(output, "logits", output)
+        shape = (1, ids.shape[1] if positions is None else len(positions), self._vocab_size)
+        if not isinstance(logits, torch.Tensor) or logits.shape != shape:
+            what = type(output).__name__
+            if isinstance(logits, torch.Tensor):
+                what = f"logits {list(logits.shape)}"
+            raise TargetError(
+                f"the model returned {what} for token ids {list(ids.shape)}. Pass a function that "
+                f"returns logits {list(shape)}, or an object that has them as logits."
+            )
+        return logits[0]
+
+    def _rows(self, ids: list[int]) -> Callable[[Sequence[int]], torch.Tensor]:
+        """Run the model, and return what returns the logits at some positions."""
+        body, outputs = self._body, list[Any]()
+        if body is not None:
+            hook = body.register_forward_hook(lambda _, __, output: outputs.append(output))
+            try:
+                self.run(ids, [len(ids) - 1])
+            finally:
+                hook.remove()
+        if body is None or len(outputs) != 1:
+            logits = self.run(ids)
+            return lambda positions: logits[list(positions)]
+
+        def rows(positions: Sequence[int]) -> torch.Tensor:
+            with _returning(body, outputs[0]):
+                return self.run(ids, positions)
+
+        return rows
+
+
+def _body_without_head(model: object) -> nn.Module | None:
+    """Return the module that computes what the head of a model of transformers receives."""
+    body = getattr(model, "base_model", None)
+    if not isinstance(model, nn.Module) or not isinstance(body, nn.Module) or body is model:
+        return None
+    return body if _ROWS_ARGUMENT in signature(model.forward).parameters else None
+
+
+@contextmanager
+def _returning(module: nn.Module, output: object) -> Iterator[None]:
+    """Let a module return an output that it computed before, in the block."""
+    own = vars(module).get("forward")
+    module.forward = lambda *_, **__: output
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own

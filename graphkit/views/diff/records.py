@@ -1,0 +1,150 @@
+"""Comparison of two records: their sizes, and the graphs that match."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+
+from graphkit.records import (
+    CaptureRecord,
+    DiffRecord,
+    GraphDiff,
+    GraphRecord,
+    Record,
+    RecordWithGraphs,
+    SizeDiff,
+    SizeRecord,
+    require_graphs,
+)
+from graphkit.views.diff.graphs import diff_graphs, metric_changes
+from graphkit.views.diff.nodes import field_changes
+
+_Sizes = dict[str, tuple[str, SizeRecord]]
+"""Mode and size record, by the name ``MODE SIZE``."""
+_Key = Callable[[GraphRecord], Hashable]
+_LINE_NUMBER = re.compile(r":\d+")
+_METRICS = ("num_tokens", "num_nodes", "capture_ms", "pool_bytes", "replay_us", "eager_us")
+
+
+@dataclass(frozen=True, slots=True)
+class _MatchedGraphs:
+    """Graphs of two records.
+
+    Attributes:
+        pairs: Graphs that match, in the order of the record after.
+        only_before, only_after: Graphs without a match.
+    """
+
+    pairs: tuple[tuple[GraphRecord, GraphRecord], ...]
+    only_before: tuple[GraphRecord, ...] = ()
+    only_after: tuple[GraphRecord, ...] = ()
+
+
+def diff_records(before: Record, after: Record) -> DiffRecord:
+    """Compare two records with graphs, of the same kind or not.
+
+    Graphs of runners are matched by mode and size, others by name, by the line that captured them,
+    or by order. Two records of one graph each are always compared.
+
+    Raises:
+        RecordError: A record is of a kind that holds no graphs.
+    """
+    old, new = require_graphs(before), require_graphs(after)
+    matched = _matched(old, new)
+    old_sizes, new_sizes = _sizes(old), _sizes(new)
+    return DiffRecord(
+        before=old.title,
+        after=new.title,
+        environment=tuple(field_changes(_environment(old), _environment(new))),
+        sizes=tuple(_size_diffs(old_sizes, new_sizes)),
+        graphs=_graph_diffs(matched),
+        only_before=_names_only_in(old_sizes, new_sizes, matched.only_before),
+        only_after=_names_only_in(new_sizes, old_sizes, matched.only_after),
+    )
+
+
+def _matched(before: RecordWithGraphs, after: RecordWithGraphs) -> _MatchedGraphs:
+    if isinstance(before, GraphRecord) and isinstance(after, GraphRecord):
+        return _MatchedGraphs(((before, after),))
+    return _match_graphs(before.graphs, after.graphs)
+
+
+def _graph_diffs(matched: _MatchedGraphs) -> tuple[GraphDiff, ...]:
+    """Compare the graphs; a module that one of them shows to be renamed is so in all."""
+    found = tuple(diff_graphs(*pair) for pair in matched.pairs)
+    renamed = dict(chain.from_iterable(diff.renamed.items() for diff in found))
+    return tuple(diff_graphs(*pair, renamed) for pair in matched.pairs) if renamed else found
+
+
+def _environment(record: RecordWithGraphs) -> dict[str, str]:
+    return {"backend": record.backend} | asdict(record.environment)
+
+
+def _sizes(record: RecordWithGraphs) -> _Sizes:
+    modes = record.modes if isinstance(record, CaptureRecord) else ()
+    return {f"{m.mode} {size.batch_size}": (m.mode, size) for m in modes for size in m.sizes}
+
+
+def _size_diffs(before: _Sizes, after: _Sizes) -> Iterator[SizeDiff]:
+    for name, (mode, size) in after.items():
+        if name in before:
+            figures = metric_changes(_metrics(before[name][1]), _metrics(size))
+            if figures:
+                yield SizeDiff(mode=mode, batch_size=size.batch_size, figures=figures)
+
+
+def _metrics(size: SizeRecord) -> dict[str, float | None]:
+    return {name: getattr(size, name) for name in _METRICS}
+
+
+def _names_only_in(
+    sizes: _Sizes, others: _Sizes, graphs: tuple[GraphRecord, ...]
+) -> tuple[str, ...]:
+    """Return the names of sizes and graphs, or ``nodes of`` a size that the other record has."""
+    only_sizes = [name for name in sizes if name not in others]
+    only_graphs = [f"nodes of {g.name}" if g.name in others else g.name for g in graphs]
+    return tuple(dict.fromkeys([*only_sizes, *only_graphs]))
+
+
+def _match_graphs(before: Sequence[GraphRecord], after: Sequence[GraphRecord]) -> _MatchedGraphs:
+    """Match the graphs of runners by mode and size.
+
+    Match other graphs by name and line; the rest by name, then by file and function without the
+    line number, which moves with every edit, then by order. Graphs with equal keys match in order.
+    """
+    left, right = dict(enumerate(before)), dict(enumerate(after))
+    found: dict[int, int] = {}
+    for key in (_mode_and_size_or_line, _name, _function, _any):
+        for i, j in _matches(left, right, key):
+            found[j] = i
+            del left[i], right[j]
+    pairs = tuple((before[found[j]], after[j]) for j in sorted(found))
+    return _MatchedGraphs(pairs, tuple(left.values()), tuple(right.values()))
+
+
+def _matches(
+    left: dict[int, GraphRecord], right: dict[int, GraphRecord], key: _Key
+) -> list[tuple[int, int]]:
+    waiting: dict[Hashable, list[int]] = {}
+    for i, graph in left.items():
+        waiting.setdefault(key(graph), []).append(i)
+    equal = ((waiting.get(key(graph)), j) for j, graph in right.items() if key(graph) is not None)
+    return [(indices.pop(0), j) for indices, j in equal if indices]
+
+
+def _mode_and_size_or_line(graph: GraphRecord) -> Hashable:
+    return (graph.mode, graph.batch_size) if graph.mode else (graph.name, graph.captured_at)
+
+
+def _name(graph: GraphRecord) -> Hashable:
+    return None if graph.mode else graph.name
+
+
+def _function(graph: GraphRecord) -> Hashable:
+    return None if graph.mode else _LINE_NUMBER.sub("", graph.captured_at)
+
+
+def _any(graph: GraphRecord) -> Hashable:
+    return None if graph.mode else ""

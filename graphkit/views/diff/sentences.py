@@ -1,0 +1,160 @@
+"""Changes of a graph's nodes as sentences."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from graphkit.records import FieldChange, Node, NodeChange, count_of
+from graphkit.views.diff.nodes import NAME_FIELDS
+
+NOTHING_CHANGED = "nothing changed"
+_MAX_VALUES = 3
+"""Distinct changes of one field to spell out; if there are more, only changes of several nodes."""
+_MAX_LENGTH = 40
+"""Characters of a value to spell out; a struct with all of its pointers is longer."""
+_ARGUMENT = "argument "
+_Values = tuple[str, str]
+"""A value before and after."""
+_Change = tuple[str, _Values]
+"""Name of a node, and a change of it."""
+_MAX_KERNELS = 2
+"""Kernels to name in a sentence that is about several."""
+_SPLIT_K = re.compile(r"split_?k(?!v)", re.IGNORECASE)
+"""Does not match the split over keys and values of attention."""
+_NUMBER = re.compile(r"\b\d+\b")
+
+
+def sentences(
+    added: Sequence[Node],
+    removed: Sequence[Node],
+    changed: Sequence[NodeChange],
+    renamed: Mapping[str, str],
+) -> tuple[str, ...]:
+    """Return the changes as sentences, renamed modules first; equal layers share one.
+
+    ``argument_sentences`` returns the changes of arguments.
+    """
+    return (
+        *_renamed(renamed),
+        *_added_or_removed(added, "appeared in", "more"),
+        *_added_or_removed(removed, "is gone from", "less"),
+        *_replaced(changed),
+        *_launches(changed),
+    )
+
+
+def argument_sentences(changed: Sequence[NodeChange]) -> tuple[str, ...]:
+    """Return the changes of arguments as sentences, by kernel and argument."""
+    return tuple(_arguments(changed))
+
+
+def _renamed(renamed: Mapping[str, str]) -> Iterator[str]:
+    pairs = ((_any_layer(before), _any_layer(after)) for before, after in renamed.items())
+    for before, after in dict.fromkeys(pairs):
+        yield f"module renamed: {before} -> {after}"
+
+
+def _added_or_removed(nodes: Sequence[Node], verb: str, more_or_less: str) -> Iterator[str]:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for node in nodes:
+        groups.setdefault((_title(node), _any_layer(node.module)), []).append(node.module)
+    for (title, _), modules in groups.items():
+        count = count_of(len(modules), "node")
+        yield f"{title} {verb} {_common_module(modules)}: {count} {more_or_less}"
+
+
+def _title(node: Node) -> str:
+    if _SPLIT_K.search(node.name):
+        return "split-K"
+    names_kind = node.short_name.startswith(node.kind)  # such as "memset of 64 bytes"
+    return node.short_name if names_kind else f"{node.kind} {node.short_name}"
+
+
+def _replaced(changed: Iterable[NodeChange]) -> Iterator[str]:
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for node in changed:
+        for change in node.changes:
+            if change.field in NAME_FIELDS:
+                noun = "kernel " if change.field == "kernel" else ""
+                key = (f"{noun}{change.before}", change.after, _any_layer(node.module))
+                groups.setdefault(key, []).append(node.module)
+    for (before, after, _), modules in groups.items():
+        count = count_of(len(modules), "node")
+        yield f"{before} replaced by {after} in {_common_module(modules)} ({count})"
+
+
+def _launches(changed: Iterable[NodeChange]) -> Iterator[str]:
+    """Yield sentences by field, each with the kernels that it is about."""
+    by_field: dict[str, list[_Change]] = {}
+    for node, change in _without_replaced(changed):
+        if not change.field.startswith(_ARGUMENT):
+            field = "edge" if change.field.startswith("edge ") else change.field
+            by_field.setdefault(field, []).append((node.name, _values(change)))
+    for field, changes in by_field.items():
+        counts = Counter(values for _, values in changes)
+        shown = dict(_values_to_show(counts))
+        for values, number in shown.items():
+            kernels = _kernels(name for name, change in changes if change == values)
+            yield f"{field} {' -> '.join(values)} in {count_of(number, 'node')} of {kernels}"
+        kernels = _kernels(name for name, change in changes if change not in shown)
+        if kernels:
+            rest = _rest(counts.total() - sum(shown.values()), is_more=bool(shown))
+            yield f"{field} differs in {rest} of {kernels}"
+
+
+def _arguments(changed: Iterable[NodeChange]) -> Iterator[str]:
+    by_field: dict[str, Counter[_Values]] = {}
+    for node, change in _without_replaced(changed):
+        if change.field.startswith(_ARGUMENT):
+            field = f"{change.field} of {node.name}:"
+            by_field.setdefault(field, Counter())[_values(change)] += 1
+    for field, counts in by_field.items():
+        shown = dict(_values_to_show(counts))
+        for values, number in shown.items():
+            yield f"{field} {' -> '.join(values)} in {count_of(number, 'node')}"
+        rest = counts.total() - sum(shown.values())
+        if rest:
+            yield f"{field} differs in {_rest(rest, is_more=bool(shown))}"
+
+
+def _without_replaced(
+    changed: Iterable[NodeChange],
+) -> Iterator[tuple[NodeChange, FieldChange]]:
+    """Yield the changes of nodes; a replaced kernel implies its other changes."""
+    for node in changed:
+        if not any(change.field in NAME_FIELDS for change in node.changes):
+            yield from ((node, change) for change in node.changes)
+
+
+def _values(change: FieldChange) -> _Values:
+    return change.before or "none", change.after or "none"
+
+
+def _values_to_show(counts: Counter[_Values]) -> Iterator[tuple[_Values, int]]:
+    fewest = 1 if len(counts) <= _MAX_VALUES else 2
+    for values, number in counts.most_common(_MAX_VALUES):
+        if number >= fewest and max(map(len, values)) <= _MAX_LENGTH:
+            yield values, number
+
+
+def _rest(number: int, *, is_more: bool) -> str:
+    return f"{number:,} {'more ' * is_more}{'node' if number == 1 else 'nodes'}"
+
+
+def _kernels(names: Iterable[str]) -> str:
+    """Return the names, the most frequent first; all but two are counted."""
+    first = [name for name, _ in Counter(names).most_common()]
+    if len(first) > _MAX_KERNELS + 1:
+        first[_MAX_KERNELS:] = [f"{len(first) - _MAX_KERNELS} more"]
+    return " and ".join(filter(None, (", ".join(first[:-1]), *first[-1:])))
+
+
+def _any_layer(module: str) -> str:
+    """Return a module's path with ``*`` for each number."""
+    return _NUMBER.sub("*", module)
+
+
+def _common_module(modules: Sequence[str]) -> str:
+    return (modules[0] if len(set(modules)) == 1 else _any_layer(modules[0])) or "no module"

@@ -1,0 +1,289 @@
+"""A page with its state: open rows, order, filter, search and cursor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from graphkit.views.formatting import plain
+from graphkit.views.outline import Line, flatten, keys_around, order_by
+from graphkit.views.pages import Column, Page, Row
+from graphkit.views.tui.filtering import matcher, sum_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewState:
+    """State of a page; its siblings can be shown in the same state.
+
+    Attributes:
+        sort: Name of the column that sorts the rows; empty for the page's own order.
+        is_reversed: True if that order is reversed.
+        filter: Words that visible rows contain.
+        search: Words to search for.
+        opened: Keys of the open rows.
+        cursor: Key of the selected row.
+    """
+
+    sort: str = ""
+    is_reversed: bool = False
+    filter: str = ""
+    search: str = ""
+    opened: frozenset[str] = frozenset()
+    cursor: str = ""
+
+
+class _Lines:
+    """The lines of a listing in one state, each computed when it is first needed."""
+
+    def __init__(self, listing: Listing) -> None:
+        self._listing, self._state, self._page = listing, listing.state, listing.page
+        self._order = order_by(self._page.columns, self._state.sort, self._state.is_reversed)
+
+    @cached_property
+    def visible(self) -> tuple[Line, ...]:
+        """The lines on the screen."""
+        return self._flatten(lambda row: row.key in self._state.opened)
+
+    @cached_property
+    def all(self) -> tuple[Line, ...]:
+        """The lines if all rows were open."""
+        return self._flatten(lambda _row: True)
+
+    @cached_property
+    def matches(self) -> tuple[Line, ...]:
+        """The lines that contain the words of the search, those in closed rows included."""
+        return tuple(self._listing.containing(self._state.search, self.all))
+
+    @cached_property
+    def filter_sum(self) -> str:
+        """The sum of the rows that pass the filter."""
+        return sum_text(self._page, self._passing)
+
+    @cached_property
+    def search_sum(self) -> str:
+        """The sum of the rows that contain the words of the search."""
+        return sum_text(self._page, self.matches)
+
+    @cached_property
+    def _passing(self) -> tuple[Line, ...]:
+        return tuple(self._listing.containing(self._state.filter, flatten(self._page.rows)))
+
+    @cached_property
+    def _kept(self) -> frozenset[str] | None:
+        """Keys of the rows that pass the filter and of those around them; ``None`` for all."""
+        if not self._state.filter:
+            return None
+        return keys_around(self._passing).union(line.row.key for line in self._passing)
+
+    def _flatten(self, is_open: Callable[[Row], bool]) -> tuple[Line, ...]:
+        kept = self._kept
+        return tuple(
+            flatten(
+                self._page.rows,
+                is_open=is_open,
+                is_kept=lambda row: kept is None or row.key in kept,
+                order=self._order,
+            )
+        )
+
+
+class Listing:
+    """The rows of a page in one state; a change of state keeps the selected row."""
+
+    def __init__(self, page: Page, state: ViewState | None = None) -> None:
+        self.page = page
+        self.state = state or ViewState(opened=page.opened)
+        self.at = 0
+        self._is_tree = any(row.make_children for row in page.rows)
+        self._cells: dict[str, tuple[str, ...]] = {}
+        self._lines = _Lines(self)
+        self._change()
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """The visible rows."""
+        return self._lines.visible
+
+    @property
+    def all_lines(self) -> tuple[Line, ...]:
+        """The rows that would be visible if all were open."""
+        return self._lines.all
+
+    @property
+    def matches(self) -> tuple[Line, ...]:
+        """The rows that contain the words of the search, those in closed rows included."""
+        return self._lines.matches
+
+    @property
+    def line(self) -> Line | None:
+        """The selected line; ``None`` if there are no rows."""
+        return self.lines[self.at] if self.lines else None
+
+    @property
+    def row(self) -> Row | None:
+        """The selected row."""
+        return self.line.row if self.line else None
+
+    @property
+    def match_number(self) -> int:
+        """Number of the selected match, from 1; 0 if none is selected."""
+        keys = [line.row.key for line in self.matches]
+        return keys.index(self.state.cursor) + 1 if self.state.cursor in keys else 0
+
+    @property
+    def empty(self) -> str:
+        """Sentence to show if there are no rows."""
+        return f"no row contains {self.state.filter!r}" if self.state.filter else self.page.empty
+
+    @property
+    def status(self) -> tuple[str, ...]:
+        """Position, order, filter and search with the sums of what matches, as texts."""
+        return tuple(map(plain, self._status()))
+
+    def cells(self, row: Row) -> tuple[str, ...]:
+        """Return a row's values as text, each on one line."""
+        if row.key not in self._cells:
+            self._cells[row.key] = self.page.cells(row)
+        return self._cells[row.key]
+
+    def containing(self, words: str, lines: Iterable[Line]) -> Iterator[Line]:
+        """Yield the lines that contain the words; none for no words."""
+        matches = matcher(words, [column.name for column in self.page.columns])
+        if matches:
+            rows = ((line, line.row) for line in lines)
+            yield from (line for line, row in rows if matches(self._own_cells(row), row.note))
+
+    def _own_cells(self, row: Row) -> tuple[str, ...]:
+        """Return the cells of a row without those that sum up the rows inside it."""
+        cells = self.cells(row)
+        if not row.make_children:
+            return cells
+        pairs = zip(cells, self.page.columns, strict=True)
+        return tuple("" if column.sums_up else cell for cell, column in pairs)
+
+    def line_cells(self, line: Line) -> tuple[str, ...]:
+        """Return a line's texts, the first one indented and marked if it can be opened."""
+        first, *others = self.cells(line.row)
+        if not self._is_tree:
+            return first, *others
+        mark = " " if not line.row.make_children else "▾" if self.is_open(line.row) else "▸"
+        return f"{'  ' * len(line.parents)}{mark} {first}", *others
+
+    @property
+    def headings(self) -> tuple[str, ...]:
+        """Names of the columns; an arrow shows the order of the sorted one."""
+        return tuple(self._heading(column) for column in self.page.columns)
+
+    def is_open(self, row: Row) -> bool:
+        """Return True if the rows inside it are visible."""
+        return row.make_children is not None and row.key in self.state.opened
+
+    def go(self, at: int) -> None:
+        """Select the row at that position, or the nearest one."""
+        self.at = max(0, min(at, len(self.lines) - 1))
+        if self.row:  # if a filter leaves no row, the next filter restores the cursor
+            self.state = replace(self.state, cursor=self.row.key)
+
+    def sort_next(self) -> None:
+        """Sort by the next column; the page's own order follows the last one."""
+        names = [*(column.name for column in self.page.columns), ""]
+        current = names.index(self.state.sort) if self.state.sort in names else -1
+        self.sort_by(names[(current + 1) % len(names)])
+
+    def sort_by(self, name: str) -> None:
+        """Sort by a column: numbers in descending order, text in ascending order."""
+        self._change(sort=name, is_reversed=False)
+
+    def sort_by_or_reverse(self, name: str) -> None:
+        """Sort by a column, or reverse the order if it is sorted by that column."""
+        if name == self.state.sort:
+            self.reverse()
+        else:
+            self.sort_by(name)
+
+    def reverse(self) -> None:
+        """Reverse the order."""
+        self._change(is_reversed=not self.state.is_reversed)
+
+    def filter(self, words: str) -> None:
+        """Show only rows that contain the words and the rows around them; no words show all."""
+        self._change(filter=words.strip())
+        found = self.containing(self.state.filter, self.all_lines)
+        self._change(opened=self.state.opened | keys_around(found))
+
+    def search(self, words: str) -> bool:
+        """Select a row that contains the words, from the cursor on; return True if one does."""
+        self._change(search=words.strip())
+        return bool(self.match_number) or self.next_match(1)
+
+    def next_match(self, step: int) -> bool:
+        """Select the next match, or for ``step`` -1 the one before; return False without one."""
+        if not self.matches:
+            return False
+        positions = {line.row.key: at for at, line in enumerate(self.all_lines)}
+        cursor = positions.get(self.state.cursor, 0)
+        ordered = self.matches[::step]
+        beyond = (line for line in ordered if (positions[line.row.key] - cursor) * step > 0)
+        found = next(beyond, ordered[0])
+        self._change(opened=self.state.opened | keys_around([found]), cursor=found.row.key)
+        return True
+
+    def open(self) -> None:
+        """Show the rows inside the selected one; a single one is opened as well."""
+        opened, row = set(self.state.opened), self.row
+        while row and row.make_children:
+            opened.add(row.key)
+            row = row.children[0] if len(row.children) == 1 else None
+        self._change(opened=frozenset(opened))
+
+    def close(self) -> None:
+        """Hide the rows inside the selected one; if it is closed, select the row around it."""
+        if self.row and self.is_open(self.row):
+            self._change(opened=self.state.opened - {self.row.key})
+        elif self.line and self.line.parents:
+            self._change(cursor=self.line.parents[-1])
+
+    def open_all(self) -> None:
+        """Show all rows."""
+        self._change(opened=keys_around(self.all_lines))
+
+    def close_all(self) -> None:
+        """Show only the outermost rows."""
+        self._change(opened=frozenset())
+
+    def _change(self, **facts: Any) -> None:
+        """Change the state, with the cursor on its row or else on the nearest one around it."""
+        around = self.line.parents if self.line else ()
+        self.state = replace(self.state, **facts)
+        self._lines = _Lines(self)
+        positions = {line.row.key: at for at, line in enumerate(self.lines)}
+        wanted = (self.state.cursor, *reversed(around))
+        self.go(next((positions[key] for key in wanted if key in positions), self.at))
+
+    def _status(self) -> Iterator[str]:
+        state, count = self.state, len(self.lines)
+        yield f"row {self.at + 1 if count else 0}/{count:,}"
+        siblings = self.page.siblings
+        if siblings and siblings.count > 1:
+            yield f"tab {siblings.index + 1}/{siblings.count}"
+        if self.page.window:
+            yield f"{self.page.window.text}: + - zoom, left right pan"
+        if state.sort or state.is_reversed:
+            yield f"sort {state.sort or 'none'}{' reversed' if state.is_reversed else ''}"
+        if state.filter:
+            yield _with_sum(f"filter {state.filter}", self._lines.filter_sum)
+        if state.search:
+            match = f"match {self.match_number}/{len(self.matches)} {state.search}"
+            yield _with_sum(match, self._lines.search_sum)
+
+    def _heading(self, column: Column) -> str:
+        if column.name != self.state.sort:
+            return column.name
+        is_descending = column.is_number != self.state.is_reversed
+        return f"{column.name} {'↓' if is_descending else '↑'}"
+
+
+def _with_sum(text: str, total: str) -> str:
+    return f"{text} ({total})" if total else text
