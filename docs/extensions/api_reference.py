@@ -44,8 +44,9 @@ SUBJECTS = {
 
 def packages() -> dict[str, ModuleType]:
     """Return the packages of graphkit that list public names, by name."""
-    folders = sorted(Path(graphkit.__file__).parent.iterdir())
-    names = [f"graphkit.{each.name}" for each in folders if (each / "__init__.py").exists()]
+    root = Path(graphkit.__file__).parent
+    folders = sorted(path.parent.relative_to(root.parent) for path in root.glob("*/**/__init__.py"))
+    names = [".".join(folder.parts) for folder in folders if folder.name != "startup"]
     modules = {name: import_module(name) for name in names}
     return {name: each for name, each in modules.items() if hasattr(each, "__all__")}
 

@@ -37,6 +37,6 @@ def check_version(version: str) -> None:
     if numbered(version) > NEWEST:
         logger.warning(
             "transformers is %s, but graphkit.models is tested with %s to %s. Every load compares "
-            "the result with the model itself. If a model is refused, install a tested version: %s.",
+            "the result with the model itself. If it is refused, install a tested version: %s.",
             version, oldest, newest, advice,
         )  # fmt: skip

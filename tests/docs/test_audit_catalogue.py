@@ -35,7 +35,8 @@ def kinds_in(tree):
 
 
 def test_every_kind_of_finding_is_in_the_catalogue():
-    files = Path(audit.__file__).parent.rglob("*.py")
+    folder = Path(audit.__file__).parent
+    files = [path for path in folder.rglob("*.py") if "foreign" not in path.parts]
     found = {kind for path in files for kind in kinds_in(ast.parse(path.read_text()))}
     found |= {bug.kind for bug in bugs.Bug}
     described = re.findall(r"^([a-z -]+)\n: ", PAGE.read_text(), re.MULTILINE)

@@ -62,8 +62,8 @@ def line_of(text):
         (PACKAGE / "runners" / "runner.py", True),
         (PACKAGE.parent / "runners" / "runner.py", True),  # where the package links to
         (PACKAGE / "spec" / "config.py", True),
-        (PACKAGE / "step" / "eagle.py", True),
-        (PACKAGE / "reference" / "model.py", False),
+        (PACKAGE / "engine" / "step" / "eagle.py", True),
+        (PACKAGE / "models" / "reference" / "model.py", False),
         ("/home/graphs/model.py", False),
         ("<string>", True),
     ],
