@@ -13,12 +13,15 @@ help: ## list what can be made
 capture: $(STAMP) ## the main job: capture the reference model's graphs and check every replay
 	$(BIN)/graphkit capture
 
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+# A test that hangs ends the run with the stacks of its threads. Without --max-worker-restart 0
+# xdist starts the same test again for each new worker.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile \
+	--no-loadscope-reorder --max-worker-restart 0
 test: $(STAMP) ## run the tests that are not slow, one process per core
 	$(PYTEST) -m "not slow and not gpu"
 
 test-all: $(STAMP) ## run every test that this machine can run
-	$(PYTEST)
+	$(PYTEST) --durations 20
 
 models: $(STAMP) ## compare small models of every type that docs/transformers.md lists with transformers
 	GRAPHKIT_ALL_MODELS=1 $(BIN)/python -m pytest -n auto \
