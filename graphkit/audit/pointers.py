@@ -56,7 +56,7 @@ def audit_pointers(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLo
     live = LiveTensors(walk_roots(target.forwards[runner.mode]))
     for size in runner.table:
         with log.check(Audit.POINTERS, runner.mode.name, size) as check:
-            declared = {**named_tensors(target.weights), **target.kept_tensors()}
+            declared = {**named_tensors(target.weights), **target.resolved_persistent_tensors()}
             record = runner.inspect(size, weights=declared)
             check_pointers(record, check, live)
             _check_inputs(record, runner, check)

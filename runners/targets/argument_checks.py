@@ -29,7 +29,7 @@ _TYPES: Mapping[str, tuple[_Types, str]] = {
     ),
     "weights": ((NoneType, nn.Module, Mapping), "a module, tensors by name, or None"),
     "mutable_state": ((NoneType, Mapping), "tensors by name, or None"),
-    "kept_memory": (
+    "persistent_tensors": (
         (NoneType, Mapping, Callable),  # type: ignore[dict-item]
         "tensors by name, a function that returns them, or None",
     ),

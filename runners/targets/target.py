@@ -52,10 +52,10 @@ class CaptureTarget:
             ``Runner.sample_batch``, whose prefixes are not in the KV pools.
         weights: A module, or tensors by name; constant while graphs exist.
         mutable_state: Tensors that a step of any mode may change, by name, such as KV pools.
-        kept_memory: Tensors that forwards allocate during a capture, and whose contents must last
-            from replay to replay because no node writes them, by name; or a function that returns
-            them. Read after the capture, so a dict may be filled by the forwards. The owner must
-            fill them again after anything that overwrites graph memory, such as a sleep.
+        persistent_tensors: Tensors that forwards allocate during a capture, and whose contents
+            must last from replay to replay because no node writes them, by name; or a function
+            that returns them. Read after the capture, so a dict may be filled by the forwards. The
+            owner must fill them again after anything that overwrites graph memory, such as a sleep.
         host_values: Host values that a graph must not keep, by name: a setter, and two or more
             values for it. A value applies from the next step on, whether that is a replay or not.
         attention: Attention backend that forwards read ``inputs.attention`` from. A draft model
@@ -98,7 +98,9 @@ class CaptureTarget:
     sample_batch: Callable[[ForwardMode, int, int], Any] | None = None
     weights: nn.Module | Mapping[str, torch.Tensor] | None = None
     mutable_state: Mapping[str, torch.Tensor] | None = None
-    kept_memory: Mapping[str, torch.Tensor] | Callable[[], Mapping[str, torch.Tensor]] | None = None
+    persistent_tensors: (
+        Mapping[str, torch.Tensor] | Callable[[], Mapping[str, torch.Tensor]] | None
+    ) = None
     host_values: Mapping[str, tuple[Callable[[Any], None], Sequence[Any]]] = field(
         default_factory=dict
     )
@@ -123,22 +125,21 @@ class CaptureTarget:
         """The modes of ``forwards``, then STEP if there is an ``engine``."""
         return (*self.forwards, *([ForwardMode.STEP] if self.engine is not None else ()))
 
-    def kept_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of ``kept_memory`` as it is now, by name.
+    def resolved_persistent_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of ``persistent_tensors`` as it is now, by name.
 
         Raises:
             TargetError: It has, or returns, something other than tensors by name.
         """
-        declared = self.kept_memory
+        declared = self.persistent_tensors
         kept = declared() if callable(declared) else declared
         if kept is None:
             return {}
         is_mapping = isinstance(kept, Mapping)
         if not is_mapping or not all(isinstance(one, torch.Tensor) for one in kept.values()):
             raise TargetError(
-                f"target {self.name!r}: kept_memory is {short_repr(kept)}. Pass tensors by name, "
-                "or a "
-                "function that returns them."
+                f"target {self.name!r}: persistent_tensors is {short_repr(kept)}. Pass tensors by "
+                "name, or a function that returns them."
             )
         return dict(kept)
 

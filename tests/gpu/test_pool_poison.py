@@ -96,7 +96,7 @@ def test_memory_that_the_host_fills(captured, value, content):
     assert f"With {content} there, row 0 of next_token_logits (request 0 of 4)" in finding.text
     assert "allocated by `empty` at gpu/test_pool_poison.py:" in finding.text
     assert torch.equal(bytes_of(runner), before)
-    assert audited(model, runner, kept_memory=model.kept) == []
+    assert audited(model, runner, persistent_tensors=model.kept) == []
 
 
 @pytest.mark.parametrize("use", [added, masked], ids=["read", "multiplied by zero"])

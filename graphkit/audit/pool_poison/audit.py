@@ -45,7 +45,7 @@ _MOST = 8
 _ADVICE = (
     "Write the memory in the forward before it is read, for example with zeros instead of empty, "
     "or allocate and fill it before the capture. Declare memory that the host fills on purpose as "
-    "kept_memory, and fill it again after a sleep and a wake-up."
+    "persistent_tensors, and fill them again after a sleep and a wake-up."
 )
 
 
@@ -58,13 +58,13 @@ def audit_pool_poison(target: CaptureTarget, runner: Runner[Any, Any], log: Audi
     zeros only, so that stale ones among them are not found.
 
     Args:
-        target: Draws the batches, and declares weights, state and ``kept_memory``.
+        target: Draws the batches, and declares weights, state and ``persistent_tensors``.
         runner: A runner of the target, captured with attribution; without it, memory that holds
             zeros is not tested. No graph of its backend may be replayed meanwhile.
         log: Collects the findings, at most eight per size.
 
     Raises:
-        TargetError: ``kept_memory`` has something other than tensors.
+        TargetError: ``persistent_tensors`` has something other than tensors.
     """
     runner.backend.wait_for_replays()
     blocks = {
@@ -99,7 +99,7 @@ class _Search:
             tensors.values() for tensors in runner.memory_names(target.weights).values()
         )
         outputs = tree_leaves(graphs[replays.size].output)
-        kept = (*outputs, *declared, *target.kept_tensors().values())
+        kept = (*outputs, *declared, *target.resolved_persistent_tensors().values())
         self._kept = [tensor_range(tensor) for tensor in kept]
 
     def run(self) -> None:

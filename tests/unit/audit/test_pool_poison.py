@@ -247,38 +247,40 @@ def test_state_and_random_numbers_that_a_step_advances_are_no_finding(audited):
 
 
 @pytest.mark.parametrize("declared", ["mapping", "function"])
-def test_kept_memory_that_is_declared_is_no_finding(captured, declared):
+def test_declared_persistent_tensors_are_no_finding(captured, declared):
     def prepare(model):
         model.kept["bias"].fill_(0.5)
 
-    kept_memory = {}
+    persistent_tensors = {}
     _, model, runner = captured(with_bias, prepare)
-    kept_memory.update(model.kept)
-    facts = {"mapping": kept_memory, "function": lambda: model.kept}
+    persistent_tensors.update(model.kept)
+    facts = {"mapping": persistent_tensors, "function": lambda: model.kept}
     log = AuditLog()
-    audit_pool_poison(target_of(model, kept_memory=facts[declared]), runner, log)
+    audit_pool_poison(target_of(model, persistent_tensors=facts[declared]), runner, log)
     assert log.findings == []
 
 
-def test_a_mapping_of_kept_memory_may_be_filled_later():
+def test_a_mapping_of_persistent_tensors_may_be_filled_later():
     def mix(model, hidden, _inputs):
         if model.calls == 2:  # the first capture
             model.kept["table"] = torch.arange(HIDDEN) + 0.5
         return hidden + model.kept["table"] if model.kept else hidden
 
     model = Tiny(mix)
-    target = target_of(model, kept_memory=model.kept, batch_sizes=[2, REQUESTS])
-    assert target.kept_tensors() == {}
+    target = target_of(model, persistent_tensors=model.kept, batch_sizes=[2, REQUESTS])
+    assert target.resolved_persistent_tensors() == {}
     only = ["pool-poison", "pointers"]
     findings = audit_target(target, device="cpu", only=only).findings
     assert {each.kind for each in findings} == {"dead input"}
-    assert [*target.kept_tensors()] == ["table"]
+    assert [*target.resolved_persistent_tensors()] == ["table"]
 
 
 @pytest.mark.parametrize("value", [5, {"bias": 0.5}, ["bias"]], ids=repr)
-def test_kept_memory_that_is_no_tensor_is_refused(value):
-    target = target_of(Tiny(with_bias), kept_memory=lambda: value)
-    with pytest.raises(TargetError, match=r"kept_memory is .* Pass tensors by name, or a function"):
+def test_persistent_tensors_that_are_no_tensors_are_refused(value):
+    target = target_of(Tiny(with_bias), persistent_tensors=lambda: value)
+    with pytest.raises(
+        TargetError, match=r"persistent_tensors is .* Pass tensors by name, or a function"
+    ):
         audit_target(target, device="cpu", only=["pool-poison"])
 
 

@@ -70,7 +70,7 @@ def test_units_end_at_multiples_of_the_unit():
     assert poison.first(poison.units) == poison
 
 
-def test_zeros_go_everywhere_but_into_kept_memory(pool):
+def test_zeros_go_everywhere_but_into_persistent_tensors(pool):
     first = pool.data_ptr()
     blocks = [block(pool, 0, BLOCK), block(pool, BLOCK, 2 * BLOCK, is_live=True)]
     kept = [tensor_range(pool[10:20].view(torch.uint8)), (first + BLOCK, first + 2 * BLOCK)]

@@ -11,7 +11,7 @@ VERIFY, DRAFT = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DRAFT
 LAYERS = gk.ForwardMode.MULTI_LAYER_EAGLE
 ODD = [None, 5, "text", [5], object]
 NULLABLE = (
-    "sample_batch", "weights", "mutable_state", "kept_memory", "attention", "inputs_type",
+    "sample_batch", "weights", "mutable_state", "persistent_tensors", "attention", "inputs_type",
     "output_type",
 )  # fmt: skip
 
@@ -26,12 +26,13 @@ def refusal(make_target, **facts):
 @pytest.mark.parametrize("value", ODD, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize(
     "field",
-    ["spec", "sizes", "forwards", "sample_batch", "weights", "mutable_state", "kept_memory",
+    ["spec", "sizes", "forwards", "sample_batch", "weights", "mutable_state", "persistent_tensors",
      "host_values", "attention", "inputs_type", "output_type"],
 )  # fmt: skip
 def test_an_argument_of_a_wrong_type_is_refused(make_target, field, value):
     is_valid = (value is None and field in NULLABLE) or (
-        value is object and field in ("sample_batch", "kept_memory", "inputs_type", "output_type")
+        value is object
+        and field in ("sample_batch", "persistent_tensors", "inputs_type", "output_type")
     )
     if is_valid:
         make_target(**{field: value})
