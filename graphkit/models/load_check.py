@@ -10,6 +10,7 @@ from torch import nn
 from graphkit.errors import ConfigError
 from graphkit.models.model import TransformersModel
 from graphkit.models.quantized_folder import StoredRows
+from graphkit.models.wrapper.assertion import check_wrapper
 from graphkit.models.wrapper.requests import BEYOND_WINDOW, window_settings
 from graphkit.spec import ForwardMode
 
@@ -39,8 +40,6 @@ def check_loaded(loaded: TransformersModel, stored_rows: StoredRows | None = Non
         ConfigError: They differ by more than rounding.
         TargetError: The logits of the model depend on later tokens.
     """
-    from graphkit.testing import check_wrapper
-
     for name, (rows, weight) in (stored_rows or {}).items():
         _check_layer(name, loaded.original.get_submodule(name), rows, weight, loaded.dtype)
     is_quantised = getattr(loaded.model, "hf_quantizer", None) is not None

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from graphkit.audit.kit.conformance import attention_conformance
     from graphkit.audit.kit.equivalence import assert_replay_equivalent, assert_target_equivalent
     from graphkit.audit.kit.strategies import batches, target_batches
-    from graphkit.audit.kit.wrapper import check_wrapper
+    from graphkit.models.wrapper.assertion import check_wrapper
 
 _MODULES = {
-    "assert_replay_equivalent": "equivalence",
-    "assert_target_equivalent": "equivalence",
-    "attention_conformance": "conformance",
-    "batches": "strategies",
-    "check_wrapper": "wrapper",
-    "target_batches": "strategies",
+    "assert_replay_equivalent": "audit.kit.equivalence",
+    "assert_target_equivalent": "audit.kit.equivalence",
+    "attention_conformance": "audit.kit.conformance",
+    "batches": "audit.kit.strategies",
+    "check_wrapper": "models.wrapper.assertion",
+    "target_batches": "audit.kit.strategies",
 }
 
 __all__ = [
@@ -39,4 +39,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'graphkit.testing' has no attribute {name!r}")
-    return getattr(import_module(f"graphkit.audit.kit.{_MODULES[name]}"), name)
+    return getattr(import_module(f"graphkit.{_MODULES[name]}"), name)

@@ -8,8 +8,9 @@ from importlib.metadata import entry_points
 import pytest
 
 import graphkit as gk
+from graphkit.audit.kit import collection
 from graphkit.models.reference.target import model_target
-from graphkit.testing import assert_target_equivalent, collection
+from graphkit.testing import assert_target_equivalent
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 VOCAB = 16

@@ -145,7 +145,7 @@ def test_a_forward_that_cannot_be_captured_is_an_error_of_each_test(run_target, 
 
 
 def test_an_audit_that_fails_affects_no_other_test(run_target, monkeypatch):
-    from graphkit.testing import properties
+    from graphkit.audit.kit import properties
 
     def refuse(*_):
         raise gk.InspectError("nothing to see")

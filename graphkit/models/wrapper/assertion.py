@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from graphkit.errors import TargetError, short_repr
-from graphkit.models.wrapper import compare_wrapper
+from graphkit.models.wrapper.comparison import compare_wrapper
 from graphkit.records import WrapperRecord
 from graphkit.runners.targets import CaptureTarget
 
