@@ -19,7 +19,6 @@ from graphkit.errors import ConfigError, InputError, ReplayError, SizeError, sho
 from graphkit.graphs import (
     Attribution,
     Backend,
-    BatchSizes,
     CapturedGraph,
     SizeTable,
     backend_for,
@@ -85,8 +84,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             for batches that fall back. It must not write into its inputs.
         spec: How the algorithm drafts and verifies.
         sizes: Sizes of the buffers.
-        batch_sizes: Sizes to capture, or the file of a plan (``graphkit plan --out``); ``None``
-            takes the default list up to the largest.
+        batch_sizes: Sizes to capture; ``None`` takes the default list up to the largest.
         device: ``auto``, ``cpu`` or ``cuda``.
         backend: Backend that captures. Runners that share one share its memory pool. ``None``
             selects the default of the device.
@@ -128,7 +126,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         *,
         spec: SpecConfig,
         sizes: BufferSizes,
-        batch_sizes: BatchSizes | None = None,
+        batch_sizes: Iterable[int] | None = None,
         device: torch.device | str = "auto",
         backend: Backend | None = None,
         attention: AttentionBackend | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import NoneType
 from typing import Any, TypedDict, TypeVar
 
@@ -16,7 +16,7 @@ from graphkit.config import BufferSizes, is_int, require_type
 from graphkit.distributed import RankGroup
 from graphkit.engine.attention import AttentionBackend
 from graphkit.errors import ConfigError, short_repr
-from graphkit.graphs import Backend, BatchSizes
+from graphkit.graphs import Backend
 from graphkit.ops.argument_rules import describe
 from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
 from graphkit.spec import ForwardMode, SpecConfig
@@ -27,7 +27,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 class RunnerOptions(TypedDict, total=False):
     """Optional arguments of every runner. ``Runner`` documents them and has their defaults."""
 
-    batch_sizes: BatchSizes | None
+    batch_sizes: Iterable[int] | None
     device: torch.device | str
     backend: Backend | None
     multiple_of: int

@@ -55,7 +55,6 @@ def build_parser() -> argparse.ArgumentParser:
         export,
         generate,
         inspect,
-        plan,
         record,
     )
     from graphkit.cli.options import HelpFormatter
@@ -88,7 +87,7 @@ graphkit COMMAND --help describes a command and its options, with examples.
     )  # fmt: skip
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (
-        capture, inspect, audit, diff, export, record, generate, bench, plan, doctor,
+        capture, inspect, audit, diff, export, record, generate, bench, doctor,
     ):  # fmt: skip
         command.add_to(commands)
     return parser

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from graphkit.errors import RecordError
-from graphkit.records import PlanRecord
 from graphkit.spec import ForwardMode
 
 _T = TypeVar("_T")
@@ -155,8 +153,8 @@ def add_target_options(
     )  # fmt: skip
     parser.add_argument(
         "--batch-sizes", type=_parse_sizes, metavar="1,2,4",
-        help="batch sizes to capture, in requests, or the file of a plan; the largest batch of "
-        f"TARGET is always added; default: {default_sizes}",
+        help="batch sizes to capture, in requests; the largest batch of TARGET is always added; "
+        f"default: {default_sizes}",
     )  # fmt: skip
     add_device_option(parser)
     add_checkpoint_options(parser, instead_of="a TARGET")
@@ -184,15 +182,7 @@ def _parse_sizes(text: str) -> list[int]:
     try:
         return [int(size) for size in text.split(",")]
     except ValueError:
-        pass
-    if is_folder(Path(text)) or not exists(Path(text)):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a list of sizes such as 1,2,4, nor the file of a plan"
-        )
-    try:
-        return list(PlanRecord.load(text).chosen.batch_sizes)
-    except RecordError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of sizes such as 1,2,4") from None
 
 
 def _parse_draft(text: str) -> str | Path:

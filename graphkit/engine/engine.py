@@ -42,7 +42,7 @@ from graphkit.engine.step import (
 )
 from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.errors import InputError, ReplayError, short_repr
-from graphkit.graphs import Backend, BatchSizes, backend_for
+from graphkit.graphs import Backend, backend_for
 from graphkit.ops.inference import allocates
 from graphkit.records import CaptureRecord, MemoryEstimate
 from graphkit.runners.memory_estimate import estimate_memory
@@ -71,8 +71,8 @@ class SpeculativeEngine:
         spec: Drafting and verification settings.
         sizes: Limits on batch and context. ``max_context_len`` includes the slots that two steps
             may write ahead; see ``context_limit``.
-        batch_sizes: Batch sizes to capture, or the file of a plan (``graphkit plan --out``);
-            ``None`` selects the default list up to ``sizes.max_batch_size``.
+        batch_sizes: Batch sizes to capture; ``None`` selects the default list up to
+            ``sizes.max_batch_size``.
         device: As for ``Runner``; all runners share it.
         backend: As for ``Runner``; all runners share it.
         generation: ``"v1"`` waits for each step's tokens. ``"v2"`` enqueues a step before it reads
@@ -126,7 +126,7 @@ class SpeculativeEngine:
         *,
         spec: SpecConfig,
         sizes: BufferSizes,
-        batch_sizes: BatchSizes | None = None,
+        batch_sizes: Iterable[int] | None = None,
         device: torch.device | str = "auto",
         backend: Backend | None = None,
         generation: Literal["v1", "v2", "v3"] | None = None,

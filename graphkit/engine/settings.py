@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Literal, TypedDict
 
 from graphkit.config import BufferSizes, is_int
 from graphkit.distributed import RankGroup
 from graphkit.engine.kv.contracts import RequestPool
 from graphkit.errors import ConfigError, short_repr
-from graphkit.graphs import Backend, BatchSizes
+from graphkit.graphs import Backend
 from graphkit.spec import Plan, SpecConfig
 
 logger = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ class EngineOptions(TypedDict, total=False):
     ``SpeculativeEngine`` documents them and has their defaults.
     """
 
-    batch_sizes: BatchSizes | None
+    batch_sizes: Iterable[int] | None
     backend: Backend | None
     generation: Literal["v1", "v2", "v3"] | None
     steps_per_launch: int

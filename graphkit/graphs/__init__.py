@@ -12,7 +12,7 @@ from graphkit.graphs.host_memory import UNSET_MARKER
 from graphkit.graphs.pool_memory import Allocation, PoolBlock
 from graphkit.graphs.recorded_graph import RecordedGraph
 from graphkit.graphs.recorder import RecorderBackend
-from graphkit.graphs.size_table import BatchSizes, SizeTable, default_batch_sizes
+from graphkit.graphs.size_table import SizeTable, default_batch_sizes
 from graphkit.graphs.snapshot import StateSnapshot
 from graphkit.graphs.source_lines import caller_line
 from graphkit.graphs.walk import NamedTensors, inspect_graph, named_tensors
@@ -22,7 +22,6 @@ __all__ = [
     "Allocation",
     "Attribution",
     "Backend",
-    "BatchSizes",
     "CaptureFailure",
     "CapturedGraph",
     "CudaBackend",

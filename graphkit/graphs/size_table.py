@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 
 from graphkit.config import is_int, require_int
 from graphkit.errors import ConfigError, SizeError, short_repr
-from graphkit.records import PlanRecord
-
-BatchSizes = Iterable[int] | str | os.PathLike[str]
-"""Batch sizes to capture, in requests, or the file of a plan (``graphkit plan --out``)."""
 
 
 def default_batch_sizes(max_batch_size: int) -> tuple[int, ...]:
@@ -34,9 +29,8 @@ class SizeTable:
 
     Args:
         max_batch_size: Largest live batch, in requests.
-        batch_sizes: Sizes to capture, in requests, or the file of a plan; ``None`` selects
-            ``default_batch_sizes``. ``max_batch_size`` is always added, so that every live batch
-            has a size.
+        batch_sizes: Sizes to capture, in requests; ``None`` selects ``default_batch_sizes``.
+            ``max_batch_size`` is always added, so that every live batch has a size.
         multiple_of: Every size is rounded up to a multiple of it, for models that shard or align
             rows.
 
@@ -46,13 +40,12 @@ class SizeTable:
 
     Raises:
         ConfigError: A size is not an int from 1 to ``max_batch_size``, or occurs twice.
-        RecordError: The file is not a plan.
     """
 
     def __init__(
         self,
         max_batch_size: int,
-        batch_sizes: BatchSizes | None = None,
+        batch_sizes: Iterable[int] | None = None,
         *,
         multiple_of: int = 1,
     ) -> None:
@@ -63,12 +56,9 @@ class SizeTable:
         chosen: object = batch_sizes
         if batch_sizes is None:
             chosen = default_batch_sizes(max_batch_size)
-        elif isinstance(batch_sizes, (str, os.PathLike)):
-            chosen = PlanRecord.load(os.fspath(batch_sizes)).chosen.batch_sizes
-        if not isinstance(chosen, Iterable):
+        if isinstance(chosen, str) or not isinstance(chosen, Iterable):
             raise ConfigError(
-                "batch_sizes must be an iterable of ints or the file of a plan, got "
-                f"{short_repr(chosen)}.",
+                f"batch_sizes must be an iterable of ints, got {short_repr(chosen)}.",
                 field="batch_sizes",
             )
         wanted = {*self._checked(list(chosen)), max_batch_size}

@@ -29,7 +29,6 @@ from graphkit.records.generate import Completion, GenerateRecord
 from graphkit.records.graph import GraphMemory, GraphRecord, Segment, Timing
 from graphkit.records.memory import MemoryEstimate, ModeMemory
 from graphkit.records.node import Argument, Edge, Node, Pointer
-from graphkit.records.plan import PlanRecord, SizeListCost
 from graphkit.records.record import SCHEMA, Record, load_record
 from graphkit.records.recording import Process, RecordingRecord
 from graphkit.records.text import (
@@ -75,7 +74,6 @@ __all__ = [
     "ModeRecord",
     "Node",
     "NodeChange",
-    "PlanRecord",
     "Pointer",
     "Process",
     "Record",
@@ -84,7 +82,6 @@ __all__ = [
     "ReplayStats",
     "Segment",
     "SizeDiff",
-    "SizeListCost",
     "SizeRecord",
     "Timeline",
     "Timing",

@@ -10,7 +10,6 @@ from graphkit.views.formatting import visible
 from graphkit.views.generate import generate_view
 from graphkit.views.inspect import inspect_view
 from graphkit.views.memory import memory_view
-from graphkit.views.plan import plan_view
 
 __all__ = [
     "FORMATS",
@@ -25,6 +24,5 @@ __all__ = [
     "generate_view",
     "inspect_view",
     "memory_view",
-    "plan_view",
     "visible",
 ]

@@ -48,10 +48,6 @@ COMMANDS = {
         "--steps", "--rounds", "--accept-lengths", "--device", "--tp", "--one-shot", "--out",
         "--json",
     },
-    "plan": {
-        "--traffic", "--record", "--mode", "--max-sizes", "--max-memory", "--max-capture-seconds",
-        "--out", "--json",
-    },
     "doctor": {"--json"},
 }  # fmt: skip
 HELP = {"-h", "--help"}

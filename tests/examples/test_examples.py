@@ -100,7 +100,7 @@ def test_the_commands_of_the_readme_run(line, monkeypatch, capsys, tmp_path):
 def test_the_readme_shows_the_commands():
     shown = {line.split()[0] for line in COMMANDS}
     assert shown == {
-        "generate", "capture", "inspect", "export", "diff", "audit", "plan", "bench", "record",
+        "generate", "capture", "inspect", "export", "diff", "audit", "bench", "record",
     }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ LEVELS = (
     ("audit",),
     ("models",),
     ("engine",),
-    ("views", "distributed", "plan"),
+    ("views", "distributed"),
     ("runners",),
     ("buffers",),
     ("graphs",),

@@ -91,6 +91,7 @@ def test_given_sizes_are_sorted_and_include_the_largest(given_sizes, sizes):
         ([4, 17], r"batch_sizes holds 17, but max_batch_size is 16. Remove it, or raise"),
         ([1, 2, 1], r"batch_sizes holds a size twice: \[1, 2, 1\]"),
         (4, r"batch_sizes .*4"),
+        ("1,2", r"batch_sizes must be an iterable of ints, got '1,2'"),
     ],
 )
 def test_invalid_sizes_are_refused(sizes, text):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any
@@ -15,7 +15,7 @@ from graphkit.engine.kv import RequestTable
 from graphkit.engine.step.engine_model import EngineModel
 from graphkit.engine.step.request_state import RequestState
 from graphkit.errors import ConfigError
-from graphkit.graphs import Backend, BatchSizes, SizeTable
+from graphkit.graphs import Backend, SizeTable
 from graphkit.ops import philox_uniform
 from graphkit.runners.settings import is_checking
 from graphkit.spec import ForwardMode, FutureMap, SpecConfig
@@ -28,7 +28,7 @@ class StepOptions:
 
     Attributes:
         backend: Backend of all runners.
-        batch_sizes: Batch sizes to capture, or the file of a plan; ``None`` selects the default
+        batch_sizes: Batch sizes to capture; ``None`` selects the default
             list.
         generation: ``"v1"`` (host in the loop), ``"v2"`` (overlapped) or ``"v3"`` (on the device).
         chunked_prefill_size: Most prompt tokens per forward.
@@ -41,7 +41,7 @@ class StepOptions:
     """
 
     backend: Backend
-    batch_sizes: BatchSizes | None = None
+    batch_sizes: Iterable[int] | None = None
     generation: str = "v3"
     chunked_prefill_size: int = 512
     structured_output: bool = False

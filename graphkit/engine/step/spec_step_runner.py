@@ -33,7 +33,7 @@ from graphkit.engine.step.sampling_params import SamplingParams
 from graphkit.engine.step.slot_checks import SlotChecks
 from graphkit.engine.step.step_stream import StepStream
 from graphkit.errors import ConfigError, InputError, ReplayError
-from graphkit.graphs import Attribution, Backend, BatchSizes, backend_for, scope
+from graphkit.graphs import Attribution, Backend, backend_for, scope
 from graphkit.ops.inference import allocates
 from graphkit.records import CaptureRecord, LoopRecord, ModeRecord, ReplayStats, SizeRecord
 from graphkit.runners import StepRunner
@@ -64,7 +64,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         drafter: Proposes draft tokens; ``None`` decodes one token per step.
         spec: Drafting and verification settings.
         sizes: Limits on batch and context.
-        batch_sizes: Batch sizes to capture, or the file of a plan; ``None`` selects the default
+        batch_sizes: Batch sizes to capture; ``None`` selects the default
             list.
         device: As for ``Runner``.
         backend: As for ``Runner``.
@@ -95,7 +95,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         *,
         spec: SpecConfig,
         sizes: BufferSizes,
-        batch_sizes: BatchSizes | None = None,
+        batch_sizes: Iterable[int] | None = None,
         device: torch.device | str = "auto",
         backend: Backend | None = None,
         is_greedy: bool = False,
