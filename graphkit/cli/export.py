@@ -15,14 +15,13 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Declare the command."""
     parser = commands.add_parser(
         "export",
-        help="convert a saved record to json, html, svg, dot or a trace",
+        help="convert a saved record to json, html, svg or a trace",
         description="Convert a saved record to the format that the suffix of --out names.",
         epilog="""
 Formats:
   .json        the record
   .html        a page that loads nothing from elsewhere
   .svg         a picture of the record's tables; with --mode, of the graphs
-  .dot         a drawing for Graphviz, with each graph in a box of its own
   .trace.json  a timeline for Perfetto
 
 Pictures of a graph with 500 nodes or more show the nodes of equal layers once.
@@ -31,7 +30,7 @@ Exit code 2: the record cannot be read, or lacks the nodes that the format shows
 
 Examples:
   graphkit export record.json --out record.html
-  graphkit export record.json --mode decode --batch-size 8 --out decode.dot
+  graphkit export record.json --mode decode --batch-size 8 --out decode.svg
 """,
         formatter_class=HelpFormatter,
     )

@@ -26,7 +26,6 @@ from graphkit.views.audit import audit_view
 from graphkit.views.bench import bench_view
 from graphkit.views.capture import capture_view
 from graphkit.views.diff_text import diff_view
-from graphkit.views.dot import dot_text
 from graphkit.views.generate import generate_view
 from graphkit.views.html import html_text
 from graphkit.views.inspect import inspect_view
@@ -129,7 +128,6 @@ FORMATS: Mapping[str, Callable[[Export], str]] = {
     ".json": _json,
     ".html": lambda export: html_text(*export.selected()),
     ".svg": _svg,
-    ".dot": lambda export: dot_text(export.selected()[1]),
     ".trace.json": lambda export: trace_text(export.selected()[1]),
 }
 """Functions that return a file's text, by suffix. Each raises RecordError or ConfigError for a

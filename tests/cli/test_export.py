@@ -88,7 +88,7 @@ def test_svg_can_show_any_name(run, saved, here, name):
 def test_an_unknown_format_is_a_usage_error(run, saved, here, name):
     ended = run("export", saved, "--out", name)
     assert (ended.code, ended.out) == (2, "")
-    assert "formats are .json, .html, .svg, .dot, .trace.json." in ended.error
+    assert "formats are .json, .html, .svg, .trace.json." in ended.error
     assert not (here / name).exists()
 
 
@@ -96,7 +96,7 @@ def test_an_unknown_format_is_a_usage_error(run, saved, here, name):
     "content",
     [None, b"", b"{", b"[1, 2]", b'{"kind": "capture", "schema": 99}', b"\xff\x00", b"\x89PNG"],
 )
-@pytest.mark.parametrize("out", ["out.json", "out.svg", "out.html", "out.dot", "out.trace.json"])
+@pytest.mark.parametrize("out", ["out.json", "out.svg", "out.html", "out.trace.json"])
 def test_a_file_that_is_no_record_is_refused_on_one_line(run, here, content, out):
     if content is not None:
         (here / "in.json").write_bytes(content)
@@ -144,8 +144,6 @@ def test_html_escapes_the_name_of_a_kernel(run, with_nodes, here):
 
 def test_a_graph_is_selected_by_mode_and_size(run, with_nodes, here):
     options = ("--mode", "decode", "--batch-size", "2")
-    assert run("export", with_nodes, "--out", "one.dot", *options).code == 0
-    assert (here / "one.dot").read_text().startswith('digraph "DECODE 2"')
     assert run("export", with_nodes, "--out", "one.svg", *options).code == 0
     picture = "".join(ET.fromstring((here / "one.svg").read_text()).itertext()).replace("\xa0", " ")
     assert "module and node" in picture
@@ -161,20 +159,13 @@ def test_a_graph_is_selected_by_mode_and_size(run, with_nodes, here):
     ],
 )
 def test_a_selection_of_no_graph_is_a_usage_error(run, with_nodes, here, options, text):
-    ended = run("export", with_nodes, "--out", "one.dot", *options)
+    ended = run("export", with_nodes, "--out", "one.html", *options)
     assert (ended.code, ended.out) == (2, "")
     assert text in ended.error
-    assert not (here / "one.dot").exists()
+    assert not (here / "one.html").exists()
 
 
-def test_dot_draws_several_graphs_as_clusters(run, with_nodes, here):
-    assert run("export", with_nodes, "--out", "all.dot").code == 0
-    text = (here / "all.dot").read_text()
-    assert 'label="DECODE 1"' in text
-    assert 'label="DECODE 2"' in text
-
-
-@pytest.mark.parametrize("name", ["out.html", "out.dot", "out.trace.json"])
+@pytest.mark.parametrize("name", ["out.html", "out.trace.json"])
 def test_a_record_without_nodes_is_refused(run, saved, here, name):
     body = json.loads(saved.read_text())
     saved.write_text(json.dumps({**body, "graphs": []}))
@@ -194,6 +185,6 @@ def test_a_graph_and_a_recording_are_exported_too(run, with_nodes, here):
     }  # fmt: skip
     for name, body in (("one", one), ("recording", recording)):
         (here / f"{name}.json").write_text(json.dumps(body))
-        for suffix in ("json", "html", "svg", "dot", "trace.json"):
+        for suffix in ("json", "html", "svg", "trace.json"):
             assert run("export", f"{name}.json", "--out", f"{name}.out.{suffix}").code == 0
             assert "gemm" in (here / f"{name}.out.{suffix}").read_text()

@@ -57,7 +57,7 @@ def test_the_record_is_shown_exported_and_compared(run, saved, here):
     for phase in ("draft", "build", "verify", "accept", "extend"):
         assert f"\n{phase} " in phases
     assert "\nSTEP 1\n" not in shown
-    for suffix in ("html", "svg", "dot", "trace.json"):
+    for suffix in ("html", "svg", "trace.json"):
         assert run("export", saved, "--mode", "step", "--out", f"step.{suffix}").code == 0
     assert json.loads((here / "step.trace.json").read_text())
     assert run("diff", saved, saved).code == 0

@@ -183,7 +183,7 @@ def test_any_changed_record_ends_a_command(many, here, kind):
     codes = []
 
     @many(60)
-    @given(changed(text), st.sampled_from(["html", "svg", "dot", "trace.json", "json"]))
+    @given(changed(text), st.sampled_from(["html", "svg", "trace.json", "json"]))
     def run(damaged, suffix):
         (here / "odd.json").write_text(damaged)
         codes.append(check(["inspect", "odd.json", "--plain"]))

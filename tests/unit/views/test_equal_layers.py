@@ -9,7 +9,6 @@ import pytest
 
 from graphkit.records import Edge, Environment, GraphRecord, Node
 from graphkit.views import FORMATS, Export
-from graphkit.views.dot import dot_text
 from graphkit.views.module_tree import equal_layers, module_tree
 
 ENVIRONMENT = Environment(device="d", torch="2", triton="3", cuda="", driver="", graphkit="0")
@@ -50,18 +49,6 @@ def test_layers_of_large_graphs_are_equal_if_their_kernels_are(graph, others):
     assert equal_layers(module_tree(graph)) == {f"layers.{n}": first for n in others}
 
 
-def test_a_drawing_of_3000_nodes_has_a_box_for_each_equal_layer():
-    graph = graph_of(60, kernels=50, other=30)
-    dot = dot_text([("large", graph)])
-    names = re.findall(r"(n\d+) \[label", dot)
-    assert len(names) == len(set(names)) == 2 + 2 * 50 + 58
-    assert re.search(r'n51 \[label="layers.1: 50 nodes as in layers.0\\n100.00 us"', dot)
-    edges = re.findall(r"(n\d+) -> (n\d+)", dot)
-    assert len(edges) == len(set(edges)) == len(names) - 1
-    assert {name for edge in edges for name in edge} == set(names)
-    assert all(source != target for source, target in edges)
-
-
 def test_a_picture_of_3000_nodes_keeps_the_count_and_the_time_of_each_layer():
     svg = FORMATS[".svg"](Export(graph_of(60, kernels=50)))
     shown = "".join(ET.fromstring(svg).itertext()).replace("\xa0", " ")
@@ -69,10 +56,3 @@ def test_a_picture_of_3000_nodes_keeps_the_count_and_the_time_of_each_layer():
     assert "0.mlp " in shown
     for layer in range(1, 60):
         assert re.search(rf"\b{layer}.mlp, as layers.0 +50 +100.00", shown), layer
-
-
-def test_a_drawing_has_the_phases_of_a_whole_step_and_their_times():
-    dot = dot_text([("step", graph_of(2, scope="draft", mode="STEP"))])
-    assert 'label="draft, 44.00 us";' in dot
-    assert 'subgraph "cluster_draft.layers.0"' in dot
-    assert "2.00 us" in dot

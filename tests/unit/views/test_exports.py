@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -75,16 +74,7 @@ def test_json_of_a_selection_is_the_record_with_those_graphs(capture):
     assert FORMATS[".json"](Export(capture)) == capture.to_json()
 
 
-def test_dot_holds_the_selected_graphs(capture):
-    assert FORMATS[".dot"](Export(capture)).count('  subgraph "cluster_4"') == 1
-    both = FORMATS[".dot"](Export(capture, mode="DRAFT"))
-    assert re.findall(r"^    label=\"(.*)\";$", both, re.MULTILINE) == ["DRAFT 4", "DRAFT 8"]
-    one = FORMATS[".dot"](Export(capture, mode="DRAFT", batch_size=8))
-    assert one.startswith('digraph "DRAFT 8"')
-    assert 'subgraph "cluster_1"' not in one
-
-
-@pytest.mark.parametrize("suffix", [".html", ".dot", ".trace.json"])
+@pytest.mark.parametrize("suffix", [".html", ".trace.json"])
 def test_a_capture_without_nodes_has_no_such_format(capture, suffix):
     with pytest.raises(RecordError, match="the record holds no nodes"):
         FORMATS[suffix](Export(dataclasses.replace(capture, graphs=())))
