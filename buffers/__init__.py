@@ -5,6 +5,7 @@ memory) -> the refresh op -> the arena in ``input_buffers`` -> ``view`` (the for
 """
 
 from graphkit.buffers.accepted import AcceptedCounts
+from graphkit.buffers.attention import AttentionBackend, AttentionInputs, AttentionMetadata
 from graphkit.buffers.draft_inputs import (
     DraftContextInputs,
     DraftExtendInputs,
@@ -24,6 +25,9 @@ __all__ = [
     "ENTRIES",
     "MODEL_DTYPE",
     "AcceptedCounts",
+    "AttentionBackend",
+    "AttentionInputs",
+    "AttentionMetadata",
     "Axis",
     "BatchWriter",
     "Capacity",

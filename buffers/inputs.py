@@ -20,7 +20,7 @@ from graphkit.buffers.fields import MODEL_DTYPE, Axis, Pad, Rows, declare, field
 from graphkit.errors import InputError
 
 if TYPE_CHECKING:
-    from graphkit.engine.attention import AttentionMetadata
+    from graphkit.buffers.attention import AttentionMetadata
 
 
 @dataclass(kw_only=True, eq=False)

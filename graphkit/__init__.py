@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from graphkit.buffers import (
         MODEL_DTYPE,
         AcceptedCounts,
+        AttentionBackend,
+        AttentionInputs,
+        AttentionMetadata,
         Axis,
         Capacity,
         DraftContextInputs,
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
         declare,
     )
     from graphkit.config import BufferSizes
-    from graphkit.distributed import AgreedSize, RankGroup
+    from graphkit.distributed import RankGroup
     from graphkit.engine import (
         EngineStats,
         FinishReason,
@@ -45,9 +48,6 @@ if TYPE_CHECKING:
         TokenMatcher,
     )
     from graphkit.engine.attention import (
-        AttentionBackend,
-        AttentionInputs,
-        AttentionMetadata,
         PagedAttention,
         PooledAttention,
         SdpaAttention,
@@ -152,6 +152,7 @@ if TYPE_CHECKING:
     )
     from graphkit.runners import (
         RUNNERS,
+        AgreedSize,
         Decision,
         DecodeRunner,
         DraftContextOutput,
@@ -167,7 +168,9 @@ if TYPE_CHECKING:
         ObservedReplay,
         Output,
         Reason,
+        RecurrentStates,
         Runner,
+        RunnerGroup,
         SampleRows,
         StagedBatch,
         StepRunner,
@@ -255,6 +258,7 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     # Several GPUs: ranks that agree on what they replay.
     "AgreedSize",
     "RankGroup",
+    "RunnerGroup",
     # Backends that capture, and backends of attention.
     "AttentionBackend",
     "AttentionInputs",
@@ -276,6 +280,7 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "MLATokenToKVPool",
     "RecurrentInputs",
     "RecurrentStatePool",
+    "RecurrentStates",
     "ReqToTokenPool",
     "RequestPool",
     "RequestTable",

@@ -9,6 +9,7 @@ what ``mode_declaration`` lists.
 
 from typing import Any
 
+from graphkit.runners.attention_check import RecurrentStates
 from graphkit.runners.dispatch import Decision, Reason
 from graphkit.runners.draft import DraftRunner
 from graphkit.runners.draft_extend import DraftExtendRunner, DraftExtendV2Runner
@@ -25,6 +26,7 @@ from graphkit.runners.outputs import (
     LayersOutput,
     Output,
 )
+from graphkit.runners.ranks import AgreedSize, GroupMember, RankAction, RankReady, RunnerGroup
 from graphkit.runners.replayer import Replayer
 from graphkit.runners.runner import Runner
 from graphkit.runners.sample_rows import SampleRows
@@ -37,6 +39,7 @@ from graphkit.spec import ForwardMode
 
 __all__ = [
     "RUNNERS",
+    "AgreedSize",
     "Decision",
     "DecodeRunner",
     "DraftContextOutput",
@@ -47,6 +50,7 @@ __all__ = [
     "DraftRunner",
     "ForwardOutput",
     "FrozenValue",
+    "GroupMember",
     "LastRowOutput",
     "LayersOutput",
     "MultiLayerEagleRunner",
@@ -54,9 +58,13 @@ __all__ = [
     "Output",
     "OutputCheck",
     "OutputRow",
+    "RankAction",
+    "RankReady",
     "Reason",
+    "RecurrentStates",
     "Replayer",
     "Runner",
+    "RunnerGroup",
     "RunnerOptions",
     "SampleRows",
     "StagedBatch",

@@ -9,15 +9,14 @@ Shape letters: B requests, W rows of a step, L tokens of a short text, V vocabul
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from graphkit.buffers import TargetVerifyInputs
-from graphkit.engine.attention.cache import kv_pools
-from graphkit.engine.kv import RecurrentStatePool
+from graphkit.buffers.attention import kv_pools
 from graphkit.errors import AttentionError
 from graphkit.graphs import StateSnapshot
 from graphkit.spec import ForwardMode
@@ -35,7 +34,29 @@ _LIMIT, _LIMIT_OF_HALF = 2e-3, 0.1
 dtypes of two bytes, rounding may choose other experts."""
 
 
-def check_attention(runner: Any, states: RecurrentStatePool | None = None) -> None:
+@runtime_checkable
+class RecurrentStates(Protocol):
+    """States of recurrent layers by request row; ``graphkit.RecurrentStatePool`` has these members.
+
+    Attributes:
+        width: Most rows of a request whose states a step keeps.
+        device: Device of the states.
+    """
+
+    width: int
+    device: torch.device
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """Return every buffer by name, [rows, ...]."""
+
+    def reset(self, req_pool_indices: torch.Tensor) -> None:
+        """Set the states of request rows, int64 [B], to those before any token."""
+
+    def commit(self, req_pool_indices: torch.Tensor, nodes: torch.Tensor) -> None:
+        """Keep the states behind row ``nodes[i]``, int64 [B], of each request's last step."""
+
+
+def check_attention(runner: Any, states: RecurrentStates | None = None) -> None:
     """Compare how the attention of a runner treats chains, trees and packed rows.
 
     Runs the forward eagerly on a short text in the first request rows and KV slots, and restores
@@ -115,7 +136,7 @@ class _Text:
     def __init__(
         self,
         runner: Any,
-        states: RecurrentStatePool | None,
+        states: RecurrentStates | None,
         slots: torch.Tensor,
         *,
         has_mask: bool,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from graphkit.buffers import InputBuffers
-from graphkit.engine.attention.cache import kv_pools
+from graphkit.buffers.attention import kv_pools
 from graphkit.graphs import named_tensors
 from graphkit.records import BufferRecord
 from graphkit.runners.containers import is_a, items_of, own_attributes

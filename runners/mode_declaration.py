@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from graphkit.buffers import InputBuffers, StepInputs
+from graphkit.buffers import AttentionBackend, InputBuffers, StepInputs
 from graphkit.config import BufferSizes
-from graphkit.engine.attention import AttentionBackend
 from graphkit.runners.sample_rows import SampleRows, sample_fields
 from graphkit.runners.step import Step
 from graphkit.spec import ForwardMode, SpecConfig

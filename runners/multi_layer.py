@@ -16,9 +16,8 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
-from graphkit.buffers import MultiLayerDraftExtendInputs
+from graphkit.buffers import AttentionBackend, MultiLayerDraftExtendInputs
 from graphkit.config import BufferSizes, require_int
-from graphkit.engine.attention import AttentionBackend
 from graphkit.errors import ConfigError, OutputError
 from graphkit.ops import rotate_input_ids
 from graphkit.ops.logits import top_candidates

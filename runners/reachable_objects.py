@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from graphkit.engine.attention import AttentionBackend
+from graphkit.buffers import AttentionBackend
 from graphkit.runners.containers import (
     Container,
     bases,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from graphkit.distributed import AgreedSize, Choice, RankGroup, RankReady
 from graphkit.errors import GraphkitError, RankError, ReplayError
 from graphkit.runners.dispatch import Dispatch, Reason
+from graphkit.runners.ranks import AgreedSize, RankAction, RankReady, RunnerGroup
 from graphkit.runners.step import Step
 from graphkit.spec import ForwardMode
 
@@ -35,7 +35,7 @@ class ReplayConsensus:
 
     def __init__(
         self,
-        group: RankGroup,
+        group: RunnerGroup,
         number: int,
         step: Step[Any],
         dispatch: Dispatch,
@@ -76,7 +76,7 @@ class ReplayConsensus:
 
         def ready() -> RankReady:
             check()
-            return self._message(Choice.REPLAY, requests, padded_batch_size)
+            return self._message(RankAction.REPLAY, requests, padded_batch_size)
 
         agreed = self._agree(ready)
         self._require_replay(agreed)
@@ -118,13 +118,13 @@ class ReplayConsensus:
             ReplayError: The process group was destroyed before.
         """
         self._group.close(
-            RankReady(Choice.CLOSE, runner=self._number, mode=self._mode, replays=replays)
+            RankReady(RankAction.CLOSE, runner=self._number, mode=self._mode, replays=replays)
         )
 
     def refuse(self, error: GraphkitError) -> NoReturn:
         """Make this step an error on all ranks, which is ``error`` on this one."""
         if self.agrees:
-            self._group.refuse(self._message(Choice.REFUSED), error)
+            self._group.refuse(self._message(RankAction.REFUSED), error)
         raise error
 
     def _require_replay(self, agreed: AgreedSize) -> None:
@@ -154,16 +154,16 @@ class ReplayConsensus:
             raise ReplayError(f"{self._dispatch.explain(miss, batch, status)}.")
         if not requests:
             self._dispatch.check_idle(batch)
-            return self._message(Choice.IDLE)
+            return self._message(RankAction.IDLE)
         if miss is not None:
             self._step.check_unpadded(batch)
-            return self._message(Choice.EAGER, requests, reason=_REASONS.index(miss))
+            return self._message(RankAction.EAGER, requests, reason=_REASONS.index(miss))
         size = self._dispatch.checked_size(batch, padded_batch_size)
-        return self._message(Choice.REPLAY, requests, size)
+        return self._message(RankAction.REPLAY, requests, size)
 
     def _message(
-        self, choice: Choice, batch_size: int = 0, padded_batch_size: int = 0, reason: int = 0
+        self, action: RankAction, batch_size: int = 0, padded_batch_size: int = 0, reason: int = 0
     ) -> RankReady:
         return RankReady(
-            choice, self._number, self._mode, batch_size, padded_batch_size, reason, self.agreements
+            action, self._number, self._mode, batch_size, padded_batch_size, reason, self.agreements
         )

@@ -11,10 +11,8 @@ from typing import Any, Generic, Literal, Self, TypeVar
 import torch
 from torch import nn
 
-from graphkit.buffers import InputBuffers, StepInputs, runner_capacity
+from graphkit.buffers import AttentionBackend, InputBuffers, StepInputs, runner_capacity
 from graphkit.config import BufferSizes
-from graphkit.distributed import AgreedSize, BarrierBackend, RankGroup
-from graphkit.engine.attention import AttentionBackend
 from graphkit.errors import ConfigError, InputError, ReplayError, SizeError, short_repr
 from graphkit.graphs import (
     Attribution,
@@ -46,6 +44,7 @@ from graphkit.runners.memory_estimate import estimate_memory, trial_sizes
 from graphkit.runners.mode_declaration import ModeDeclaration
 from graphkit.runners.observe import ObservedReplay, observed
 from graphkit.runners.outputs import Output
+from graphkit.runners.ranks import AgreedSize, RunnerGroup
 from graphkit.runners.replay_consensus import ReplayConsensus
 from graphkit.runners.replayer import NO_REPLAYS, Replayer
 from graphkit.runners.sample_batch import sample_batch
@@ -137,7 +136,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         mutable_state: Mapping[str, torch.Tensor] | None = None,
         check: bool | None = None,
         draft_token_map: torch.Tensor | None = None,
-        group: RankGroup | None = None,
+        group: RunnerGroup | None = None,
     ) -> None:
         check_types(type(self), spec, sizes, attention, check)
         check_group(group)
@@ -197,7 +196,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         """The forward with everything around it."""
         self.dispatch = Dispatch(self.table, self.buffers, self.inputs_type, self.eager_reason)
         """Decides which batches have a graph."""
-        self.group: RankGroup | None = None
+        self.group: RunnerGroup | None = None
         """Ranks that capture and replay together, if any."""
         self._consensus: ReplayConsensus | None = None
         if group is not None:
@@ -211,7 +210,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
 
     # Life.
 
-    def join(self, group: RankGroup) -> None:
+    def join(self, group: RunnerGroup) -> None:
         """Let a planned runner capture and replay with other ranks, as ``group=`` does.
 
         Raises:
@@ -392,7 +391,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         backend = backend or self.backend
         if self.group is None:
             return backend
-        return BarrierBackend(backend, self.group, self._shared_settings())
+        return self.group.capturing_backend(backend, self._shared_settings())
 
     def close(self) -> None:
         """Close all graphs. May be called again. Outputs must not be used afterwards.

@@ -11,13 +11,12 @@ from typing import Any, TypedDict, TypeVar
 import torch
 from torch import nn
 
-from graphkit.buffers import Limits, StepInputs
+from graphkit.buffers import AttentionBackend, Limits, StepInputs
 from graphkit.config import BufferSizes, is_int, require_type
-from graphkit.distributed import RankGroup
-from graphkit.engine.attention import AttentionBackend
 from graphkit.errors import ConfigError, short_repr
 from graphkit.graphs import Backend
 from graphkit.ops.argument_rules import describe
+from graphkit.runners.ranks import RunnerGroup
 from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
 from graphkit.spec import ForwardMode, SpecConfig
 
@@ -36,7 +35,7 @@ class RunnerOptions(TypedDict, total=False):
     mutable_state: Mapping[str, torch.Tensor] | None
     check: bool | None
     draft_token_map: torch.Tensor | None
-    group: RankGroup | None
+    group: RunnerGroup | None
 
 
 def show_options(
@@ -102,7 +101,7 @@ def check_group(group: object) -> None:
     Raises:
         ConfigError: It is something else.
     """
-    if not isinstance(group, (RankGroup, NoneType)):
+    if not isinstance(group, (RunnerGroup, NoneType)):
         raise ConfigError(
             f"group must be a graphkit.RankGroup or None, got {short_repr(group)}. Pass "
             "RankGroup(process_group).",

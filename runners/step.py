@@ -11,10 +11,16 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from graphkit.buffers import DraftExtendInputs, InputBuffers, fields_of, resolve, validate_field
+from graphkit.buffers import (
+    AttentionBackend,
+    DraftExtendInputs,
+    InputBuffers,
+    fields_of,
+    resolve,
+    validate_field,
+)
+from graphkit.buffers.attention import APPENDING
 from graphkit.config import BufferSizes
-from graphkit.engine.attention import AttentionBackend
-from graphkit.engine.attention.metadata import APPENDING
 from graphkit.errors import InputError, OutputError
 from graphkit.graphs import Stage, is_capturing, scope
 from graphkit.ops.rows import gather_rows

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from graphkit.distributed import CaptureBarrier
 from graphkit.records import AuditReport, Finding
 from graphkit.records.audit import Audit, worst_first
 from graphkit.runners import Runner
@@ -37,7 +36,7 @@ def on_any_rank(runner: Runner[Any, Any], is_needed: bool) -> bool:
     Raises:
         CaptureFailure: A rank has left.
     """
-    return is_needed if runner.group is None else CaptureBarrier(runner.group).on_any(is_needed)
+    return is_needed if runner.group is None else runner.group.on_any(is_needed)
 
 
 def merged_reports(reports: Iterable[AuditReport]) -> AuditReport:

@@ -7,24 +7,18 @@ out which rank failed first, through ``rank_store``, ``heartbeat`` and ``connect
 ``collectives``.
 """
 
-from graphkit.distributed.agreed_size import ANY_RUNNER, AgreedSize, Choice, RankReady
 from graphkit.distributed.barrier_backend import BarrierBackend
 from graphkit.distributed.capture_barrier import CaptureBarrier, RankFailure
 from graphkit.distributed.channel import Channel
 from graphkit.distributed.collectives import Collectives, OneShotCollectives
-from graphkit.distributed.rank_group import Member, RankGroup
+from graphkit.distributed.rank_group import RankGroup
 
 __all__ = [
-    "ANY_RUNNER",
-    "AgreedSize",
     "BarrierBackend",
     "CaptureBarrier",
     "Channel",
-    "Choice",
     "Collectives",
-    "Member",
     "OneShotCollectives",
     "RankFailure",
     "RankGroup",
-    "RankReady",
 ]

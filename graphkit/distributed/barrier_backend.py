@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from graphkit.distributed.capture_barrier import CaptureBarrier, RankFailure, failure_text
+from graphkit.distributed.guarded_calls import GuardedCalls
 from graphkit.distributed.heartbeat import DRAIN_S
-from graphkit.distributed.rank_group import RankGroup
 from graphkit.graphs import Attribution, Backend, CapturedGraph, LoopGraph
 
 ResultT = TypeVar("ResultT")
@@ -29,10 +29,18 @@ class BarrierBackend:
         backend: Backend of this rank.
         group: The ranks.
         settings: Settings that must be the same on every rank, by name.
+        loop_refusal: Reason why the ranks run no device loops, or an empty string.
     """
 
-    def __init__(self, backend: Backend, group: RankGroup, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        group: GuardedCalls,
+        settings: Mapping[str, str],
+        loop_refusal: str = "",
+    ) -> None:
         self._backend, self._group, self._settings = backend, group, settings
+        self._group_loop_refusal = loop_refusal
         self._barrier = CaptureBarrier(group)
         self.name, self.device, self.warm_ups = backend.name, backend.device, backend.warm_ups
         self.wait_for_replays = backend.wait_for_replays
@@ -43,7 +51,7 @@ class BarrierBackend:
     @property
     def loop_refusal(self) -> str:
         """Reason why ``loop`` is not available to these ranks, or an empty string."""
-        return self._group.loop_refusal or self._backend.loop_refusal
+        return self._group_loop_refusal or self._backend.loop_refusal
 
     @contextmanager
     def session(self) -> Iterator[None]:

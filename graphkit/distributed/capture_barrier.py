@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from graphkit.distributed.connections import is_connection_error
-from graphkit.distributed.rank_group import RankGroup
+from graphkit.distributed.guarded_calls import GuardedCalls
 from graphkit.distributed.rank_store import Failure, failure_of_wait
 from graphkit.errors import CaptureCause, ConfigError, RankError
 from graphkit.graphs import CaptureFailure
@@ -36,7 +36,7 @@ class CaptureBarrier:
         group: The ranks.
     """
 
-    def __init__(self, group: RankGroup) -> None:
+    def __init__(self, group: GuardedCalls) -> None:
         self._group = group
 
     def compare(self, settings: Mapping[str, str]) -> None:

@@ -4,38 +4,33 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 
-from graphkit.distributed.agreed_size import (
-    ANY_RUNNER,
-    WORDS,
-    AgreedSize,
-    Choice,
-    RankReady,
-    agreed_size,
-)
+from graphkit.distributed.barrier_backend import BarrierBackend
+from graphkit.distributed.capture_barrier import CaptureBarrier
 from graphkit.distributed.collectives import Collectives, OneShotCollectives
 from graphkit.distributed.connections import limit_gloo
 from graphkit.distributed.guarded_calls import GuardedCalls
 from graphkit.distributed.rank_store import failure_of_wait
 from graphkit.errors import ConfigError, RankError, ReplayError, short_repr
+from graphkit.graphs import Backend
+from graphkit.runners.ranks import (
+    ANY_RUNNER,
+    WORDS,
+    AgreedSize,
+    GroupMember,
+    RankAction,
+    RankReady,
+    agreed_size,
+)
 from graphkit.spec import ForwardMode
 
 logger = logging.getLogger(__name__)
 _MOST_S = 1e8
 """Largest time limit: gloo counts milliseconds in 64 bits."""
-
-
-class Member(Protocol):
-    """A runner of a group."""
-
-    def run_pads(self, agreed: AgreedSize) -> None:
-        """Run the agreed step on pads."""
-        ...
 
 
 class RankGroup(GuardedCalls):
@@ -101,7 +96,7 @@ class RankGroup(GuardedCalls):
         self.agreed_size: AgreedSize | None = None
         self._ready = torch.zeros(self.size, WORDS, dtype=torch.int64)
         self._rows = self._ready.numpy()
-        self._members: list[weakref.ref[Member]] = []
+        self._members: list[weakref.ref[GroupMember]] = []
         logger.info("Rank %d of %d joined its group.", rank, self.size)
 
     def __repr__(self) -> str:
@@ -116,10 +111,23 @@ class RankGroup(GuardedCalls):
             return "NCCL's collectives do not run in loops: create the RankGroup with one_shot=True"
         return ""
 
-    def add(self, runner: Member) -> int:
+    def add(self, runner: GroupMember) -> int:
         """Add a runner and return its number. Every rank adds the same runners in order."""
         self._members.append(weakref.ref(runner))
         return len(self._members) - 1
+
+    def capturing_backend(self, backend: Backend, settings: Mapping[str, str]) -> Backend:
+        """Return a backend whose warm-ups and captures run on all ranks at once.
+
+        Args:
+            backend: Backend of this rank.
+            settings: Settings that must be the same on every rank, by name.
+        """
+        return BarrierBackend(backend, self, settings, self.loop_refusal)
+
+    def on_any(self, value: bool) -> bool:
+        """Return whether a value is true on any rank, at a barrier of all."""
+        return CaptureBarrier(self).on_any(value)
 
     # Agreement.
 
@@ -170,7 +178,7 @@ class RankGroup(GuardedCalls):
         return self.agreed_size
 
     def _idle(self) -> ForwardMode:
-        agreed = self._agree(RankReady(Choice.IDLE))
+        agreed = self._agree(RankReady(RankAction.IDLE))
         if agreed.runner != ANY_RUNNER:
             runner = self._members[agreed.runner]()
             if runner is None:
@@ -202,7 +210,7 @@ class RankGroup(GuardedCalls):
 
     def _check_taking_part(self, of_all: Sequence[RankReady]) -> None:
         """Refuse a step in which a rank refused its batch, or in which only some ranks close."""
-        refused = [rank for rank, sent in enumerate(of_all) if sent.choice is Choice.REFUSED]
+        refused = [rank for rank, sent in enumerate(of_all) if sent.action is RankAction.REFUSED]
         if refused and self.rank not in refused:
             first = self.store.failure(failure_of_wait(self.waits))
             raise (
@@ -210,7 +218,7 @@ class RankGroup(GuardedCalls):
                 if first
                 else RankError(f"rank {refused[0]} refused its batch.", ranks=(refused[0],))
             )
-        closed = [rank for rank, sent in enumerate(of_all) if sent.choice is Choice.CLOSE]
+        closed = [rank for rank, sent in enumerate(of_all) if sent.action is RankAction.CLOSE]
         if closed and len(closed) < self.size:
             going = next(rank for rank in range(self.size) if rank not in closed)
             shut = of_all[closed[0]]

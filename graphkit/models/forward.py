@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from graphkit.buffers import Inputs
-from graphkit.engine.attention import AttentionMetadata, ProjectedHeads
+from graphkit.buffers import AttentionMetadata, Inputs
+from graphkit.engine.attention import ProjectedHeads
 from graphkit.engine.kv import RecurrentStatePool
 from graphkit.models.attention import AttendProjected, AttentionCall, attending
 from graphkit.models.fusion.residual import DeferredSums

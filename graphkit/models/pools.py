@@ -12,17 +12,17 @@ from itertools import count
 
 import torch
 
+from graphkit.buffers import AttentionInputs, AttentionMetadata
+from graphkit.buffers.attention import kv_pools
 from graphkit.config import BufferSizes
 from graphkit.engine.attention import (
-    AttentionMetadata,
     PagedAttention,
     PooledAttention,
     ProjectedHeads,
     SdpaAttention,
     TritonAttention,
 )
-from graphkit.engine.attention.backend import AttentionInputs
-from graphkit.engine.attention.cache import Pool, kv_pools
+from graphkit.engine.attention.cache import Pool
 from graphkit.engine.kv import (
     MHATokenToKVPool,
     MLATokenToKVPool,

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from graphkit.buffers import AttentionBackend
 from graphkit.config import BufferSizes
-from graphkit.distributed import RankGroup
-from graphkit.engine.attention import AttentionBackend
-from graphkit.engine.kv import RecurrentStatePool
 from graphkit.errors import TargetError, short_repr
 from graphkit.runners import RUNNERS
+from graphkit.runners.attention_check import RecurrentStates
+from graphkit.runners.ranks import RunnerGroup
 from graphkit.spec import ForwardMode, SpecConfig
 
 _Types = type | tuple[type, ...]
@@ -34,7 +34,7 @@ _TYPES: Mapping[str, tuple[_Types, str]] = {
         "tensors by name, a function that returns them, or None",
     ),
     "host_values": (Mapping, "a mapping from a name to a setter and its values"),
-    "group": ((NoneType, RankGroup), "a graphkit.RankGroup, or None"),
+    "group": ((NoneType, RunnerGroup), "a graphkit.RankGroup, or None"),
     "served_modes": ((NoneType, Collection), "the graphkit.ForwardMode members, or None"),
     "engine": (
         (NoneType, Callable),  # type: ignore[dict-item]
@@ -45,7 +45,7 @@ _TYPES: Mapping[str, tuple[_Types, str]] = {
         "a function from token ids [1, N] to logits [1, N, V], or None",
     ),
     "recurrent_state": (
-        (NoneType, RecurrentStatePool),
+        (NoneType, RecurrentStates),
         "a graphkit.RecurrentStatePool, or None",
     ),
     "kv_slots": ((NoneType, torch.Tensor), "a tensor of KV slots [rows, context], or None"),

@@ -11,12 +11,12 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from graphkit.distributed import RankGroup
 from graphkit.errors import GraphkitError, TargetError
+from graphkit.runners.ranks import RunnerGroup
 from graphkit.runners.targets.target import CaptureTarget
 
 
-def locate(text: str, device: str, group: RankGroup | None = None) -> CaptureTarget:
+def locate(text: str, device: str, group: RunnerGroup | None = None) -> CaptureTarget:
     """Return the target that a name such as ``package.module:attribute`` stands for.
 
     Modules in the working directory can be named. If the attribute is a function, it is called,

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from graphkit.buffers import StepInputs
+from graphkit.buffers import AttentionBackend, StepInputs
 from graphkit.config import BufferSizes
-from graphkit.distributed import RankGroup
-from graphkit.engine.attention import AttentionBackend
-from graphkit.engine.kv import RecurrentStatePool
 from graphkit.errors import TargetError, short_repr
 from graphkit.graphs import Backend
 from graphkit.graphs.capture_failure import describe_exception
 from graphkit.runners import RUNNERS, Output, Runner
+from graphkit.runners.attention_check import RecurrentStates
+from graphkit.runners.ranks import RunnerGroup
 from graphkit.runners.targets.argument_checks import check_arguments, has_runner
 from graphkit.spec import ForwardMode, SpecConfig
-
-if TYPE_CHECKING:
-    from graphkit.engine import SpeculativeEngine
 
 Forward = Callable[[Any], Any]
 T = TypeVar("T")
@@ -111,10 +107,10 @@ class CaptureTarget:
     output_type: type[Output] | Mapping[ForwardMode, type[Output]] | None = None
     draft_token_map: torch.Tensor | None = None
     served_modes: Collection[ForwardMode] | None = None
-    engine: Callable[..., SpeculativeEngine] | None = None
-    group: RankGroup | None = None
+    engine: Callable[..., Any] | None = None
+    group: RunnerGroup | None = None
     model: Callable[[torch.Tensor], Any] | None = None
-    recurrent_state: RecurrentStatePool | None = None
+    recurrent_state: RecurrentStates | None = None
     kv_slots: torch.Tensor | None = None
 
     def __post_init__(self) -> None:

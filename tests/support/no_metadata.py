@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphkit.engine.attention import AttentionBackend
+from graphkit.buffers import AttentionBackend
 
 
 class NoMetadata(AttentionBackend):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from graphkit.engine.attention import AttentionBackend
+from graphkit.buffers import AttentionBackend
 from graphkit.spec import ForwardMode
 
 

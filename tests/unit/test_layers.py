@@ -24,7 +24,8 @@ LEVELS = (
     ("runners",),
     ("buffers",),
     ("graphs",),
-    ("ops", "spec"),
+    ("spec",),
+    ("ops",),
     ("errors", "config", "records", "version"),
 )
 """Rooms from the top down. A room may import those of lower levels."""
@@ -34,13 +35,8 @@ SIDEWAYS = {
     ("cli", FACE),
     ("config", "errors"),
     ("records", "errors"),
-    ("spec", "ops"),
-    # The border of the core: to be replaced by protocols.
-    ("buffers", "engine"),
     ("models", "audit"),
     ("runners", "audit"),
-    ("runners", "distributed"),
-    ("runners", "engine"),
 }
 """Imports that are allowed within one level, and that of the package itself."""
 

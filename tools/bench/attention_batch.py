@@ -9,12 +9,8 @@ from types import SimpleNamespace
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from graphkit.engine.attention import (
-    AttentionMetadata,
-    PagedAttention,
-    SdpaAttention,
-    TritonAttention,
-)
+from graphkit.buffers import AttentionMetadata
+from graphkit.engine.attention import PagedAttention, SdpaAttention, TritonAttention
 from graphkit.engine.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from graphkit.ops.kernels.attention_config import AttentionConfig
 from graphkit.ops.kernels.paged_attention import launch_paged_attention

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from graphkit.buffers import AttentionBackend
 from graphkit.config import BufferSizes
-from graphkit.engine.attention import AttentionBackend
 from graphkit.engine.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from graphkit.spec import ForwardMode
 

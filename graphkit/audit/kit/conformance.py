@@ -10,7 +10,7 @@ import torch
 
 from graphkit.audit.kit.attention_batch import AttentionBatch
 from graphkit.audit.kit.random_attention import attention_batch
-from graphkit.engine.attention import AttentionBackend
+from graphkit.buffers import AttentionBackend
 from graphkit.engine.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from graphkit.errors import ConfigError, GraphkitError, short_repr
 from graphkit.graphs import backend_for, resolve_device

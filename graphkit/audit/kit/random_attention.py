@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from graphkit.audit.kit.attention_batch import AttentionBatch, BatchInputs
-from graphkit.engine.attention.metadata import EXTENDING
+from graphkit.buffers.attention import EXTENDING
 from graphkit.engine.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from graphkit.spec import ForwardMode
 

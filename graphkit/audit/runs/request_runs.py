@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from graphkit.engine.attention.cache import kv_pools
+from graphkit.buffers.attention import kv_pools
 from graphkit.engine.step import (
     DeviceStep,
     SamplingParams,

@@ -1,8 +1,7 @@
 """Attention backends: metadata per mode, and attention over a paged KV pool."""
 
 from graphkit.engine.attention.absorbed import AbsorbedProjections
-from graphkit.engine.attention.backend import AttentionBackend, AttentionInputs, PooledAttention
-from graphkit.engine.attention.metadata import AttentionMetadata
+from graphkit.engine.attention.backend import PooledAttention
 from graphkit.engine.attention.paged import PagedAttention
 from graphkit.engine.attention.paged_backends import SdpaAttention, TritonAttention
 from graphkit.engine.attention.sparse import IndexRows, SparseAttention
@@ -10,9 +9,6 @@ from graphkit.ops.heads import ProjectedHeads
 
 __all__ = [
     "AbsorbedProjections",
-    "AttentionBackend",
-    "AttentionInputs",
-    "AttentionMetadata",
     "IndexRows",
     "PagedAttention",
     "PooledAttention",

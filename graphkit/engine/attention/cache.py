@@ -7,7 +7,7 @@ Suffixes: T rows, N query heads, M key-value heads, D head size of keys, E head 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from graphkit.config import require_type
 from graphkit.engine.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
@@ -101,9 +101,3 @@ class PagedCache:
         query, key, value = heads.rotated()
         self.store(layer, loc_T, key, value)
         return query
-
-
-def kv_pools(attention: Any) -> tuple[Any, ...]:
-    """Return the ``kv_pool`` and ``window_kv_pool`` of any backend; one pool if they are equal."""
-    pools = (getattr(attention, name, None) for name in ("kv_pool", "window_kv_pool"))
-    return tuple({id(pool): pool for pool in pools if pool is not None}.values())

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from graphkit.buffers import AttentionInputs, AttentionMetadata
+from graphkit.buffers.attention import APPENDING, EXTENDING
 from graphkit.config import require_type
-from graphkit.engine.attention.backend import AttentionInputs, PooledAttention
+from graphkit.engine.attention.backend import PooledAttention
 from graphkit.engine.attention.cache import PagedCache, Pool
-from graphkit.engine.attention.metadata import APPENDING, EXTENDING, AttentionMetadata, query_rows
+from graphkit.engine.attention.query_rows import query_rows
 from graphkit.engine.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from graphkit.errors import ConfigError
 from graphkit.ops.paged_metadata import Metadata, paged_metadata

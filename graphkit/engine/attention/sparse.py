@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from graphkit.buffers import AttentionMetadata
 from graphkit.config import require_int
-from graphkit.engine.attention.metadata import AttentionMetadata
 from graphkit.engine.attention.paged import PagedAttention
 from graphkit.engine.attention.paged_backends import TritonAttention
 from graphkit.engine.kv import DSATokenToKVPool, ReqToTokenPool

@@ -11,6 +11,7 @@ from itertools import product
 
 import torch
 
+from graphkit.distributed import RankGroup
 from graphkit.engine.step.device_step import DeviceStep, SpecStepInputs, SpecStepOutput
 from graphkit.engine.step.draft_lengths import DraftLengths
 from graphkit.engine.step.loop_launcher import LaunchInputs, LaunchOutput, LoopLauncher
@@ -74,7 +75,9 @@ class DeviceLoops:
         self._lengths: DraftLengths | None = None
         if step.context.spec.is_adaptive:
             self._lengths = DraftLengths(step, runner.table.sizes, step.state.behind, runner.device)
-        self._buffers, self._group, self._spec = runner.buffers, runner.group, runner.spec
+        group = runner.group
+        assert group is None or isinstance(group, RankGroup), "loops use the group's collectives"
+        self._buffers, self._group, self._spec = runner.buffers, group, runner.spec
         self._table, self._largest = runner.table, runner.table.largest
         self._backend, device = runner.capturing_backend(), runner.device
         self.refusal = self._backend.loop_refusal

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from graphkit.buffers import Axis, Rows, StepInputs, declare
-from graphkit.engine.attention.cache import kv_pools
+from graphkit.buffers.attention import kv_pools
 from graphkit.engine.step.context import EngineContext
 from graphkit.engine.step.drafter import Drafter, NullDrafter
 from graphkit.engine.step.drafter_checks import check_prepared, prepare_drafter

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from graphkit.buffers.attention import kv_pools
 from graphkit.config import require_type
 from graphkit.engine.attention import PooledAttention
 from graphkit.engine.attention.backend import check_pooled_attention
-from graphkit.engine.attention.cache import kv_pools
 from graphkit.engine.kv import KVPool, RecurrentStatePool
 from graphkit.engine.kv.contracts import check_kv_pool
 from graphkit.errors import ConfigError

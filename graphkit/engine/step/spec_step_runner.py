@@ -87,6 +87,8 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             drafter needs the host.
     """
 
+    group: RankGroup | None
+
     @allocates
     def __init__(
         self,

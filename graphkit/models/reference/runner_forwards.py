@@ -9,6 +9,7 @@ from typing import Any, TypeGuard, overload
 import torch
 
 from graphkit.buffers import (
+    AttentionMetadata,
     DraftContextInputs,
     DraftExtendInputs,
     DraftInputs,
@@ -16,7 +17,7 @@ from graphkit.buffers import (
     MultiLayerDraftExtendInputs,
     TargetVerifyInputs,
 )
-from graphkit.engine.attention import AttentionMetadata, PagedAttention, ProjectedHeads
+from graphkit.engine.attention import PagedAttention, ProjectedHeads
 from graphkit.models.reference.config import LlamaConfig
 from graphkit.models.reference.dflash import DFlashHead
 from graphkit.models.reference.eagle import EagleHead

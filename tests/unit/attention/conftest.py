@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.audit.kit.attention_batch import AttentionBatch
 from graphkit.audit.kit.random_attention import attention_batch
-from graphkit.engine.attention.metadata import EXTENDING
+from graphkit.buffers.attention import EXTENDING
 from graphkit.engine.kv import MLATokenToKVPool
 from graphkit.spec import ForwardMode
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from graphkit.buffers import AttentionBackend
 from graphkit.config import BufferSizes
-from graphkit.engine.attention import AttentionBackend, SdpaAttention, TritonAttention
+from graphkit.engine.attention import SdpaAttention, TritonAttention
 from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.errors import AttentionError, ConfigError
 from graphkit.ops.paged_metadata import paged_metadata

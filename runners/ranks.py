@@ -1,20 +1,26 @@
-"""Messages of ranks before a replay, and the size that they agree on."""
+"""Ranks that capture and replay together: their interface, their messages, and what they agree on.
+
+``graphkit.RankGroup`` implements the interface over ``torch.distributed``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Protocol, TypeVar, runtime_checkable
 
 from graphkit.errors import RankError
+from graphkit.graphs import Backend
 from graphkit.spec import ForwardMode
 
+ResultT = TypeVar("ResultT")
 ANY_RUNNER = -1
 """Number of the runner in the message of an idle rank, which runs what the others run."""
 _MODES = tuple(ForwardMode)
 
 
-class Choice(IntEnum):
+class RankAction(IntEnum):
     """What a rank can do with its batch."""
 
     IDLE = 1
@@ -29,7 +35,7 @@ class RankReady:
     """Message of a rank before a replay.
 
     Attributes:
-        choice: What the rank can do with its batch.
+        action: What the rank can do with its batch.
         runner: Number of its runner, in the order of construction; ``ANY_RUNNER`` if it is idle.
         mode: Mode of the runner; IDLE with ``ANY_RUNNER``.
         batch_size: Live requests.
@@ -38,7 +44,7 @@ class RankReady:
         replays: Number of earlier agreements of this runner; with ``CLOSE``, of its replays.
     """
 
-    choice: Choice
+    action: RankAction
     runner: int = ANY_RUNNER
     mode: ForwardMode = ForwardMode.IDLE
     batch_size: int = 0
@@ -49,18 +55,18 @@ class RankReady:
     def words(self) -> list[int]:
         """Return the message as numbers, for a collective."""
         return [
-            self.choice, self.runner, _MODES.index(self.mode), self.batch_size,
+            self.action, self.runner, _MODES.index(self.mode), self.batch_size,
             self.padded_batch_size, self.reason, self.replays,
         ]  # fmt: skip
 
     @classmethod
     def of(cls, words: Sequence[int]) -> RankReady:
         """Return the message of numbers."""
-        choice, runner, mode, *others = words
-        return cls(Choice(choice), runner, _MODES[mode], *others)
+        action, runner, mode, *others = words
+        return cls(RankAction(action), runner, _MODES[mode], *others)
 
 
-WORDS = len(RankReady(Choice.IDLE).words())
+WORDS = len(RankReady(RankAction.IDLE).words())
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,62 @@ class AgreedSize:
         return not self.eager_ranks
 
 
+class GroupMember(Protocol):
+    """A runner of a group."""
+
+    def run_pads(self, agreed: AgreedSize) -> None:
+        """Run the agreed step on pads."""
+        ...
+
+
+@runtime_checkable
+class RunnerGroup(Protocol):
+    """What runners need of the ranks that they capture and replay with.
+
+    ``graphkit.RankGroup`` is the implementation. Every rank makes the same calls in the same order.
+
+    Attributes:
+        rank: Rank of this process.
+        same_batch: Whether all ranks run every batch, so that replays need no agreement.
+    """
+
+    rank: int
+    same_batch: bool
+
+    @property
+    def has_raised(self) -> bool:
+        """Whether a rank has failed, and this one has raised an error for it."""
+
+    def add(self, runner: GroupMember) -> int:
+        """Add a runner and return its number."""
+
+    def capturing_backend(self, backend: Backend, settings: Mapping[str, str]) -> Backend:
+        """Return a backend whose captures run on all ranks at once.
+
+        Args:
+            backend: Backend of this rank.
+            settings: Settings that must be the same on every rank, by name.
+        """
+
+    def run(self, call: Callable[..., ResultT], *arguments: object) -> ResultT:
+        """Call a function that all ranks call, so that a failure on one ends it on all."""
+
+    def agree(self, ready: RankReady) -> AgreedSize:
+        """Send what this rank can run, wait for all ranks, and return the step that all run."""
+
+    def refuse(self, ready: RankReady, error: BaseException) -> None:
+        """Make this step an error on all ranks. The caller raises ``error`` after it."""
+
+    def close(self, ready: RankReady) -> None:
+        """Agree that all ranks close a runner after the same number of replays."""
+
+    def on_any(self, value: bool) -> bool:
+        """Return whether a value is true on any rank."""
+
+    def leave(self, error: BaseException) -> None:
+        """Report that this rank leaves the group because of an error. Waits for no rank."""
+
+
 def agreed_size(ready: Sequence[RankReady], *, same_batch: bool) -> AgreedSize:
     """Return the step that follows from the messages of all ranks.
 
@@ -108,8 +170,8 @@ def agreed_size(ready: Sequence[RankReady], *, same_batch: bool) -> AgreedSize:
     if same_batch:
         sizes = [f"{sent.batch_size} requests at {sent.padded_batch_size}" for sent in ready]
         _check_equal(ready, "the batch, which same_batch says is the same", sizes)
-    eager = tuple(rank for rank, sent in enumerate(ready) if sent.choice is Choice.EAGER)
-    live = any(sent.choice is not Choice.IDLE for sent in ready)
+    eager = tuple(rank for rank, sent in enumerate(ready) if sent.action is RankAction.EAGER)
+    live = any(sent.action is not RankAction.IDLE for sent in ready)
     return AgreedSize(
         mode=running[0].mode if live else ForwardMode.IDLE,
         runner=running[0].runner if live else ANY_RUNNER,
