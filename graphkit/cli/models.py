@@ -194,12 +194,8 @@ def _reference_models(
     group: RankGroup | None,
     quantize: str | None,
 ) -> EngineModels:
-    from graphkit.models.reference import (
-        checkpoint_dtype,
-        head_algorithm,
-        load_models,
-        random_models,
-    )
+    from graphkit.models.heads.folders import head_algorithm
+    from graphkit.models.reference import checkpoint_dtype, load_models, random_models
     from graphkit.models.reference.engine_models import check_algorithm
 
     folder, draft = arguments.checkpoint, arguments.draft

@@ -17,7 +17,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from graphkit.errors import CheckpointError, short_repr
-from graphkit.models.reference.checkpoint_folder import read_config
+from graphkit.models.folder import read_config
 
 logger = logging.getLogger(__name__)
 _TEXT_PARTS = ("text_config", "llm_config", "language_config")

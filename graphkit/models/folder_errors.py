@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from graphkit.errors import CheckpointError
-from graphkit.models.reference.checkpoint_folder import StoredWeights
+from graphkit.models.folder import StoredWeights
 
 _LIST_OF_TYPES = "Model type should be one of"
 """Begins the list of all classes in an error of transformers 5.23."""

@@ -11,10 +11,10 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from graphkit.errors import CheckpointError
+from graphkit.models.folder import StoredWeights
 from graphkit.models.layout import AttentionLayer, ModelLayout
-from graphkit.models.reference.checkpoint_folder import StoredWeights
-from graphkit.models.reference.weight_files import abbreviate
 from graphkit.models.stored_names import targets
+from graphkit.models.weight_files import abbreviate
 
 logger = logging.getLogger(__name__)
 _SCALE = re.compile(

@@ -17,13 +17,14 @@ from graphkit.config import require_type
 from graphkit.errors import CheckpointError, ConfigError, short_repr
 from graphkit.graphs import resolve_device
 from graphkit.models.config_keys import check_keys
-from graphkit.models.draft_model import DraftModel
+from graphkit.models.folder import StoredWeights, read_quantized_config
 from graphkit.models.folder_errors import model_error
 from graphkit.models.generation import generation_defaults
+from graphkit.models.heads.draft_model import DraftModel
+from graphkit.models.heads.load import ALGORITHMS_BY_KIND, draft_kind, load_draft, standalone_draft
 from graphkit.models.kv_scales import KVScales, read_kv_scales, with_kv_scales
 from graphkit.models.layout import ModelLayout, output_head
 from graphkit.models.load_check import check_loaded
-from graphkit.models.load_draft import ALGORITHMS_BY_KIND, draft_kind, load_draft, standalone_draft
 from graphkit.models.model import WITHOUT_DRAFT, TransformersModel, check_algorithm
 from graphkit.models.passed_model import check_model, check_type
 from graphkit.models.prepare import prepare_model
@@ -35,7 +36,6 @@ from graphkit.models.quantization import (
 )
 from graphkit.models.quantization.settings import check_quantization_keys, quantization_settings
 from graphkit.models.quantized_folder import StoredRows, load_quantized
-from graphkit.models.reference.checkpoint_folder import StoredWeights, read_quantized_config
 from graphkit.models.stored_tensors import check_stored
 from graphkit.models.weight_reads import dequantize_read_weights
 from graphkit.ops.argument_rules import check_dtype

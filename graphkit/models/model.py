@@ -15,7 +15,6 @@ from graphkit.config import BufferSizes, require_int, require_type
 from graphkit.engine import Drafter, EngineModel, NgramDrafter, SamplingParams, SpeculativeEngine
 from graphkit.engine.kv import ReqToTokenPool
 from graphkit.errors import ConfigError
-from graphkit.models.draft_model import DraftModel
 from graphkit.models.forward import TransformersForward
 from graphkit.models.generation import (
     GenerationDefaults,
@@ -23,9 +22,9 @@ from graphkit.models.generation import (
     generation_defaults,
     stop_ids,
 )
+from graphkit.models.heads.draft_model import DraftModel
 from graphkit.models.layout import ModelLayout, head_shape, output_head
-from graphkit.models.pools import LayerGroupAttention, recurrent_states, slot_bytes
-from graphkit.models.reference.pools import all_slots
+from graphkit.models.pools import LayerGroupAttention, all_slots, recurrent_states, slot_bytes
 from graphkit.models.rotation import rotation_limit
 from graphkit.models.tokenizer import load_tokenizer
 from graphkit.runners import Runner

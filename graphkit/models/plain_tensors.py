@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from graphkit.errors import CheckpointError
+from graphkit.models.folder import StoredWeights
 from graphkit.models.quantization import QuantizedWeight, StoredLayout
 from graphkit.models.quantization.formulas import stored_rows
-from graphkit.models.reference.checkpoint_folder import StoredWeights
-from graphkit.models.reference.weight_files import Form
+from graphkit.models.weight_files import Form
 
 _CHECKED_ROWS = 8
 """Outputs of each quantised layer that the check at load compares."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from inspect import isabstract
 from itertools import count
 
 import torch
@@ -31,11 +32,10 @@ from graphkit.engine.kv import (
 )
 from graphkit.engine.kv.index_keys import IndexKeyPool
 from graphkit.engine.kv.layer_groups import LayerGroupKVPool
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, short_repr
 from graphkit.models.attention import AttentionCall, padded_to
 from graphkit.models.indexer import IndexBatch
 from graphkit.models.layout import AttentionLayer, IndexLayer, ModelLayout
-from graphkit.models.reference.pools import all_slots
 from graphkit.ops.attention_layout import DenseLayout
 from graphkit.ops.kv_cache import FP8
 from graphkit.spec import ForwardMode
@@ -239,3 +239,29 @@ def _pool_shape(layer: AttentionLayer, dtype: torch.dtype) -> tuple[type[Pool], 
     if latent is not None and dtype in MLATokenToKVPool.dtypes:
         return MLATokenToKVPool, latent.rank, latent.rotated_size
     return MHATokenToKVPool, layer.heads, max(layer.key_size, layer.value_size)
+
+
+def attention_class(attention: object, device: torch.device) -> type[PagedAttention]:
+    """Return the attention backend that a setting selects on a device; see ``reference_engine``.
+
+    Raises:
+        ConfigError: It is neither ``None`` nor a class of backends.
+    """
+    if attention is None:
+        return TritonAttention if device.type == "cuda" else SdpaAttention
+    if (
+        isinstance(attention, type)
+        and issubclass(attention, PagedAttention)
+        and not isabstract(attention)
+    ):
+        return attention
+    raise ConfigError(
+        "attention must be a class derived from graphkit.PagedAttention, such as "
+        f"graphkit.TritonAttention, or None, got {short_repr(attention)}.",
+        field="attention",
+    )
+
+
+def all_slots(requests: ReqToTokenPool, page_size: int) -> int:
+    """Return the KV slots of every request at its longest, in whole pages."""
+    return requests.size * -(-requests.max_context_len // page_size) * page_size

@@ -23,9 +23,9 @@ from graphkit.models.layout import output_head
 from graphkit.models.plain_tensors import PlainTensors, checked_rows
 from graphkit.models.quantization import QuantizedLinear, QuantizedWeight, StoredLayout
 from graphkit.models.quantization.formulas import stored_rows
-from graphkit.models.reference.weight_files import abbreviate
 from graphkit.models.stored_names import Target, targets
 from graphkit.models.stored_tensors import check_stored
+from graphkit.models.weight_files import abbreviate
 
 logger = logging.getLogger(__name__)
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

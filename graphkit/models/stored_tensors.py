@@ -11,10 +11,10 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from graphkit.errors import CheckpointError
+from graphkit.models.folder import StoredWeights, read_config
 from graphkit.models.kv_scales import scale_place
-from graphkit.models.reference.checkpoint_folder import StoredWeights, read_config
-from graphkit.models.reference.weight_files import abbreviate
 from graphkit.models.stored_names import targets
+from graphkit.models.weight_files import abbreviate
 
 logger = logging.getLogger(__name__)
 _LAYER = re.compile(r"(.+?)\.(\d+)\.")

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from graphkit.models.quantization import QuantizedLinear
-from graphkit.models.reference.weight_files import abbreviate
+from graphkit.models.weight_files import abbreviate
 
 logger = logging.getLogger(__name__)
 _TOKENS = 4

@@ -13,9 +13,9 @@ from graphkit.engine import SpeculativeEngine
 from graphkit.engine.step import SpecStepRunner
 from graphkit.errors import ReplayError
 from graphkit.graphs import RecorderBackend
+from graphkit.models.heads.config import LlamaConfig
 from graphkit.models.reference import (
     ALGORITHMS,
-    LlamaConfig,
     LlamaModel,
     default_checkpoint,
     load_checkpoint,

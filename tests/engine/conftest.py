@@ -25,7 +25,8 @@ from graphkit.engine import (
 )
 from graphkit.engine.attention import PagedAttention, SdpaAttention, TritonAttention
 from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
-from graphkit.models.reference import LlamaConfig, LlamaModel, StandaloneForward, full_logits
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.reference import LlamaModel, StandaloneForward, full_logits
 from graphkit.spec import SpecConfig
 from graphkit.spec.config import default_spec
 from own_attention import BlockTable, GatherAttention, StackedPool

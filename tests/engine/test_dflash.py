@@ -12,18 +12,13 @@ from graphkit.engine import DFlashDrafter, EngineModel, SamplingParams, Speculat
 from graphkit.engine.attention import SdpaAttention, TritonAttention
 from graphkit.engine.kv import ReqToTokenPool
 from graphkit.errors import ConfigError, OutputError
-from graphkit.models.reference import (
-    AuxStates,
-    DFlashForward,
-    DFlashHead,
-    EngineModels,
-    LlamaConfig,
-    LlamaModel,
-    PoolFactory,
-    VerifyForward,
-    causal_attend,
-    engine_of,
-)
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.dflash import DFlashHead
+from graphkit.models.heads.forwards import DFlashForward
+from graphkit.models.heads.layers import causal_attend
+from graphkit.models.heads.pools import PoolFactory
+from graphkit.models.heads.sources import AuxStates
+from graphkit.models.reference import EngineModels, LlamaModel, VerifyForward, engine_of
 
 VOCAB, BLOCK, CONTEXT, MASK = 7, 5, 80, 6
 CONFIG = LlamaConfig(

@@ -8,7 +8,9 @@ import torch
 from graphkit.engine import EagleDrafter, SamplingParams
 from graphkit.engine.attention import SdpaAttention, TritonAttention
 from graphkit.errors import ConfigError
-from graphkit.models.reference import Eagle3Head, LlamaConfig, LlamaModel, full_logits
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.reference import LlamaModel, full_logits
 from graphkit.models.reference.engine import engine_of, spec_of
 from graphkit.models.reference.engine_models import EngineModels
 

@@ -16,7 +16,8 @@ from graphkit.engine import SamplingParams
 from graphkit.engine.step.acceptance import Draws, sample_tokens
 from graphkit.engine.step.processors import TargetLogits
 from graphkit.errors import ConfigError
-from graphkit.models.reference import LlamaConfig, LlamaModel
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.reference import LlamaModel
 from graphkit.ops.target_probs import target_probs
 
 VOCAB, TEMPERATURES = 6, (0.6, 2.0)

@@ -12,15 +12,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from accept_loops import accept_lengths, check_engine, head_drafts
 from graphkit.engine import SamplingParams
-from graphkit.models.reference import (
-    AuxStates,
-    causal_attend,
-    engine_of,
-    full_logits,
-    load_models,
-    reference_engine,
-    spec_of,
-)
+from graphkit.models.heads.layers import causal_attend
+from graphkit.models.heads.sources import AuxStates
+from graphkit.models.reference import engine_of, full_logits, load_models, reference_engine, spec_of
 
 CORPUS = Path(__file__).parents[2] / "tools" / "training" / "corpus.py"
 PROMPT, NEW = 96, 24

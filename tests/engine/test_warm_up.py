@@ -14,7 +14,8 @@ from graphkit.engine import EagleDrafter, SamplingParams
 from graphkit.engine.attention import TritonAttention
 from graphkit.engine.step.admission import warm_up_chunks
 from graphkit.errors import CaptureError
-from graphkit.models.reference import LlamaConfig, shapes
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.reference import shapes
 from graphkit.models.reference.engine import engine_of, spec_of
 from graphkit.ops.kernels.step_state import begin_step_kernel
 from recorded_launches import record_launches

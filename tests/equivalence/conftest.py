@@ -12,7 +12,9 @@ import torch
 from declared_modes import MODES
 from graphkit.audit.runs import compare_runs
 from graphkit.buffers import Axis
-from graphkit.models.reference import EagleHead, LlamaConfig, LlamaModel, MTPHead
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.eagle import EagleHead
+from graphkit.models.reference import LlamaModel, MTPHead
 from graphkit.models.reference.target import model_target
 from graphkit.runners import Runner
 from graphkit.runners.targets import CaptureTarget

@@ -12,7 +12,8 @@ import torch
 
 import graphkit as gk
 from graphkit.graphs.driver import driver_bytes
-from graphkit.models.reference import LlamaConfig, LlamaModel, StandaloneForward
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.reference import LlamaModel, StandaloneForward
 
 pytestmark = [
     pytest.mark.gpu,

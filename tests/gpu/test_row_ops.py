@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphkit.models.reference.layers import Embedding
+from graphkit.models.heads.layers import Embedding
 from graphkit.ops.rows import gather_rows, scatter_rows
 
 pytestmark = pytest.mark.gpu

@@ -8,8 +8,10 @@ import torch
 import graphkit as gk
 from graphkit import models
 from graphkit.errors import CheckpointError
-from graphkit.models.draft_model import SharedModules
-from graphkit.models.reference import DFlashHead, LlamaConfig, save_draft_head
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.dflash import DFlashHead
+from graphkit.models.heads.folders import save_draft_head
+from graphkit.models.heads.load import head_sources
 from small_models import small_model
 
 PROMPTS = [[5, 17, 3, 17, 3, 17, 9, 5, 17], [7, 8, 9], list(range(30, 42))]
@@ -19,9 +21,9 @@ NEW_TOKENS = 14
 def head_for(kind):
     """A random head of two layers that reads the first layer of a target."""
     other = models.load(small_model(kind), device="cpu", check=False)
-    shared = SharedModules(other.model, other.layout)
+    shared = head_sources(other.model, other.layout)
     config = LlamaConfig(
-        vocab_size=shared.config.vocab_size, hidden_size=shared.config.hidden_size,
+        vocab_size=shared.vocab_size, hidden_size=shared.hidden_size,
         intermediate_size=96, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
         head_dim=16, max_position_embeddings=64, qk_norm=True,
     )  # fmt: skip

@@ -11,7 +11,8 @@ import graphkit as gk
 from drafted_models import CASES, head_config, with_head
 from graphkit import models
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.models.reference import Eagle3Head, EagleHead
+from graphkit.models.heads.eagle import EagleHead
+from graphkit.models.heads.eagle3 import Eagle3Head
 from small_models import small_model
 
 PROMPTS = [[5, 17, 3, 17, 3, 17, 9, 5, 17], [7, 8, 9], list(range(30, 42))]

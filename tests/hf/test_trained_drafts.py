@@ -12,11 +12,14 @@ import graphkit as gk
 from accept_loops import accept_lengths, check_engine, head_drafts
 from graphkit import models
 from graphkit.models.attention import attending
-from graphkit.models.mtp import MtpHead
-from graphkit.models.reference import Eagle3Head, EagleHead, LlamaConfig, save_draft_head
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.eagle import EagleHead
+from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.folders import save_draft_head
+from graphkit.models.heads.mtp import MtpHead
 from mtp_folders import save_with_mtp
 from small_models import small_model
-from trained_drafts import SENTENCES, head_run, head_target, mtp_run, train_head, trained
+from trained_drafts import SENTENCES, head_run, head_sources, mtp_run, train_head, trained
 
 pytestmark = pytest.mark.slow
 PROMPTS = [SENTENCES[i][: 1 + 2 * i].tolist() for i in range(4)]
@@ -30,7 +33,7 @@ def with_head(kind, folder, create, layers=(), **options):
         vocab_size=128, hidden_size=64, intermediate_size=128, num_hidden_layers=1,
         num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=128,
     )  # fmt: skip
-    head = create(config, head_target(target), **options)
+    head = create(config, head_sources(target), **options)
     train_head(target, head.parameters(), head_run(head), layers)
     save_draft_head(head, folder)
     return models.load(target, draft=folder, device="cpu")

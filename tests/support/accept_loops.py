@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from graphkit.engine import SamplingParams, SpeculativeEngine
-from graphkit.models.reference import causal_attend
+from graphkit.models.heads.layers import causal_attend
 
 
 def accept_lengths(

@@ -93,7 +93,8 @@ def write_tokenizer(folder, tokenizer):
 
 def write_eagle_head(folder, checkpoint):
     """Write a random EAGLE head for the target in a checkpoint folder."""
-    from graphkit.models.reference import EagleHead, save_draft_head
+    from graphkit.models.heads.eagle import EagleHead
+    from graphkit.models.heads.folders import save_draft_head
 
     torch.manual_seed(9)
     head = EagleHead(*_parts_of_heads(checkpoint))
@@ -104,7 +105,8 @@ def write_eagle_head(folder, checkpoint):
 
 def write_eagle3_head(folder, checkpoint, draft_vocab_size=96):
     """Write a random EAGLE-3 head for the target in a checkpoint folder."""
-    from graphkit.models.reference import Eagle3Head, save_draft_head
+    from graphkit.models.heads.eagle3 import Eagle3Head
+    from graphkit.models.heads.folders import save_draft_head
 
     torch.manual_seed(9)
     config, target = _parts_of_heads(checkpoint)
@@ -119,13 +121,13 @@ def write_eagle3_head(folder, checkpoint, draft_vocab_size=96):
 def _parts_of_heads(checkpoint):
     """Return the configuration of a head for the target in a folder, and what it shares."""
     from graphkit import models
-    from graphkit.models.draft_model import SharedModules
-    from graphkit.models.reference import LlamaConfig
+    from graphkit.models.heads.config import LlamaConfig
+    from graphkit.models.heads.load import head_sources
 
     loaded = models.load(checkpoint, device="cpu", check=False)
-    target = SharedModules(loaded.model, loaded.layout)
+    target = head_sources(loaded.model, loaded.layout)
     config = LlamaConfig(
-        vocab_size=target.config.vocab_size, hidden_size=target.config.hidden_size,
+        vocab_size=target.vocab_size, hidden_size=target.hidden_size,
         intermediate_size=96, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
         head_dim=16, max_position_embeddings=128,
     )  # fmt: skip

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 
 from graphkit import models
-from graphkit.models.draft_model import SharedModules
-from graphkit.models.reference import Eagle3Head, EagleHead, LlamaConfig, save_draft_head
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.eagle import EagleHead
+from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.folders import save_draft_head
+from graphkit.models.heads.load import head_sources
 from mtp_folders import save_with_mtp
 from small_models import small_model
 
@@ -44,7 +47,7 @@ def with_head(
     """Save a random head for a target, and load the target with it."""
     other = models.load(small_model(kind), device="cpu", check=False)
     torch.manual_seed(1)
-    head = create(head_config(other.model), SharedModules(other.model, other.layout), **options)
+    head = create(head_config(other.model), head_sources(other.model, other.layout), **options)
     for weight in head.parameters():
         torch.nn.init.normal_(weight, std=0.15)
     if isinstance(head, Eagle3Head) and head.d2t is not None:

@@ -27,9 +27,10 @@ from graphkit.engine.attention import (
     TritonAttention,
 )
 from graphkit.engine.kv import DSATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
-from graphkit.models.reference import EagleHead, LlamaConfig
-from graphkit.models.reference.pools import PoolFactory
-from graphkit.models.reference.runner_forwards import EagleForward
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.eagle import EagleHead
+from graphkit.models.heads.forwards import EagleForward
+from graphkit.models.heads.pools import PoolFactory
 from graphkit.ops.index_scores import dequantised
 from small_models import LATENT, small_model
 

@@ -56,7 +56,8 @@ from graphkit.engine import (
 from graphkit.engine.attention import SdpaAttention
 from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.graphs import environment
-from graphkit.models.reference import LlamaConfig, LlamaModel, StandaloneForward, full_logits
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.reference import LlamaModel, StandaloneForward, full_logits
 from graphkit.records import BenchReport, Measure
 from graphkit.spec import SpecConfig
 from graphkit.views import bench_view

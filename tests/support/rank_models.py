@@ -15,9 +15,8 @@ import torch.distributed as dist
 
 import graphkit as gk
 from engine_target import CONTEXT, ROWS, SIZES, TableForward
-from graphkit.models import reference
-from graphkit.models.reference import weight_files
-from graphkit.models.reference.sharded_layers import local_config
+from graphkit.models import reference, weight_files
+from graphkit.models.heads.sharded_layers import local_config
 from graphkit.ops.decoder import add_rms_norm
 from graphkit.ops.loop_layout import LoopEnd
 from rank_steps import rank_device, rank_group

@@ -6,7 +6,6 @@ Shape letters: B windows, L tokens of each, T = B x L rows, H hidden, F features
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from graphkit.models.attention import AttentionCall, attending
-from graphkit.models.mtp import MtpHead
+from graphkit.models.heads.mtp import MtpHead
+from graphkit.models.heads.sources import HeadSources
 
 LENGTH, WINDOWS, STEPS, RATE = 36, 8, 80, 4e-3
 SENTENCES = [
@@ -55,10 +55,9 @@ def trained(model: Any, steps: int = STEPS) -> Any:
     return model.eval()
 
 
-def head_target(model: Any) -> Any:
-    """Return what heads use of a model, as ``reference.HeadTarget``."""
-    parts = {"embedding": model.get_input_embeddings(), "lm_head": model.lm_head}
-    return SimpleNamespace(config=model.config, logits=model.lm_head.forward, **parts)
+def head_sources(model: Any) -> Any:
+    """Return what heads use of a model."""
+    return HeadSources(model.get_input_embeddings(), model.lm_head, model.config.num_hidden_layers)
 
 
 def train_head(

@@ -96,7 +96,9 @@ def models():
     """A target, its Eagle head and its MTP layers, with weights of nothing in particular."""
     import torch
 
-    from graphkit.models.reference import EagleHead, LlamaConfig, LlamaModel, MTPHead
+    from graphkit.models.heads.config import LlamaConfig
+    from graphkit.models.heads.eagle import EagleHead
+    from graphkit.models.reference import LlamaModel, MTPHead
 
     torch.manual_seed(3)
     facts = {

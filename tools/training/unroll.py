@@ -19,15 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from graphkit.models.reference import (
-    DFlashHead,
-    Eagle3Head,
-    EagleHead,
-    LlamaModel,
-    MTPHead,
-    causal_attend,
-    full_logits,
-)
+from graphkit.models.heads.dflash import DFlashHead
+from graphkit.models.heads.eagle import EagleHead
+from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.layers import causal_attend
+from graphkit.models.reference import LlamaModel, MTPHead, full_logits
 
 STEPS = 3
 BLOCK_DECAY = 4.0

@@ -10,7 +10,10 @@ import torch
 from torch import nn
 
 from graphkit.cli.benchmarks.clocks import device_ms, synchronise
-from graphkit.models.reference import DFlashHead, Eagle3Head, EagleHead, EngineModels, MTPHead
+from graphkit.models.heads.dflash import DFlashHead
+from graphkit.models.heads.eagle import EagleHead
+from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.reference import EngineModels, MTPHead
 
 if TYPE_CHECKING:
     from graphkit.models import TransformersModel

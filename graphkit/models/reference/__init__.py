@@ -1,14 +1,10 @@
 """A small trained model in Llama layout, its draft models, and loaders for such checkpoints."""
 
-from graphkit.models.reference.checkpoint import (
-    checkpoint_dtype,
-    default_checkpoint,
-    load_checkpoint,
-    save_checkpoint,
-)
-from graphkit.models.reference.config import LlamaConfig, RopeScaling
-from graphkit.models.reference.dflash import DFlashHead
-from graphkit.models.reference.draft_checkpoint import (
+from graphkit.models.heads.config import LlamaConfig, RopeScaling
+from graphkit.models.heads.dflash import DFlashHead
+from graphkit.models.heads.eagle import EagleHead
+from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.folders import (
     head_algorithm,
     load_dflash_head,
     load_eagle3_head,
@@ -16,28 +12,29 @@ from graphkit.models.reference.draft_checkpoint import (
     load_mtp_head,
     save_draft_head,
 )
-from graphkit.models.reference.eagle import EagleHead, HeadTarget
-from graphkit.models.reference.eagle3 import Eagle3Head
-from graphkit.models.reference.engine import engine_of, reference_engine, spec_of
-from graphkit.models.reference.engine_models import ALGORITHMS, EngineModels, load_models
-from graphkit.models.reference.layers import (
+from graphkit.models.heads.forwards import DFlashForward, EagleForward
+from graphkit.models.heads.layers import (
     Attend,
     AttendProjected,
     DecoderLayer,
     RMSNorm,
+    causal_attend,
     initialise,
 )
-from graphkit.models.reference.model import AuxStates, LlamaModel, causal_attend, full_logits
-from graphkit.models.reference.mtp import MTPHead
-from graphkit.models.reference.pools import PoolFactory
-from graphkit.models.reference.rope import RotaryEmbedding
-from graphkit.models.reference.runner_forwards import (
-    DFlashForward,
-    EagleForward,
-    MTPForward,
-    StandaloneForward,
-    VerifyForward,
+from graphkit.models.heads.pools import PoolFactory
+from graphkit.models.heads.rope import RotaryEmbedding
+from graphkit.models.heads.sources import AuxStates
+from graphkit.models.reference.checkpoint import (
+    checkpoint_dtype,
+    default_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
 )
+from graphkit.models.reference.engine import engine_of, reference_engine, spec_of
+from graphkit.models.reference.engine_models import ALGORITHMS, EngineModels, load_models
+from graphkit.models.reference.model import LlamaModel, full_logits
+from graphkit.models.reference.mtp import MTPHead
+from graphkit.models.reference.runner_forwards import MTPForward, StandaloneForward, VerifyForward
 from graphkit.models.reference.shapes import SHAPES, random_models
 from graphkit.models.reference.target import (
     dflash_target,
@@ -63,7 +60,6 @@ __all__ = [
     "EagleForward",
     "EagleHead",
     "EngineModels",
-    "HeadTarget",
     "LlamaConfig",
     "LlamaModel",
     "MTPForward",

@@ -11,18 +11,13 @@ from graphkit.config import require_type
 from graphkit.distributed import RankGroup
 from graphkit.engine.kv.contracts import require_device
 from graphkit.errors import CheckpointError
+from graphkit.models.folder import StoredWeights, as_folder, read_quantized_config, write_folder
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.layers import store_by_columns
+from graphkit.models.heads.sharded_layers import part_of
 from graphkit.models.quantization import stored_layout
-from graphkit.models.reference.checkpoint_folder import (
-    StoredWeights,
-    as_folder,
-    read_quantized_config,
-    write_folder,
-)
-from graphkit.models.reference.config import LlamaConfig
-from graphkit.models.reference.layers import store_by_columns
 from graphkit.models.reference.model import LlamaModel
 from graphkit.models.reference.quantized_checkpoint import fill_quantized
-from graphkit.models.reference.sharded_layers import part_of
 from graphkit.models.reference.tensor_parallel import ShardedLlama
 from graphkit.ops.argument_rules import check_dtype
 

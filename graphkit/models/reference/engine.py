@@ -14,12 +14,13 @@ from graphkit.engine import EngineModel, EngineOptions, SpeculativeEngine
 from graphkit.engine.attention import PagedAttention
 from graphkit.engine.kv import ReqToTokenPool
 from graphkit.graphs import resolve_device
+from graphkit.models.heads.pools import PoolFactory
+from graphkit.models.pools import attention_class
 from graphkit.models.reference.engine_models import (
     EngineModels,
     check_algorithm,
     load_models,
 )
-from graphkit.models.reference.pools import PoolFactory, attention_class
 from graphkit.models.reference.runner_forwards import VerifyForward
 from graphkit.models.reference.tokenizer import END_OF_TEXT
 from graphkit.runners.settings import show_options

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import NoneType
 
 import torch
-from torch import nn
 
 from graphkit.config import BufferSizes, require_type
 from graphkit.distributed import RankGroup
@@ -21,30 +20,27 @@ from graphkit.engine import (
     NgramDrafter,
 )
 from graphkit.errors import ConfigError, short_repr
-from graphkit.models.quantization import check_quantization, quantize_linears
-from graphkit.models.reference.checkpoint import (
-    default_checkpoint,
-    load_checkpoint,
-)
-from graphkit.models.reference.dflash import DFlashHead
-from graphkit.models.reference.draft_checkpoint import (
+from graphkit.models.heads.dflash import DFlashHead
+from graphkit.models.heads.eagle import EagleHead
+from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.folders import (
     load_dflash_head,
     load_eagle3_head,
     load_eagle_head,
     load_mtp_head,
 )
-from graphkit.models.reference.eagle import EagleHead
-from graphkit.models.reference.eagle3 import Eagle3Head
-from graphkit.models.reference.layers import quantize_layers
+from graphkit.models.heads.forwards import DFlashForward, EagleForward
+from graphkit.models.heads.layers import quantize_layers
+from graphkit.models.heads.load import quantize_draft
+from graphkit.models.heads.pools import PoolFactory
+from graphkit.models.quantization import check_quantization
+from graphkit.models.reference.checkpoint import (
+    default_checkpoint,
+    load_checkpoint,
+)
 from graphkit.models.reference.model import LlamaModel
 from graphkit.models.reference.mtp import MTPHead
-from graphkit.models.reference.pools import PoolFactory
-from graphkit.models.reference.runner_forwards import (
-    DFlashForward,
-    EagleForward,
-    MTPForward,
-    StandaloneForward,
-)
+from graphkit.models.reference.runner_forwards import MTPForward, StandaloneForward
 from graphkit.models.reference.tensor_parallel import group_of
 
 ALGORITHMS = ("NONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM", "DFLASH")
@@ -201,21 +197,6 @@ def quantized_models(models: EngineModels, quantize: str) -> EngineModels:
     if models.draft is not None:
         quantize_draft(models.draft, quantize)
     return models
-
-
-def quantize_draft(draft: nn.Module, quantize: str) -> None:
-    """Quantise a draft model in place: an EAGLE head as a whole, the decoder layers of others.
-
-    The text does not depend on a draft model, only the number of accepted tokens does.
-
-    Args:
-        draft: The draft model.
-        quantize: See ``load_models``.
-    """
-    if isinstance(draft, EagleHead | Eagle3Head):
-        quantize_linears(draft, quantize)
-    else:
-        quantize_layers(draft, quantize)
 
 
 def _draft_model(algorithm: str, draft: str | Path | None, target: LlamaModel) -> DraftModel | None:

@@ -7,39 +7,22 @@ V vocabulary, N query heads, M key and value heads, D head dim.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
 from graphkit.errors import InputError
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.layers import (
+    Attend,
+    DecoderLayer,
+    Embedding,
+    RMSNorm,
+    causal_attend,
+    run_layers,
+)
+from graphkit.models.heads.rope import RotaryEmbedding
+from graphkit.models.heads.sources import AuxStates
 from graphkit.models.quantization import Linear
-from graphkit.models.reference.config import LlamaConfig
-from graphkit.models.reference.layers import Attend, DecoderLayer, Embedding, RMSNorm
-from graphkit.models.reference.rope import RotaryEmbedding, Rotation
-
-
-class AuxStates:
-    """Residual streams inside a model, recorded in a forward: what an EAGLE-3 head reads.
-
-    Args:
-        layers: Numbers of layers. The stream is recorded before layer i, i from 0 to n - 1; n
-            stands for the end of the last layer, before the final norm.
-    """
-
-    def __init__(self, layers: Sequence[int]) -> None:
-        self._layers = tuple(layers)
-        self._states: dict[int, Tensor] = {}
-
-    def record(self, layer: int, hidden_TH: Tensor) -> None:
-        """Keep the stream before a layer if it is wanted."""
-        if layer in self._layers:
-            self._states[layer] = hidden_TH
-
-    def joined(self) -> Tensor:
-        """Return the streams side by side, [T, layers x H]."""
-        return torch.cat([self._states[layer] for layer in self._layers], dim=-1)
 
 
 class LlamaDecoder(nn.Module):
@@ -60,27 +43,6 @@ class LlamaDecoder(nn.Module):
         """Run all layers and the final norm over embedded tokens, [T, H] to [T, H]."""
         rotation = self.rotary_emb(positions_T)
         return run_layers(self.layers, self.norm, hidden_TH, rotation, attend, aux)
-
-
-def run_layers(
-    layers: nn.ModuleList,
-    final_norm: RMSNorm,
-    hidden_TH: Tensor,
-    rotation: Rotation,
-    attend: Attend,
-    aux: AuxStates | None = None,
-) -> Tensor:
-    """Run decoder layers and the norm behind them over rows, [T, H] to [T, H]."""
-    aux = aux or AuxStates(())
-    norms = [layer.get_submodule("input_layernorm") for layer in layers]
-    norms.append(final_norm)
-    normed_TH: Tensor = norms[0](hidden_TH)
-    for number, layer in enumerate(layers):
-        aux.record(number, hidden_TH)
-        fed_STH, hidden_TH = layer(normed_TH, hidden_TH, rotation, attend, in_parts=True)
-        normed_TH, hidden_TH = norms[number + 1](fed_STH, hidden_TH)
-    aux.record(len(layers), hidden_TH)
-    return normed_TH
 
 
 class LlamaModel(nn.Module):
@@ -142,6 +104,21 @@ class LlamaModel(nn.Module):
         return hidden_TH
 
     @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states."""
+        return self.config.hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Size of the vocabulary."""
+        return self.config.vocab_size
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Decoder layers."""
+        return self.config.num_hidden_layers
+
+    @property
     def embedding(self) -> nn.Module:
         """The embedding of token ids."""
         return self.model.embed_tokens
@@ -150,31 +127,6 @@ class LlamaModel(nn.Module):
         """Apply the output head: [T, H] after the final norm to [T, V], in the model's dtype."""
         logits_TV: Tensor = self.lm_head(hidden_TH)
         return logits_TV
-
-
-def causal_attend(batch_size: int, length: int, window: int | None = None) -> Attend:
-    """Return an ``attend`` without a cache, for B sequences of length L packed as T = B * L rows.
-
-    Row b * L + i attends to rows b * L to b * L + i, or to the last ``window`` of them. For
-    training and full-sequence runs.
-    """
-
-    def heads_first(x: Tensor) -> Tensor:
-        return x.reshape(batch_size, length, *x.shape[1:]).transpose(1, 2)
-
-    def attend(layer: int, query_TND: Tensor, key_TMD: Tensor, value_TMD: Tensor) -> Tensor:
-        del layer  # all layers use the same mask
-        query, key, value = (heads_first(x) for x in (query_TND, key_TMD, value_TMD))
-        mask = None
-        if window is not None:
-            ones = torch.ones(length, length, dtype=torch.bool, device=query.device)
-            mask = ones.tril().triu(1 - window)
-        out = scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=True
-        )
-        return out.transpose(1, 2).flatten(0, 1)
-
-    return attend
 
 
 def full_logits(model: LlamaModel, ids_BL: Tensor) -> Tensor:

@@ -10,12 +10,12 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.inputs import join_inputs
+from graphkit.models.heads.layers import Attend, DecoderLayer, RMSNorm
+from graphkit.models.heads.rope import RotaryEmbedding
+from graphkit.models.heads.sources import HeadSources, check_fit
 from graphkit.models.quantization import Linear
-from graphkit.models.reference.config import LlamaConfig
-from graphkit.models.reference.eagle import HeadTarget, check_fit
-from graphkit.models.reference.head_inputs import join_inputs
-from graphkit.models.reference.layers import Attend, DecoderLayer, RMSNorm
-from graphkit.models.reference.rope import RotaryEmbedding
 
 
 class MTPLayer(DecoderLayer):
@@ -53,7 +53,7 @@ class MTPHead(nn.Module):
         ConfigError: The config does not match the target.
     """
 
-    def __init__(self, config: LlamaConfig, target: HeadTarget) -> None:
+    def __init__(self, config: LlamaConfig, target: HeadSources) -> None:
         super().__init__()
         check_fit(config, target)
         self.config = config

@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from graphkit.engine.attention import PagedAttention
 from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.errors import ConfigError
-from graphkit.models.reference.dflash import DFlashHead
-from graphkit.models.reference.eagle import EagleHead
-from graphkit.models.reference.eagle3 import Eagle3Head
-from graphkit.models.reference.layers import Attend
-from graphkit.models.reference.model import AuxStates, LlamaModel, causal_attend
+from graphkit.models.heads.dflash import DFlashHead
+from graphkit.models.heads.eagle import EagleHead
+from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.layers import Attend, causal_attend
+from graphkit.models.heads.sources import AuxStates
+from graphkit.models.reference.model import LlamaModel
 from graphkit.models.reference.mtp import MTPHead
 from graphkit.models.reference.tokenizer import encode
 from graphkit.ops.logits import top_candidates

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from graphkit.errors import CheckpointError
+from graphkit.models.folder import StoredWeights
+from graphkit.models.heads.merged_linear import MergedLinear
 from graphkit.models.quantization import QuantizedLinear, QuantizedWeight, StoredLayout
-from graphkit.models.reference.checkpoint_folder import StoredWeights
-from graphkit.models.reference.merged_linear import MergedLinear
 from graphkit.models.reference.model import LlamaModel
 from graphkit.models.reference.tensor_parallel import ShardedLlama
 

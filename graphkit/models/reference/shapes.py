@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,14 +14,14 @@ from graphkit.config import is_int
 from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError, short_repr
 from graphkit.graphs import resolve_device
-from graphkit.models.reference.config import LlamaConfig, RopeScaling
-from graphkit.models.reference.dflash import DFlashHead
-from graphkit.models.reference.eagle import EagleHead
-from graphkit.models.reference.eagle3 import Eagle3Head
+from graphkit.models.heads.config import LlamaConfig, RopeScaling
+from graphkit.models.heads.dflash import DFlashHead
+from graphkit.models.heads.eagle import EagleHead
+from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.layers import RMSNorm
+from graphkit.models.heads.sharded_layers import split_head
 from graphkit.models.reference.engine_models import EngineModels, check_algorithm, quantized_models
-from graphkit.models.reference.layers import RMSNorm
 from graphkit.models.reference.model import LlamaModel
-from graphkit.models.reference.sharded_layers import split_head
 from graphkit.models.reference.tensor_parallel import ShardedLlama, group_of
 from graphkit.ops.argument_rules import check_dtype
 
@@ -133,7 +134,7 @@ def random_models(
 
 
 def _draft_model(
-    algorithm: str, target: LlamaModel, config: LlamaConfig
+    algorithm: str, target: Any, config: LlamaConfig
 ) -> EagleHead | Eagle3Head | DFlashHead | None:
     """Return the draft model of an algorithm for a target, on the meta device.
 

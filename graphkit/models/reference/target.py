@@ -19,26 +19,21 @@ from graphkit.engine.attention import PagedAttention
 from graphkit.engine.kv import ReqToTokenPool
 from graphkit.errors import ConfigError
 from graphkit.graphs import Backend, named_tensors, resolve_device
+from graphkit.models.heads.dflash import DFlashHead
+from graphkit.models.heads.eagle import EagleHead
+from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.folders import load_mtp_head
+from graphkit.models.heads.forwards import DFlashForward, EagleForward
+from graphkit.models.heads.layers import quantize_layers
+from graphkit.models.heads.pools import PoolFactory
+from graphkit.models.pools import attention_class
 from graphkit.models.reference.checkpoint import default_checkpoint
-from graphkit.models.reference.dflash import DFlashHead
-from graphkit.models.reference.draft_checkpoint import (
-    load_mtp_head,
-)
-from graphkit.models.reference.eagle import EagleHead
-from graphkit.models.reference.eagle3 import Eagle3Head
 from graphkit.models.reference.engine import engine_of, spec_of
 from graphkit.models.reference.engine_models import EngineModels, load_models
-from graphkit.models.reference.layers import quantize_layers
 from graphkit.models.reference.model import LlamaModel
 from graphkit.models.reference.mtp import MTPHead
-from graphkit.models.reference.pools import PoolFactory, attention_class
 from graphkit.models.reference.prefilled_requests import CONTEXT, PrefilledRequests
-from graphkit.models.reference.runner_forwards import (
-    DFlashForward,
-    EagleForward,
-    MTPForward,
-    VerifyForward,
-)
+from graphkit.models.reference.runner_forwards import MTPForward, VerifyForward
 from graphkit.models.reference.sample_batches import SampleBatches
 from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode, SpecConfig
@@ -83,7 +78,7 @@ def reference_target(
     if checkpoint is not None:
         name = f"reference {Path(checkpoint).name}"
         return model_target(models.target, name=name, attention=attention, **options)
-    head, mtp = models.draft, load_mtp_head(default_checkpoint("mtp"), models.target)
+    head, mtp = models.draft, load_mtp_head(default_checkpoint("mtp"), models.target)  # type: ignore[arg-type]
     assert isinstance(head, EagleHead), "the draft model of EAGLE"
     if quantize is not None:
         quantize_layers(mtp, quantize)

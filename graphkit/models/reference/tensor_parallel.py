@@ -10,17 +10,17 @@ from torch import Tensor
 
 from graphkit.config import require_type
 from graphkit.distributed import RankGroup
-from graphkit.models.reference.config import LlamaConfig
-from graphkit.models.reference.layers import DecoderLayer
-from graphkit.models.reference.model import LlamaModel
-from graphkit.models.reference.sharded_layers import (
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.layers import DecoderLayer
+from graphkit.models.heads.sharded_layers import (
     GatheredLinear,
     SummingNorm,
     local_config,
     part_of,
     split_layers,
 )
-from graphkit.models.reference.weight_files import copy_part
+from graphkit.models.reference.model import LlamaModel
+from graphkit.models.weight_files import copy_part
 
 
 class ShardedLlama(LlamaModel):

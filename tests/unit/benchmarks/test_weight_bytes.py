@@ -12,11 +12,11 @@ from torch import nn
 
 from graphkit.cli.benchmarks import WeightBytes, copy_bandwidth, weight_bytes
 from graphkit.engine.step import SpecStepInputs
+from graphkit.models.heads.eagle import EagleHead
+from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.reference import (
     ALGORITHMS,
     SHAPES,
-    Eagle3Head,
-    EagleHead,
     EngineModels,
     LlamaModel,
     engine_of,

@@ -10,14 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from graphkit.models.reference import (
-    Eagle3Head,
-    EagleHead,
-    LlamaConfig,
-    LlamaModel,
-    MTPHead,
-    save_checkpoint,
-)
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.eagle import EagleHead
+from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.reference import LlamaModel, MTPHead, save_checkpoint
 
 SIZES = {
     "vocab_size": 96,

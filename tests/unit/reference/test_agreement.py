@@ -7,7 +7,8 @@ import json
 import pytest
 import torch
 
-from graphkit.models.reference import LlamaConfig, full_logits, load_checkpoint, save_checkpoint
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.reference import full_logits, load_checkpoint, save_checkpoint
 
 KINDS = [
     "llama",

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.models.reference import (
-    DFlashHead,
-    LlamaConfig,
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.dflash import DFlashHead
+from graphkit.models.heads.folders import (
     head_algorithm,
     load_dflash_head,
     load_eagle_head,

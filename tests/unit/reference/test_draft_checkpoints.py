@@ -10,17 +10,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from graphkit.errors import CheckpointError
-from graphkit.models.reference import (
-    EagleHead,
-    causal_attend,
-    default_checkpoint,
+from graphkit.models.heads.eagle import EagleHead
+from graphkit.models.heads.folders import (
     head_algorithm,
-    load_checkpoint,
     load_eagle3_head,
     load_eagle_head,
     load_mtp_head,
     save_draft_head,
 )
+from graphkit.models.heads.layers import causal_attend
+from graphkit.models.reference import default_checkpoint, load_checkpoint
 
 LOADERS = {"eagle": load_eagle_head, "eagle3": load_eagle3_head, "mtp": load_mtp_head}
 

@@ -10,15 +10,12 @@ import torch
 from torch.nn.functional import silu
 
 from graphkit.errors import ConfigError
-from graphkit.models.reference import (
-    AuxStates,
-    Eagle3Head,
-    EagleHead,
-    LlamaModel,
-    MTPHead,
-    causal_attend,
-    head_inputs,
-)
+from graphkit.models.heads import inputs as head_inputs
+from graphkit.models.heads.eagle import EagleHead
+from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.layers import causal_attend
+from graphkit.models.heads.sources import AuxStates
+from graphkit.models.reference import LlamaModel, MTPHead
 
 LAYER = {
     "self_attn.q_proj.weight": (96, 64),

@@ -9,16 +9,16 @@ import torch
 from safetensors.torch import save_file
 
 from graphkit.errors import CheckpointError
-from graphkit.models.reference import (
-    DFlashHead,
-    LlamaConfig,
-    causal_attend,
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.dflash import DFlashHead
+from graphkit.models.heads.folders import (
     head_algorithm,
     load_dflash_head,
     load_eagle3_head,
     load_eagle_head,
     save_draft_head,
 )
+from graphkit.models.heads.layers import causal_attend
 
 LOADERS = {"eagle": load_eagle_head, "eagle3": load_eagle3_head, "dflash": load_dflash_head}
 NESTED = {"eagle": "eagle_config", "eagle3": "eagle_config", "dflash": "dflash_config"}

@@ -10,13 +10,9 @@ import torch
 
 from graphkit import ForwardMode
 from graphkit.engine.attention import TritonAttention
-from graphkit.models.reference import (
-    AttendProjected,
-    LlamaConfig,
-    LlamaModel,
-    causal_attend,
-    reference_target,
-)
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.layers import AttendProjected, causal_attend
+from graphkit.models.reference import LlamaModel, reference_target
 from two_ops_attention import TwoOps
 
 LAYERS = {

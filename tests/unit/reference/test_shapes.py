@@ -7,14 +7,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.errors import ConfigError
-from graphkit.models.reference import (
-    SHAPES,
-    Eagle3Head,
-    EagleHead,
-    LlamaModel,
-    random_models,
-    shapes,
-)
+from graphkit.models.heads.eagle import EagleHead
+from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.reference import SHAPES, LlamaModel, random_models, shapes
 
 
 @pytest.mark.parametrize(

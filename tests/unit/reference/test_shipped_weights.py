@@ -9,15 +9,13 @@ import textwrap
 import pytest
 import torch
 
-from graphkit.models.reference import (
-    default_checkpoint,
-    encode,
-    load_checkpoint,
+from graphkit.models.heads.folders import (
     load_dflash_head,
     load_eagle3_head,
     load_eagle_head,
     load_mtp_head,
 )
+from graphkit.models.reference import default_checkpoint, encode, load_checkpoint
 
 FOLDERS = {
     "target": default_checkpoint(),

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from graphkit.models.reference import DFlashHead, LlamaModel, full_logits, initialise
+from graphkit.models.heads.dflash import DFlashHead
+from graphkit.models.heads.layers import initialise
+from graphkit.models.reference import LlamaModel, full_logits
 
 STEPS = 3
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from graphkit.engine import SamplingParams
-from graphkit.models.reference import EngineModels, LlamaConfig, LlamaModel, engine_of, full_logits
-from graphkit.models.reference.eagle import EagleHead
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.eagle import EagleHead
+from graphkit.models.reference import EngineModels, LlamaModel, engine_of, full_logits
 from graphkit.models.reference.engine import spec_of
 
 PROMPTS = [[3, 4] * 8, [7]]

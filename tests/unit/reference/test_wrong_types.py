@@ -9,25 +9,27 @@ import torch
 
 from graphkit import CheckpointError, ConfigError
 from graphkit.engine.attention import PagedAttention
+from graphkit.models.heads.folders import (
+    head_algorithm,
+    load_dflash_head,
+    load_eagle3_head,
+    load_eagle_head,
+    load_mtp_head,
+    save_draft_head,
+)
 from graphkit.models.reference import (
     checkpoint_dtype,
     default_checkpoint,
     dflash_target,
     eagle3_target,
     engine_of,
-    head_algorithm,
     load_checkpoint,
-    load_dflash_head,
-    load_eagle3_head,
-    load_eagle_head,
     load_models,
-    load_mtp_head,
     model_target,
     random_models,
     reference_engine,
     reference_target,
     save_checkpoint,
-    save_draft_head,
     shard_model,
     spec_of,
 )

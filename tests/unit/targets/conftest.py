@@ -8,7 +8,9 @@ from torch import nn
 
 import graphkit as gk
 from graphkit.buffers import AcceptedCounts
-from graphkit.models.reference import EagleHead, LlamaConfig, LlamaModel, MTPHead
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.eagle import EagleHead
+from graphkit.models.reference import LlamaModel, MTPHead
 from graphkit.models.reference.target import model_target
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE

@@ -9,7 +9,7 @@ import torch
 
 import graphkit as gk
 from graphkit.errors import ConfigError
-from graphkit.models.reference import DFlashHead
+from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.reference.target import model_target
 from graphkit.spec import ForwardMode
 

@@ -7,7 +7,7 @@ import torch
 
 import graphkit as gk
 from graphkit.errors import ConfigError
-from graphkit.models.reference import Eagle3Head
+from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.reference.target import model_target
 from graphkit.spec import ForwardMode
 

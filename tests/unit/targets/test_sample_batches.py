@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 import graphkit as gk
-from graphkit.models.reference import LlamaModel, causal_attend
+from graphkit.models.heads.layers import causal_attend
+from graphkit.models.reference import LlamaModel
 from graphkit.models.reference.target import model_target
 from graphkit.ops.logits import top_candidates
 

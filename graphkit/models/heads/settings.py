@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from graphkit.errors import CheckpointError, short_repr
-from graphkit.models.reference.config import LlamaConfig
+from graphkit.models.heads.config import LlamaConfig
 
 _LAYER = frozenset({
     "attention_bias", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "layer_types",

@@ -13,11 +13,13 @@ from typing import Protocol, overload, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.merged_linear import MergedLinear, MergesProjections
+from graphkit.models.heads.rope import Rotation
+from graphkit.models.heads.sources import AuxStates
 from graphkit.models.quantization import Linear, QuantizedLinear, quantize_linears
-from graphkit.models.reference.config import LlamaConfig
-from graphkit.models.reference.merged_linear import MergedLinear, MergesProjections
-from graphkit.models.reference.rope import Rotation
 from graphkit.ops.decoder import add_rms_norm, rms_norm
 from graphkit.ops.heads import ProjectedHeads
 from graphkit.ops.linear import project
@@ -262,3 +264,49 @@ def initialise(module: nn.Module, num_layers: int) -> None:
             nn.init.normal_(child.weight, std=std)
         if isinstance(child, nn.Linear) and child.bias is not None:
             nn.init.zeros_(child.bias)
+
+
+def run_layers(
+    layers: nn.ModuleList,
+    final_norm: RMSNorm,
+    hidden_TH: Tensor,
+    rotation: Rotation,
+    attend: Attend,
+    aux: AuxStates | None = None,
+) -> Tensor:
+    """Run decoder layers and the norm behind them over rows, [T, H] to [T, H]."""
+    aux = aux or AuxStates(())
+    norms = [layer.get_submodule("input_layernorm") for layer in layers]
+    norms.append(final_norm)
+    normed_TH: Tensor = norms[0](hidden_TH)
+    for number, layer in enumerate(layers):
+        aux.record(number, hidden_TH)
+        fed_STH, hidden_TH = layer(normed_TH, hidden_TH, rotation, attend, in_parts=True)
+        normed_TH, hidden_TH = norms[number + 1](fed_STH, hidden_TH)
+    aux.record(len(layers), hidden_TH)
+    return normed_TH
+
+
+def causal_attend(batch_size: int, length: int, window: int | None = None) -> Attend:
+    """Return an ``attend`` without a cache, for B sequences of length L packed as T = B * L rows.
+
+    Row b * L + i attends to rows b * L to b * L + i, or to the last ``window`` of them. For
+    training and full-sequence runs.
+    """
+
+    def heads_first(x: Tensor) -> Tensor:
+        return x.reshape(batch_size, length, *x.shape[1:]).transpose(1, 2)
+
+    def attend(layer: int, query_TND: Tensor, key_TMD: Tensor, value_TMD: Tensor) -> Tensor:
+        del layer  # all layers use the same mask
+        query, key, value = (heads_first(x) for x in (query_TND, key_TMD, value_TMD))
+        mask = None
+        if window is not None:
+            ones = torch.ones(length, length, dtype=torch.bool, device=query.device)
+            mask = ones.tril().triu(1 - window)
+        out = scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+        )
+        return out.transpose(1, 2).flatten(0, 1)
+
+    return attend

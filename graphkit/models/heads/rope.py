@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from graphkit.models.reference.config import LlamaConfig
+from graphkit.models.heads.config import LlamaConfig
 
 Rotation = tuple[Tensor, Tensor]
 """Positions, [T], and inverse frequencies, [D / 2] float32, as ``rotated_heads`` takes them."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from graphkit.config import require_type
 from graphkit.errors import CheckpointError, short_repr
-from graphkit.models.reference.weight_files import (
+from graphkit.models.weight_files import (
     ADVICE,
     Form,
     PartOf,

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from graphkit.errors import CheckpointError, short_repr
-from graphkit.models.reference.eagle3 import Eagle3Head
-from graphkit.models.reference.eagle_layout import NESTED
-from graphkit.models.reference.head_settings import as_object, check_settings
+from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.eagle_layout import NESTED
+from graphkit.models.heads.settings import as_object, check_settings
 
 _LAYER_IDS, _NESTED = "eagle_aux_hidden_state_layer_ids", "eagle_config"
 _FLAGS = ("norm_before_residual", "use_aux_hidden_state")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from graphkit.models.reference.layers import Embedding, RMSNorm
+from graphkit.models.heads.layers import Embedding, RMSNorm
 from graphkit.ops.decoder import embed_and_join
 
 _PLAIN = (nn.Embedding.forward, Embedding.forward)

@@ -6,32 +6,33 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from graphkit.errors import ConfigError
-from graphkit.models.draft_model import (
+from graphkit.models.heads.dflash import DFlashHead
+from graphkit.models.heads.draft_model import (
     DFlashDraft,
     DraftModel,
     HeadDraft,
     MtpDraft,
-    SharedModules,
     StandaloneDraft,
 )
-from graphkit.models.model import TransformersModel
-from graphkit.models.mtp import load_mtp
-from graphkit.models.passed_model import check_type
-from graphkit.models.quantization import quantize_linears
-from graphkit.models.reference import (
-    DFlashHead,
-    Eagle3Head,
-    EagleHead,
+from graphkit.models.heads.eagle import EagleHead
+from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.folders import (
     head_algorithm,
     load_dflash_head,
     load_eagle3_head,
     load_eagle_head,
 )
-from graphkit.models.reference.eagle import check_fit
-from graphkit.models.reference.engine_models import quantize_draft
+from graphkit.models.heads.layers import quantize_layers
+from graphkit.models.heads.mtp import load_mtp
+from graphkit.models.heads.sources import HeadSources, check_fit
+from graphkit.models.layout import ModelLayout, decoder_layers, output_head
+from graphkit.models.model import TransformersModel
+from graphkit.models.passed_model import check_type
+from graphkit.models.quantization import quantize_linears
 
 ALGORITHMS_BY_KIND: Mapping[str | None, tuple[str, ...]] = {
     "EAGLE": ("EAGLE",),
@@ -105,7 +106,7 @@ def load_draft(
         for layer in head.chain if quantize is not None else ():
             quantize_linears(layer.block, str(quantize))
         return MtpDraft(head, algorithm)
-    shared = SharedModules(target.model, target.layout)
+    shared = head_sources(target.model, target.layout)
     if isinstance(draft, str | Path):
         draft = _HEADS[kind](draft, shared)
     check_fit(draft.config, shared)
@@ -114,6 +115,20 @@ def load_draft(
     if isinstance(draft, DFlashHead):
         return DFlashDraft(draft)
     return HeadDraft(draft, target.dtype)
+
+
+def head_sources(model: PreTrainedModel, layout: ModelLayout) -> HeadSources:
+    """Return what draft heads use of a target.
+
+    Args:
+        model: The target.
+        layout: Its layers with state.
+
+    Raises:
+        ConfigError: The model has no list of layers.
+    """
+    embedding: nn.Module = model.get_input_embeddings()
+    return HeadSources(embedding, output_head(model), len(decoder_layers(model, layout)))
 
 
 def standalone_draft(draft: TransformersModel, target: TransformersModel) -> StandaloneDraft:
@@ -131,3 +146,18 @@ def standalone_draft(draft: TransformersModel, target: TransformersModel) -> Sta
             field="draft",
         )
     return StandaloneDraft(draft.model, draft.layout)
+
+
+def quantize_draft(draft: nn.Module, quantize: str) -> None:
+    """Quantise a draft model in place: an EAGLE head as a whole, the decoder layers of others.
+
+    The text does not depend on a draft model, only the number of accepted tokens does.
+
+    Args:
+        draft: The draft model.
+        quantize: See ``load_models``.
+    """
+    if isinstance(draft, EagleHead | Eagle3Head):
+        quantize_linears(draft, quantize)
+    else:
+        quantize_layers(draft, quantize)

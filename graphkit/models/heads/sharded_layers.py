@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError
-from graphkit.models.reference.config import LlamaConfig
-from graphkit.models.reference.eagle3 import Eagle3Head, Eagle3Layer
-from graphkit.models.reference.layers import DecoderLayer, RMSNorm
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.eagle3 import Eagle3Head, Eagle3Layer
+from graphkit.models.heads.layers import DecoderLayer, RMSNorm
 from graphkit.ops.linear import project
 
 Head = TypeVar("Head", bound=nn.Module)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from graphkit.errors import CheckpointError, short_repr
-from graphkit.models.reference.head_settings import as_object, check_settings
+from graphkit.models.heads.settings import as_object, check_settings
 
 NESTED, _CLASS = "transformer_layer_config", "transformer_layer_architecture"
 _NAMES = {"fusion_fc.": "fc.", "transformer.": "layers.0."}

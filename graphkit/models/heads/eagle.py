@@ -7,51 +7,16 @@ Tensor suffixes: T tokens, H hidden, V vocabulary.
 from __future__ import annotations
 
 from functools import partial
-from typing import Protocol
 
 from torch import Tensor, nn
 
 from graphkit.errors import ConfigError
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.inputs import join_inputs
+from graphkit.models.heads.layers import Attend, DecoderLayer, Embedding
+from graphkit.models.heads.rope import RotaryEmbedding
+from graphkit.models.heads.sources import HeadSources, check_fit
 from graphkit.models.quantization import Linear
-from graphkit.models.reference.config import LlamaConfig
-from graphkit.models.reference.head_inputs import join_inputs
-from graphkit.models.reference.layers import Attend, DecoderLayer, Embedding
-from graphkit.models.reference.rope import RotaryEmbedding
-
-
-class TargetSizes(Protocol):
-    """Sizes of a target that a draft head must have, or refers to."""
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of the hidden states."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Size of the vocabulary."""
-
-    @property
-    def num_hidden_layers(self) -> int:
-        """Decoder layers."""
-
-
-class HeadTarget(Protocol):
-    """What a draft head uses of its target. ``LlamaModel`` has it."""
-
-    @property
-    def config(self) -> TargetSizes:
-        """Sizes."""
-
-    @property
-    def embedding(self) -> nn.Module:
-        """Maps token ids to rows [T, H]."""
-
-    @property
-    def lm_head(self) -> nn.Module:
-        """Has a ``weight`` in the dtype and on the device of the target."""
-
-    def logits(self, hidden_TH: Tensor) -> Tensor:
-        """Apply the output head: [T, H] to [T, V]."""
 
 
 class EagleHead(nn.Module):
@@ -81,7 +46,7 @@ class EagleHead(nn.Module):
     def __init__(
         self,
         config: LlamaConfig,
-        target: HeadTarget,
+        target: HeadSources,
         *,
         fc_bias: bool = False,
         has_embedding: bool = False,
@@ -131,22 +96,6 @@ class EagleHead(nn.Module):
             return self._target_logits(hidden_TH)
         logits_TV: Tensor = self.lm_head(hidden_TH)
         return logits_TV
-
-
-def check_fit(config: LlamaConfig, target: HeadTarget) -> None:
-    """Check that a draft head has the hidden size and vocabulary of its target.
-
-    Raises:
-        ConfigError: One of them differs.
-    """
-    for field in ("hidden_size", "vocab_size"):
-        value, expected = getattr(config, field), getattr(target.config, field)
-        if value != expected:
-            raise ConfigError(
-                f"the draft head has {field} {value}, but its target has {expected}. Use the "
-                "target that the head was trained for.",
-                field=field,
-            )
 
 
 def check_one_layer(config: LlamaConfig) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,54 +19,19 @@ from graphkit.engine import (
 from graphkit.engine.kv import ReqToTokenPool
 from graphkit.errors import ConfigError
 from graphkit.models.forward import TransformersForward
-from graphkit.models.layout import ModelLayout, decoder_layers, head_shape, output_head
-from graphkit.models.mtp import MtpForward, MtpHead
+from graphkit.models.heads.dflash import DFlashHead
+from graphkit.models.heads.eagle import EagleHead
+from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.forwards import DFlashForward, EagleForward
+from graphkit.models.heads.mtp import MtpForward, MtpHead
+from graphkit.models.heads.pools import PoolFactory
+from graphkit.models.layout import ModelLayout
 from graphkit.models.pools import LayerGroupAttention, attention_kind
-from graphkit.models.reference import (
-    DFlashForward,
-    DFlashHead,
-    Eagle3Head,
-    EagleForward,
-    EagleHead,
-    PoolFactory,
-)
 from graphkit.runners import ForwardOutput
 from graphkit.spec import ForwardMode, SpecConfig
 
 _CHAIN = "MULTI_LAYER_EAGLE"
 """EAGLE with one draft layer per step."""
-
-
-@dataclass(frozen=True, slots=True)
-class TargetSizes:
-    """Sizes of a target; see ``reference.HeadTarget``."""
-
-    hidden_size: int
-    vocab_size: int
-    num_hidden_layers: int
-
-
-class SharedModules:
-    """What draft heads use of their target, a ``reference.HeadTarget``.
-
-    Args:
-        model: The target.
-        layout: Its layers with state.
-
-    Raises:
-        ConfigError: The model has no list of layers.
-    """
-
-    def __init__(self, model: PreTrainedModel, layout: ModelLayout) -> None:
-        vocab_size, hidden_size = head_shape(model)
-        self.config = TargetSizes(hidden_size, vocab_size, len(decoder_layers(model, layout)))
-        self.embedding: nn.Module = model.get_input_embeddings()
-        self.lm_head = output_head(model)
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Apply the output head: [T, H] to [T, V]."""
-        logits: torch.Tensor = self.lm_head(hidden)
-        return logits
 
 
 class DraftModel(ABC):

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from graphkit.errors import CheckpointError, short_repr
-from graphkit.models.reference.dflash import DFlashHead
-from graphkit.models.reference.eagle import TargetSizes
-from graphkit.models.reference.eagle_layout import NESTED
-from graphkit.models.reference.head_settings import as_object, check_settings
+from graphkit.models.heads.dflash import DFlashHead
+from graphkit.models.heads.eagle_layout import NESTED
+from graphkit.models.heads.settings import as_object, check_settings
+from graphkit.models.heads.sources import HeadSources
 
 MODEL_TYPE, ARCHITECTURE = "muse_glimmer_assistant", "MuseGlimmerAssistantModel"
 _NESTED = "dflash_config"
@@ -34,7 +34,7 @@ def canonical_name(name: str) -> str:
     return _NAMES.get(name, name)
 
 
-def layer_config(data: Mapping[str, object], target: TargetSizes) -> Mapping[str, object]:
+def layer_config(data: Mapping[str, object], target: HeadSources) -> Mapping[str, object]:
     """Return the configuration of the layers, as that of a Qwen3 model.
 
     Args:

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from graphkit.buffers import DraftExtendInputs, MultiLayerDraftExtendInputs
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.models.attention import attending
+from graphkit.models.folder import read_quantized_config
 from graphkit.models.forward import attention_of_batch
 from graphkit.models.indexer import indexing
 from graphkit.models.layout import (
@@ -35,9 +36,8 @@ from graphkit.models.plain_tensors import PlainTensors
 from graphkit.models.pools import LayerGroupAttention
 from graphkit.models.prepare import prepare_model
 from graphkit.models.quantization import restore_linears, stored_layout
-from graphkit.models.reference.checkpoint_folder import read_quantized_config
-from graphkit.models.reference.weight_files import check_tensors
 from graphkit.models.stored_tensors import is_of_rounding
+from graphkit.models.weight_files import check_tensors
 from graphkit.ops.rows import gather_rows
 from graphkit.runners import ForwardOutput
 

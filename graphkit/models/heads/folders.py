@@ -13,22 +13,17 @@ from torch import nn
 
 from graphkit.config import is_int, require_type
 from graphkit.errors import CheckpointError, ConfigError, short_repr
-from graphkit.models.reference import dflash_layout, eagle3_layout, eagle_layout
-from graphkit.models.reference.checkpoint_folder import (
-    StoredWeights,
-    as_folder,
-    read_config,
-    write_folder,
-)
-from graphkit.models.reference.config import LlamaConfig
-from graphkit.models.reference.dflash import DFlashHead
-from graphkit.models.reference.eagle import EagleHead, HeadTarget
-from graphkit.models.reference.eagle3 import Eagle3Head
-from graphkit.models.reference.head_settings import head_config
-from graphkit.models.reference.layers import store_by_columns
+from graphkit.models.folder import StoredWeights, as_folder, read_config, write_folder
+from graphkit.models.heads import dflash_layout, eagle3_layout, eagle_layout
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.dflash import DFlashHead
+from graphkit.models.heads.eagle import EagleHead
+from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.layers import store_by_columns
+from graphkit.models.heads.settings import head_config
+from graphkit.models.heads.sharded_layers import part_of, split_head
+from graphkit.models.heads.sources import HeadSources
 from graphkit.models.reference.mtp import MTPHead
-from graphkit.models.reference.sharded_layers import part_of, split_head
-from graphkit.models.reference.tensor_parallel import group_of
 
 Head = TypeVar("Head", bound=nn.Module)
 
@@ -59,7 +54,7 @@ def head_algorithm(folder: str | Path) -> str:
     return "EAGLE3" if eagle3_layout.is_eagle3(names) else "EAGLE"
 
 
-def load_eagle_head(folder: str | Path, target: HeadTarget) -> EagleHead:
+def load_eagle_head(folder: str | Path, target: HeadSources) -> EagleHead:
     """Build the EAGLE or EAGLE-2 head of a local folder.
 
     Args:
@@ -96,7 +91,7 @@ def load_eagle_head(folder: str | Path, target: HeadTarget) -> EagleHead:
     return _load(build, config, stored, target, rename=eagle_layout.canonical_name)
 
 
-def load_eagle3_head(folder: str | Path, target: HeadTarget) -> Eagle3Head:
+def load_eagle3_head(folder: str | Path, target: HeadSources) -> Eagle3Head:
     """Build the EAGLE-3 head of a local folder; arguments as for ``load_eagle_head``.
 
     The folder has the layout of the authors and SpecForge, or that of Speculators; see
@@ -142,7 +137,7 @@ def load_eagle3_head(folder: str | Path, target: HeadTarget) -> Eagle3Head:
     )
 
 
-def load_dflash_head(folder: str | Path, target: HeadTarget) -> DFlashHead:
+def load_dflash_head(folder: str | Path, target: HeadSources) -> DFlashHead:
     """Build the DFLASH head of a local folder; arguments as for ``load_eagle_head``.
 
     The folder has the layout of transformers or that of the authors; see ``dflash_layout``.
@@ -158,12 +153,12 @@ def load_dflash_head(folder: str | Path, target: HeadTarget) -> DFlashHead:
             f"{str(folder)!r} contains no DFLASH head: its config.json has no block_size. Use the "
             "algorithm EAGLE or EAGLE3 for another head."
         )
-    config = head_config(dflash_layout.layer_config(data, target.config))
+    config = head_config(dflash_layout.layer_config(data, target))
     build = partial(DFlashHead, target=target, **dflash_layout.draft_settings(data))
     return _load(build, config, StoredWeights(folder), target, rename=dflash_layout.canonical_name)
 
 
-def load_mtp_head(folder: str | Path, target: HeadTarget) -> MTPHead:
+def load_mtp_head(folder: str | Path, target: HeadSources) -> MTPHead:
     """Build the MTP layers of a folder that ``save_draft_head`` wrote.
 
     Args:
@@ -217,11 +212,11 @@ def _load(
     build: Callable[[LlamaConfig], Head],
     config: LlamaConfig,
     stored: StoredWeights,
-    target: HeadTarget,
+    target: HeadSources,
     ignored: frozenset[str] = frozenset(),
     rename: Callable[[str], str] = lambda name: name,
 ) -> Head:
-    target_weight, group = target.lm_head.get_parameter("weight"), group_of(target)
+    target_weight, group = target.lm_head.get_parameter("weight"), getattr(target, "group", None)
     with _on_meta_device():
         whole, head = build(config), split_head(build, config, group)
     head.to(target_weight.dtype)

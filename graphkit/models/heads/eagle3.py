@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from graphkit.errors import ConfigError
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.eagle import check_one_layer
+from graphkit.models.heads.inputs import join_inputs
+from graphkit.models.heads.layers import MLP, Attend, Attention, Embedding, RMSNorm
+from graphkit.models.heads.rope import RotaryEmbedding, Rotation
+from graphkit.models.heads.sources import HeadSources, check_fit
 from graphkit.models.quantization import Linear
-from graphkit.models.reference.config import LlamaConfig
-from graphkit.models.reference.eagle import HeadTarget, check_fit, check_one_layer
-from graphkit.models.reference.head_inputs import join_inputs
-from graphkit.models.reference.layers import MLP, Attend, Attention, Embedding, RMSNorm
-from graphkit.models.reference.rope import RotaryEmbedding, Rotation
 
 
 class Eagle3Layer(nn.Module):
@@ -109,7 +110,7 @@ class Eagle3Head(nn.Module):
     def __init__(
         self,
         config: LlamaConfig,
-        target: HeadTarget,
+        target: HeadSources,
         *,
         aux_layers: Sequence[int] | None = None,
         draft_vocab_size: int | None = None,
@@ -123,7 +124,7 @@ class Eagle3Head(nn.Module):
         check_one_layer(config)
         size, vocab_size = config.hidden_size, draft_vocab_size or config.vocab_size
         self.config = config
-        self.aux_layers = _checked(aux_layers, target.config.num_hidden_layers)
+        self.aux_layers = _checked(aux_layers, target.num_hidden_layers)
         if has_embedding:
             self.embed_tokens = Embedding(config.vocab_size, size)
         self.fc = Linear(3 * size, size, bias=fc_bias)

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from graphkit.config import require_int
 from graphkit.errors import ConfigError
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.layers import Attend, Attention, DecoderLayer, RMSNorm, run_layers
+from graphkit.models.heads.rope import RotaryEmbedding
+from graphkit.models.heads.sources import HeadSources, check_fit
 from graphkit.models.quantization import Linear
-from graphkit.models.reference.config import LlamaConfig
-from graphkit.models.reference.eagle import HeadTarget, check_fit
-from graphkit.models.reference.layers import Attend, Attention, DecoderLayer, RMSNorm
-from graphkit.models.reference.model import run_layers
-from graphkit.models.reference.rope import RotaryEmbedding
 
 
 class ContextEncoder(nn.Module):
@@ -67,7 +66,7 @@ class DFlashHead(nn.Module):
     def __init__(
         self,
         config: LlamaConfig,
-        target: HeadTarget,
+        target: HeadSources,
         *,
         target_layer_ids: Sequence[int],
         block_size: int,
@@ -77,7 +76,7 @@ class DFlashHead(nn.Module):
         check_fit(config, target)
         require_int("DFlashHead", "block_size", block_size, least=2)
         self.config = config
-        self.target_layer_ids = _checked(target_layer_ids, target.config.num_hidden_layers)
+        self.target_layer_ids = _checked(target_layer_ids, target.num_hidden_layers)
         self.block_size, self.mask_token_id = block_size, _token(mask_token_id, config)
         self.encoder = ContextEncoder(config, len(self.target_layer_ids))
         self.layers = nn.ModuleList(

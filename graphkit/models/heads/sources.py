@@ -1,0 +1,85 @@
+"""What a draft head uses of its target.
+
+Tensor suffixes: T tokens, H hidden, V vocabulary.
+"""
+# ruff: noqa: N803, N806 -- the suffixes are shapes
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from graphkit.errors import ConfigError
+from graphkit.models.heads.config import LlamaConfig
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadSources:
+    """What a draft head uses of its target. It holds no weights of its own.
+
+    Attributes:
+        embedding: Maps token ids to rows, [T] to [T, H].
+        lm_head: Maps hidden states to logits; has a ``weight`` [V, H] in the dtype and on the
+            device of the target.
+        num_hidden_layers: Decoder layers of the target.
+    """
+
+    embedding: nn.Module
+    lm_head: nn.Module
+    num_hidden_layers: int
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states."""
+        return self.lm_head.get_parameter("weight").shape[1]
+
+    @property
+    def vocab_size(self) -> int:
+        """Size of the vocabulary."""
+        return self.lm_head.get_parameter("weight").shape[0]
+
+    def logits(self, hidden_TH: Tensor) -> Tensor:
+        """Apply the output head: [T, H] to [T, V]."""
+        logits_TV: Tensor = self.lm_head(hidden_TH)
+        return logits_TV
+
+
+class AuxStates:
+    """Residual streams inside a model, recorded in a forward: what an EAGLE-3 head reads.
+
+    Args:
+        layers: Numbers of layers. The stream is recorded before layer i, i from 0 to n - 1; n
+            stands for the end of the last layer, before the final norm.
+    """
+
+    def __init__(self, layers: Sequence[int]) -> None:
+        self._layers = tuple(layers)
+        self._states: dict[int, Tensor] = {}
+
+    def record(self, layer: int, hidden_TH: Tensor) -> None:
+        """Keep the stream before a layer if it is wanted."""
+        if layer in self._layers:
+            self._states[layer] = hidden_TH
+
+    def joined(self) -> Tensor:
+        """Return the streams side by side, [T, layers x H]."""
+        return torch.cat([self._states[layer] for layer in self._layers], dim=-1)
+
+
+def check_fit(config: LlamaConfig, target: HeadSources) -> None:
+    """Check that a draft head has the hidden size and vocabulary of its target.
+
+    Raises:
+        ConfigError: One of them differs.
+    """
+    for field in ("hidden_size", "vocab_size"):
+        value, expected = getattr(config, field), getattr(target, field)
+        if value != expected:
+            raise ConfigError(
+                f"the draft head has {field} {value}, but its target has {expected}. Use the "
+                "target that the head was trained for.",
+                field=field,
+            )
