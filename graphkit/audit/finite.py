@@ -17,11 +17,11 @@ from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.places import row_text
 from graphkit.audit.ranks import on_any_rank
 from graphkit.audit.runs import EqualStateRuns
-from graphkit.audit.runs.size_check import SEED
 from graphkit.records import count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.comparison.differences import even_owner, first_not_finite, not_finite_rows
+from graphkit.runners.comparison.drawn_state import SEED
 from graphkit.runners.targets import CaptureTarget
 
 _ADVICE = (

@@ -18,11 +18,11 @@ from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.node_switches import Incomparable, bisected, switches
 from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.runs.forward_watch import SAMPLER, ForwardWatch, InputWrite
-from graphkit.audit.runs.size_check import SEED
 from graphkit.graphs import NodeOrigin
 from graphkit.records import GraphRecord, Node, count_of, distinct_text
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
+from graphkit.runners.comparison.drawn_state import SEED
 from graphkit.runners.targets import CaptureTarget
 
 _WRITE_ADVICE = (

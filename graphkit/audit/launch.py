@@ -13,13 +13,13 @@ from typing import Any, Self
 import torch
 
 from graphkit.audit.audit_log import AuditLog, Check
-from graphkit.audit.runs.equal_state_runs import restorable_state
 from graphkit.graphs import CudaBackend, GraphSequence, StateSnapshot
 from graphkit.graphs.launch_cost import TrivialGraphs, driver_executable, launch_us
 from graphkit.graphs.streams import ONE_STREAM_ADVICE, streams_in_use
 from graphkit.records import GraphRecord, count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
+from graphkit.runners.comparison.drawn_state import restorable_state
 from graphkit.runners.targets import CaptureTarget
 
 SLOW = 2.0

@@ -11,13 +11,13 @@ from typing import Any
 
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.places import requests_text
-from graphkit.audit.runs.size_check import SEED
 from graphkit.config import is_int
 from graphkit.errors import TargetError
 from graphkit.graphs import SizeTable
 from graphkit.records import count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Decision, Reason, Runner
+from graphkit.runners.comparison.drawn_state import SEED
 from graphkit.runners.dispatch import Dispatch
 from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode, SpecConfig

@@ -27,14 +27,13 @@ from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.bugs import SIDE_OUTPUT
 from graphkit.audit.changing_lines import changing_lines
 from graphkit.audit.object_snapshot import checksum
-from graphkit.audit.runs.equal_state_runs import restorable_state
-from graphkit.audit.runs.size_check import SEED
 from graphkit.audit.runs.teacher_forcing import wrapped_forward
 from graphkit.graphs import StateSnapshot
 from graphkit.graphs.operations import storage_id
 from graphkit.records import tensor_text
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
+from graphkit.runners.comparison.drawn_state import SEED, restorable_state
 from graphkit.runners.containers import Container, containers, is_a
 from graphkit.runners.host_numbers import read_word
 from graphkit.runners.reachable_objects import SEARCH_DEPTH, ReachableObjects, walk_roots

@@ -18,15 +18,14 @@ from graphkit.audit.bugs import UNDECLARED_STATE
 from graphkit.audit.changing_lines import changing_lines
 from graphkit.audit.row_axes import row_axes, rows_of_batch
 from graphkit.audit.runs import EqualStateRuns
-from graphkit.audit.runs.equal_state_runs import restorable_state
 from graphkit.audit.runs.forward_trace import Weights
-from graphkit.audit.runs.size_check import SEED
 from graphkit.graphs import StateSnapshot
 from graphkit.graphs.operations import storage_id
 from graphkit.graphs.snapshot import restore_problem
 from graphkit.records import tensor_text
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
+from graphkit.runners.comparison.drawn_state import SEED, restorable_state
 from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
 from graphkit.runners.targets import CaptureTarget
 

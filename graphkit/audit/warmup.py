@@ -18,13 +18,12 @@ from graphkit.audit.bugs import REPLACED_BUFFER, UNDECLARED_STATE, WARM_UP_LEAK
 from graphkit.audit.changing_lines import changing_lines
 from graphkit.audit.object_snapshot import ABSENT, RANDOM_STATE, ObjectChange, ObjectSnapshot
 from graphkit.audit.ranks import on_any_rank
-from graphkit.audit.runs.equal_state_runs import restorable_state
-from graphkit.audit.runs.size_check import SEED
 from graphkit.audit.undeclared_state import ADVICE
 from graphkit.graphs import CapturedGraph, StateSnapshot, inspect_graph, named_tensors
 from graphkit.records import count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
+from graphkit.runners.comparison.drawn_state import SEED, restorable_state
 from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
 from graphkit.runners.targets import CaptureTarget
 

@@ -31,12 +31,11 @@ from graphkit.audit.pool_poison.ranges import (
     without,
 )
 from graphkit.audit.pool_poison.stale_reads import StaleRead, first_stale_read
-from graphkit.audit.runs.equal_state_runs import restorable_state
-from graphkit.audit.runs.size_check import SEED
 from graphkit.graphs import Allocation, StateSnapshot
 from graphkit.records import count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
+from graphkit.runners.comparison.drawn_state import SEED, restorable_state
 from graphkit.runners.reachable_objects import walk_roots
 from graphkit.runners.targets import CaptureTarget
 

@@ -14,12 +14,12 @@ from graphkit.audit.pool_poison.memory import PoolMemory
 from graphkit.audit.pool_poison.ranges import Poison, Range
 from graphkit.audit.row_axes import changed_state
 from graphkit.audit.runs import EqualStateRuns, first_difference
-from graphkit.audit.runs.equal_state_runs import restorable_state
 from graphkit.graphs import StateSnapshot
 from graphkit.graphs.capture_failure import describe_exception
 from graphkit.records import Mismatch, distinct_text
 from graphkit.runners import Runner
 from graphkit.runners.comparison.differences import even_owner
+from graphkit.runners.comparison.drawn_state import restorable_state
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ from functools import partial
 from typing import Any
 
 from graphkit.audit.runs.comparison import Comparison, compare_runs
-from graphkit.audit.runs.size_check import SEED, SizeCheck
+from graphkit.audit.runs.size_check import SizeCheck
 from graphkit.audit.runs.whole_step import WholeStep, compare_loop, compare_steps, open_step
 from graphkit.graphs import Attribution, Backend, backend_for, environment
 from graphkit.models.wrapper import WRAPPED_MODES, compare_wrapper
 from graphkit.records import CaptureRecord, MemoryEstimate, Mismatch, ModeRecord, SizeRecord
 from graphkit.runners import Runner
+from graphkit.runners.comparison.drawn_state import SEED
 from graphkit.runners.memory_estimate import estimate_memory
 from graphkit.runners.targets import CaptureTarget, selected_modes
 from graphkit.spec import ForwardMode

@@ -10,7 +10,6 @@ from graphkit.audit.runs.first_node import FirstNode, first_node
 from graphkit.audit.runs.forward_trace import Weights
 from graphkit.audit.runs.teacher_forcing import TeacherForcing, first_mismatch
 from graphkit.graphs import CapturedGraph, StateSnapshot
-from graphkit.graphs.snapshot import restore_problem
 from graphkit.records import Mismatch
 from graphkit.runners import Output, Runner
 from graphkit.runners.comparison.differences import (
@@ -21,6 +20,7 @@ from graphkit.runners.comparison.differences import (
     largest_difference,
     largest_ulps,
 )
+from graphkit.runners.comparison.drawn_state import restorable_state
 from graphkit.runners.comparison.live_rows import padded_rows, same_rows
 from graphkit.runners.comparison.rounding import Rounding
 
@@ -213,9 +213,3 @@ class EqualStateRuns:
         difference = largest_difference(expected, got)
         self.largest_difference = max(self.largest_difference, difference)
         self.natural_ulps = max(self.natural_ulps, largest_ulps(expected, got, self.rounding))
-
-
-def restorable_state(runner: Runner[Any, Any]) -> dict[str, Any]:
-    """Return the declared state and the attention backend's tensors that a snapshot can restore."""
-    state = runner.memory_names()["state"]
-    return {name: tensor for name, tensor in state.items() if not restore_problem(tensor)}

@@ -11,13 +11,11 @@ from typing import Any
 import torch
 
 from graphkit.audit.runs.comparison import Comparison
-from graphkit.audit.runs.equal_state_runs import restorable_state
 from graphkit.graphs import SizeTable, StateSnapshot
 from graphkit.records import GraphRecord, Mismatch, SizeRecord
 from graphkit.runners import Runner
+from graphkit.runners.comparison.drawn_state import restorable_state
 
-SEED = 40
-"""Seed of the batches and requests that checks and audits draw. Any number serves."""
 _REPEATS = {"cuda": 20, "cpu": 3}
 """Runs of which the median is taken."""
 _TRY_ALL_UP_TO = 8

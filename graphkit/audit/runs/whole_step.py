@@ -16,7 +16,6 @@ import torch
 from graphkit.audit.runs.comparison import GRAPH_DIFFERS, Comparison
 from graphkit.audit.runs.equal_state_runs import EqualStateRuns
 from graphkit.audit.runs.request_runs import RequestRuns, request_state, step_batch
-from graphkit.audit.runs.size_check import SEED
 from graphkit.engine import SpeculativeEngine
 from graphkit.engine.step import SamplingParams, SpecStepInputs, SpecStepRunner
 from graphkit.errors import GraphkitError, TargetError
@@ -24,6 +23,7 @@ from graphkit.graphs import Backend
 from graphkit.graphs.capture_failure import describe_exception
 from graphkit.records import Mismatch
 from graphkit.runners.comparison.differences import Tensors, largest_difference
+from graphkit.runners.comparison.drawn_state import SEED
 from graphkit.runners.comparison.rounding import Rounding
 from graphkit.runners.targets import CaptureTarget
 

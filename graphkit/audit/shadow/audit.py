@@ -7,12 +7,11 @@ from typing import Any
 from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.places import requests_text
 from graphkit.audit.runs import live_sizes
-from graphkit.audit.runs.equal_state_runs import restorable_state
-from graphkit.audit.runs.size_check import SEED
 from graphkit.audit.shadow.watch import ShadowWatch
 from graphkit.graphs import StateSnapshot
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
+from graphkit.runners.comparison.drawn_state import SEED, restorable_state
 from graphkit.runners.targets import CaptureTarget
 
 

@@ -20,10 +20,10 @@ from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.layers import store_by_columns
+from graphkit.models.heads.mtp_chain import MTPHead
 from graphkit.models.heads.settings import head_config
 from graphkit.models.heads.sharded_layers import part_of, split_head
 from graphkit.models.heads.sources import HeadSources
-from graphkit.models.reference.mtp import MTPHead
 
 Head = TypeVar("Head", bound=nn.Module)
 

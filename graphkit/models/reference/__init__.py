@@ -21,6 +21,7 @@ from graphkit.models.heads.layers import (
     causal_attend,
     initialise,
 )
+from graphkit.models.heads.mtp_chain import MTPHead
 from graphkit.models.heads.pools import PoolFactory
 from graphkit.models.heads.rope import RotaryEmbedding
 from graphkit.models.heads.sources import AuxStates
@@ -33,7 +34,6 @@ from graphkit.models.reference.checkpoint import (
 from graphkit.models.reference.engine import engine_of, reference_engine, spec_of
 from graphkit.models.reference.engine_models import ALGORITHMS, EngineModels, load_models
 from graphkit.models.reference.model import LlamaModel, full_logits
-from graphkit.models.reference.mtp import MTPHead
 from graphkit.models.reference.runner_forwards import MTPForward, StandaloneForward, VerifyForward
 from graphkit.models.reference.shapes import SHAPES, random_models
 from graphkit.models.reference.target import (

@@ -32,6 +32,7 @@ from graphkit.models.heads.folders import (
 from graphkit.models.heads.forwards import DFlashForward, EagleForward
 from graphkit.models.heads.layers import quantize_layers
 from graphkit.models.heads.load import quantize_draft
+from graphkit.models.heads.mtp_chain import MTPHead
 from graphkit.models.heads.pools import PoolFactory
 from graphkit.models.quantization import check_quantization
 from graphkit.models.reference.checkpoint import (
@@ -39,7 +40,6 @@ from graphkit.models.reference.checkpoint import (
     load_checkpoint,
 )
 from graphkit.models.reference.model import LlamaModel
-from graphkit.models.reference.mtp import MTPHead
 from graphkit.models.reference.runner_forwards import MTPForward, StandaloneForward
 from graphkit.models.reference.tensor_parallel import group_of
 

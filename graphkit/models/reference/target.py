@@ -25,13 +25,13 @@ from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.folders import load_mtp_head
 from graphkit.models.heads.forwards import DFlashForward, EagleForward
 from graphkit.models.heads.layers import quantize_layers
+from graphkit.models.heads.mtp_chain import MTPHead
 from graphkit.models.heads.pools import PoolFactory
 from graphkit.models.pools import attention_class
 from graphkit.models.reference.checkpoint import default_checkpoint
 from graphkit.models.reference.engine import engine_of, spec_of
 from graphkit.models.reference.engine_models import EngineModels, load_models
 from graphkit.models.reference.model import LlamaModel
-from graphkit.models.reference.mtp import MTPHead
 from graphkit.models.reference.prefilled_requests import CONTEXT, PrefilledRequests
 from graphkit.models.reference.runner_forwards import MTPForward, VerifyForward
 from graphkit.models.reference.sample_batches import SampleBatches

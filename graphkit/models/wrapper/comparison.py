@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from graphkit.audit.runs.equal_state_runs import restorable_state
 from graphkit.graphs import StateSnapshot
 from graphkit.models.wrapper.batch_comparison import BatchComparison
 from graphkit.models.wrapper.batches import SERVED_FIELDS, WrapperBatch, WrapperBatches
@@ -18,6 +17,7 @@ from graphkit.models.wrapper.requests import TreeRequest, tree_requests, window_
 from graphkit.models.wrapper.row_differences import rows_at_once
 from graphkit.records import WrapperRecord
 from graphkit.runners import Runner
+from graphkit.runners.comparison.drawn_state import restorable_state
 from graphkit.runners.comparison.rounding import Rounding
 from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode

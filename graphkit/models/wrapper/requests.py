@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.audit.runs.size_check import SEED
 from graphkit.config import is_int
 from graphkit.errors import ConfigError, TargetError, short_repr
 from graphkit.runners import Runner
+from graphkit.runners.comparison.drawn_state import SEED
 from graphkit.runners.sample_rows import Numbers
 from graphkit.runners.targets import CaptureTarget
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit.audit.runs.size_check import SEED
 from graphkit.errors import CaptureCause, CaptureError, ConfigError, TargetError
+from graphkit.runners.comparison.drawn_state import SEED
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 GRAPH_BUG = "the graph differs from the same padded path without it"

@@ -7,8 +7,8 @@ import torch
 
 import graphkit as gk
 from declared_modes import MODES
-from graphkit.audit.runs.size_check import SEED
 from graphkit.runners import draft, multi_layer
+from graphkit.runners.comparison.drawn_state import SEED
 from graphkit.runners.tree_growth import TreeGrowth
 from no_metadata import NoMetadata
 
