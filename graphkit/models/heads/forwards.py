@@ -8,13 +8,14 @@ from typing import Any, TypeGuard, overload
 import torch
 
 from graphkit.buffers import (
+    AttentionMetadata,
     DraftContextInputs,
     DraftExtendInputs,
     DraftInputs,
     Inputs,
     TargetVerifyInputs,
 )
-from graphkit.engine.attention import AttentionMetadata, PagedAttention, ProjectedHeads
+from graphkit.engine.attention import PagedAttention, ProjectedHeads
 from graphkit.models.heads.config import LlamaConfig
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
