@@ -68,7 +68,6 @@ if TYPE_CHECKING:
         TokenToKVPool,
     )
     from graphkit.engine.step import (
-        DeviceStep,
         DFlashDrafter,
         Drafter,
         DraftTree,
@@ -85,13 +84,14 @@ if TYPE_CHECKING:
         RequestReport,
         RequestState,
         SamplingParams,
+        SpecStep,
         SpecStepInputs,
         SpecStepOutput,
         SpecStepRunner,
-        StepBody,
         StepReport,
         StepResult,
         StepStream,
+        StepVariant,
         Verified,
         Verifier,
     )
@@ -327,7 +327,7 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "fingerprint",
     # The whole step, captured and looped on the device; drafting algorithms.
     "DFlashDrafter",
-    "DeviceStep",
+    "SpecStep",
     "DraftTree",
     "Drafter",
     "EagleDrafter",
@@ -347,7 +347,7 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "SpecStepInputs",
     "SpecStepOutput",
     "SpecStepRunner",
-    "StepBody",
+    "StepVariant",
     "StepReport",
     "StepResult",
     "StepStream",

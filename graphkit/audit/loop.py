@@ -141,7 +141,7 @@ class _Search:
     def __init__(self, runs: RequestRuns, steps: int, tolerance: float) -> None:
         runner = runs.runner
         self._runs, self._rounding = runs, Rounding(runner.sizes.dtype, tolerance)
-        drafter, target = runner.device_step.drafter, runner.device_step.verifier.runner
+        drafter, target = runner.spec_step.drafter, runner.spec_step.verifier.runner
         self._roots = {
             "draft": drafter.draft,
             "extend": drafter.extend,

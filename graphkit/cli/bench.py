@@ -223,7 +223,7 @@ def _bench(
         rounds=arguments.rounds,
         accept_lengths=_accept_lengths(arguments, longest_path(models.spec)),
     )
-    if group is None or not group.loop_refusal:
+    if group is None or not group.no_loop_reason:
         bench = _fitted(bench, arguments, models.longest_context, generations, counts)
     folder = "the reference model" if models.folder is None else models.folder.resolve().name
     return bench, arguments.shape or folder, notes
@@ -286,7 +286,7 @@ def _generations(
         return chosen or ("v1", "v2", "v3"), notes
     if chosen is not None:
         return chosen, {}
-    refusal = backend_for(device).loop_refusal
+    refusal = backend_for(device).no_loop_reason
     if refusal:
         return ("v1", "v2"), {"v3": f"cannot run: {refusal}"}
     return ("v1", "v2", "v3"), {}
@@ -296,7 +296,7 @@ def _steps_per_launch(
     chosen: Sequence[int] | None, device: torch.device, group: RankGroup | None
 ) -> Sequence[int]:
     """Return the steps of one launch of v3 to measure: 1 on ranks that have no loops."""
-    refusal = "" if group is None else group.loop_refusal
+    refusal = "" if group is None else group.no_loop_reason
     if refusal and chosen is not None and list(chosen) != [1]:
         raise UsageError(f"--steps-per-launch must be 1: {refusal}.")
     return (1,) if refusal else chosen or _STEPS_PER_LAUNCH[device.type]

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _facts() -> Iterator[Fact]:
     import torch
 
-    from graphkit.graphs.cuda_loop import loop_refusal
+    from graphkit.graphs.cuda_loop import no_loop_reason
     from graphkit.graphs.driver import runtime
     from graphkit.graphs.environment import driver_version, package_version
     from graphkit.graphs.streams import ONE_STREAM_ADVICE
@@ -84,5 +84,7 @@ def _facts() -> Iterator[Fact]:
     yield Fact("recorder backend", "any machine", True)
     usable = has_cuda and bool(triton)
     yield Fact("cuda backend", "graphs" if usable else "", usable, "needs a CUDA device and Triton")
-    refusal = loop_refusal() if usable else "need the cuda backend; the recorder has them anywhere"
+    refusal = (
+        no_loop_reason() if usable else "need the cuda backend; the recorder has them anywhere"
+    )
     yield Fact("device loops", "" if refusal else "generation v3", not refusal, refusal)

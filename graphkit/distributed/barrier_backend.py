@@ -29,7 +29,7 @@ class BarrierBackend:
         backend: Backend of this rank.
         group: The ranks.
         settings: Settings that must be the same on every rank, by name.
-        loop_refusal: Reason why the ranks run no device loops, or an empty string.
+        no_loop_reason: Reason why the ranks run no device loops, or an empty string.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class BarrierBackend:
         backend: Backend,
         group: GuardedCalls,
         settings: Mapping[str, str],
-        loop_refusal: str = "",
+        no_loop_reason: str = "",
     ) -> None:
         self._backend, self._group, self._settings = backend, group, settings
-        self._group_loop_refusal = loop_refusal
+        self._group_no_loop_reason = no_loop_reason
         self._barrier = CaptureBarrier(group)
         self.name, self.device, self.warm_ups = backend.name, backend.device, backend.warm_ups
         self.wait_for_replays = backend.wait_for_replays
@@ -49,9 +49,9 @@ class BarrierBackend:
         self.executable_bytes_per_node = backend.executable_bytes_per_node
 
     @property
-    def loop_refusal(self) -> str:
+    def no_loop_reason(self) -> str:
         """Reason why ``loop`` is not available to these ranks, or an empty string."""
-        return self._group_loop_refusal or self._backend.loop_refusal
+        return self._group_no_loop_reason or self._backend.no_loop_reason
 
     @contextmanager
     def session(self) -> Iterator[None]:

@@ -103,7 +103,7 @@ class RankGroup(GuardedCalls):
         return f"RankGroup(rank {self.rank} of {self.size})"
 
     @property
-    def loop_refusal(self) -> str:
+    def no_loop_reason(self) -> str:
         """Reason why these ranks run no device loops, or an empty string."""
         if not self.same_batch:
             return "ranks with batches of their own agree on the host before each step"
@@ -123,7 +123,7 @@ class RankGroup(GuardedCalls):
             backend: Backend of this rank.
             settings: Settings that must be the same on every rank, by name.
         """
-        return BarrierBackend(backend, self, settings, self.loop_refusal)
+        return BarrierBackend(backend, self, settings, self.no_loop_reason)
 
     def on_any(self, value: bool) -> bool:
         """Return whether a value is true on any rank, at a barrier of all."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 
-from graphkit.engine.host_schedules import Overlapped
 from graphkit.engine.request import Request
-from graphkit.engine.request_memory import RequestMemory, StepSlots
+from graphkit.engine.request_memory import SlotReservation
 from graphkit.engine.running_batch import PendingReport, RunningBatch
-from graphkit.engine.step import SpecStepInputs, SpecStepRunner, StepResult, StepStream
+from graphkit.engine.schedule import Schedule
+from graphkit.engine.step import SpecStepInputs, SpecStepRunner, StepStream
 from graphkit.ops.loop_layout import Report
 
 
-class OnDevice(Overlapped):
+class DeviceSchedule(Schedule):
     """Generation v3: one launch runs many steps; the device removes requests that have ended.
 
     While no request waits, the next launch is enqueued before the steps of this one are read, so
@@ -29,26 +29,18 @@ class OnDevice(Overlapped):
 
     Args:
         runner: Runs the steps.
-        memory, step_slots: As for ``Schedule``.
-        steps_per_launch: Most steps of a launch.
+        slots: As for ``Schedule``. A launch has at most ``steps_at_once`` steps.
     """
 
-    def __init__(
-        self,
-        runner: SpecStepRunner,
-        memory: RequestMemory,
-        step_slots: StepSlots,
-        steps_per_launch: int,
-    ) -> None:
-        super().__init__(runner.device_step, memory, step_slots, steps_per_launch)
+    def __init__(self, runner: SpecStepRunner, slots: SlotReservation) -> None:
+        super().__init__(runner.spec_step, slots, waits=False)
         self._runner = runner
         self._streams: deque[StepStream] = deque()
         self._launched_steps = 0
         """Most steps of the last launch."""
         self._is_interrupted = False
         self._by_row: dict[int, Request] = {}
-        *_, self._longest = lengths = runner.device_step.lengths
-        self._drafts = [body.drafts for body in lengths]
+        self._drafts = [variant.drafts for variant in runner.spec_step.by_length]
 
     @property
     def runners(self) -> tuple[SpecStepRunner]:
@@ -79,14 +71,13 @@ class OnDevice(Overlapped):
         if not self._streams:
             self._is_interrupted = False
             self._by_row = {request.row: request for request in batch.requests}
-            most = 1 if is_prefilling else self._steps_at_once
-            self._launch_loop(batch, most, is_anyone_waiting=is_anyone_waiting)
+            most = 1 if is_prefilling else self._slots.steps_at_once
+            self._launch(batch, most, is_anyone_waiting=is_anyone_waiting)
             self._deliver(len(self._pending))  # first tokens and eager steps precede the loop's
         is_last = is_anyone_waiting or is_prefilling or self._is_interrupted
-        if len(self._streams) == 1 and not is_last:
-            self._steps_left = self._steps_left or self._reserve(batch, self._launched_steps)
-            if self._steps_left:
-                self._launch_loop(batch, self._steps_at_once, is_anyone_waiting=False)
+        is_next_due = len(self._streams) == 1 and not is_last
+        if is_next_due and self._slots.make_room(batch.requests, self._launched_steps):
+            self._launch(batch, self._slots.steps_at_once, is_anyone_waiting=False)
         self._read()
 
     def drain(self) -> None:
@@ -106,23 +97,17 @@ class OnDevice(Overlapped):
 
     def _enqueue(self, batch: RunningBatch) -> None:
         """Enqueue a whole step: eagerly until the capture, then as one graph."""
-        if self._runner.status != "captured":
-            super()._enqueue(batch)
-            return
         # The next step overwrites the report in graph memory. On CUDA its copy to the host precedes
         # that on the stream. On the CPU the report is on the host already and nothing copies it.
         is_cpu = self._runner.device.type == "cpu"
-        output = self._runner.replay(SpecStepInputs(req_pool_indices=batch.rows), clone=is_cpu)
+        output = self._runner.run(SpecStepInputs(req_pool_indices=batch.rows), clone=is_cpu)
         assert output.report is not None, "a running batch has rows"
-        self._pending.append(PendingReport.send(batch.requests, output.report, self._longest))
+        longest = self._step.longest
+        self._pending.append(PendingReport.send(batch.requests, output.report, longest))
 
-    def _draft_and_verify(self, batch: RunningBatch) -> StepResult:
-        return self._runner.draft_and_verify(batch.rows, is_greedy=batch.is_greedy)
-
-    def _launch_loop(self, batch: RunningBatch, most: int, *, is_anyone_waiting: bool) -> None:
-        steps = min(self._steps_left, most)
-        self._steps_left -= steps
-        rows = [request.row for request in batch.requests]
+    def _launch(self, batch: RunningBatch, most: int, *, is_anyone_waiting: bool) -> None:
+        steps = self._slots.take(most)
+        rows = batch.row_list
         until = rows if is_anyone_waiting else ()  # its memory is free as soon as one ends
         stream = self._runner.launch(rows, max_steps=steps, until=until)
         self._launched_steps = steps

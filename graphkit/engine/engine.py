@@ -12,13 +12,12 @@ import torch
 from graphkit.config import BufferSizes, require_int, require_type
 from graphkit.distributed import RankGroup
 from graphkit.engine.call_broadcast import CallBroadcast
-from graphkit.engine.device_schedule import OnDevice
-from graphkit.engine.host_schedules import HostInLoop, Overlapped
+from graphkit.engine.device_schedule import DeviceSchedule
 from graphkit.engine.kv.contracts import check_request_pool
 from graphkit.engine.kv.pool_use import PoolUse, check_unused
 from graphkit.engine.queue import RequestQueue
 from graphkit.engine.request import FinishReason, NewTokens, Request
-from graphkit.engine.request_memory import RequestMemory, StepSlots
+from graphkit.engine.request_memory import RequestMemory, SlotReservation, StepSlots
 from graphkit.engine.running_batch import RunningBatch
 from graphkit.engine.schedule import Schedule
 from graphkit.engine.settings import (
@@ -26,17 +25,17 @@ from graphkit.engine.settings import (
     check_generation,
     check_tokens,
     context_limit_of,
-    loop_refusal,
+    no_loop_reason,
     plan_generation,
 )
 from graphkit.engine.stats import EngineStats, Tally
 from graphkit.engine.step import (
     Admission,
-    DeviceStep,
     Drafter,
     EngineContext,
     EngineModel,
     SamplingParams,
+    SpecStep,
     SpecStepRunner,
     StepOptions,
 )
@@ -160,21 +159,29 @@ class SpeculativeEngine:
         rows = check_request_pool("target.attention.req_to_token_pool", attention.req_to_token_pool)
         check_unused("SpeculativeEngine", target.pools, allocates=True)
         check_free_rows(rows)
-        device_step = DeviceStep(target, drafter, context)
-        refusal = loop_refusal(options.backend, spec, group)
-        self.plan = plan_generation(spec, generation, device_step.host_reason or refusal)
+        self._spec_step = spec_step = SpecStep(target, drafter, context)
+        reason = spec_step.eager_reason or no_loop_reason(options.backend, spec, group)
+        self.plan = plan_generation(spec, generation, reason)
         self.generation = self.plan.generation
-        self.max_path = device_step.max_path
-        slots = StepSlots(device_step.max_path, device_step.slots_ahead)
+        self.max_path = spec_step.max_path
+        slots = StepSlots(spec_step.max_path, spec_step.slots_ahead)
         # v2 enqueues one more step after the one that finishes a request.
         self.context_limit = context_limit_of(sizes, slots.max_path + slots.ahead)
         kv_pool = attention.kv_pool
         self.memory = RequestMemory(rows, kv_pool.size, kv_pool.page_size)
         self._admission = Admission(
-            device_step, self.context_limit, seed=seed, bos_token_id=bos_token_id
+            spec_step, self.context_limit, seed=seed, bos_token_id=bos_token_id
         )
         self.group, self._broadcast = group, None if group is None else CallBroadcast(group)
-        self._schedule = self._create_schedule(device_step, slots, steps_per_launch)
+        self._slots = SlotReservation(self.memory, slots, steps_per_launch)
+        self._schedule: Schedule
+        if self.generation == "v3":
+            self._schedule = DeviceSchedule(SpecStepRunner.from_step(spec_step), self._slots)
+        else:
+            if group is not None:
+                for step_runner in spec_step.runners:
+                    step_runner.join(group)
+            self._schedule = Schedule(spec_step, self._slots, waits=self.generation == "v1")
         self.runners = self._schedule.runners
         self._queue = RequestQueue(
             self._admission,
@@ -192,23 +199,9 @@ class SpeculativeEngine:
         """Errors of requests that no step has raised yet."""
         self._is_interrupted = self._closed = self._is_released = False
         # Last, so that an engine that could not be created does not hold its pools.
-        self._use = PoolUse("SpeculativeEngine", device_step.pools, allocates=True)
+        self._use = PoolUse("SpeculativeEngine", spec_step.pools, allocates=True)
         weakref.finalize(self, _free, self._schedule, self.memory).atexit = False
         self.memory.open()
-
-    def _create_schedule(
-        self, device_step: DeviceStep, slots: StepSlots, steps_per_launch: int
-    ) -> Schedule:
-        """Create the schedule of the generation."""
-        reserving = self.memory, slots, steps_per_launch
-        if self.generation == "v3":
-            return OnDevice(SpecStepRunner.from_step(device_step), *reserving)
-        if self.group is not None:
-            for runner in device_step.runners:
-                runner.join(self.group)
-        if self.generation == "v1":
-            return HostInLoop(device_step, *reserving)
-        return Overlapped(device_step, *reserving)
 
     def capture(self, progress: Callable[[str], None] = lambda _message: None) -> None:
         """Capture the graphs of all runners that have not been captured yet.
@@ -238,7 +231,7 @@ class SpeculativeEngine:
             progress(f"capturing {runner.label}")
             runner.capture()
         if warms_up and self.device.type == "cuda":
-            self._schedule.warm_up(self.runners[0].capturing_backend())
+            self._spec_step.warm_up_steps(self.runners[0].capturing_backend())
         if warms_up:
             self._schedule.measure_lengths(self.runners[0].capturing_backend())
 
@@ -267,8 +260,10 @@ class SpeculativeEngine:
         if record is None and is_planned and self.generation != "v3":
             backend = self.runners[0].capturing_backend()
             self._admission.warm_up(backend)
-            self._schedule.warm_up(backend)  # some state is allocated when it is first written
-        more = [self._schedule.memory_parts()]
+            self._spec_step.warm_up_steps(
+                backend
+            )  # some state is allocated when it is first written
+        more = [self._spec_step.memory_parts()]
         return estimate_memory(self.runners[0].backend, self.runners, record, more)
 
     def submit(
@@ -532,7 +527,7 @@ class SpeculativeEngine:
         self._schedule.drain()  # after that, the host knows what each request needs
         self._remove_finished()
         if self._queue.running:
-            self._schedule.give_back(self._running_batch())
+            self._slots.give_back(self._queue.running)
         while self._queue.running and not self._schedule.make_room(self._running_batch()):
             self._queue.preempt()
             self._batch = None

@@ -6,12 +6,16 @@ pools of target and draft model alike. Slots are allocated and freed in whole pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from graphkit.engine.kv import RequestPool, TokenSlotAllocator
 from graphkit.engine.request import Request
 from graphkit.engine.step.device_copies import to_device
+
+_STEPS_AHEAD = 1024
+"""Steps for which slots are reserved while at least half of the pool is free: 16 of the longest
+usual launches, so that writing the table costs less than a CUDA call per launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,3 +196,69 @@ class RequestMemory:
         self._allocator = TokenSlotAllocator(self._size, self.page_size)
         self._stale = dict.fromkeys(self._rows, 0)
         self._free_rows = self._rows[::-1]  # the lowest one is allocated first
+
+
+class SlotReservation:
+    """Reserves KV slots for the steps of a batch: for several at once, for fewer if few are free.
+
+    Args:
+        memory: Provides the slots.
+        step_slots: Slots that steps need.
+        steps_at_once: Most steps to reserve slots for when the pool is more than half full.
+
+    Attributes:
+        steps_at_once: As passed.
+    """
+
+    def __init__(self, memory: RequestMemory, step_slots: StepSlots, steps_at_once: int) -> None:
+        self._memory, self._step_slots, self.steps_at_once = memory, step_slots, steps_at_once
+        self._requests: Sequence[Request] = ()
+        """The batch that slots are reserved for."""
+        self._steps_left = 0
+        """Steps of this batch that have slots."""
+
+    def make_room(self, requests: Sequence[Request], in_flight: int) -> bool:
+        """Reserve slots for the next steps of a batch; return whether one step has them.
+
+        Args:
+            requests: The batch, the same object as long as it does not change.
+            in_flight: Steps whose tokens the host does not know.
+        """
+        if requests is not self._requests:
+            self._requests, self._steps_left = requests, 0
+        if not self._steps_left:
+            self._steps_left = self._reserve(in_flight)
+        return self._steps_left > 0
+
+    def take(self, most: int) -> int:
+        """Use up the slots of ``most`` steps, or of as many as have slots; return how many."""
+        steps = min(self._steps_left, most)
+        self._steps_left -= steps
+        return steps
+
+    def give_back(self, requests: Sequence[Request]) -> None:
+        """Free the slots that the next step does not need. No step is in flight."""
+        self._memory.shrink(self._lengths(requests, 1))
+        self.forget_batch()
+
+    def forget_batch(self) -> None:
+        """Reserve slots again before the next step."""
+        self._requests = ()
+
+    def _reserve(self, in_flight: int) -> int:
+        """Reserve slots for as many steps as possible, and return how many.
+
+        While most of the pool is free, that is for several launches: the table on the device is
+        then rarely written.
+        """
+        steps, memory = self.steps_at_once, self._memory
+        most = max(steps, _STEPS_AHEAD)
+        lengths = self._lengths(self._requests, in_flight + most)
+        if 2 * memory.held_slots <= memory.total_slots and memory.reserve(lengths):
+            return most
+        while steps and not memory.reserve(self._lengths(self._requests, in_flight + steps)):
+            steps //= 2
+        return steps
+
+    def _lengths(self, requests: Sequence[Request], steps: int) -> Iterator[tuple[int, int]]:
+        return ((request.row, self._step_slots.needed(request, steps)) for request in requests)

@@ -80,29 +80,34 @@ def check_free_rows(pool: RequestPool) -> None:
         )
 
 
-def loop_refusal(backend: Backend, spec: SpecConfig, group: RankGroup | None) -> str:
+def no_loop_reason(backend: Backend, spec: SpecConfig, group: RankGroup | None) -> str:
     """Return the reason why v3 cannot run for lack of loops, or an empty string."""
     if group is None:
-        return backend.loop_refusal
-    if not (spec.is_adaptive and group.loop_refusal):
+        return backend.no_loop_reason
+    if not (spec.is_adaptive and group.no_loop_reason):
         return ""  # each step is a launch of its own where ranks have no loops
     longest = "without loops, v3 runs the longest of several draft lengths alone"
-    return f"{group.loop_refusal}; {longest}: use v2, or one draft length"
+    return f"{group.no_loop_reason}; {longest}: use v2, or one draft length"
 
 
 def plan_generation(
-    spec: SpecConfig, requested: Literal["v1", "v2", "v3"] | None, refusal: str
+    spec: SpecConfig, requested: Literal["v1", "v2", "v3"] | None, reason: str
 ) -> Plan:
     """Return the generation to run.
+
+    Args:
+        spec: Drafting and verification settings.
+        requested: What the caller asked for; ``None`` selects one.
+        reason: Why v3 cannot run, or an empty string.
 
     Raises:
         ConfigError: v3 is requested, but cannot run.
     """
-    if requested == "v3" and refusal:
-        raise ConfigError(f"generation 'v3' cannot run: {refusal}.", field="generation")
-    if requested is None and refusal:
-        logger.warning("The engine runs no device loops: %s. It runs generation v2.", refusal)
-    return spec.plan(refusal) if requested is None else Plan(requested, "as requested")
+    if requested == "v3" and reason:
+        raise ConfigError(f"generation 'v3' cannot run: {reason}.", field="generation")
+    if requested is None and reason:
+        logger.warning("The engine runs no device loops: %s. It runs generation v2.", reason)
+    return spec.plan(reason) if requested is None else Plan(requested, "as requested")
 
 
 def context_limit_of(sizes: BufferSizes, slots_ahead: int) -> int:

@@ -102,7 +102,7 @@ class Backend(Protocol):
     warm_ups: int
 
     @property
-    def loop_refusal(self) -> str:
+    def no_loop_reason(self) -> str:
         """Reason why ``loop`` is not available, or an empty string."""
         ...
 

@@ -20,7 +20,7 @@ from graphkit.graphs.capture_failure import CaptureFailure, as_capture_failure
 from graphkit.graphs.capture_rules import CaptureRulesMode
 from graphkit.graphs.capture_state import compilation_disabled, reporting_capture
 from graphkit.graphs.cuda_graph import CudaGraph, CudaPool
-from graphkit.graphs.cuda_loop import CudaLoop, loop_refusal
+from graphkit.graphs.cuda_loop import CudaLoop, no_loop_reason
 from graphkit.graphs.driver import (
     begin_empty_capture,
     captured_node_counter,
@@ -157,9 +157,9 @@ class CudaBackend:
         return captured
 
     @property
-    def loop_refusal(self) -> str:
-        """See ``Backend.loop_refusal``."""
-        return loop_refusal()
+    def no_loop_reason(self) -> str:
+        """See ``Backend.no_loop_reason``."""
+        return no_loop_reason()
 
     def loop(
         self,
@@ -168,7 +168,7 @@ class CudaBackend:
         again: torch.Tensor,
         body: torch.Tensor,
     ) -> LoopGraph:
-        """See ``Backend.loop``. Needs an empty ``loop_refusal``."""
+        """See ``Backend.loop``. Needs an empty ``no_loop_reason``."""
         with torch.cuda.device(self.device):
             return CudaLoop(self.pool, prologue, bodies, again, body)
 

@@ -59,7 +59,7 @@ _ASSIGN_DEFAULT = 1
 """``cudaGraphCondAssignDefault``: set the default at each launch. The bindings do not have it."""
 
 
-def loop_refusal() -> str:
+def no_loop_reason() -> str:
     """Return the reason why CUDA graphs cannot loop here, or an empty string."""
     return "" if runtime() else "cuda-bindings are not installed: install graphkit-cuda[cuda]"
 
@@ -79,7 +79,7 @@ class CudaLoop:
         body: torch.Tensor,
     ) -> None:
         bindings = runtime()
-        assert bindings is not None, "the backend has no loop_refusal"
+        assert bindings is not None, "the backend has no no_loop_reason"
         self._pool, self._bindings = pool, bindings
         self._kept = again, body
         self.output: Any = prologue.output

@@ -52,7 +52,7 @@ class RecorderBackend:
 
     name = "recorder"
     warm_ups = 1
-    loop_refusal = ""
+    no_loop_reason = ""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")

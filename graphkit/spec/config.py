@@ -151,7 +151,7 @@ class SpecConfig:
 
         Args:
             refusal: Reason why the device cannot run the steps alone, or an empty string: a
-                backend's ``loop_refusal`` or a step's ``host_reason``. With a reason, v2 runs.
+                backend's ``no_loop_reason`` or a step's ``eager_reason``. With a reason, v2 runs.
         """
         reason = "a chain" if self.topk == 1 else "a tree"
         if self.linear_attention:

@@ -135,13 +135,13 @@ def test_accept_lengths_are_those_that_a_step_can_accept(run, no_bench, options,
 def test_v3_is_left_out_where_it_cannot_run_unless_it_is_asked_for(run, no_bench, monkeypatch):
     from graphkit.graphs import RecorderBackend
 
-    monkeypatch.setattr(RecorderBackend, "loop_refusal", "cuda-bindings is missing")
+    monkeypatch.setattr(RecorderBackend, "no_loop_reason", "cuda-bindings is missing")
     assert run("bench", "--shape", "tiny").code == 0
     bench, _, _, notes = no_bench.pop()
     assert [variant.name for variant in bench.variants] == ["v1", "v2"]
     assert notes == {"v3": "cannot run: cuda-bindings is missing"}
     monkeypatch.undo()
-    monkeypatch.setattr(RecorderBackend, "loop_refusal", "cuda-bindings is missing")
+    monkeypatch.setattr(RecorderBackend, "no_loop_reason", "cuda-bindings is missing")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     ended = run("bench", *TINY, "--generations", "v3")
     assert ended.code == 2

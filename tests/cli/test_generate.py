@@ -151,7 +151,7 @@ def test_a_launch_runs_as_many_steps_as_asked(recorded, monkeypatch):
 
 @pytest.mark.parametrize("refusal", ["", "cuda-bindings are not installed"])
 def test_v3_runs_by_default_where_the_device_can_loop(generate, monkeypatch, refusal):
-    monkeypatch.setattr(RecorderBackend, "loop_refusal", refusal)
+    monkeypatch.setattr(RecorderBackend, "no_loop_reason", refusal)
     arguments = (*PLAIN, "--prompt", "import os\n")
     ended = generate(*arguments, "--json")
     warning = f"warning: The engine runs no device loops: {refusal}. It runs generation v2.\n"

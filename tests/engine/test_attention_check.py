@@ -129,7 +129,7 @@ def test_the_comparison_can_be_left_out(make):
 @pytest.mark.parametrize("make", [bare, step_runner])
 def test_it_changes_no_slot_row_or_random_number(make, spec):
     with make(Right, spec) as runner:
-        attention = runner.attention or runner.device_step.verifier.runner.attention
+        attention = runner.attention or runner.spec_step.verifier.runner.attention
         tensors = [attention.req_to_token_pool.req_to_token[1:]]
         tensors += [each[1:] for each in attention.kv_pool.tensors().values()]
         for tensor in tensors:

@@ -35,7 +35,7 @@ def test_a_capture_accepts_chunks_as_long_as_the_context(make_engine, monkeypatc
 @pytest.mark.parametrize("verb", ["replay", "launch"])
 def test_a_wrong_value_inside_a_step_is_reported_by_the_next_call(engine, task, verb):
     (runner,) = engine.runners
-    context = runner.device_step.context
+    context = runner.spec_step.context
     rows = torch.tensor([1], device=context.device)
     context.req_to_token[1] = torch.arange(1, 97).int()
     runner.admit(1, task.prompts[0])

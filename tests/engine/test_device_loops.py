@@ -19,7 +19,7 @@ from graphkit.spec import ForwardMode
 
 def runner_of(engine, **changes):
     """Return another runner of the step of an engine, with other options."""
-    step = engine.runners[0].device_step
+    step = engine.runners[0].spec_step
     return SpecStepRunner.from_step(step, dataclasses.replace(step.context.options, **changes))
 
 
@@ -87,7 +87,7 @@ def test_v3_is_the_default_and_says_why_not(make_engine, caplog):
     assert not caplog.records
 
     class Hosted(EagleDrafter):
-        host_reason = "the drafter asks a grammar"
+        eager_reason = "the drafter asks a grammar"
 
     engine = make_engine(drafter=Hosted)
     assert engine.generation == "v2"
@@ -102,7 +102,7 @@ def test_v3_is_the_default_and_says_why_not(make_engine, caplog):
 
 def test_a_runner_without_loops_says_why_when_it_is_captured(make_engine, caplog):
     (runner,) = make_engine(batch_sizes=[2], max_batch_size=2).runners
-    runner.loop_refusal = "cuda-bindings are not installed"
+    runner.no_loop_reason = "cuda-bindings are not installed"
     runner.capture()
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("graphkit.engine.step.spec_step_runner", "WARNING")
@@ -169,7 +169,7 @@ class TestRunner:
             runner.capture()
             captured["runner"] = runner
         runner = captured["runner"]
-        context = runner.device_step.context
+        context = runner.spec_step.context
         slots = torch.arange(96, device=context.device)
         for row in self.ROWS:
             context.req_to_token[row] = (row * 96 - 95 + slots).int()
@@ -306,7 +306,7 @@ class TestRunner:
             assert found[row] == tokens[lost:]
             assert lost >= 1
             if runner.device.type == "cpu":  # a device may run another step before it is stopped
-                assert lost <= runner.device_step.max_path
+                assert lost <= runner.spec_step.max_path
 
     def test_steps_that_no_stream_can_read_are_dropped(self, runner, task):
         runner.launch(self.ROWS, max_steps=2)
@@ -404,11 +404,11 @@ class TestRunner:
 
     def test_an_ended_request_runs_as_a_pad(self, runner):
         runner.release([2])
-        kv = runner.device_step.state.seq_lens.clone()
+        kv = runner.spec_step.state.seq_lens.clone()
         steps = list(runner.launch(self.ROWS, max_steps=2))
         assert all(each.req_pool_index != 2 for step in steps for each in step.requests)
-        assert runner.device_step.state.seq_lens[2] == kv[2]
-        assert runner.device_step.state.seq_lens[0] == 1
+        assert runner.spec_step.state.seq_lens[2] == kv[2]
+        assert runner.spec_step.state.seq_lens[0] == 1
 
     @pytest.mark.parametrize(
         ("rows", "options", "message"),
@@ -500,7 +500,7 @@ def test_launches_that_are_not_read_run_one_after_the_other(make_engine, task):
     engine = make_engine(generation="v3", batch_sizes=[2], max_batch_size=2)
     with runner_of(engine, is_greedy=True) as runner:
         runner.capture()
-        context, found = runner.device_step.context, {}
+        context, found = runner.spec_step.context, {}
         for row in (1, 2):
             slots = torch.arange(96, device=context.device)
             context.req_to_token[row] = (row * 96 - 95 + slots).int()

@@ -132,7 +132,7 @@ def test_drafts_are_those_of_the_head_over_the_whole_text(models, make_engine, m
     """The context in the pool is that of the committed tokens, whatever was rejected before."""
     target, head = models
     engine = make_engine(BLOCK, max_batch_size=2, batch_sizes=None)
-    drafter, seen = engine._schedule._device_step.drafter, []
+    drafter, seen = engine._spec_step.drafter, []
     draft = drafter.draft
 
     def recorded(rows, seq_lens, bonus):

@@ -24,7 +24,7 @@ any_lengths = pytest.mark.parametrize("lengths", LENGTHS)
 def choices_of(engine):
     """Return what chooses the lengths of an engine's steps."""
     schedule = engine._schedule
-    return schedule._runner._loops._lengths if engine.generation == "v3" else schedule._chooser
+    return schedule._runner._loops._lengths if engine.generation == "v3" else schedule._lengths
 
 
 def run_with_random_times(engine, random):
@@ -153,7 +153,7 @@ def test_layers_catch_up_in_steps_of_every_length(make_engine, task, generation,
         max_batch_size=4, steps_per_launch=1,
     )  # fmt: skip
     engine.capture()
-    runners = engine._schedule._device_step.runners
+    runners = engine._spec_step.runners
     assert len([runner for runner in runners if runner.label == "MULTI_LAYER_EAGLE"]) == 1
     requests = [
         engine.submit(prompt, SamplingParams(max_new_tokens=17, temperature=0.9 * (i % 2), seed=i))

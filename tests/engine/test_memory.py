@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphkit.buffers import DraftExtendInputs, DraftInputs, TargetVerifyInputs
-from graphkit.engine import EagleDrafter, EngineModel, FinishReason, SamplingParams, schedule
+from graphkit.engine import EagleDrafter, EngineModel, FinishReason, SamplingParams, request_memory
 from graphkit.errors import InputError
 
 each_generation = pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
@@ -96,7 +96,7 @@ def test_a_request_that_never_fits_is_refused(make_engine, task, generation):
 def test_slots_are_reserved_for_steps_and_not_for_the_limit(
     make_engine, task, monkeypatch, generation
 ):
-    monkeypatch.setattr(schedule, "_STEPS_AHEAD", 1)
+    monkeypatch.setattr(request_memory, "_STEPS_AHEAD", 1)
     engine = make_engine(generation=generation, steps_per_launch=2)
     request = engine.submit(task.prompts[1], SamplingParams(max_new_tokens=60))
     while engine.has_work:

@@ -85,7 +85,7 @@ def test_the_number_of_sizes_does_not_change_the_number_of_captures(make_engine,
 
 def test_parts_are_the_bytes_of_their_tensors(make_engine):
     engine = make_engine(generation="v3", batch_sizes=[8])
-    step = engine._schedule._device_step
+    step = engine._spec_step
     found = engine.estimate()
     pools = {id(pool): pool for pool in step.pools[1:]}
     assert len(pools) == 2, "of the target and of the draft model, which several runners use"
@@ -151,7 +151,7 @@ def test_a_failed_estimate_leaves_nothing(make_engine, monkeypatch):
 def test_a_step_without_loops_is_predicted(make_engine):
     engine = make_engine(batch_sizes=SIZES)
     (runner,) = engine.runners
-    runner.loop_refusal = "cuda-bindings are not installed"
+    runner.no_loop_reason = "cuda-bindings are not installed"
     before = engine.estimate()
     runner.capture()
     assert 0.97 < before.graph_pools / engine.estimate().graph_pools < 1.03

@@ -10,8 +10,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from graphkit.engine import EagleDrafter, SamplingParams
-from graphkit.engine.host_schedules import HostInLoop, Overlapped
 from graphkit.engine.running_batch import PendingReport
+from graphkit.engine.schedule import Schedule
 from graphkit.errors import ReplayError
 from graphkit.graphs.capture_rules import HOST_READS, CaptureRulesMode
 
@@ -110,13 +110,13 @@ class HostReadsMode(TorchFunctionMode):
 def test_no_line_of_a_launch_reads_the_device(
     make_engine, task, monkeypatch, algorithm, topk, captured
 ):
-    launch, reads = Overlapped._enqueue, HostReadsMode()
+    launch, reads = Schedule._enqueue, HostReadsMode()
 
     def watched(*args, **options):
         with reads, CaptureRulesMode():
             launch(*args)
 
-    monkeypatch.setattr(Overlapped, "_enqueue", watched)
+    monkeypatch.setattr(Schedule, "_enqueue", watched)
     engine = make_engine(algorithm, topk=topk, generation="v2", max_batch_size=2)
     if captured:
         engine.capture()
@@ -132,13 +132,13 @@ def test_no_line_of_a_launch_reads_the_device(
 def test_the_recorder_of_reads_sees_v1_read(make_engine, task, monkeypatch):
     """Shows that the test above can fail."""
     reads, refused = HostReadsMode(), CaptureRulesMode()
-    advance = HostInLoop.advance
+    advance = Schedule.advance
 
     def watched(*args, **options):
         with reads, refused:
             return advance(*args, **options)
 
-    monkeypatch.setattr(HostInLoop, "advance", watched)
+    monkeypatch.setattr(Schedule, "advance", watched)
     engine = make_engine(generation="v1")
     engine.generate(task.prompts[:1], SamplingParams(max_new_tokens=6))
     assert any("tolist" in line for line in reads.lines)

@@ -43,13 +43,13 @@ def shared_runner(request, device):
 
 @pytest.fixture
 def runner(shared_runner):
-    shared_runner.device_step.context.req_to_token.zero_()
+    shared_runner.spec_step.context.req_to_token.zero_()
     yield shared_runner
     shared_runner.release([1, 2, 3])
 
 
 def table(runner):
-    return runner.device_step.context.req_to_token
+    return runner.spec_step.context.req_to_token
 
 
 def fill(runner, row, first, length=NEEDED):
@@ -206,7 +206,7 @@ def test_slots_may_be_used_again(runner):
 
 @pytest.fixture
 def checking_runner(shared_runner, runner):
-    if not shared_runner.device_step.context.is_checking:
+    if not shared_runner.spec_step.context.is_checking:
         pytest.skip("steps are checked in the checking mode alone")
     return runner
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from graphkit.engine import FinishReason, Request, SamplingParams
-from graphkit.engine.schedule import tree_bitmask
+from graphkit.engine.running_batch import RunningBatch
 from graphkit.errors import ConfigError, InputError
 from graphkit.models.reference import full_logits
 
@@ -329,11 +329,13 @@ def test_the_rows_of_a_tree():
         for each in (None, matcher)
     )
     links = child.repeat(2, 1), sibling.repeat(2, 1)
-    rows = tree_bitmask([free, constrained], tokens.repeat(2, 1), links, 31)
+    batch = RunningBatch([free, constrained], torch.device("cpu"))
+    rows = batch.tree_bitmask(tokens.repeat(2, 1), links, 31)
     pick = [1 << 7 | 1 << 30, 1 << 8 | 1 << 30, -1, 1 << 9 | 1 << 30, -1, -1]
     assert rows.flatten().tolist() == [-1] * 6 + pick
     assert matcher.text == [6]
     assert matcher.calls == {"fill": 4, "accept": 3, "rollback": 3}
     cyclic = torch.tensor([[0, 1, 2, 3, 4, 99]])
-    assert len(tree_bitmask([constrained], tokens, (cyclic, cyclic), 31)) == 6
+    batch = RunningBatch([constrained], torch.device("cpu"))
+    assert len(batch.tree_bitmask(tokens, (cyclic, cyclic), 31)) == 6
     assert matcher.text == [6]

@@ -99,7 +99,7 @@ def test_steps_of_pads_change_and_count_nothing(make_engine, task, generation, t
     engine.step()
     before = engine.stats
     steps.clear()
-    engine._schedule.warm_up(engine.runners[0].capturing_backend())
+    engine._spec_step.warm_up_steps(engine.runners[0].capturing_backend())
     assert steps == [[0], "extended"] * 2 + [[0, 0], "extended"] * 2
     assert engine.stats == before
     while engine.has_work:

@@ -68,7 +68,7 @@ def test_the_text_is_that_of_plain_decoding(
 def test_without_moves_of_the_window_pool_the_text_differs(model, texts, monkeypatch):
     """The texts are sensitive to the moves: the test above cannot pass by accident."""
     made = engine(model, texts, 2, "v2")
-    pool = made._schedule._device_step.verifier.runner.attention.window_kv_pool
+    pool = made._spec_step.verifier.runner.attention.window_kv_pool
     move = TokenToKVPool.move_kv_cache
     monkeypatch.setattr(
         TokenToKVPool, "move_kv_cache", lambda each, *slots: each is pool or move(each, *slots)
@@ -91,7 +91,7 @@ def whole_step(model, texts, **pools):
 
 def test_a_whole_step_moves_the_window_pool(model, texts):
     runner = whole_step(model, texts)
-    context = runner.device_step.context
+    context = runner.spec_step.context
     table = 1 + torch.arange(REQUESTS * CONTEXT).view(REQUESTS, CONTEXT)
     context.req_to_token[1:] = table.int()
     with runner:

@@ -94,7 +94,7 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
     engine_model = gk.EngineModel(forward, attention)
     engine = gk.SpeculativeEngine(**whole_step())
     steps = gk.SpecStepRunner(**whole_step())
-    table = steps.device_step.context.req_to_token
+    table = steps.spec_step.context.req_to_token
     table[1:] = 1 + torch.arange(table[1:].numel(), dtype=torch.int32).view_as(table[1:])
     future_map = gk.FutureMap(2, 8, 16, "cpu", "EAGLE")
     future_map.stash(torch.ones(1).long(), {"rows": torch.ones(1)})
@@ -303,7 +303,7 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
 
 
 MADE_BY_GRAPHKIT = {
-    "CapturedFunction", "DeviceStep", "RequestState", "StagedBatch", "StagedCall", "StepReport",
+    "CapturedFunction", "SpecStep", "RequestState", "StagedBatch", "StagedCall", "StepReport",
     "StepStream", "Verifier",
 }  # fmt: skip
 """Classes whose instances graphkit makes."""

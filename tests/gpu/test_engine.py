@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from graphkit.engine import SamplingParams
-from graphkit.engine.host_schedules import Overlapped
+from graphkit.engine.schedule import Schedule
 from graphkit.models.reference import encode, reference_engine
 
 pytestmark = pytest.mark.gpu
@@ -59,13 +59,13 @@ def outputs(requests):
 @pytest.fixture
 def launches_must_not_wait(monkeypatch):
     """Raise if a launch of v2 makes the host wait."""
-    launch = Overlapped._enqueue
+    launch = Schedule._enqueue
 
     def without_waiting(*args):
         with no_synchronisation():
             launch(*args)
 
-    monkeypatch.setattr(Overlapped, "_enqueue", without_waiting)
+    monkeypatch.setattr(Schedule, "_enqueue", without_waiting)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])

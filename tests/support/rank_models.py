@@ -289,7 +289,7 @@ def loop_on_all_ranks(*, one_shot=False):
         generation="v3", steps_per_launch=2, group=group,
     ).runners[0]  # fmt: skip
     runner.capture()
-    runner.device_step.context.req_to_token[1:3] = torch.arange(1, 321).view(2, 160)
+    runner.spec_step.context.req_to_token[1:3] = torch.arange(1, 321).view(2, 160)
     for row, limit in ((1, 120), (2, 40)):
         runner.admit(row, reference.encode(PROMPTS[row]), max_new_tokens=limit)
 

@@ -265,7 +265,7 @@ def draft_times(engine):
     """Return the times that an engine chooses draft lengths by, [sizes, lengths]."""
     schedule = engine._schedule
     is_looping = engine.generation == "v3"
-    return (schedule._runner._loops._lengths if is_looping else schedule._chooser).times
+    return (schedule._runner._loops._lengths if is_looping else schedule._lengths).times
 
 
 def assert_same_on_all_ranks(value):
@@ -325,7 +325,7 @@ def choose_lengths_by_the_same_times():
                 assert (times > 1).all()
                 assert_same_on_all_ranks(times.tolist())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gk.RankGroup, "loop_refusal", "the collectives do not run in loops")
+        patch.setattr(gk.RankGroup, "no_loop_reason", "the collectives do not run in loops")
         group = rank_group(same_batch=True)
         found = raises(
             gk.ConfigError,

@@ -112,7 +112,7 @@ def start_counters(engine: gk.SpeculativeEngine, first: int) -> None:
             loops._ring._words[RingWord.READ] = first
             loops._control[Control.WRITTEN] = first
             loops._launched = first
-            runners += [loops._prologue, *runner.device_step.runners]
+            runners += [loops._prologue, *runner.spec_step.runners]
     for runner in runners:
         mailbox = runner.buffers.mailbox
         mailbox.device_sequence.fill_(first)

@@ -12,8 +12,8 @@ import torch
 
 from graphkit.buffers.attention import kv_pools
 from graphkit.engine.step import (
-    DeviceStep,
     SamplingParams,
+    SpecStep,
     SpecStepInputs,
     SpecStepOutput,
     SpecStepRunner,
@@ -133,14 +133,14 @@ class RequestRuns:
     def _state(self) -> Mapping[int, Tensors]:
         """Return copies of what the next step reads of the requests, by row and name."""
         self.runner.backend.wait_for_replays()
-        step, lengths = self.runner.device_step, self.runner.state.seq_lens.tolist()
+        step, lengths = self.runner.spec_step, self.runner.state.seq_lens.tolist()
         return {row: request_state(step, [row], lengths[row]) for row in self.requests}
 
 
-def request_state(step: DeviceStep, rows: Sequence[int], positions: int) -> dict[str, torch.Tensor]:
+def request_state(step: SpecStep, rows: Sequence[int], positions: int) -> dict[str, torch.Tensor]:
     """Return copies of what the next step reads of some requests, by name.
 
-    ``DeviceStep.request_tensors``, and the KV of committed tokens. Behind them the KV is zero: what
+    ``SpecStep.request_tensors``, and the KV of committed tokens. Behind them the KV is zero: what
     rejected drafts left there is written again before it is read.
 
     Args:
@@ -162,7 +162,7 @@ def request_state(step: DeviceStep, rows: Sequence[int], positions: int) -> dict
     return found
 
 
-def _kv_buffers(step: DeviceStep) -> dict[str, torch.Tensor]:
+def _kv_buffers(step: SpecStep) -> dict[str, torch.Tensor]:
     """Return the KV buffers of target and drafter by name; runners may share a pool."""
     pools: dict[int, tuple[str, Any]] = {}
     for runner in step.runners:

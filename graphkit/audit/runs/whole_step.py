@@ -176,7 +176,7 @@ def compare_steps(
         batch: At least one live request.
         padded_batch_size: The captured size to run at.
     """
-    step, rows = runner.device_step, batch.req_pool_indices.tolist()
+    step, rows = runner.spec_step, batch.req_pool_indices.tolist()
     lengths = runner.state.seq_lens[batch.req_pool_indices.to(runner.device)]
     positions = int(lengths.max()) + step.max_path
 

@@ -26,7 +26,7 @@ class BareStep:
     """
 
     def __init__(self, runner: SpecStepRunner, rows: Sequence[int]) -> None:
-        step = runner.device_step
+        step = runner.spec_step
         self._runner = SpecStepRunner.from_step(step, replace(step.context.options, is_greedy=True))
         self._runner.capture(attribution=Attribution())
         restore_fast_replays(runner.device)  # at the speed of the engines

@@ -2,19 +2,12 @@
 
 A step reads and writes ``request_state``. A drafter (``eagle``, ``multi_layer``, ``dflash``,
 ``ngram``) proposes tokens, the ``verifier`` runs the target over them and accepts, and
-``device_step`` joins both. ``admission`` prefills the prompt of a request before its first step.
+``spec_step`` joins both. ``admission`` prefills the prompt of a request before its first step.
 """
 
 from graphkit.engine.step.acceptance import finalize_accepted_tree_path
 from graphkit.engine.step.admission import Admission
 from graphkit.engine.step.context import EngineContext, StepOptions
-from graphkit.engine.step.device_step import (
-    DeviceStep,
-    SpecStepInputs,
-    SpecStepOutput,
-    StepBody,
-    StepResult,
-)
 from graphkit.engine.step.dflash import DFlashDrafter
 from graphkit.engine.step.draft_tree import DraftTree
 from graphkit.engine.step.drafter import Drafter, NullDrafter
@@ -26,6 +19,13 @@ from graphkit.engine.step.output_ring import RequestReport, StepBlock, StepRepor
 from graphkit.engine.step.prefill_batch import PrefillBatch, PrefillChunk
 from graphkit.engine.step.request_state import RequestState
 from graphkit.engine.step.sampling_params import SamplingParams
+from graphkit.engine.step.spec_step import (
+    SpecStep,
+    SpecStepInputs,
+    SpecStepOutput,
+    StepResult,
+    StepVariant,
+)
 from graphkit.engine.step.spec_step_runner import SpecStepRunner
 from graphkit.engine.step.step_stream import LoopReader, StepStream
 from graphkit.engine.step.verified import Verified
@@ -35,7 +35,6 @@ from graphkit.ops.loop_layout import LoopEnd, RequestEnd
 __all__ = [
     "Admission",
     "DFlashDrafter",
-    "DeviceStep",
     "DraftTree",
     "Drafter",
     "EagleDrafter",
@@ -52,15 +51,16 @@ __all__ = [
     "RequestReport",
     "RequestState",
     "SamplingParams",
+    "SpecStep",
     "SpecStepInputs",
     "SpecStepOutput",
     "SpecStepRunner",
     "StepBlock",
-    "StepBody",
     "StepOptions",
     "StepReport",
     "StepResult",
     "StepStream",
+    "StepVariant",
     "Verified",
     "Verifier",
     "finalize_accepted_tree_path",

@@ -16,9 +16,9 @@ from itertools import chain
 import torch
 
 from graphkit.engine.step.device_copies import copied_to, to_device
-from graphkit.engine.step.device_step import DeviceStep
 from graphkit.engine.step.prefill_batch import PrefillBatch
 from graphkit.engine.step.sampling_params import SamplingParams
+from graphkit.engine.step.spec_step import SpecStep
 from graphkit.errors import InputError, short_repr
 from graphkit.graphs import Backend
 from graphkit.ops.logits import bitmask_words
@@ -65,7 +65,7 @@ class Admission:
     Chunks run eagerly: their lengths are not captured widths.
 
     Args:
-        device_step: The step that continues the requests.
+        spec_step: The step that continues the requests.
         context_limit: Most tokens of a prompt and its output together.
         seed: Gives a different seed to each request that has none.
         bos_token_id: Replaces an empty prompt; with ``None``, an empty prompt is an error.
@@ -77,18 +77,18 @@ class Admission:
 
     def __init__(
         self,
-        device_step: DeviceStep,
+        spec_step: SpecStep,
         context_limit: int,
         *,
         seed: int = 0,
         bos_token_id: int | None = None,
     ) -> None:
-        context = device_step.context
-        self._step, self._chunk_size = device_step, context.options.chunked_prefill_size
+        context = spec_step.context
+        self._step, self._chunk_size = spec_step, context.options.chunked_prefill_size
         self.context_limit, self.vocab_size = context_limit, context.sizes.vocab_size
         self._seed, self._bos, self._checked = seed, bos_token_id, 0
         self._compares_attention = context.options.check is not False
-        self._packs = all(runner.step.packs_rows for runner in device_step.runners)
+        self._packs = all(runner.step.packs_rows for runner in spec_step.runners)
 
     def check(
         self, prompt_ids: Sequence[int], sampling: SamplingParams | None

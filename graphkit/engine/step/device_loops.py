@@ -12,10 +12,10 @@ from itertools import product
 import torch
 
 from graphkit.distributed import RankGroup
-from graphkit.engine.step.device_step import DeviceStep, SpecStepInputs, SpecStepOutput
 from graphkit.engine.step.draft_lengths import DraftLengths
 from graphkit.engine.step.loop_launcher import LaunchInputs, LaunchOutput, LoopLauncher
 from graphkit.engine.step.output_ring import OutputRing
+from graphkit.engine.step.spec_step import SpecStep, SpecStepInputs, SpecStepOutput
 from graphkit.engine.step.step_stream import LoopReader, StepStream
 from graphkit.errors import ReplayError
 from graphkit.graphs import CapturedGraph, CaptureFailure, LoopGraph, SizeTable, scope
@@ -63,13 +63,13 @@ class DeviceLoops:
         ring_entries: Most steps that wait for the host to read them.
 
     Attributes:
-        refusal: Reason why the backend cannot loop, or an empty string.
+        no_loop_reason: Reason why the backend cannot loop, or an empty string.
     """
 
     def __init__(
         self,
         runner: StepRunner[SpecStepInputs, SpecStepOutput],
-        step: DeviceStep,
+        step: SpecStep,
         ring_entries: int,
     ) -> None:
         self._lengths: DraftLengths | None = None
@@ -80,7 +80,7 @@ class DeviceLoops:
         self._buffers, self._group, self._spec = runner.buffers, group, runner.spec
         self._table, self._largest = runner.table, runner.table.largest
         self._backend, device = runner.capturing_backend(), runner.device
-        self.refusal = self._backend.loop_refusal
+        self.no_loop_reason = self._backend.no_loop_reason
         self._rows = self._buffers.live_rows("req_pool_indices", self._largest)
         self._watched = torch.zeros(self._largest, dtype=torch.bool, device=device)
         self._control = torch.zeros(len(Control), dtype=torch.int64, device=device)
@@ -130,7 +130,7 @@ class DeviceLoops:
 
         Args:
             steps: What a body runs; of several draft lengths, one for each of a size's bodies, see
-                ``DeviceStep.bodies``.
+                ``SpecStep.variants``.
             table: Some of the sizes, for an estimate of memory: the loops cannot be launched and
                 are to be closed. ``None`` captures all sizes.
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from graphkit.engine.step.device_step import DeviceStep, StepBody
+from graphkit.engine.step.spec_step import SpecStep, StepVariant
 from graphkit.ops.draft_length import choose_body
 
 
 class DraftLengths:
-    """Chooses the body of each step. See ``graphkit.ops.draft_length``.
+    """Chooses the variant of each step. See ``graphkit.ops.draft_length``.
 
     Device loops choose on the device, v1 and v2 on the host. Acceptance and times are kept between
     launches. Until times were set, all are equal, so that the longest length runs.
@@ -25,7 +25,7 @@ class DraftLengths:
 
     Attributes:
         count: Number of lengths.
-        drafts: Drafts per request of each body, see ``DeviceStep.bodies``.
+        drafts: Drafts per request of each variant, see ``SpecStep.variants``.
         acceptance: [tables, positions, 2] float32, running counts of each position of a draft. All
             chains share a table. The trees of each length have their own, since their widths
             differ.
@@ -34,15 +34,15 @@ class DraftLengths:
 
     def __init__(
         self,
-        step: DeviceStep,
+        step: SpecStep,
         batch_sizes: Sequence[int],
         behind: torch.Tensor | None,
         device: torch.device,
     ) -> None:
         self._behind = behind
-        self._depth = 1 if step.stored is None else step.stored.depth
-        paths = [body.max_path for body in step.lengths]
-        self.count, self.drafts = len(paths), [body.drafts for body in step.bodies]
+        self._depth = 1 if step.pending_catch_up is None else step.pending_catch_up.depth
+        paths = [variant.max_path for variant in step.by_length]
+        self.count, self.drafts = len(paths), [variant.drafts for variant in step.variants]
         tables = 1 if step.context.spec.topk == 1 else len(paths)
         self._sizes = torch.tensor(batch_sizes, dtype=torch.int32, device=device)
         self._num_steps = torch.tensor([p - 1 for p in paths], dtype=torch.int32, device=device)
@@ -52,25 +52,25 @@ class DraftLengths:
     def choose(
         self,
         rows: torch.Tensor,
-        body: torch.Tensor,
+        variant: torch.Tensor,
         report: torch.Tensor | None = None,
         length: int = 0,
     ) -> None:
-        """Count a step and choose the next one's body; see ``choose_body``. Enqueues only."""
+        """Count a step and choose the next one's variant; see ``choose_body``. Enqueues only."""
         choose_body(
-            rows, self._sizes, self._num_steps, self.times, self.acceptance, body, self._behind,
+            rows, self._sizes, self._num_steps, self.times, self.acceptance, variant, self._behind,
             self._depth, report, length,
         )  # fmt: skip
 
     def set_times(self, times: Sequence[Sequence[float]]) -> None:
-        """Set the times of the bodies of each size, see ``DeviceStep.bodies``.
+        """Set the times of the variants of each size, see ``SpecStep.variants``.
 
         The time of a plain step includes its share of the catch-up that follows several of them.
         """
-        bodies = torch.tensor(times)
+        variants = torch.tensor(times)
         if self._behind is not None:
-            bodies[:, 0] += (bodies[:, -1] - bodies[:, 0]) / self._depth
-        self.times.copy_(bodies[:, : self.count])
+            variants[:, 0] += (variants[:, -1] - variants[:, 0]) / self._depth
+        self.times.copy_(variants[:, : self.count])
 
 
 class HostLengths(DraftLengths):
@@ -81,24 +81,25 @@ class HostLengths(DraftLengths):
         batch_sizes: Captured sizes in ascending order.
     """
 
-    def __init__(self, step: DeviceStep, batch_sizes: Sequence[int]) -> None:
-        behind = None if step.stored is None else torch.zeros_like(step.stored.count, device="cpu")
+    def __init__(self, step: SpecStep, batch_sizes: Sequence[int]) -> None:
+        pending = step.pending_catch_up
+        behind = None if pending is None else torch.zeros_like(pending.count, device="cpu")
         super().__init__(step, batch_sizes, behind, torch.device("cpu"))
-        self._bodies = step.bodies
-        self._body, self._no_rows = torch.zeros(2, 1, dtype=torch.int64)
+        self._variants = step.variants
+        self._variant, self._no_rows = torch.zeros(2, 1, dtype=torch.int64)
 
-    def next_body(self, req_pool_indices: Sequence[int]) -> StepBody:
-        """Return the body of the next step of some rows, and count the tokens that it stores."""
+    def next_variant(self, req_pool_indices: Sequence[int]) -> StepVariant:
+        """Return the variant of the next step of some rows, and count the tokens that it stores."""
         rows = torch.tensor(req_pool_indices)
-        self.choose(rows, self._body)
-        body = self._bodies[int(self._body) % len(self._bodies)]
+        self.choose(rows, self._variant)
+        variant = self._variants[int(self._variant) % len(self._variants)]
         if self._behind is not None:
-            self._behind[rows] = self._behind[rows] + 1 if body.stores_tokens else 0
-        return body
+            self._behind[rows] = self._behind[rows] + 1 if variant.defers_catch_up else 0
+        return variant
 
-    def observe(self, report: torch.Tensor, body: StepBody) -> None:
+    def observe(self, report: torch.Tensor, variant: StepVariant) -> None:
         """Count the report of a step, [B, 4 + longest path] int32 on the CPU."""
-        self.choose(self._no_rows, self._body, report, body.length)
+        self.choose(self._no_rows, self._variant, report, variant.length)
 
     def begin(self, req_pool_indices: Sequence[int]) -> None:
         """Forget the requests that had some rows before."""

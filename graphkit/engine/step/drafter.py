@@ -41,7 +41,7 @@ class Drafter(ABC):
     runners: tuple[Runner[Any, Any], ...] = ()
     """The drafter's runners, set by ``prepare``. The engine captures and closes them."""
 
-    host_reason: str = ""
+    eager_reason: str = ""
     """Reason why ``draft`` or ``extend`` needs the host between steps, or an empty string if they
     only enqueue work. Generation v3 is refused with this reason. Read after ``prepare``."""
 

@@ -18,7 +18,7 @@ from graphkit.engine.step.verified import Verified
 from graphkit.ops.stored_tokens import store_tokens
 
 
-class StoredTokens:
+class PendingCatchUp:
     """Tokens of plain steps that the drafter has yet to process, by request row.
 
     Args:
@@ -92,42 +92,42 @@ class PlainDrafter(NullDrafter):
     """Proposes no drafts in a step of one node, and stores its tokens for a later catch-up.
 
     Args:
-        stored: Receives the tokens.
+        pending: Receives the tokens.
     """
 
-    def __init__(self, stored: StoredTokens) -> None:
-        self._stored = stored
+    def __init__(self, pending: PendingCatchUp) -> None:
+        self._pending = pending
 
     def extend(self, verified: Verified) -> None:
         """Store the tokens."""
-        self._stored.append(verified)
+        self._pending.append(verified)
 
     def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:  # noqa: ARG002
         """Store the tokens; tokens of finished requests are never read."""
-        self._stored.append(verified)
+        self._pending.append(verified)
 
 
 class CatchUpDrafter(PlainDrafter):
     """Proposes no drafts, and lets another drafter catch up on all plain steps so far.
 
     Args:
-        stored: Has the tokens of the plain steps before.
+        pending: Has the tokens of the plain steps before.
         drafter: The drafter of the longest length, whose catch-up has the most rows.
     """
 
-    def __init__(self, stored: StoredTokens, drafter: Drafter) -> None:
-        super().__init__(stored)
+    def __init__(self, pending: PendingCatchUp, drafter: Drafter) -> None:
+        super().__init__(pending)
         self._drafter = drafter
 
     def extend(self, verified: Verified) -> None:
         """See ``Drafter.extend``."""
-        self._stored.append(verified)
-        self._drafter.extend(self._stored.take(verified))
+        self._pending.append(verified)
+        self._drafter.extend(self._pending.take(verified))
 
     def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:
         """See ``Drafter.extend_accepted``. Waits for the device."""
-        self._stored.append(verified)
-        taken = self._stored.take(verified)
+        self._pending.append(verified)
+        taken = self._pending.take(verified)
         tokens = taken.counts.num_accepted_tokens.tolist()
         counts = [
             count if is_live else 0

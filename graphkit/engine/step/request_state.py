@@ -42,7 +42,7 @@ class RequestState:
         min_ps: [rows + 1] float32; 0 keeps every token.
         seeds: [rows + 1] int64, keys of the random numbers.
         behind: [rows + 1] int32, tokens that the drafter has yet to process; ``None`` if it
-            processes the tokens of every step. See ``StoredTokens``.
+            processes the tokens of every step. See ``PendingCatchUp``.
         processors: Biases, least lengths and penalties.
     """
 

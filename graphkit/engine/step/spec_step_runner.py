@@ -19,25 +19,23 @@ from graphkit.engine.step.admission import Admission, Prefill
 from graphkit.engine.step.context import EngineContext, StepOptions
 from graphkit.engine.step.device_copies import to_device
 from graphkit.engine.step.device_loops import DeviceLoops, LoopStep
-from graphkit.engine.step.device_step import (
-    DeviceStep,
-    SpecStepInputs,
-    SpecStepOutput,
-    StepBody,
-    StepResult,
-)
 from graphkit.engine.step.drafter import Drafter
 from graphkit.engine.step.engine_model import EngineModel
 from graphkit.engine.step.request_state import RequestState
 from graphkit.engine.step.sampling_params import SamplingParams
 from graphkit.engine.step.slot_checks import SlotChecks
+from graphkit.engine.step.spec_step import (
+    SpecStep,
+    SpecStepInputs,
+    SpecStepOutput,
+    StepVariant,
+)
 from graphkit.engine.step.step_stream import StepStream
 from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.graphs import Attribution, Backend, backend_for, scope
 from graphkit.ops.inference import allocates
 from graphkit.records import CaptureRecord, LoopRecord, ModeRecord, ReplayStats, SizeRecord
 from graphkit.runners import StepRunner
-from graphkit.runners.dispatch import Reason
 from graphkit.runners.memory_estimate import trial_sizes
 from graphkit.spec import SpecConfig
 
@@ -79,8 +77,8 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             mode, each step also checks the slots that it writes.
 
     Attributes:
-        device_step: The step that is captured, with the state of the requests.
-        loop_refusal: Reason why ``launch`` is not available, or an empty string.
+        spec_step: The step that is captured, with the state of the requests.
+        no_loop_reason: Reason why ``launch`` is not available, or an empty string.
 
     Raises:
         ConfigError: Settings or pools contradict each other, an open engine uses the pools, or the
@@ -117,12 +115,12 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         )
         context = EngineContext.create(target, spec, sizes, options, owner="SpecStepRunner")
         check_unused("SpecStepRunner", target.pools, allocates=False)
-        step = DeviceStep(target, drafter, context)
+        step = SpecStep(target, drafter, context)
         self._set_up(step, options)
         self._use: PoolUse | None = PoolUse("SpecStepRunner", step.pools, allocates=False)
 
     @classmethod
-    def from_step(cls, step: DeviceStep, options: StepOptions | None = None) -> Self:
+    def from_step(cls, step: SpecStep, options: StepOptions | None = None) -> Self:
         """Create a runner of an existing step, whose pools the caller has reserved.
 
         Args:
@@ -138,10 +136,10 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         return runner
 
     @allocates
-    def _set_up(self, step: DeviceStep, options: StepOptions) -> None:
-        if reason := step.host_reason:
+    def _set_up(self, step: SpecStep, options: StepOptions) -> None:
+        if reason := step.eager_reason:
             raise ConfigError(f"the step cannot run without the host: {reason}.", field="drafter")
-        context, self.device_step = step.context, step
+        context, self.spec_step = step.context, step
         self._is_greedy, self._use = options.is_greedy, None
         super().__init__(
             self._whole_step,
@@ -162,22 +160,22 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             context.kv_slots + context.sizes.page_size, step.max_path,
         )  # fmt: skip
         self._loops = DeviceLoops(self, step, options.ring_entries)
-        self.loop_refusal = self._loops.refusal
+        self.no_loop_reason = self._loops.no_loop_reason
 
     @property
     def state(self) -> RequestState:
         """State of the requests, by request row."""
-        return self.device_step.state
+        return self.spec_step.state
 
     @property
     def slots_ahead(self) -> int:
         """KV slots that a step writes behind the committed tokens of a request."""
-        return self.device_step.slots_ahead
+        return self.spec_step.slots_ahead
 
     @property
     def max_path(self) -> int:
         """Most tokens that a step accepts for a request, the bonus token included."""
-        return self.device_step.max_path
+        return self.spec_step.max_path
 
     # Requests.
 
@@ -304,8 +302,8 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         if self.status != "planned":
             return super().capture()  # raises
         self._admission.warm_up(self.capturing_backend())
-        if self.loop_refusal:
-            logger.warning("%s runs no device loops: %s.", self.mode.name, self.loop_refusal)
+        if self.no_loop_reason:
+            logger.warning("%s runs no device loops: %s.", self.mode.name, self.no_loop_reason)
         else:
             self._loops.capture(self._loop_steps())
         try:
@@ -324,7 +322,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             loops: tuple[LoopRecord, ...] = ()
             if self.status == "planned":
                 self._admission.warm_up(self.capturing_backend())
-            if self.status == "planned" and not self.loop_refusal:
+            if self.status == "planned" and not self.no_loop_reason:
                 self._loops.capture(self._loop_steps(), trial_sizes(self.table))
                 trial.callback(self._loops.close)
                 loops = self._loops.records()
@@ -334,7 +332,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
     def memory_parts(self) -> dict[str, list[torch.Tensor]]:
         """See ``Runner.memory_parts``; of all models of the step."""
         parts = super().memory_parts()
-        for more in (self.device_step.memory_parts(), self._loops.memory_parts()):
+        for more in (self.spec_step.memory_parts(), self._loops.memory_parts()):
             for name, tensors in more.items():
                 parts[name] += tensors
         parts["static_buffers"] += self._slot_checks.tensors().values()
@@ -350,20 +348,10 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         """Replay one step; see ``Runner.replay``."""
         return self._on_ranks(self._checked_replay, batch, padded_batch_size, clone)
 
-    def draft_and_verify(self, req_pool_indices: torch.Tensor, *, is_greedy: bool) -> StepResult:
-        """Begin a step without a graph, counted as a fallback; the drafter has yet to catch up.
-
-        Arguments and errors are those of ``DeviceStep.draft_and_verify``.
-        """
-        result = self.device_step.draft_and_verify(req_pool_indices, is_greedy=is_greedy)
-        reason = Reason.NOT_CAPTURED.value
-        self.dispatch.count_fallback(reason, self.mode.name, lambda: reason)
-        return result
-
     @property
     def can_launch(self) -> bool:
         """Whether ``launch`` is available: the runner is captured, and the device can loop."""
-        return self.status == "captured" and not self.loop_refusal
+        return self.status == "captured" and not self.no_loop_reason
 
     def launch(
         self,
@@ -408,7 +396,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         names = super().memory_names(weights)
         return {
             **names,
-            "state": {**names["state"], **self.device_step.tensors()},
+            "state": {**names["state"], **self.spec_step.tensors()},
             "mailbox": {**names["mailbox"], **self._slot_checks.tensors()},
         }
 
@@ -420,7 +408,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
     def close(self) -> None:
         """Stop all launches, wait for them, and close all graphs. Streams remain readable."""
         with ExitStack() as last_first:  # closes all, even if a rank has failed
-            for runner in self.device_step.runners:
+            for runner in self.spec_step.runners:
                 last_first.callback(runner.close)
             if self._use is not None:
                 last_first.callback(self._use.end)
@@ -435,20 +423,20 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
                     self._loops.close()
 
     def _shared_settings(self) -> dict[str, str]:
-        inner = [f"{runner.mode.name} {runner.sizes}" for runner in self.device_step.runners]
+        inner = [f"{runner.mode.name} {runner.sizes}" for runner in self.spec_step.runners]
         return {
             **super()._shared_settings(),
-            "spec": repr(self.device_step.context.spec),
-            "drafter": type(self.device_step.drafter).__name__,
+            "spec": repr(self.spec_step.context.spec),
+            "drafter": type(self.spec_step.drafter).__name__,
             "is_greedy": str(self._is_greedy),
             "the runners of the step": ", ".join(inner),
         }
 
     def _loop_steps(self) -> dict[bool, list[LoopStep]]:
-        """Return the step of each body, by whether it is greedy."""
-        bodies, kinds = self.device_step.bodies, (True,) if self._is_greedy else (True, False)
+        """Return the step of each variant, by whether it is greedy."""
+        variants, kinds = self.spec_step.variants, (True,) if self._is_greedy else (True, False)
         return {
-            kind: [partial(self._run, is_greedy=kind, body=body) for body in bodies]
+            kind: [partial(self._run, is_greedy=kind, variant=variant) for variant in variants]
             for kind in kinds
         }
 
@@ -506,22 +494,22 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
 
     def _refuse_launch(self) -> NoReturn:
         self._require_captured("launch")
-        raise ReplayError(f"launch is not available: {self.loop_refusal}. Use replay(batch).")
+        raise ReplayError(f"launch is not available: {self.no_loop_reason}. Use replay(batch).")
 
     def _report_checks(self) -> None:
         try:
             self._slot_checks.report()
         except InputError:
             with suppress(InputError):  # a wrong slot may break more rules
-                self.device_step.report_checks()
+                self.spec_step.report_checks()
             raise
-        self.device_step.report_checks()
+        self.spec_step.report_checks()
 
     def _run(
-        self, inputs: SpecStepInputs, *, is_greedy: bool, body: StepBody | None = None
+        self, inputs: SpecStepInputs, *, is_greedy: bool, variant: StepVariant | None = None
     ) -> SpecStepOutput:
-        if self.device_step.context.is_checking:
+        if self.spec_step.context.is_checking:
             with scope("check slots"):
                 self._slot_checks.enqueue_step(inputs.req_pool_indices)
-        report = self.device_step.run(inputs.req_pool_indices, is_greedy=is_greedy, body=body)
+        report = self.spec_step.run(inputs.req_pool_indices, is_greedy=is_greedy, variant=variant)
         return SpecStepOutput(report=report)

@@ -107,13 +107,13 @@ def test_state_that_advances_on_the_device_has_no_finding(runner_of, model):
 @pytest.mark.parametrize(("is_wrong", "name"), [(host_counter, "calls"), (replaced_tensor, "turn")])
 def test_a_value_that_a_graph_keeps_is_named(runner_of, model, is_wrong, name):
     runner = runner_of(erring_at(model, is_wrong))
-    before = getattr(runner.device_step.drafter, name)
+    before = getattr(runner.spec_step.drafter, name)
     (finding,) = audit_loop(runner, REQUESTS)
     assert (finding.audit, finding.kind) == ("loop", "frozen value")
     assert finding.severity == "error"
     assert f"Drafter.{name}" in finding.names
     assert f"the step changes Drafter.{name} on the host" in finding.text
-    assert getattr(runner.device_step.drafter, name) is before, "references are restored"
+    assert getattr(runner.spec_step.drafter, name) is before, "references are restored"
 
 
 @pytest.mark.parametrize("wrong", [1, 4, 6])
@@ -125,7 +125,7 @@ def test_the_first_step_that_differs_is_named(runner_of, model, wrong):
     drafter_type = erring_at(model, from_a_step)
     drafter_type.limit = 1000
     runner = runner_of(drafter_type)
-    drafter_type.limit = runner.device_step.drafter.calls + wrong - 1
+    drafter_type.limit = runner.spec_step.drafter.calls + wrong - 1
     long = {1: ([5, 6, 7], gk.SamplingParams(max_new_tokens=40))}
     (finding,) = audit_loop(runner, long, steps=9)
     assert finding.text.startswith(f"After step {wrong} of a launch, seq_lens of row 1, ")
@@ -162,13 +162,13 @@ def test_host_work_between_launches_is_found(runner_of, model, monkeypatch):
 
     def with_turn(method):
         def call(*args, **options):
-            runner.device_step.drafter.turn[0] += 1
+            runner.spec_step.drafter.turn[0] += 1
             return method(*args, **options)
 
         return call
 
     def admit(*args):
-        runner.device_step.drafter.turn[0] = 0
+        runner.spec_step.drafter.turn[0] = 0
         return type(runner).admit(runner, *args)
 
     monkeypatch.setattr(runner, "run_padded", with_turn(runner.run_padded))

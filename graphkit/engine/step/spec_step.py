@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -15,7 +18,7 @@ from graphkit.engine.step.context import EngineContext
 from graphkit.engine.step.drafter import Drafter, NullDrafter
 from graphkit.engine.step.drafter_checks import check_prepared, prepare_drafter
 from graphkit.engine.step.engine_model import EngineModel
-from graphkit.engine.step.plain_step import CatchUpDrafter, PlainDrafter, StoredTokens
+from graphkit.engine.step.plain_step import CatchUpDrafter, PendingCatchUp, PlainDrafter
 from graphkit.engine.step.tree_checks import check_tree
 from graphkit.engine.step.verified import Verified
 from graphkit.engine.step.verifier import FillBitmask, Verifier
@@ -57,16 +60,16 @@ class StepResult:
         verified: Accepted paths, for the drafter to catch up on.
         report: [B, 4 + 2 * longest path] int32, new tokens, ends of the requests and
             log-probabilities, for the host; see ``graphkit.ops.loop_layout``.
-        body: What ran. Its drafter catches up.
+        variant: What ran. Its drafter catches up.
     """
 
     verified: Verified
     report: torch.Tensor
-    body: StepBody
+    variant: StepVariant
 
 
 @dataclass(frozen=True, slots=True)
-class StepBody:
+class StepVariant:
     """What a step of one draft length runs.
 
     Attributes:
@@ -87,12 +90,12 @@ class StepBody:
         return self.verifier.context.verify_width - 1
 
     @property
-    def stores_tokens(self) -> bool:
+    def defers_catch_up(self) -> bool:
         """Whether the step leaves its tokens to a later catch-up."""
         return type(self.drafter) is PlainDrafter
 
 
-class DeviceStep:
+class SpecStep:
     """Drafts, verifies and accepts. Every method only enqueues work; none waits for the device.
 
     Args:
@@ -103,9 +106,9 @@ class DeviceStep:
     Attributes:
         context: Settings and shared state.
         state: State of the requests.
-        bodies: What a step runs, by draft length, shortest first. If one of several lengths is 0, a
-            plain step that catches up follows them; see ``plain_step``.
-        stored: Tokens of plain steps that the drafter has yet to process, or ``None``.
+        variants: What a step runs, by draft length, shortest first. If one of several lengths is 0,
+            a plain step that catches up follows them; see ``plain_step``.
+        pending_catch_up: Tokens of plain steps that the drafter has yet to process, or ``None``.
         drafter, verifier: Those of the longest length, which also process prompts.
         runners: The runner of each mode and length, the target's of the longest length first.
         pools: All pools with state of requests, by slot or by row.
@@ -121,53 +124,60 @@ class DeviceStep:
     ) -> None:
         self.context, self.state = context, context.state
         contexts = [context.at_length(spec) for spec in context.spec.lengths]
-        longest = contexts[-1]
+        *shorter, longest = contexts
         self.drafter = prepare_drafter(NullDrafter() if drafter is None else drafter, longest)
         self.max_path = min(self.drafter.max_path, longest.verify_width)
-        self.stored: StoredTokens | None = None
+        self.pending_catch_up: PendingCatchUp | None = None
         if context.spec.is_adaptive and not contexts[0].spec.num_steps:
             self.state.count_behind()
-            self.stored = StoredTokens(longest, self.max_path)
-        drafters = [*map(self._at_length, contexts[:-1]), self.drafter]
-        bodies = [
-            _body(length, target, each, drafters[length]) for length, each in enumerate(contexts)
-        ]
-        if self.stored is not None:
-            catch_up = CatchUpDrafter(self.stored, self.drafter)
+            self.pending_catch_up = PendingCatchUp(longest, self.max_path)
+        drafters = [*map(self._at_length, shorter), self.drafter]
+        variants = []
+        for length, (own, own_drafter) in enumerate(zip(contexts, drafters, strict=True)):
+            max_path = min(own_drafter.max_path, own.verify_width)
+            verifier = Verifier(target, own, self.state, max_path)
+            variants.append(StepVariant(length, own_drafter, verifier, max_path))
+        if self.pending_catch_up is not None:
+            catch_up = CatchUpDrafter(self.pending_catch_up, self.drafter)
             catch_up.prepare(contexts[0])
-            bodies.append(replace(bodies[0], drafter=catch_up))
-        self.bodies = tuple(bodies)
-        self.verifier = self.lengths[-1].verifier
+            variants.append(replace(variants[0], drafter=catch_up))
+        self.variants = tuple(variants)
+        self.verifier = self.longest.verifier
         self.runners: tuple[Runner[Any, Any], ...] = tuple(
             runner
-            for body in reversed(self.lengths)
-            for runner in (body.verifier.runner, *body.drafter.runners)
+            for variant in reversed(self.by_length)
+            for runner in (variant.verifier.runner, *variant.drafter.runners)
         )
         drafts = (pool for r in self.drafter.runners for pool in kv_pools(r.attention))
         self.pools = (*target.pools, *drafts)
-        needed = (body.drafter.slots_needed for body in self.bodies)
+        needed = (variant.drafter.slots_needed for variant in self.variants)
         self.slots_ahead = max(longest.verify_width, *needed)
         checks = (runner.buffers.value_checks for runner in self.runners)
         self._value_checks = tuple(check for check in checks if check is not None)
 
     def _at_length(self, context: EngineContext) -> Drafter:
         """Return the drafter of a draft length, prepared."""
-        if context.spec.num_steps or self.stored is None:
+        if context.spec.num_steps or self.pending_catch_up is None:
             return check_prepared(self.drafter.at_length(context))
-        drafter = PlainDrafter(self.stored)
+        drafter = PlainDrafter(self.pending_catch_up)
         drafter.prepare(context)
         return drafter
 
     @property
-    def lengths(self) -> tuple[StepBody, ...]:
-        """The bodies of the draft lengths, shortest first, without the one that catches up."""
-        return self.bodies if self.stored is None else self.bodies[:-1]
+    def by_length(self) -> tuple[StepVariant, ...]:
+        """The variants of the draft lengths, shortest first, without the one that catches up."""
+        return self.variants if self.pending_catch_up is None else self.variants[:-1]
 
     @property
-    def host_reason(self) -> str:
+    def longest(self) -> StepVariant:
+        """The variant of the longest draft length."""
+        return self.by_length[-1]
+
+    @property
+    def eager_reason(self) -> str:
         """Reason why a graph of the step is not possible, as a phrase, or an empty string."""
-        if self.drafter.host_reason:
-            return self.drafter.host_reason
+        if self.drafter.eager_reason:
+            return self.drafter.eager_reason
         if self.context.options.structured_output:
             return "the matchers of structured output run on the host between draft and verify"
         if self.context.future_map.debug:
@@ -215,8 +225,11 @@ class DeviceStep:
         ``future map`` tensors exist from the first prefill on.
         """
         named = {**self.request_tensors(), **self._recurrent_tensors()}
-        if self.stored is not None:
-            named |= {f"stored {name}": each for name, each in self.stored.tensors().items()}
+        if self.pending_catch_up is not None:
+            named |= {
+                f"pending catch-up {name}": each
+                for name, each in self.pending_catch_up.tensors().items()
+            }
         for runner in self.runners:
             held = runner.memory_names()["state"]
             named |= {f"{runner.label} {name}": tensor for name, tensor in held.items()}
@@ -230,7 +243,7 @@ class DeviceStep:
             for name, tensors in runner.memory_parts().items():
                 parts[name] += tensors
         parts["recurrent_state"] += self._recurrent_tensors().values()
-        drafters = [body.drafter for body in self.bodies]
+        drafters = [variant.drafter for variant in self.variants]
         parts["static_buffers"] += [
             *self.tensors().values(),
             *(tensor for drafter in drafters for _, tensor in attribute_tensors(drafter, 1)),
@@ -243,7 +256,7 @@ class DeviceStep:
         *,
         is_greedy: bool,
         fill_bitmask: FillBitmask | None = None,
-        body: StepBody | None = None,
+        variant: StepVariant | None = None,
     ) -> StepResult:
         """Draft, verify, and commit the accepted tokens.
 
@@ -254,18 +267,18 @@ class DeviceStep:
             is_greedy: Whether every temperature is 0.
             fill_bitmask: Returns the token bitmask of the trees; called between draft and verify.
                 ``None`` allows every token.
-            body: One of ``bodies``; ``None`` selects the longest draft length.
+            variant: One of ``variants``; ``None`` selects the longest draft length.
 
         Raises:
             InputError: The drafter returned an invalid tree.
         """
-        state, body = self.state, self.lengths[-1] if body is None else body
+        state, variant = self.state, self.longest if variant is None else variant
         rows, seq_lens, bonus = state.running(req_pool_indices)
-        body.drafter.is_greedy = self.drafter.is_greedy = is_greedy
+        variant.drafter.is_greedy = self.drafter.is_greedy = is_greedy
         with scope("draft"):
-            tree = body.drafter.draft(rows, seq_lens, bonus)
-        check_tree(body.drafter, tree, seq_lens, body.verifier.context)
-        verified = body.verifier.verify(
+            tree = variant.drafter.draft(rows, seq_lens, bonus)
+        check_tree(variant.drafter, tree, seq_lens, variant.verifier.context)
+        verified = variant.verifier.verify(
             rows, seq_lens, bonus, tree, is_greedy=is_greedy, fill_bitmask=fill_bitmask
         )
         with scope("accept"):
@@ -274,21 +287,40 @@ class DeviceStep:
                 rows, verified.predict, counts, self.max_path, verified.accept_index,
                 verified.logits, verified.log_sums,
             )  # fmt: skip
-        return StepResult(verified, report, body)
+        return StepResult(verified, report, variant)
+
+    def catch_up(
+        self, result: StepResult, num_accepted_tokens: Sequence[int] | None = None
+    ) -> None:
+        """Let the drafter of a step catch up.
+
+        Args:
+            result: Result of ``draft_and_verify``.
+            num_accepted_tokens: Accepted rows of each request for v1, 0 if it has finished. Without
+                them, v1 waits for the device.
+        """
+        drafter, verified = result.variant.drafter, result.verified
+        if self.context.generation != "v1":
+            drafter.extend(verified)
+            return
+        if num_accepted_tokens is None:
+            num_accepted_tokens = verified.counts.num_accepted_tokens.tolist()
+        drafter.extend_accepted(verified, num_accepted_tokens)
 
     def run(
-        self, req_pool_indices: torch.Tensor, *, is_greedy: bool, body: StepBody | None = None
+        self, req_pool_indices: torch.Tensor, *, is_greedy: bool, variant: StepVariant | None = None
     ) -> torch.Tensor:
         """Run a whole step, the catch-up of the drafter included, and return its report.
 
-        Arguments and errors are those of ``draft_and_verify``. Every token is allowed.
+        Arguments and errors are those of ``draft_and_verify``. Every token is allowed. In v1, waits
+        for the device.
         """
-        result = self.draft_and_verify(req_pool_indices, is_greedy=is_greedy, body=body)
+        result = self.draft_and_verify(req_pool_indices, is_greedy=is_greedy, variant=variant)
         with scope("extend"):
-            result.body.drafter.extend(result.verified)
+            self.catch_up(result)
         return result.report
 
-    def warm_up(self, backend: Backend, functions: Iterable[Callable[[], None]]) -> None:
+    def warm_up(self, backend: Backend, functions: Iterable[Callable[[], object]]) -> None:
         """Run functions without a graph, one after the other, and wait for each.
 
         Args:
@@ -305,7 +337,55 @@ class DeviceStep:
         except CaptureFailure as failure:
             raise capture_error(self.verifier.runner.mode, 1, failure) from failure.__cause__
 
+    def warm_up_steps(self, backend: Backend) -> None:
+        """Run steps of pads, greedy and sampled, so that their kernels are compiled.
 
-def _body(length: int, target: EngineModel, context: EngineContext, drafter: Drafter) -> StepBody:
-    max_path = min(drafter.max_path, context.verify_width)
-    return StepBody(length, drafter, Verifier(target, context, context.state, max_path), max_path)
+        Waits for the device. Does not count in the statistics of the runners.
+
+        Raises:
+            CaptureError: The step raised an exception.
+        """
+        sizes = {1, min(2, self.context.sizes.max_batch_size)}
+        with self._without_stats():
+            steps = product(sorted(sizes), (True, False), self.variants)
+            self.warm_up(backend, [self._pad_step(*step) for step in steps])
+
+    def measure(self, backend: Backend) -> list[list[float]]:
+        """Return the time of the graphs that a greedy step of pads replays.
+
+        Waits for the device. Does not count in the statistics of the runners.
+
+        Returns:
+            The times by captured size, then by variant.
+        """
+        sizes = self.verifier.runner.table
+        with self._without_stats():
+            return [
+                [self._graph_time(backend, size, variant) for variant in self.variants]
+                for size in sizes
+            ]
+
+    def _graph_time(self, backend: Backend, size: int, variant: StepVariant) -> float:
+        run = self._pad_step(size, True, variant)
+        self.warm_up(backend, [run])
+        before = [runner.stats.replays for runner in self.runners]
+        run()
+        total = 0.0
+        for replays, runner in zip(before, self.runners, strict=True):
+            if count := runner.stats.replays - replays:
+                with runner.buffers.replays_of_pads():
+                    total += count * backend.measure(runner.graphs[size])
+        return total
+
+    def _pad_step(
+        self, batch_size: int, is_greedy: bool, variant: StepVariant
+    ) -> Callable[[], object]:
+        pads = torch.zeros(batch_size, dtype=torch.int64, device=self.context.device)
+        return partial(self.run, pads, is_greedy=is_greedy, variant=variant)
+
+    @contextmanager
+    def _without_stats(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for runner in self.runners:
+                stack.enter_context(runner.without_stats())
+            yield
