@@ -11,6 +11,7 @@ import torch
 import graphkit as gk
 from engine_target import CONTEXT, ROWS, SIZES, SPEC, TableForward
 from graphkit.engine.step import SpecStepInputs
+from graphkit.engine.step.request_state import RequestState
 from graphkit.engine.step.slot_checks import SlotChecks
 
 SLOTS, PROMPT, NEW = ROWS * CONTEXT, [1, 2, 3], 9
@@ -284,7 +285,7 @@ def test_random_tables_against_a_search(device, seed):
     """Rows come and go at random, many with wrong slots."""
     draw = random.Random(seed)
     context, first, end, ahead, refused = 12, 2, 60, 2, 0
-    state = gk.step.request_state.RequestState(5, torch.device(device))
+    state = RequestState(5, torch.device(device))
     slots = torch.zeros(6, context, dtype=torch.int32, device=device)
     checks = SlotChecks(state, slots, ahead, first, end)
     for _ in range(120):
