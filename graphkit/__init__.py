@@ -327,7 +327,6 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "fingerprint",
     # The whole step, captured and looped on the device; drafting algorithms.
     "DFlashDrafter",
-    "SpecStep",
     "DraftTree",
     "Drafter",
     "EagleDrafter",
@@ -344,13 +343,14 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "RequestReport",
     "RequestState",
     "SamplingParams",
+    "SpecStep",
     "SpecStepInputs",
     "SpecStepOutput",
     "SpecStepRunner",
-    "StepVariant",
     "StepReport",
     "StepResult",
     "StepStream",
+    "StepVariant",
     "Verified",
     "Verifier",
     # Engine.
