@@ -13,7 +13,7 @@ from graphkit.runners.attention_check import RecurrentStates
 from graphkit.runners.dispatch import Decision, Reason
 from graphkit.runners.draft import DraftRunner
 from graphkit.runners.draft_extend import DraftExtendRunner, DraftExtendV2Runner
-from graphkit.runners.frozen_values import FrozenValue
+from graphkit.runners.host_objects import FrozenValue
 from graphkit.runners.multi_layer import MultiLayerEagleRunner
 from graphkit.runners.observe import ObservedReplay
 from graphkit.runners.output_fields import OutputCheck, OutputRow, declare_output

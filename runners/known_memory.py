@@ -12,7 +12,7 @@ from graphkit.buffers import InputBuffers
 from graphkit.buffers.attention import kv_pools
 from graphkit.graphs import named_tensors
 from graphkit.records import BufferRecord
-from graphkit.runners.containers import is_a, items_of, own_attributes
+from graphkit.runners.object_attributes import is_a, items_of, own_attributes
 
 _TABLES = "req_to_token_pool", "window_req_to_token_pool"
 _ATTENTION_DEPTH = 3

@@ -12,7 +12,7 @@ from graphkit.errors import InputError
 from graphkit.graphs import Backend, CapturedGraph, SizeTable
 from graphkit.records import ReplayStats
 from graphkit.runners.dispatch import Dispatch, require_count, size_error
-from graphkit.runners.frozen_values import FrozenValues
+from graphkit.runners.host_objects import FrozenValues
 from graphkit.runners.outputs import Output
 from graphkit.runners.replay_consensus import ReplayConsensus
 from graphkit.runners.step import Step

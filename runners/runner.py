@@ -38,7 +38,7 @@ from graphkit.records import (
 from graphkit.runners.attention_check import check_attention
 from graphkit.runners.capture import SizeCapture, close_graphs, mode_record
 from graphkit.runners.dispatch import Decision, Dispatch
-from graphkit.runners.frozen_values import FrozenValue, FrozenValues
+from graphkit.runners.host_objects import FrozenValue, FrozenValues, host_objects
 from graphkit.runners.known_memory import memory_names, memory_parts
 from graphkit.runners.memory_estimate import estimate_memory, trial_sizes
 from graphkit.runners.mode_declaration import ModeDeclaration
@@ -54,7 +54,6 @@ from graphkit.runners.settings import (
     check_group,
     check_inputs_type,
     check_types,
-    check_weights,
     is_checking,
     prepare_attention,
     value_limits,
@@ -258,7 +257,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             )
         if progress is not None:
             _check_callable("progress", progress)
-        check_weights(self._forward, self.device)
+        objects = host_objects(self._forward)
+        objects.check_weights(self.device)
         if self._compares_attention:
             check_attention(self)
         self._captured_at = caller_line()
@@ -269,7 +269,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             )
             graphs = capture.capture(progress)
             try:
-                self._frozen = FrozenValues(self, self._forward)
+                self._frozen = objects.frozen_values(self)
                 self._replayer = self.make_replayer(graphs)
             except BaseException:
                 close_graphs(graphs.values())

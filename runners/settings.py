@@ -9,7 +9,6 @@ from types import NoneType
 from typing import Any, TypedDict, TypeVar
 
 import torch
-from torch import nn
 
 from graphkit.buffers import AttentionBackend, Limits, StepInputs
 from graphkit.config import BufferSizes, is_int, require_type
@@ -17,7 +16,6 @@ from graphkit.errors import ConfigError, short_repr
 from graphkit.graphs import Backend
 from graphkit.ops.argument_rules import describe
 from graphkit.runners.ranks import RunnerGroup
-from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
 from graphkit.spec import ForwardMode, SpecConfig
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -123,24 +121,6 @@ def check_forward(forward: Any) -> None:
                 "to its output.",
                 field="forward",
             )
-
-
-def check_weights(forward: Any, device: torch.device) -> None:
-    """Check that the weights that a forward reaches are on the device of its runner.
-
-    Weights on several devices are left to the capture: the forward may not use all of them.
-
-    Raises:
-        ConfigError: All of them are on other devices.
-    """
-    objects = ReachableObjects(walk_roots(forward))
-    devices = dict.fromkeys(str(w.device) for _, _, w in objects.values_of(nn.Parameter))
-    if devices and str(device) not in devices:
-        raise ConfigError(
-            f"the weights of the forward are on {', '.join(devices)}, the runner on {device}. Move "
-            f'the model there, or create the runner with device="{next(iter(devices))}".',
-            field="device",
-        )
 
 
 def check_inputs_type(inputs_type: Any, base: type[StepInputs]) -> None:

@@ -15,12 +15,13 @@ import torch
 from torch import nn
 
 from graphkit.audit.bugs import Bug
+from graphkit.audit.host_objects.containers import Container
+from graphkit.audit.host_objects.reachable_objects import ReachableObjects, walk_roots
 from graphkit.audit.runs.teacher_forcing import wrapped_forward
 from graphkit.graphs.operations import storage_id
 from graphkit.records import tensor_text
 from graphkit.runners import Runner
-from graphkit.runners.containers import Container, is_a
-from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
+from graphkit.runners.object_attributes import is_a
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from graphkit.audit.host_objects.reachable_objects import ReachableObjects
 from graphkit.graphs.operations import tensors_in
 from graphkit.graphs.recorded_op import RecordedOp
 from graphkit.graphs.tracked_objects import find_objects, find_referrers
 from graphkit.records import tensor_text
-from graphkit.runners.containers import is_a, own_attributes, type_name
-from graphkit.runners.reachable_objects import ReachableObjects
+from graphkit.runners.object_attributes import is_a, own_attributes, type_name
 
 
 class LiveTensors:

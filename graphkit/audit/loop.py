@@ -12,7 +12,6 @@ import torch
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.object_snapshot import ObjectSnapshot
 from graphkit.audit.ranks import NOT_ON_RANKS
-from graphkit.audit.runs import Rounding, check_tolerance
 from graphkit.audit.runs.request_runs import ReportRows, RequestPrompts, RequestRun, RequestRuns
 from graphkit.audit.runs.whole_step import LOOP_STEPS, open_step
 from graphkit.config import require_int
@@ -20,6 +19,7 @@ from graphkit.engine.step import SpecStepRunner
 from graphkit.graphs import Attribution
 from graphkit.records import Finding, count_of, distinct_text, listed
 from graphkit.records.audit import Audit
+from graphkit.runners.comparison import Rounding, check_tolerance
 from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from graphkit.audit.host_objects.reachable_objects import MAX_ITEMS, ReachableObjects
 from graphkit.errors import short_repr
 from graphkit.records import count_of, tensor_text
-from graphkit.runners.containers import is_a, own_attributes, type_name
-from graphkit.runners.reachable_objects import MAX_ITEMS, ReachableObjects
+from graphkit.runners.object_attributes import is_a, own_attributes, type_name
 
 RANDOM_STATE = "random state"
 """Text of a random generator."""

@@ -13,12 +13,13 @@ from typing import Any
 from graphkit.audit.batch_variants import Fill, Requests, fill_floats
 from graphkit.audit.bugs import Bug
 from graphkit.audit.forward_caches import ForwardCache, cache_at_fault
-from graphkit.audit.runs import EqualStateRuns, Rounding
+from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.runs.first_node import FirstNode
 from graphkit.audit.runs.forward_trace import Weights
 from graphkit.errors import InspectError
 from graphkit.records import Node
 from graphkit.runners import Runner
+from graphkit.runners.comparison import Rounding
 from graphkit.runners.comparison.differences import even_owner, first_difference
 from graphkit.runners.sample_batch import largest_number
 

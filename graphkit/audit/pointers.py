@@ -16,6 +16,7 @@ from typing import Any
 
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.bugs import FREED_MEMORY
+from graphkit.audit.host_objects.reachable_objects import walk_roots
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.places import argument_text
 from graphkit.buffers import fields_of
@@ -23,7 +24,6 @@ from graphkit.graphs import Stage, named_tensors
 from graphkit.records import Argument, GraphRecord, Node, Pointer
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
-from graphkit.runners.reachable_objects import walk_roots
 from graphkit.runners.targets import CaptureTarget
 
 _UNDECLARED_ADVICE = (

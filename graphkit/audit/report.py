@@ -21,7 +21,6 @@ from graphkit.audit.pads import audit_pads
 from graphkit.audit.pointers import audit_pointers
 from graphkit.audit.pool_poison import audit_pool_poison
 from graphkit.audit.ranks import NOT_ON_RANKS
-from graphkit.audit.runs import check_tolerance
 from graphkit.audit.shadow import audit_shadow
 from graphkit.audit.side_outputs import report_side_outputs
 from graphkit.audit.undeclared_state import declare_for_audits
@@ -33,6 +32,7 @@ from graphkit.graphs import Attribution, SizeTable, backend_for, environment
 from graphkit.records import AuditReport, GraphRecord, LockRecord
 from graphkit.records.audit import AUDITS, Audit
 from graphkit.runners import Runner
+from graphkit.runners.comparison import check_tolerance
 from graphkit.runners.targets import CaptureTarget, selected_modes
 from graphkit.spec import ForwardMode
 

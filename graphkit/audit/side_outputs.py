@@ -26,6 +26,9 @@ from torch import nn
 from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.bugs import SIDE_OUTPUT
 from graphkit.audit.changing_lines import changing_lines
+from graphkit.audit.host_objects.containers import Container, containers
+from graphkit.audit.host_objects.host_numbers import read_word
+from graphkit.audit.host_objects.reachable_objects import SEARCH_DEPTH, ReachableObjects, walk_roots
 from graphkit.audit.object_snapshot import checksum
 from graphkit.audit.runs.teacher_forcing import wrapped_forward
 from graphkit.graphs import StateSnapshot
@@ -34,9 +37,7 @@ from graphkit.records import tensor_text
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.comparison.drawn_state import SEED, restorable_state
-from graphkit.runners.containers import Container, containers, is_a
-from graphkit.runners.host_numbers import read_word
-from graphkit.runners.reachable_objects import SEARCH_DEPTH, ReachableObjects, walk_roots
+from graphkit.runners.object_attributes import is_a
 from graphkit.runners.targets import CaptureTarget
 
 _ADVICE = (

@@ -16,6 +16,7 @@ from torch import nn
 from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.bugs import UNDECLARED_STATE
 from graphkit.audit.changing_lines import changing_lines
+from graphkit.audit.host_objects.reachable_objects import ReachableObjects, walk_roots
 from graphkit.audit.row_axes import row_axes, rows_of_batch
 from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.runs.forward_trace import Weights
@@ -26,7 +27,6 @@ from graphkit.records import tensor_text
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.comparison.drawn_state import SEED, restorable_state
-from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
 from graphkit.runners.targets import CaptureTarget
 
 ADVICE = "Declare it as mutable_state: captures and audits then restore its contents."

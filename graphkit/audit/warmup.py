@@ -16,6 +16,7 @@ import torch
 from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.bugs import REPLACED_BUFFER, UNDECLARED_STATE, WARM_UP_LEAK
 from graphkit.audit.changing_lines import changing_lines
+from graphkit.audit.host_objects.reachable_objects import ReachableObjects, walk_roots
 from graphkit.audit.object_snapshot import ABSENT, RANDOM_STATE, ObjectChange, ObjectSnapshot
 from graphkit.audit.ranks import on_any_rank
 from graphkit.audit.undeclared_state import ADVICE
@@ -24,7 +25,6 @@ from graphkit.records import count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.comparison.drawn_state import SEED, restorable_state
-from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
 from graphkit.runners.targets import CaptureTarget
 
 _LEAK_ADVICE = "Move it out of the forward, or keep it in a tensor declared as mutable_state."

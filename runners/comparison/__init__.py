@@ -2,5 +2,23 @@
 
 from graphkit.runners.comparison.differences import first_difference
 from graphkit.runners.comparison.rounding import Rounding, check_tolerance
+from graphkit.runners.comparison.step_comparison import (
+    GRAPH_DIFFERS,
+    INPUT_WRITTEN,
+    PADDING_LEAKS,
+    GraphVerdict,
+    StepComparison,
+    judge_graph,
+)
 
-__all__ = ["Rounding", "check_tolerance", "first_difference"]
+__all__ = [
+    "GRAPH_DIFFERS",
+    "INPUT_WRITTEN",
+    "PADDING_LEAKS",
+    "GraphVerdict",
+    "Rounding",
+    "StepComparison",
+    "check_tolerance",
+    "first_difference",
+    "judge_graph",
+]

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphkit.audit.runs import GRAPH_DIFFERS, NOT_FINITE, Rounding, check_tolerance, compare_runs
 from graphkit.buffers import StepInputs
 from graphkit.config import BufferSizes
 from graphkit.errors import ConfigError, GraphkitError, OutputError, short_repr
@@ -18,12 +17,13 @@ from graphkit.graphs.capture_failure import describe_exception
 from graphkit.graphs.snapshot import check_restorable
 from graphkit.records import count_of
 from graphkit.runners import Output, Runner
+from graphkit.runners.comparison import GRAPH_DIFFERS, Rounding, StepComparison, check_tolerance
 from graphkit.runners.functions.arguments import Arguments
 from graphkit.runners.functions.captured_function import CapturedFunction
-from graphkit.runners.functions.held_modules import held_weights
 from graphkit.runners.functions.results import Results
 from graphkit.runners.functions.row_checks import HOST_ADVICE, ROW_ADVICE, RowChecks
 from graphkit.runners.functions.written_tensors import WrittenTensors
+from graphkit.runners.host_objects import host_objects
 from graphkit.runners.step import forward_name
 from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode, SpecConfig
@@ -97,7 +97,7 @@ def capture(
     if not callable(fn):
         raise ConfigError(f"fn must be callable, got {short_repr(fn)}.", field="fn")
     check_tolerance(tolerance)
-    weights = held_weights(fn) if weights is None else weights
+    weights = host_objects(fn).held_weights() if weights is None else weights
     sizes = _checked_sizes(batch_sizes)
     arguments = Arguments(fn, _function_name(fn), example, pad_values)
     backend = _backend(arguments, device, backend)
@@ -109,17 +109,18 @@ def capture(
         runner = target.runner(ForwardMode.STEP, device=backend.device, backend=backend)
         try:
             record = runner.capture(attribution=attribution)
+            rounding = Rounding(target.sizes.dtype, tolerance)
             RowChecks(
                 arguments,
                 results,
                 written,
-                Rounding(target.sizes.dtype, tolerance),
+                rounding,
                 backend.device,
                 max(sizes),
                 pad_values is not None,
             ).check()
             written.release()
-            _compare(runner, target, tolerance, written.undeclared())
+            _compare(runner, target, rounding, written.undeclared())
         except BaseException:
             runner.close()
             raise
@@ -252,14 +253,14 @@ def _sample_batch(arguments: Arguments, _mode: ForwardMode, count: int, seed: in
 
 
 def _compare(
-    runner: Runner[Any, Any], target: CaptureTarget, tolerance: float, undeclared: list[str]
+    runner: Runner[Any, Any], target: CaptureTarget, rounding: Rounding, undeclared: list[str]
 ) -> None:
     """Compare replays of rows of the example with the function, with a pad row where possible.
 
     Args:
         runner: Captured.
         target: The function.
-        tolerance: See ``capture``.
+        rounding: Rounding of the function.
         undeclared: Names of tensors that the function writes, without ``mutable_state``.
 
     Raises:
@@ -269,7 +270,7 @@ def _compare(
         for size in runner.table:
             batch = target.batch(runner.mode, max(size - 1, 1), size)
             try:
-                comparison = compare_runs(runner, batch, size, tolerance=tolerance)
+                mismatch = StepComparison(runner, batch, size, rounding).first_mismatch()
             except GraphkitError:
                 raise
             except Exception as error:  # of the function, for a number of rows not run before
@@ -278,14 +279,12 @@ def _compare(
                     f"example: {describe_exception(error)}.",
                     field="fn",
                 ) from error
-            for mismatch in comparison.mismatches:
-                if mismatch.kind == NOT_FINITE:  # the function returns NaN or infinity, too
-                    continue
+            if mismatch is not None:
                 distance = f" ({mismatch.distance})" if mismatch.distance else ""
                 where = (
                     f"row {mismatch.row} of `{mismatch.field}` is {mismatch.got} instead of "
                     f"{mismatch.expected}{distance} with "
-                    f"{count_of(mismatch.batch_size, 'live row')} at batch size {size}"
+                    f"{count_of(batch.batch_size, 'live row')} at batch size {size}"
                 )
                 advice = f"{HOST_ADVICE}." if mismatch.kind == GRAPH_DIFFERS else ROW_ADVICE
                 if undeclared:

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from graphkit.audit.runs import PADDING_LEAKS, Rounding, first_difference
 from graphkit.errors import ConfigError, OutputError
 from graphkit.graphs import StateSnapshot
 from graphkit.records import Mismatch
+from graphkit.runners.comparison import PADDING_LEAKS, Rounding, first_difference
 from graphkit.runners.functions.arguments import Arguments
 from graphkit.runners.functions.drawn_rows import DrawnRows, Floats, Integers
 from graphkit.runners.functions.results import Results

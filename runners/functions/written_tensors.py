@@ -11,11 +11,7 @@ import torch
 from graphkit.graphs.capture_state import compilation_disabled
 from graphkit.graphs.operations import WriteMode, has_storage, storage_id
 from graphkit.records import tensor_text
-from graphkit.runners.known_memory import attribute_tensors
-from graphkit.runners.reachable_objects import SEARCH_DEPTH, ReachableObjects, walk_roots
-
-_POOL_DEPTH = 2
-"""Attributes down to the tensors of an object of graphkit, such as a KV pool."""
+from graphkit.runners.host_objects import host_objects
 
 
 class WrittenTensors:
@@ -100,14 +96,7 @@ class WrittenTensors:
 
     def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._declared.items()
-        for container, values in ReachableObjects(walk_roots(self._fn), SEARCH_DEPTH).entries:
-            for key, value in values.items():
-                name = container.name(key)
-                if isinstance(value, torch.Tensor):
-                    yield name, value
-                elif type(value).__module__.partition(".")[0] == "graphkit":
-                    for inner, tensor in attribute_tensors(value, _POOL_DEPTH):
-                        yield f"{name}.{inner}", tensor
+        yield from host_objects(self._fn).named_tensors()
 
 
 def _bits(flat: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphkit.runners.host_numbers import HostNumber
+from graphkit.audit.host_objects.host_numbers import HostNumber
 
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 _CONFIG = re.compile(r"config\b|\bconfigs?\b", re.IGNORECASE)

@@ -12,10 +12,10 @@ from graphkit.audit.audit_log import Check
 from graphkit.audit.baked.host_changes import DifferencesBySize, HostChange
 from graphkit.audit.baked.undeclared import Candidate
 from graphkit.audit.bugs import BAKED_VALUE
+from graphkit.audit.host_objects.host_numbers import HostNumber, value_text
 from graphkit.audit.places import argument_text
 from graphkit.graphs.walk.capture_differences import CaptureDifference, comparable
 from graphkit.records import Node, count_of
-from graphkit.runners.host_numbers import HostNumber, value_text
 
 _VALUE = (
     "Read it from a tensor that every replay refreshes: declare it as an input field, or write it "

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphkit.audit.baked.architecture import Architecture
+from graphkit.audit.host_objects.host_numbers import HostNumber, HostNumbers
 from graphkit.graphs import named_tensors
 from graphkit.graphs.walk.capture_differences import CaptureDifference
 from graphkit.runners import Runner
-from graphkit.runners.host_numbers import HostNumber, HostNumbers
 from graphkit.runners.targets import CaptureTarget
 
 _MEMBERS = 64

@@ -13,10 +13,10 @@ import pytest
 
 from graphkit.audit.kit.captured_step import STEP_PROPERTIES, CapturedStep
 from graphkit.audit.kit.properties import PROPERTIES, CapturedMode
-from graphkit.audit.runs import check_tolerance
 from graphkit.errors import GraphkitError
 from graphkit.graphs import SizeTable, resolve_device
 from graphkit.models.wrapper.assertion import check_wrapper
+from graphkit.runners.comparison import check_tolerance
 from graphkit.runners.targets import CaptureTarget, locate
 from graphkit.spec import ForwardMode
 

@@ -6,9 +6,10 @@ from typing import Any
 
 from graphkit.audit.bugs import BAKED_VALUE, UNDECLARED_STATE, Bug
 from graphkit.audit.padding_cause import Cause, padding_cause
-from graphkit.audit.runs import EqualStateRuns, Rounding
+from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.undeclared_state import ADVICE, undeclared_state
 from graphkit.runners import Runner
+from graphkit.runners.comparison import Rounding
 from graphkit.runners.comparison.differences import Tensors, even_owner, first_difference
 
 _ROUNDING_IN_GRAPH = (

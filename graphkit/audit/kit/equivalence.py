@@ -10,10 +10,11 @@ from typing import Any
 from graphkit.audit.kit.captured_step import STEP_PROPERTIES, CapturedStep
 from graphkit.audit.kit.diagnosis import probable_bug
 from graphkit.audit.kit.failures import comparison_text
-from graphkit.audit.runs import PADDING_LEAKS, check_tolerance, compare_runs, live_sizes
+from graphkit.audit.runs import compare_runs, live_sizes
 from graphkit.errors import ConfigError, ReplayError, TargetError, short_repr
 from graphkit.records import count_of
 from graphkit.runners import Runner
+from graphkit.runners.comparison import PADDING_LEAKS, check_tolerance
 from graphkit.runners.comparison.differences import Allowed, allowed_by
 from graphkit.runners.targets import CaptureTarget, selected_modes
 from graphkit.spec import ForwardMode

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from graphkit.audit.runs import INPUT_WRITTEN, NOT_FINITE, PADDING_LEAKS, Comparison
+from graphkit.audit.runs import NOT_FINITE, Comparison
 from graphkit.records import Finding, count_of, distinct_text
+from graphkit.runners.comparison import INPUT_WRITTEN, PADDING_LEAKS
 
 
 def comparison_text(comparison: Comparison, probable_bug: str) -> str:

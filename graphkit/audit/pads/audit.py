@@ -24,10 +24,11 @@ from graphkit.audit.pads.sample_batches import SampleBatches, in_order
 from graphkit.audit.pads.variations import LiveBatch, Variation
 from graphkit.audit.places import requests_text
 from graphkit.audit.ranks import on_any_rank
-from graphkit.audit.runs import EqualStateRuns, Rounding, first_difference, live_sizes
+from graphkit.audit.runs import EqualStateRuns, live_sizes
 from graphkit.records import count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
+from graphkit.runners.comparison import Rounding, first_difference
 from graphkit.runners.comparison.differences import Tensors, even_owner
 from graphkit.runners.targets import CaptureTarget
 

@@ -14,12 +14,13 @@ from graphkit.audit.bugs import Bug
 from graphkit.audit.forward_caches import cache_at_fault
 from graphkit.audit.padding_cause import Cause
 from graphkit.audit.pads.state_writes import WatchedState
-from graphkit.audit.runs import EqualStateRuns, Rounding
+from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.runs.first_node import FirstNode, first_node, node_at
 from graphkit.audit.runs.forward_trace import ForwardTrace, traced
 from graphkit.audit.undeclared_state import undeclared_tensors
 from graphkit.graphs import StateSnapshot
 from graphkit.runners import Runner
+from graphkit.runners.comparison import Rounding
 from graphkit.runners.comparison.differences import Tensors, even_owner, first_difference
 from graphkit.runners.comparison.drawn_state import SEED, restorable_state
 from graphkit.runners.comparison.live_rows import LiveRows, reordered_rows, same_rows

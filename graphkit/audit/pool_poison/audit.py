@@ -16,6 +16,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from graphkit.audit.audit_log import AuditLog, Check
+from graphkit.audit.host_objects.reachable_objects import walk_roots
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.places import row_facts
 from graphkit.audit.pool_poison.effects import PoisonedReplays
@@ -36,7 +37,6 @@ from graphkit.records import count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.comparison.drawn_state import SEED, restorable_state
-from graphkit.runners.reachable_objects import walk_roots
 from graphkit.runners.targets import CaptureTarget
 
 _MOST = 8

@@ -13,11 +13,12 @@ from graphkit.audit.places import row_text
 from graphkit.audit.pool_poison.memory import PoolMemory
 from graphkit.audit.pool_poison.ranges import Poison, Range
 from graphkit.audit.row_axes import changed_state
-from graphkit.audit.runs import EqualStateRuns, first_difference
+from graphkit.audit.runs import EqualStateRuns
 from graphkit.graphs import StateSnapshot
 from graphkit.graphs.capture_failure import describe_exception
 from graphkit.records import Mismatch, distinct_text
 from graphkit.runners import Runner
+from graphkit.runners.comparison import first_difference
 from graphkit.runners.comparison.differences import even_owner
 from graphkit.runners.comparison.drawn_state import restorable_state
 

@@ -13,30 +13,19 @@ predicts the memory of its graphs.
 
 from graphkit.audit.runs.capture import capture_target, estimate_target
 from graphkit.audit.runs.comparison import (
-    GRAPH_DIFFERS,
-    INPUT_WRITTEN,
     NOT_FINITE,
-    PADDING_LEAKS,
     Comparison,
     compare_runs,
 )
 from graphkit.audit.runs.equal_state_runs import EqualStateRuns
 from graphkit.audit.runs.size_check import live_sizes
-from graphkit.runners.comparison.differences import first_difference
-from graphkit.runners.comparison.rounding import Rounding, check_tolerance
 
 __all__ = [
-    "GRAPH_DIFFERS",
-    "INPUT_WRITTEN",
     "NOT_FINITE",
-    "PADDING_LEAKS",
     "Comparison",
     "EqualStateRuns",
-    "Rounding",
     "capture_target",
-    "check_tolerance",
     "compare_runs",
     "estimate_target",
-    "first_difference",
     "live_sizes",
 ]

@@ -11,6 +11,7 @@ from graphkit.audit.runs.forward_watch import ForwardWatch, InputWrite
 from graphkit.graphs import NodeOrigin
 from graphkit.records import Mismatch
 from graphkit.runners import Runner
+from graphkit.runners.comparison import GRAPH_DIFFERS, INPUT_WRITTEN, PADDING_LEAKS
 from graphkit.runners.comparison.differences import (
     Allowed,
     Tensors,
@@ -19,12 +20,6 @@ from graphkit.runners.comparison.differences import (
     largest_difference,
 )
 
-GRAPH_DIFFERS = "the graph differs from the same padded path without it"
-"""Kind of a mismatch between a replay and the padded step without a graph."""
-PADDING_LEAKS = "padding changes live rows"
-"""Kind of a mismatch between the padded and the unpadded step."""
-INPUT_WRITTEN = "the forward writes into its inputs"
-"""Kind of a mismatch between an input field before and after a forward."""
 NOT_FINITE = "the output is not finite, with and without the graph"
 """Kind of a mismatch that no comparison shows: NaN or infinity in every run."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Self
 
 from graphkit.audit.runs.first_node import FirstNode, first_node
@@ -12,6 +11,7 @@ from graphkit.audit.runs.teacher_forcing import TeacherForcing, first_mismatch
 from graphkit.graphs import CapturedGraph, StateSnapshot
 from graphkit.records import Mismatch
 from graphkit.runners import Output, Runner
+from graphkit.runners.comparison import GraphVerdict, Rounding, judge_graph
 from graphkit.runners.comparison.differences import (
     Allowed,
     Tensors,
@@ -22,25 +22,6 @@ from graphkit.runners.comparison.differences import (
 )
 from graphkit.runners.comparison.drawn_state import restorable_state
 from graphkit.runners.comparison.live_rows import padded_rows, same_rows
-from graphkit.runners.comparison.rounding import Rounding
-
-_REPEATS = 3
-"""Repeated padded runs that decide whether a step is nondeterministic."""
-
-
-@dataclass(frozen=True, slots=True)
-class GraphVerdict:
-    """Judgement of a replay that differs from its padded run, after repeated padded runs.
-
-    Attributes:
-        wrong: First row of the replay that is wrong; ``None`` if the graph is right.
-        unstable: First row in which the padded runs differ from each other, if they do.
-        is_comparable: Whether they differ by rounding at most.
-    """
-
-    wrong: Mismatch | None
-    unstable: Mismatch | None
-    is_comparable: bool
 
 
 class EqualStateRuns:
@@ -183,23 +164,9 @@ class EqualStateRuns:
         return first_difference(padded, replayed, self._owner, self.rounding, allowed)
 
     def judge_graph(self, padded: Tensors, replayed: Tensors) -> GraphVerdict:
-        """Judge a replay that differs from the padded run, by repeating that run.
-
-        If the repeated runs differ, too, the replay is wrong only if it differs by more than their
-        rounding. If they differ beyond rounding, nothing can be compared, and any difference is
-        reported.
-        """
-        repeated = [self.padded() for _ in range(_REPEATS)]
-        differences = (self.graph_difference(padded, run) for run in repeated)
-        unstable = next((difference for difference in differences if difference is not None), None)
-        if unstable is None:
-            return GraphVerdict(self.graph_difference(padded, replayed), None, True)
-        most = self.rounding.most
-        if any(self.graph_difference(padded, run, most) is not None for run in repeated):
-            return GraphVerdict(self.graph_difference(padded, replayed), unstable, False)
-        natural = max(largest_ulps(padded, run, self.rounding) for run in repeated)
-        wrong = self.graph_difference(padded, replayed, self.rounding.beside(natural))
-        return GraphVerdict(wrong, unstable, True)
+        """Judge a replay that differs from its padded run, by repeating that run."""
+        requests = self.batch.batch_size
+        return judge_graph(padded, replayed, self.padded, requests, self.rounding)
 
     def _live_rows(self, output: Output) -> Tensors:
         """Return copies of the rows of the live batch, and of state."""

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from graphkit.audit.runs.comparison import GRAPH_DIFFERS, Comparison
+from graphkit.audit.runs.comparison import Comparison
 from graphkit.audit.runs.equal_state_runs import EqualStateRuns
 from graphkit.audit.runs.request_runs import RequestRuns, request_state, step_batch
 from graphkit.engine import SpeculativeEngine
@@ -22,6 +22,7 @@ from graphkit.errors import GraphkitError, TargetError
 from graphkit.graphs import Backend
 from graphkit.graphs.capture_failure import describe_exception
 from graphkit.records import Mismatch
+from graphkit.runners.comparison import GRAPH_DIFFERS
 from graphkit.runners.comparison.differences import Tensors, largest_difference
 from graphkit.runners.comparison.drawn_state import SEED
 from graphkit.runners.comparison.rounding import Rounding

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphkit.audit.node_switches import Incomparable
-from graphkit.audit.runs import EqualStateRuns, Rounding
+from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.runs.forward_trace import Weights
 from graphkit.audit.shadow.first_results import (
     first_memory_difference,
@@ -33,6 +33,7 @@ from graphkit.graphs.walk.capture_differences import (
 )
 from graphkit.records import Node, Pointer
 from graphkit.runners import Runner
+from graphkit.runners.comparison import Rounding
 from graphkit.runners.comparison.differences import Tensors, even_owner, first_difference
 
 _EQUAL = "A new capture replays alike: the step itself behaves differently while it is captured."

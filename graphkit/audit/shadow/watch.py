@@ -8,17 +8,18 @@ from typing import Any, Self
 
 import torch
 
+from graphkit.audit.host_objects.reachable_objects import ReachableObjects
 from graphkit.audit.row_axes import changed_state
-from graphkit.audit.runs import EqualStateRuns, check_tolerance
+from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.runs.forward_trace import Weights
 from graphkit.audit.shadow.findings import ShadowFindings
 from graphkit.config import require_int, require_type
 from graphkit.graphs import StateSnapshot
 from graphkit.records import Finding
 from graphkit.runners import Runner
+from graphkit.runners.comparison import check_tolerance
 from graphkit.runners.comparison.differences import Tensors
 from graphkit.runners.observe import ObservedReplay
-from graphkit.runners.reachable_objects import ReachableObjects
 
 
 class ShadowWatch:

@@ -16,11 +16,11 @@ from torch import nn
 import graphkit as gk
 from declared_modes import every_mode
 from graphkit.audit import AuditLog
+from graphkit.audit.host_objects.reachable_objects import ReachableObjects
 from graphkit.audit.object_snapshot import ObjectSnapshot, checksum
 from graphkit.audit.warmup import audit_warmup
 from graphkit.engine.kv import MHATokenToKVPool
 from graphkit.models.reference.target import model_target
-from graphkit.runners.reachable_objects import ReachableObjects
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 VOCAB, HIDDEN, WIDTH = 32, 8, 4

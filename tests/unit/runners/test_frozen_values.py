@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import graphkit as gk
-from graphkit.runners.host_numbers import HostNumbers
+from graphkit.audit.host_objects.host_numbers import HostNumbers
 
 FACTOR = 2.0
 

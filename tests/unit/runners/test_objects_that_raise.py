@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import graphkit as gk
+from graphkit.audit.host_objects.reachable_objects import ReachableObjects, walk_roots
 from graphkit.audit.object_snapshot import ObjectSnapshot
 from graphkit.graphs.recorded_graph import RecordedGraph
-from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
 
 
 class Loaded(BaseException):
@@ -209,7 +209,7 @@ def test_a_capture_that_fails_after_its_graphs_closes_them(make_runner, monkeypa
     closed = []
     close = RecordedGraph.close
     monkeypatch.setattr(RecordedGraph, "close", lambda graph: closed.append(close(graph)))
-    monkeypatch.setattr("graphkit.runners.runner.FrozenValues", load)
+    monkeypatch.setattr("graphkit.audit.host_objects.forward_objects.FrozenValues", load)
     runner = make_runner(forwards(1)["closure"])
     with pytest.raises(Loaded):
         runner.capture()

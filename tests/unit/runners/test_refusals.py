@@ -11,7 +11,7 @@ import torch
 import graphkit as gk
 from graphkit import InputError, ReplayError, SizeError, TargetVerifyInputs
 from graphkit.buffers import Axis, declare
-from graphkit.runners.settings import check_weights
+from graphkit.runners.host_objects import host_objects
 
 NAMES = ("req_pool_indices", "seq_lens", "input_ids", "positions", "out_cache_loc")
 
@@ -116,7 +116,7 @@ def test_weights_on_another_device_are_refused_before_the_capture(make_runner):
     with pytest.raises(gk.ConfigError, match=text):
         runner.capture()
     with pytest.raises(gk.ConfigError, match="are on meta, the runner on cuda:0"):
-        check_weights(forward, torch.device("cuda", 0))
+        host_objects(forward).check_weights(torch.device("cuda", 0))
     embedding = torch.nn.Embedding(32, 32)
     runner.capture()
 

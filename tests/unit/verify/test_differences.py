@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from graphkit.audit.runs import Rounding, first_difference
 from graphkit.records import distinct_text
+from graphkit.runners.comparison import Rounding, first_difference
 from graphkit.runners.comparison.differences import allowed_by, largest_difference, largest_ulps
 
 INF, NAN = math.inf, math.nan

@@ -7,14 +7,9 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit.audit.runs import (
-    GRAPH_DIFFERS,
-    NOT_FINITE,
-    PADDING_LEAKS,
-    EqualStateRuns,
-    compare_runs,
-)
+from graphkit.audit.runs import NOT_FINITE, EqualStateRuns, compare_runs
 from graphkit.graphs import StateSnapshot
+from graphkit.runners.comparison import GRAPH_DIFFERS, PADDING_LEAKS
 from no_metadata import NoMetadata
 
 CPU = torch.device("cpu")

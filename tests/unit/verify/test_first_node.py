@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit.audit.runs import EqualStateRuns, Rounding
+from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.runs.first_node import first_node
 from graphkit.audit.runs.forward_trace import traced
 from graphkit.graphs import StateSnapshot
+from graphkit.runners.comparison import Rounding
 from graphkit.runners.comparison.live_rows import reordered_rows, same_rows
 
 HIDDEN, VOCAB, WIDTH = 6, 16, 2

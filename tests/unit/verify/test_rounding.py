@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit.audit.runs import Rounding
+from graphkit.runners.comparison import Rounding
 
 INF, NAN = math.inf, math.nan
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 import graphkit as gk
-from graphkit.audit.runs import INPUT_WRITTEN
 from graphkit.models.reference import reference_target
 from graphkit.runners import RUNNERS
+from graphkit.runners.comparison import INPUT_WRITTEN
 from graphkit.spec import ForwardMode
 from graphkit.testing import assert_target_equivalent
 from graphkit.views.capture import capture_view

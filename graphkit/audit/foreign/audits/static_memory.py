@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from graphkit.audit.live_tensors import LiveTensors, holder_name
 from graphkit.graphs.tracked_objects import find_objects, find_referrers
 from graphkit.records import tensor_text
-from graphkit.runners.containers import is_a, own_attributes
+from graphkit.runners.object_attributes import is_a, own_attributes
 
 _UNKNOWN = object()
 """In the place of a block, for an address that was not searched."""

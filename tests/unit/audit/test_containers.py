@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from graphkit.runners.containers import MODULE_DICTS, containers
-from graphkit.runners.reachable_objects import code_words
+from graphkit.audit.host_objects.containers import MODULE_DICTS, containers
+from graphkit.audit.host_objects.reachable_objects import code_words
 
 
 class Both(nn.Module):

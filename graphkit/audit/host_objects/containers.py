@@ -1,11 +1,9 @@
 """Containers: dicts of named values that a forward reads, which can be read, set and restored.
 
-Nothing here runs code of the objects: a lazy proxy may load or raise whatever is asked of it. Types
-are compared by ``is_a``, attributes are read by ``own_attributes``, and lists and dicts by the
-methods of their built-in type.
+Nothing here runs code of the objects, see ``graphkit.runners.object_attributes``.
 
 An ``nn.Module`` keeps its parameters, buffers and children in three dicts, whose names are private
-to torch; checked with torch 2.11 and 2.13. ``tests/unit/runners/test_containers.py`` fails if a
+to torch; checked with torch 2.11 and 2.13. ``tests/unit/audit/test_containers.py`` fails if a
 later version keeps them elsewhere. Variables of closures are read by ``__code__.co_freevars`` and
 ``__closure__``, which Python documents.
 """
@@ -18,8 +16,6 @@ from functools import partial
 from types import (
     CellType,
     FunctionType,
-    GetSetDescriptorType,
-    MappingProxyType,
     MemberDescriptorType,
     MethodType,
 )
@@ -29,6 +25,14 @@ import torch
 from torch import nn
 
 from graphkit.errors import short_repr
+from graphkit.runners.object_attributes import (
+    bases,
+    class_attributes,
+    is_a,
+    items_of,
+    own_attributes,
+    type_name,
+)
 
 MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 """Attributes of ``nn.Module`` that hold its tensors and children by name."""
@@ -37,52 +41,6 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 _CLASS_VALUES = (bool, int, float, list, dict, deque, torch.Tensor)
 """Types of class attributes that count as values of the forward."""
-
-
-_MRO, _CLASS_DICT, _NAME = (
-    vars(type)[name].__get__ for name in ("__mro__", "__dict__", "__name__")
-)
-"""Read an attribute of a class past its metaclass."""
-
-
-def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
-    """Return whether a value is of some types, without reading its ``__class__``."""
-    return issubclass(type(value), kinds)
-
-
-def bases(cls: type) -> tuple[type, ...]:
-    """Return a class and its bases, in the order in which attributes are looked up."""
-    return _MRO(cls)  # type: ignore[no-any-return]
-
-
-def class_attributes(cls: type) -> MappingProxyType[str, Any]:
-    """Return the attributes that a class itself defines."""
-    return _CLASS_DICT(cls)  # type: ignore[no-any-return]
-
-
-def type_name(cls: type) -> str:
-    """Return the name of a class."""
-    return _NAME(cls)  # type: ignore[no-any-return]
-
-
-def own_attributes(value: Any) -> dict[str, Any]:
-    """Return the dict of an object's attributes; empty if it has none."""
-    for base in bases(type(value)):
-        slot: Any = class_attributes(base).get("__dict__")
-        if type(slot) in (GetSetDescriptorType, MemberDescriptorType):
-            attributes = slot.__get__(value)
-            return attributes if type(attributes) is dict else {}
-    return {}
-
-
-def items_of(value: Any) -> list[Any] | None:
-    """Return the items of a list, a tuple or a deque; ``None`` for other objects."""
-    for kind in (list, tuple, deque):
-        if is_a(value, kind):
-            return list(kind.__iter__(value))
-    return None
-
-
 _MAX_KEY = 40
 """Length of the text of a key in a name."""
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 from weakref import proxy
 
+from graphkit.audit.host_objects.host_numbers import HostNumber, HostNumbers, value_text
 from graphkit.errors import CaptureError, ReplayError
 from graphkit.graphs import UNSET_MARKER, Attribution, gc_paused, inspect_graph
 from graphkit.graphs.walk.canonical_nodes import CanonicalNode, canonical_nodes
@@ -17,30 +17,9 @@ from graphkit.graphs.walk.capture_differences import (
     differing_bytes,
 )
 from graphkit.records import Node
-from graphkit.runners.host_numbers import HostNumber, HostNumbers, value_text
+from graphkit.runners import FrozenValue
 
 _ADVICE = "Read it from a tensor that every replay refreshes, or capture again."
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenValue:
-    """A host number that has changed since capture, and that a graph keeps.
-
-    Attributes:
-        name: Path of the number, such as ``Model.temperature``.
-        before, after: Its value at capture and now, as text.
-        text: Description of the change and of the argument that keeps it.
-        node: The first node that depends on it; ``None`` if only a new capture has it.
-        argument: Index of the argument that is the number or derived from it; ``None`` if the
-            number decides which nodes the graph has.
-    """
-
-    name: str
-    before: str
-    after: str
-    text: str
-    node: Node | None
-    argument: int | None
 
 
 class FrozenValues:

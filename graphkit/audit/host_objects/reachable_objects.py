@@ -19,13 +19,11 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from graphkit.audit.host_objects.containers import Container, class_values, containers
 from graphkit.buffers import AttentionBackend
-from graphkit.runners.containers import (
-    Container,
+from graphkit.runners.object_attributes import (
     bases,
     class_attributes,
-    class_values,
-    containers,
     is_a,
     items_of,
     own_attributes,

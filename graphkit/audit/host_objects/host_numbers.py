@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from graphkit.audit.host_objects.containers import Container
+from graphkit.audit.host_objects.reachable_objects import SEARCH_DEPTH, ReachableObjects, walk_roots
 from graphkit.errors import short_repr
-from graphkit.runners.containers import Container
-from graphkit.runners.reachable_objects import SEARCH_DEPTH, ReachableObjects, walk_roots
 
 _NUMBERS = (bool, int, float)
 _MISSING = object()

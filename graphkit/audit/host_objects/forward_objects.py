@@ -1,0 +1,103 @@
+"""What runners ask about the objects that a forward can reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphkit.audit.host_objects.frozen_values import FrozenValues
+from graphkit.audit.host_objects.reachable_objects import (
+    SEARCH_DEPTH,
+    ReachableObjects,
+    walk_roots,
+)
+from graphkit.errors import ConfigError
+from graphkit.runners.known_memory import attribute_tensors
+from graphkit.runners.object_attributes import is_a
+
+_POOL_DEPTH = 2
+"""Attributes down to the tensors of an object of graphkit, such as a KV pool."""
+
+
+class ForwardObjects:
+    """The objects that a forward, or each of a sequence, can reach; see ``runners.host_objects``.
+
+    Args:
+        forward: The forward, as the user passed it.
+    """
+
+    def __init__(self, forward: Any) -> None:
+        self._forward = forward
+
+    def check_weights(self, device: torch.device) -> None:
+        """Check that the weights that the forward reaches are on the device of its runner.
+
+        Weights on several devices are left to the capture: the forward may not use all of them.
+
+        Raises:
+            ConfigError: All of them are on other devices.
+        """
+        objects = ReachableObjects(walk_roots(self._forward))
+        devices = dict.fromkeys(str(w.device) for _, _, w in objects.values_of(nn.Parameter))
+        if devices and str(device) not in devices:
+            raise ConfigError(
+                f"the weights of the forward are on {', '.join(devices)}, the runner on {device}. "
+                "Move the model there, or create the runner with "
+                f'device="{next(iter(devices))}".',
+                field="device",
+            )
+
+    def frozen_values(self, runner: Any) -> FrozenValues:
+        """Note the numbers that the forward can read, for a runner that has just captured it."""
+        return FrozenValues(runner, self._forward)
+
+    def held_weights(self) -> nn.Module | None:
+        """Return the module that the forward holds, or several by name; ``None`` without any.
+
+        Raises:
+            ConfigError: One is in training mode.
+        """
+        held = self._modules()
+        for module in held.values():
+            training = next((inner for inner in module.modules() if inner.training), None)
+            if training is not None:
+                raise ConfigError(
+                    f"{type(training).__name__} is in training mode, in which results may be "
+                    "random and depend on the whole batch. Call its eval() first.",
+                    field="fn",
+                )
+        if len(held) > 1:
+            return nn.ModuleDict(held)
+        return next(iter(held.values()), None)
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield path and tensor of what the forward can reach, also in objects of graphkit."""
+        for container, values in self._objects().entries:
+            for key, value in values.items():
+                name = container.name(key)
+                if isinstance(value, torch.Tensor):
+                    yield name, value
+                elif type(value).__module__.partition(".")[0] == "graphkit":
+                    for inner, tensor in attribute_tensors(value, _POOL_DEPTH):
+                        yield f"{name}.{inner}", tensor
+
+    def _modules(self) -> dict[str, nn.Module]:
+        """Return the modules that the forward is, is bound to or reaches, outermost ones alone."""
+        forward = self._forward
+        owner: Any = forward if is_a(forward, nn.Module) else getattr(forward, "__self__", forward)
+        if is_a(owner, nn.Module):
+            return {type(owner).__name__: owner}
+        held: dict[str, nn.Module] = {}
+        inner: set[nn.Module] = set()
+        for _, key, module in self._objects().values_of(nn.Module):
+            if module not in inner:
+                inner |= {*module.modules()}
+                name = key if is_a(key, str) and "." not in key else type(module).__name__
+                held[name if name not in held else f"{name}_{len(held)}"] = module
+        return held
+
+    def _objects(self) -> ReachableObjects:
+        return ReachableObjects(walk_roots(self._forward), SEARCH_DEPTH)

@@ -1,0 +1,82 @@
+"""What a forward reaches on the host: the interface, and the one door of the core to the audits.
+
+The core walks no objects. ``graphkit.audit.host_objects`` does, and loads when a runner captures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from graphkit.records import Node
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenValue:
+    """A host number that has changed since capture, and that a graph keeps.
+
+    Attributes:
+        name: Path of the number, such as ``Model.temperature``.
+        before, after: Its value at capture and now, as text.
+        text: Description of the change and of the argument that keeps it.
+        node: The first node that depends on it; ``None`` if only a new capture has it.
+        argument: Index of the argument that is the number or derived from it; ``None`` if the
+            number decides which nodes the graph has.
+    """
+
+    name: str
+    before: str
+    after: str
+    text: str
+    node: Node | None
+    argument: int | None
+
+
+class FrozenValues(Protocol):
+    """The host numbers that a forward could read when it was captured."""
+
+    def find(self, size: int) -> list[FrozenValue]:
+        """Return the numbers that have changed and that the graph of a size keeps."""
+
+    def check(self, size: int) -> None:
+        """Refuse a replay of a graph that keeps a number which has changed.
+
+        Raises:
+            ReplayError: Names the number, the node and its line.
+        """
+
+
+class HostObjects(Protocol):
+    """The objects that a forward, or each of several, can reach."""
+
+    def check_weights(self, device: torch.device) -> None:
+        """Check that the weights are on the device of the runner.
+
+        Raises:
+            ConfigError: All of them are on other devices.
+        """
+
+    def frozen_values(self, runner: Any) -> FrozenValues:
+        """Note the numbers that the forward can read, for a runner that has just captured it."""
+
+    def held_weights(self) -> nn.Module | None:
+        """Return the module that the forward holds, or several by name; ``None`` without any.
+
+        Raises:
+            ConfigError: One is in training mode.
+        """
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield path and tensor of what the forward can reach, also in objects of graphkit."""
+
+
+def host_objects(forward: Any) -> HostObjects:
+    """Return what a forward, or a sequence of forwards, can reach on the host."""
+    # The only import of the core from above: see tests/unit/test_layers.py.
+    from graphkit.audit.host_objects import ForwardObjects
+
+    return ForwardObjects(forward)
