@@ -1,4 +1,8 @@
-"""A backend whose captures run on several ranks at once."""
+"""A backend whose captures run on several ranks at once.
+
+``torch.cuda.graph`` captures on one rank. If another rank fails meanwhile, the collectives of the
+capture wait for it; here each part of a capture begins and ends on all ranks.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +119,7 @@ class BarrierBackend:
     def measure(self, graph: Any) -> float:
         """Measure on all ranks at once, and return the result of rank 0 on all of them."""
         own = self._reporting(lambda: self._barrier.run(lambda: self._backend.measure(graph)))
-        return self._barrier.of_rank_0(own)
+        return self._barrier.broadcast_from_rank_0(own)
 
     def diagnose(self, function: Callable[[], Any]) -> None:
         """Do nothing: one rank alone cannot run the collectives of a function again."""

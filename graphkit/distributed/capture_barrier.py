@@ -1,11 +1,15 @@
-"""Barriers of ranks that capture together, and the failure that ends a capture on all of them."""
+"""Barriers of ranks that capture together, and the failure that ends a capture on all of them.
+
+``torch.distributed.monitored_barrier`` names the ranks that are missing after its time limit. This
+barrier ends as soon as a rank fails, and raises the cause of that rank on all of them.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from graphkit.distributed.connections import is_connection_error
 from graphkit.distributed.guarded_calls import GuardedCalls
@@ -46,10 +50,8 @@ class CaptureBarrier:
             ConfigError: A setting differs; ``field`` names it.
             RankFailure: A rank did not arrive.
         """
-        texts = self._exchange(json.dumps(dict(settings)))
         ours = dict(settings)
-        for rank in sorted(texts):
-            theirs: dict[str, str] = json.loads(texts[rank])
+        for rank, theirs in enumerate(self._gather(ours)):
             for name in [*ours, *theirs]:
                 mine, other = ours.get(name, "nothing"), theirs.get(name, "nothing")
                 if mine != other:
@@ -66,7 +68,7 @@ class CaptureBarrier:
         Raises:
             RankFailure: A rank failed, or did not arrive within the time limit.
         """
-        self._exchange("")
+        self._gather(None)
 
     def on_any(self, is_needed: bool) -> bool:
         """Wait for all ranks, and return whether any of them passes true.
@@ -74,17 +76,15 @@ class CaptureBarrier:
         Raises:
             RankFailure: A rank has failed, or did not arrive within the time limit.
         """
-        texts = self._exchange(json.dumps(is_needed)).values()
-        return any([is_needed, *(json.loads(text) for text in texts)])
+        return any(self._gather(is_needed))
 
-    def of_rank_0(self, value: float) -> float:
+    def broadcast_from_rank_0(self, value: float) -> float:
         """Wait for all ranks, and return the number that rank 0 passes.
 
         Raises:
             RankFailure: A rank has failed, or did not arrive within the time limit.
         """
-        texts = self._exchange(json.dumps(value))
-        return float(json.loads(texts[0])) if 0 in texts else value
+        return float(self._gather(value)[0])
 
     def run(self, function: Callable[[], ResultT]) -> ResultT:
         """Run a function on all ranks at once, and return when all have enqueued its work.
@@ -129,19 +129,21 @@ class CaptureBarrier:
             return self._group.failure_behind(error)
         return None
 
-    def _exchange(self, text: str) -> dict[int, str]:
-        """Write a text, wait for the texts of the other ranks, and return them by rank."""
-        group, found = self._group, dict[int, str]()
+    def _gather(self, value: Any) -> list[Any]:
+        """Wait for all ranks, and return the value of each, which JSON can hold."""
+        group = self._group
         group.require_open()
         group.begin_barrier()
         number = group.waits
+        text = json.dumps(value)
+        texts = {group.rank: text}
         group.store.write(f"barrier {number}", text)
 
         def missing() -> list[int]:
-            return [rank for rank in group.others if rank not in found]
+            return [rank for rank in group.others if rank not in texts]
 
         def have_arrived(seconds: float) -> bool:
-            found.update(group.store.gather(f"barrier {number}", missing(), seconds))
+            texts.update(group.store.gather(f"barrier {number}", missing(), seconds))
             failure = group.store.failure(failure_of_wait(number)) if missing() else None
             if failure is not None:
                 raise _rank_failure(failure)
@@ -151,7 +153,7 @@ class CaptureBarrier:
             group.wait_until(have_arrived, missing=missing)
         except RankError as error:
             raise _missing(error) from error
-        return found
+        return [json.loads(texts[rank]) for rank in range(group.size)]
 
 
 def failure_text(rank: int | None, failure: CaptureFailure) -> str:

@@ -1,4 +1,8 @@
-"""Messages between the ranks of a group, through a CPU process group."""
+"""Messages between the ranks of a group, through a CPU process group.
+
+``torch.distributed.broadcast_object_list`` blocks until its time limit. A rank that waits here
+notices a failure of another rank, and ``^C``, within a quarter of a second.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Collectives of the forwards of a split model."""
+"""Collectives of the forwards of a split model.
+
+NCCL's collectives, which ``torch.distributed`` calls, cannot be part of a device loop. The one-shot
+collectives can; large ones are those of ``torch.ops.symm_mem``.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """Process groups: creation, time limits, errors, and how to end collectives that wait.
 
+torch ends no collective of gloo that waits, and ``ProcessGroup.abort`` of NCCL waits for captured
+graphs; see ``break_gloo`` and ``abort_nccl``.
+
 Private names of torch, checked on 2.13: ``_get_backend`` and ``_get_sequence_number_for_group`` of
 process groups, ``_set_default_timeout`` of their backends, and ``_timeout`` of a backend's options.
 ``tests/unit/test_private_names.py`` names what another version changes.

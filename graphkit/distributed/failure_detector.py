@@ -1,4 +1,9 @@
-"""The first failure of a group: ranks report it, notice it, and end because of it."""
+"""The first failure of a group: ranks report it, notice it, and end because of it.
+
+torchrun ends all processes when one of them has ended, and torch's watchdog ends a process whose
+NCCL collective exceeds its time limit. Neither gives the other ranks an exception, nor names the
+rank that failed first; and the watchdog does not see collectives in graphs.
+"""
 
 from __future__ import annotations
 

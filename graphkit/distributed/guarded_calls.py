@@ -1,4 +1,7 @@
-"""Calls that all ranks of a group make in the same order, and what a failure in one ends."""
+"""Calls that all ranks of a group make in the same order, and what a failure in one ends.
+
+In torch an exception of one rank leaves the others waiting in their next collective.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Heartbeats: a thread of each rank writes them, and waiting ranks read those of the others."""
+"""Heartbeats: a thread of each rank writes them, and waiting ranks read those of the others.
+
+torchrun has a heartbeat between nodes, not between ranks. A rank that waits for its device, in a
+graph with collectives of NCCL, learns from heartbeats alone that another rank was killed or is
+behind.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Collectives of small tensors through memory that the GPUs of a host share."""
+"""Collectives of small tensors through memory that the GPUs of a host share.
+
+``torch.ops.symm_mem`` has a sum with two barriers on the device and no gather; each of these is one
+kernel without a barrier, and the sum includes residual addition and norm.
+"""
 
 from __future__ import annotations
 

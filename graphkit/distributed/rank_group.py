@@ -1,4 +1,8 @@
-"""Ranks that capture and replay together."""
+"""Ranks that capture and replay together.
+
+A ``torch.distributed.ProcessGroup`` runs collectives. This class decides before each replay, on all
+ranks alike, whether and at which size the forward with these collectives runs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Texts and failures that ranks write for each other into the store of their process group."""
+"""Texts and failures that ranks write for each other into the store of their process group.
+
+The store is torch's. Reads here do not block, and end where the process that hosts it has ended.
+"""
 
 from __future__ import annotations
 
