@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
-from graphkit.cli.benchmarks.step_measures import (
+from graphkit.cli.benchmarks.step_bench import (
     BARE_STEP,
     BOUND,
     DRAFT_WEIGHTS,
     OVER_BOUND,
     TIME_PER_STEP,
     VERIFY_WEIGHTS,
-    cell,
 )
 from graphkit.records import BenchReport, Measure
 
@@ -30,52 +29,44 @@ def compare_formats(reports: Mapping[str, BenchReport]) -> BenchReport:
         reports: Reports of ``StepBench`` by the name of the format, at least two.
     """
     first = next(iter(reports.values()))
-    settings = dict.fromkeys(each.setting for each in first.measures if each.setting)
-    measures = [
-        measure
-        for setting in settings
-        for found in zip(*(_row(reports, name, setting) for name in reports), strict=True)
-        for measure in found
-    ]
+    measures: list[Measure] = []
+    for setting in dict.fromkeys(measure.setting for measure in first.measures if measure.setting):
+        rows = [_row(reports, name, setting) for name in reports]
+        measures += [measure for column in zip(*rows, strict=True) for measure in column]
     for name, report in reports.items():
-        measures += [_named(measure, name) for measure in report.measures]
+        for measure in report.measures:
+            own = f"{measure.setting}, {name}" if measure.setting else name
+            measures.append(replace(measure, setting=own))
     kept = {name: value for name, value in first.settings.items() if name != "quantize"}
-    return replace(
-        first, settings={**kept, "formats": ", ".join(reports)}, measures=tuple(measures)
-    )
+    settings = {**kept, "formats": ", ".join(reports)}
+    return replace(first, settings=settings, measures=tuple(measures))
 
 
-def _row(reports: Mapping[str, BenchReport], name: str, setting: str) -> Iterator[Measure]:
-    """Yield what a format is compared by in one setting."""
-    weights = [
-        each for each in reports[name].measures if each.name in (VERIFY_WEIGHTS, DRAFT_WEIGHTS)
-    ]
+def _row(reports: Mapping[str, BenchReport], name: str, setting: str) -> list[Measure]:
+    """Return what a format is compared by in one setting."""
+    row = Measure(name="", value=0.0, unit="ms", setting=setting, variant=name)
+    found = []
+    weights = [m for m in reports[name].measures if m.name in (VERIFY_WEIGHTS, DRAFT_WEIGHTS)]
     if weights:
-        total = sum(each.value for each in weights)
-        yield cell(setting, name, "weights", total, weights[0].unit)
-    yield cell(setting, name, "fastest step", _fastest(reports[name], setting), "ms")
-    for measure in reports[name].measures:
-        if measure.setting == setting and measure.name in _COMPARED:
-            yield replace(measure, variant=name)
+        total = sum(measure.value for measure in weights)
+        found.append(replace(row, name="weights", value=total, unit=weights[0].unit))
+    found.append(replace(row, name="fastest step", value=_fastest(reports[name], setting)))
+    found += [
+        replace(measure, variant=name)
+        for measure in reports[name].measures
+        if measure.setting == setting and measure.name in _COMPARED
+    ]
     first, *_ = reports
     ratio = _time(reports[name], setting) / _time(reports[first], setting)
-    yield cell(setting, name, f"over {first}", ratio, "x")
+    return [*found, replace(row, name=f"over {first}", value=ratio, unit="x")]
 
 
 def _fastest(report: BenchReport, setting: str) -> float:
-    return min(
-        each.value
-        for each in report.measures
-        if each.setting == setting and each.name == TIME_PER_STEP
-    )
+    steps = (m for m in report.measures if (m.setting, m.name) == (setting, TIME_PER_STEP))
+    return min(measure.value for measure in steps)
 
 
 def _time(report: BenchReport, setting: str) -> float:
     """Return the time of the bare step, or of the fastest variant."""
-    bare = (m.value for m in report.measures if m.setting == setting and m.name == BARE_STEP)
+    bare = (m.value for m in report.measures if (m.setting, m.name) == (setting, BARE_STEP))
     return next(bare, None) or _fastest(report, setting)
-
-
-def _named(measure: Measure, name: str) -> Measure:
-    """Return a measure of a format, in a setting of its own."""
-    return replace(measure, setting=f"{measure.setting}, {name}" if measure.setting else name)

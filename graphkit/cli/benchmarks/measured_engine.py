@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
+from typing import Literal
 
 import numpy as np
 
-from graphkit.cli.benchmarks.api_calls import api_calls
-from graphkit.cli.benchmarks.bare_step import BareStep
-from graphkit.cli.benchmarks.clocks import synchronise, waits
-from graphkit.cli.benchmarks.variants import Variant
+from graphkit.cli.benchmarks.step_bound import BareStep
+from graphkit.cli.benchmarks.timing import api_calls, synchronise, waits
 from graphkit.engine import Request, SpeculativeEngine
 from graphkit.engine.step import SamplingParams, SpecStepRunner
 from graphkit.errors import ConfigError
@@ -22,6 +21,51 @@ from graphkit.errors import ConfigError
 _HOST_RUNS, _MIN_LAUNCHES = 3, 12
 """Runs of v1 and v2, and least launches of v3, whose least host time is the result."""
 _COUNTED_RUNS = 2
+_LAUNCHES_IN_FLIGHT = 2
+"""Most launches of a generation that have begun and are not read."""
+Generation = Literal["v1", "v2", "v3"]
+"""Generation of steps: host in the loop, overlapped, on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A way to run steps.
+
+    Attributes:
+        name: Its name in reports.
+        generation: As for ``SpeculativeEngine``.
+        steps_per_launch: Most steps of one launch of v3; 1 in the other generations.
+    """
+
+    name: str
+    generation: Generation
+    steps_per_launch: int = 1
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Most steps that are enqueued and not delivered when a step of the engine returns."""
+        return _LAUNCHES_IN_FLIGHT * self.steps_per_launch
+
+    @property
+    def steps_ahead(self) -> int:
+        """Steps that are enqueued and not delivered when a launch has been delivered whole."""
+        return 0 if self.generation == "v1" else self.steps_per_launch
+
+    def whole_launches(self, steps: int) -> int:
+        """Return the steps of the fewest launches that run at least ``steps`` steps."""
+        return -(-steps // self.steps_per_launch) * self.steps_per_launch
+
+
+def make_variants(
+    generations: Collection[Generation], steps_per_launch: Sequence[int]
+) -> Iterator[Variant]:
+    """Yield v1 and v2 as far as they are chosen, and for v3 each number of steps per launch."""
+    for generation in ("v1", "v2"):
+        if generation in generations:
+            yield Variant(generation, generation)
+    if "v3" in generations:
+        for steps in steps_per_launch:
+            yield Variant("one launch" if steps == 1 else f"loop of {steps}", "v3", steps)
 
 
 @dataclass

@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
 import torch
 
-from graphkit.cli.benchmarks.measured_engine import MeasuredEngine, Steps, host_time_steps
-from graphkit.cli.benchmarks.open_engine import open_engine, pieces, room_for
-from graphkit.cli.benchmarks.step_measures import (
-    BARE_STEP,
-    bound_measures,
-    cell,
-    length_measures,
-    node_measures,
-    setting_name,
-    step_measures,
-    weight_measures,
+from graphkit.cli.benchmarks.measured_engine import (
+    MeasuredEngine,
+    Steps,
+    Variant,
+    host_time_steps,
 )
-from graphkit.cli.benchmarks.variants import Variant
-from graphkit.cli.benchmarks.weight_bytes import WeightBytes, copy_bandwidth
+from graphkit.cli.benchmarks.step_bound import WeightBytes, copy_bandwidth
 from graphkit.engine import SpeculativeEngine
 from graphkit.graphs import environment
 from graphkit.graphs.streams import restore_fast_replays
 from graphkit.records import BenchReport, Measure
 from graphkit.spec import SpecConfig
 
+VERIFY_WEIGHTS, DRAFT_WEIGHTS = "weights read by verify", "weights read by drafts"
+TIME_PER_STEP, BARE_STEP = "time per step", "bare step"
+BOUND, OVER_BOUND = "weights at the copy bandwidth", "bare step over that"
+"""Names of the measures that formats are compared by."""
 _COUNTED_STEPS, _COUNTED_ROUNDS = 8, 5
 """Steps of a round whose CUDA calls are counted, and rounds, with those before the count."""
 Progress = Callable[[int, int, str], None]
@@ -104,7 +101,12 @@ class StepBench:
                 for size in batch_sizes
                 for variant in self.variants
             ]
-        measures = [] if self.weights is None else list(weight_measures(self.weights))
+        measures = []
+        if self.weights is not None:
+            for weights, read in (
+                (VERIFY_WEIGHTS, self.weights.verify), (DRAFT_WEIGHTS, self.weights.drafts)
+            ):  # fmt: skip
+                measures.append(Measure(name=weights, value=read / 1e6, unit="MB"))
         for done, part in enumerate(parts):
             measures += part(partial(progress, done, len(parts)))
             if self._is_cuda:
@@ -152,67 +154,96 @@ class StepBench:
         return 2 * self._warm_up + _COUNTED_ROUNDS * variant.whole_launches(_COUNTED_STEPS)
 
     def _times(self, size: int, progress: Callable[[str], None]) -> Iterator[Measure]:
-        setting, seen = setting_name(size), {variant.name: Steps() for variant in self.variants}
+        seen = {variant.name: Steps() for variant in self.variants}
         with ExitStack() as stack:
             engines: dict[Variant, MeasuredEngine] = {}
             for variant in self.variants:
-                progress(f"{setting}: capturing {variant.name}")
+                progress(f"batch {size}: capturing {variant.name}")
                 opened = self._open(size, variant, self._most_steps)
                 engines[variant] = stack.enter_context(opened)
             # Replays of a process have two speeds: measure all engines at the same one.
             restore_fast_replays(self.device)
             for number in range(1, self.rounds + 1):
                 for variant, engine in engines.items():
-                    progress(f"{setting}, round {number} of {self.rounds}: {variant.name}")
+                    progress(f"batch {size}, round {number} of {self.rounds}: {variant.name}")
                     engine.run(self._round, seen[variant.name])
             for name, steps in seen.items():
-                yield from step_measures(size, name, steps, self.accept_lengths)
-                if self.spec.is_adaptive:
-                    drafts = [length.num_draft_tokens - 1 for length in self.spec.lengths]
-                    yield from length_measures(size, name, steps, drafts)
+                yield from self._step_measures(size, name, steps)
             if self._is_cuda:
                 for variant, engine in engines.items():
-                    progress(f"{setting}, host time: {variant.name}")
-                    yield cell(
-                        setting, variant.name, "host", engine.host_us(self._round)["host"], "us"
-                    )
+                    progress(f"batch {size}, host time: {variant.name}")
+                    host_us = engine.host_us(self._round)["host"]
+                    yield cell(size, variant.name, "host", host_us, "us")
             loops = (engine for variant, engine in engines.items() if variant.generation == "v3")
             for engine in list(loops)[:1]:
-                progress(f"{setting}: the bare step")
+                progress(f"batch {size}: the bare step")
                 yield from self._bare(size, engine, seen)
+
+    def _step_measures(self, size: int, variant: str, steps: Steps) -> Iterator[Measure]:
+        """Yield time, latency and speed of measured steps, and the share of each draft length.
+
+        A step takes the same time whatever it accepts.
+        """
+        yield cell(size, variant, TIME_PER_STEP, steps.ms_per_step, "ms")
+        yield cell(size, variant, "p50", steps.latency_ms(50), "ms")
+        yield cell(size, variant, "p99", steps.latency_ms(99), "ms")
+        yield cell(size, variant, "accept length", steps.tokens_per_step / size)
+        yield cell(size, variant, "tokens", steps.tokens_per_second, "tokens/s")
+        for length in self.accept_lengths:
+            speed = size * length / steps.ms_per_step * 1e3
+            yield cell(size, variant, f"tokens at accept length {length:g}", speed, "tokens/s")
+        if self.spec.is_adaptive:
+            drafted = steps.drafted_lengths
+            for drafts in (length.num_draft_tokens - 1 for length in self.spec.lengths):
+                share = drafted[drafts] / drafted.total()
+                yield cell(size, variant, f"steps of {drafts} drafts", share)
 
     def _bare(
         self, size: int, engine: MeasuredEngine, seen: Mapping[str, Steps]
     ) -> Iterator[Measure]:
+        """Yield nodes and time of the captured step alone, and the time to read its weights."""
         with closing(engine.bare_step()) as bare:
-            yield from node_measures(size, bare.nodes())
+            nodes = bare.nodes()
+            yield from (cell(size, "", name, nodes[name]) for name in ("nodes", "own nodes"))
             if not self._is_cuda:
                 return
             bare_ms = median(bare.ms(self._round) for _ in range(self.rounds))
-        yield cell(setting_name(size), "", BARE_STEP, bare_ms, "ms")
+        yield cell(size, "", BARE_STEP, bare_ms, "ms")
         if self.weights is not None:
             bandwidth = copy_bandwidth(self.device)
-            yield from bound_measures(size, bare_ms, self.weights, bandwidth)
+            bound_ms = self.weights.total / bandwidth * 1e3
+            yield cell(size, "", "copy bandwidth", bandwidth / 1e9, "GB/s")
+            yield cell(size, "", BOUND, bound_ms, "ms")
+            yield cell(size, "", OVER_BOUND, bare_ms / bound_ms, "x")
         for name, steps in seen.items():
-            yield cell(setting_name(size), name, "GPU busy", bare_ms / steps.ms_per_step)
+            yield cell(size, name, "GPU busy", bare_ms / steps.ms_per_step)
 
     def _calls(
         self, size: int, variant: Variant, progress: Callable[[str], None]
     ) -> Iterator[Measure]:
-        setting = setting_name(size)
-        progress(f"{setting}: counting the CUDA calls of {variant.name}")
+        progress(f"batch {size}: counting the CUDA calls of {variant.name}")
         with self._open(size, variant, self._counted_steps(variant)) as engine:
             calls = sum(engine.cuda_calls(_COUNTED_STEPS).values())
-        yield cell(setting, variant.name, "CUDA calls", calls, "per step")
+        yield cell(size, variant.name, "CUDA calls", calls, "per step")
 
-    def _open(
-        self, size: int, variant: Variant, most_steps: int
-    ) -> AbstractContextManager[MeasuredEngine]:
-        prompts = pieces(self.text_ids, size, self.context)
-        return open_engine(
-            self.engine, self.spec, variant, prompts,
-            warm_up_steps=self._warm_up, most_steps=most_steps,
-        )  # fmt: skip
+    @contextmanager
+    def _open(self, size: int, variant: Variant, most_steps: int) -> Iterator[MeasuredEngine]:
+        """Open an engine for a block, with KV pools of its own.
+
+        Args:
+            size: Requests that run at the same time.
+            variant: How the engine runs its steps.
+            most_steps: Steps for which the context has room, warm-up included.
+        """
+        with self.engine(
+            max_batch_size=size,
+            batch_sizes=[size],
+            max_context_len=self.context + room_for(most_steps, self.spec),
+            generation=variant.generation,
+            steps_per_launch=variant.steps_per_launch,
+        ) as opened:
+            prompts = pieces(self.text_ids, size, self.context)
+            yield MeasuredEngine(opened, variant, prompts, self._warm_up)
 
     def _settings(self) -> dict[str, int | str]:
         return {
@@ -230,3 +261,37 @@ class StepBench:
 def _listed(value: object) -> int | str:
     """Return a setting, as text if it has a value per draft length."""
     return value if isinstance(value, int) else ", ".join(map(str, value))  # type: ignore[call-overload]
+
+
+def cell(batch_size: int, variant: str, name: str, value: float, unit: str = "") -> Measure:
+    """Return a measure of a batch size; without a variant, one of the batch size itself."""
+    return Measure(
+        name=name, value=value, unit=unit, setting=f"batch {batch_size}", variant=variant
+    )
+
+
+def room_for(steps: int, spec: SpecConfig) -> int:
+    """Return the tokens that a request needs beside its prompt for a number of steps."""
+    ahead = spec.longest.num_draft_tokens + spec.topk * spec.longest.num_steps
+    # Prefill gives a token, v2 runs a step more than it reports, and no request may end.
+    return (steps + 3) * longest_path(spec) + ahead
+
+
+def longest_path(spec: SpecConfig) -> int:
+    """Return the most tokens that a step can accept, bonus included."""
+    longest = spec.longest
+    is_ngram = spec.resolved.name == "NGRAM"
+    return longest.num_draft_tokens if is_ngram else longest.num_steps + 1
+
+
+def pieces(ids: Sequence[int], count: int, length: int) -> list[list[int]]:
+    """Return ``count`` pieces of a text, each of ``length`` tokens, at different places of it.
+
+    Args:
+        ids: Token ids of the text, at least one; a text that is too short is repeated.
+        count: Number of pieces.
+        length: Tokens of each piece.
+    """
+    text = list(ids) * -(-(length + count) // len(ids))
+    distance = (len(text) - length) // count
+    return [text[start : start + length] for start in range(0, count * distance, distance)]

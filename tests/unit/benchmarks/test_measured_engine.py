@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from graphkit.cli.benchmarks import MeasuredEngine, Steps, Variant, clocks, measured_engine
-from graphkit.cli.benchmarks.open_engine import pieces
+from graphkit.cli.benchmarks import MeasuredEngine, Steps, Variant, measured_engine, timing
+from graphkit.cli.benchmarks.step_bench import pieces
 from graphkit.engine.step import SpecStepRunner
 from graphkit.errors import ConfigError
 from graphkit.models.reference import engine_of, spec_of
@@ -233,8 +233,8 @@ def test_waits_for_events_are_counted(monkeypatch):
     clock = iter([1.0, 3.0, 10.0, 15.0])
     monkeypatch.setattr(torch.cuda.Event, "synchronize", lambda event: None)
     wait = torch.cuda.Event.synchronize
-    monkeypatch.setattr(clocks.time, "thread_time", lambda: next(clock))
-    with clocks.waits() as seconds:
+    monkeypatch.setattr(timing.time, "thread_time", lambda: next(clock))
+    with timing.waits() as seconds:
         torch.cuda.Event.synchronize("one")
         torch.cuda.Event.synchronize("another")
     assert seconds == [2.0, 5.0]

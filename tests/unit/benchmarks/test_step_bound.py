@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from graphkit.cli.benchmarks import WeightBytes, copy_bandwidth, weight_bytes
+from graphkit.cli.benchmarks import WeightBytes, copy_bandwidth, step_bound
 from graphkit.engine.step import SpecStepInputs
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
@@ -100,7 +100,7 @@ def test_the_bandwidth_counts_what_a_copy_reads_and_writes(monkeypatch):
         yield ms
         ms.append(2.0)
 
-    monkeypatch.setattr(weight_bytes, "_COPIED_BYTES", 1000)
-    monkeypatch.setattr(weight_bytes, "device_ms", two_ms)
-    copies = weight_bytes._COPIES
+    monkeypatch.setattr(step_bound, "_COPIED_BYTES", 1000)
+    monkeypatch.setattr(step_bound, "device_ms", two_ms)
+    copies = step_bound._COPIES
     assert copy_bandwidth(torch.device("cpu")) == 2 * 1000 * copies / 2e-3
