@@ -15,7 +15,7 @@ from graphkit.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from graphkit.audit import ShadowWatch, audit_target
-    from graphkit.audit.foreign import audit_graphs, compare_fingerprint, fingerprint
+    from graphkit.audit.foreign import audit_graphs, compare_digest, graph_digest
     from graphkit.audit.runs import capture_target, estimate_target
     from graphkit.buffers import (
         MODEL_DTYPE,
@@ -135,9 +135,9 @@ if TYPE_CHECKING:
         Edge,
         Environment,
         Finding,
+        GraphBaseline,
         GraphMemory,
         GraphRecord,
-        LockRecord,
         MemoryEstimate,
         Mismatch,
         ModeMemory,
@@ -316,15 +316,15 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "AuditReport",
     "CaptureTarget",
     "Finding",
-    "LockRecord",
+    "GraphBaseline",
     "ShadowWatch",
     "audit_target",
     "capture_target",
     "estimate_target",
-    # Graphs of other programs: audits, and fingerprints around a sleep or an update.
+    # Graphs of other programs: audits, and digests around a sleep or an update.
     "audit_graphs",
-    "compare_fingerprint",
-    "fingerprint",
+    "compare_digest",
+    "graph_digest",
     # The whole step, captured and looped on the device; drafting algorithms.
     "DFlashDrafter",
     "DraftTree",

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from graphkit.audit.audit_log import AuditLog, Check
-    from graphkit.audit.lock import fingerprint
+    from graphkit.audit.baseline import graph_hash
     from graphkit.audit.loop import audit_loop
     from graphkit.audit.ranks import merged_reports
-    from graphkit.audit.report import audit_target, lock_target
+    from graphkit.audit.report import audit_target, graph_baseline
     from graphkit.audit.shadow import ShadowWatch
     from graphkit.records.audit import AUDITS, Audit
 
@@ -27,8 +27,8 @@ _MODULES = {
     "ShadowWatch": "audit.shadow",
     "audit_loop": "audit.loop",
     "audit_target": "audit.report",
-    "fingerprint": "audit.lock",
-    "lock_target": "audit.report",
+    "graph_hash": "audit.baseline",
+    "graph_baseline": "audit.report",
     "merged_reports": "audit.ranks",
 }
 
@@ -40,8 +40,8 @@ __all__ = [
     "ShadowWatch",
     "audit_loop",
     "audit_target",
-    "fingerprint",
-    "lock_target",
+    "graph_baseline",
+    "graph_hash",
     "merged_reports",
 ]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.records import AuditCheck, Finding, Node
 from graphkit.records.audit import Audit, worst_severity
 
@@ -25,11 +26,13 @@ class Check:
         self.findings: list[Finding] = []
         self._facts: dict[str, Any] = {"audit": audit, "mode": mode, "batch_size": batch_size}
 
-    def report(self, kind: str, text: str, *, node: Node | None = None, **facts: Any) -> None:
+    def report(
+        self, kind: FindingKind, text: str, *, node: Node | None = None, **facts: Any
+    ) -> None:
         """Add a finding.
 
         Args:
-            kind: Class of bug, see ``Finding``.
+            kind: Gives the finding its advice and severity, unless ``facts`` have others.
             text: One sentence on what was found.
             node: Graph node that the finding is about; fills in the finding's facts of it.
             facts: Other attributes of ``Finding``; they override those of the check.
@@ -37,7 +40,8 @@ class Check:
         if node is not None:
             facts |= {"node": node.index, "kernel": node.short_name}
             facts |= {"module": node.module, "source": node.source}
-        self.findings.append(Finding(kind=kind, text=text, **(self._facts | facts)))
+        usual = {"advice": kind.advice, "severity": kind.severity, **self._facts}
+        self.findings.append(Finding(kind=kind.value, text=text, **(usual | facts)))
 
 
 class AuditLog:

@@ -6,15 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from graphkit.audit.bugs import (
-    BAKED_VALUE,
-    FREED_MEMORY,
-    NONDETERMINISTIC_CAPTURE,
-    REPLACED_BUFFER,
-    SIDE_OUTPUT,
-    UNDECLARED_STATE,
-    WARM_UP_LEAK,
-)
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.records import Finding
 from graphkit.records.audit import Audit, worst_first
 
@@ -23,6 +15,8 @@ _EARLIER: Mapping[str, Sequence[str]] = {
     Audit.SHADOW: (Audit.WARMUP, Audit.PADS),
 }
 """For an audit, the audits that run before it and may report the same cause."""
+_REPLACED = (FindingKind.FREED_MEMORY, FindingKind.REPLACED_BUFFER)
+"""What makes captures differ."""
 
 
 def merged_by_cause(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -57,20 +51,21 @@ def _merged(findings: Sequence[Finding]) -> Finding:
 def _without_consequences(findings: Sequence[Finding]) -> list[Finding]:
     """Drop findings whose cause another finding reports.
 
-    An earlier audit must report it in all modes of the finding. A host number that ``baked`` finds,
-    and a warm-up leak, are dropped in any mode.
+    An earlier audit must report it in all modes of the finding. A host number that ``frozen``
+    finds, and a warm-up leak, are dropped in any mode.
     """
     kept: list[Finding] = []
     named_by_shadow = {
         _argument(finding)
         for finding in findings
-        if (finding.audit, finding.kind) == (Audit.SHADOW, BAKED_VALUE)
+        if (finding.audit, finding.kind) == (Audit.SHADOW, FindingKind.FROZEN_VALUE)
     }
     for finding in findings:
-        if finding.audit == Audit.BAKED and _argument(finding) in named_by_shadow:
+        if finding.audit == Audit.FROZEN and _argument(finding) in named_by_shadow:
             continue  # shadow reports it with the name of the host number
-        if finding.kind == NONDETERMINISTIC_CAPTURE and any(
-            other.kind in (FREED_MEMORY, REPLACED_BUFFER) and {*finding.modes} <= {*other.modes}
+        if finding.kind == FindingKind.NONDETERMINISTIC_CAPTURE and any(
+            other.kind in (FindingKind.FREED_MEMORY, FindingKind.REPLACED_BUFFER)
+            and {*finding.modes} <= {*other.modes}
             for other in findings
         ):
             continue  # each capture reads the tensor that the one before has put there
@@ -101,11 +96,11 @@ def _explains_leak(cause: Finding, leak: Finding) -> bool:
     They are undeclared state, statistics over rows (as of a batch norm) that a module keeps, or
     tensors that each call of the forward leaves there.
     """
-    if cause.kind == SIDE_OUTPUT and leak.audit == Audit.WARMUP and cause is not leak:
+    if cause.kind == FindingKind.SIDE_OUTPUT and leak.audit == Audit.WARMUP and cause is not leak:
         return bool(leak.names) and all(_holds(name, cause.names) for name in leak.names)
-    if leak.kind != WARM_UP_LEAK or not leak.names:
+    if leak.kind != FindingKind.WARM_UP_LEAK or not leak.names:
         return False
-    if cause.kind == UNDECLARED_STATE:
+    if cause.kind == FindingKind.UNDECLARED_STATE:
         return {*leak.names} <= {*cause.names}
     is_of_module = all(name.rpartition(".")[0] == cause.module != "" for name in leak.names)
     return cause.audit in (Audit.PADS, Audit.SHADOW) and cause.severity == "error" and is_of_module

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.places import row_text
 from graphkit.audit.ranks import on_any_rank
 from graphkit.audit.runs import EqualStateRuns
@@ -23,11 +24,6 @@ from graphkit.runners import Runner
 from graphkit.runners.comparison.differences import even_owner, first_not_finite, not_finite_rows
 from graphkit.runners.comparison.drawn_state import SEED
 from graphkit.runners.targets import CaptureTarget
-
-_ADVICE = (
-    "Check the weights and the sample batches, then the module. A mask may leave -inf in a part of "
-    "a row only: every row needs a finite number, and softmax over a row of -inf is NaN."
-)
 
 
 def audit_finite(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
@@ -57,9 +53,8 @@ def audit_finite(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
                 continue
             where = f", first in the output of module `{modules[0]}`" if modules else ""
             check.report(
-                "not finite output",
+                FindingKind.NOT_FINITE_OUTPUT,
                 f"{row_text(found, live)} has {found.got} instead of a finite number{where}.",
-                advice=_ADVICE,
                 cause=found.field,
                 field=found.field,
                 row=found.row,

@@ -15,24 +15,16 @@ from typing import Any
 import torch
 
 from graphkit.audit.audit_log import AuditLog, Check
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.node_switches import Incomparable, bisected, switches
 from graphkit.audit.runs import EqualStateRuns
-from graphkit.audit.runs.forward_watch import SAMPLER, ForwardWatch, InputWrite
+from graphkit.audit.runs.forward_watch import ForwardWatch, InputWrite
 from graphkit.graphs import NodeOrigin
 from graphkit.records import GraphRecord, Node, count_of, distinct_text
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.comparison.drawn_state import SEED
 from graphkit.runners.targets import CaptureTarget
-
-_WRITE_ADVICE = (
-    "Write the result to a new tensor, such as `positions + 1`. The inputs belong to the runner: "
-    "later stages of the step read them, and other graphs."
-)
-_DRAW_ADVICE = (
-    "Call eval() on the model if it is dropout. If the forward samples tokens, put the sampler "
-    f'into `with graphkit.scope("{SAMPLER}")`.'
-)
 
 
 def audit_forward(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
@@ -80,10 +72,9 @@ def _report_write(check: Check, write: InputWrite, node: Node | None) -> None:
         )
         facts |= {"row": change.row, "request": change.request, "before": before, "after": after}
     check.report(
-        "written input",
+        FindingKind.WRITTEN_INPUT,
         f"{_name(node, origin)} writes into the input field `{write.field}`. {effect}",
         node=node,
-        advice=_WRITE_ADVICE,
         **facts,
     )
 
@@ -95,15 +86,13 @@ def _report_draws(check: Check, draws: Sequence[NodeOrigin], record: GraphRecord
         node = _find_node(first, record)
         more = f" It does so {count} times." if count > 1 else ""
         check.report(
-            "random draw",
+            FindingKind.RANDOM_DRAW,
             f"{_name(node, first)} draws random numbers outside of a sampler: replays of a batch "
             f"give different results.{more}",
             node=node,
             module=first.module,
             source=source,
             cause=f"{op} {source}",
-            severity="note",
-            advice=_DRAW_ADVICE,
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphkit.audit.bugs import Bug
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.host_objects.containers import Container
 from graphkit.audit.host_objects.reachable_objects import ReachableObjects, walk_roots
 from graphkit.audit.runs.teacher_forcing import wrapped_forward
@@ -31,17 +31,19 @@ class ForwardCache:
     Attributes:
         name: Where the forward keeps it, such as ``Model.mask``.
         kept: Its dtype and shape.
-        bug: Whether it depends on the contents of a batch, or on its size alone.
+        kind: Whether it depends on the contents of a batch, or on its size alone.
     """
 
     name: str
     kept: str
-    bug: Bug
+    kind: FindingKind
 
     @property
     def text(self) -> str:
         """Sentence that names the cache and the call that made it."""
-        made = "from other rows" if self.bug is Bug.LAZY_CACHE else "for another batch size"
+        made = (
+            "from other rows" if self.kind is FindingKind.LAZY_CACHE else "for another batch size"
+        )
         return f"It reads `{self.name}` ({self.kept}), which the forward made {made} and kept."
 
 
@@ -98,8 +100,8 @@ def _forgetting(
 
 def _cache(name: str, kept: torch.Tensor, made: torch.Tensor) -> ForwardCache:
     is_size = made.shape != kept.shape or torch.equal(made, kept)
-    bug = Bug.METADATA_OF_ANOTHER_SIZE if is_size else Bug.LAZY_CACHE
-    return ForwardCache(name, tensor_text(kept.dtype, kept.shape), bug)
+    kind = FindingKind.METADATA_OF_ANOTHER_SIZE if is_size else FindingKind.LAZY_CACHE
+    return ForwardCache(name, tensor_text(kept.dtype, kept.shape), kind)
 
 
 def _removals(container: Container, key: Any) -> Iterator[tuple[Container, dict[Any, Any]]]:

@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 
 from graphkit.audit.audit_log import AuditLog, Check
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.graphs import CudaBackend, GraphSequence, StateSnapshot
 from graphkit.graphs.launch_cost import TrivialGraphs, driver_executable, launch_us
 from graphkit.graphs.streams import ONE_STREAM_ADVICE, streams_in_use
@@ -31,7 +32,6 @@ _FORK_ADVICE = (
     "saves the device more than the launch costs the host."
 )
 _NODE_ADVICE = "Move this work out of the captured forward, or into kernels."
-_KERNEL_ADVICE = "graphkit inspect lists the launch attributes and arguments of the kernels."
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +133,9 @@ def report_launch(shape: GraphShape, times: LaunchTimes, check: Check) -> None:
         return
     cause, what, advice = _cause(shape, times)
     check.report(
-        "slow launch",
+        FindingKind.SLOW_LAUNCH,
         f"the launch of {nodes} takes {own} of host time, and the launch of a linear graph "
         f"of as many nodes {linear}: {what}.",
-        severity="note",
         cause=cause,
         advice=advice,
         before=f"{times.linear:.1f} us",
@@ -160,11 +159,10 @@ def report_launch_time(record: GraphRecord, own_us: float, check: Check) -> None
         return
     branches = _branches_text(shape)
     check.report(
-        "slow launch",
+        FindingKind.SLOW_LAUNCH,
         f"the launch of {nodes} takes {own_us:.1f} us of host time, {per_node:.2f} per node; a "
         f"linear graph takes about {LINEAR_US:g}. It has {branches}.",
-        severity="note",
-        advice=_FORK_ADVICE if shape.forks or shape.joins else _KERNEL_ADVICE,
+        advice=_FORK_ADVICE if shape.forks or shape.joins else FindingKind.SLOW_LAUNCH.advice,
         after=f"{own_us:.1f} us",
     )
 
@@ -221,7 +219,7 @@ def _cause(shape: GraphShape, times: LaunchTimes) -> tuple[str, str, str]:
         kinds = ", ".join(count_of(n, f"{kind} node") for kind, n in sorted(shape.others.items()))
         what = f"what else distinguishes it is {kinds} ({without_forks})"
         return ", ".join(sorted(shape.others)), what, _NODE_ADVICE
-    return "kernels", f"its kernels make it slow ({without_forks})", _KERNEL_ADVICE
+    return "kernels", f"its kernels make it slow ({without_forks})", FindingKind.SLOW_LAUNCH.advice
 
 
 def _branches_text(shape: GraphShape) -> str:

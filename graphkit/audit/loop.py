@@ -10,6 +10,7 @@ from itertools import zip_longest
 import torch
 
 from graphkit.audit.audit_log import AuditLog, Check
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.object_snapshot import ObjectSnapshot
 from graphkit.audit.ranks import NOT_ON_RANKS
 from graphkit.audit.runs.request_runs import ReportRows, RequestPrompts, RequestRun, RequestRuns
@@ -30,7 +31,6 @@ _FROZEN = (
     "A graph keeps the host values and the addresses of its capture. Keep what changes in tensors "
     "by request row, as FutureMap.stash does, and write them in place."
 )
-_BETWEEN = "Move what the host does between launches into the step."
 _NOT_REPEATABLE = (
     "Let prefill set all state of a request, and use deterministic kernels. Loops of a step that "
     "is not repeatable cannot be checked."
@@ -170,7 +170,7 @@ class _Search:
             if found := self._differences(number, run):
                 names = listed(found, _SHOWN)
                 check.report(
-                    "not repeatable",
+                    FindingKind.NONDETERMINISTIC_STEP,
                     f"After {count_of(number, 'step')} without a graph, {names} differ "
                     "from the same steps before.",
                     severity="warning",
@@ -197,13 +197,14 @@ class _Search:
         text = f"After step {number} of a launch, {listed(found, _SHOWN)} differ "
         text += f"from the same steps without a graph: {name} has {after} instead of {before}."
         if self._differences(number, self._runs.launched(number, 1)):
-            kind, advice = "frozen value", _FROZEN
+            kind, advice = FindingKind.FROZEN_VALUE, _FROZEN
             text += " So they do in launches of one step."
             if self._unrepeated:
                 names = listed(self._unrepeated, _SHOWN)
                 text += f" Without a graph, the step changes {names} on the host."
         else:
-            kind, advice = "missing host work", _BETWEEN
+            kind = FindingKind.MISSING_HOST_WORK
+            advice = kind.advice
             text += " In launches of one step they agree: something outside the step changes them."
         check.report(
             kind,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphkit.audit.batch_variants import Fill, Requests, fill_floats
-from graphkit.audit.bugs import Bug
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.forward_caches import ForwardCache, cache_at_fault
 from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.runs.first_node import FirstNode
@@ -29,12 +29,12 @@ class Cause:
     """The cause of a difference between two runs of a step.
 
     Attributes:
-        bug: Class of bug.
+        kind: Kind of finding.
         first: The operation at which the runs begin to differ; ``None`` if it is unknown.
         cache: The cache that it reads, if that is the cause.
     """
 
-    bug: Bug
+    kind: FindingKind
     first: FirstNode | None = None
     cache: ForwardCache | None = None
 
@@ -77,7 +77,9 @@ class Cause:
         }
 
 
-def padding_cause(runs: EqualStateRuns, weights: Weights = None, bug: Bug | None = None) -> Cause:
+def padding_cause(
+    runs: EqualStateRuns, weights: Weights = None, kind: FindingKind | None = None
+) -> Cause:
     """Return why the padded step differs from the unpadded one.
 
     Runs the forward several times. On several ranks, where only one of them may see the difference,
@@ -86,14 +88,14 @@ def padding_cause(runs: EqualStateRuns, weights: Weights = None, bug: Bug | None
     Args:
         runs: Runs of the batch.
         weights: The model, or its weights by name, to name modules by.
-        bug: Class of bug that other contents of pads have shown; ``None`` tries them.
+        kind: Kind of finding that other contents of pads have shown; ``None`` tries them.
     """
     runner = runs.runner
     if runner.group is not None:
-        return Cause(bug or Bug.LEAKING_PAD_ROW)
+        return Cause(kind or FindingKind.LEAKING_PAD_ROW)
     first = runs.first_node(weights)
-    if bug is not None and bug.severity == "note":
-        return Cause(bug, first)
+    if kind is not None and kind.severity == "note":
+        return Cause(kind, first)
     cache = None
     if first is not None:
 
@@ -102,12 +104,14 @@ def padding_cause(runs: EqualStateRuns, weights: Weights = None, bug: Bug | None
 
         cache = cache_at_fault(runner, first.outside, runs.padded, agrees)
     if cache is not None:
-        return Cause(cache.bug, first, cache)
-    if bug is None:
+        return Cause(cache.kind, first, cache)
+    if kind is None:
         is_branch = first is not None and first.only_in is not None
         reads_pads = not is_branch and _contents_matter(runs)
-        bug = Bug.LEAKING_PAD_ROW if reads_pads else Bug.DEPENDENCE_ON_THE_BATCH_SIZE
-    return Cause(bug, first)
+        kind = (
+            FindingKind.LEAKING_PAD_ROW if reads_pads else FindingKind.DEPENDENCE_ON_THE_BATCH_SIZE
+        )
+    return Cause(kind, first)
 
 
 def _contents_matter(runs: EqualStateRuns) -> bool:

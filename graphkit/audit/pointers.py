@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog, Check
-from graphkit.audit.bugs import FREED_MEMORY
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.host_objects.reachable_objects import walk_roots
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.places import argument_text
@@ -26,17 +26,8 @@ from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.targets import CaptureTarget
 
-_UNDECLARED_ADVICE = (
-    "Declare it as weights, as mutable_state or as an input field to name it in records. If the "
-    "host changes it between replays, write it in place: a graph keeps its address."
-)
-_FREED_ADVICE = (
-    "Keep a reference to it for as long as the graph lives, or capture again after replacing it."
-)
-_DEAD_ADVICE = "Read the field in the forward, not a copy of it, or capture without the field."
 _FOR_ATTENTION = ("seq_lens", "positions", "out_cache_loc")
 """Fields without a meaning for a model of recurrent layers alone."""
-_UNREADABLE_ADVICE = "Check the memory that this kernel uses by hand."
 _LARGE_STRUCT, _ALWAYS_SET = 256, 32
 _TORCH_KERNEL = "at::native::"
 """torch's own kernels take large structs by value and set them in part: strides of dimensions that
@@ -70,7 +61,7 @@ def check_pointers(record: GraphRecord, check: Check, live: LiveTensors) -> None
     for node, index, pointer in _pointers(record):
         argument = node.arguments[index]
         memory = _memory_kind(argument, pointer, live)
-        is_set = not may_be_unset(node, argument, pointer.offset)
+        is_set = not is_optional_pointer(node, argument, pointer.offset)
         if is_set:
             counts[memory] += 1
         # Attribution clears the stack before each operation, so leftovers are its own.
@@ -89,19 +80,17 @@ def check_pointers(record: GraphRecord, check: Check, live: LiveTensors) -> None
         ]
         if unreadable:
             check.report(
-                "unreadable argument",
+                FindingKind.UNREADABLE_ARGUMENT,
                 f"the driver does not return {argument_text(node, unreadable[0])}: its pointers "
                 "are not checked.",
                 node=node,
-                advice=_UNREADABLE_ADVICE,
-                severity="warning",
             )
     kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items()))
     total = counts.total()
     check.text = f"{total} {'address' if total == 1 else 'addresses'}{': ' if kinds else ''}{kinds}"
 
 
-def may_be_unset(node: Node, argument: Argument, offset: int) -> bool:
+def is_optional_pointer(node: Node, argument: Argument, offset: int) -> bool:
     """Return whether the bytes at an offset of a kernel argument may be leftovers of the stack."""
     is_large = argument.kind == "struct" and argument.size > _LARGE_STRUCT
     return is_large and offset >= _ALWAYS_SET and _TORCH_KERNEL in node.name
@@ -132,18 +121,17 @@ def _pointers(record: GraphRecord) -> Iterator[tuple[Node, int, Pointer]]:
 def _report_error(check: Check, node: Node, argument: int, pointer: Pointer, severity: str) -> None:
     """Report memory that was freed, or that the device cannot rely on."""
     block = pointer.name.partition("+")[0]  # without addresses, which differ from run to run
-    kind, state = FREED_MEMORY, f"was freed ({block})"
+    kind, state = FindingKind.FREED_MEMORY, f"was freed ({block})"
     if pointer.memory == "external":
         state = "was freed: only the recorded graph still holds it"
     elif pointer.memory == "host":
-        kind, state = "undeclared host memory", f"no tensor of the target holds ({block})"
+        kind, state = FindingKind.UNOWNED_HOST_MEMORY, f"no tensor of the target holds ({block})"
     check.report(
         kind,
         f"{argument_text(node, argument, pointer.offset)} points to memory that {state}.",
         node=node,
         argument=argument,
         offset=pointer.offset,
-        advice=_FREED_ADVICE,
         severity=severity,
     )
 
@@ -155,15 +143,13 @@ def _report_undeclared(
     node, argument, pointer = found[0]
     names = dict.fromkeys(live.names([pointer.address for _, _, pointer in found]))
     check.report(
-        "undeclared memory",
+        FindingKind.UNDECLARED_MEMORY,
         f"{argument_text(node, argument, pointer.offset)} points to memory that the target does "
         "not declare. Live Python objects hold it.",
         node=node,
         argument=argument,
         offset=pointer.offset,
         names=tuple(filter(None, names)),
-        advice=_UNDECLARED_ADVICE,
-        severity="note",
         cause="memory of live objects",
     )
 
@@ -186,9 +172,7 @@ def _check_inputs(record: GraphRecord, runner: Runner[Any, Any], check: Check) -
         noun = "field" if len(unread) == 1 else "fields"
         fields = f"{noun} {', '.join(f'`{name}`' for name in unread)}"
         check.report(
-            "dead input",
+            FindingKind.DEAD_INPUT,
             f"no node reads the input {fields}: replays ignore the values.",
-            advice=_DEAD_ADVICE,
             field=unread[0],
-            severity="warning",
         )

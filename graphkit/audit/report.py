@@ -9,14 +9,14 @@ from types import NoneType
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog
-from graphkit.audit.baked import audit_baked
+from graphkit.audit.baseline import baseline_graphs, check_baseline, make_baseline
 from graphkit.audit.causes import merged_by_cause
+from graphkit.audit.dispatch import audit_dispatch
 from graphkit.audit.finite import audit_finite
 from graphkit.audit.forward import audit_forward
+from graphkit.audit.frozen_values import audit_frozen_values
 from graphkit.audit.launch import audit_launch, audit_streams
-from graphkit.audit.lock import check_lock, graphs_to_lock, make_lock
 from graphkit.audit.loop import audited_step
-from graphkit.audit.misses import audit_misses
 from graphkit.audit.pads import audit_pads
 from graphkit.audit.pointers import audit_pointers
 from graphkit.audit.pool_poison import audit_pool_poison
@@ -29,7 +29,7 @@ from graphkit.audit.wrapper import audit_wrapper
 from graphkit.config import require_type
 from graphkit.errors import ConfigError, TargetError, short_repr
 from graphkit.graphs import Attribution, SizeTable, backend_for, environment
-from graphkit.records import AuditReport, GraphRecord, LockRecord
+from graphkit.records import AuditReport, GraphBaseline, GraphRecord
 from graphkit.records.audit import AUDITS, Audit
 from graphkit.runners import Runner
 from graphkit.runners.comparison import check_tolerance
@@ -38,7 +38,10 @@ from graphkit.spec import ForwardMode
 
 RunnerAudit = Callable[[CaptureTarget, Runner[Any, Any], AuditLog], None]
 
-BEFORE_CAPTURE: dict[Audit, RunnerAudit] = {Audit.WARMUP: audit_warmup, Audit.BAKED: audit_baked}
+BEFORE_CAPTURE: dict[Audit, RunnerAudit] = {
+    Audit.WARMUP: audit_warmup,
+    Audit.FROZEN: audit_frozen_values,
+}
 """Audits of a planned runner, by name. ``warmup`` must see the first capture of a forward."""
 AFTER_CAPTURE: dict[Audit, RunnerAudit] = {
     Audit.FORWARD: audit_forward,
@@ -60,7 +63,7 @@ def audit_target(
     batch_sizes: Sequence[int] | None = None,
     device: str = "auto",
     tolerance: float = 1.0,
-    lock: LockRecord | None = None,
+    lock: GraphBaseline | None = None,
     progress: Callable[[int, int, str], None] = lambda _done, _total, _task: None,
 ) -> AuditReport:
     """Audit every mode of a target.
@@ -75,7 +78,7 @@ def audit_target(
         batch_sizes: Sizes to capture; ``None`` captures the smallest, a middle one and the largest.
         device: ``auto``, ``cpu`` or ``cuda``.
         tolerance: Multiple of the usual rounding that is allowed, see ``verify.Rounding``.
-        lock: Lock to compare the graphs with, from ``lock_target``.
+        lock: Lock to compare the graphs with, from ``graph_baseline``.
         progress: Called with the number of finished steps, of all steps, and the current task.
 
     Returns:
@@ -91,7 +94,7 @@ def audit_target(
     check_tolerance(tolerance)
     log = AuditLog(tolerance)
     all_modes = selected_modes(target, modes)
-    require_type("audit_target", "lock", lock, (LockRecord, NoneType), "a LockRecord or None")
+    require_type("audit_target", "lock", lock, (GraphBaseline, NoneType), "a GraphBaseline or None")
     backend = backend_for(device, None)
     here = environment(backend.device)
     graphs: list[GraphRecord] = []
@@ -99,11 +102,11 @@ def audit_target(
         progress(done, len(all_modes), f"auditing {mode.name}")
         sizes = batch_sizes or representative_sizes(target)
         with _audited(target, mode, log, chosen, sizes, device, lock is not None) as runner:
-            graphs += graphs_to_lock(target, runner) if lock is not None and runner else []
+            graphs += baseline_graphs(target, runner) if lock is not None and runner else []
     if Audit.LOOP in chosen and modes is None and target.engine is None:
         log.skip(Audit.LOOP, "", "the target declares no engine, so that there is no loop")
     if Audit.MISSES in chosen:
-        audit_misses(target, log, modes=modes, device=device)
+        audit_dispatch(target, log, modes=modes, device=device)
     if Audit.WRAPPER in chosen:
         audit_wrapper(target, log, device=device)
     if Audit.LAUNCH in chosen:
@@ -112,7 +115,7 @@ def audit_target(
     if lock is not None:
         names = {mode.name for mode in modes or ()}
         locked = tuple(graph for graph in lock.graphs if not names or graph.mode in names)
-        check_lock(replace(lock, graphs=locked), make_lock(target.name, graphs, here), log)
+        check_baseline(replace(lock, graphs=locked), make_baseline(target.name, graphs, here), log)
     return AuditReport(
         target=target.name,
         backend=backend.name,
@@ -122,13 +125,13 @@ def audit_target(
     )
 
 
-def lock_target(
+def graph_baseline(
     target: CaptureTarget,
     *,
     modes: Sequence[ForwardMode] | None = None,
     batch_sizes: Sequence[int] | None = None,
     device: str = "auto",
-) -> LockRecord:
+) -> GraphBaseline:
     """Return a lock of a target's graphs; arguments as for ``audit_target``.
 
     Raises:
@@ -139,12 +142,12 @@ def lock_target(
     for mode in selected_modes(target, modes):
         sizes = batch_sizes or representative_sizes(target)
         with _audited(target, mode, AuditLog(), (), sizes, device, True) as runner:
-            graphs += graphs_to_lock(target, runner) if runner else []
+            graphs += baseline_graphs(target, runner) if runner else []
     if not graphs:
         raise TargetError(
             f"target {short_repr(target.name)} has no graph to lock: its modes run eagerly."
         )
-    return make_lock(target.name, graphs, graphs[0].environment)
+    return make_baseline(target.name, graphs, graphs[0].environment)
 
 
 def representative_sizes(target: CaptureTarget) -> list[int]:

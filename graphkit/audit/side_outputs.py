@@ -24,8 +24,8 @@ import torch
 from torch import nn
 
 from graphkit.audit.audit_log import AuditLog
-from graphkit.audit.bugs import SIDE_OUTPUT
 from graphkit.audit.changing_lines import changing_lines
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.host_objects.containers import Container, containers
 from graphkit.audit.host_objects.host_numbers import read_word
 from graphkit.audit.host_objects.reachable_objects import SEARCH_DEPTH, ReachableObjects, walk_roots
@@ -40,10 +40,6 @@ from graphkit.runners.comparison.drawn_state import SEED, restorable_state
 from graphkit.runners.object_attributes import is_a
 from graphkit.runners.targets import CaptureTarget
 
-_ADVICE = (
-    "Return it in the output, such as hidden_states or a field of your own, or allocate it before "
-    "capture and write it in place, as `self.states.copy_(hidden)` does."
-)
 _PLAIN = torch.Tensor, nn.Parameter
 _WRITING = frozenset(
     {"append", "appendleft", "extend", "insert", "clear", "update", "setdefault", "add"}
@@ -108,9 +104,8 @@ def report_side_outputs(target: CaptureTarget, runner: Runner[Any, Any], log: Au
             if is_read:
                 text += " The forward reads it itself, so it may be for its own use alone."
             check.report(
-                SIDE_OUTPUT,
+                FindingKind.SIDE_OUTPUT,
                 text,
-                advice=_ADVICE,
                 severity="note" if is_read else "error",
                 names=tuple(names),
                 source=line,

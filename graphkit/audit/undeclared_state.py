@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from graphkit.audit.audit_log import AuditLog
-from graphkit.audit.bugs import UNDECLARED_STATE
 from graphkit.audit.changing_lines import changing_lines
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.host_objects.reachable_objects import ReachableObjects, walk_roots
 from graphkit.audit.row_axes import row_axes, rows_of_batch
 from graphkit.audit.runs import EqualStateRuns
@@ -29,7 +29,6 @@ from graphkit.runners import Runner
 from graphkit.runners.comparison.drawn_state import SEED, restorable_state
 from graphkit.runners.targets import CaptureTarget
 
-ADVICE = "Declare it as mutable_state: captures and audits then restore its contents."
 COPY_BUDGET = 1 << 30
 """Bytes of undeclared tensors that are copied, smallest first. Weights that are plain tensors look
 like state until a replay has run, and a model may have many times as many."""
@@ -82,7 +81,7 @@ def declare_for_audits(target: CaptureTarget, runner: Runner[Any, Any], log: Aud
     batch = target.batch(runner.mode, runner.table.largest, SEED)
     found, left = undeclared_state(runner, batch)
     runner.mutable_state |= found
-    known = (finding for finding in log.findings if finding.kind == UNDECLARED_STATE)
+    known = (finding for finding in log.findings if finding.kind == FindingKind.UNDECLARED_STATE)
     reported = {name for finding in known for name in finding.names}
     new = {name: tensor for name, tensor in found.items() if name not in reported}
     if not new and not left:
@@ -100,13 +99,11 @@ def declare_for_audits(target: CaptureTarget, runner: Runner[Any, Any], log: Aud
                 f"({tensor_text(tensor.dtype, tensor.shape)}), which the target does not declare."
             )
             check.report(
-                UNDECLARED_STATE,
+                FindingKind.UNDECLARED_STATE,
                 text,
-                advice=ADVICE,
-                severity="warning",
                 names=(name,),
                 source=lines.get(name, ""),
-                cause=UNDECLARED_STATE,
+                cause=FindingKind.UNDECLARED_STATE.value,
             )
 
 

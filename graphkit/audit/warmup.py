@@ -14,22 +14,17 @@ from typing import Any
 import torch
 
 from graphkit.audit.audit_log import AuditLog
-from graphkit.audit.bugs import REPLACED_BUFFER, UNDECLARED_STATE, WARM_UP_LEAK
 from graphkit.audit.changing_lines import changing_lines
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.host_objects.reachable_objects import ReachableObjects, walk_roots
 from graphkit.audit.object_snapshot import ABSENT, RANDOM_STATE, ObjectChange, ObjectSnapshot
 from graphkit.audit.ranks import on_any_rank
-from graphkit.audit.undeclared_state import ADVICE
 from graphkit.graphs import CapturedGraph, StateSnapshot, inspect_graph, named_tensors
 from graphkit.records import count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.comparison.drawn_state import SEED, restorable_state
 from graphkit.runners.targets import CaptureTarget
-
-_LEAK_ADVICE = "Move it out of the forward, or keep it in a tensor declared as mutable_state."
-_CACHE_ADVICE = "Compute it from the inputs in every forward, or cache only constants."
-_BUFFER_ADVICE = "Allocate the largest size before capture, and write the buffer in place."
 
 
 def audit_warmup(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
@@ -61,14 +56,12 @@ def audit_warmup(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
             before.restore()
         for change in changes:
             is_state = change.name in state
-            kind, text, advice = (
-                _state_finding(change) if is_state else _finding(change, change.name in replayed)
-            )
+            is_replayed = change.name in replayed
+            kind, text = _state_finding(change) if is_state else _finding(change, is_replayed)
             check.report(
                 kind,
                 text,
-                advice=advice,
-                severity="warning" if is_state else "error",
+                advice=(FindingKind.UNDECLARED_STATE if is_replayed else kind).advice,
                 names=(change.name,),
                 source=lines.get(change.name, ""),
                 cause=kind if is_state else "",
@@ -235,24 +228,24 @@ def _addresses(graphs: Mapping[int, CapturedGraph], memory: str) -> set[int | No
     return {pointer.address for pointer in pointers if pointer.memory == memory}
 
 
-def _state_finding(change: ObjectChange) -> tuple[str, str, str]:
-    """Return kind, text and advice of a change to a tensor that the graph uses, too."""
+def _state_finding(change: ObjectChange) -> tuple[FindingKind, str]:
+    """Return kind and text of a change to a tensor that the graph uses, too."""
     text = (
         f"capture changed the contents of `{change.name}` ({change.after.text}), which the graph "
         "uses and the target does not declare: it keeps what pad rows wrote."
     )
-    return UNDECLARED_STATE, text, ADVICE
+    return FindingKind.UNDECLARED_STATE, text
 
 
-def _finding(change: ObjectChange, is_replayed: bool) -> tuple[str, str, str]:
-    """Return kind, text and advice of a change, which a replay may make as well."""
+def _finding(change: ObjectChange, is_replayed: bool) -> tuple[FindingKind, str]:
+    """Return kind and text of a change, which a replay may make as well."""
     name, before, after = f"`{change.name}`", change.before.text, change.after.text
     if change.is_created:
         text = f"capture created {name} ({after}) from pad rows: every replay reads these values, "
-        return "lazy cache", f"{text}but a live batch would give others.", _CACHE_ADVICE
+        return FindingKind.LAZY_CACHE, f"{text}but a live batch would give others."
     if change.is_replaced:
         text = f"capture replaced {name}, {before}, with {after}: a graph keeps the "
-        return REPLACED_BUFFER, f"{text}address that it was captured with.", _BUFFER_ADVICE
+        return FindingKind.REPLACED_BUFFER, f"{text}address that it was captured with."
     if after == RANDOM_STATE:
         text = f"capture drew random numbers from {name}"
     elif before == after:
@@ -261,5 +254,5 @@ def _finding(change: ObjectChange, is_replayed: bool) -> tuple[str, str, str]:
         text = f"capture changed {name} from {before} to {after}"
     if is_replayed:
         text += ", and each replay changes it further: it starts from what pad rows left."
-        return WARM_UP_LEAK, text, ADVICE
-    return WARM_UP_LEAK, f"{text}: replays do not.", _LEAK_ADVICE
+        return FindingKind.WARM_UP_LEAK, text
+    return FindingKind.WARM_UP_LEAK, f"{text}: replays do not."

@@ -7,6 +7,7 @@ of runs finds it.
 from __future__ import annotations
 
 from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.models.wrapper import compare_wrapper
 from graphkit.records import count_of
 from graphkit.records.audit import Audit
@@ -38,7 +39,7 @@ def audit_wrapper(target: CaptureTarget, log: AuditLog, *, device: str = "auto")
         found = record.difference
         if found is not None:
             check.report(
-                "wrapper differs from model",
+                FindingKind.WRAPPER_DIFFERS,
                 found.text,
                 advice=found.advice,
                 mode=found.mode,

@@ -11,7 +11,7 @@ from graphkit.cli.options import HelpFormatter, add_target_options
 from graphkit.cli.output import check_writable, print_result, progress_on_stderr, write_output
 from graphkit.cli.ranks import add_tp_option, merge_rank_reports, rank_path, run_on_ranks
 from graphkit.cli.targets import TargetSelection, announce, select_target
-from graphkit.records import AuditReport, LockRecord, count_of
+from graphkit.records import AuditReport, GraphBaseline, count_of
 
 if TYPE_CHECKING:
     from graphkit.distributed import RankGroup
@@ -22,7 +22,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     parser = commands.add_parser(
         "audit",
         help="search the graphs of a target for silent replay bugs",
-        description="Search the graphs of a target for baked values, undeclared memory, leaking "
+        description="Search the graphs of a target for frozen values, undeclared memory, leaking "
         "pad rows and other causes of wrong replays, mode by mode. With --tp, all ranks audit "
         "together, and rank 0 prints what any of them found.",
         epilog="""
@@ -32,7 +32,7 @@ the exit code.
 Examples:
   graphkit audit engine.targets:llama
   torchrun --nproc-per-node 2 -m graphkit audit engine.targets:llama --tp 2
-  graphkit audit engine.targets:llama --only baked,pads --mode target_verify
+  graphkit audit engine.targets:llama --only frozen,pads --mode target_verify
   graphkit audit engine.targets:llama --lock graphs.lock.json
   graphkit audit engine.targets:llama --check graphs.lock.json
 """,
@@ -41,8 +41,8 @@ Examples:
     add_target_options(parser, default_sizes="its smallest size, a middle one and the largest")
     add_tp_option(parser)
     parser.add_argument(
-        "--only", type=_parse_names, metavar="baked,pads",
-        help="audits to run, of warmup, baked, forward, pointers, pool-poison, finite, pads, "
+        "--only", type=_parse_names, metavar="frozen,pads",
+        help="audits to run, of warmup, frozen, forward, pointers, pool-poison, finite, pads, "
         "shadow, launch, loop, misses, wrapper; default: all, none with --check",
     )  # fmt: skip
     parser.add_argument(
@@ -79,7 +79,7 @@ def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
     if out is not None:
         check_writable(out)
     path = arguments.check
-    lock = None if path is None else LockRecord.load(rank_path(path, group))
+    lock = None if path is None else GraphBaseline.load(rank_path(path, group))
     selection = select_target(arguments, group)
     report = _audit(selection, arguments.only, lock, arguments.tolerance)
     if group is not None:
@@ -108,7 +108,7 @@ def _refuse_audit_options(arguments: argparse.Namespace) -> None:
 def _audit(
     selection: TargetSelection,
     only: list[str] | None,
-    lock: LockRecord | None,
+    lock: GraphBaseline | None,
     tolerance: float,
 ) -> AuditReport:
     from graphkit.audit import audit_target
@@ -130,10 +130,10 @@ def _audit(
 
 
 def _write_lock(path: Path, selection: TargetSelection) -> int:
-    from graphkit.audit import lock_target
+    from graphkit.audit import graph_baseline
 
     announce("capturing", selection, _audited_sizes(selection))
-    lock = lock_target(
+    lock = graph_baseline(
         selection.target,
         modes=selection.modes,
         batch_sizes=selection.batch_sizes,
@@ -152,5 +152,5 @@ def _audited_sizes(selection: TargetSelection) -> list[int]:
 def _parse_names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise argparse.ArgumentTypeError(f"{text!r} names no audit, such as baked,pads")
+        raise argparse.ArgumentTypeError(f"{text!r} names no audit, such as frozen,pads")
     return names

@@ -4,7 +4,7 @@ Tables, pages and pictures are made from these alone, so they need neither a GPU
 record carries its schema number; a reader refuses a newer one.
 """
 
-from graphkit.records.audit import AuditCheck, AuditReport, Finding, LockRecord
+from graphkit.records.audit import AuditCheck, AuditReport, Finding, GraphBaseline
 from graphkit.records.bench import BenchReport, Measure
 from graphkit.records.capture import (
     BufferRecord,
@@ -60,10 +60,10 @@ __all__ = [
     "Finding",
     "Gap",
     "GenerateRecord",
+    "GraphBaseline",
     "GraphDiff",
     "GraphMemory",
     "GraphRecord",
-    "LockRecord",
     "LoopBody",
     "LoopRecord",
     "Measure",

@@ -23,7 +23,7 @@ class Audit(StrEnum):
     """
 
     WARMUP = "warmup"
-    BAKED = "baked"
+    FROZEN = "frozen"
     FORWARD = "forward"
     POINTERS = "pointers"
     POOL_POISON = "pool-poison"
@@ -51,7 +51,7 @@ class Finding:
 
     Attributes:
         audit: Audit that found it, see ``Audit``.
-        kind: Class of bug, such as ``baked value``; one class has the same text in all reports.
+        kind: Class of bug, such as ``frozen value``; one class has the same text in all reports.
         severity: ``error`` if a replay can give a wrong result or crash, ``note`` for what is
             merely unusual, ``warning`` in between.
         mode, batch_size: Captured graph; empty and 0 if the finding is about no single graph. The
@@ -165,13 +165,13 @@ class AuditReport(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LockRecord(Record):
+class GraphBaseline(Record):
     """Contents of a target's graphs at a point in time, to detect changes.
 
     Attributes:
         target: Name of the target.
         environment: Where it was captured.
-        fingerprints: Fingerprint of each graph, by its name.
+        fingerprints: Hash of each graph, by its name.
         graphs: The graphs without addresses and times.
     """
 

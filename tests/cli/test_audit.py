@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from graphkit.records import AuditReport, LockRecord
+from graphkit.records import AuditReport, GraphBaseline
 
 SOURCE = """
 import numpy as np
@@ -52,7 +52,7 @@ def changes(i):
 changing = target(changes)
 nan = target(lambda i: score(i) * float("nan"))
 """
-QUICK = "--only", "baked,pointers"
+QUICK = "--only", "frozen,pointers"
 names = (f"graphkit_tests_cli_audit_{number}" for number in itertools.count())
 
 
@@ -77,7 +77,7 @@ def test_a_sound_target_has_no_finding(run, small):
 def test_an_error_is_printed_with_its_advice_and_exits_with_1(run, small):
     ended = run("audit", f"{small}:frozen", *QUICK)
     assert ended.code == 1
-    assert "error: baked value: TARGET_VERIFY" in ended.out
+    assert "error: frozen value: TARGET_VERIFY" in ended.out
     assert "follows `scale` (2.0, then 3.0): the graph captured" in " ".join(ended.out.split())
     assert "made by (forward)" in ended.out
     assert "Read it from a tensor" in " ".join(ended.out.split())
@@ -95,7 +95,7 @@ def test_json_is_the_report(run, small):
     ended = run("audit", f"{small}:frozen", *QUICK, "--json", "--batch-sizes", "2")
     assert ended.code == 1
     report = AuditReport.from_json(ended.out)
-    assert {finding.kind for finding in report.findings} == {"baked value"}
+    assert {finding.kind for finding in report.findings} == {"frozen value"}
     assert {finding.batch_size for finding in report.findings} == {2}
 
 
@@ -116,7 +116,7 @@ def test_a_lock_is_written_and_holds(run, small, here):
     ended = run("audit", f"{small}:sound", "--lock", "graphs.lock.json")
     assert (ended.code, ended.out) == (0, "")
     assert ended.messages == ["locked 2 graphs: wrote graphs.lock.json"]
-    assert set(LockRecord.load(here / "graphs.lock.json").fingerprints) == {
+    assert set(GraphBaseline.load(here / "graphs.lock.json").fingerprints) == {
         "TARGET_VERIFY 1", "TARGET_VERIFY 2",
     }  # fmt: skip
     ended = run("audit", f"{small}:sound", "--check", "graphs.lock.json")
@@ -155,7 +155,7 @@ def test_a_check_of_one_mode_does_not_miss_the_others(run, small, here):
 def test_an_unknown_audit_is_refused_with_the_known_ones(run, small):
     ended = run("audit", f"{small}:sound", "--only", "backed")
     assert ended.code == 2
-    assert "unknown audit 'backed'; audits are warmup, baked, forward, pointers" in ended.error
+    assert "unknown audit 'backed'; audits are warmup, frozen, forward, pointers" in ended.error
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan"])
@@ -188,7 +188,7 @@ def test_a_list_of_no_audits_is_wrong_usage(run, small, names):
     """Otherwise ``--only "$AUDITS"`` would pass without the variable."""
     ended = run("audit", f"{small}:frozen", "--only", names)
     assert (ended.code, ended.out) == (2, "")
-    assert "names no audit, such as baked,pads" in ended.err
+    assert "names no audit, such as frozen,pads" in ended.err
 
 
 @pytest.mark.parametrize("option", [("--only", "pads"), ("--out", "report.json"), ("--json",)])

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit.audit.foreign import Fingerprint
+from graphkit.audit.foreign import GraphDigest
 from graphkit.engine.attention import SdpaAttention
 from graphkit.runners.targets import selected_modes
 from graphkit.testing import assert_replay_equivalent, assert_target_equivalent
@@ -267,13 +267,13 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
         ),
         "estimate_target": (gk.estimate_target, {"target": target, **modes, "backend": None}),
         "capture_target": (gk.capture_target, {"target": target, **modes, "backend": None}),
-        "compare_fingerprint": (
-            gk.compare_fingerprint,
-            {"before": Fingerprint({}, 0), "after": Fingerprint({}, 0)},
+        "compare_digest": (
+            gk.compare_digest,
+            {"before": GraphDigest({}, 0), "after": GraphDigest({}, 0)},
         ),
         "declare": (gk.declare, field | {"meaning": "", "pad": 0, "lead": 0, "flat": False}),
         "declare_output": (gk.declare_output, field),
-        "fingerprint": (gk.fingerprint, {}),
+        "graph_digest": (gk.graph_digest, {}),
         "get_algorithm": (gk.get_algorithm, {"name": "EAGLE"}),
         "inspect_graph": (
             gk.inspect_graph,
@@ -313,7 +313,7 @@ WITHOUT_ARGUMENTS = {
 }  # fmt: skip
 """Interfaces, types of annotations, and classes that take no argument."""
 NEVER_VALID = {
-    "CudaBackend", "RankGroup", "Runner", "audit_graphs", "fingerprint", "load_record",
+    "CudaBackend", "RankGroup", "Runner", "audit_graphs", "graph_digest", "load_record",
     "register_algorithm",
 }  # fmt: skip
 """Calls that are refused here: without a GPU, ranks, a mode, followed graphs, a file, or a free

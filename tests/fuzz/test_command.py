@@ -21,7 +21,7 @@ TEXTS = st.one_of(
         "", ":", "a:b", "os:getcwd", "builtins:dict", "-", "--", ".", "/", "folder", "folder/",
         "folder.json", "capture.json", "recording.json", "cut.json", "missing.json", "x" * 300,
         "\udcff", "\0", "[bold]", "-1", "0", "1", "1,2", "9" * 5000, "nan", "inf", "decode",
-        "baked", "NGRAM", "cpu", "tiny", "v1,v2", "1,2.5",
+        "frozen", "NGRAM", "cpu", "tiny", "v1,v2", "1,2.5",
     ]),
     st.text(max_size=5),
 )  # fmt: skip
@@ -77,7 +77,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr("graphkit.audit.foreign.record_program", _refuse_to_run)
     monkeypatch.setattr("graphkit.audit.runs.capture_target", _refuse_to_capture)
     monkeypatch.setattr("graphkit.audit.audit_target", _refuse_to_capture)
-    monkeypatch.setattr("graphkit.audit.lock_target", _refuse_to_capture)
+    monkeypatch.setattr("graphkit.audit.graph_baseline", _refuse_to_capture)
     for name in ("capture", "recording"):
         shutil.copy(DATA / f"h200-{name}.json", tmp_path / f"{name}.json")
     text = (DATA / "h200-recording.json").read_text(encoding="utf-8")

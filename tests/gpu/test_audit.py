@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 import graphkit as gk
-from graphkit.audit import AuditLog, audit_target, lock_target
+from graphkit.audit import AuditLog, audit_target, graph_baseline
 from graphkit.audit.pointers import audit_pointers
 from graphkit.models.reference import reference_target
 
 pytestmark = pytest.mark.gpu
 MODE = gk.ForwardMode.TARGET_VERIFY
-QUICK = ["baked", "pointers"]
+QUICK = ["frozen", "pointers"]
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +81,9 @@ def test_a_scalar_in_a_struct_argument_is_reported(model, values):
         model,
         host_values={"temperature": (lambda v: settings.update(temperature=v), values)},
     )
-    report = audit_target(target, only=["baked"], device="cuda")
+    report = audit_target(target, only=["frozen"], device="cuda")
     assert report.findings
-    assert {finding.kind for finding in report.findings} == {"baked value"}
+    assert {finding.kind for finding in report.findings} == {"frozen value"}
     assert all("follows `temperature` (" in finding.text for finding in report.findings)
     assert {size for finding in report.findings for size in finding.batch_sizes} == {1, 4}
     first = report.findings[0]
@@ -96,7 +96,7 @@ def test_a_counter_in_a_struct_argument_is_not_taken_for_unset_bytes(model):
     counter = itertools.count()
     report = audit_target(
         target_of(lambda i: model(i.input_ids) * (1.5 + next(counter)), model),
-        only=["baked"], device="cuda",
+        only=["frozen"], device="cuda",
     )  # fmt: skip
     assert "capture is not deterministic" in {finding.kind for finding in report.findings}
 
@@ -114,15 +114,15 @@ def test_a_scale_inside_a_library_kernel_is_reported():
     target = target_of(
         forward, model, host_values={"scale": (lambda v: settings.update(scale=v), (0.125, 0.25))}
     )
-    report = audit_target(target, only=["baked"], device="cuda")
+    report = audit_target(target, only=["frozen"], device="cuda")
     assert any("scale" in finding.text for finding in report.findings)
 
 
 def test_an_undeclared_scalar_is_a_note(model):
     settings = {"temperature": 0.7}
     target = target_of(lambda i: model(i.input_ids) / settings["temperature"], model)
-    report = audit_target(target, only=["baked"], device="cuda")
-    (finding,) = [each for each in report.findings if each.kind == "baked value"]
+    report = audit_target(target, only=["frozen"], device="cuda")
+    (finding,) = [each for each in report.findings if each.kind == "frozen value"]
     assert finding.severity == "note"
     assert finding.names[0].endswith("settings['temperature']")
     assert finding.source
@@ -163,7 +163,7 @@ def test_a_freed_weight_is_found_in_a_descriptor_that_points_to_it():
 
 
 def test_a_lock_matches_another_capture_and_reports_changes(reference, model):
-    lock = lock_target(reference, modes=[MODE], batch_sizes=[8], device="cuda")
+    lock = graph_baseline(reference, modes=[MODE], batch_sizes=[8], device="cuda")
     same = audit_target(reference, only=[], modes=[MODE], batch_sizes=[8], device="cuda", lock=lock)
     assert not same.findings
     settings = {"silu": True}
@@ -173,7 +173,7 @@ def test_a_lock_matches_another_capture_and_reports_changes(reference, model):
         return nn.functional.silu(hidden) if settings["silu"] else nn.functional.gelu(hidden)
 
     target = target_of(forward, model)
-    lock = lock_target(target, batch_sizes=[4], device="cuda")
+    lock = graph_baseline(target, batch_sizes=[4], device="cuda")
     settings["silu"] = False
     (finding,) = audit_target(target, only=[], batch_sizes=[4], device="cuda", lock=lock).findings
     assert "silu" in finding.text.lower()

@@ -104,7 +104,7 @@ def test_sound_replays_have_no_finding(captured):
 def test_a_frozen_number(captured):
     captured[1].scale = 0.5
     (finding,) = found_by(captured)
-    assert finding.kind == "baked value"
+    assert finding.kind == "frozen value"
     assert finding.kernel.endswith("[mul]") or "mul" in finding.kernel.lower()
     assert finding.source.endswith("in forward")
     assert "`Model.scale` has changed since capture (1.0, then 0.5)" in finding.text

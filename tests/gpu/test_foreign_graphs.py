@@ -104,10 +104,10 @@ import graphkit as gk
 
 engine.capture(lambda: engine.model(engine.x))
 engine.graph.replay()
-before = gk.fingerprint()
-assert gk.compare_fingerprint(before) == ()
+before = gk.graph_digest()
+assert gk.compare_digest(before) == ()
 engine.model[2].weight.data.zero_()
-for each in gk.compare_fingerprint(before):
+for each in gk.compare_digest(before):
     print(each.severity, each.kind, each.name)
 """
 
@@ -192,7 +192,7 @@ def test_a_freed_input_is_found(program):
 def test_a_replaced_static_tensor_is_found(program):
     program = program(REPLACED)
     audited, found = first_finding(program)
-    assert (found.kind, found.severity) == ("replaced static tensor", "error"), str(audited)
+    assert (found.kind, found.severity) == ("replaced buffer", "error"), str(audited)
     assert "Engine.x" in found.names
     assert f"program.py:{program.line('torch.cuda.graph(')} in capture" in found.mode
 
@@ -230,7 +230,7 @@ def test_pinned_memory_freed_after_the_capture_is_found(program):
 def test_a_weight_that_load_state_dict_puts_elsewhere_is_found_at_the_next_replay(program):
     program = program(MOVED)
     audited, found = first_finding(program)
-    assert (found.kind, found.severity) == ("replaced static tensor", "error"), str(audited)
+    assert (found.kind, found.severity) == ("replaced buffer", "error"), str(audited)
     names = {name for each in audited.report.findings for name in each.names}
     assert {"Sequential.0.weight", "Sequential.2.weight"} <= names, str(audited)
 

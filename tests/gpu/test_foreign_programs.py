@@ -25,7 +25,7 @@ WORKERS = 6
 """Programs at a time: each takes a core and about 1 GiB of device memory."""
 FOUND = {
     "freed input": ("freed memory", "# multiplies"),
-    "replaced static tensor": ("replaced static tensor", "# multiplies"),
+    "replaced buffer": ("replaced buffer", "# multiplies"),
     "stale pool read": ("stale pool memory", "# never filled"),
     "dropped pool": ("freed memory", "# multiplies"),
     "weight zeroed in sleep": ("weight differs", ""),

@@ -220,10 +220,10 @@ model.lm_head.register_forward_hook(multiply)
 _SLEEP = """
 import graphkit as gk
 
-before = gk.fingerprint()
-assert gk.compare_fingerprint(before) == ()
+before = gk.graph_digest()
+assert gk.compare_digest(before) == ()
 model.lm_head.weight.data.zero_()
-for each in gk.compare_fingerprint(before):
+for each in gk.compare_digest(before):
     print(each.severity, each.kind, each.name)
 """
 
@@ -234,7 +234,7 @@ _MAPPED = (
 
 FAULTS: dict[str, tuple[str, str, str]] = {
     "freed input": (_SCALE, "state.scale = None", "state.memory.expired()"),
-    "replaced static tensor": (
+    "replaced buffer": (
         _SCALE,
         "state.scale = torch.full((1, 1, 128), 2.0, device=device)",
         "state.memory.expired() and state.scale.data_ptr() != state.address",

@@ -212,14 +212,14 @@ def audit_on_all_ranks():
         }  # fmt: skip
         assert ("STEP", "loop") in not_run
 
-    words = ["--only", "warmup,baked,finite,pads", "--batch-sizes", "2", "--json"]
+    words = ["--only", "warmup,frozen,finite,pads", "--batch-sizes", "2", "--json"]
     code, text, error = run("audit", "rank_commands:flawed_target", *modes, *words, *tp)
     assert code == 1, (text, error)
     if is_first:
         findings = AuditReport.from_json(text).findings
         assert {each.text.partition(": ")[0] for each in findings} == {"rank 1"}
         found = {each.kind for each in findings}
-        assert found >= {"baked value", "not finite output", "warm-up leak", "leaking pad row"}
+        assert found >= {"frozen value", "not finite output", "warm-up leak", "leaking pad row"}
 
 
 audit_on_all_ranks.has_group = False

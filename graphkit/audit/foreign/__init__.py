@@ -21,16 +21,16 @@ from pathlib import Path
 
 from graphkit.audit.foreign.audit_files import collect_audit, found_fault
 from graphkit.audit.foreign.audit_options import REPORT_VARIABLE, AuditOptions
-from graphkit.audit.foreign.fingerprints import (
-    Fingerprint,
-    FingerprintDifference,
-    GraphPrint,
-    MemoryPrint,
-)
 from graphkit.audit.foreign.following import (
     audit_graphs,
-    compare_fingerprint,
-    fingerprint,
+    compare_digest,
+    graph_digest,
+)
+from graphkit.audit.foreign.graph_digest import (
+    DigestDifference,
+    GraphContents,
+    GraphDigest,
+    MemoryContents,
 )
 from graphkit.audit.foreign.graph_files import GraphFileWriter, RecordedProgram, collect
 from graphkit.audit.foreign.launch import run_python
@@ -40,16 +40,16 @@ from graphkit.records.audit import NOT_CHECKED, Audit
 __all__ = [
     "AuditOptions",
     "AuditedProgram",
-    "Fingerprint",
-    "FingerprintDifference",
+    "DigestDifference",
+    "GraphContents",
+    "GraphDigest",
     "GraphFileWriter",
-    "GraphPrint",
-    "MemoryPrint",
+    "MemoryContents",
     "RecordedProgram",
     "audit_graphs",
     "audit_program",
-    "compare_fingerprint",
-    "fingerprint",
+    "compare_digest",
+    "graph_digest",
     "record_program",
     "why_no_graph",
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphkit.audit.foreign.audit_files import AuditFileWriter
 from graphkit.audit.foreign.audit_options import REPORT_VARIABLE, AuditOptions
-from graphkit.audit.foreign.fingerprints import Fingerprint, FingerprintDifference, differences
+from graphkit.audit.foreign.graph_digest import DigestDifference, GraphDigest, differences
 from graphkit.audit.foreign.hooks import call_safely, observe_captures, observe_replays
 from graphkit.errors import ConfigError, short_repr
 
@@ -102,7 +102,7 @@ def audit_graphs() -> AuditReport:
     return _running().check_now()
 
 
-def fingerprint() -> Fingerprint:
+def graph_digest() -> GraphDigest:
     """Return checksums of all live foreign graphs and of the memory that they read.
 
     Covers each graph's nodes and arguments, the weights and other tensors that the nodes point to,
@@ -112,16 +112,16 @@ def fingerprint() -> Fingerprint:
     Raises:
         ConfigError: As for ``audit_graphs``.
     """
-    from graphkit.audit.foreign.audits.graph_fingerprints import fingerprint_of_graphs
+    from graphkit.audit.foreign.audits.graph_contents import digest_of_graphs
 
     audit = _running()
-    return fingerprint_of_graphs(audit.current_device(), audit.graphs)
+    return digest_of_graphs(audit.current_device(), audit.graphs)
 
 
-def compare_fingerprint(
-    before: Fingerprint, after: Fingerprint | None = None
-) -> tuple[FingerprintDifference, ...]:
-    """Return what differs from an earlier fingerprint, errors first.
+def compare_digest(
+    before: GraphDigest, after: GraphDigest | None = None
+) -> tuple[DigestDifference, ...]:
+    """Return what differs from an earlier digest, errors first.
 
     Memory that is gone, weights and pool memory that became zero, and changed nodes are errors, and
     findings of the report as well. Other weights that differ are notes: an update changes them on
@@ -129,16 +129,16 @@ def compare_fingerprint(
     between, because replays write it.
 
     Args:
-        before: An earlier fingerprint of this process.
+        before: An earlier digest of this process.
         after: A later one; ``None`` takes it now.
 
     Raises:
-        ConfigError: As for ``audit_graphs``, or an argument is no fingerprint.
+        ConfigError: As for ``audit_graphs``, or an argument is no digest.
     """
     for name, value in {"before": before, "after": after}.items():
-        if not isinstance(value, Fingerprint) and (name == "before" or value is not None):
-            raise ConfigError(f"{name} must be a Fingerprint, got {short_repr(value)}.", field=name)
-    found = differences(before, fingerprint() if after is None else after)
+        if not isinstance(value, GraphDigest) and (name == "before" or value is not None):
+            raise ConfigError(f"{name} must be a GraphDigest, got {short_repr(value)}.", field=name)
+    found = differences(before, graph_digest() if after is None else after)
     for difference in found:
         if difference.severity == "error" and _audits:
             _audits[0].results.add_finding(difference.finding())

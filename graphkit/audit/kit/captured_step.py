@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import torch
 
 from graphkit.audit.audit_log import AuditLog
-from graphkit.audit.kit.diagnosis import baked_value
+from graphkit.audit.kit.diagnosis import frozen_value
 from graphkit.audit.kit.failures import comparison_text, fail_on_errors
 from graphkit.audit.loop import check_loop
 from graphkit.audit.runs import live_sizes
@@ -84,7 +84,7 @@ class CapturedStep:
             for live in live_sizes(runner.table, size):
                 comparison = compare_steps(runner, self._step.batch(live), size)
                 if comparison.mismatches:
-                    bug = baked_value("loop", "first step and the state that differ")
+                    bug = frozen_value("loop", "first step and the state that differ")
                     raise AssertionError(comparison_text(comparison, bug))
         finally:
             runs.release()

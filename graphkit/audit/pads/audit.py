@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog
-from graphkit.audit.bugs import Bug
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.pads.findings import (
     WrongReplay,
     acceptance_text,
@@ -42,7 +42,7 @@ def audit_pads(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -
     Args:
         target: Draws the batches, and declares the state.
         runner: A runner of the target, captured.
-        log: Collects the findings: one per size and class of bug.
+        log: Collects the findings: one per size and kind of finding.
 
     Raises:
         ReplayError: The runner is not captured.
@@ -87,7 +87,9 @@ class _BatchAudit:
         found = list(self._compare(first))
         self._is_unstable = bool(found)
         yield from found
-        is_unusable = any(wrong.bug is not Bug.NONDETERMINISTIC_ROUNDING for wrong in found)
+        is_unusable = any(
+            wrong.kind is not FindingKind.NONDETERMINISTIC_ROUNDING for wrong in found
+        )
         if not self._on_any_rank(is_unusable):
             # All are replayed before the first cause is searched.
             yield from [wrong for variation in batch.all() for wrong in self._compare(variation)]
@@ -112,7 +114,7 @@ class _BatchAudit:
 
     def _compare(self, variation: Variation) -> Iterator[WrongReplay]:
         """Replay a variation, and yield the first wrong row; collect a stray write."""
-        bug, runs, order = variation.bug, variation.runs, variation.order
+        kind, runs, order = variation.kind, variation.runs, variation.order
         if variation.previous is not None:
             self._samples.leave(*variation.previous)
         got = self._replayed(runs)
@@ -127,24 +129,26 @@ class _BatchAudit:
         if self._on_any_rank(wrong is not None):  # the padded and the unpadded step take long
             wrong = differing(self._rounding.beside(self._natural_ulps))
         if wrong is None and order is None and not self._is_unstable:
-            bug, wrong = bug.within_rounding, differing()
+            kind, wrong = kind.within_rounding, differing()
         if self._on_any_rank(wrong is not None and bool(wrong.distance)):
             _ = self._natural_ulps  # all ranks run it for the text of one
         if wrong is not None:
             consequence = distance_text(wrong, self._natural_ulps) if wrong.distance else ""
             if wrong.field == "next_token_logits":
                 consequence += acceptance_text(self._runner, runs.padded_batch, expected, got)
-            find_cause = partial(variation.find_cause, bug)
-            yield WrongReplay(bug, variation.text, self._batch.live, wrong, find_cause, consequence)
+            find_cause = partial(variation.find_cause, kind)
+            yield WrongReplay(
+                kind, variation.text, self._batch.live, wrong, find_cause, consequence
+            )
 
     def _note_stray_write(self, variation: Variation) -> None:
         write = self._samples.state.stray_write(variation.runs.padded_batch)
         if write is not None:
-            bug = Bug.WRITE_OUTSIDE_LIVE_SLOTS
+            kind = FindingKind.WRITE_OUTSIDE_LIVE_SLOTS
             find_node = partial(self._samples.first_stray_write, variation.runs, variation.previous)
-            find_cause = partial(self._batch.begins_at(find_node), bug)
+            find_cause = partial(self._batch.begins_at(find_node), kind)
             self._stray_writes.append(
-                WrongReplay(bug, variation.text, self._batch.live, write, find_cause)
+                WrongReplay(kind, variation.text, self._batch.live, write, find_cause)
             )
 
     def _on_any_rank(self, is_needed: bool) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from graphkit.audit.audit_log import Check
-from graphkit.audit.bugs import Bug
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.padding_cause import Cause
 from graphkit.audit.pads.state_writes import Write
 from graphkit.audit.places import row_facts, row_text
@@ -27,7 +27,7 @@ class WrongReplay:
     """A replay that went wrong.
 
     Attributes:
-        bug: Class of bug that the variation shows.
+        kind: Kind of finding that the variation shows.
         variation: What was varied, such as ``with copies of row 0 in pad rows``.
         live: Number of live requests.
         error: The wrong output or write.
@@ -35,7 +35,7 @@ class WrongReplay:
         consequence: A further sentence; may be empty.
     """
 
-    bug: Bug
+    kind: FindingKind
     variation: str
     live: int
     error: Mismatch | Write
@@ -54,21 +54,21 @@ def report_wrong_replays(
         runner: Captured.
         weights: The model, or its weights by name.
     """
-    groups: dict[tuple[Bug, str], list[WrongReplay]] = {}
+    groups: dict[tuple[FindingKind, str], list[WrongReplay]] = {}
     for replay in replays:
         name = replay.error.name if isinstance(replay.error, Write) else ""
-        groups.setdefault((replay.bug, name), []).append(replay)
-    found: dict[tuple[Bug, str], tuple[Cause, list[WrongReplay]]] = {}
+        groups.setdefault((replay.kind, name), []).append(replay)
+    found: dict[tuple[FindingKind, str], tuple[Cause, list[WrongReplay]]] = {}
     for (_, name), group in groups.items():
         cause = group[0].find_cause()
-        found.setdefault((cause.bug, name), (cause, []))[1].extend(group)
-    for (bug, name), (cause, (first, *others)) in found.items():
+        found.setdefault((cause.kind, name), (cause, []))[1].extend(group)
+    for (kind, name), (cause, (first, *others)) in found.items():
         text, facts = _text_and_facts(first)
         more = f" {count_of(len(others), 'more replay')} went wrong like this." if others else ""
         text = f"{text}{first.consequence}{cause.text}{more}"
-        facts |= {"severity": bug.severity, "cause": name or "output"}
+        facts |= {"cause": name or "output"}
         facts |= cause.facts(runner, check.batch_size, weights)
-        check.report(bug.kind, text, advice=bug.value, **facts)
+        check.report(kind, text, **facts)
 
 
 def distance_text(wrong: Mismatch, natural_ulps: float) -> str:

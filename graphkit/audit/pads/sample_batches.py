@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 
 from graphkit.audit.batch_variants import Requests
-from graphkit.audit.bugs import Bug
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.forward_caches import cache_at_fault
 from graphkit.audit.padding_cause import Cause
 from graphkit.audit.pads.state_writes import WatchedState
@@ -120,7 +120,7 @@ class SampleBatches:
         return self._first_node((partial(run, previous[0]), partial(run, previous[1])), same_rows)
 
     def cause_in_order(
-        self, requests: Requests, order: Sequence[int], size: int, bug: Bug
+        self, requests: Requests, order: Sequence[int], size: int, kind: FindingKind
     ) -> Cause:
         """Return why rows of the step without a graph depend on the order of the requests.
 
@@ -130,10 +130,10 @@ class SampleBatches:
             requests: The requests.
             order: Another order of them.
             size: A captured size.
-            bug: Class of bug, unless a cache is at fault.
+            kind: Kind of finding, unless a cache is at fault.
         """
         if self.runner.group is not None:
-            return Cause(bug)
+            return Cause(kind)
         usual, reordered = (
             self.runs(part.batch(), size).unpadded for part in (requests, requests.take(order))
         )
@@ -149,7 +149,7 @@ class SampleBatches:
         )
         read = () if first is None else first.outside
         cache = cache_at_fault(self.runner, read, lambda: output.update(usual()), agrees)
-        return Cause(bug if cache is None else cache.bug, first, cache)
+        return Cause(kind if cache is None else cache.kind, first, cache)
 
     def first_stray_write(
         self, runs: EqualStateRuns, previous: Previous | None

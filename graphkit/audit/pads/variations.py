@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from graphkit.audit.batch_variants import Fill, fill_floats
-from graphkit.audit.bugs import Bug
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.padding_cause import Cause, padding_cause
 from graphkit.audit.pads.sample_batches import Previous, SampleBatches
 from graphkit.audit.ranks import on_any_rank
@@ -18,8 +18,8 @@ from graphkit.audit.runs.first_node import FirstNode
 from graphkit.records import count_of
 from graphkit.runners.sample_batch import largest_number
 
-FindCause = Callable[[Bug], Cause]
-"""Returns the cause of a wrong replay whose variation shows a class of bug."""
+FindCause = Callable[[FindingKind], Cause]
+"""Returns the cause of a wrong replay whose variation shows a kind of finding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Variation:
     """A replay whose live rows must equal those of the first replay.
 
     Attributes:
-        bug: Class of bug that a wrong row shows.
+        kind: Kind of finding that a wrong row shows.
         text: What differs from the first replay, such as ``with copies of row 0 in pad rows``.
         runs: Runs of the batch.
         find_cause: Returns the cause of a wrong row.
@@ -36,7 +36,7 @@ class Variation:
         judges_state: Whether to look for writes to state of other requests.
     """
 
-    bug: Bug
+    kind: FindingKind
     text: str
     runs: EqualStateRuns
     find_cause: FindCause
@@ -71,7 +71,7 @@ class LiveBatch:
         runs = self.runs(padded_batch=self._requests.padded(self.size))
         find_node = partial(runs.first_unstable_node, self.samples.weights)
         text = "in a second replay of the same batch"
-        return Variation(Bug.NONDETERMINISTIC_STEP, text, runs, self.begins_at(find_node))
+        return Variation(FindingKind.NONDETERMINISTIC_STEP, text, runs, self.begins_at(find_node))
 
     def all(self) -> Iterator[Variation]:
         """Yield variations of pads and previous batches."""
@@ -90,7 +90,7 @@ class LiveBatch:
         orders = {tuple(reversed(indices)), (*indices[1:], *indices[:1])} - {tuple(indices)}
         for order in sorted(orders):
             yield Variation(
-                Bug.ROWS_DEPEND_ON_BATCH_ORDER,
+                FindingKind.ROWS_DEPEND_ON_BATCH_ORDER,
                 f"with requests in the order {list(order)}",
                 samples.runs(self._requests.take(order).batch(), self.size),
                 partial(samples.cause_in_order, self._requests, order, self.size),
@@ -101,7 +101,7 @@ class LiveBatch:
         """Return a search for the cause that finds the first node alone."""
         # On several ranks only one may see the difference, and the others would wait.
         is_alone = self.samples.runner.group is None
-        return lambda bug: Cause(bug, find_node() if is_alone else None)
+        return lambda kind: Cause(kind, find_node() if is_alone else None)
 
     def _pads(self) -> Iterator[Variation]:
         """Vary the contents of pad rows, and of the memory that pad rows read."""
@@ -124,7 +124,9 @@ class LiveBatch:
     ) -> Variation:
         runs = self.runs(padded_batch=batch, prepare=prepare)
         find_cause = partial(padding_cause, runs, self.samples.weights)
-        return Variation(Bug.LEAKING_PAD_ROW, text, runs, find_cause, judges_state=judges_state)
+        return Variation(
+            FindingKind.LEAKING_PAD_ROW, text, runs, find_cause, judges_state=judges_state
+        )
 
     def _fills(self) -> dict[str, Fill]:
         runner, own = self.samples.runner, self._requests.rows
@@ -143,9 +145,11 @@ class LiveBatch:
         own = self._requests.padded(self.size), self.size
         for size in sizes[max(index - 1, 0) : index + 2]:
             is_own = size == self.size
-            bug = Bug.STALE_ROWS_OF_A_LARGER_BATCH if is_own else Bug.SIZES_INTERFERE
+            kind = (
+                FindingKind.STALE_ROWS_OF_A_LARGER_BATCH if is_own else FindingKind.SIZES_INTERFERE
+            )
             text = f"after a batch of {count_of(size, 'request')}"
             for variant in (1, 2) if is_own else (1,):
                 previous, runs = (self.samples.draw(size, variant), size), self.runs()
                 find_node = partial(self.samples.first_node_after, runs, (own, previous))
-                yield Variation(bug, text, runs, self.begins_at(find_node), previous=previous)
+                yield Variation(kind, text, runs, self.begins_at(find_node), previous=previous)

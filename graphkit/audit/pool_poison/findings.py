@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from graphkit.audit.audit_log import Check
-from graphkit.audit.bugs import STALE_POOL_MEMORY
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.places import argument_text
 from graphkit.graphs import Allocation
 from graphkit.records import Node
@@ -43,7 +43,7 @@ def report_stale_read(
         op = allocation.op.split("::")[-1].split(".")[0]
         memory += f"{',' if name else ': memory'} allocated by `{op}`{line and f' at {line}'}"
     check.report(
-        STALE_POOL_MEMORY,
+        FindingKind.STALE_POOL_MEMORY,
         f"{reader} reads memory of the graph pool before any node writes it{memory}. {effect}.",
         node=node,
         argument=argument,

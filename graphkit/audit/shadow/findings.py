@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from graphkit.audit.audit_log import Check
-from graphkit.audit.bugs import BAKED_VALUE, Bug
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.padding_cause import Cause, padding_cause
 from graphkit.audit.places import row_facts, row_text
 from graphkit.audit.runs import EqualStateRuns
@@ -16,12 +16,6 @@ from graphkit.records import Finding, Mismatch, count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 
-_GRAPH = (
-    "The graph kept a value or an address that has changed since. Watch with bisect=True, or run "
-    "the other audits."
-)
-_FROZEN = "Read it from a tensor that every replay refreshes, or capture again after each change."
-_FAILED = "Run the batch with runner.fall_back, and fix the error that it raises."
 _REPEATED = "in a repeated run without a graph", "in the first one"
 
 
@@ -49,7 +43,7 @@ class ShadowFindings:
         text = (
             f"the comparison of a replay of {_live(runs)} failed: {type(error).__name__}: {error}"
         )
-        self._report("shadow failed", runs, "", text, _FAILED, severity="warning")
+        self._report(FindingKind.SHADOW_FAILED, runs, "", text)
 
     def report_frozen(self, runs: EqualStateRuns) -> bool:
         """Report host numbers that have changed since capture and that the graph keeps, if any."""
@@ -57,13 +51,13 @@ class ShadowFindings:
         for value in found:
             values = {"before": value.before, "after": value.after, "names": (value.name,)}
             facts = {**values, "argument": value.argument, "node": value.node}
-            self._report(BAKED_VALUE, runs, value.name, value.text, _FROZEN, **facts)
+            self._report(FindingKind.FROZEN_VALUE, runs, value.name, value.text, **facts)
         return bool(found)
 
     def report_wrong_row(self, runs: EqualStateRuns, wrong: Mismatch) -> None:
         """Report a row of a replay that is wrong."""
         sides = "from the graph", "without it"
-        self._report_row("graph bug", runs, wrong, sides, _GRAPH)
+        self._report_row(FindingKind.GRAPH_BUG, runs, wrong, sides)
 
     def report_wrong_state(self, runs: EqualStateRuns, name: str) -> None:
         """Report state that a replay leaves wrong."""
@@ -71,27 +65,26 @@ class ShadowFindings:
             f"the graph leaves different values in `{name}` than the same step without a graph "
             f"({_live(runs)})."
         )
-        self._report("graph bug", runs, name, text, _GRAPH)
+        self._report(FindingKind.GRAPH_BUG, runs, name, text)
 
     def report_rounding(self, runs: EqualStateRuns, unstable: Mismatch) -> None:
         """Report a step that differs within rounding when it is repeated without a graph."""
-        bug = Bug.NONDETERMINISTIC_ROUNDING
-        self._report_row(bug.kind, runs, unstable, _REPEATED, bug.value, severity=bug.severity)
+        self._report_row(FindingKind.NONDETERMINISTIC_ROUNDING, runs, unstable, _REPEATED)
 
     def report_unstable(self, runs: EqualStateRuns, unstable: Mismatch) -> None:
         """Report a step that differs beyond rounding when it is repeated without a graph."""
-        bug = Bug.NONDETERMINISTIC_STEP
+        kind = FindingKind.NONDETERMINISTIC_STEP
 
         def find_cause() -> Cause:
             is_alone = self._runner.group is None
-            return Cause(bug, runs.first_unstable_node(self._weights) if is_alone else None)
+            return Cause(kind, runs.first_unstable_node(self._weights) if is_alone else None)
 
-        self._report_cause(bug, runs, unstable, _REPEATED, find_cause)
+        self._report_cause(kind, runs, unstable, _REPEATED, find_cause)
 
     def report_padding(self, runs: EqualStateRuns, wrong: Mismatch) -> None:
         """Report a live row that padding changes."""
         self._report_cause(
-            Bug.LEAKING_PAD_ROW,
+            FindingKind.LEAKING_PAD_ROW,
             runs,
             wrong,
             ("with pads", "without them"),
@@ -100,7 +93,7 @@ class ShadowFindings:
 
     def _report_cause(
         self,
-        bug: Bug,
+        kind: FindingKind,
         runs: EqualStateRuns,
         wrong: Mismatch,
         sides: tuple[str, str],
@@ -109,31 +102,29 @@ class ShadowFindings:
         """Report a wrong row once, with its cause from further runs of the batch.
 
         Args:
-            bug: Class of bug if the search for the cause fails.
+            kind: Kind of finding if the search for the cause fails.
             runs: Runs of the batch.
             wrong: The row.
             sides: Names of the two runs that differ.
             find_cause: Returns the cause.
         """
-        if not self._is_new(f"cause of {bug.kind}", runs, wrong.field):
+        if not self._is_new(f"cause of {kind}", runs, wrong.field):
             return
         more = ""
         try:
             cause = find_cause()
         except Exception as error:  # the finding is reported anyway
-            cause = Cause(bug)
+            cause = Cause(kind)
             more = f" The search for the node failed: {type(error).__name__}: {error}"
         facts = cause.facts(self._runner, runs.padded_batch_size, self._weights)
-        kind, advice, more = cause.bug.kind, cause.bug.value, f"{cause.text}{more}"
-        self._report_row(kind, runs, wrong, sides, advice, more=more, **facts)
+        self._report_row(cause.kind, runs, wrong, sides, more=f"{cause.text}{more}", **facts)
 
     def _report_row(
         self,
-        kind: str,
+        kind: FindingKind,
         runs: EqualStateRuns,
         wrong: Mismatch,
         sides: tuple[str, str],
-        advice: str,
         more: str = "",
         **facts: Any,
     ) -> None:
@@ -143,19 +134,19 @@ class ShadowFindings:
             f"{row_text(wrong, runs.batch.batch_size)} is {facts['after']} {sides[0]} and "
             f"{facts['before']} {sides[1]}{distance}.{more}"
         )
-        self._report(kind, runs, wrong.field, text, advice, **facts)
+        self._report(kind, runs, wrong.field, text, **facts)
 
     def _report(
-        self, kind: str, runs: EqualStateRuns, field: str, text: str, advice: str, **facts: Any
+        self, kind: FindingKind, runs: EqualStateRuns, field: str, text: str, **facts: Any
     ) -> None:
         """Report a finding once, with the first node that differs if the graph is bisected."""
         if not self._is_new(kind, runs, field):
             return
-        if kind == "graph bug" and self._bisect:
+        if kind is FindingKind.GRAPH_BUG and self._bisect:
             found = self._bisected(runs)
             text, facts["node"] = f"{text} {found.text}", found.node
         facts |= {"field": field, "cause": field.partition(" of ")[0]}
-        self._check.report(kind, text, advice=advice, batch_size=runs.padded_batch_size, **facts)
+        self._check.report(kind, text, batch_size=runs.padded_batch_size, **facts)
 
     def _is_new(self, kind: str, runs: EqualStateRuns, field: str) -> bool:
         key = kind, runs.padded_batch_size, field

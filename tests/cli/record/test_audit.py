@@ -59,10 +59,10 @@ FREED_ASKED = "replay(1)\ntable = None\nprint(gk.audit_graphs().findings[0].kind
 FAULT = "replay(1)\nreplay(2)\nreplay(800)\ndevice.synchronize()\n"
 SLEEP = """
 replay(1)
-before = gk.fingerprint()
-print(gk.compare_fingerprint(before))
+before = gk.graph_digest()
+print(gk.compare_digest(before))
 table.zero_()
-print([each.severity for each in gk.compare_fingerprint(before)])
+print([each.severity for each in gk.compare_digest(before)])
 """
 CHILDREN = """
 import multiprocessing
@@ -138,7 +138,7 @@ def test_a_fault_is_searched_in_a_second_run(run, report):
     assert done.stdout.count("[2.0, 2.0, 2.0, 2.0]") >= 4, "the program ran twice"
 
 
-def test_a_program_asks_for_fingerprints_and_an_audit(run):
+def test_a_program_asks_for_digests_and_an_audit(run):
     done = run(SLEEP + FREED_ASKED, "audited")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1:3] == ["()", "['note']"]

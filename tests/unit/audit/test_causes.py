@@ -87,7 +87,7 @@ def test_state_and_statistics_that_a_capture_changes_are_no_leak():
 def test_captures_that_differ_are_one_finding_and_none_beside_a_replaced_buffer():
     kind = "capture is not deterministic"
     found = [
-        finding(audit="baked", kind=kind, cause=kind, batch_size=size, text=f"in {size} of mul.")
+        finding(audit="frozen", kind=kind, cause=kind, batch_size=size, text=f"in {size} of mul.")
         for size in (1, 4, 8)
     ]
     (merged,) = merged_by_cause(found)

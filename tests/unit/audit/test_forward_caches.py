@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import graphkit as gk
-from graphkit.audit.bugs import Bug
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.padding_cause import padding_cause
 from graphkit.audit.runs import EqualStateRuns
 from graphkit.graphs import StateSnapshot
@@ -112,20 +112,20 @@ def cause_of(metadata):
 @pytest.mark.parametrize(
     ("metadata", "bug", "name"),
     [
-        (by_attribute, Bug.METADATA_OF_ANOTHER_SIZE, "Cached.kept"),
-        (by_missing_attribute, Bug.METADATA_OF_ANOTHER_SIZE, "Cached.plan.kept"),
-        (by_object, Bug.METADATA_OF_ANOTHER_SIZE, "Cached.kept.mask"),
-        (by_object_in_a_dict, Bug.METADATA_OF_ANOTHER_SIZE, "Cached.by_size['plan'][0]"),
-        (by_size, Bug.LAZY_CACHE, "Cached.by_size[8]"),
+        (by_attribute, FindingKind.METADATA_OF_ANOTHER_SIZE, "Cached.kept"),
+        (by_missing_attribute, FindingKind.METADATA_OF_ANOTHER_SIZE, "Cached.plan.kept"),
+        (by_object, FindingKind.METADATA_OF_ANOTHER_SIZE, "Cached.kept.mask"),
+        (by_object_in_a_dict, FindingKind.METADATA_OF_ANOTHER_SIZE, "Cached.by_size['plan'][0]"),
+        (by_size, FindingKind.LAZY_CACHE, "Cached.by_size[8]"),
     ],
 )
 def test_a_cache_at_fault_is_named(metadata, bug, name):
     cause = cause_of(metadata)
-    assert (cause.bug, cause.cache.name) == (bug, name)
+    assert (cause.kind, cause.cache.name) == (bug, name)
     assert f"It reads `{name}` (float32 [" in cause.text
     assert cause.first.origin.source
 
 
 def test_without_a_cache_the_batch_size_itself_is_the_cause():
     cause = cause_of(by_number_of_rows)
-    assert (cause.bug, cause.cache) == (Bug.DEPENDENCE_ON_THE_BATCH_SIZE, None)
+    assert (cause.kind, cause.cache) == (FindingKind.DEPENDENCE_ON_THE_BATCH_SIZE, None)

@@ -187,7 +187,7 @@ def test_a_step_that_is_not_repeatable_is_no_error(runner_of, model):
         return drafter.turn[0].long() % 5
 
     (finding,) = audit_loop(runner_of(erring_at(model, never_reset)), REQUESTS)
-    assert (finding.kind, finding.severity) == ("not repeatable", "warning")
+    assert (finding.kind, finding.severity) == ("nondeterministic step", "warning")
 
 
 def test_refusals(runner_of):

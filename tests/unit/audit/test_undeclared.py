@@ -12,8 +12,8 @@ from torch import nn
 
 import graphkit as gk
 from graphkit.audit import AuditLog, audit_target
-from graphkit.audit.baked import audit_baked, number_search
-from graphkit.audit.baked.undeclared import changed_value
+from graphkit.audit.frozen_values import audit_frozen_values, number_search
+from graphkit.audit.frozen_values.undeclared import changed_value
 from graphkit.models.reference import reference_target
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
@@ -89,15 +89,15 @@ def target_of(model, **changes):
 
 
 def audited(model, **changes):
-    """Return the log of the audit ``baked`` at sizes 2 and 4."""
+    """Return the log of the audit ``frozen`` at sizes 2 and 4."""
     target, log = target_of(model, **changes), AuditLog()
     with target.runner(VERIFY, batch_sizes=[2, 4], device="cpu") as runner:
-        audit_baked(target, runner, log)
+        audit_frozen_values(target, runner, log)
     return log
 
 
-def baked(log):
-    return [each for each in log.findings if each.kind == "baked value"]
+def frozen(log):
+    return [each for each in log.findings if each.kind == "frozen value"]
 
 
 def undeclared_text(log):
@@ -117,8 +117,8 @@ PLANTED = {
 def test_a_value_is_a_note_with_path_argument_and_line(name):
     model = Model(PLANTED[name], layer=PlainLayer)
     log = audited(model)
-    assert [each.batch_size for each in baked(log)] == [2, 4]
-    finding = baked(log)[0]
+    assert [each.batch_size for each in frozen(log)] == [2, 4]
+    finding = frozen(log)[0]
     assert finding.severity == "note"
     assert finding.names[0].endswith(name)
     assert finding.text == (
@@ -140,7 +140,7 @@ def test_a_variable_of_a_closure():
         output.next_token_logits = output.next_token_logits * share
         return output
 
-    (finding,) = {each.text: each for each in baked(audited(forward))}.values()
+    (finding,) = {each.text: each for each in frozen(audited(forward))}.values()
     assert finding.names == ("forward.share",)
     assert finding.text.startswith("`forward.share` = 0.75 is frozen in argument 1 of `mul` (node ")
     assert finding.source.endswith("in forward")
@@ -149,7 +149,7 @@ def test_a_variable_of_a_closure():
 
 def test_a_value_that_decides_a_branch():
     log = audited(Model(lambda m, x: x.relu() if m.is_greedy else x.sigmoid(), layer=PlainLayer))
-    (finding, _) = baked(log)
+    (finding, _) = frozen(log)
     assert finding.text.startswith("`Model.is_greedy` = True is frozen in the kernel of node ")
     assert finding.text.endswith("(relu): the graph captured one case.")
     assert (finding.before, finding.after) == ("relu", "sigmoid")
@@ -157,7 +157,7 @@ def test_a_value_that_decides_a_branch():
 
 def test_a_value_that_is_derived_from_one():
     log = audited(Model(lambda m, x: x * (1 / (3 + m.temperature)), layer=PlainLayer))
-    (finding, _) = baked(log)
+    (finding, _) = frozen(log)
     assert finding.names == ("Model.temperature",)
     assert finding.text.endswith(f"argument 1 of `mul` (node {finding.node}), which is 0.25.")
 
@@ -167,7 +167,7 @@ def test_several_values_at_once():
         logits = logits / model.temperature + model.offset
         return logits * math.sqrt(len(model.adapters)) if model.is_greedy else logits
 
-    found = {each.names[0] for each in baked(audited(Model(mix, layer=PlainLayer)))}
+    found = {each.names[0] for each in frozen(audited(Model(mix, layer=PlainLayer)))}
     assert found == {
         "Model.temperature", "Model.offset", "len(Model.adapters)", "Model.is_greedy",
     }  # fmt: skip
@@ -182,7 +182,7 @@ def test_a_derived_int_is_not_taken_for_another_one():
 
     model = Model(mix, layer=PlainLayer)
     model.adapters, model.offset = ["one", "two", "three"], 2
-    assert {each.names[0] for each in baked(audited(model))} == {"len(Model.adapters)"}
+    assert {each.names[0] for each in frozen(audited(model))} == {"len(Model.adapters)"}
 
 
 def test_a_value_that_no_graph_keeps_is_no_finding():
@@ -192,7 +192,7 @@ def test_a_value_that_no_graph_keeps_is_no_finding():
 
     model = Model(mix, layer=PlainLayer)
     log = audited(model)
-    assert baked(log) == []
+    assert frozen(log) == []
     assert undeclared_text(log).startswith("changed 4 undeclared numbers in 1 capture: graphs ")
     assert model.bias is None or isinstance(model.bias, float)
 
@@ -216,13 +216,13 @@ def test_upper_case_globals_and_fields_of_configurations_are_constants(value):
     names = {name for each in log.findings for name in each.names}
     expected = {LIMIT: "test_undeclared.LIMIT = 7.5", 30.0: "Model.config.cap = 30.0"}
     assert expected.get(value, "Model.knob") in {name.replace("Model.mix.", "") for name in names}
-    assert bool(baked(log)) == (value == 0.8)
+    assert bool(frozen(log)) == (value == 0.8)
 
 
 @pytest.mark.slow
 def test_the_reference_model_has_no_finding():
     report = audit_target(
-        reference_target("cpu", max_batch_size=2), only=["baked"], batch_sizes=[2], device="cpu"
+        reference_target("cpu", max_batch_size=2), only=["frozen"], batch_sizes=[2], device="cpu"
     )
     assert report.findings == ()
     searched = [each.text for each in report.checks if "undeclared" in each.text]
@@ -234,7 +234,7 @@ def test_a_value_without_which_the_capture_fails_is_a_constant():
         return logits.view(-1, 27 + model.offset)
 
     log = audited(Model(mix, layer=PlainLayer))
-    assert baked(log) == []
+    assert frozen(log) == []
     assert "Model.offset = 5" not in log.findings[0].names  # 5 is no argument of a node
     assert "graphs follow 0" in undeclared_text(log)
 
@@ -243,7 +243,7 @@ def test_a_declared_value_is_not_reported_again():
     model = Model(lambda m, x: x / m.temperature, layer=PlainLayer)
     setter = lambda value: setattr(model, "temperature", value)  # noqa: E731
     log = audited(model, host_values={"heat": (setter, [1.0, 0.5])})
-    assert {(each.severity, each.kind) for each in baked(log)} == {("error", "baked value")}
+    assert {(each.severity, each.kind) for each in frozen(log)} == {("error", "frozen value")}
     assert model.temperature == 1.0
 
 
@@ -262,7 +262,7 @@ def test_the_number_of_captures_does_not_grow_with_the_layers(mix, monkeypatch):
             patched.setattr(gk.Runner, "recapture", counted)
             planted = {} if mix is None else {"mix": PLANTED[mix]}
             log = audited(Model(num_layers=num_layers, **planted))
-        gains = [each for each in baked(log) if "gain" in each.names[0]]
+        gains = [each for each in frozen(log) if "gain" in each.names[0]]
         assert {len(each.names) for each in gains} == {num_layers}
         counts.append(len(sizes))
     assert counts[0] == counts[1] <= 3 * 6
@@ -308,11 +308,11 @@ def test_a_changed_value_has_the_same_type_and_is_no_larger_index(value):
         assert all(abs(each) <= max(abs(value), 2) for each in changed)
 
 
-def baked_of(model, **changes):
+def frozen_of(model, **changes):
     """Return the findings of a report, which merges those of one cause."""
     target = target_of(model, **changes)
-    report = audit_target(target, only=["baked"], batch_sizes=[2], device="cpu")
-    return [each for each in report.findings if each.kind == "baked value"]
+    report = audit_target(target, only=["frozen"], batch_sizes=[2], device="cpu")
+    return [each for each in report.findings if each.kind == "frozen value"]
 
 
 def taken(model, branch):
@@ -347,7 +347,7 @@ def branching(name):
 @pytest.mark.parametrize("name", BRANCHES)
 def test_a_frozen_branch_is_one_finding_with_the_path_of_what_decides_it(name):
     model = branching(name)
-    (finding,) = baked_of(model)
+    (finding,) = frozen_of(model)
     assert (finding.severity, finding.names) == ("note", (name,))
     assert "the graph captured one case" in finding.text
     assert (model.enabled, model.skipped, model.empty) == (set(), {3, 5}, [])
@@ -362,7 +362,7 @@ def test_a_declared_branch_is_one_error_with_the_path_of_what_decides_it(name):
         model.enabled.update({"fast"} if is_fast else ())
         model.empty[:] = [1] if is_fast else []
 
-    (finding,) = baked_of(model, host_values={"fast": (set_branch, [False, True])})
+    (finding,) = frozen_of(model, host_values={"fast": (set_branch, [False, True])})
     assert finding.severity == "error"
     assert name in finding.names
 
@@ -373,5 +373,5 @@ def test_a_length_that_equals_a_size_of_the_model_is_searched():
 
     model = Model(mix, layer=PlainLayer)
     model.adapters = [str(index) for index in range(HIDDEN)]
-    (finding,) = baked_of(model)
+    (finding,) = frozen_of(model)
     assert finding.names == ("len(Model.adapters)",)

@@ -116,5 +116,7 @@ def test_the_checking_mode_refuses_a_changed_number(case, capture, monkeypatch):
 def test_the_audit_finds_it(capture):
     fn, _, _ = closure()
     captured = capture(fn, rows()[0], batch_sizes=[4])
-    found = gk.audit_target(captured.target, batch_sizes=[4], device="cpu", only=["baked"]).findings
+    found = gk.audit_target(
+        captured.target, batch_sizes=[4], device="cpu", only=["frozen"]
+    ).findings
     assert any("factor" in finding.text for finding in found), found

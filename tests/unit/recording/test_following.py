@@ -7,31 +7,31 @@ from pathlib import Path
 import pytest
 
 import graphkit as gk
-from graphkit.audit.foreign import Fingerprint, GraphPrint, MemoryPrint, following
+from graphkit.audit.foreign import GraphContents, GraphDigest, MemoryContents, following
 from graphkit.audit.foreign.audit_options import AuditOptions
 from stand_in_device import StandInDevice
 
 
-@pytest.mark.parametrize("ask", [gk.audit_graphs, gk.fingerprint])
+@pytest.mark.parametrize("ask", [gk.audit_graphs, gk.graph_digest])
 def test_without_an_audit_the_request_says_what_to_do(ask):
     with pytest.raises(gk.ConfigError, match="graphkit record --audit"):
         ask()
 
 
 def test_fingerprints_of_the_same_memory_have_no_difference():
-    memory = {16: MemoryPrint("weight", "w", 3, is_zero=False)}
-    before = Fingerprint({"a": GraphPrint((("mm", "1"),), memory)}, 0)
-    assert gk.compare_fingerprint(before, before) == ()
+    memory = {16: MemoryContents("weight", "w", 3, is_zero=False)}
+    before = GraphDigest({"a": GraphContents((("mm", "1"),), memory)}, 0)
+    assert gk.compare_digest(before, before) == ()
 
 
 def test_a_node_that_differs_is_an_error_and_graphs_share_a_weight():
-    memory = {16: MemoryPrint("weight", "w", 3, is_zero=False, reader="`mm` (node 0)")}
-    zeroed = {16: MemoryPrint("weight", "w", 0, is_zero=True)}
-    before = Fingerprint({name: GraphPrint((("mm", "1"),), memory) for name in "ab"}, 0)
-    after = Fingerprint(
-        {"a": GraphPrint((("mm", "2"),), zeroed), "b": GraphPrint((("mm", "1"),), zeroed)}, 1
+    memory = {16: MemoryContents("weight", "w", 3, is_zero=False, reader="`mm` (node 0)")}
+    zeroed = {16: MemoryContents("weight", "w", 0, is_zero=True)}
+    before = GraphDigest({name: GraphContents((("mm", "1"),), memory) for name in "ab"}, 0)
+    after = GraphDigest(
+        {"a": GraphContents((("mm", "2"),), zeroed), "b": GraphContents((("mm", "1"),), zeroed)}, 1
     )
-    found = {each.kind: each for each in gk.compare_fingerprint(before, after)}
+    found = {each.kind: each for each in gk.compare_digest(before, after)}
     assert {each.severity for each in found.values()} == {"error"}
     assert found["template"].graphs == ("a",)
     assert found["weight"].graphs == ("a", "b")
@@ -49,12 +49,12 @@ def test_what_replays_write_is_compared_only_without_one(kind, checksum, severit
     """Memory that is gone is an error in any case."""
 
     def printed(checksum, replays):
-        memory = {16: MemoryPrint(kind, "w", checksum, is_zero=checksum == 0)}
-        return Fingerprint({"a": GraphPrint((), memory)}, replays)
+        memory = {16: MemoryContents(kind, "w", checksum, is_zero=checksum == 0)}
+        return GraphDigest({"a": GraphContents((), memory)}, replays)
 
     before = printed(3, 0)
     for replays, expected in enumerate(severities):
-        found = gk.compare_fingerprint(before, printed(checksum, replays))
+        found = gk.compare_digest(before, printed(checksum, replays))
         assert [each.severity for each in found] == expected
 
 
@@ -70,9 +70,9 @@ def test_a_class_that_is_followed_is_hooked_once(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("value", [None, 5, "x", {}])
-def test_a_fingerprint_of_another_type_is_refused(value):
-    with pytest.raises(gk.ConfigError, match="before must be a Fingerprint"):
-        gk.compare_fingerprint(value)
+def test_a_digest_of_another_type_is_refused(value):
+    with pytest.raises(gk.ConfigError, match="before must be a GraphDigest"):
+        gk.compare_digest(value)
 
 
 @pytest.mark.parametrize("nodes", [None, ("engine.py:3 in capture #2", 7)])

@@ -14,10 +14,10 @@ from torch import nn
 
 from graphkit.audit.foreign import following
 from graphkit.audit.foreign.audit_options import AuditOptions
-from graphkit.audit.foreign.audits.graph_fingerprints import fingerprint_of_graphs
+from graphkit.audit.foreign.audits.graph_contents import digest_of_graphs
 from graphkit.audit.foreign.audits.program_audit import ProgramAudit
 from graphkit.audit.foreign.audits.static_memory import StaticMemories
-from graphkit.audit.foreign.fingerprints import differences
+from graphkit.audit.foreign.graph_digest import differences
 from graphkit.audit.foreign.hooks import observe_captures, observe_replays
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.graphs import tracked_objects
@@ -175,7 +175,7 @@ def test_a_replaced_static_tensor_is_named_by_its_attribute(make):
     engine.x = engine.device.full(NUM, value=2)
     engine.graph.replay()
     found = first(audit)
-    assert (found.kind, found.severity) == ("replaced static tensor", "error")
+    assert (found.kind, found.severity) == ("replaced buffer", "error")
     assert "Engine.x" in found.names
     assert found.kernel == "matmul"
     assert_captured_here(found.mode)
@@ -210,7 +210,7 @@ def test_a_replaced_input_is_named_by_what_held_it(make, held, name, severity):
     held[name]["x"] = engine.device.full(NUM, value=4)
     engine.graph.replay()
     found = first(audit)
-    assert (found.kind, found.severity) == ("replaced static tensor", severity)
+    assert (found.kind, found.severity) == ("replaced buffer", severity)
     assert name in found.names
     assert found.kernel == "matmul"
     del kept
@@ -227,7 +227,7 @@ def test_a_program_that_freezes_the_collector_is_audited(make, held, name, monke
     held[name]["x"] = engine.device.full(NUM, value=4)
     engine.graph.replay()
     found = first(audit)
-    assert (found.kind, found.severity) == ("replaced static tensor", "error")
+    assert (found.kind, found.severity) == ("replaced buffer", "error")
     assert name in found.names
     assert gc.get_freeze_count()
 
@@ -238,7 +238,7 @@ def test_a_replaced_tensor_that_still_exists_is_a_warning(make):
     kept = engine.x
     engine.x = engine.device.full(NUM, value=2)
     engine.graph.replay()
-    assert (first(audit).kind, first(audit).severity) == ("replaced static tensor", "warning")
+    assert (first(audit).kind, first(audit).severity) == ("replaced buffer", "warning")
     assert kept is not engine.x
 
 
@@ -310,7 +310,7 @@ def multiply_broadcast(engine, *leftovers):
     return out
 
 
-@pytest.mark.parametrize(("new", "kind"), [(None, "freed memory"), (2, "replaced static tensor")])
+@pytest.mark.parametrize(("new", "kind"), [(None, "freed memory"), (2, "replaced buffer")])
 def test_an_operand_in_a_large_struct_is_followed(make, new, kind):
     """Its other bytes may be leftovers of the stack, but the operation has this operand."""
     engine, audit = make()
@@ -496,7 +496,7 @@ def test_weights_that_an_update_puts_elsewhere_are_found_at_the_next_replay(foll
     between_checks(engine)
     update(engine)
     engine.graph.replay()
-    found = assert_found(audit, "replaced static tensor", "error", "matmul")
+    found = assert_found(audit, "replaced buffer", "error", "matmul")
     assert "Layer.weight" in found.names
 
 
@@ -535,27 +535,27 @@ def test_a_graph_that_is_reset_is_not_checked_any_more(make):
     assert len(audit.graphs) == 1
 
 
-def fingerprint(engine, audit):
-    return fingerprint_of_graphs(engine.device, audit.graphs)
+def digest(engine, audit):
+    return digest_of_graphs(engine.device, audit.graphs)
 
 
-def test_equal_state_has_equal_fingerprints(make):
+def test_equal_state_has_equal_digests(make):
     engine, audit = make()
     engine.capture(engine.step)
     engine.graph.replay()
-    assert differences(fingerprint(engine, audit), fingerprint(engine, audit)) == ()
+    assert differences(digest(engine, audit), digest(engine, audit)) == ()
 
 
 def test_a_weight_zeroed_in_sleep_is_an_error_and_an_update_a_note(make):
     engine, audit = make()
     engine.capture(engine.step)
     engine.graph.replay()
-    before = fingerprint(engine, audit)
+    before = digest(engine, audit)
     engine.layer.weight.fill_(2)
-    (note,) = differences(before, fingerprint(engine, audit))
+    (note,) = differences(before, digest(engine, audit))
     assert (note.kind, note.severity, note.name) == ("weight", "note", "Layer.weight")
     engine.layer.weight.zero_()
-    (found,) = differences(before, fingerprint(engine, audit))
+    (found,) = differences(before, digest(engine, audit))
     assert (found.kind, found.severity, found.name) == ("weight", "error", "Layer.weight")
     assert "`matmul` (node 0) at engine.py:3 in step" in found.text
     assert_captured_here(found.graphs[0])
@@ -565,9 +565,9 @@ def test_a_pool_dropped_in_sleep_is_an_error(make):
     engine, audit = make()
     engine.capture(engine.step)
     engine.graph.replay()
-    before = fingerprint(engine, audit)
+    before = digest(engine, audit)
     engine.device.unmapped.add(engine.graph.pool())
-    found = differences(before, fingerprint(engine, audit))[0]
+    found = differences(before, digest(engine, audit))[0]
     assert (found.kind, found.severity) == ("pool", "error")
     assert "is gone" in found.text
     assert "`noise` (node 1)" in found.text
@@ -715,7 +715,7 @@ def test_captures_of_known_memory_search_the_process_once(make, monkeypatch, num
     engine.graph.replay()
     assert audit.results.report().findings == ()
     graphs[0].replay()
-    assert first(audit).kind == "replaced static tensor"
+    assert first(audit).kind == "replaced buffer"
 
 
 def test_new_memory_around_freed_memory_is_known():

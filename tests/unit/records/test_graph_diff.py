@@ -254,9 +254,9 @@ def test_a_struct_is_compared_by_its_bytes_and_the_targets_of_its_pointers(make_
 
     one = struct("64 bytes #aa: w, pool+0x10", ("weight", "w", 1), ("pool", "pool+0x10", 2))
     moved = struct("64 bytes #aa: w, pool+0x100", ("weight", "w", 9), ("pool", "pool+0x100", 8))
-    baked = struct("64 bytes #bb: w, pool+0x10", ("weight", "w", 1), ("pool", "pool+0x10", 2))
+    frozen = struct("64 bytes #bb: w, pool+0x10", ("weight", "w", 1), ("pool", "pool+0x10", 2))
     assert changes(one, moved) == []
-    assert changes(one, baked) == [
+    assert changes(one, frozen) == [
         ("argument 0", "64 bytes #aa: weight w, pool", "64 bytes #bb: weight w, pool")
     ]
 

@@ -119,7 +119,7 @@ def test_a_leak_is_seen_beside_masked_logits(make_target):
     assert found(record) == {(PADDING_BUG, *place) for place in PADDED}
 
 
-def test_a_baked_python_value_is_a_graph_bug_at_every_size(make_target):
+def test_a_frozen_python_value_is_a_graph_bug_at_every_size(make_target):
     calls = []
 
     def count(hidden, inputs):

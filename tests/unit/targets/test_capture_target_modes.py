@@ -162,7 +162,7 @@ def test_a_chosen_token_of_another_layer_is_found(make_target, monkeypatch):
 
 
 @each_mode
-def test_a_baked_python_value_is_a_graph_bug(make_target, mode):
+def test_a_frozen_python_value_is_a_graph_bug(make_target, mode):
     calls = []
 
     def drift(hidden, inputs):

@@ -84,7 +84,7 @@ def test_wrong_results_are_named():
 
 
 def test_a_graph_that_keeps_the_lengths_of_its_capture_fails():
-    class Baked(Narrow):
+    class Frozen(Narrow):
         """Its metadata is that of the first batch."""
 
         kept = None
@@ -93,7 +93,7 @@ def test_a_graph_that_keeps_the_lengths_of_its_capture_fails():
             self.kept = self.kept or super().metadata(mode, inputs)
             return self.kept
 
-    _, *lines = failures(Baked)
+    _, *lines = failures(Frozen)
     assert [line.partition(": ")[0].rpartition(", ")[2] for line in lines] == ["captured"] * 2
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 import graphkit as gk
 from declared_modes import every_mode
-from graphkit.audit.bugs import Bug
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.runners import Runner
 from graphkit.testing import assert_replay_equivalent, assert_target_equivalent, batches
 from no_metadata import NoMetadata
@@ -91,7 +91,7 @@ def test_row_and_request_are_named(capture):
     assert failure_of(runner, batches[1:])["where"] == "next_token_logits, row 3, request 1"
 
 
-def test_a_baked_value_is_a_fault_of_the_graph(capture):
+def test_a_frozen_value_is_a_fault_of_the_graph(capture):
     scale = [1.0]
     runner, batches = capture(lambda rows: rows * scale[0])
     assert_replay_equivalent(runner, batches)
@@ -99,7 +99,7 @@ def test_a_baked_value_is_a_fault_of_the_graph(capture):
     said = failure_of(runner, batches[2:])
     assert said[""].endswith("the graph differs from the same padded path without it.")
     assert said["at fault"] == "graph"
-    assert said["probable bug"].startswith("baked value. ")
+    assert said["probable bug"].startswith("frozen value. ")
     assert float(said["expected"]) == pytest.approx(2 * float(said["got"]), rel=1e-4)
 
 
@@ -322,7 +322,7 @@ def test_the_text_of_a_failure(capture):
         "  distance: Ne+06 ulp of float32\n"
         "  largest difference: N\n"
         "  probable bug: leaking pad row. The first node that differs is `mean`. "
-        f"{Bug.LEAKING_PAD_ROW.value}\n"
+        f"{FindingKind.LEAKING_PAD_ROW.advice}\n"
         f"  at: (forward), {LINE_OF_MEAN}"
     )
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 import graphkit as gk
-from tools.examples.broken.baked_temperature import Broken
+from tools.examples.broken.python_temperature import Broken
 from tools.examples.broken.sound import target_of
 
 

@@ -11,16 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from graphkit.audit.audit_log import Check
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.foreign.audits.followed_graph import FollowedGraph
 from graphkit.audit.node_switches import SWITCHABLE, Incomparable
 from graphkit.graphs.walk.node_order import execution_order
 from graphkit.records import Node, count_of, listed
 
-_KIND = "fault"
-_ADVICE = (
-    "Check the indices and sizes that the node reads: they were valid at the capture, or at the "
-    "replay before."
-)
 FIND_ADVICE = "Run graphkit record --audit --find-fault to name the graph, its replay and node."
 _SHOWN = 6
 
@@ -35,7 +31,7 @@ def report_fault(text: str, error: str, check: Check, advice: str = FIND_ADVICE)
         advice: How to find the node.
     """
     check.text = f"CUDA failed: {error}"
-    check.report(_KIND, f"{text}: {error}.", advice=advice, cause=error)
+    check.report(FindingKind.FAULT, f"{text}: {error}.", advice=advice, cause=error)
 
 
 def replay_by_node(
@@ -66,7 +62,7 @@ def replay_by_node(
         if error:
             number = followed.replays
             what = f"replay {number} failed; its nodes did not run one by one, because {reason}"
-            report_fault(what, error, check, _ADVICE)
+            report_fault(what, error, check, FindingKind.FAULT.advice)
         return bool(error)
     order = [node for node in execution_order(nodes) if node.kind in SWITCHABLE]
     for node in order:
@@ -89,7 +85,7 @@ def _report_node(followed: FollowedGraph, node: Node, error: str, check: Check) 
     shown = listed(arguments, _SHOWN) or "none"
     check.text = f"node {node.index} failed: {error}"
     check.report(
-        _KIND,
+        FindingKind.FAULT,
         f"`{node.short_name}` (node {node.index}) failed in replay {followed.replays}: {error}. "
         f"Grid {list(node.grid)}, block {list(node.block)}; arguments: {shown}.",
         node=node,
@@ -102,5 +98,4 @@ def _report_node(followed: FollowedGraph, node: Node, error: str, check: Check) 
             )
         ),
         cause=error,
-        advice=_ADVICE,
     )

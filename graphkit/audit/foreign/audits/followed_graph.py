@@ -9,7 +9,7 @@ from typing import Any
 
 from graphkit.audit.foreign.audits.device import PoolId, Segments
 from graphkit.audit.foreign.audits.static_memory import StaticMemory
-from graphkit.audit.pointers import may_be_unset
+from graphkit.audit.pointers import is_optional_pointer
 from graphkit.audit.pool_poison.ranges import UNIT, Range, without
 from graphkit.graphs import Allocation
 from graphkit.records import GraphRecord, Node, Pointer
@@ -91,7 +91,9 @@ class FollowedGraph:
                     if pointer.memory == "pool" or (before is not None and before.is_set):
                         continue
                     # Without names of memory, the inspection knows the sizes of operands alone.
-                    is_set = pointer.size > 0 or not may_be_unset(node, argument, pointer.offset)
+                    is_set = pointer.size > 0 or not is_optional_pointer(
+                        node, argument, pointer.offset
+                    )
                     if before is None or is_set:
                         found[pointer.address] = Reference(node, index, pointer, is_set)
         yield from found.values()

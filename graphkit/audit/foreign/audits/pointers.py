@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from graphkit.audit.audit_log import Check
-from graphkit.audit.bugs import FREED_MEMORY
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.foreign.audits.device import PoolId, Segments
 from graphkit.audit.foreign.audits.followed_graph import (
     DEFAULT_POOL,
@@ -27,16 +27,7 @@ from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.places import argument_text
 from graphkit.records import Pointer, count_of
 
-_FREED_ADVICE = (
-    "Keep a reference to the tensor for as long as the graph is replayed, or capture again after "
-    "it was replaced."
-)
 _REPLACED_ADVICE = "Copy new values into the tensor that was captured (copy_), or capture again."
-_OTHER_POOL_ADVICE = (
-    "Keep a reference to the tensor, or clone it out of the other graph's pool before the capture."
-)
-_PAGEABLE_ADVICE = "Pin the memory (pin_memory) and keep the tensor for as long as the graph."
-_HOST_ADVICE = "Keep a reference to the pinned tensor for as long as the graph is replayed."
 _UNMAPPED_ADVICE = "Wake the memory up at the same addresses before the next replay."
 
 
@@ -112,10 +103,8 @@ def _check_reference(
         return "possibly unset"
     if pointer.memory == "host":
         if memory is None and not live.contain(pointer.address):
-            _report(
-                check, reference, "unowned host memory",
-                "points to pinned host memory that no tensor holds.", _HOST_ADVICE, "warning",
-            )  # fmt: skip
+            text = "points to pinned host memory that no tensor holds."
+            _report(check, reference, FindingKind.UNOWNED_HOST_MEMORY, text)
         return "host"
     block = blocks.at(pointer.address)
     if memory is not None:
@@ -125,15 +114,15 @@ def _check_reference(
     if block.is_active:
         return "without a tensor"
     if block.pool not in (DEFAULT_POOL, followed.pool):
-        _report(
-            check, reference, "memory of another graph's pool",
+        text = (
             "points to memory of another graph's pool that no tensor holds: replays of that graph "
-            "overwrite it.", _OTHER_POOL_ADVICE,
-        )  # fmt: skip
+            "overwrite it."
+        )
+        _report(check, reference, FindingKind.OTHER_POOL, text)
         return "other pool"
     size = f"block of {block.end - block.begin:,} bytes"
     text = f"points to memory that was freed before the capture ended ({size})."
-    _report(check, reference, FREED_MEMORY, text, _FREED_ADVICE)
+    _report(check, reference, FindingKind.FREED_MEMORY, text)
     return "freed"
 
 
@@ -145,13 +134,11 @@ def _check_copies(followed: FollowedGraph, check: Check) -> None:
         for index, argument in enumerate(node.arguments):
             if argument.name in ("target", "source") and not argument.pointers:
                 check.report(
-                    "pageable host memory",
+                    FindingKind.PAGEABLE_HOST_MEMORY,
                     f"{argument_text(node, index)} is host memory that is not pinned: every replay "
                     "copies what is there at that time, and waits for the host.",
                     node=node,
                     argument=index,
-                    severity="warning",
-                    advice=_PAGEABLE_ADVICE,
                 )
 
 
@@ -179,7 +166,7 @@ def check_references(followed: FollowedGraph, blocks: Blocks | None, check: Chec
         if is_gone and _was_allocated(reference.pointer):
             what = "was freed since the capture" if block else "is no longer mapped"
             text = f"points to memory without a tensor that {what}."
-            _report(check, reference, FREED_MEMORY, text, _FREED_ADVICE)
+            _report(check, reference, FindingKind.FREED_MEMORY, text)
     if blocks is not None:
         _check_pool(followed, blocks, check)
     check.text = f"{count_of(checked, 'address')} outside of the graph's pool"
@@ -193,7 +180,7 @@ def _check_pool(followed: FollowedGraph, blocks: Blocks, check: Check) -> None:
         node, argument = first_node_in(followed.record.nodes, span)
         what = "a node" if node is None or argument is None else argument_text(node, argument)
         check.report(
-            FREED_MEMORY,
+            FindingKind.FREED_MEMORY,
             f"{what} points to memory of the graph's pool that is no longer mapped.",
             node=node,
             argument=argument,
@@ -218,18 +205,19 @@ def _check_memory(
             f"now; the captured one {state}."
         )
         severity = "error" if memory.is_freed else "warning"
-        kind = "replaced static tensor"
-        _report(check, reference, kind, text, _REPLACED_ADVICE, severity, **facts)
+        facts |= {"severity": severity, "advice": _REPLACED_ADVICE}
+        _report(check, reference, FindingKind.REPLACED_BUFFER, text, **facts)
     elif memory.is_freed:
         text = f"points to the memory of a tensor that was freed since the capture ({what})."
-        _report(check, reference, FREED_MEMORY, text, _FREED_ADVICE, **facts)
+        _report(check, reference, FindingKind.FREED_MEMORY, text, **facts)
     elif (
         blocks is not None
         and reference.pointer.memory != "host"
         and not blocks.is_mapped(memory.begin)
     ):
         text = f"points to the memory of a tensor that is no longer mapped ({what})."
-        _report(check, reference, FREED_MEMORY, text, _UNMAPPED_ADVICE, **facts)
+        facts["advice"] = _UNMAPPED_ADVICE
+        _report(check, reference, FindingKind.FREED_MEMORY, text, **facts)
 
 
 def _was_allocated(pointer: Pointer) -> bool:
@@ -240,10 +228,8 @@ def _was_allocated(pointer: Pointer) -> bool:
 def _report(
     check: Check,
     reference: Reference,
-    kind: str,
+    kind: FindingKind,
     text: str,
-    advice: str,
-    severity: str = "error",
     **facts: Any,
 ) -> None:
     node, pointer = reference.node, reference.pointer
@@ -253,7 +239,5 @@ def _report(
         node=node,
         argument=reference.argument,
         offset=pointer.offset,
-        severity=severity,
-        advice=advice,
         **facts,
     )

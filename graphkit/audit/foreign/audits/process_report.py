@@ -51,7 +51,7 @@ class ProcessReport:
             raise interruption
 
     def add_finding(self, finding: Finding) -> None:
-        """Add a finding of a check that is no replay's, such as a comparison of fingerprints."""
+        """Add a finding of a check that is no replay's, such as a comparison of digests."""
         self._findings.append(finding)
         self._write(is_urgent=True)
 

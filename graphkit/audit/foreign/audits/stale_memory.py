@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from graphkit.audit.audit_log import Check
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.foreign.audits.checked_memory import Limits, NotChecked, checked_memory, mib
 from graphkit.audit.foreign.audits.followed_graph import (
     FollowedGraph,
@@ -266,9 +267,8 @@ class StaleMemoryCheck:
         changed = len(self._memory.changed_chunks())
         if changed:
             check.report(
-                "state not restored",
+                FindingKind.STATE_NOT_RESTORED,
                 f"{mib(changed * CHUNK)} of memory differ after the check: repeated replays wrote "
                 "memory that the program's replay did not write. Results of the program may differ "
                 "from a run without the audit.",
-                advice="Audit this program without --every, and report the graph.",
             )

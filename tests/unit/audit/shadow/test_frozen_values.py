@@ -16,7 +16,7 @@ def test_a_number_that_has_changed_is_an_error_with_its_path(capture, batch_of, 
     model.scale = 0.5
     (finding,) = watched(runner, [batch_of(3), batch_of(4)], bisect=True).findings
     facts = finding.audit, finding.kind, finding.severity, finding.batch_size
-    assert facts == ("shadow", "baked value", "error", 4)
+    assert facts == ("shadow", "frozen value", "error", 4)
     assert finding.text == (
         "`Tiny.scale` has changed since capture (1.0, then 0.5), and the graph keeps its value in "
         f"argument 1 of `mul` (node {finding.node})."
@@ -74,7 +74,7 @@ def test_the_scheduler_that_changes_a_number_is_found_by_the_audit(tiny, target_
         runner.capture()
         audit_shadow(target, runner, log)
     assert {(each.kind, each.severity, each.names) for each in log.findings} == {
-        ("baked value", "error", ("Tiny.scale",))
+        ("frozen value", "error", ("Tiny.scale",))
     }
 
 
@@ -84,5 +84,5 @@ def test_a_number_that_is_none_any_more(capture, batch_of, watched, scaled, valu
     runner, model = capture(scaled)
     model.scale = value
     (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
-    kind = "baked value" if value == 2 else "shadow failed"
+    kind = "frozen value" if value == 2 else "shadow failed"
     assert finding.kind == kind

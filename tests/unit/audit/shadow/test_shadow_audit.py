@@ -37,7 +37,7 @@ def test_the_audit_reports_by_size_and_restores_state(capture, target_of, storin
         model.scale = 2.0
         audit_shadow(target, runner, log)
     assert [(f.kind, f.batch_size, f.kernel) for f in log.findings] == [
-        ("baked value", 1, "mul"), ("baked value", 4, "mul"),
+        ("frozen value", 1, "mul"), ("frozen value", 4, "mul"),
     ]  # fmt: skip
     assert [check.findings for check in log.checks] == [1, 1]
     assert not model.cache.any()

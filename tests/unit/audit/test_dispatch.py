@@ -12,7 +12,7 @@ import torch
 import graphkit as gk
 from declared_modes import MODES
 from graphkit.audit import AuditLog
-from graphkit.audit.misses import audit_misses
+from graphkit.audit.dispatch import audit_dispatch
 from graphkit.audit.places import spans
 from graphkit.models.reference import reference_target
 from no_metadata import NoMetadata
@@ -59,7 +59,7 @@ def audited(sample_batch=lambda mode, batch_size, seed: batch_of(batch_size), **
         "batch_sizes": [1, 2, 4, 8],
     }
     log = AuditLog()
-    audit_misses(gk.CaptureTarget(**{**facts, **changes}), log, device="cpu")
+    audit_dispatch(gk.CaptureTarget(**{**facts, **changes}), log, device="cpu")
     found = log.findings
     return Found([f for f in found if f.mode], [f for f in found if not f.mode], log.checks[0].text)
 
@@ -67,7 +67,7 @@ def audited(sample_batch=lambda mode, batch_size, seed: batch_of(batch_size), **
 @pytest.mark.parametrize("topk", [1, 2])
 def test_the_reference_target_has_no_finding(topk):
     log = AuditLog()
-    audit_misses(reference_target("cpu", topk=topk), log, device="cpu")
+    audit_dispatch(reference_target("cpu", topk=topk), log, device="cpu")
     assert log.findings == []
     assert [check.mode for check in log.checks[:-1]] != []
     assert {check.mode for check in log.checks} == {"", *(mode.name for mode in MODES)}
@@ -85,7 +85,7 @@ def test_a_correct_target_has_no_finding():
 
 def test_only_the_given_modes_are_checked():
     target, log = reference_target("cpu", max_batch_size=1), AuditLog()
-    audit_misses(target, log, modes=[DECODE], device="cpu")
+    audit_dispatch(target, log, modes=[DECODE], device="cpu")
     assert [check.mode for check in log.checks] == ["DECODE"]
 
 
@@ -128,7 +128,7 @@ def test_an_attention_backend_without_graphs():
     target = reference_target("cpu", max_batch_size=2)
     target = replace(target, attention=NoMetadata(EXTEND_V2), forwards={EXTEND_V2: never})
     log = AuditLog()
-    audit_misses(target, log, modes=[EXTEND_V2], device="cpu")
+    audit_dispatch(target, log, modes=[EXTEND_V2], device="cpu")
     (finding,) = log.findings
     assert (finding.kind, finding.severity) == ("batch falls back", "warning")
     assert "NoMetadata does not support DRAFT_EXTEND_V2 graphs" in finding.text
@@ -156,7 +156,7 @@ def test_sizes_above_the_request_pool():
         sample_batch=lambda mode, batch_size, seed: batch_of(batch_size),
     )
     log = AuditLog()
-    audit_misses(target, log, modes=[VERIFY], device="cpu")
+    audit_dispatch(target, log, modes=[VERIFY], device="cpu")
     assert [(f.kind, f.batch_size) for f in log.findings] == [
         ("unreachable size", 4), ("unreachable size", 6),
     ]  # fmt: skip
@@ -221,7 +221,7 @@ def test_modes_that_the_algorithm_runs(spec, forwards, missing):
     target = replace(target, spec=spec, forwards=given)
     target = replace(target, batch_sizes=[1], attention=None)
     with warnings.catch_warnings(action="error"):
-        audit_misses(target, log, device="cpu")
+        audit_dispatch(target, log, device="cpu")
     found = [f for f in log.findings if not f.mode]
     assert [f.text.split(" runs ")[1].split(", and")[0] for f in found] == (
         [" and ".join(missing)] if missing else []

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from graphkit.audit.baked.recaptures import Baseline, DrawBatch, Recaptures
-from graphkit.audit.baked.undeclared import changed_names
-from graphkit.audit.pointers import may_be_unset
+from graphkit.audit.frozen_values.recaptures import Baseline, DrawBatch, Recaptures
+from graphkit.audit.frozen_values.undeclared import changed_names
+from graphkit.audit.pointers import is_optional_pointer
 from graphkit.errors import TargetError
 from graphkit.graphs import UNSET_MARKER
 from graphkit.graphs.walk.capture_differences import CaptureDifference
@@ -151,7 +151,7 @@ def _without_unset_bytes(
         size: [
             difference
             for difference in differences
-            if not _may_be_unset(difference, baseline.records[size])
+            if not _is_optional(difference, baseline.records[size])
         ]
         for size, differences in found.items()
     }
@@ -161,8 +161,8 @@ def _without_unset_bytes(
         return certain if recaptures.compare_replays(graphs) == "equal" else found
 
 
-def _may_be_unset(difference: CaptureDifference, nodes: Sequence[Node]) -> bool:
+def _is_optional(difference: CaptureDifference, nodes: Sequence[Node]) -> bool:
     if difference.argument is None or difference.offset is None:
         return False
     node = nodes[difference.node]
-    return may_be_unset(node, node.arguments[difference.argument], difference.offset)
+    return is_optional_pointer(node, node.arguments[difference.argument], difference.offset)

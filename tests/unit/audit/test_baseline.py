@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from graphkit.audit import AuditLog, fingerprint
-from graphkit.audit.lock import check_lock, make_lock
+from graphkit.audit import AuditLog, graph_hash
+from graphkit.audit.baseline import check_baseline, make_baseline
 from graphkit.records import (
     Argument,
     Edge,
     Environment,
+    GraphBaseline,
     GraphRecord,
-    LockRecord,
     Node,
     Pointer,
     Timing,
@@ -54,7 +54,7 @@ def changed(graph, index=0, **facts):
 
 def checked(before, *now):
     log = AuditLog()
-    check_lock(make_lock("t", before, HERE), make_lock("t", now, HERE), log)
+    check_baseline(make_baseline("t", before, HERE), make_baseline("t", now, HERE), log)
     return log
 
 
@@ -77,7 +77,7 @@ TIMING = Timing(
     ],
 )
 def test_differences_between_runs_are_ignored(graph, change):
-    assert fingerprint(change(graph)) == fingerprint(graph)
+    assert graph_hash(change(graph)) == graph_hash(graph)
     assert not checked([graph], change(graph)).findings
 
 
@@ -97,7 +97,7 @@ def test_differences_between_runs_are_ignored(graph, change):
     ],
 )
 def test_changes_of_a_graph_are_reported(graph, change, words):
-    assert fingerprint(change(graph)) != fingerprint(graph)
+    assert graph_hash(change(graph)) != graph_hash(graph)
     (finding,) = checked([graph], change(graph)).findings
     assert (finding.audit, finding.kind, finding.mode) == ("lock", "graph changed", "DECODE")
     assert finding.text.startswith("the graph differs from the lock file: ")
@@ -114,6 +114,6 @@ def test_new_and_missing_graphs_are_reported(graph):
 
 
 def test_a_lock_can_be_saved_and_loaded(graph):
-    lock = make_lock("t", [graph], HERE)
-    assert LockRecord.from_json(lock.to_json()) == lock
-    assert lock.fingerprints == {"DECODE 1": fingerprint(graph)}
+    lock = make_baseline("t", [graph], HERE)
+    assert GraphBaseline.from_json(lock.to_json()) == lock
+    assert lock.fingerprints == {"DECODE 1": graph_hash(graph)}

@@ -12,20 +12,28 @@ from dataclasses import replace
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.graphs import UNSET_MARKER, Attribution, inspect_graph
-from graphkit.records import Argument, Environment, GraphRecord, LockRecord, Node, Pointer, count_of
+from graphkit.records import (
+    Argument,
+    Environment,
+    GraphBaseline,
+    GraphRecord,
+    Node,
+    Pointer,
+    count_of,
+)
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.targets import CaptureTarget
 from graphkit.views.diff import diff_graphs
 
 _NO_ENVIRONMENT = Environment(device="", torch="", triton="", cuda="", driver="", graphkit="")
-_ADVICE = "If the change is intended, write the lock file again with --lock."
 _MAX_SENTENCES = 6
 _DECLARED = ("weight", "state", "input", "mailbox")
 
 
-def graphs_to_lock(target: CaptureTarget, runner: Runner[Any, Any]) -> list[GraphRecord]:
+def baseline_graphs(target: CaptureTarget, runner: Runner[Any, Any]) -> list[GraphRecord]:
     """Return the graphs of a captured runner, without arguments that differ in a second capture."""
     if runner.eager_reason:
         return []
@@ -39,7 +47,9 @@ def graphs_to_lock(target: CaptureTarget, runner: Runner[Any, Any]) -> list[Grap
     ]
 
 
-def make_lock(target: str, graphs: Sequence[GraphRecord], environment: Environment) -> LockRecord:
+def make_baseline(
+    target: str, graphs: Sequence[GraphRecord], environment: Environment
+) -> GraphBaseline:
     """Return the lock of the graphs of a target.
 
     Args:
@@ -48,21 +58,21 @@ def make_lock(target: str, graphs: Sequence[GraphRecord], environment: Environme
         environment: Where they were captured.
     """
     locked = tuple(_locked(graph) for graph in graphs)
-    return LockRecord(
+    return GraphBaseline(
         target=target,
         environment=environment,
-        fingerprints={graph.name: fingerprint(graph) for graph in locked},
+        fingerprints={graph.name: graph_hash(graph) for graph in locked},
         graphs=locked,
     )
 
 
-def fingerprint(graph: GraphRecord) -> str:
+def graph_hash(graph: GraphRecord) -> str:
     """Return a hash of a graph's kernels, launches, edges and arguments, 16 hex digits."""
     plain = replace(_locked(graph), environment=_NO_ENVIRONMENT)
     return hashlib.blake2b(plain.to_json().encode(), digest_size=8).hexdigest()
 
 
-def check_lock(lock: LockRecord, now: LockRecord, log: AuditLog) -> None:
+def check_baseline(lock: GraphBaseline, now: GraphBaseline, log: AuditLog) -> None:
     """Report what changed since a lock was written."""
     before = {graph.name: graph for graph in lock.graphs}
     for graph in now.graphs:
@@ -70,22 +80,19 @@ def check_lock(lock: LockRecord, now: LockRecord, log: AuditLog) -> None:
             locked = before.pop(graph.name, None)
             if locked is None:
                 check.text = "not in the lock file"
-                check.report("graph is new", "the lock file has no such graph.", advice=_ADVICE)
+                check.report(FindingKind.GRAPH_IS_NEW, "the lock file has no such graph.")
             elif lock.fingerprints.get(graph.name) == now.fingerprints[graph.name]:
                 check.text = f"as locked: {now.fingerprints[graph.name]}"
             else:
                 check.text = f"changed: {now.fingerprints[graph.name]}"
                 diff = diff_graphs(locked, graph)
                 text = _summary((*diff.words, *diff.details))
-                check.report("graph changed", text, advice=_ADVICE)
+                check.report(FindingKind.GRAPH_CHANGED, text)
     for graph in before.values():
         with log.check(Audit.LOCK, graph.mode, graph.batch_size) as check:
             check.text = "not captured"
-            check.report(
-                "graph is gone",
-                "the lock file has this graph, but it was not captured.",
-                advice=_ADVICE,
-            )
+            text = "the lock file has this graph, but it was not captured."
+            check.report(FindingKind.GRAPH_IS_GONE, text)
 
 
 def _without_unset_numbers(graph: GraphRecord, second: GraphRecord) -> GraphRecord:

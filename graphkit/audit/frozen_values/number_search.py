@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphkit.audit.baked.host_changes import DifferencesBySize
-from graphkit.audit.baked.recaptures import Baseline, Recaptures
-from graphkit.audit.baked.undeclared import Candidate, UndeclaredNumbers
+from graphkit.audit.frozen_values.host_changes import DifferencesBySize
+from graphkit.audit.frozen_values.recaptures import Baseline, Recaptures
+from graphkit.audit.frozen_values.undeclared import Candidate, UndeclaredNumbers
 from graphkit.errors import CaptureError
 from graphkit.graphs import UNSET_MARKER
 from graphkit.graphs.walk.capture_differences import CaptureDifference, comparable

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from graphkit.audit.audit_log import Check
-from graphkit.audit.baked.host_changes import DifferencesBySize, HostChange
-from graphkit.audit.baked.undeclared import Candidate
-from graphkit.audit.bugs import BAKED_VALUE
+from graphkit.audit.finding_kinds import FindingKind
+from graphkit.audit.frozen_values.host_changes import DifferencesBySize, HostChange
+from graphkit.audit.frozen_values.undeclared import Candidate
 from graphkit.audit.host_objects.host_numbers import HostNumber, value_text
 from graphkit.audit.places import argument_text
 from graphkit.graphs.walk.capture_differences import CaptureDifference, comparable
@@ -25,7 +25,6 @@ _UNDECLARED = (
     "If it may change, read it from a tensor, or capture again after each change. Declared in "
     "host_values with the values that it takes, it is an error."
 )
-_CONSTANTS = "Capture again after one of them has changed."
 _NUMBER = re.compile(r"-?(?:inf|\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 _STRUCTURE = (
     "A graph does not branch on host values: compute each case on the device and select with "
@@ -48,7 +47,7 @@ def report_change(
     for first, *others in groups.values():
         more = f" The same holds for {count_of(len(others), 'more node')}." if others else ""
         check.report(
-            BAKED_VALUE,
+            FindingKind.FROZEN_VALUE,
             f"{_sentence(first, change, nodes)}{more}",
             **_place(first, nodes, size),
             names=change.paths,
@@ -70,7 +69,7 @@ def report_followed(
         first, *others = comparable(differences)
         nodes = records[size]
         check.report(
-            BAKED_VALUE,
+            FindingKind.FROZEN_VALUE,
             f"`{number.name}` = {value_text(number.before)} is frozen in "
             f"{_frozen_in(number, first, nodes)}{_more(others)}.",
             severity="note",
@@ -100,13 +99,11 @@ def report_constants(
     kept = [number for number in constants if _is_among(number.before, arguments)]
     if kept:
         check.report(
-            "architecture constants",
+            FindingKind.ARCHITECTURE_CONSTANTS,
             "constants of the architecture are among the arguments of nodes; the audit did not "
             "change them.",
-            severity="note",
             names=tuple(f"{number.name} = {number.before!r}" for number in kept),
             cause="constants",
-            advice=_CONSTANTS,
         )
     return len(kept)
 

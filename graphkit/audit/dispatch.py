@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog, Check
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.places import requests_text
 from graphkit.config import is_int
 from graphkit.errors import TargetError
@@ -33,7 +34,7 @@ _ADVICE = {
 }
 
 
-def audit_misses(
+def audit_dispatch(
     target: CaptureTarget,
     log: AuditLog,
     *,
@@ -103,7 +104,7 @@ def _report_misses(decisions: dict[int, Decision], check: Check, severity: str) 
     for (kind, _), batch_sizes in groups.items():
         assert kind is not None, "a batch that is not replayed has a reason"
         check.report(
-            "batch falls back" if kind.has_eager_way else "batch is refused",
+            FindingKind.BATCH_FALLS_BACK if kind.has_eager_way else FindingKind.BATCH_IS_REFUSED,
             f"batches of {requests_text(batch_sizes)} have no graph: "
             f"{decisions[batch_sizes[0]].reason.rstrip('.')}.",
             severity=severity if kind.has_eager_way else "error",
@@ -116,13 +117,10 @@ def _report_unused_sizes(table: SizeTable, batch_sizes: Sequence[int], check: Ch
     for size in table:
         if size not in used:
             check.report(
-                "unreachable size",
+                FindingKind.UNREACHABLE_SIZE,
                 f"no batch replays size {size}: batches of {requests_text(batch_sizes)} replay "
                 f"size{'s' if len(used) > 1 else ''} {', '.join(map(str, sorted(used)))}.",
                 batch_size=size,
-                severity="warning",
-                advice="Leave the size out of batch_sizes, or let the request pool and the sample "
-                "batches reach max_batch_size requests.",
             )
 
 
@@ -136,9 +134,8 @@ def _report_pads(table: SizeTable, batch_sizes: Sequence[int], check: Check) -> 
     if share > _MAX_PAD_SHARE:
         less, best = min((_pad_share(table, batch_sizes, size), size) for size in batch_sizes)
         check.report(
-            "padding waste",
+            FindingKind.PADDING_WASTE,
             f"{text}.",
-            severity="warning",
             advice=f"Capture size {best} too: then {less:.0%} of rows are pads.",
         )
 
@@ -161,17 +158,15 @@ def _check_modes(target: CaptureTarget, check: Check) -> None:
     ]
     if missing and served is None:
         check.report(
-            "mode without a graph",
+            FindingKind.MODE_WITHOUT_A_GRAPH,
             f"{algorithm} also runs {' and '.join(missing)}, and the target has no forward for it.",
             severity="note",
             advice="Add the forward, or list the modes that the target serves in served_modes.",
         )
     elif missing:
         check.report(
-            "mode without a graph",
+            FindingKind.MODE_WITHOUT_A_GRAPH,
             f"the target serves {' and '.join(missing)}, but has no forward for it.",
-            severity="warning",
-            advice="Add the forward, or remove the mode from served_modes.",
         )
 
 

@@ -1,6 +1,6 @@
 """A temperature stored as a Python number.
 
-graphkit audit tools.examples.broken.baked_temperature:target
+graphkit audit tools.examples.broken.python_temperature:target
 
 Error: capture stores the number as an argument of the division, and replays use that value.
 Effect: every request is sampled at the temperature of the capture. Eager runs are correct.
@@ -33,4 +33,4 @@ class Broken(Model):
 def target(device: str = "auto") -> gk.CaptureTarget:
     """Create the target; commands call this factory."""
     torch.manual_seed(0)
-    return target_of(Broken(), "baked temperature", device)
+    return target_of(Broken(), "Python temperature", device)

@@ -11,12 +11,12 @@ from typing import Any
 from graphkit.audit.foreign.audits.followed_graph import FollowedGraph
 from graphkit.audit.foreign.audits.pointers import Blocks
 from graphkit.audit.foreign.audits.watched_memory import chunk_sums
-from graphkit.audit.foreign.fingerprints import Fingerprint, GraphPrint, MemoryPrint
+from graphkit.audit.foreign.graph_digest import GraphContents, GraphDigest, MemoryContents
 from graphkit.records import Node
 
 
-def fingerprint_of_graphs(device: Any, graphs: Sequence[FollowedGraph]) -> Fingerprint:
-    """Return the fingerprint of graphs; each piece of memory is read once.
+def digest_of_graphs(device: Any, graphs: Sequence[FollowedGraph]) -> GraphDigest:
+    """Return the digest of graphs; each piece of memory is read once.
 
     Args:
         device: The device; see ``CudaDevice``.
@@ -33,10 +33,10 @@ def fingerprint_of_graphs(device: Any, graphs: Sequence[FollowedGraph]) -> Finge
         for begin, end, kind, name in _memory(followed):
             if (begin, end) not in sums:
                 sums[begin, end] = _checksum(device, blocks, begin, end)
-            memory[begin] = MemoryPrint(kind, name, *sums[begin, end], readers.first(begin, end))
+            memory[begin] = MemoryContents(kind, name, *sums[begin, end], readers.first(begin, end))
         nodes = tuple((node.short_name, _node_hash(node)) for node in record.nodes)
-        prints[followed.name] = GraphPrint(nodes, memory)
-    return Fingerprint(prints, sum(followed.replays for followed in graphs))
+        prints[followed.name] = GraphContents(nodes, memory)
+    return GraphDigest(prints, sum(followed.replays for followed in graphs))
 
 
 def _memory(followed: FollowedGraph) -> Iterator[tuple[int, int, str, str]]:

@@ -1,4 +1,4 @@
-"""The work of a fingerprint grows with the graph, not with its square."""
+"""The work of a digest grows with the graph, not with its square."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from graphkit.audit.foreign.audits.graph_fingerprints import fingerprint_of_graphs
+from graphkit.audit.foreign.audits.graph_contents import digest_of_graphs
 from graphkit.records import Pointer
 
 SIZE = 64
@@ -26,8 +26,8 @@ class CountedArgument:
         return self._pointers
 
 
-def fingerprint(count):
-    """Take the fingerprint of a graph whose node i reads storage i and the one before it."""
+def digest(count):
+    """Take the digest of a graph whose node i reads storage i and the one before it."""
     addresses = [0x1000 + SIZE * index for index in range(count)]
     nodes = [
         SimpleNamespace(
@@ -51,16 +51,16 @@ def fingerprint(count):
         inspect=lambda *_arguments: SimpleNamespace(nodes=()),
     )  # fmt: skip
     CountedArgument.reads = 0
-    return fingerprint_of_graphs(device, [followed]).graphs["graph"].memory
+    return digest_of_graphs(device, [followed]).graphs["graph"].memory
 
 
 def test_each_storage_names_the_first_node_that_reads_it():
-    memory = fingerprint(3)
+    memory = digest(3)
     readers = [memory[address].reader for address in sorted(memory)]
     assert readers == [f"`kernel{index}` (node {index})" for index in range(3)]
 
 
 @pytest.mark.parametrize("count", [20, 200])
 def test_each_argument_is_read_once(count):
-    fingerprint(count)
+    digest(count)
     assert CountedArgument.reads == 2 * count

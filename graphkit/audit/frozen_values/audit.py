@@ -11,31 +11,29 @@ from __future__ import annotations
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog, Check
-from graphkit.audit.baked.findings import (
+from graphkit.audit.finding_kinds import FindingKind
+from graphkit.audit.frozen_values.findings import (
     location,
     report_change,
     report_constants,
     report_followed,
 )
-from graphkit.audit.baked.host_changes import (
+from graphkit.audit.frozen_values.host_changes import (
     DifferencesBySize,
     confirmed_differences,
     host_changes,
     set_first_values,
 )
-from graphkit.audit.baked.number_search import NumberSearch
-from graphkit.audit.baked.recaptures import Baseline, Recaptures
-from graphkit.audit.baked.undeclared import UndeclaredNumbers
-from graphkit.audit.bugs import NONDETERMINISTIC_CAPTURE
+from graphkit.audit.frozen_values.number_search import NumberSearch
+from graphkit.audit.frozen_values.recaptures import Baseline, Recaptures
+from graphkit.audit.frozen_values.undeclared import UndeclaredNumbers
 from graphkit.records import count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.targets import CaptureTarget
 
-_NOT_DETERMINISTIC = "Keep random numbers, clocks and counters out of the host side of the forward."
 
-
-def audit_baked(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
+def audit_frozen_values(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
     """Report host values that a runner's graphs captured.
 
     Args:
@@ -50,16 +48,16 @@ def audit_baked(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) 
     set_first_values(target)
     recaptures = Recaptures(target, runner)
     with recaptures.first_kept():
-        with log.check(Audit.BAKED, runner.mode.name) as check:
+        with log.check(Audit.FROZEN, runner.mode.name) as check:
             baseline = _check_determinism(recaptures, check)
             is_deterministic = not check.findings
         for change in host_changes(target, runner, recaptures):
-            with log.check(Audit.BAKED, runner.mode.name) as check:
+            with log.check(Audit.FROZEN, runner.mode.name) as check:
                 found = confirmed_differences(recaptures, baseline, change)
                 for size, differences in found.items():
                     report_change(check, change, differences, size, baseline.records[size])
                 check.text = f"changed {change.name}: {_counts(found, baseline)}"
-        with log.check(Audit.BAKED, runner.mode.name) as check:
+        with log.check(Audit.FROZEN, runner.mode.name) as check:
             if target.group is not None:
                 check.text = "undeclared numbers: not searched on several ranks"
             elif not is_deterministic:
@@ -105,12 +103,11 @@ def _check_determinism(recaptures: Recaptures, check: Check) -> Baseline:
             continue
         first = differences[0]
         check.report(
-            NONDETERMINISTIC_CAPTURE,
+            FindingKind.NONDETERMINISTIC_CAPTURE,
             f"two captures of the same step differ in {count_of(len(differences), 'place')}, first "
             f"in {location(first, baseline.records[size])} ({first.before}, then {first.after}).",
             batch_size=size,
-            advice=_NOT_DETERMINISTIC,
-            cause=NONDETERMINISTIC_CAPTURE,
+            cause=FindingKind.NONDETERMINISTIC_CAPTURE.value,
             before=first.before,
             after=first.after,
         )

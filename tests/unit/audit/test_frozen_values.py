@@ -12,7 +12,7 @@ from torch import nn
 
 import graphkit as gk
 from graphkit.audit import AuditLog
-from graphkit.audit.baked import audit_baked
+from graphkit.audit.frozen_values import audit_frozen_values
 
 SPEC = gk.SpecConfig("EAGLE", num_steps=3, topk=1, num_draft_tokens=4)
 SIZES = gk.BufferSizes(4, 128, 16, 32, torch.float32)
@@ -48,7 +48,7 @@ def audited(forward, model=None, **dynamic):
     )
     log = AuditLog()
     with target.runner(MODE, batch_sizes=[2, 4], device="cpu") as runner:
-        audit_baked(target, runner, log)
+        audit_frozen_values(target, runner, log)
     return log
 
 
@@ -87,14 +87,14 @@ def test_a_scalar_is_reported_with_its_node_and_both_values(model, settings):
     )
     assert [finding.batch_size for finding in log.findings] == [2, 4]
     finding = log.findings[0]
-    assert (finding.kind, finding.audit, finding.severity) == ("baked value", "baked", "error")
+    assert (finding.kind, finding.audit, finding.severity) == ("frozen value", "frozen", "error")
     assert (finding.kernel, finding.argument) == ("div", 1)
     assert (finding.before, finding.after) == ("0.5", "0.25")
     assert finding.text == (
         f"argument 1 of `div` (node {finding.node}) follows `temperature` (0.5, then 0.25): the "
         "graph captured its value."
     )
-    assert "test_baked.py" in finding.source
+    assert "test_frozen_values.py" in finding.source
     assert finding.advice
     assert settings.temperature == 0.5
 

@@ -1,23 +1,17 @@
-"""Fingerprints of graphs and of the memory that they read, and their differences."""
+"""Digests of graphs and of the memory that they read, and their differences."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.records import Finding
 from graphkit.records.audit import Audit, worst_first
 
-_ADVICE = {
-    "weight": "Restore the weights in the memory that the graph reads, before its next replay.",
-    "tensor": "Fill the tensor again before the next replay, or capture again.",
-    "pool": "Keep the graph's memory pool through the sleep, or capture again.",
-    "template": "Capture again, and keep what the arguments point to.",
-}
-
 
 @dataclass(frozen=True, slots=True)
-class MemoryPrint:
+class MemoryContents:
     """The content of some memory.
 
     Attributes:
@@ -36,7 +30,7 @@ class MemoryPrint:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphPrint:
+class GraphContents:
     """A graph and the memory that it reads.
 
     Attributes:
@@ -45,11 +39,11 @@ class GraphPrint:
     """
 
     nodes: tuple[tuple[str, str], ...]
-    memory: dict[int, MemoryPrint] = field(default_factory=dict)
+    memory: dict[int, MemoryContents] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Fingerprint:
+class GraphDigest:
     """Checksums of all graphs of a process.
 
     Attributes:
@@ -57,13 +51,13 @@ class Fingerprint:
         replays: Number of replays of all graphs so far.
     """
 
-    graphs: dict[str, GraphPrint]
+    graphs: dict[str, GraphContents]
     replays: int
 
 
 @dataclass(frozen=True, slots=True)
-class FingerprintDifference:
-    """What differs between two fingerprints.
+class DigestDifference:
+    """What differs between two digests.
 
     Attributes:
         kind: ``weight``, ``tensor``, ``pool`` or ``template``.
@@ -81,23 +75,24 @@ class FingerprintDifference:
 
     def finding(self) -> Finding:
         """Return it as a finding of a report."""
+        kind = FindingKind[f"{self.kind.upper()}_DIFFERS"]
         return Finding(
             audit=Audit.FINGERPRINT,
-            kind=f"{self.kind} differs",
+            kind=kind.value,
             severity=self.severity,
             mode=self.graphs[0],
             modes=self.graphs,
             names=(self.name,),
             text=self.text,
-            advice=_ADVICE[self.kind],
+            advice=kind.advice,
             cause=f"{self.kind} {self.name}",
         )
 
 
-def differences(before: Fingerprint, after: Fingerprint) -> tuple[FingerprintDifference, ...]:
+def differences(before: GraphDigest, after: GraphDigest) -> tuple[DigestDifference, ...]:
     """Return the differences, one for each weight, tensor, pool range and node, errors first."""
     was_replayed = before.replays != after.replays
-    merged: dict[tuple[str, str, str], FingerprintDifference] = {}
+    merged: dict[tuple[str, str, str], DigestDifference] = {}
     for graph, old in before.graphs.items():
         new = after.graphs.get(graph)
         if new is None:
@@ -107,15 +102,15 @@ def differences(before: Fingerprint, after: Fingerprint) -> tuple[FingerprintDif
             key = found.kind, found.name, found.text
             earlier = merged.get(key)
             graphs = (*(earlier.graphs if earlier else ()), graph)
-            merged[key] = FingerprintDifference(
+            merged[key] = DigestDifference(
                 found.kind, found.severity, found.name, found.text, graphs
             )
     return worst_first(merged.values())
 
 
 def _memory_differences(
-    graph: str, old: GraphPrint, new: GraphPrint, *, was_replayed: bool
-) -> Iterator[FingerprintDifference]:
+    graph: str, old: GraphContents, new: GraphContents, *, was_replayed: bool
+) -> Iterator[DigestDifference]:
     """Yield the memory that differs; replays write tensors and the pool, but no weights."""
     for address, was in old.memory.items():
         now = new.memory.get(address)
@@ -131,17 +126,17 @@ def _memory_differences(
             text, severity = f"{what} is all zeros now and was not.", "error"
         else:
             text, severity = f"{what} has other content.", "note"
-        yield FingerprintDifference(was.kind, severity, was.name, text, (graph,))
+        yield DigestDifference(was.kind, severity, was.name, text, (graph,))
 
 
 def _node_differences(
-    graph: str, old: GraphPrint, new: GraphPrint
-) -> Iterator[FingerprintDifference]:
+    graph: str, old: GraphContents, new: GraphContents
+) -> Iterator[DigestDifference]:
     for index, (was, now) in enumerate(zip(old.nodes, new.nodes, strict=False)):
         if was != now:
             text = f"node {index}, `{was[0]}`, is `{now[0]}` now, or has other arguments."
-            yield FingerprintDifference("template", "error", f"node {index}", text, (graph,))
+            yield DigestDifference("template", "error", f"node {index}", text, (graph,))
             return
     if len(old.nodes) != len(new.nodes):
         text = f"the graph has {len(new.nodes)} nodes instead of {len(old.nodes)}."
-        yield FingerprintDifference("template", "error", "nodes", text, (graph,))
+        yield DigestDifference("template", "error", "nodes", text, (graph,))
