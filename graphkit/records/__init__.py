@@ -25,12 +25,12 @@ from graphkit.records.diff import (
     SizeDiff,
 )
 from graphkit.records.environment import Environment
+from graphkit.records.foreign import ForeignRecord, Process
 from graphkit.records.generate import Completion, GenerateRecord
 from graphkit.records.graph import GraphMemory, GraphRecord, Segment, Timing
 from graphkit.records.memory import MemoryEstimate, ModeMemory
 from graphkit.records.node import Argument, Edge, Node, Pointer
 from graphkit.records.record import SCHEMA, Record, load_record
-from graphkit.records.recording import Process, RecordingRecord
 from graphkit.records.text import (
     count_of,
     distinct_text,
@@ -58,6 +58,7 @@ __all__ = [
     "Environment",
     "FieldChange",
     "Finding",
+    "ForeignRecord",
     "Gap",
     "GenerateRecord",
     "GraphBaseline",
@@ -78,7 +79,6 @@ __all__ = [
     "Process",
     "Record",
     "RecordWithGraphs",
-    "RecordingRecord",
     "ReplayStats",
     "Segment",
     "SizeDiff",

@@ -86,7 +86,7 @@ class GraphRecord(Record):
         mode: Name of the forward mode; empty without a runner.
         batch_size: Captured size; 0 without a runner.
         captured_at: Line that captured it; empty if unknown.
-        process: Index of the process in a ``RecordingRecord``.
+        process: Index of the process in a ``ForeignRecord``.
         nodes: Nodes in order of creation; those inside a child graph or body follow all nodes of
             the graph around it.
         edges: Dependencies between nodes of the same graph or body.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from graphkit.errors import RecordError
 from graphkit.records.capture import CaptureRecord
+from graphkit.records.foreign import ForeignRecord
 from graphkit.records.graph import GraphRecord
 from graphkit.records.record import Record
-from graphkit.records.recording import RecordingRecord
 
-RecordWithGraphs = CaptureRecord | RecordingRecord | GraphRecord
+RecordWithGraphs = CaptureRecord | ForeignRecord | GraphRecord
 """Record that may contain graphs with their nodes."""
 
 

@@ -37,7 +37,7 @@ def inspect_view(
     """Return the pages that the screen shows of a record, one below the other.
 
     Args:
-        record: A capture, a recording or a graph.
+        record: A record of a capture, of a foreign program or of a graph.
         mode: Shows only this forward mode, or the graph of this name.
         batch_size: Shows only this captured size.
         by: One of ``ORDERS``: nodes in their modules, by kernel, or as they ran.

@@ -30,7 +30,7 @@ def select_graphs(
     """Return the graphs of a mode, a size, or both.
 
     Args:
-        record: A capture, a recording or a graph.
+        record: A record of a capture, of a foreign program or of a graph.
         mode: A forward mode in any case, or the name of a graph; ``None`` for all.
         batch_size: A captured size; ``None`` for all.
 

@@ -12,9 +12,9 @@ from graphkit.records import (
     BenchReport,
     CaptureRecord,
     Environment,
+    ForeignRecord,
     GraphRecord,
     Process,
-    RecordingRecord,
     load_record,
 )
 
@@ -71,7 +71,7 @@ def test_several_modes_of_a_target_are_all_shown(run, tiny, here):
 def test_single_graphs_and_recordings_are_records_too(run, saved, here):
     graph = CaptureRecord.load(saved).graphs[0]
     (here / "graph.json").write_text(graph.to_json())
-    recording = RecordingRecord(
+    recording = ForeignRecord(
         command=("serve.py",),
         exit_code=0,
         environment=ENVIRONMENT,

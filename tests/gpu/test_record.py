@@ -9,7 +9,7 @@ import pytest
 
 from audited_runs import import_path
 from graphkit.graphs.driver import runtime
-from graphkit.records import RecordingRecord
+from graphkit.records import ForeignRecord
 
 pytestmark = [
     pytest.mark.gpu,
@@ -159,7 +159,7 @@ def record(run, tmp_path):
         done = run("-m", "graphkit", "record", "--out", "r.json", path.name)
         assert (done.returncode, done.stdout) == (0, plain.stdout), done.stderr
         assert "graphkit record:" not in done.stderr
-        return RecordingRecord.load(tmp_path / "r.json"), done.stderr
+        return ForeignRecord.load(tmp_path / "r.json"), done.stderr
 
     return run_twice
 

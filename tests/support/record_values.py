@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
-from graphkit.records import GraphRecord, RecordingRecord
+from graphkit.records import ForeignRecord, GraphRecord
 from graphkit.records.record import _KINDS, Count, Duration, Integer, Real
 
 KINDS = dict(sorted(_KINDS.items()))
@@ -52,7 +52,7 @@ def records_of(kind: Any) -> st.SearchStrategy[Any]:
 
 def _with_valid_indices(record: Any) -> Any:
     """Return a record whose indices, drawn at random before, refer to what it contains."""
-    if isinstance(record, RecordingRecord):
+    if isinstance(record, ForeignRecord):
         last = len(record.processes) - 1
         graphs = [dataclasses.replace(g, process=min(g.process, last)) for g in record.graphs]
         return dataclasses.replace(record, graphs=tuple(graphs) if last >= 0 else ())

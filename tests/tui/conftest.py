@@ -20,13 +20,13 @@ from graphkit.records import (
     CaptureRecord,
     Edge,
     Environment,
+    ForeignRecord,
     GraphMemory,
     GraphRecord,
     ModeRecord,
     Node,
     Pointer,
     Process,
-    RecordingRecord,
     ReplayStats,
     Segment,
     SizeRecord,
@@ -216,7 +216,7 @@ def recording(capture):
         for at, (line, graph) in enumerate(zip(lines, capture.graphs, strict=False))
     ]
     other = replace(found[0], name="worker.py:3 #0", captured_at="worker.py:3", process=1)
-    return RecordingRecord(
+    return ForeignRecord(
         command=("python", "serve.py"), exit_code=0, environment=ENVIRONMENT,
         processes=(
             Process(pid=4101, command=("python", "serve.py")),

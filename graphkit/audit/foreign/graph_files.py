@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphkit.errors import RecordError
-from graphkit.records import GraphRecord, Process, RecordingRecord
+from graphkit.records import ForeignRecord, GraphRecord, Process
 
 FOLDER_VARIABLE = "GRAPHKIT_RECORDING"
 """The environment variable that names the folder for these files."""
@@ -72,7 +72,7 @@ class GraphFileWriter:
         return f"{self._prefix}-{next(self._numbers):06}"
 
 
-def _recording(graph: GraphRecord) -> RecordingRecord:
+def _recording(graph: GraphRecord) -> ForeignRecord:
     process = Process(pid=os.getpid(), command=tuple(sys.orig_argv))
     return _record(process.command, 0, [process], [graph])
 
@@ -90,7 +90,7 @@ class RecordedProgram:
     """
 
     exit_code: int
-    record: RecordingRecord | None
+    record: ForeignRecord | None
     lost_graphs: Mapping[int, int]
     imported_torch: bool
 
@@ -103,7 +103,7 @@ def collect(folder: Path, command: Sequence[str], exit_code: int) -> RecordedPro
     for path in sorted(folder.glob("*-*-*")):
         prefix = path.name.rpartition("-")[0]
         try:
-            recording = RecordingRecord.load(path)
+            recording = ForeignRecord.load(path)
         except RecordError:
             lost[int(prefix.rpartition("-")[2])] += 1
             continue
@@ -122,8 +122,8 @@ def _record(
     exit_code: int,
     processes: Iterable[Process],
     graphs: Sequence[GraphRecord],
-) -> RecordingRecord:
-    return RecordingRecord(
+) -> ForeignRecord:
+    return ForeignRecord(
         command=tuple(command),
         exit_code=exit_code,
         environment=graphs[0].environment,

@@ -39,7 +39,7 @@ class GraphGroup:
 
 
 def graph_groups(record: RecordWithGraphs) -> tuple[GraphGroup, ...]:
-    """Group the graphs of a capture by mode, and the graphs of a recording by process."""
+    """Group the graphs of a capture by mode, and those of a foreign program by process."""
     is_capture = isinstance(record, CaptureRecord)
     groups: dict[str | int, list[NamedGraph]] = {}
     for name, graph in named_graphs(record):

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from graphkit.records import CaptureRecord, GraphRecord, RecordWithGraphs
 from graphkit.views.facts import environment_facts
+from graphkit.views.pages.foreign import foreign_page
 from graphkit.views.pages.graph import graph_page
 from graphkit.views.pages.graph_groups import graph_groups
 from graphkit.views.pages.kernels import kernels_page
 from graphkit.views.pages.overview import overview_page
 from graphkit.views.pages.page import Page
-from graphkit.views.pages.recording import recording_page
 from graphkit.views.pages.timeline import timeline_page
 from graphkit.views.selection import select_graphs
 
@@ -23,7 +23,7 @@ def first_page(record: RecordWithGraphs) -> Page:
     if isinstance(record, GraphRecord):
         page = graph_page(graph_groups(record)[0], 0)
         return replace(page, facts=(*page.facts, *environment_facts(record)))
-    return recording_page(record)
+    return foreign_page(record)
 
 
 def initial_pages(
@@ -36,7 +36,7 @@ def initial_pages(
     """Return the page of the whole record, followed by the selected graph's.
 
     Args:
-        record: A capture, a recording or a graph.
+        record: A record of a capture, of a foreign program or of a graph.
         mode: Selects the first graph of this mode, or the graph of this name.
         batch_size: Selects the first graph of this size.
         by: How to show the selected graph, or the first one: ``module``, ``kernel`` or ``time``.

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from audited_runs import ROOT
-from graphkit.records import RecordingRecord
+from graphkit.records import ForeignRecord
 
 FAKE_CAPTURE = """
 from graphkit.records import Environment, GraphRecord
@@ -46,7 +46,7 @@ def graphs_in(here):
     """Return ``graphs_in(name)``: name and process index of each graph in a record."""
 
     def read(name="graphkit-record.json"):
-        record = RecordingRecord.load(here / name)
+        record = ForeignRecord.load(here / name)
         return [(graph.name, graph.process) for graph in record.graphs]
 
     return read

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import graphkit
-from graphkit.records import AuditReport, RecordingRecord
+from graphkit.records import AuditReport, ForeignRecord
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_the_program_gets_the_other_arguments(
     assert [path.name for path in here.glob("*.json")] == [out]
     assert graphs_in(out) == [(repr(programs), 0)]
     start = ["-m", "s"] if "-m" in arguments[:3] else ["s.py"]
-    assert list(RecordingRecord.load(here / out).command) == [*start, *programs]
+    assert list(ForeignRecord.load(here / out).command) == [*start, *programs]
 
 
 @pytest.mark.parametrize(

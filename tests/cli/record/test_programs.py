@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from graphkit.records import RecordingRecord
+from graphkit.records import ForeignRecord
 
 PRINT_STATE = """
 import json, os, sys
@@ -80,7 +80,7 @@ def test_children_are_recorded_too(program, here, graphs_in, record_in_shell):
         ("parent", 0), ("parent again", 0), ("fork", 1), ("spawn", 2), ("subprocess", 3),
         ("os.fork", 4),
     ]  # fmt: skip
-    processes = RecordingRecord.load(here / "graphkit-record.json").processes
+    processes = ForeignRecord.load(here / "graphkit-record.json").processes
     assert len({process.pid for process in processes}) == 5
     assert processes[0].command[-1] == "s.py"
     assert processes[3].command[1] == "-c"
@@ -103,7 +103,7 @@ def test_graphs_are_kept_however_the_program_ends(run, program, here, end, code)
     ended = run("record", "s.py")
     assert ended.code == code
     assert ended.err == "recorded 1 graph of 1 process: wrote graphkit-record.json\n"
-    record = RecordingRecord.load(here / "graphkit-record.json")
+    record = ForeignRecord.load(here / "graphkit-record.json")
     assert (record.exit_code, record.graphs[0].name) == (code, "a")
 
 

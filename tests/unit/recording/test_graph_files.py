@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from graphkit.audit.foreign.graph_files import FOLDER_VARIABLE, GraphFileWriter, collect
-from graphkit.records import RecordingRecord
+from graphkit.records import ForeignRecord
 
 COMMAND = ("train.py", "--x")
 
@@ -33,7 +33,7 @@ def test_graph_files_become_one_record(writer, tmp_path, graph_of):
     assert [(p.pid, p.command) for p in record.processes] == [(os.getpid(), tuple(sys.orig_argv))]
     assert record.graphs[0].nodes == graph_of("a").nodes
     assert recorded.lost_graphs == {}
-    assert RecordingRecord.from_json(record.to_json()) == record
+    assert ForeignRecord.from_json(record.to_json()) == record
 
 
 def test_many_graphs_stay_in_order(writer, tmp_path, graph_of):

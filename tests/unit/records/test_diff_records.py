@@ -12,9 +12,9 @@ from graphkit.records import (
     BenchReport,
     CaptureRecord,
     DiffRecord,
+    ForeignRecord,
     ModeRecord,
     Process,
-    RecordingRecord,
     SizeRecord,
 )
 from graphkit.views.diff import diff_records
@@ -54,7 +54,7 @@ def recording_of(make_graph):
         graphs = [
             make_graph(f"m op {p.split()[-1]}", name=p.split()[0], captured_at=p) for p in places
         ]
-        return RecordingRecord(
+        return ForeignRecord(
             command=("python", "serve.py"), exit_code=0, environment=make_graph().environment,
             processes=(Process(pid=1, command=("python",)),), graphs=tuple(graphs),
         )  # fmt: skip

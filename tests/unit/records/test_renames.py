@@ -11,11 +11,11 @@ from graphkit.models.reference import reference_target
 from graphkit.records import (
     Argument,
     Edge,
+    ForeignRecord,
     GraphRecord,
     Node,
     Pointer,
     Process,
-    RecordingRecord,
 )
 from graphkit.views.diff import diff_graphs, diff_records
 
@@ -155,7 +155,7 @@ def test_a_weight_whose_module_was_renamed_in_another_graph_is_the_same(make_gra
             {"short_name": "gather", "module": m, "arguments": (reads,)} for m in (path, "draft")
         ]
         target, draft = (make_graph(row, name=row["module"], captured_at="a.py:1") for row in rows)
-        return RecordingRecord(
+        return ForeignRecord(
             command=("python",), exit_code=0, environment=target.environment,
             processes=(Process(pid=1, command=("python",)),),
             graphs=(dataclasses.replace(target, name="target"), draft),

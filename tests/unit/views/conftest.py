@@ -17,13 +17,13 @@ from graphkit.records import (
     CaptureRecord,
     Edge,
     Environment,
+    ForeignRecord,
     GraphMemory,
     GraphRecord,
     ModeRecord,
     Node,
     Pointer,
     Process,
-    RecordingRecord,
     ReplayStats,
     Segment,
     SizeRecord,
@@ -200,7 +200,7 @@ def recording(capture):
         dataclasses.replace(graph, name="runner.py:40", mode="", batch_size=0)
         for graph in capture.graphs[1:3]
     ]
-    return RecordingRecord(
+    return ForeignRecord(
         command=("python", "serve.py"), exit_code=0, environment=ENVIRONMENT,
         processes=(Process(pid=7, command=("python", "serve.py")),), graphs=tuple(graphs),
     )  # fmt: skip

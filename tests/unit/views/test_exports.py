@@ -18,8 +18,8 @@ from graphkit.errors import RecordError
 from graphkit.records import (
     BenchReport,
     CaptureRecord,
+    ForeignRecord,
     GraphRecord,
-    RecordingRecord,
     load_record,
 )
 from graphkit.records.record import Real
@@ -30,7 +30,7 @@ from graphkit.views.pages import node_page
 
 REAL = sorted((Path(__file__).parents[2] / "data").glob("**/*.json"))
 """Saved records of real machines."""
-GRAPHED = (CaptureRecord, RecordingRecord, GraphRecord)
+GRAPHED = (CaptureRecord, ForeignRecord, GraphRecord)
 st.register_type_strategy(
     Mapping, lambda kind: st.dictionaries(*map(st.from_type, get_args(kind)), max_size=2)
 )

@@ -1,4 +1,4 @@
-"""Result of ``graphkit record``: the graphs of a program."""
+"""Record of a foreign program: the graphs that it captured under ``graphkit record``."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingRecord(Record):
-    """Every CUDA graph that a program and its children captured.
+class ForeignRecord(Record):
+    """Every CUDA graph that a foreign program and its children captured.
 
     Attributes:
         command: Command line of the program.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from graphkit.records import RecordingRecord
+from graphkit.records import ForeignRecord
 from graphkit.views.facts import environment_facts
 from graphkit.views.formatting import size
 from graphkit.views.pages.graph import graph_page
@@ -20,7 +20,7 @@ _COLUMNS = (
 )
 
 
-def recording_page(record: RecordingRecord) -> Page:
+def foreign_page(record: ForeignRecord) -> Page:
     """Return everything that a program captured, with processes and lines open."""
     rows = tuple(_process_row(record, group) for group in graph_groups(record))
     lines = (line for row in rows for line in row.children)
@@ -38,7 +38,7 @@ def recording_page(record: RecordingRecord) -> Page:
     )
 
 
-def _process_row(record: RecordingRecord, group: GraphGroup) -> Row:
+def _process_row(record: ForeignRecord, group: GraphGroup) -> Row:
     number = group.graphs[0][1].process
     known = dict(enumerate(record.processes)).get(number)
     name = f"process {known.pid}: {' '.join(known.command)}" if known else f"process #{number}"
