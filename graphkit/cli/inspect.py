@@ -128,7 +128,7 @@ def _show(record: RecordWithGraphs, arguments: argparse.Namespace) -> int:
     elif _has_screen() and not arguments.plain:
         return _run_screen(record, mode, arguments.batch_size, arguments.by)
     else:
-        from graphkit.views.inspect import inspect_view
+        from graphkit.views.text.inspect import inspect_view
 
         size, by, is_plain = arguments.batch_size, arguments.by, arguments.plain
         view = inspect_view(record, mode=mode, batch_size=size, by=by, has_pictures=not is_plain)

@@ -1,15 +1,15 @@
 """Records as rich renderables for terminals, pipes and files, and as pages for the screen."""
 
-from graphkit.views.audit import audit_view, findings_view
-from graphkit.views.bench import bench_view
-from graphkit.views.capture import capture_view
-from graphkit.views.diff_text import diff_view
-from graphkit.views.doctor import Fact, doctor_view
 from graphkit.views.exports import FORMATS, Export
 from graphkit.views.formatting import visible
-from graphkit.views.generate import generate_view
-from graphkit.views.inspect import inspect_view
-from graphkit.views.memory import memory_view
+from graphkit.views.text.audit import audit_view, findings_view
+from graphkit.views.text.bench import bench_view
+from graphkit.views.text.capture import capture_view
+from graphkit.views.text.diff import diff_view
+from graphkit.views.text.doctor import Fact, doctor_view
+from graphkit.views.text.generate import generate_view
+from graphkit.views.text.inspect import inspect_view
+from graphkit.views.text.memory import memory_view
 
 __all__ = [
     "FORMATS",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 
-from graphkit.views.pages.page import Column
+from graphkit.views.pages.page_model import Column
 
 GAP = 2
 """Cells between two columns."""

@@ -22,17 +22,17 @@ from graphkit.records import (
     RecordWithGraphs,
     require_graphs,
 )
-from graphkit.views.audit import audit_view
-from graphkit.views.bench import bench_view
-from graphkit.views.capture import capture_view
-from graphkit.views.diff_text import diff_view
-from graphkit.views.generate import generate_view
 from graphkit.views.html import html_text
-from graphkit.views.inspect import inspect_view
-from graphkit.views.page_view import page_view
 from graphkit.views.pages import memory_page
 from graphkit.views.pages.graph import picture_page
 from graphkit.views.selection import NamedGraph, select_graphs, with_only
+from graphkit.views.text.audit import audit_view
+from graphkit.views.text.bench import bench_view
+from graphkit.views.text.capture import capture_view
+from graphkit.views.text.diff import diff_view
+from graphkit.views.text.generate import generate_view
+from graphkit.views.text.inspect import inspect_view
+from graphkit.views.text.page import page_view
 from graphkit.views.trace import trace_text
 
 _FONT_FACES = re.compile(r"@font-face\s*{.*?}", re.DOTALL)

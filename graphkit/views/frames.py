@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from graphkit.records import GraphRecord, Node, count_of
 from graphkit.views.formatting import us
 from graphkit.views.module_tree import Branch, module_tree, node_phases, total_us
-from graphkit.views.parts import common_part, node_parts
+from graphkit.views.node_parts import common_part, node_parts
 
 _NAMES = 3
 """Most numbers of equal layers that a name lists."""

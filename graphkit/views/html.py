@@ -21,13 +21,14 @@ from graphkit.records import (
     RecordWithGraphs,
     figure_heading,
 )
-from graphkit.views.drawing import details, drawing
-from graphkit.views.facts import PROFILED, environment_facts
+from graphkit.views.environment import environment_facts
 from graphkit.views.formatting import plain, size, us
-from graphkit.views.page_view import page_view
-from graphkit.views.pages.graph import graph_facts, picture_page
+from graphkit.views.graph_facts import PROFILED, graph_facts
+from graphkit.views.html_data import details, drawing
+from graphkit.views.pages.graph import picture_page
 from graphkit.views.pages.kernels import BYTES_NOTE
 from graphkit.views.selection import NamedGraph, with_only
+from graphkit.views.text.page import page_view
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 _SCRIPTS = "elements", "page", "timeline", "zoom", "modules", "nodes", "details", "start"

@@ -11,7 +11,7 @@ from functools import cached_property
 from graphkit.records import GraphRecord
 from graphkit.views.module_runs import module_runs
 from graphkit.views.module_tree import nodes_in_modules
-from graphkit.views.parts import common_part, node_parts
+from graphkit.views.node_parts import common_part, node_parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from graphkit.views.pages.page import Column, Row
+from graphkit.views.pages.page_model import Column, Row
 
 Order = Callable[[Sequence[Row]], Sequence[Row]]
 """Sorts the rows of one parent."""

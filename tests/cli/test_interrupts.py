@@ -146,7 +146,7 @@ def test_a_command_with_a_target_can_be_interrupted(
     ("arguments", "patched"),
     [
         (("inspect", RECORD), "graphkit.cli.inspect.load_record"),
-        (("inspect", RECORD, "--plain"), "graphkit.views.inspect.inspect_view"),
+        (("inspect", RECORD, "--plain"), "graphkit.views.text.inspect.inspect_view"),
         (("diff", RECORD, RECORD), "graphkit.cli.diff.load_record"),
         (("diff", RECORD, RECORD), "graphkit.cli.diff.diff_records"),
         (("export", RECORD, "--out", "out.html"), "graphkit.cli.export.load_record"),

@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from graphkit.views.pages.graph import _Tree
-from graphkit.views.pages.page import Page
+from graphkit.views.pages.page_model import Page
 from graphkit.views.tui.row_list import _CHUNK, RowList
 
 HEIGHT, NUM_LAYERS = 24, 100

@@ -7,7 +7,7 @@ from functools import partial
 
 from graphkit.records import BufferRecord, ModeRecord, extent
 from graphkit.views.formatting import size
-from graphkit.views.pages.page import Column, Link, Page, Row, Siblings, count_column
+from graphkit.views.pages.page_model import Column, Link, Page, Row, Siblings, count_column
 
 _COLUMNS = (
     Column(name="field"),

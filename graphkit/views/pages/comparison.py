@@ -17,7 +17,7 @@ from graphkit.records import (
 from graphkit.views.diff import diff_graphs
 from graphkit.views.formatting import size, us
 from graphkit.views.pages.node import page_by_index
-from graphkit.views.pages.page import Column, GraphLinks, Link, Page, Row, Siblings, section
+from graphkit.views.pages.page_model import Column, GraphLinks, Link, Page, Row, Siblings, section
 from graphkit.views.selection import NamedGraph
 
 _COLUMNS = (

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from functools import partial
 
 from graphkit.records import ForeignRecord
-from graphkit.views.facts import environment_facts
+from graphkit.views.environment import environment_facts
 from graphkit.views.formatting import size
 from graphkit.views.pages.graph import graph_page
 from graphkit.views.pages.graph_groups import GraphGroup, graph_groups
-from graphkit.views.pages.page import Column, Page, Row, count_column, section
+from graphkit.views.pages.page_model import Column, Page, Row, count_column, section
 
 _COLUMNS = (
     Column(name="process, line and graph", least=24),

@@ -5,15 +5,14 @@ In a whole step, the modules are inside of its phases.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
 from graphkit.records import GraphRecord, Node, extent
-from graphkit.views.facts import further_time_facts, time_facts
 from graphkit.views.formatting import bar, size, us
+from graphkit.views.graph_facts import graph_facts
 from graphkit.views.module_tree import (
     Branch,
     equal_layers,
@@ -22,10 +21,10 @@ from graphkit.views.module_tree import (
     shortened,
     total_us,
 )
+from graphkit.views.node_parts import common_part, node_parts
 from graphkit.views.pages.graph_groups import GraphGroup
 from graphkit.views.pages.node import node_note, page_by_index
-from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column
-from graphkit.views.parts import common_part, node_parts
+from graphkit.views.pages.page_model import Column, Page, Row, Siblings, count_column
 from graphkit.views.selection import NamedGraph
 from graphkit.views.source_code import source_cell
 
@@ -90,23 +89,6 @@ def _opened(rows: Sequence[Row]) -> Iterator[str]:
         if count > _OPEN_ROWS:
             return
         yield from (row.key for row in parents)
-
-
-def graph_facts(graph: GraphRecord) -> Iterator[tuple[str, str]]:
-    """Yield name and text of what is known of a whole graph, the most important first."""
-    yield "nodes", f"{len(graph.nodes):,}"
-    yield from time_facts(graph)
-    if graph.memory:
-        memory = f"{size(graph.memory.graph_bytes)} in a pool of {size(graph.memory.pool_bytes)}"
-        yield "memory", memory
-    if graph.captured_at:
-        yield "captured at", graph.captured_at
-    kinds = Counter(node.kind for node in graph.nodes).most_common()
-    if kinds:
-        yield "kinds", ", ".join(f"{count:,} {kind}" for kind, count in kinds)
-    yield from further_time_facts(graph)
-    programmatic = sum(edge.kind == "programmatic" for edge in graph.edges)
-    yield "edges", f"{len(graph.edges):,}, {programmatic:,} programmatic (PDL)"
 
 
 _ALWAYS, _MEASURED, _LAUNCHED, _IN_PARTS = range(4)

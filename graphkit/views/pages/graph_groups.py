@@ -10,7 +10,7 @@ from graphkit.views.pages.buffers import buffers_link
 from graphkit.views.pages.comparison import comparison_link
 from graphkit.views.pages.kernels import kernels_page
 from graphkit.views.pages.memory import memory_link
-from graphkit.views.pages.page import Link
+from graphkit.views.pages.page_model import Link
 from graphkit.views.pages.timeline import timeline_page
 from graphkit.views.selection import NamedGraph, named_graphs
 

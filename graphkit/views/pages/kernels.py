@@ -11,7 +11,7 @@ from graphkit.records import GraphRecord, Node, count_of
 from graphkit.views.formatting import bar, size, us
 from graphkit.views.module_tree import total_us
 from graphkit.views.pages.node import node_note, page_by_index
-from graphkit.views.pages.page import (
+from graphkit.views.pages.page_model import (
     Column,
     GraphLinks,
     Page,

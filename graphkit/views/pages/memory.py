@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from graphkit.records import GraphRecord, Segment, count_of
 from graphkit.views.formatting import size
-from graphkit.views.pages.page import (
+from graphkit.views.pages.page_model import (
     Column,
     GraphLinks,
     Link,

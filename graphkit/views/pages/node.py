@@ -7,7 +7,7 @@ from functools import partial
 
 from graphkit.records import Argument, Edge, GraphRecord, Node, Pointer, extent
 from graphkit.views.formatting import size, us
-from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column, section
+from graphkit.views.pages.page_model import Column, Page, Row, Siblings, count_column, section
 from graphkit.views.source_code import source_code
 
 NODE_COLUMNS = (

@@ -13,8 +13,8 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from graphkit.views.columns import GAP, ColumnSpan, align_cells, fit, widest
-from graphkit.views.page_view import TONES
 from graphkit.views.pages import Column, Row
+from graphkit.views.text.page import TONES
 from graphkit.views.tui.listing import Listing
 from graphkit.views.tui.palette import HEADING, SELECTED, heat_style, part_style
 

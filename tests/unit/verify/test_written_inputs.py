@@ -14,7 +14,7 @@ from graphkit.runners import RUNNERS
 from graphkit.runners.comparison import INPUT_WRITTEN
 from graphkit.spec import ForwardMode
 from graphkit.testing import assert_target_equivalent
-from graphkit.views.capture import capture_view
+from graphkit.views.text.capture import capture_view
 
 MODES = [mode for mode in RUNNERS if mode is not ForwardMode.STEP]
 

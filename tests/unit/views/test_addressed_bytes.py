@@ -8,7 +8,7 @@ import pytest
 
 from graphkit.records import Argument, Environment, GraphRecord, Node, Pointer
 from graphkit.views import inspect_view
-from graphkit.views.drawing import drawing
+from graphkit.views.html_data import drawing
 from graphkit.views.pages import kernels_page
 from graphkit.views.pages.kernels import addressed_bytes
 

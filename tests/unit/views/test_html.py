@@ -18,10 +18,10 @@ from graphkit.views import html as html_module
 from graphkit.views.formatting import plain
 from graphkit.views.frames import module_frames
 from graphkit.views.html import html_text
+from graphkit.views.node_parts import node_parts
 from graphkit.views.outline import flatten
 from graphkit.views.pages import kernels_page, node_page
 from graphkit.views.pages.timeline import replay_spans
-from graphkit.views.parts import node_parts
 from graphkit.views.selection import named_graphs, select_graphs
 
 DATA = Path(__file__).parents[2] / "data"

@@ -12,9 +12,9 @@ from rich.console import Console
 from graphkit.errors import ConfigError
 from graphkit.records import Argument, Node
 from graphkit.views import inspect_view
-from graphkit.views.inspect import ORDERS
-from graphkit.views.page_view import page_view
 from graphkit.views.pages import node_page
+from graphkit.views.text.inspect import ORDERS
+from graphkit.views.text.page import page_view
 
 
 def test_one_mode_reads_as_stored(capture, text, golden):

@@ -10,7 +10,7 @@ import pytest
 
 from graphkit.records import Node
 from graphkit.views.icicle import module_levels
-from graphkit.views.parts import common_part, node_parts
+from graphkit.views.node_parts import common_part, node_parts
 
 
 def node(index, module="", **facts):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from graphkit.records import Node, load_record
-from graphkit.views.page_view import page_view
 from graphkit.views.pages import graph_page
 from graphkit.views.pages.graph_groups import graph_groups
 from graphkit.views.source_code import source_cell, source_sentence
+from graphkit.views.text.page import page_view
 
 DATA = Path(__file__).parents[2] / "data"
 

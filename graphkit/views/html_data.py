@@ -9,15 +9,16 @@ from typing import Any
 from graphkit.records import GraphRecord, Node, count_of, extent
 from graphkit.views.formatting import plain, us, within_one
 from graphkit.views.frames import module_frames
+from graphkit.views.graph_facts import graph_facts
 from graphkit.views.module_tree import nodes_in_modules, total_us
+from graphkit.views.node_parts import node_parts
 from graphkit.views.outline import flatten
-from graphkit.views.pages.graph import graph_facts, graph_page
+from graphkit.views.pages.graph import graph_page
 from graphkit.views.pages.graph_groups import GraphGroup
 from graphkit.views.pages.kernels import kernels_page
 from graphkit.views.pages.node import NODE_COLUMNS, argument_rows, node_facts
-from graphkit.views.pages.page import Page, Row
+from graphkit.views.pages.page_model import Page, Row
 from graphkit.views.pages.timeline import replay_spans
-from graphkit.views.parts import node_parts
 from graphkit.views.selection import NamedGraph
 from graphkit.views.source_code import source_cell
 

@@ -18,7 +18,7 @@ from graphkit.records import (
     distinct_text,
     figure_heading,
 )
-from graphkit.views.facts import environment_line
+from graphkit.views.environment import environment_line
 from graphkit.views.formatting import number, size, us
 
 _MAX_MISMATCHES = 10

@@ -1,36 +1,13 @@
-"""Facts of records and graphs as names and texts: where they were made, and their times."""
+"""Facts of a graph as names and texts: its contents, its memory and its times."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
-from graphkit.records import (
-    Environment,
-    GraphRecord,
-    RecordWithGraphs,
-    count_of,
-    figure_name,
-)
-from graphkit.views.formatting import us
+from graphkit.records import GraphRecord, count_of, figure_name
+from graphkit.views.formatting import size, us
 from graphkit.views.module_tree import total_us
-
-
-def environment_facts(record: RecordWithGraphs) -> Iterator[tuple[str, str]]:
-    """Yield the device, the backend and the versions, as far as they are known."""
-    environment = record.environment
-    yield "device", environment.device
-    yield "backend", record.backend
-    for name in ("torch", "triton", "cuda", "driver", "graphkit"):
-        if getattr(environment, name):
-            yield name, getattr(environment, name)
-
-
-def environment_line(target: str, backend: str, environment: Environment) -> str:
-    """Return the target and where it ran, such as ``tiny on cpu, recorder backend, torch 2.13``."""
-    has_gpu = environment.driver and environment.device != "cpu"
-    gpu = f", CUDA {environment.cuda}, driver {environment.driver}" if has_gpu else ""
-    return f"{target} on {environment.device}, {backend} backend, torch {environment.torch}{gpu}"
-
 
 PROFILED = (
     "Times of nodes and gaps were measured in profiled replays, which take longer, above all in "
@@ -58,8 +35,18 @@ def time_facts(graph: GraphRecord) -> Iterator[tuple[str, str]]:
     yield figure_name("gap_us"), f"{_us(timeline.gap_us)}{share}"
 
 
-def further_time_facts(graph: GraphRecord) -> Iterator[tuple[str, str]]:
-    """Yield the sums of node times of a graph."""
+def graph_facts(graph: GraphRecord) -> Iterator[tuple[str, str]]:
+    """Yield name and text of what is known of a whole graph, the most important first."""
+    yield "nodes", f"{len(graph.nodes):,}"
+    yield from time_facts(graph)
+    if graph.memory:
+        memory = f"{size(graph.memory.graph_bytes)} in a pool of {size(graph.memory.pool_bytes)}"
+        yield "memory", memory
+    if graph.captured_at:
+        yield "captured at", graph.captured_at
+    kinds = Counter(node.kind for node in graph.nodes).most_common()
+    if kinds:
+        yield "kinds", ", ".join(f"{count:,} {kind}" for kind, count in kinds)
     timing, whole = graph.timing, total_us(graph.nodes)
     if timing:
         path = count_of(len(timing.critical_path), "node")
@@ -68,6 +55,8 @@ def further_time_facts(graph: GraphRecord) -> Iterator[tuple[str, str]]:
         yield "sum of nodes", _us(whole)
     if timing:
         yield "profiled replays", f"{timing.replays:,}"
+    programmatic = sum(edge.kind == "programmatic" for edge in graph.edges)
+    yield "edges", f"{len(graph.edges):,}, {programmatic:,} programmatic (PDL)"
 
 
 def _us(value: float | None) -> str:

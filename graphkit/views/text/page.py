@@ -14,7 +14,7 @@ from rich.text import Text
 from graphkit.views.columns import GAP, ColumnSpan, fit, widest
 from graphkit.views.formatting import facts_table, plain
 from graphkit.views.outline import Line, flatten
-from graphkit.views.pages.page import Page, Row
+from graphkit.views.pages.page_model import Page, Row
 
 TONES = {
     "": Style(),

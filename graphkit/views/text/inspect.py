@@ -9,7 +9,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from graphkit.records import CaptureRecord, GraphRecord, RecordWithGraphs
-from graphkit.views.page_view import page_view
 from graphkit.views.pages import (
     Page,
     buffers_page,
@@ -21,6 +20,7 @@ from graphkit.views.pages import (
 )
 from graphkit.views.pages.graph_groups import graph_groups
 from graphkit.views.selection import NamedGraph, is_mode, select_graphs, with_only
+from graphkit.views.text.page import page_view
 
 ORDERS = ("module", "kernel", "time")
 """Ways to show the nodes of a graph."""

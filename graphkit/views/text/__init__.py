@@ -1,0 +1,1 @@
+"""Records, and pages of them, as rich renderables for a terminal, a pipe or a file."""
