@@ -21,11 +21,6 @@ from graphkit.runners import Runner
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-_Labels = tuple[str, ...]
-"""Names of labels, or a sample's values of them in the same order."""
-_Sample = tuple[_Labels, float]
-"""Values of the labels of one sample, and its value."""
-
 _PREFIX = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
 """A name of Prometheus up to its colon: https://prometheus.io/docs/concepts/data_model/"""
 
@@ -111,51 +106,25 @@ class PrometheusCollector:
         by_mode: dict[str, list[Runner[Any, Any]]] = {}
         for runner in runners:
             by_mode.setdefault(runner.label, []).append(runner)
-        known = [
-            (mode, same, _sum([runner.stats for runner in same])) for mode, same in by_mode.items()
-        ]
-        yield self._counter(
-            "graph_replays",
-            "Graph replays by captured batch size.",
-            ("mode", "batch_size"),
-            (
-                ((mode, str(size)), count)
-                for mode, _, stats in known
-                for size, count in stats.replays_by_size.items()
-            ),
-        )
-        yield self._counter(
-            "padded_rows",
-            "Rows (tokens) of padding that replays computed.",
-            ("mode",),
-            (((mode,), stats.padded_rows) for mode, _, stats in known),
-        )
-        yield self._counter(
-            "eager_steps",
-            "Steps that ran without a graph, by reason.",
-            ("mode", "reason"),
-            (
-                ((mode, reason), count)
-                for mode, _, stats in known
-                for reason, count in stats.fallbacks.items()
-            ),
-        )
-        yield self._gauge(
-            "graph_pool_bytes",
-            "Memory of the captured graphs.",
-            ("mode",),
-            (
-                ((mode,), sum(runner.graph_bytes for runner in same))
-                for mode, same, _ in known
-                if all(runner.status == "captured" for runner in same)
-            ),
-        )
-        yield self._histogram(
-            "batch_size",
-            "Live requests per replay.",
-            ("mode",),
-            (((mode,), stats.live_sizes, same[0].table) for mode, same, stats in known),
-        )
+        stats = {mode: _sum([runner.stats for runner in same]) for mode, same in by_mode.items()}
+        text = "Graph replays by captured batch size."
+        replays = self._counter("graph_replays", text, "mode", "batch_size")
+        text = "Rows (tokens) of padding that replays computed."
+        rows = self._counter("padded_rows", text, "mode")
+        text = "Steps that ran without a graph, by reason."
+        eager = self._counter("eager_steps", text, "mode", "reason")
+        pool = self._gauge("graph_pool_bytes", "Memory of the captured graphs.", "mode")
+        sizes = self._histogram("batch_size", "Live requests per replay.", "mode")
+        for mode, same in by_mode.items():
+            for size, count in stats[mode].replays_by_size.items():
+                replays.add(count, mode, size)
+            rows.add(stats[mode].padded_rows, mode)
+            for reason, count in stats[mode].fallbacks.items():
+                eager.add(count, mode, reason)
+            if all(runner.status == "captured" for runner in same):
+                pool.add(sum(runner.graph_bytes for runner in same), mode)
+            sizes.add_counts(stats[mode].live_sizes, same[0].table, mode)
+        yield from (samples.family for samples in (replays, rows, eager, pool, sizes))
 
     def _engine_metrics(self, engine: SpeculativeEngine) -> Iterator[Metric]:
         stats = engine.stats
@@ -166,7 +135,7 @@ class PrometheusCollector:
             "kv_cache_usage_perc": ("KV slots that requests hold, 0 to 1.", stats.kv_usage),
         }
         for name, (text, value) in gauges.items():
-            yield self._gauge(name, text, (), [((), value)])
+            yield self._gauge(name, text).add(value).family
         counters = {
             "generation_tokens": ("Tokens generated.", stats.new_tokens),
             "spec_decode_num_drafts": (
@@ -183,68 +152,67 @@ class PrometheusCollector:
             ),
         }
         for name, (text, value) in counters.items():
-            yield self._counter(name, text, (), [((), value)])
-        yield self._counter(
-            "spec_decode_num_accepted_tokens_per_pos",
-            "Verify steps that accepted the draft at a position, from 0.",
-            ("position",),
-            (
-                (
-                    (str(position),),
-                    sum(n for length, n in accepted.items() if length > position + 1),
-                )
-                for position in range(engine.max_path - 1)
-            ),
-        )
+            yield self._counter(name, text).add(value).family
+        text = "Verify steps that accepted the draft at a position, from 0."
+        by_position = self._counter("spec_decode_num_accepted_tokens_per_pos", text, "position")
+        for position in range(engine.max_path - 1):
+            count = sum(n for length, n in accepted.items() if length > position + 1)
+            by_position.add(count, position)
+        yield by_position.family
         if engine.spec.is_adaptive:
-            yield self._counter(
-                "spec_decode_num_steps",
-                "Verify steps by the number of their drafts, once per request.",
-                ("drafts",),
-                (((str(drafts),), count) for drafts, count in drafted.items()),
-            )
-        yield self._histogram(
-            "spec_accept_length",
-            "Tokens per verify step and request, the bonus token included.",
-            (),
-            [((), stats.accepted_lengths, range(1, engine.max_path + 1))],
+            text = "Verify steps by the number of their drafts, once per request."
+            steps = self._counter("spec_decode_num_steps", text, "drafts")
+            for drafts, count in drafted.items():
+                steps.add(count, drafts)
+            yield steps.family
+        text = "Tokens per verify step and request, the bonus token included."
+        lengths = self._histogram("spec_accept_length", text)
+        yield lengths.add_counts(accepted, range(1, engine.max_path + 1)).family
+
+    def _counter(self, name: str, text: str, *labels: str) -> _Samples:
+        return self._samples(self._core.CounterMetricFamily, name, text, labels)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> _Samples:
+        return self._samples(self._core.GaugeMetricFamily, name, text, labels)
+
+    def _histogram(self, name: str, text: str, *labels: str) -> _Samples:
+        return self._samples(self._core.HistogramMetricFamily, name, text, labels)
+
+    def _samples(self, family_type: Any, name: str, text: str, labels: Sequence[str]) -> _Samples:
+        family = family_type(self._prefix + name, text, labels=[*self._labels, *labels])
+        return _Samples(family, [*self._labels.values()])
+
+
+class _Samples:
+    """Adds samples to a metric.
+
+    Args:
+        family: The metric.
+        shared: Values of the labels that all metrics have.
+    """
+
+    def __init__(self, family: Any, shared: Sequence[str]) -> None:
+        self.family, self._shared = family, shared
+
+    def add(self, value: float, *labels: object) -> _Samples:
+        """Add a value with the values of its own labels."""
+        self.family.add_metric([*self._shared, *map(str, labels)], value)
+        return self
+
+    def add_counts(
+        self, counts: Mapping[int, int], bounds: Iterable[int], *labels: object
+    ) -> _Samples:
+        """Add a histogram of counts by value, with the upper bounds of its buckets."""
+        buckets = [
+            (f"{bound}.0", sum(count for value, count in counts.items() if value <= bound))
+            for bound in bounds
+        ]
+        self.family.add_metric(
+            [*self._shared, *map(str, labels)],
+            [*buckets, ("+Inf", sum(counts.values()))],
+            sum(value * count for value, count in counts.items()),
         )
-
-    def _counter(self, name: str, text: str, labels: _Labels, values: Iterable[_Sample]) -> Metric:
-        return self._filled(self._core.CounterMetricFamily, name, text, labels, values)
-
-    def _gauge(self, name: str, text: str, labels: _Labels, values: Iterable[_Sample]) -> Metric:
-        return self._filled(self._core.GaugeMetricFamily, name, text, labels, values)
-
-    def _filled(
-        self, family_type: Any, name: str, text: str, labels: _Labels, values: Iterable[_Sample]
-    ) -> Metric:
-        family: Metric = family_type(self._prefix + name, text, labels=[*self._labels, *labels])
-        for label_values, value in values:
-            family.add_metric([*self._labels.values(), *label_values], value)  # type: ignore[attr-defined]
-        return family
-
-    def _histogram(
-        self,
-        name: str,
-        text: str,
-        labels: _Labels,
-        values: Iterable[tuple[_Labels, Mapping[int, int], Iterable[int]]],
-    ) -> Metric:
-        """Return a histogram; ``values`` has label values, counts by value, and upper bounds."""
-        names = [*self._labels, *labels]
-        family = self._core.HistogramMetricFamily(self._prefix + name, text, labels=names)
-        for label_values, counts, bounds in values:
-            buckets = [
-                (f"{bound}.0", sum(count for value, count in counts.items() if value <= bound))
-                for bound in bounds
-            ]
-            family.add_metric(
-                [*self._labels.values(), *label_values],
-                [*buckets, ("+Inf", sum(counts.values()))],
-                sum(value * count for value, count in counts.items()),
-            )
-        return family
+        return self
 
 
 def _sum(stats: Sequence[ReplayStats]) -> ReplayStats:

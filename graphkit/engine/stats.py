@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -59,23 +60,20 @@ class Tally:
 
     def __init__(self) -> None:
         self._new_tokens = 0
-        self._accepted_lengths: Counter[int] = Counter()
-        self._drafted_lengths: Counter[int] = Counter()
+        self._accepted: Counter[int] = Counter()
+        self._drafted: Counter[int] = Counter()
 
     def add(self, request: Request) -> None:
         """Add a finished request."""
         self._new_tokens += len(request.output_ids)
-        self._accepted_lengths.update(request.accepted_lengths)
-        self._drafted_lengths.update(request.drafted_lengths)
+        self._accepted.update(request.accepted_lengths)
+        self._drafted.update(request.drafted_lengths)
 
     def stats(
         self, queue: RequestQueue, memory: RequestMemory, runners: Iterable[Runner[Any, Any]]
     ) -> EngineStats:
         """Return the counts, unfinished requests included."""
-        total = Tally()
-        total._new_tokens = self._new_tokens
-        total._accepted_lengths.update(self._accepted_lengths)
-        total._drafted_lengths.update(self._drafted_lengths)
+        total = copy.deepcopy(self)
         for request in queue.started:
             total.add(request)
         replays: Counter[str] = Counter()
@@ -87,8 +85,8 @@ class Tally:
                 fallbacks.setdefault(runner.label, Counter()).update(stats.fallbacks)
         return EngineStats(
             new_tokens=total._new_tokens,
-            accepted_lengths=dict(sorted(total._accepted_lengths.items())),
-            drafted_lengths=dict(sorted(total._drafted_lengths.items())),
+            accepted_lengths=dict(sorted(total._accepted.items())),
+            drafted_lengths=dict(sorted(total._drafted.items())),
             replays=replays,
             fallbacks=fallbacks,
             running=len(list(queue.admitted)),

@@ -302,9 +302,6 @@ class RandomTrees(Drafter):
     def extend(self, verified):
         """Do nothing."""
 
-    def extend_accepted(self, verified, num_accepted_tokens):
-        """Do nothing."""
-
 
 class Faulty:
     """A forward that raises at a chosen call."""

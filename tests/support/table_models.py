@@ -24,9 +24,6 @@ class StatelessDrafter(Drafter):
     def extend(self, verified):
         pass
 
-    def extend_accepted(self, verified, num_accepted_tokens):
-        pass
-
 
 class TopDrafter(StatelessDrafter):
     """Proposes K chains: the most probable tokens, and behind each the most probable text."""

@@ -153,10 +153,6 @@ class ChanceDrafter(gk.Drafter):
         """Run the layers over all rows of the step."""
         self._layers(verified.predict)
 
-    def extend_accepted(self, verified: gk.Verified, num_accepted_tokens: Sequence[int]) -> None:  # noqa: ARG002
-        """See ``extend``."""
-        self.extend(verified)
-
 
 def successors(device: torch.device) -> torch.Tensor:
     """Return the token after each token, [V] int64."""

@@ -147,9 +147,6 @@ class ErringDrafter(gk.Drafter):
     def extend(self, verified: gk.Verified) -> None:
         """Do nothing: the table has no state."""
 
-    def extend_accepted(self, verified: gk.Verified, num_accepted_tokens: Sequence[int]) -> None:
-        """Do nothing."""
-
 
 def table_runner(
     table: Table,

@@ -6,7 +6,7 @@ copying after the token that differed. Otherwise it looks up a new position to c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -95,10 +95,6 @@ class CopyDrafter(Drafter):
         self.text[rows[:, None], columns] = verified.predict.view_as(columns)
         source = torch.where(accepted > 0, self.source[:, 0] + accepted + 1, -1)
         self.future_map.stash(rows, {"source": source, "accepted": accepted})
-
-    def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:  # noqa: ARG002
-        """Do the same in generation v1; writes of finished requests are harmless."""
-        self.extend(verified)
 
 
 def latest_copy(text: torch.Tensor, last: torch.Tensor) -> torch.Tensor:

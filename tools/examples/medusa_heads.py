@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -131,10 +130,6 @@ class MedusaDrafter(gk.Drafter):
         last = verified.counts.num_accepted_drafts.long()[:, None, None]
         states = rows.gather(1, last.expand(-1, 1, rows.shape[2]))[:, 0]
         self._context.future_map.stash(verified.req_pool_indices, {"head_states": states})
-
-    def extend_accepted(self, verified: gk.Verified, num_accepted_tokens: Sequence[int]) -> None:  # noqa: ARG002
-        """Do the same in generation v1; rows of finished requests are not read again."""
-        self.extend(verified)
 
 
 class MedusaAlgorithm(gk.CustomSpecAlgorithm):

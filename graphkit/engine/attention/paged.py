@@ -201,7 +201,10 @@ class PagedAttention(PooledAttention):
                 or a number is out of range.
         """
         self.store(layer, key_TMD, value_TME, out_cache_loc_T, window=window)
-        return self._attend_stored(layer, query_TND, metadata, window, softcap, sinks_N, chunked)
+        return self._attend_stored(
+            layer, query_TND, metadata,
+            window=window, softcap=softcap, sinks_N=sinks_N, chunked=chunked,
+        )  # fmt: skip
 
     def attend_projected(
         self,
@@ -209,11 +212,7 @@ class PagedAttention(PooledAttention):
         heads: ProjectedHeads,
         out_cache_loc_T: torch.Tensor,
         metadata: AttentionMetadata,
-        *,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks_N: torch.Tensor | None = None,
-        chunked: bool = False,
+        **options: Any,
     ) -> torch.Tensor:
         """Rotate this step's heads, then store and attend as ``attend`` does.
 
@@ -222,68 +221,57 @@ class PagedAttention(PooledAttention):
         overrides ``attend`` or ``store``.
 
         Args:
-            layer: See ``attend``, like all others.
+            layer: See ``attend``, like ``options``.
             heads: The projected rows, and how to rotate them.
             out_cache_loc_T: Slots of the rows.
             metadata: Metadata of the batch.
-            window: Most keys that a row sees; 0 for all.
-            softcap: Bound of the scores; 0 for none.
-            sinks_N: A further score per query head.
-            chunked: Whether a row sees the keys of its own chunk alone.
+            **options: ``window``, ``softcap``, ``sinks_N`` and ``chunked``.
 
         Shapes:
-            out_cache_loc_T: [T] int64. sinks_N: [N]. Returns [T, N, D] of the rows' dtype.
+            out_cache_loc_T: [T] int64. Returns [T, N, D] of the rows' dtype.
 
         Raises:
             AttentionError: See ``attend``.
         """
         tensors = heads.qkv, heads.query_weight, heads.key_weight
         needs_grad = torch.is_grad_enabled() and any(
-            each is not None and each.requires_grad for each in tensors
+            tensor is not None and tensor.requires_grad for tensor in tensors
         )
         own = type(self).attend, type(self).store
         if needs_grad or own != (PagedAttention.attend, PagedAttention.store):
-            return self.attend(
-                layer, *heads.rotated(), out_cache_loc_T, metadata,
-                window=window, softcap=softcap, sinks_N=sinks_N, chunked=chunked,
-            )  # fmt: skip
-        cache = self._window_cache if window else self._cache
+            return self.attend(layer, *heads.rotated(), out_cache_loc_T, metadata, **options)
+        cache = self._cache_of(options.get("window", 0))
         query_TND = cache.store_rotated(layer, out_cache_loc_T, heads)
-        return self._attend_stored(layer, query_TND, metadata, window, softcap, sinks_N, chunked)
+        return self._attend_stored(layer, query_TND, metadata, **options)
+
+    def _cache_of(self, window: int) -> PagedCache:
+        """Return the cache of layers with a window, or of the others."""
+        return self._window_cache if window else self._cache
 
     def _attend_stored(
         self,
         layer: int,
         query_TND: torch.Tensor,
         metadata: AttentionMetadata,
-        window: int,
-        softcap: float,
-        sinks_N: torch.Tensor | None,
-        chunked: bool,
+        *,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks_N: torch.Tensor | None = None,
+        chunked: bool = False,
     ) -> torch.Tensor:
         """Attend from every row, once the keys and values of all rows are stored."""
-        cache = self._window_cache if window else self._cache
+        cache, pool = self._cache_of(window), self._cache_of(window).pool
         has_usual_store = type(self).store is PagedAttention.store
         return self._attend(
             OPS["paged_attention"].arguments(
-                query_TND,
-                cache.pool.get_key_buffer(layer),
-                cache.pool.get_value_buffer(layer),
+                query_TND, pool.get_key_buffer(layer), pool.get_value_buffer(layer),
                 metadata.window_page_table if window else metadata.page_table,
-                metadata.cache_seqlens,
-                metadata.cu_seqlens_q,
-                metadata.mask,
-                self.scale,
-                cache.pool.page_size,
-                metadata.max_seqlen_q,
-                window,
-                softcap,
-                sinks_N,
-                *cache.pool.get_scales(layer),
-                chunked,
+                metadata.cache_seqlens, metadata.cu_seqlens_q, metadata.mask, self.scale,
+                pool.page_size, metadata.max_seqlen_q, window, softcap, sinks_N,
+                *pool.get_scales(layer), chunked,
                 follows_store=has_usual_store and cache.stores_by_ops,
             )
-        )
+        )  # fmt: skip
 
     def attend_positions(
         self,
@@ -326,22 +314,11 @@ class PagedAttention(PooledAttention):
         # Every row is a request of its own, and its slots are pages of one slot.
         return self._attend(
             OPS["paged_attention"].arguments(
-                query_TND,
-                pool.get_key_buffer(layer),
-                pool.get_value_buffer(layer),
-                slots_TK.masked_fill(~is_key_TK, 0),
-                is_key_TK.sum(1, dtype=torch.int32),
-                row_T1,
-                None,
-                self.scale,
-                1,
-                1,
-                0,
-                softcap,
-                sinks_N,
-                *pool.get_scales(layer),
+                query_TND, pool.get_key_buffer(layer), pool.get_value_buffer(layer),
+                slots_TK.masked_fill(~is_key_TK, 0), is_key_TK.sum(1, dtype=torch.int32), row_T1,
+                None, self.scale, 1, 1, 0, softcap, sinks_N, *pool.get_scales(layer),
             )
-        )
+        )  # fmt: skip
 
     def store(
         self,
@@ -353,8 +330,7 @@ class PagedAttention(PooledAttention):
         window: int = 0,
     ) -> None:
         """Store keys and values of rows that do not attend. Arguments as for ``attend``."""
-        cache = self._window_cache if window else self._cache
-        cache.store(layer, out_cache_loc_T, key_TMD, value_TME)
+        self._cache_of(window).store(layer, out_cache_loc_T, key_TMD, value_TME)
 
     @abstractmethod
     def _attend(self, args: Any) -> torch.Tensor:

@@ -6,7 +6,6 @@ target's hidden states. One forward over the bonus token and mask tokens predict
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -14,7 +13,6 @@ import torch
 from graphkit.buffers import DraftContextInputs, TargetVerifyInputs
 from graphkit.config import require_int
 from graphkit.engine.step.context import EngineContext
-from graphkit.engine.step.device_copies import to_device
 from graphkit.engine.step.draft_tree import ChainTree, DraftTree
 from graphkit.engine.step.drafter import Drafter
 from graphkit.engine.step.drafter_checks import check_draft_width, require_hidden_states
@@ -175,9 +173,3 @@ class DFlashDrafter(Drafter):
                 hidden_states=require_hidden_states(type(self).__name__, verified.hidden_states),
             )
         )
-
-    def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:
-        """Catch up on all W rows of the requests that continue; the runner has a fixed width."""
-        live = [i for i, count in enumerate(num_accepted_tokens) if count]
-        if live:
-            self.extend(verified.select(to_device(live, verified.predict.device)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import copy
 
 import torch
@@ -142,12 +141,6 @@ class MultiLayerDrafter(Drafter):
             **fields,
         )
         self._store(inputs, self._layers.run(inputs).tensors())
-
-    def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:
-        """Catch up on all W rows of the requests that continue; the runner has a fixed width."""
-        live = [i for i, count in enumerate(num_accepted_tokens) if count]
-        if live:
-            self.extend(verified.select(to_device(live, verified.predict.device)))
 
     def _rows_before(self, req_pool_indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return tokens and hidden states of the last F rows that ran, [B, F] and [B, F, H]."""

@@ -5,7 +5,6 @@ The text of every request is kept on the device, so that a lookup does not wait 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import copy
 
 import torch
@@ -63,7 +62,3 @@ class NgramDrafter(Drafter):
         append_tokens(
             self._text, verified.req_pool_indices, verified.seq_lens, verified.predict, self._width
         )
-
-    def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:  # noqa: ARG002
-        """See ``extend``, which is harmless for requests that have finished."""
-        self.extend(verified)

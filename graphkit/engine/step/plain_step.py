@@ -104,7 +104,7 @@ class PlainDrafter(NullDrafter):
 
     def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:  # noqa: ARG002
         """Store the tokens; tokens of finished requests are never read."""
-        self._pending.append(verified)
+        self.extend(verified)
 
 
 class CatchUpDrafter(PlainDrafter):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -17,7 +18,8 @@ MAX_STOP_IDS = 16
 MAX_BIASED_IDS = 1024
 """Tokens of one request that have a bias."""
 _SEED_BITS = _ID_BITS = 63
-_LEAST_FLOAT32, _MOST_FLOAT32 = 2.0**-126, 2.0**128 - 2.0**104
+_TOKEN_IDS = f"token ids from 0 to 2**{_ID_BITS} - 1"
+_MOST_FLOAT32 = 2.0**128 - 2.0**104
 _GOLDEN_RATIO = 0x9E37_79B9_7F4A_7C15
 """2**64 over the golden ratio: its multiples are far apart, and far from the seeds 0, 1, 2, ..."""
 
@@ -106,87 +108,24 @@ class SamplingParams:
                 object.__setattr__(self, name, operator.index(value))  # numpy's have no JSON
         require_int("SamplingParams", "max_new_tokens", self.max_new_tokens)
         require_int("SamplingParams", "top_k", self.top_k, least=-1)
-        if not 0 <= _number(self.temperature) < math.inf:
-            raise ConfigError(
-                "SamplingParams.temperature must be a finite number >= 0, got "
-                f"{short_repr(self.temperature)}. Use 0 for greedy decoding.",
-                field="temperature",
-            )
-        if not 0 < _number(self.top_p) <= 1:
-            raise ConfigError(
-                "SamplingParams.top_p must be a number above 0 and at most 1, got "
-                f"{short_repr(self.top_p)}. "
-                "Use 1 to keep every token.",
-                field="top_p",
-            )
-        if not 0 <= _number(self.min_p) <= 1:
-            raise ConfigError(
-                f"SamplingParams.min_p must be a number from 0 to 1, got {short_repr(self.min_p)}. "
-                "Use 0 to keep every token.",
-                field="min_p",
-            )
-        if self.seed is not None and not _is_seed(self.seed):
-            raise ConfigError(
-                "SamplingParams.seed must be an int from 0 to 2**63 - 1, got "
-                f"{short_repr(self.seed)}.",
-                field="seed",
-            )
-        try:
-            tokens = frozenset(operator.index(token) for token in self.stop_token_ids)
-        except TypeError as error:
-            raise ConfigError(
-                "SamplingParams.stop_token_ids must be a collection of token ids, got "
-                f"{short_repr(self.stop_token_ids)}. Pass a collection of ints.",
-                field="stop_token_ids",
-            ) from error
-        outside = [token for token in tokens if not 0 <= token < 2**_ID_BITS]
-        if outside:
-            raise ConfigError(
-                f"SamplingParams.stop_token_ids has {outside[0]}, expected token ids from 0 to "
-                f"2**{_ID_BITS} - 1.",
-                field="stop_token_ids",
-            )
-        if len(tokens) > MAX_STOP_IDS:
-            raise ConfigError(
-                f"SamplingParams.stop_token_ids has {len(tokens)} tokens, but the device keeps "
-                f"{MAX_STOP_IDS} per request. Pass fewer.",
-                field="stop_token_ids",
-            )
-        object.__setattr__(self, "stop_token_ids", tokens)
-        self._check_processors()
-        for name in (
-            "temperature", "top_p", "min_p",
-            "repetition_penalty", "presence_penalty", "frequency_penalty",
-        ):  # fmt: skip
-            object.__setattr__(self, name, float(getattr(self, name)))
-
-    def _check_processors(self) -> None:
-        if not _LEAST_FLOAT32 <= _number(self.repetition_penalty) <= _MOST_FLOAT32:
-            raise ConfigError(
-                "SamplingParams.repetition_penalty must be a number above 0 that float32 can hold, "
-                f"got {short_repr(self.repetition_penalty)}. Use 1 for no penalty.",
-                field="repetition_penalty",
-            )
-        for name in ("presence_penalty", "frequency_penalty"):
-            if not -2 <= _number(value := getattr(self, name)) <= 2:
-                raise ConfigError(
-                    f"SamplingParams.{name} must be a number from -2 to 2, got "
-                    f"{short_repr(value)}. Use 0 "
-                    "for no penalty.",
-                    field=name,
-                )
         require_int("SamplingParams", "min_tokens", self.min_tokens, least=0)
+        for name, (least, most, expected, remedy) in _NUMBERS.items():
+            value = getattr(self, name)
+            if not least <= _number(value) <= most:  # also refuses NaN
+                raise _error(name, f"must be {expected}, got {short_repr(value)}. {remedy}")
+            object.__setattr__(self, name, float(value))
+        if self.seed is not None and not (is_int(self.seed) and 0 <= self.seed < 2**_SEED_BITS):
+            expected = "an int from 0 to 2**63 - 1"
+            raise _error("seed", f"must be {expected}, got {short_repr(self.seed)}.")
         if self.min_tokens > self.max_new_tokens:
-            raise ConfigError(
-                f"SamplingParams.min_tokens is {self.min_tokens}, but max_new_tokens is "
-                f"{self.max_new_tokens}. Reduce min_tokens, or increase max_new_tokens.",
-                field="min_tokens",
+            raise _error(
+                "min_tokens",
+                f"is {self.min_tokens}, but max_new_tokens is {self.max_new_tokens}. Reduce "
+                "min_tokens, or increase max_new_tokens.",
             )
         if not isinstance(self.logprobs, bool):
-            raise ConfigError(
-                f"SamplingParams.logprobs must be True or False, got {short_repr(self.logprobs)}.",
-                field="logprobs",
-            )
+            raise _error("logprobs", f"must be True or False, got {short_repr(self.logprobs)}.")
+        object.__setattr__(self, "stop_token_ids", _stop_ids(self.stop_token_ids))
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", _token_biases(self.logit_bias))
 
@@ -205,6 +144,26 @@ class SamplingParams:
         return replace(self, seed=seed)
 
 
+_NO_PENALTY = "Use 0 for no penalty."
+_NUMBERS = {
+    "temperature": (0.0, sys.float_info.max, "a finite number >= 0", "Use 0 for greedy decoding."),
+    "top_p": (
+        math.ulp(0.0), 1.0, "a number above 0 and at most 1", "Use 1 to keep every token."
+    ),
+    "min_p": (0.0, 1.0, "a number from 0 to 1", "Use 0 to keep every token."),
+    "repetition_penalty": (
+        2.0**-126, _MOST_FLOAT32, "a number above 0 that float32 can hold", "Use 1 for no penalty."
+    ),
+    "presence_penalty": (-2.0, 2.0, "a number from -2 to 2", _NO_PENALTY),
+    "frequency_penalty": (-2.0, 2.0, "a number from -2 to 2", _NO_PENALTY),
+}  # fmt: skip
+"""Numbers, which are stored as floats: smallest and largest, their description, and a remedy."""
+
+
+def _error(field: str, fact: str) -> ConfigError:
+    return ConfigError(f"SamplingParams.{field} {fact}", field=field)
+
+
 def _number(value: object) -> float:
     """Return a real number as a float; NaN for anything else, or if no float can hold it."""
     try:
@@ -213,8 +172,28 @@ def _number(value: object) -> float:
         return math.nan
 
 
-def _is_seed(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**_SEED_BITS
+def _is_token(value: object) -> bool:
+    return is_int(value) and 0 <= value < 2**_ID_BITS
+
+
+def _stop_ids(ids: object) -> frozenset[int]:
+    """Return stop tokens as a set.
+
+    Raises:
+        ConfigError: They are no collection of token ids, or too many.
+    """
+    try:
+        tokens = frozenset(operator.index(token) for token in ids)  # type: ignore[attr-defined]
+    except TypeError as error:
+        expected = "must be a collection of token ids"
+        raise _error(
+            "stop_token_ids", f"{expected}, got {short_repr(ids)}. Pass a collection of ints."
+        ) from error
+    for token in tokens:
+        if not _is_token(token):
+            raise _error("stop_token_ids", f"has {token}, expected {_TOKEN_IDS}.")
+    _check_count("stop_token_ids", len(tokens), MAX_STOP_IDS)
+    return tokens
 
 
 def _token_biases(biases: object) -> TokenBiases | None:
@@ -224,29 +203,23 @@ def _token_biases(biases: object) -> TokenBiases | None:
         ConfigError: They are no mapping from token ids to numbers, or too many.
     """
     if not isinstance(biases, Mapping):
-        raise ConfigError(
-            "SamplingParams.logit_bias must be a mapping from token ids to numbers, got "
-            f"{short_repr(biases)}.",
-            field="logit_bias",
-        )
+        expected = "must be a mapping from token ids to numbers"
+        raise _error("logit_bias", f"{expected}, got {short_repr(biases)}.")
     for token, bias in biases.items():
-        if not is_int(token) or not 0 <= token < 2**_ID_BITS:
-            raise ConfigError(
-                f"SamplingParams.logit_bias has the key {short_repr(token)}, expected token ids "
-                f"from 0 to 2**{_ID_BITS} - 1.",
-                field="logit_bias",
-            )
+        if not _is_token(token):
+            raise _error("logit_bias", f"has the key {short_repr(token)}, expected {_TOKEN_IDS}.")
         if not _number(bias) <= _MOST_FLOAT32:
-            raise ConfigError(
-                f"SamplingParams.logit_bias of token {token} is {short_repr(bias)}, expected a "
-                "number that float32 can hold, or -inf.",
-                field="logit_bias",
+            raise _error(
+                "logit_bias",
+                f"of token {token} is {short_repr(bias)}, expected a number that float32 can hold, "
+                "or -inf.",
             )
-    if len(biases) > MAX_BIASED_IDS:
-        raise ConfigError(
-            f"SamplingParams.logit_bias has {len(biases)} tokens, but the device keeps "
-            f"{MAX_BIASED_IDS} per request. Pass fewer.",
-            field="logit_bias",
-        )
+    _check_count("logit_bias", len(biases), MAX_BIASED_IDS)
     listed = {operator.index(token): float(bias) for token, bias in biases.items()}
     return TokenBiases(listed) if listed else None
+
+
+def _check_count(field: str, count: int, most: int) -> None:
+    if count > most:
+        kept = f"the device keeps {most} per request"
+        raise _error(field, f"has {count} tokens, but {kept}. Pass fewer.")

@@ -16,9 +16,9 @@ def step(depth):
     """A step of 0 or 3 drafts whose plain steps catch up together once in ``depth`` steps."""
     lengths = [SimpleNamespace(max_path=path, drafts=path - 1) for path in (1, 4)]
     return SimpleNamespace(
-        stored=depth and SimpleNamespace(depth=depth),
-        lengths=lengths,
-        bodies=[*lengths, *(lengths[:1] if depth else [])],
+        pending_catch_up=depth and SimpleNamespace(depth=depth),
+        by_length=lengths,
+        variants=[*lengths, *(lengths[:1] if depth else [])],
         context=SimpleNamespace(spec=SimpleNamespace(topk=1)),
     )
 
