@@ -39,7 +39,7 @@ SUBJECTS = {
     "engine": "Engine",
     "errors": "Errors",
 }
-"""Page and title of each subject, in the order of ``graphkit.__all__``."""
+"""Page and title of each subject, in the order of ``graphkit/__init__.pyi``."""
 
 
 def packages() -> dict[str, ModuleType]:
@@ -52,12 +52,13 @@ def packages() -> dict[str, ModuleType]:
 
 
 def subjects() -> Iterator[tuple[str, str, list[str]]]:
-    """Yield page, description and names of each subject, which comments of ``__all__`` separate."""
-    text = Path(graphkit.__file__).read_text(encoding="utf-8")
-    block = text[text.index("__all__ = [") : text.index("def __getattr__")]
-    parts = re.split(r"^    # (.*)$", block, flags=re.MULTILINE)[1:]
-    for page, about, names in zip(SUBJECTS, parts[::2], parts[1::2], strict=True):
-        yield page, about, re.findall(r'"(\w+)"', names)
+    """Yield page, description and names of each subject, which comments of the stub separate."""
+    text = Path(graphkit.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+    parts = re.split(r"^# (.*)$", text, flags=re.MULTILINE)[1:]
+    first = next(i for i, about in enumerate(parts) if about.startswith("Settings"))
+    subjects = zip(parts[first::2], parts[first + 1 :: 2], strict=True)
+    for page, (about, names) in zip(SUBJECTS, subjects, strict=False):  # the last is no subject
+        yield page, about, sorted(re.findall(r"(\w+) as \w+", names))
 
 
 def pages() -> dict[str, str]:

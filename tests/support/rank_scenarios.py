@@ -13,9 +13,7 @@ import torch
 import torch.distributed as dist
 
 import graphkit as gk
-from engine_target import CONTEXT, ROWS, TableForward
-from engine_target import SIZES as TABLE_SIZES
-from engine_target import SPEC as TABLE_SPEC
+from engine_target import CONTEXT, ROWS, SIZES as TABLE_SIZES, SPEC as TABLE_SPEC, TableForward
 from graphkit.models.reference import reference_target
 from rank_processes import die
 from rank_steps import (

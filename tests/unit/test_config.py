@@ -9,8 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from graphkit.config import BufferSizes
 from graphkit.errors import ConfigError

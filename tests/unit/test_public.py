@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
+import pkgutil
 import re
 import subprocess
 import sys
@@ -13,39 +13,50 @@ from pathlib import Path
 import pytest
 
 import graphkit
+import graphkit.lazy_names
+from graphkit.lazy_names import stub_names
 
-SOURCE = Path(graphkit.__file__)
-
-
-def declared():
-    """Module by name, from the imports that type checkers see."""
-    for node in ast.parse(SOURCE.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            return {alias.name: line.module for line in node.body for alias in line.names}
-    raise AssertionError("no TYPE_CHECKING block")
-
-
-DECLARED = declared()
+STUB = Path(graphkit.__file__).with_suffix(".pyi")
+DECLARED = {name: stub_names(graphkit.__file__)[name] for name in graphkit.__all__}
 
 
 def groups():
-    """Names of each subject of ``__all__``, which comments separate."""
-    text = SOURCE.read_text(encoding="utf-8")
-    block = text[text.index("__all__ = [") : text.index("def __getattr__")]
-    subjects = re.split(r"^    # .*\.$", block, flags=re.MULTILINE)[1:]
-    return [re.findall(r'"(\w+)"', subject) for subject in subjects]
+    """Names of each subject of the stub, which comments separate."""
+    subjects = re.split(r"^# .*\.$", STUB.read_text(encoding="utf-8"), flags=re.MULTILINE)[2:-1]
+    return [re.findall(r"(\w+) as \w+", subject) for subject in subjects]
 
 
-def test_all_is_grouped_by_subject_and_sorted_in_each():
+def lazy_packages():
+    """Every package of graphkit whose names a stub lists."""
+    root = STUB.parent.resolve()
+    places = [root, *(path.resolve() for path in root.iterdir() if path.is_symlink())]
+    for place in places:
+        for stub in place.rglob("*.pyi"):
+            above = stub.parent.relative_to(place).parts
+            yield ".".join(["graphkit", *([] if place == root else [place.name]), *above])
+
+
+def test_the_stub_lists_names_by_subject_and_each_once():
     assert len(groups()) > 5
-    for names in groups():
-        assert names == sorted(names)
-    assert [name for names in groups() for name in names] == graphkit.__all__
-    assert len(graphkit.__all__) == len(set(graphkit.__all__))
+    names = [name for subject in groups() for name in subject]
+    assert names == graphkit.__all__
+    assert len(names) == len(set(names))
 
 
-def test_type_checkers_see_the_same_names():
-    assert set(DECLARED) == set(graphkit.__all__)
+@pytest.mark.parametrize("package", sorted(lazy_packages()))
+def test_the_names_of_a_lazy_package_load(package):
+    """A name that is that of a module, too, would be the module once that is imported."""
+    module = import_module(package)
+    modules = {info.name for info in pkgutil.iter_modules(module.__path__)}
+    assert not modules & {*module.__all__}
+    for name, room in stub_names(module.__file__).items():
+        if room != package:
+            assert getattr(module, name) is getattr(import_module(room), name)
+
+
+def test_the_core_and_the_large_rooms_are_lazy():
+    rooms = {"audit", "buffers", "engine", "graphs", "models", "records", "runners", "testing"}
+    assert {f"graphkit.{room}" for room in rooms} <= {*lazy_packages()}
 
 
 @pytest.mark.parametrize("name", graphkit.__all__)
@@ -55,7 +66,7 @@ def test_a_name_is_what_its_room_holds(name):
 
 def test_a_name_is_looked_up_once(monkeypatch):
     graphkit.SizeTable  # noqa: B018
-    monkeypatch.setattr(graphkit, "import_module", None)
+    monkeypatch.setattr(graphkit.lazy_names, "import_module", None)
     assert graphkit.SizeTable is import_module("graphkit.graphs").SizeTable
 
 
@@ -111,7 +122,7 @@ def annotations(thing):
 
 
 def test_everything_that_a_public_signature_mentions_is_exported():
-    rooms = [import_module(f"graphkit.{room}") for room in graphkit._ROOMS]
+    rooms = [import_module(room) for room in {*DECLARED.values()}]
     exported = {*graphkit.__all__}.union(*(getattr(room, "__all__", ()) for room in rooms))
     ours = {
         name

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Annotated, get_args, get_origin, get_type_hints
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from rich.console import Console
 
 from graphkit.errors import RecordError

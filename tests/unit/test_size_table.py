@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from graphkit.errors import ConfigError, SizeError
 from graphkit.graphs import SizeTable, default_batch_sizes

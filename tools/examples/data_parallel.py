@@ -16,8 +16,7 @@ import os
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import pad, silu
-from torch.nn.functional import scaled_dot_product_attention as attention
+from torch.nn.functional import pad, scaled_dot_product_attention as attention, silu
 
 import graphkit as gk
 from graphkit.records import ReplayStats

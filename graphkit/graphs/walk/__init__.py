@@ -1,6 +1,5 @@
 """Contents of captured graphs: nodes, arguments, origins and times."""
 
-from graphkit.graphs.walk.inspect import inspect_graph, named_tensors
-from graphkit.graphs.walk.memory_map import MemoryMap, NamedTensors
+from graphkit.lazy_names import public_names
 
-__all__ = ["MemoryMap", "NamedTensors", "inspect_graph", "named_tensors"]
+__getattr__, __dir__, __all__ = public_names(__name__, __file__)

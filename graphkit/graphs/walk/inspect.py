@@ -12,7 +12,7 @@ from torch import nn
 from graphkit.errors import InspectError, short_repr
 from graphkit.graphs.attribution import Attribution
 from graphkit.graphs.backend import GraphSequence
-from graphkit.graphs.environment import environment
+from graphkit.graphs.device_environment import environment
 from graphkit.graphs.recorded_graph import RecordedGraph
 from graphkit.graphs.walk.cuda_walk import CudaWalk
 from graphkit.graphs.walk.memory_map import NamedTensors

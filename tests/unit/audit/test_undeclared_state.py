@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import graphkit as gk
-from graphkit.audit import AuditLog, audit_target
-from graphkit.audit import undeclared_state as module
+from graphkit.audit import AuditLog, audit_target, undeclared_state as module
 from graphkit.audit.undeclared_state import declare_for_audits, undeclared_state
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY

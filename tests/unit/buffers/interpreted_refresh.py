@@ -9,8 +9,7 @@ import os
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from graphkit.buffers import Axis, input_buffers
 from graphkit.ops.kernels import refresh as kernels

@@ -8,8 +8,7 @@ from math import prod
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from graphkit import BufferSizes, SpecConfig
 from graphkit.buffers import (

@@ -9,8 +9,7 @@ import weakref
 import pytest
 import torch
 
-from graphkit.buffers import ENTRIES, FieldWriter, Mailbox
-from graphkit.buffers import mailbox as module
+from graphkit.buffers import ENTRIES, FieldWriter, Mailbox, mailbox as module
 from graphkit.errors import ReplayError
 from graphkit.ops.refresh import FROM_PAYLOAD, Header
 

@@ -7,10 +7,14 @@ from collections import deque
 
 import pytest
 import torch
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from hypothesis.stateful import run_state_machine_as_test as run_machine
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test as run_machine,
+)
 
 from graphkit.buffers import ENTRIES, Axis, InputBuffers, declare, mailbox
 from graphkit.errors import InputError

@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphkit.ops.kernels import decoder, tiled_linear
-from graphkit.ops.kernels import quantized_linear as kernels
-from graphkit.ops.kernels import quantized_linear_config as config
-from graphkit.ops.kernels import streamed_linear_config as streaming
-from graphkit.ops.kernels import streamed_plain_config as plain
+from graphkit.ops.kernels import (
+    decoder,
+    quantized_linear as kernels,
+    quantized_linear_config as config,
+    streamed_linear_config as streaming,
+    streamed_plain_config as plain,
+    tiled_linear,
+)
 from graphkit.ops.kernels.streamed_product import StreamedProduct
 from graphkit.ops.linear import linear
 from graphkit.ops.quantized_linear import quantized_linear

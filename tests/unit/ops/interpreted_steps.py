@@ -12,8 +12,15 @@ import pytest
 import torch
 
 from graphkit.ops import processors
-from graphkit.ops.kernels import logits, ngram, sampling, step_rows, target_probs, tree_growth
-from graphkit.ops.kernels import processors as processor_kernels
+from graphkit.ops.kernels import (
+    logits,
+    ngram,
+    processors as processor_kernels,
+    sampling,
+    step_rows,
+    target_probs,
+    tree_growth,
+)
 from graphkit.ops.registration import OPS
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreted.py instead"

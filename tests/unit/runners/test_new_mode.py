@@ -11,8 +11,7 @@ from enum import Enum
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import graphkit as gk
 from graphkit.audit import audit_target

@@ -9,8 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, find, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, find, given, settings, strategies as st
 
 import graphkit as gk
 from declared_modes import MODES, every_mode

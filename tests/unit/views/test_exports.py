@@ -11,8 +11,7 @@ from typing import get_args
 from xml.etree import ElementTree as ET
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 from graphkit.errors import RecordError
 from graphkit.records import (

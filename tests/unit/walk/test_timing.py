@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from graphkit.graphs.walk.node_order import critical_path
 from graphkit.graphs.walk.timing import Span, with_times
