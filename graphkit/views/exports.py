@@ -23,7 +23,7 @@ from graphkit.records import (
     require_graphs,
 )
 from graphkit.views.html import html_text
-from graphkit.views.pages import memory_page
+from graphkit.views.pages import GraphGroup, memory_page
 from graphkit.views.pages.graph import picture_page
 from graphkit.views.selection import NamedGraph, select_graphs, with_only
 from graphkit.views.text.audit import audit_view
@@ -114,7 +114,7 @@ def _graph_view(named: NamedGraph) -> RenderableType:
     shown, (_, graph) = page_view(picture_page(named)), named
     if graph.memory is None:
         return shown
-    return Group(shown, "", page_view(memory_page((named,), 0), is_expanded=False))
+    return Group(shown, "", page_view(memory_page(GraphGroup((named,)), 0), is_expanded=False))
 
 
 def offline(svg: str) -> str:

@@ -14,10 +14,9 @@ from graphkit.views.module_tree import nodes_in_modules, total_us
 from graphkit.views.node_parts import node_parts
 from graphkit.views.outline import flatten
 from graphkit.views.pages.graph import graph_page
-from graphkit.views.pages.graph_groups import GraphGroup
 from graphkit.views.pages.kernels import kernels_page
 from graphkit.views.pages.node import NODE_COLUMNS, argument_rows, node_facts
-from graphkit.views.pages.page_model import Page, Row
+from graphkit.views.pages.page_model import GraphGroup, Page, Row
 from graphkit.views.pages.timeline import replay_spans
 from graphkit.views.selection import NamedGraph
 from graphkit.views.source_code import source_cell
@@ -121,7 +120,7 @@ def _kernels(
     graphs: Sequence[NamedGraph], index: int, positions: Mapping[int, int], texts: _Texts
 ) -> dict[str, Any]:
     """Return the rows of the page of kernels, without the nodes inside of modules."""
-    page = kernels_page(graphs, index).without_pictures()
+    page = kernels_page(GraphGroup(tuple(graphs)), index).without_pictures()
     names = [column.name for column in page.columns]
     shown = [at for at, name in enumerate(names) if name]
     rows = []

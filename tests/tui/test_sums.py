@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from graphkit.records import Node
-from graphkit.views.pages import graph_page, kernels_page, timeline_page
-from graphkit.views.pages.graph_groups import GraphGroup
+from graphkit.views.pages import GraphGroup, graph_page, kernels_page, timeline_page
 from graphkit.views.tui.listing import Listing
 
 
@@ -19,7 +18,8 @@ def graph(capture):
 
 def listings(graph):
     graphs = ((graph.name, graph),)
-    pages = graph_page(GraphGroup(graphs), 0), kernels_page(graphs, 0), timeline_page(graphs, 0)
+    group = GraphGroup(graphs)
+    pages = graph_page(group, 0), kernels_page(group, 0), timeline_page(group, 0)
     return [Listing(page) for page in pages]
 
 

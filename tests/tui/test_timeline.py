@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from graphkit.records import Node
-from graphkit.views.pages import timeline_page
+from graphkit.views.pages import GraphGroup, timeline_page
 from graphkit.views.tui.icicle_strip import _chosen
 from graphkit.views.tui.listing import Listing
 from graphkit.views.tui.zoom import followed, zoomed
@@ -33,7 +33,7 @@ def graph(capture):
 
 @pytest.fixture
 def listing(graph):
-    return Listing(timeline_page([("g", graph)], 0))
+    return Listing(timeline_page(GraphGroup((("g", graph),)), 0))
 
 
 def pictures(listing, width=20):
@@ -110,14 +110,17 @@ def test_other_pages_do_not_zoom(capture):
     listing = Listing(initial_pages(capture)[0])
     assert (zoomed(listing, "open_all"), followed(listing)) == (None, None)
     assert (
-        zoomed(Listing(timeline_page([("g", replace(capture.graphs[0], nodes=()))], 0)), "open")
+        zoomed(
+            Listing(timeline_page(GraphGroup((("g", replace(capture.graphs[0], nodes=())),)), 0)),
+            "open",
+        )
         is None
     )
 
 
 def test_nodes_that_run_side_by_side_have_a_branch_and_another_shade(graph):
     beside = replace(graph.nodes[1], index=4, start_us=22.0, duration_us=20.0)
-    page = timeline_page([("g", replace(graph, nodes=(*graph.nodes, beside)))], 0)
+    page = timeline_page(GraphGroup((("g", replace(graph, nodes=(*graph.nodes, beside))),)), 0)
     listing = Listing(page)
     names = [column.name for column in page.columns]
     branches = [line.row.values[names.index("branch")] for line in listing.lines]

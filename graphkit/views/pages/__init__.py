@@ -6,11 +6,12 @@ from graphkit.views.pages.initial import first_page, initial_pages
 from graphkit.views.pages.kernels import kernels_page
 from graphkit.views.pages.memory import memory_page
 from graphkit.views.pages.node import node_page
-from graphkit.views.pages.page_model import Column, Link, Page, Row, Siblings, Window
+from graphkit.views.pages.page_model import Column, GraphGroup, Link, Page, Row, Siblings, Window
 from graphkit.views.pages.timeline import timeline_page
 
 __all__ = [
     "Column",
+    "GraphGroup",
     "Link",
     "Page",
     "Row",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 from graphkit.records import (
@@ -17,8 +17,7 @@ from graphkit.records import (
 from graphkit.views.diff import diff_graphs
 from graphkit.views.formatting import size, us
 from graphkit.views.pages.node import page_by_index
-from graphkit.views.pages.page_model import Column, GraphLinks, Link, Page, Row, Siblings, section
-from graphkit.views.selection import NamedGraph
+from graphkit.views.pages.page_model import Column, GraphGroup, Link, Page, Row, Siblings, section
 
 _COLUMNS = (
     Column(name="change", least=24),
@@ -28,35 +27,32 @@ _COLUMNS = (
 )
 
 
-def comparison_link(graphs: Sequence[NamedGraph], index: int, links: GraphLinks) -> Link:
+def comparison_link(group: GraphGroup, index: int) -> Link:
     """Return the link to a graph's comparison with the one before it, for the first the next."""
-    if len(graphs) < 2:
+    if len(group.graphs) < 2:
         return "there is no other graph to compare it with"
-    return partial(comparison_page, graphs, index, links, max(index - 1, 0))
+    return partial(comparison_page, group, index, max(index - 1, 0))
 
 
-def comparison_page(
-    graphs: Sequence[NamedGraph], index: int, links: GraphLinks, other: int
-) -> Page:
+def comparison_page(group: GraphGroup, index: int, other: int) -> Page:
     """Return what changed to a graph from one of the other graphs.
 
     Args:
-        graphs: All graphs of the group.
+        group: The graphs.
         index: Index of the graph.
-        links: Links to its other pages.
         other: Index among the other graphs.
     """
-    others = [graph for at, graph in enumerate(graphs) if at != index]
-    (title_before, before), (title, after) = others[other], graphs[index]
+    others = [graph for at, graph in enumerate(group.graphs) if at != index]
+    (title_before, before), (title, after) = others[other], group.graphs[index]
     return Page(
         title=f"from {title_before} to {title}",
         facts=(("nodes", f"{len(before.nodes):,} before, {len(after.nodes):,} after"),),
         columns=_COLUMNS,
         rows=tuple(_sections(diff_graphs(before, after), before, after)),
         opened=frozenset({"summary", "figures"}),
-        links={**links(index), "compare": "tab compares with another graph"},
+        links={**group.links(index), "compare": "tab compares with another graph"},
         siblings=Siblings(
-            count=len(others), index=other, make=partial(comparison_page, graphs, index, links)
+            count=len(others), index=other, make=partial(comparison_page, group, index)
         ),
     )
 

@@ -9,8 +9,8 @@ from graphkit.records import ForeignRecord
 from graphkit.views.environment import environment_facts
 from graphkit.views.formatting import size
 from graphkit.views.pages.graph import graph_page
-from graphkit.views.pages.graph_groups import GraphGroup, graph_groups
-from graphkit.views.pages.page_model import Column, Page, Row, count_column, section
+from graphkit.views.pages.graph_groups import graph_groups
+from graphkit.views.pages.page_model import Column, GraphGroup, Page, Row, count_column, section
 
 _COLUMNS = (
     Column(name="process, line and graph", least=24),

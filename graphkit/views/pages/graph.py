@@ -22,9 +22,8 @@ from graphkit.views.module_tree import (
     total_us,
 )
 from graphkit.views.node_parts import common_part, node_parts
-from graphkit.views.pages.graph_groups import GraphGroup
 from graphkit.views.pages.node import node_note, page_by_index
-from graphkit.views.pages.page_model import Column, Page, Row, Siblings, count_column
+from graphkit.views.pages.page_model import Column, GraphGroup, Page, Row, count_column
 from graphkit.views.selection import NamedGraph
 from graphkit.views.source_code import source_cell
 
@@ -37,17 +36,16 @@ def graph_page(group: GraphGroup, index: int) -> Page:
     title, graph = group.graphs[index]
     tree = _Tree(graph)
     rows = tuple(tree.rows(tree.root))
-    return Page(
+    return group.page(
+        index,
+        graph_page,
         title=title,
         crumb=_crumb(title, graph),
         facts=tuple(graph_facts(graph)),
         columns=tree.columns,
         rows=rows,
         opened=frozenset(_opened(rows)),
-        links=group.links(index),
-        siblings=Siblings(count=len(group.graphs), index=index, make=partial(graph_page, group)),
         empty="this graph has no nodes",
-        nodes=graph.nodes,
     )
 
 

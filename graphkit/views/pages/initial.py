@@ -60,5 +60,5 @@ def initial_pages(
         pages.append(graph_page(group, index))
     if by != "module":
         make_page = kernels_page if by == "kernel" else timeline_page
-        pages.append(make_page(group.graphs, index, group.links))
+        pages.append(make_page(group, index))
     return tuple(pages)

@@ -11,16 +11,7 @@ from graphkit.records import GraphRecord, Node, count_of
 from graphkit.views.formatting import bar, size, us
 from graphkit.views.module_tree import total_us
 from graphkit.views.pages.node import node_note, page_by_index
-from graphkit.views.pages.page_model import (
-    Column,
-    GraphLinks,
-    Page,
-    Row,
-    Siblings,
-    count_column,
-    no_links,
-)
-from graphkit.views.selection import NamedGraph
+from graphkit.views.pages.page_model import Column, GraphGroup, Page, Row, count_column
 
 _COLUMNS = (
     Column(name="kernel, modules and nodes", most=64, narrow=40),
@@ -44,7 +35,7 @@ BYTES_NOTE = (
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-def kernels_page(graphs: Sequence[NamedGraph], index: int, links: GraphLinks = no_links) -> Page:
+def kernels_page(group: GraphGroup, index: int) -> Page:
     """Return the kernels of a graph by total time, in each its modules, in these their nodes.
 
     Modules that differ in the number of their layer only, as ``layers.0.mlp``, share a row. The
@@ -52,10 +43,13 @@ def kernels_page(graphs: Sequence[NamedGraph], index: int, links: GraphLinks = n
     a node that reads a part of a tensor counts all of it. GB/s are these bytes per time, and empty
     where no memory is as fast.
     """
-    title, graph = graphs[index]
+    title, graph = group.graphs[index]
     costs = _Costs(graph.nodes)
     by_kernel = _groups(graph.nodes, lambda node: (node.kind, node.short_name))
-    return Page(
+    return group.page(
+        index,
+        kernels_page,
+        here={"kernels": "this page shows the kernels"},
         title=f"kernels of {title}",
         crumb="kernels",
         facts=(
@@ -65,12 +59,7 @@ def kernels_page(graphs: Sequence[NamedGraph], index: int, links: GraphLinks = n
         columns=costs.columns,
         notes=(BYTES_NOTE,) if costs.has_bytes else (),
         rows=tuple(_kernel(graph, nodes, costs) for nodes in by_kernel),
-        links={**links(index), "kernels": "this page shows the kernels"},
-        siblings=Siblings(
-            count=len(graphs), index=index, make=partial(kernels_page, graphs, links=links)
-        ),
         empty="this graph has no nodes",
-        nodes=graph.nodes,
     )
 
 

@@ -9,17 +9,7 @@ from typing import NamedTuple
 
 from graphkit.records import GraphRecord, Segment, count_of
 from graphkit.views.formatting import size
-from graphkit.views.pages.page_model import (
-    Column,
-    GraphLinks,
-    Link,
-    Page,
-    Row,
-    Siblings,
-    count_column,
-    no_links,
-)
-from graphkit.views.selection import NamedGraph
+from graphkit.views.pages.page_model import Column, GraphGroup, Link, Page, Row, count_column
 
 _NOTE = (
     "Memory counts as used from the first to the last node that points to it. The record has no "
@@ -29,27 +19,26 @@ _Targets = dict[tuple[int, str, str], set[int]]
 """Positions of the nodes with a pointer, by its address, memory and name."""
 
 
-def memory_link(graphs: Sequence[NamedGraph], index: int, links: GraphLinks) -> Link:
+def memory_link(group: GraphGroup, index: int) -> Link:
     """Return the link to the memory of a graph."""
-    if graphs[index][1].memory is None:
+    if group.graphs[index][1].memory is None:
         return "the record has no memory map of this graph"
-    return partial(memory_page, graphs, index, links)
+    return partial(memory_page, group, index)
 
 
-def memory_page(graphs: Sequence[NamedGraph], index: int, links: GraphLinks = no_links) -> Page:
+def memory_page(group: GraphGroup, index: int) -> Page:
     """Return the segments of memory, and in each the targets of the nodes' pointers."""
-    title, graph = graphs[index]
-    return Page(
+    title, graph = group.graphs[index]
+    return group.page(
+        index,
+        memory_page,
+        here={"memory": "this page shows the memory"},
         title=f"memory of {title}",
         crumb="memory",
         facts=tuple(_facts(graph)),
         columns=_columns(len(graph.nodes)),
         rows=tuple(_rows(graph)),
         notes=(_NOTE,),
-        links={**links(index), "memory": "this page shows the memory"},
-        siblings=Siblings(
-            count=len(graphs), index=index, make=partial(memory_page, graphs, links=links)
-        ),
         empty="the record has no pointers of its nodes",
     )
 

@@ -18,8 +18,16 @@ from graphkit.views.environment import environment_facts
 from graphkit.views.formatting import size, us
 from graphkit.views.pages.buffers import buffers_link
 from graphkit.views.pages.graph import graph_page
-from graphkit.views.pages.graph_groups import GraphGroup, graph_groups
-from graphkit.views.pages.page_model import Column, Link, Page, Row, count_column, section
+from graphkit.views.pages.graph_groups import graph_groups
+from graphkit.views.pages.page_model import (
+    Column,
+    GraphGroup,
+    Link,
+    Page,
+    Row,
+    count_column,
+    section,
+)
 
 _NO_GRAPHS = (
     "the record holds no nodes: the capture was not inspected. Run graphkit inspect TARGET."

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
-from graphkit.records import Node
+from graphkit.records import ModeRecord, Node
 from graphkit.views.formatting import plain, us
 from graphkit.views.icicle import Level
+from graphkit.views.selection import NamedGraph
 
 Link: TypeAlias = "Callable[[], Page] | str"
 """Makes the page that a key leads to; or a sentence that says why there is none."""
-GraphLinks: TypeAlias = "Callable[[int], Mapping[str, Link]]"
-"""Returns the links to the pages of the graph with that index in a group."""
-
-
-def no_links(_index: int) -> Mapping[str, Link]:
-    """Return no links: the pages of a graph in a pipe lead nowhere."""
-    return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +183,49 @@ class Page:
             for column in self.columns
         )
         return replace(self, columns=tuple(columns))
+
+
+@dataclass(frozen=True, slots=True)
+class GraphGroup:
+    """The graphs of one mode, or of one process, through which Tab steps.
+
+    Attributes:
+        graphs: The graphs with their names, in the record's order.
+        modes: All modes of the record.
+        make_links: Makes the link to a page of the graph with an index, by the name of the link.
+            Empty for pages in a pipe, which lead nowhere.
+    """
+
+    graphs: tuple[NamedGraph, ...]
+    modes: tuple[ModeRecord, ...] = ()
+    make_links: Mapping[str, Callable[[GraphGroup, int], Link]] = field(default_factory=dict)
+
+    def links(self, index: int) -> dict[str, Link]:
+        """Return the links to the pages of a graph; each of these pages has them, too."""
+        return {name: make(self, index) for name, make in self.make_links.items()}
+
+    def page(
+        self,
+        index: int,
+        make: Callable[[GraphGroup, int], Page],
+        *,
+        here: Mapping[str, Link] | None = None,
+        **facts: Any,
+    ) -> Page:
+        """Return a page of a graph, with links to its other pages.
+
+        Args:
+            index: Index of the graph.
+            make: Makes the same page of another graph of the group.
+            here: Links that differ on this page.
+            facts: Further attributes of the page.
+        """
+        return Page(
+            links={**self.links(index), **(here or {})},
+            siblings=Siblings(count=len(self.graphs), index=index, make=partial(make, self)),
+            nodes=self.graphs[index][1].nodes,
+            **facts,
+        )
 
 
 def count_column(name: str, rank: int, show: Callable[[Any], str] = "{:,}".format) -> Column:

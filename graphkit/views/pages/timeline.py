@@ -15,17 +15,7 @@ from graphkit.views.graph_facts import PROFILED, time_facts
 from graphkit.views.icicle import module_levels
 from graphkit.views.node_parts import node_parts
 from graphkit.views.pages.node import node_note, page_by_index
-from graphkit.views.pages.page_model import (
-    Column,
-    GraphLinks,
-    Page,
-    Row,
-    Siblings,
-    Window,
-    count_column,
-    no_links,
-)
-from graphkit.views.selection import NamedGraph
+from graphkit.views.pages.page_model import Column, GraphGroup, Page, Row, Window, count_column
 from graphkit.views.source_code import source_cell
 
 _WIDTH = 20
@@ -41,26 +31,24 @@ class Span(NamedTuple):
     branch: int
 
 
-def timeline_page(graphs: Sequence[NamedGraph], index: int, links: GraphLinks = no_links) -> Page:
+def timeline_page(group: GraphGroup, index: int) -> Page:
     """Return the measured nodes of a graph in the order in which they started."""
-    title, graph = graphs[index]
+    title, graph = group.graphs[index]
     spans = replay_spans(graph)
     has_branches = any(span.branch for _, span in spans)
     ends = (span.end for _, span in spans if math.isfinite(span.end))
     whole = max((end for end in ends if end > 0), default=1.0)
-    page = Page(
+    page = group.page(
+        index,
+        timeline_page,
+        here={"time": "this page shows the timeline"},
         title=f"timeline of {title}",
         crumb="timeline",
         facts=tuple(_facts(graph, spans)),
         columns=(),
         rows=tuple(_rows(graph, spans, has_branches=has_branches)),
         notes=(PROFILED,) if spans else (),
-        links={**links(index), "time": "this page shows the timeline"},
-        siblings=Siblings(
-            count=len(graphs), index=index, make=partial(timeline_page, graphs, links=links)
-        ),
         empty="no replay of this graph was measured",
-        nodes=graph.nodes,
     )
     icicle = module_levels(graph)
 

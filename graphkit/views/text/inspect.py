@@ -86,10 +86,10 @@ def _pages(
             if name not in names:
                 continue
             if by == "kernel":
-                yield kernels_page(group.graphs, index), True
+                yield kernels_page(group, index), True
             elif by == "time":
-                yield timeline_page(group.graphs, index), True
+                yield timeline_page(group, index), True
             elif not isinstance(record, GraphRecord):
                 yield graph_page(group, index), True
             if by == "module" and graph.memory:
-                yield memory_page(group.graphs, index), False
+                yield memory_page(group, index), False

@@ -9,7 +9,7 @@ import pytest
 from graphkit.records import Argument, Environment, GraphRecord, Node, Pointer
 from graphkit.views import inspect_view
 from graphkit.views.html_data import drawing
-from graphkit.views.pages import kernels_page
+from graphkit.views.pages import GraphGroup, kernels_page
 from graphkit.views.pages.kernels import addressed_bytes
 
 ENVIRONMENT = Environment(device="d", torch="2", triton="3", cuda="", driver="", graphkit="0")
@@ -59,7 +59,7 @@ def test_a_rate_that_no_memory_reaches_is_left_out(make_record):
     reads = node((64, 1_000_000_000))
     slow, fast = (dataclasses.replace(reads, duration_us=us) for us in (250.0, 2.0))
     for each, expected in ((slow, 4000.0), (fast, None)):
-        (row,) = kernels_page((("g", make_record([each])),), 0).rows
+        (row,) = kernels_page(GraphGroup((("g", make_record([each])),)), 0).rows
         assert row.values[-2:] == (1_000_000_000, expected)
 
 
@@ -72,7 +72,7 @@ def test_the_kernels_of_a_graph_show_bytes_and_bytes_per_time(make_record, text)
             (weight, "unmeasured", None),
         ])
     ]  # fmt: skip
-    page = kernels_page((("g", make_record(nodes)),), 0)
+    page = kernels_page(GraphGroup((("g", make_record(nodes)),)), 0)
     assert [column.name for column in page.columns][-2:] == ["bytes, at most", "GB/s"]
     found = {row.values[0]: row.values[-2:] for row in page.rows}
     assert found == {
@@ -89,6 +89,6 @@ def test_the_kernels_of_a_graph_show_bytes_and_bytes_per_time(make_record, text)
 
 
 def test_a_record_without_sizes_has_no_such_columns(make_record):
-    page = kernels_page((("g", make_record([node((64, 0))])),), 0)
+    page = kernels_page(GraphGroup((("g", make_record([node((64, 0))])),)), 0)
     assert page.columns[-1].name == "grid"
     assert len(page.rows[0].values) == len(page.columns)

@@ -20,7 +20,7 @@ from graphkit.views.frames import module_frames
 from graphkit.views.html import html_text
 from graphkit.views.node_parts import node_parts
 from graphkit.views.outline import flatten
-from graphkit.views.pages import kernels_page, node_page
+from graphkit.views.pages import GraphGroup, kernels_page, node_page
 from graphkit.views.pages.timeline import replay_spans
 from graphkit.views.selection import named_graphs, select_graphs
 
@@ -156,7 +156,7 @@ def test_the_kernels_in_it_are_those_of_their_page(page, capture):
     views, texts = drawn(page)
     assert len(views) == len(graphs)
     for index, view in enumerate(views):
-        shown = kernels_page(graphs, index)
+        shown = kernels_page(GraphGroup(graphs), index)
         heads = view["kernels"]["heads"][1:-1]
         kept = [0, *(at for at, column in enumerate(shown.columns) if column.name in heads)]
         for kernel, row in zip(view["kernels"]["rows"], shown.rows, strict=True):

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from graphkit.views import inspect_view
-from graphkit.views.pages import kernels_page, timeline_page
+from graphkit.views.pages import GraphGroup, kernels_page, timeline_page
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def graphs(capture):
 
 def test_kernels_are_summed_and_the_most_expensive_is_first(graphs):
     ((_, graph),) = graphs
-    page = kernels_page(graphs, 0)
+    page = kernels_page(GraphGroup(graphs), 0)
     names = [row.values[0] for row in page.rows]
     assert sorted(names) == sorted({node.short_name for node in graph.nodes})
     totals = [row.values[2] or 0 for row in page.rows]
@@ -34,7 +34,7 @@ def test_kernels_are_summed_and_the_most_expensive_is_first(graphs):
 
 
 def test_equal_layers_share_a_row_whose_nodes_lead_to_their_pages(graphs):
-    page = kernels_page(graphs, 0)
+    page = kernels_page(GraphGroup(graphs), 0)
     modules = {child.values[0]: child for row in page.rows for child in row.children}
     layers = next(child for name, child in modules.items() if "layers.*" in name)
     assert layers.values[0].endswith(" x)")
@@ -47,17 +47,17 @@ def test_without_times_the_number_of_nodes_orders_kernels(graphs):
     ((name, graph),) = graphs
     nodes = tuple(dataclasses.replace(n, duration_us=None, start_us=None) for n in graph.nodes)
     bare = ((name, dataclasses.replace(graph, nodes=nodes, timing=None)),)
-    page = kernels_page(bare, 0)
+    page = kernels_page(GraphGroup(bare), 0)
     counts = [row.values[1] for row in page.rows]
     assert counts == sorted(counts, reverse=True)
     assert dict(page.facts)["sum of nodes"] == "not measured"
-    assert timeline_page(bare, 0).rows == ()
-    assert timeline_page(bare, 0).empty == "no replay of this graph was measured"
+    assert timeline_page(GraphGroup(bare), 0).rows == ()
+    assert timeline_page(GraphGroup(bare), 0).empty == "no replay of this graph was measured"
 
 
 def test_a_timeline_has_starts_in_order_and_the_gaps_between(graphs):
     ((_, graph),) = graphs
-    rows = timeline_page(graphs, 0).rows
+    rows = timeline_page(GraphGroup(graphs), 0).rows
     assert [row.values[1] for row in rows] == sorted(row.values[1] for row in rows)
     measured = {node.index: node for node in graph.nodes if node.start_us is not None}
     assert len(rows) == len(measured)

@@ -53,7 +53,7 @@ def test_a_time_that_an_older_release_did_not_measure_is_said_to_be_missing():
 def test_gaps_are_equal_on_the_page_the_timeline_its_rows_and_the_html(step):
     (group,) = graph_groups(step)
     (graph,) = step.graphs
-    page, timeline = graph_page(group, 0), timeline_page(group.graphs, 0)
+    page, timeline = graph_page(group, 0), timeline_page(group, 0)
     gap_us = graph.timeline.gap_us
     assert dict(page.facts)["gaps"] == dict(timeline.facts)["gaps"] == f"{us(gap_us)} us (7%)"
     column = [each.name for each in timeline.columns].index("gap us")
