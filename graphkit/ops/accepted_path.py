@@ -5,44 +5,22 @@ Dimensions: B requests, W nodes of each, A columns of accept_index.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 
-from graphkit.errors import InputError
 from graphkit.ops.registration import register_op
-
-
-def _check_path(args: Any) -> None:
-    """Refuse a path of more nodes than a tree has."""
-    columns = args.accept_index.shape[1]
-    if columns > args.num_draft_tokens:
-        raise InputError(
-            f"{type(args).__name__}: accept_index has {columns} columns, expected at most "
-            f"num_draft_tokens = {args.num_draft_tokens}, the nodes of a tree.",
-            field="accept_index",
-        )
-
-
-def _check_rows(args: Any) -> None:
-    """Refuse a path of more nodes than a tree has, and elements that the kernel cannot copy."""
-    _check_path(args)
-    if args.x.element_size() > 8:
-        raise InputError(
-            f"compact_accepted_to_front: x is {args.x.dtype}, expected elements of at most 8 "
-            "bytes. Pass torch.view_as_real(x).",
-            field="x",
-        )
+from graphkit.ops.rows import check_elements
 
 
 @register_op(
     fake=lambda args: args.x.new_empty(args.x.shape),
-    check=_check_rows,
+    check=lambda args: check_elements("compact_accepted_to_front", "x", args.x),
     sizes_from=("accept_index",),
 )
 def compact_accepted_to_front(
     x: Annotated[torch.Tensor, "[B * W, ...]"],
-    accept_index: Annotated[torch.Tensor, "[B, A] int32 or int64"],
+    accept_index: Annotated[torch.Tensor, "[B, A <= W] int32 or int64"],
     num_draft_tokens: Annotated[int, "W >= 1"],
 ) -> torch.Tensor:
     """Copy ``x`` with the rows of the accepted path at the front of each request's W rows.
@@ -55,7 +33,7 @@ def compact_accepted_to_front(
         x: One row per tree node, such as predicted tokens or hidden states. An element has 1, 2, 4
             or 8 bytes.
         accept_index: Row of each accepted node, -1 behind the end of the path. Such an entry copies
-            row 0, which has no meaning there. A is at most W.
+            row 0, which has no meaning there.
         num_draft_tokens: Rows per request (W).
 
     Returns:
@@ -68,22 +46,19 @@ def compact_accepted_to_front(
     return compacted
 
 
-def empty_moves(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate the results of ``accepted_moves``."""
-    slots, entries = args.out_cache_loc, args.accept_index.numel()
-    return slots.new_empty(entries), slots.new_empty(entries)
-
-
-@register_op(fake=empty_moves, check=_check_path)
+@register_op()
 def accepted_moves(
-    accept_index: Annotated[torch.Tensor, "[B, A] int32"],
+    accept_index: Annotated[torch.Tensor, "[B, A <= W] int32"],
     out_cache_loc: Annotated[torch.Tensor, "[B * W] int64"],
     num_draft_tokens: Annotated[int, "W >= 1"],
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[
+    Annotated[torch.Tensor, "[B * A] int64"],
+    Annotated[torch.Tensor, "[B * A] int64"],
+]:
     """Return the KV slots to write and to read, so that each path is at the front of its W slots.
 
     Args:
-        accept_index: Row of each accepted node, -1 behind the end of the path. A is at most W.
+        accept_index: Row of each accepted node, -1 behind the end of the path.
         out_cache_loc: KV slot of each node.
         num_draft_tokens: Nodes per request (W).
 

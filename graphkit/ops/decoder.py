@@ -17,12 +17,12 @@ from graphkit.ops.argument_rules import describe
 from graphkit.ops.registration import register_op
 
 
-@register_op(fake=lambda args: args.x.new_empty(args.x.shape), differentiable=True)
+@register_op(differentiable=True)
 def rms_norm(
     x: Annotated[torch.Tensor, "[T, H >= 1] floating-point"],
     weight: Annotated[torch.Tensor, "[H] floating-point"],
     eps: Annotated[float, "eps >= 0"],
-) -> torch.Tensor:
+) -> Annotated[torch.Tensor, "[T, H] x.dtype"]:
     """Normalise rows as Llama does: in float32, with the weight applied in x's dtype.
 
     The result is ``weight * (x / sqrt(mean(x ** 2) + eps))`` (arXiv 1910.07467).
@@ -39,17 +39,16 @@ def rms_norm(
     return (weight * wide.to(x.dtype)).to(x.dtype)
 
 
-@register_op(
-    fake=lambda args: (torch.empty_like(args.residual), torch.empty_like(args.residual)),
-    differentiable=True,
-    sizes_from=("residual",),
-)
+@register_op(differentiable=True, sizes_from=("residual",))
 def add_rms_norm(
     x: Annotated[torch.Tensor, "[T, H] or [S, T, H] floating-point"],
     residual: Annotated[torch.Tensor, "[T, H >= 1] floating-point"],
     weight: Annotated[torch.Tensor, "[H] floating-point"],
     eps: Annotated[float, "eps >= 0"],
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[
+    Annotated[torch.Tensor, "[T, H] residual.dtype"],
+    Annotated[torch.Tensor, "[T, H] residual.dtype"],
+]:
     """Add rows to the residual stream and normalise the sum; see ``rms_norm``.
 
     Args:
@@ -72,29 +71,15 @@ def whole_rows(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return (rows if rows.dim() == 2 else reduce(torch.add, rows.unbind())).to(dtype)
 
 
-def _check_dtypes(args: Any) -> None:
-    """Refuse halves of two dtypes."""
-    if args.embedding.dtype != args.hidden.dtype:
-        raise InputError(
-            f"embed_and_join: embedding is {describe(args.embedding)}, expected the dtype of "
-            f"hidden, {str(args.hidden.dtype).removeprefix('torch.')}.",
-            field="embedding",
-        )
-
-
-@register_op(
-    fake=lambda args: args.hidden.new_empty(args.hidden.shape[0], 2 * args.hidden.shape[1]),
-    check=_check_dtypes,
-    differentiable=True,
-)
+@register_op(differentiable=True)
 def embed_and_join(
     ids: Annotated[torch.Tensor, "[T] int32 or int64"],
     embedding: Annotated[torch.Tensor, "[V >= 1, H >= 1] floating-point"],
-    hidden: Annotated[torch.Tensor, "[T, H] floating-point"],
+    hidden: Annotated[torch.Tensor, "[T, H] embedding.dtype"],
     embedding_norm: Annotated[torch.Tensor | None, "[H] floating-point"] = None,
     hidden_norm: Annotated[torch.Tensor | None, "[H] floating-point"] = None,
     eps: Annotated[float, "eps >= 0"] = 0.0,
-) -> torch.Tensor:
+) -> Annotated[torch.Tensor, "[T, 2 * H] hidden.dtype"]:
     """Return the inputs of a draft head: the embedding of each token beside a hidden state.
 
     A half that has a weight is normalised before by ``rms_norm``: both halves in EAGLE-3
@@ -104,7 +89,7 @@ def embed_and_join(
         ids: Token of each row. An id outside ``embedding`` is an error on the CPU; on CUDA it
             counts as the nearest one.
         embedding: Row of each token.
-        hidden: The hidden states, of the dtype of ``embedding``.
+        hidden: The hidden states.
         embedding_norm: Weight of the norm of embeddings; None for no norm.
         hidden_norm: Weight of the norm of hidden states; None for no norm.
         eps: Of the norms.
@@ -133,12 +118,10 @@ def _check_width(args: Any) -> None:
         )
 
 
-@register_op(
-    fake=lambda args: args.gate_up.new_empty(len(args.gate_up), args.gate_up.shape[1] // 2),
-    check=_check_width,
-    differentiable=True,
-)
-def silu_and_mul(gate_up: Annotated[torch.Tensor, "[T, C >= 2] floating-point"]) -> torch.Tensor:
+@register_op(check=_check_width, differentiable=True)
+def silu_and_mul(
+    gate_up: Annotated[torch.Tensor, "[T, C >= 2] floating-point"],
+) -> Annotated[torch.Tensor, "[T, C // 2] gate_up.dtype"]:
     """Return ``silu(gate) * up`` of rows that hold both (SwiGLU, arXiv 2002.05202).
 
     silu is rounded to the dtype before the product.

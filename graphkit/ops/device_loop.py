@@ -7,12 +7,10 @@ Dimensions: M requests of the largest size, B requests of the size that ran, C c
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 
-from graphkit.errors import InputError
-from graphkit.ops.argument_rules import describe
 from graphkit.ops.loop_layout import (
     END_SIGNAL_WORDS,
     ENTRY_WORDS,
@@ -59,27 +57,12 @@ def begin_loop(
     control[Control.LAUNCH] = launch[0]
 
 
-def _fake_signals(args: Any) -> torch.Tensor:
-    signals: torch.Tensor = args.control.new_empty(END_SIGNAL_WORDS, dtype=torch.float32)
-    return signals
-
-
-def _check_ring_words(args: Any) -> None:
-    """Check the ring, of which the op reads the words of the host."""
-    ring = args.ring
-    if ring.dim() != 1 or len(ring) < RING_WORDS or ring.dtype != torch.int64:
-        raise InputError(
-            f"end_signals: ring is {describe(ring)}, expected at least [{RING_WORDS}] int64.",
-            field="ring",
-        )
-
-
-@register_op(fake=_fake_signals, check=_check_ring_words)
+@register_op()
 def end_signals(
     control: Annotated[torch.Tensor, "[5] int64, contiguous"],
-    ring: torch.Tensor,
+    ring: Annotated[torch.Tensor, "[words >= 16] int64, on any device"],
     entries: Annotated[int, "entries >= 1"],
-) -> torch.Tensor:
+) -> Annotated[torch.Tensor, "[4] float32"]:
     """Return why the host of this rank asks for the end of the loop after this step.
 
     Ranks add their signals up and pass the sum to ``advance_loop``, so that their loops end after
@@ -87,7 +70,7 @@ def end_signals(
 
     Args:
         control: The control words, see ``Control``.
-        ring: [16 + entries * (16 + M * C)] int64, as for ``advance_loop``.
+        ring: As for ``advance_loop``.
         entries: As for ``advance_loop``.
 
     Returns:
@@ -105,27 +88,14 @@ def _signals(control: torch.Tensor, ring: torch.Tensor, entries: int) -> torch.T
     return signals
 
 
-def _check_ring(args: Any) -> None:
-    """Check the ring, which is on another device than the other tensors."""
-    rows, columns = len(args.loop_rows), args.report.shape[1]
-    words = RING_WORDS + args.entries * (ENTRY_WORDS + rows * columns)
-    ring = args.ring
-    if ring.shape != (words,) or ring.dtype != torch.int64 or not ring.is_contiguous():
-        raise InputError(
-            f"advance_loop: ring is {describe(ring)}, expected [{words}] int64, contiguous, for "
-            f"{args.entries} entries of {rows} requests.",
-            field="ring",
-        )
-
-
-@register_op(mutates_args=("loop_rows", "loop_watched", "control", "ring"), check=_check_ring)
+@register_op(mutates_args=("loop_rows", "loop_watched", "control", "ring"))
 def advance_loop(
     report: Annotated[torch.Tensor, "[B, C] int32"],
     loop_rows: Annotated[torch.Tensor, "[M] int64, contiguous"],
     loop_watched: Annotated[torch.Tensor, "[M] bool, contiguous"],
     control: Annotated[torch.Tensor, "[5] int64, contiguous"],
     batch_sizes: Annotated[torch.Tensor, "[bodies] int32"],
-    ring: torch.Tensor,
+    ring: Annotated[torch.Tensor, "[16 + entries * (16 + M * C)] int64, contiguous, on any device"],
     entries: Annotated[int, "entries >= 1"],
     signals: Annotated[torch.Tensor | None, "[4] float32, contiguous"] = None,
     length: int = 0,
@@ -141,8 +111,7 @@ def advance_loop(
         loop_watched: Whether the loop ends when the request ends, in the same order.
         control: The control words, see ``Control``.
         batch_sizes: Captured sizes in ascending order.
-        ring: The output ring, [16 + entries * (16 + M * C)] int64, contiguous; on the CPU, pinned
-            if the other tensors are on CUDA.
+        ring: The output ring; on the CPU, pinned if the other tensors are on CUDA.
         entries: Entries of the ring.
         signals: Sum of the ``end_signals`` of all ranks; ``None`` selects the signals of this rank.
         length: Index of the draft length of the step.

@@ -89,8 +89,10 @@ def _kind(hint: Any, is_written: bool) -> str:
     kind = hint.__name__ if isinstance(hint, type) else str(hint)
     parts = [kind.replace("torch.", "").replace("collections.abc.", "")]
     if match := TENSOR_RULE.fullmatch(rule):
-        shapes, dtypes, contiguous = match.groups()
-        parts.append(f"{shapes} {dtypes or 'of any dtype'}{contiguous or ''}")
+        shapes, dtypes, *others = match.groups()
+        if dtypes and dtypes.endswith(".dtype"):
+            dtypes = f"of the dtype of {dtypes.removesuffix('.dtype')}"
+        parts.append("".join([f"{shapes} {dtypes or 'of any dtype'}", *filter(None, others)]))
     elif rule:
         parts.append(rule)
     return ", ".join([*parts, "written in place"] if is_written else parts)

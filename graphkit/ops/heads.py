@@ -18,18 +18,20 @@ from graphkit.ops.registration import register_op
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def empty_query(args: Any) -> torch.Tensor:
-    """Allocate the queries that ``rotated_heads`` or ``store_rotated_heads`` returns."""
-    return _empty_heads(args, args.query_heads)
-
-
 def empty_heads(args: Any) -> Heads:
     """Allocate the results of ``rotated_heads``."""
-    key, value = (_empty_heads(args, args.key_heads) for _ in "kv")
-    return empty_query(args), key, value
+    query, key, value = (
+        _empty(args, heads) for heads in (args.query_heads, args.key_heads, args.key_heads)
+    )
+    return query, key, value
 
 
-def _empty_heads(args: Any, heads: int) -> torch.Tensor:
+def empty_query(args: Any) -> torch.Tensor:
+    """Allocate the result of ``store_rotated_heads``."""
+    return _empty(args, args.query_heads)
+
+
+def _empty(args: Any, heads: int) -> torch.Tensor:
     shape = len(args.positions), heads, 2 * len(args.inverse_frequencies)
     out: torch.Tensor = args.qkv.new_empty(shape, dtype=args.dtype or args.qkv.dtype)
     return out

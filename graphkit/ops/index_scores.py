@@ -9,7 +9,7 @@ Further suffixes: B1 requests + 1, L = P * page size keys.
 # ruff: noqa: N803, N806 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 
@@ -21,29 +21,7 @@ SCALE_BYTES = 4
 """Bytes of a key's scale, behind its elements."""
 
 
-def hidden_scores(args: Any) -> torch.Tensor:
-    """Allocate the scores of keys that no row sees, for the arguments of ``index_scores``."""
-    keys = args.page_table.shape[1] * args.page_size
-    query: torch.Tensor = args.query_TXI
-    return query.new_full((query.shape[0], keys), -torch.inf, dtype=torch.float32)
-
-
-def _check(args: Any) -> None:
-    """Refuse masks with fewer columns than rows."""
-    mask = args.mask
-    if mask is not None and mask.shape[2] < args.max_seqlen_q:
-        raise AttentionError(
-            f"index_scores: mask has {mask.shape[2]} columns, expected at least max_seqlen_q = "
-            f"{args.max_seqlen_q}, or no mask for a chain."
-        )
-
-
-@register_op(
-    fake=hidden_scores,
-    check=_check,
-    sizes_from=("query_TXI", "page_table"),
-    error=AttentionError,
-)
+@register_op(sizes_from=("query_TXI", "page_table"), error=AttentionError)
 def index_scores(
     query_TXI: Annotated[torch.Tensor, "[T, X, I] float16 or bfloat16 or float32"],
     weights_TX: Annotated[torch.Tensor, "[T, X] float16 or bfloat16 or float32"],
@@ -51,10 +29,10 @@ def index_scores(
     page_table: Annotated[torch.Tensor, "[B, P] int32"],
     cache_seqlens_B: Annotated[torch.Tensor, "[B] int32"],
     cu_seqlens_q_B1: Annotated[torch.Tensor, "[B + 1] int32"],
-    mask: Annotated[torch.Tensor | None, "[B, W, C] bool"],
+    mask: Annotated[torch.Tensor | None, "[B, W, C >= W] bool"],
     page_size: Annotated[int, "S >= 1"],
     max_seqlen_q: Annotated[int, "W >= 1"],
-) -> torch.Tensor:
+) -> Annotated[torch.Tensor, "[T, P * S] float32"]:
     """Score each row's visible keys by weighted products with the row's index queries.
 
     The score of a key is the sum over heads of ``weight * max(0, query . key)``, in float32; -inf
@@ -71,7 +49,7 @@ def index_scores(
         page_table: As for ``paged_attention``, like the other arguments.
         cache_seqlens_B: Keys of each request.
         cu_seqlens_q_B1: Running sum of each request's query rows, from 0.
-        mask: Which of the last keys each query sees; None for a chain. C is W or more.
+        mask: Which of the last keys each query sees; None for a chain.
         page_size: Slots per page.
         max_seqlen_q: Upper bound of a request's query rows (W).
 

@@ -58,28 +58,15 @@ def empty_result(args: Any, bits: int) -> torch.Tensor:
     return torch.empty(parts, rows, outputs, dtype=dtype, device=x.device)
 
 
-def _check(args: Any) -> None:
-    """Check the kind of result, and that weight and bias have the dtype of the rows."""
-    check_result("linear", args)
-    for name in ("weight", "bias"):
-        tensor = getattr(args, name)
-        if tensor is not None and tensor.dtype != args.x.dtype:
-            raise InputError(
-                f"linear: {name} is {describe(tensor)}, expected the dtype of x, "
-                f"{str(args.x.dtype).removeprefix('torch.')}.",
-                field=name,
-            )
-
-
 @register_op(
     fake=lambda args: empty_result(args, 8 * args.weight.element_size()),
-    check=_check,
+    check=lambda args: check_result("linear", args),
     differentiable=True,
 )
 def linear(
     x: Annotated[torch.Tensor, "[T, K >= 1] floating-point"],
-    weight: Annotated[torch.Tensor, "[N >= 1, K] floating-point"],
-    bias: Annotated[torch.Tensor | None, "[N] floating-point"] = None,
+    weight: Annotated[torch.Tensor, "[N >= 1, K] x.dtype"],
+    bias: Annotated[torch.Tensor | None, "[N] x.dtype"] = None,
     gated: bool = False,
     in_parts: bool = False,
 ) -> torch.Tensor:
@@ -92,8 +79,8 @@ def linear(
 
     Args:
         x: The rows.
-        weight: The weight, of x's dtype.
-        bias: Added to the products, of x's dtype.
+        weight: The weight.
+        bias: Added to the products.
         gated: Whether to return ``silu_and_mul`` of the products. The weight has the rows of the
             gate, then as many of the up projection.
         in_parts: Whether to return the sums of parts of the inputs. ``add_rms_norm``,

@@ -112,15 +112,9 @@ def empty_candidates(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _check_logits(args: Any) -> None:
-    """Refuse too few logits, and a wrong number of temperatures."""
+    """Refuse logits without rows, and a wrong number of temperatures."""
     _check_source("top_candidates", args)
-    logits, topk, temperature = args.logits, args.topk, args.temperature
-    if topk > logits.shape[1]:
-        raise InputError(
-            f"top_candidates: logits is {describe(logits)}, expected [rows, V] with V >= topk = "
-            f"{topk}.",
-            field="logits",
-        )
+    logits, temperature = args.logits, args.temperature
     rows = len(logits) if args.index is None else len(args.index)
     if temperature is not None and len(temperature) != rows:
         raise InputError(
@@ -132,7 +126,7 @@ def _check_logits(args: Any) -> None:
 @register_op(fake=empty_candidates, check=_check_logits)
 def top_candidates(
     logits: Annotated[torch.Tensor, "[M, V >= 1] floating-point"],
-    topk: Annotated[int, "K >= 1"],
+    topk: Annotated[int, "1 <= K <= V"],
     temperature: Annotated[torch.Tensor | None, "[N] float32"] = None,
     index: Annotated[torch.Tensor | None, "[N] int64"] = None,
     token_map: Annotated[torch.Tensor | None, "[V] int64"] = None,
@@ -143,7 +137,7 @@ def top_candidates(
 
     Args:
         logits: The rows.
-        topk: Tokens per row (K). At most V.
+        topk: Tokens per row (K).
         temperature: Divides the logits of each returned row; 1 by default.
         index: Rows to return; by default all of them in order. An index outside ``logits`` is an
             error on the CPU; on CUDA it counts as the nearest row.

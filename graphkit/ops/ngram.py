@@ -5,11 +5,10 @@ Dimensions: B requests, W nodes of each, K matches, R request rows, C columns of
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 
-from graphkit.errors import InputError
 from graphkit.ops.packed import write
 from graphkit.ops.registration import register_op
 
@@ -17,29 +16,15 @@ MAX_MATCH = 4
 """Most tokens that a lookup compares. Longer matches rarely change the choice."""
 
 
-def _check_topk(args: Any) -> None:
-    """Refuse more matches than columns."""
-    if args.topk > args.text.shape[1]:
-        raise InputError(
-            f"ngram_drafts: topk is {args.topk}, expected at most the {args.text.shape[1]} "
-            "columns of text.",
-            field="topk",
-        )
-
-
-@register_op(
-    mutates_args=("text",),
-    fake=lambda args: args.bonus_tokens.new_empty(len(args.bonus_tokens), args.width),
-    check=_check_topk,
-)
+@register_op(mutates_args=("text",))
 def ngram_drafts(
     text: Annotated[torch.Tensor, "[R, C] int64, contiguous"],
     req_pool_indices: Annotated[torch.Tensor, "[B] int64"],
     seq_lens: Annotated[torch.Tensor, "[B] int32"],
     bonus_tokens: Annotated[torch.Tensor, "[B] int64"],
-    topk: Annotated[int, "K >= 1"],
+    topk: Annotated[int, "1 <= K <= C"],
     width: Annotated[int, "W >= 1"],
-) -> torch.Tensor:
+) -> Annotated[torch.Tensor, "[B, W] int64"]:
     """Add the bonus tokens to the texts, and draft what followed earlier matches of their ends.
 
     The K best matches are the longest ones, up to 4 tokens; of equal lengths, the latest. Without K
@@ -53,7 +38,7 @@ def ngram_drafts(
         req_pool_indices: Request rows.
         seq_lens: Committed tokens, the positions of the bonus tokens: 1 to C - 1.
         bonus_tokens: Newest tokens.
-        topk: Chains (K), at most C.
+        topk: Chains (K).
         width: Nodes of each tree, the root included (W).
 
     Returns:

@@ -9,7 +9,7 @@ F slots to free, P page size.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 
@@ -17,15 +17,12 @@ from graphkit.ops.packed import locate, read
 from graphkit.ops.registration import register_op
 
 
-@register_op(
-    mutates_args=("seq_lens",),
-    fake=lambda args: args.num_accepted_drafts.new_empty(args.num_accepted_drafts.shape),
-)
+@register_op(mutates_args=("seq_lens",))
 def create_num_accepted_drafts_filter(
     num_accepted_drafts: Annotated[torch.Tensor, "[B] int32 or int64"],
     unfinished_index: Annotated[torch.Tensor, "[U] int32 or int64"],
     seq_lens: Annotated[torch.Tensor, "[B] int32 or int64, contiguous"],
-) -> torch.Tensor:
+) -> Annotated[torch.Tensor, "[B] num_accepted_drafts.dtype"]:
     """Count the slots that unfinished requests keep, and commit the accepted tokens.
 
     Args:
@@ -73,14 +70,7 @@ def create_extend_after_decode_spec_info(
     bonus_tokens.copy_(read(accept_tokens, (last,), bonus_tokens, num_accepted_tokens > 0))
 
 
-def _empty_moves(args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Allocate the results of ``get_src_tgt_cache_loc``."""
-    src_cache_loc = args.out_cache_loc.new_empty(args.accept_index.shape)
-    to_free_num_slots = args.seq_lens.new_empty(args.seq_lens.shape)
-    return src_cache_loc, torch.empty_like(src_cache_loc), to_free_num_slots
-
-
-@register_op(fake=_empty_moves)
+@register_op()
 def get_src_tgt_cache_loc(
     seq_lens: Annotated[torch.Tensor, "[B] int32 or int64"],
     out_cache_loc: Annotated[torch.Tensor, "[B * W] int32 or int64"],
@@ -88,7 +78,11 @@ def get_src_tgt_cache_loc(
     num_accepted_drafts: Annotated[torch.Tensor, "[B] int32 or int64"],
     draft_token_num: Annotated[int, "W >= 1"],
     page_size: Annotated[int, "P >= 1"],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[
+    Annotated[torch.Tensor, "[N] out_cache_loc.dtype"],
+    Annotated[torch.Tensor, "[N] out_cache_loc.dtype"],
+    Annotated[torch.Tensor, "[B] seq_lens.dtype"],
+]:
     """Plan the move of accepted tokens to the front of their requests' slots, page by page.
 
     Contract of SGLang's function of this name (spec_utils.py).

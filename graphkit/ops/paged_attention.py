@@ -23,7 +23,7 @@ MAX_HEAD_DIM, MAX_REST_DIM = 512, 128
 
 
 def _check(args: Any) -> None:
-    """Refuse heads, sizes, strides, masks and chunks that the kernel does not take."""
+    """Refuse heads, sizes, strides and chunks that the kernel does not take."""
     heads, key_dim = args.key_cache.shape[1:]
     query_heads, value_dim = args.query_TND.shape[1], args.value_cache.shape[2]
     if not 1 <= value_dim <= MAX_HEAD_DIM:
@@ -38,22 +38,15 @@ def _check(args: Any) -> None:
     slots, page_size = len(args.key_cache), args.page_size
     if slots % page_size:
         _refuse(f"the caches have {slots} slots", f"whole pages of {page_size}")
-    mask = args.mask
-    if mask is not None and mask.shape[2] < args.max_seqlen_q:
-        expected = f"at least max_seqlen_q = {args.max_seqlen_q}, or no mask for a chain"
-        _refuse(f"mask has {mask.shape[2]} columns", expected)
     if args.chunked and not args.window:
         _refuse("chunked is True and window is 0", "the tokens of a chunk as window")
 
 
-def _refuse(found: str, expected: str) -> None:
-    raise AttentionError(f"paged_attention: {found}, expected {expected}.")
+def _refuse(fault: str, expected: str) -> None:
+    raise AttentionError(f"paged_attention: {fault}, expected {expected}.")
 
 
 @register_op(
-    fake=lambda args: args.query_TND.new_empty(
-        *args.query_TND.shape[:2], args.value_cache.shape[2]
-    ),
     check=_check,
     sizes_from=("key_cache", "value_cache", "page_table"),
     error=AttentionError,
@@ -69,7 +62,7 @@ def paged_attention(
     page_table: Annotated[torch.Tensor, "[B, P] int32"],
     cache_seqlens_B: Annotated[torch.Tensor, "[B] int32"],
     cu_seqlens_q_B1: Annotated[torch.Tensor, "[B + 1] int32"],
-    mask: Annotated[torch.Tensor | None, "[B, W, C] bool"],
+    mask: Annotated[torch.Tensor | None, "[B, W, C >= W] bool"],
     scale: float,
     page_size: Annotated[int, "S >= 1"],
     max_seqlen_q: Annotated[int, "W >= 1"],
@@ -80,7 +73,7 @@ def paged_attention(
     value_scale_M: Annotated[torch.Tensor | None, "[M] float32"] = None,
     chunked: bool = False,
     follows_store: bool = False,  # noqa: ARG001 - for the CUDA kernel
-) -> torch.Tensor:
+) -> Annotated[torch.Tensor, "[T, N, E] query_TND.dtype"]:
     """Attend from each query row to the visible keys of its request.
 
     Request b has the rows from ``cu_seqlens_q_B1[b]`` up to the next entry. Without a mask they
@@ -114,7 +107,7 @@ def paged_attention(
             effect.
         cache_seqlens_B: Keys of each request.
         cu_seqlens_q_B1: Running sum of each request's query rows, from 0.
-        mask: Which of the last keys each query sees; None for a chain. C is W or more.
+        mask: Which of the last keys each query sees; None for a chain.
         scale: Factor on the scores.
         page_size: Slots per page.
         max_seqlen_q: Upper bound of a request's query rows (W). If a request has more, some rows

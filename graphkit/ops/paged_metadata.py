@@ -9,51 +9,27 @@ Further suffixes: B1 requests + 1.
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 
 from graphkit.errors import AttentionError
 from graphkit.ops.registration import register_op
 
-MAX_REQUESTS = 1024
-"""Most requests that one program of the CUDA kernel sums up."""
-
-Metadata = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Metadata = tuple[
+    Annotated[torch.Tensor, "[B] int32"],
+    Annotated[torch.Tensor, "[B + 1] int32"],
+    Annotated[torch.Tensor, "[B + 1] int32"],
+    Annotated[torch.Tensor, "[B, P] int32"],
+]
 """The results of ``paged_metadata``."""
 
 
-def empty_metadata(args: Any) -> Metadata:
-    """Allocate the results of ``paged_metadata`` for its arguments."""
-    requests, like = args.seq_lens_B.shape[0], args.seq_lens_B
-    return (
-        like.new_empty(requests),
-        like.new_empty(requests + 1),
-        like.new_empty(requests + 1),
-        like.new_empty(requests, args.max_pages),
-    )
-
-
-def _check(args: Any) -> None:
-    """Refuse an empty table and more requests than the kernel takes."""
-    if args.req_to_token.numel() == 0:
-        raise AttentionError(
-            f"paged_metadata: req_to_token is {list(args.req_to_token.shape)}, expected at least "
-            "one row and one token. Pass the table of a ReqToTokenPool."
-        )
-    requests = args.seq_lens_B.shape[0]
-    if requests > MAX_REQUESTS:
-        raise AttentionError(
-            f"paged_metadata: the batch has {requests} requests, expected at most {MAX_REQUESTS}. "
-            "Split the batch."
-        )
-
-
-@register_op(fake=empty_metadata, check=_check, sizes_from=("seq_lens_B",), error=AttentionError)
+@register_op(sizes_from=("seq_lens_B",), error=AttentionError)
 def paged_metadata(
     req_pool_indices_B: Annotated[torch.Tensor, "[B] int64"],
-    seq_lens_B: Annotated[torch.Tensor, "[B] int32"],
-    req_to_token: Annotated[torch.Tensor, "[rows, context] int32"],
+    seq_lens_B: Annotated[torch.Tensor, "[B <= 1024] int32"],
+    req_to_token: Annotated[torch.Tensor, "[rows >= 1, context >= 1] int32"],
     page_size: Annotated[int, "S >= 1"],
     max_pages: Annotated[int, "P >= 1"],
     tokens_per_request: Annotated[int, "W >= 1"],
@@ -66,10 +42,10 @@ def paged_metadata(
     every entry.
 
     Args:
-        req_pool_indices_B: Row of ``req_to_token`` per request; one outside it is clamped. B is at
-            most ``MAX_REQUESTS``.
-        seq_lens_B: Tokens of each request without the ``appended`` rows.
-        req_to_token: Slot of each token of each request. Not empty.
+        req_pool_indices_B: Row of ``req_to_token`` per request; one outside it is clamped.
+        seq_lens_B: Tokens of each request without the ``appended`` rows. One program of the CUDA
+            kernel sums up all requests, 1024 at most.
+        req_to_token: Slot of each token of each request, the table of a ``ReqToTokenPool``.
         page_size: Tokens per page.
         max_pages: Columns of the page table (P), a fixed upper bound.
         tokens_per_request: Query rows per request.

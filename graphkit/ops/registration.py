@@ -3,14 +3,15 @@
 The decorated function is the reference, and its signature is the op's: parameters, rules
 (``argument_rules``) and documentation. On CUDA the op calls ``launch_NAME`` of the module of the
 same name in ``graphkit.ops.kernels``, which is imported at the first call. Launcher, fake and
-extra check take the arguments of a call as one named tuple.
+extra check take the arguments of a call as one named tuple. If the results have rules, they are
+allocated before, and the launcher takes them as its second argument.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections import namedtuple
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, wraps
@@ -20,7 +21,7 @@ from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
 import torch
 
 from graphkit.errors import InputError
-from graphkit.ops.argument_rules import ArgumentError, ArgumentRules
+from graphkit.ops.argument_rules import ArgumentError, ArgumentRules, ResultRules
 from graphkit.ops.docstrings import complete_docstring
 
 make_tuple_type: Callable[..., type[Any]] = namedtuple  # noqa: PYI024 - fields known at run time
@@ -52,7 +53,8 @@ class RegisteredOp:
         arguments: Named tuple of the arguments of a call.
         rules: Rules of the arguments.
         check: Further check, after the rules.
-        fake: Makes empty results; an op without a fake returns None.
+        results: Rules of the results; None if there are none, or ``fake`` makes them.
+        fake: Makes empty results that no rules describe.
     """
 
     name: str
@@ -60,14 +62,29 @@ class RegisteredOp:
     arguments: type[Any]
     rules: ArgumentRules
     check: Callable[[Any], None] | None
+    results: ResultRules | None
     fake: Callable[[Any], Any] | None
 
     @cached_property
-    def launch(self) -> Callable[..., Any]:
-        """The CUDA launcher, which takes ``arguments``; importing it imports Triton."""
+    def launcher(self) -> Callable[..., Any]:
+        """``launch_NAME``; importing it imports Triton."""
         package, _, module = self.reference.__module__.rpartition(".")
         kernels = importlib.import_module(f"{package}.kernels.{module}")
         return cast("Callable[..., Any]", getattr(kernels, f"launch_{self.name}"))
+
+    def empty(self, arguments: Any) -> Any:
+        """Return empty results of the right shapes and dtypes; None for an op without results."""
+        if self.results is None:
+            return self.fake(arguments) if self.fake else None
+        return self.results.allocate(arguments, *self.rules.sizes(arguments))
+
+    def launch(self, arguments: Any, *args: Any, **options: Any) -> Any:
+        """Launch the kernels for arguments that are checked, and return the results."""
+        if self.results is None:
+            return self.launcher(arguments, *args, **options)
+        results = self.empty(arguments)
+        self.launcher(arguments, results, *args, **options)
+        return results
 
     def run_reference(self, *args: Any) -> Any:
         """Check the arguments and run the torch reference."""
@@ -83,7 +100,7 @@ class RegisteredOp:
 
     def run_fake(self, *args: Any, **kwargs: Any) -> Any:
         """Return empty results of the right shapes and dtypes, for tracers."""
-        return self.fake(self.arguments(*args, **kwargs)) if self.fake else None
+        return self.empty(self.arguments(*args, **kwargs))
 
     def backward(self, context: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         """Return the gradients of the arguments: run the reference again and differentiate it."""
@@ -129,7 +146,6 @@ def register_op(
     fake: Callable[[Any], Any] | None = None,
     check: Callable[[Any], None] | None = None,
     sizes_from: Sequence[str] = (),
-    ignored: Callable[[Any], Collection[str]] | None = None,
     error: ArgumentError = InputError,
     number_error: ArgumentError | None = None,
     differentiable: bool = False,
@@ -138,10 +154,10 @@ def register_op(
 
     Args:
         mutates_args: Parameters that the op writes in place.
-        fake: Makes empty results from the arguments; leave it out if the op returns None.
+        fake: Makes empty results from the arguments; leave it out if the annotations of the results
+            have rules, or if the op returns None.
         check: Check of the arguments beyond their rules.
-        sizes_from: See ``ArgumentRules``, like the next three.
-        ignored: Arguments that a call does not use.
+        sizes_from: See ``ArgumentRules``, like the next two.
         error: Raised for a tensor that does not fit.
         number_error: Raised for a number that does not fit.
         differentiable: Whether gradients flow through the op. They are the gradients of the
@@ -157,11 +173,14 @@ def register_op(
         function = cast("FunctionType", reference)
         name = function.__name__
         hints = get_type_hints(function, include_extras=True)
-        hints.pop("return")
+        returned = hints.pop("return")
         errors = (error, number_error or error)
-        rules = ArgumentRules(name, hints, sizes_from=sizes_from, ignored=ignored, errors=errors)
+        rules = ArgumentRules(name, hints, sizes_from=sizes_from, errors=errors)
+        results = None
+        if fake is None and returned is not type(None):
+            results = ResultRules(returned, list(hints))
         arguments = make_tuple_type(name, hints, defaults=function.__defaults__)
-        op = RegisteredOp(name, reference, arguments, rules, check, fake)
+        op = RegisteredOp(name, reference, arguments, rules, check, results, fake)
         schema = torch.library.infer_schema(_plain(function), mutates_args=mutates_args)
         LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
         for key, kernel in (("CPU", op.run_reference), ("CUDA", op.run_cuda)):

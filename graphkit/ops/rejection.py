@@ -13,17 +13,10 @@ import torch
 from graphkit.ops.registration import register_op
 from graphkit.ops.sampling import philox_uniform, sample_rows
 from graphkit.ops.tree_walk import TreeWalk, pick, write_paths
-from graphkit.ops.verification import (
-    Accepted,
-    check_path,
-    empty_accepted,
-    empty_path,
-    flat_rows,
-    ordered_paths,
-)
+from graphkit.ops.verification import Accepted, empty_path, flat_rows, ordered_paths
 
 
-@register_op(fake=empty_accepted, check=check_path)
+@register_op()
 def accept_by_rejection(
     candidates: Annotated[torch.Tensor, "[B, W >= 1] int64"],
     retrieve_next_token: Annotated[torch.Tensor, "[B, W] int64"],
@@ -33,7 +26,7 @@ def accept_by_rejection(
     req_pool_indices: Annotated[torch.Tensor, "[B] int64"],
     seeds: Annotated[torch.Tensor, "[R] int64"],
     positions: Annotated[torch.Tensor, "[R] int32"],
-    longest_path: Annotated[int, "P >= 1"],
+    longest_path: Annotated[int, "1 <= P <= W"],
 ) -> Accepted:
     """Accept drafts by rejection sampling, so that tokens follow the target's distribution.
 
@@ -66,7 +59,7 @@ def accept_by_rejection(
         req_pool_indices: Request rows.
         seeds: Seeds by request row.
         positions: Positions of the roots by request row; a request draws once at each.
-        longest_path: Most tokens of a path, the bonus token included (P), at most W.
+        longest_path: Most tokens of a path, the bonus token included (P).
 
     Returns:
         As ``accept_tokens``.

@@ -15,7 +15,7 @@ from graphkit.ops.argument_rules import describe
 from graphkit.ops.registration import register_op
 
 
-def _check_elements(op: str, field: str, rows: torch.Tensor) -> None:
+def check_elements(op: str, field: str, rows: torch.Tensor) -> None:
     """Refuse elements that the kernels cannot copy."""
     if rows.element_size() > 8:
         raise InputError(
@@ -27,7 +27,7 @@ def _check_elements(op: str, field: str, rows: torch.Tensor) -> None:
 
 def _check_source(args: Any) -> None:
     """Refuse elements that the kernel cannot copy, and rows of a tensor that has none."""
-    _check_elements("gather_rows", "source", args.source)
+    check_elements("gather_rows", "source", args.source)
     if len(args.index) and not len(args.source):
         raise InputError(
             f"gather_rows: source is {describe(args.source)}, expected at least one row for the "
@@ -69,7 +69,7 @@ def _check_pairs(args: Any) -> None:
             field="sources",
         )
     for target, source in zip(targets, sources, strict=True):
-        _check_elements("scatter_rows", "targets", target)
+        check_elements("scatter_rows", "targets", target)
         is_target = target.dim() and target.shape[:1] == targets[0].shape[:1]
         if not (is_target and target.is_contiguous() and target.device == index.device):
             raise InputError(

@@ -9,7 +9,7 @@ Dimensions: B requests, W nodes of each, n draws per request, V vocabulary, R re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 
@@ -49,18 +49,12 @@ def philox4x32(counter: Sequence[torch.Tensor], key: Sequence[torch.Tensor]) -> 
     return torch.stack(torch.broadcast_tensors(c0, c1, c2, c3), -1)
 
 
-def _empty_uniform(args: Any) -> torch.Tensor:
-    """Allocate the result of ``philox_uniform``."""
-    seeds = args.seeds
-    return torch.empty(len(seeds), args.draws, dtype=torch.float32, device=seeds.device)
-
-
-@register_op(fake=_empty_uniform)
+@register_op()
 def philox_uniform(
     seeds: Annotated[torch.Tensor, "[B] int64"],
     positions: Annotated[torch.Tensor, "[B] int32"],
     draws: Annotated[int, "n >= 1"],
-) -> torch.Tensor:
+) -> Annotated[torch.Tensor, "[B, n] float32"]:
     """Draw uniform samples in [0, 1) from each request's seed and position.
 
     A sample is a function of its seed, its position and its draw. It does not depend on the batch,
@@ -88,16 +82,13 @@ def philox_uniform(
     return (words >> 8).float() * 2**-24
 
 
-@register_op(
-    fake=lambda args: args.positions.new_empty(args.positions.numel()),
-    sizes_from=("positions",),
-)
+@register_op(sizes_from=("positions",))
 def target_samples(
     target_probs: Annotated[torch.Tensor, "[B * W, V >= 1] float32"],
     req_pool_indices: Annotated[torch.Tensor, "[B] int64"],
     seeds: Annotated[torch.Tensor, "[R] int64"],
     positions: Annotated[torch.Tensor, "[B, W] int64"],
-) -> torch.Tensor:
+) -> Annotated[torch.Tensor, "[B * W] int64"]:
     """Draw the target's token after each node from the request's seed and the node's position.
 
     Let u be draw 0 of ``philox_uniform`` for the request's seed and the position of the node. The

@@ -6,31 +6,25 @@ target, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 
 from graphkit.ops.packed import read
 from graphkit.ops.registration import register_op
 
-FirstRows = tuple[torch.Tensor, torch.Tensor]
-StepRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
-
-def empty_first_rows(args: Any) -> FirstRows:
-    """Allocate the results of ``first_draft_rows``."""
-    rows, tokens = args.req_pool_indices, len(args.req_pool_indices) * args.topk
-    return rows.new_empty(tokens), rows.new_empty(tokens * args.num_steps)
-
-
-@register_op(fake=empty_first_rows)
+@register_op()
 def first_draft_rows(
     req_pool_indices: Annotated[torch.Tensor, "[B] int64"],
     req_to_token: Annotated[torch.Tensor, "[rows, context] int32 or int64"],
     seq_lens: Annotated[torch.Tensor, "[B] int32"],
     topk: Annotated[int, "K >= 1"],
     num_steps: Annotated[int, "S >= 1"],
-) -> FirstRows:
+) -> tuple[
+    Annotated[torch.Tensor, "[B * K] int64"],
+    Annotated[torch.Tensor, "[B * K * S] int64"],
+]:
     """Return positions and KV slots of the rows of a DRAFT batch.
 
     Args:
@@ -51,21 +45,18 @@ def first_draft_rows(
     return seq_lens.long().repeat_interleave(topk), slots.flatten()
 
 
-def empty_step_rows(args: Any) -> StepRows:
-    """Allocate the results of ``draft_step_rows``."""
-    steps, tokens = args.num_steps - 1, len(args.positions)
-    rows = [args.positions.new_empty(steps, tokens) for _ in range(2)]
-    return rows[0], rows[1], args.seq_lens.new_empty(steps, len(args.seq_lens))
-
-
-@register_op(fake=empty_step_rows, sizes_from=("seq_lens",))
+@register_op(sizes_from=("seq_lens",))
 def draft_step_rows(
     positions: Annotated[torch.Tensor, "[B * K] int64"],
     out_cache_loc: Annotated[torch.Tensor, "[B * K * S] int64"],
     seq_lens: Annotated[torch.Tensor, "[B] int32"],
     topk: Annotated[int, "K >= 1"],
     num_steps: Annotated[int, "S >= 1"],
-) -> StepRows:
+) -> tuple[
+    Annotated[torch.Tensor, "[S - 1, B * K] int64"],
+    Annotated[torch.Tensor, "[S - 1, B * K] int64"],
+    Annotated[torch.Tensor, "[S - 1, B] int32"],
+]:
     """Return the rows of each forward of a DRAFT batch. There are S - 1 forwards.
 
     The rows of a chain are consecutive, so the metadata of step s appends them to the s tokens
@@ -88,21 +79,7 @@ def draft_step_rows(
     return positions + step, slots.clone(memory_format=torch.contiguous_format), seq_lens + ahead
 
 
-VerifyRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-ExtendRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def empty_verify_rows(args: Any) -> VerifyRows:
-    """Allocate the results of ``verify_rows``."""
-    tokens = args.draft_tokens
-    return (
-        tokens.new_empty(len(tokens)),
-        tokens.new_empty(len(tokens)),
-        tokens.new_empty(len(tokens)),
-    )
-
-
-@register_op(fake=empty_verify_rows)
+@register_op()
 def verify_rows(
     req_pool_indices: Annotated[torch.Tensor, "[B] int64"],
     req_to_token: Annotated[torch.Tensor, "[rows, context] int32 or int64"],
@@ -112,7 +89,11 @@ def verify_rows(
     tree_mask: Annotated[torch.Tensor | None, "[B, W, W] bool"],
     num_draft_tokens: Annotated[int, "W >= 1"],
     vocab_size: Annotated[int, "V >= 1"],
-) -> VerifyRows:
+) -> tuple[
+    Annotated[torch.Tensor, "[B * W] int64"],
+    Annotated[torch.Tensor, "[B * W] int64"],
+    Annotated[torch.Tensor, "[B * W] int64"],
+]:
     """Return token ids, positions and KV slots of the rows of a TARGET_VERIFY batch.
 
     Args:
@@ -141,20 +122,17 @@ def verify_rows(
     return tokens.flatten(), (seq_lens[:, None] + depth).flatten(), slots.flatten()
 
 
-def empty_extend_rows(args: Any) -> ExtendRows:
-    """Allocate the results of ``extend_rows``."""
-    lengths, requests = args.seq_lens, len(args.seq_lens)
-    positions = lengths.new_empty(requests * args.width, dtype=torch.int64)
-    select_index = lengths.new_empty(requests, dtype=torch.int64)
-    return lengths.new_empty(requests), lengths.new_empty(requests), positions, select_index
-
-
-@register_op(fake=empty_extend_rows)
+@register_op()
 def extend_rows(
     seq_lens: Annotated[torch.Tensor, "[B] int32"],
     num_accepted_drafts: Annotated[torch.Tensor, "[B] int32"],
     width: Annotated[int, "W >= 1"],
-) -> ExtendRows:
+) -> tuple[
+    Annotated[torch.Tensor, "[B] int32"],
+    Annotated[torch.Tensor, "[B] int32"],
+    Annotated[torch.Tensor, "[B * W] int64"],
+    Annotated[torch.Tensor, "[B] int64"],
+]:
     """Return lengths, positions and last rows of a batch that catches up on W rows per request.
 
     Args:

@@ -16,26 +16,18 @@ from graphkit.ops.loop_layout import NO_LOGPROB, Report, RequestEnd
 from graphkit.ops.processors import Kind
 from graphkit.ops.registration import register_op
 
-Running = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
-
-def empty_running(args: Any) -> Running:
-    """Allocate the results of ``begin_step``."""
-    rows = args.req_pool_indices
-    return (
-        torch.empty_like(rows),
-        rows.new_empty(rows.shape, dtype=torch.int32),
-        rows.new_empty(rows.shape),
-    )
-
-
-@register_op(fake=empty_running)
+@register_op()
 def begin_step(
     req_pool_indices: Annotated[torch.Tensor, "[B] int64"],
     remaining: Annotated[torch.Tensor, "[R] int32"],
     seq_lens: Annotated[torch.Tensor, "[R] int32"],
     bonus_tokens: Annotated[torch.Tensor, "[R] int64"],
-) -> Running:
+) -> tuple[
+    Annotated[torch.Tensor, "[B] int64"],
+    Annotated[torch.Tensor, "[B] int32"],
+    Annotated[torch.Tensor, "[B] int64"],
+]:
     """Read the state of each request, and of row 0 in the place of those that have ended.
 
     Args:
@@ -66,11 +58,15 @@ def _check_width(args: Any) -> None:
 
 def empty_report(args: Any) -> torch.Tensor:
     """Allocate the result of ``finish_step``."""
-    words = args.longest_path * (1 if args.log_sums is None else 2)
-    report: torch.Tensor = args.seq_lens.new_empty(
-        args.req_pool_indices.shape[0], Report.TOKENS + words
-    )
-    return report
+    requests = args.req_pool_indices.shape[0]
+    return _empty_report(requests, args.longest_path, args.log_sums, args.seq_lens)
+
+
+def _empty_report(
+    requests: int, longest_path: int, log_sums: torch.Tensor | None, seq_lens: torch.Tensor
+) -> torch.Tensor:
+    words = longest_path * (1 if log_sums is None else 2)
+    return seq_lens.new_empty((requests, Report.TOKENS + words))
 
 
 @register_op(
@@ -122,8 +118,7 @@ def finish_step(
     """
     requests = len(req_pool_indices)
     if not requests:
-        words = longest_path * (1 if log_sums is None else 2)
-        return seq_lens.new_empty((requests, Report.TOKENS + words))
+        return _empty_report(requests, longest_path, log_sums, seq_lens)
     rows, accepted = req_pool_indices, num_accepted_tokens.long()
     tokens = predict.view(requests, -1)[:, :longest_path].long()
     tokens = torch.nn.functional.pad(tokens, (0, longest_path - tokens.shape[1]), value=-1)

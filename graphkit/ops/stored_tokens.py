@@ -22,12 +22,6 @@ def _check_states(args: Any) -> None:
             "store_tokens: pass both of hidden_states and stored_states, or none of them.",
             field="stored_states",
         )
-    if args.depth > args.stored_tokens.shape[1]:
-        raise InputError(
-            f"store_tokens: depth is {args.depth}, but a row stores "
-            f"{args.stored_tokens.shape[1]} tokens.",
-            field="depth",
-        )
     if len(args.predict) % max(len(args.req_pool_indices), 1):
         raise InputError(
             f"store_tokens: predict is {describe(args.predict)}, expected the same number of "
@@ -42,7 +36,7 @@ def store_tokens(
     predict: Annotated[torch.Tensor, "[T] int64"],
     stored_tokens: Annotated[torch.Tensor, "[R, N] int64, contiguous"],
     count: Annotated[torch.Tensor, "[R] int32, contiguous"],
-    depth: Annotated[int, "depth >= 1"],
+    depth: Annotated[int, "1 <= depth <= N"],
     hidden_states: Annotated[torch.Tensor | None, "[T, H]"] = None,
     stored_states: Annotated[torch.Tensor | None, "[R, N, H], contiguous"] = None,
 ) -> None:
@@ -55,7 +49,7 @@ def store_tokens(
         predict: The target's tokens, W per request. T is B * W.
         stored_tokens: Receives the tokens.
         count: Tokens of each row, which one is added to.
-        depth: Most tokens of a row, at most N.
+        depth: Most tokens of a row.
         hidden_states: The target's, or ``None``.
         stored_states: Receives them, if there are any.
     """

@@ -13,10 +13,7 @@ from graphkit.ops.logits import with_processed
 from graphkit.ops.registration import register_op
 
 
-@register_op(
-    fake=lambda args: args.logits.new_empty(args.logits.shape, dtype=torch.float32),
-    sizes_from=("req_pool_indices",),
-)
+@register_op(sizes_from=("req_pool_indices",))
 def target_probs(
     logits: Annotated[torch.Tensor, "[B * W, V >= 1] floating-point"],
     req_pool_indices: Annotated[torch.Tensor, "[B] int64"],
@@ -27,7 +24,7 @@ def target_probs(
     width: Annotated[int, "W >= 1"],
     processed: Annotated[torch.Tensor | None, "[B * W, V] float32 or float64"] = None,
     is_processed: Annotated[torch.Tensor | None, "[B * W] bool"] = None,
-) -> torch.Tensor:
+) -> Annotated[torch.Tensor, "[B * W, V] float32"]:
     """Return the distribution of each row: softmax over the temperature, then the filters.
 
     Let w be a token's probability divided by the largest one of its row, in float32. Each filter

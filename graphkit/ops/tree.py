@@ -16,7 +16,12 @@ from graphkit.ops.argument_rules import describe
 from graphkit.ops.registration import register_op
 
 TreeTensors = tuple[
-    torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor
+    Annotated[torch.Tensor, "[B, W, W] bool"],
+    Annotated[torch.Tensor, "[B * W] int64"],
+    Annotated[torch.Tensor, "[B, W] int64"],
+    Annotated[torch.Tensor, "[B, W] int64"],
+    Annotated[torch.Tensor, "[B, W] int64"],
+    Annotated[torch.Tensor, "[B * W] int64"],
 ]
 """The results of ``build_tree``."""
 
@@ -26,20 +31,11 @@ def num_candidates(num_steps: int, topk: int) -> int:
     return topk + (num_steps - 1) * topk * topk if num_steps else 0
 
 
-def empty_tree(bonus_tokens: torch.Tensor, width: int) -> TreeTensors:
-    """Allocate the six results of ``build_tree`` for [B] bonus tokens and W = ``width`` nodes."""
-    requests = bonus_tokens.shape[0]
-    links = [bonus_tokens.new_empty(requests, width) for _ in range(3)]
-    flat = [bonus_tokens.new_empty(requests * width) for _ in range(2)]
-    mask = bonus_tokens.new_empty(requests, width, width, dtype=torch.bool)
-    return mask, flat[0], links[0], links[1], links[2], flat[1]
-
-
 def _check_parents(args: Any) -> None:
     """Refuse a parent list of the wrong length; one step has no parents but the root."""
     expected = args.topk * (args.num_steps - 1) + 1
-    found = args.parent_list.shape[1]
-    if found != expected and (found or args.num_steps > 1):
+    parents = args.parent_list.shape[1]
+    if parents != expected and (parents or args.num_steps > 1):
         raise InputError(
             f"build_tree: parent_list is {describe(args.parent_list)}, expected "
             f"[B, K * (S - 1) + 1] = {[args.parent_list.shape[0], expected]}.",
@@ -47,11 +43,7 @@ def _check_parents(args: Any) -> None:
         )
 
 
-@register_op(
-    fake=lambda args: empty_tree(args.bonus_tokens, args.num_draft_tokens),
-    check=_check_parents,
-    number_error=ConfigError,
-)
+@register_op(check=_check_parents, number_error=ConfigError)
 def build_tree(
     bonus_tokens: Annotated[torch.Tensor, "[B] int64"],
     parent_list: Annotated[torch.Tensor, "[B, P] int64"],
@@ -146,39 +138,22 @@ def _first(is_match: torch.Tensor) -> torch.Tensor:
     return torch.where(is_match.any(-1), is_match.int().argmax(-1), -1)
 
 
-Candidates = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def empty_candidates(args: Any) -> Candidates:
-    """Allocate the results of ``chain_candidates``."""
-    steps, requests = len(args.later_tokens) + 1, len(args.first_tokens)
-    chosen = [args.first_tokens.new_empty(requests, args.num_draft_tokens - 1) for _ in range(2)]
-    return args.first_tokens.new_empty(requests, steps), chosen[0], chosen[1]
-
-
-def _check_steps(args: Any) -> None:
-    """Refuse chains of fewer tokens than W - 1."""
-    steps = len(args.later_tokens) + 1
-    if args.num_draft_tokens > steps + 1:
-        raise InputError(
-            f"chain_candidates: num_draft_tokens is {args.num_draft_tokens}, but {steps} steps "
-            f"have at most {steps + 1} nodes, the root included.",
-            field="num_draft_tokens",
-        )
-
-
-@register_op(fake=empty_candidates, check=_check_steps)
+@register_op()
 def chain_candidates(
     first_tokens: Annotated[torch.Tensor, "[B, 1] int64"],
     later_tokens: Annotated[torch.Tensor, "[F, B] int64"],
-    num_draft_tokens: Annotated[int, "W >= 1"],
-) -> Candidates:
+    num_draft_tokens: Annotated[int, "1 <= W <= F + 2"],
+) -> tuple[
+    Annotated[torch.Tensor, "[B, F + 1] int64"],
+    Annotated[torch.Tensor, "[B, W - 1] int64"],
+    Annotated[torch.Tensor, "[B, W - 1] int64"],
+]:
     """Return the first W - 1 tokens of each chain in the form that ``build_tree`` reads.
 
     Args:
         first_tokens: Token of step 0.
         later_tokens: Tokens of the further steps, S - 1 = F.
-        num_draft_tokens: Nodes per chain, the root included (W). At most S + 1.
+        num_draft_tokens: Nodes per chain, the root included (W).
 
     Returns:
         ``parent_list`` [B, S], ``top_scores_index`` [B, W - 1] and ``draft_tokens`` [B, W - 1], all

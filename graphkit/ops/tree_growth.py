@@ -23,29 +23,19 @@ from graphkit.errors import InputError
 from graphkit.ops.registration import register_op
 from graphkit.ops.tree import num_candidates
 
-Planted = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-Grown = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
-
-def empty_planted(args: Any) -> Planted:
-    """Allocate the results of ``plant_tree``."""
-    first, (requests, topk), steps = args.topk_index, args.topk_index.shape, args.num_steps
-    candidates = requests, num_candidates(steps, topk)
-    return (
-        first.new_empty(candidates, dtype=torch.float32),
-        first.new_empty(candidates),
-        first.new_empty(requests, topk * (steps - 1) + 1),
-        first.new_empty(requests * topk),
-        first.new_empty(requests, topk, topk * steps, dtype=torch.bool),
-    )
-
-
-@register_op(fake=empty_planted)
+@register_op()
 def plant_tree(
     topk_p: Annotated[torch.Tensor, "[B, K >= 1] float32"],
     topk_index: Annotated[torch.Tensor, "[B, K] int64"],
     num_steps: Annotated[int, "S >= 1"],
-) -> Planted:
+) -> tuple[
+    Annotated[torch.Tensor, "[B, K + (S - 1) * K * K] float32"],
+    Annotated[torch.Tensor, "[B, K + (S - 1) * K * K] int64"],
+    Annotated[torch.Tensor, "[B, K * (S - 1) + 1] int64"],
+    Annotated[torch.Tensor, "[B * K] int64"],
+    Annotated[torch.Tensor, "[B, K, K * S] bool"],
+]:
     """Begin a tree with the candidates of step 0, each of which is a branch.
 
     Args:
@@ -79,18 +69,6 @@ def plant_tree(
     )
 
 
-def empty_grown(args: Any) -> Grown:
-    """Allocate the results of ``grow_tree``."""
-    scores, tokens, rows = args.branch_scores, args.tokens, args.branch_scores.numel()
-    return (
-        torch.empty_like(scores, memory_format=torch.contiguous_format),
-        tokens.new_empty(scores.shape),
-        tokens.new_empty(scores.shape),
-        tokens.new_empty(rows),
-        torch.empty_like(args.mask, memory_format=torch.contiguous_format),
-    )
-
-
 def _check_step(args: Any) -> None:
     """Refuse a step that the tree does not have."""
     topk, slots = args.mask.shape[1:]
@@ -106,7 +84,6 @@ def _check_step(args: Any) -> None:
 
 @register_op(
     mutates_args=("scores", "tokens", "parent_list"),
-    fake=empty_grown,
     check=_check_step,
     sizes_from=("branch_scores",),
 )
@@ -119,7 +96,13 @@ def grow_tree(
     topk_index: Annotated[torch.Tensor, "[B * K, K] int64"],
     mask: Annotated[torch.Tensor, "[B, K, D] bool"],
     step: Annotated[int, "step >= 1"],
-) -> Grown:
+) -> tuple[
+    Annotated[torch.Tensor, "[B, K] float32"],
+    Annotated[torch.Tensor, "[B, K] int64"],
+    Annotated[torch.Tensor, "[B, K] int64"],
+    Annotated[torch.Tensor, "[B * K] int64"],
+    Annotated[torch.Tensor, "[B, K, D] bool"],
+]:
     """Add the candidates after each branch, and continue with the K best of them.
 
     Args:
@@ -156,35 +139,21 @@ def grow_tree(
     return new_scores.gather(1, order), new_tokens.gather(1, order), parents, rows.flatten(), seen
 
 
-def empty_nodes(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate the results of ``choose_nodes``."""
-    shape = len(args.tokens), args.num_draft_tokens - 1
-    return args.tokens.new_empty(shape), args.tokens.new_empty(shape)
-
-
-def _check_width(args: Any) -> None:
-    """Refuse more nodes than there are candidates."""
-    candidates = args.scores.shape[1]
-    if args.num_draft_tokens > candidates + 1:
-        raise InputError(
-            f"choose_nodes: num_draft_tokens is {args.num_draft_tokens}, but {candidates} "
-            f"candidates make at most {candidates + 1} nodes, the root included.",
-            field="num_draft_tokens",
-        )
-
-
-@register_op(fake=empty_nodes, check=_check_width)
+@register_op()
 def choose_nodes(
     scores: Annotated[torch.Tensor, "[B, N >= 1] float32"],
     tokens: Annotated[torch.Tensor, "[B, N] int64"],
-    num_draft_tokens: Annotated[int, "W >= 1"],
-) -> tuple[torch.Tensor, torch.Tensor]:
+    num_draft_tokens: Annotated[int, "1 <= W <= N + 1"],
+) -> tuple[
+    Annotated[torch.Tensor, "[B, W - 1] int64"],
+    Annotated[torch.Tensor, "[B, W - 1] int64"],
+]:
     """Return the W - 1 best candidates of all steps, which join the root.
 
     Args:
         scores: Scores of all candidates.
         tokens: Their token ids.
-        num_draft_tokens: Nodes per tree, the root included (W). At most N + 1.
+        num_draft_tokens: Nodes per tree, the root included (W).
 
     Returns:
         Numbers of the selected candidates, ascending, and their token ids, each [B, W - 1] int64.

@@ -6,11 +6,10 @@ Dimensions: B requests, W nodes of each, A columns of accept_index, P tokens of 
 # ruff: noqa: N806 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 
-from graphkit.errors import InputError
 from graphkit.ops.registration import register_op
 from graphkit.ops.tree_walk import TreeWalk, pick, write_paths
 
@@ -60,37 +59,22 @@ def verify_tree_greedy(
     write_paths(predicts, accept_index, accept_token_num, retrieve_index, walk, token_BA)
 
 
-Accepted = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Accepted = tuple[
+    Annotated[torch.Tensor, "[B * W] int64"],
+    Annotated[torch.Tensor, "[B, P] int32"],
+    Annotated[torch.Tensor, "[B] int32"],
+    Annotated[torch.Tensor, "[B] int32"],
+]
+"""The results of ``accept_tokens`` and ``accept_by_rejection``."""
 
 
-def empty_accepted(args: Any) -> Accepted:
-    """Allocate the results."""
-    candidates, (requests, width) = args.candidates, args.candidates.shape
-    accept_index, *counts = (
-        candidates.new_empty(shape, dtype=torch.int32)
-        for shape in ((requests, args.longest_path), (requests,), (requests,))
-    )
-    return candidates.new_empty(requests * width), accept_index, counts[0], counts[1]
-
-
-def check_path(args: Any) -> None:
-    """Refuse paths of more tokens than a tree has nodes."""
-    width = args.candidates.shape[1]
-    if args.longest_path > width:
-        raise InputError(
-            f"{type(args).__name__}: longest_path is {args.longest_path}, expected at most the "
-            f"{width} nodes of a tree.",
-            field="longest_path",
-        )
-
-
-@register_op(fake=empty_accepted, check=check_path)
+@register_op()
 def accept_tokens(
     candidates: Annotated[torch.Tensor, "[B, W >= 1] int64"],
     retrieve_next_token: Annotated[torch.Tensor, "[B, W] int64"],
     retrieve_next_sibling: Annotated[torch.Tensor, "[B, W] int64"],
     target_predict: Annotated[torch.Tensor, "[B * W] int64"],
-    longest_path: Annotated[int, "P >= 1"],
+    longest_path: Annotated[int, "1 <= P <= W"],
 ) -> Accepted:
     """Accept the path of each tree that agrees with the target's tokens.
 
@@ -103,7 +87,7 @@ def accept_tokens(
         retrieve_next_token: First child of each node, -1 if it has none.
         retrieve_next_sibling: Next child of the same parent, -1 if there is none.
         target_predict: The target's token after each node.
-        longest_path: Most tokens of a path, the bonus token included (P), at most W.
+        longest_path: Most tokens of a path, the bonus token included (P).
 
     Returns:
         A tuple of four tensors:

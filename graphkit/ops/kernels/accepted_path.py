@@ -6,7 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-from graphkit.ops.accepted_path import empty_moves
 from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 
 TILE = 1024
@@ -72,13 +71,12 @@ def accepted_moves_kernel(
     tl.store(source + entry, at, mask=inside)
 
 
-def launch_accepted_moves(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def launch_accepted_moves(args: Any, moves: tuple[torch.Tensor, torch.Tensor]) -> None:
     """Launch ``accepted_moves``."""
-    target, source = moves = empty_moves(args)
+    target, source = moves
     entries, columns = args.accept_index.numel(), args.accept_index.shape[1]
     launch(
         accepted_moves_kernel, (triton.cdiv(entries, BLOCK),), args, target=target,
         source=source, entries=entries, columns=columns, width=args.num_draft_tokens,
         BLOCK=BLOCK,
     )  # fmt: skip
-    return moves

@@ -103,19 +103,16 @@ def sum_of_parts(pointer, size, mask, PARTS: tl.constexpr, dtype: tl.constexpr):
     return total.to(dtype)
 
 
-def launch_rms_norm(args: Any) -> torch.Tensor:
+def launch_rms_norm(args: Any, out: torch.Tensor) -> None:
     """Launch ``rms_norm``."""
-    out: torch.Tensor = args.x.new_empty(args.x.shape)
     _launch_norm(args, out=out, total=None, residual=None, RESIDUAL_STRIDE=0)
-    return out
 
 
-def launch_add_rms_norm(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def launch_add_rms_norm(args: Any, results: tuple[torch.Tensor, torch.Tensor]) -> None:
     """Launch ``add_rms_norm``."""
     residual = args.residual if args.residual.stride(1) == 1 else args.residual.contiguous()
-    out, total = residual.new_empty(residual.shape), residual.new_empty(residual.shape)
+    out, total = results
     _launch_norm(args, out=out, total=total, residual=residual, RESIDUAL_STRIDE=residual.stride(0))
-    return out, total
 
 
 def _launch_norm(args: Any, **others: Any) -> None:
@@ -163,16 +160,14 @@ def write_half(out, x, weight, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ST
             tl.store(out + column, value, mask=column < WIDTH)
 
 
-def launch_embed_and_join(args: Any) -> torch.Tensor:
+def launch_embed_and_join(args: Any, out: torch.Tensor) -> None:
     """Launch ``embed_and_join``. An embedding of any strides is read in place."""
     embedding, (rows, width) = args.embedding, args.hidden.shape
-    out: torch.Tensor = args.hidden.new_empty(rows, 2 * width)
     launch(
         embed_and_join_kernel, (rows, 2), args, out=out, embedding=embedding,
         tokens=len(embedding), ROW_STRIDE=embedding.stride(0), STRIDE=embedding.stride(1),
         **row_block(width),
     )  # fmt: skip
-    return out
 
 
 @triton.jit
@@ -197,16 +192,14 @@ def gated(gate, up):
     return (activated.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
 
 
-def launch_silu_and_mul(args: Any) -> torch.Tensor:
+def launch_silu_and_mul(args: Any, out: torch.Tensor) -> None:
     """Launch ``silu_and_mul``."""
-    return gate_rows(args, args.gate_up.contiguous())
+    gate_rows(args, args.gate_up.contiguous(), out)
 
 
-def gate_rows(args: Any, gate_up: torch.Tensor) -> torch.Tensor:
+def gate_rows(args: Any, gate_up: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """Launch ``silu_and_mul`` of contiguous rows, in an op with these arguments."""
-    rows, columns = gate_up.shape
-    width = columns // 2
-    out: torch.Tensor = gate_up.new_empty(rows, width)
+    rows, width = out.shape
     block = min(GATE_BLOCK, triton.next_power_of_2(width))
     grid = rows, triton.cdiv(width, block)
     launch(silu_and_mul_kernel, grid, args, out=out, gate_up=gate_up, WIDTH=width, BLOCK=block)

@@ -186,11 +186,9 @@ def launch_begin_loop(args: Any) -> None:
     )  # fmt: skip
 
 
-def launch_end_signals(args: Any) -> torch.Tensor:
+def launch_end_signals(args: Any, signals: torch.Tensor) -> None:
     """Launch ``end_signals``."""
-    signals: torch.Tensor = args.control.new_empty(END_SIGNAL_WORDS, dtype=torch.float32)
     launch(end_signals_kernel, (1,), args, signals=signals, num_warps=1)
-    return signals
 
 
 def launch_advance_loop(args: Any) -> None:

@@ -10,7 +10,6 @@ import torch
 import triton
 import triton.language as tl
 
-from graphkit.ops.index_scores import hidden_scores
 from graphkit.ops.kernels.launch import launch
 
 
@@ -76,13 +75,13 @@ def index_scores_kernel(
         tl.store(scores + token.to(tl.int64) * max_keys + key, score, mask=visible)
 
 
-def launch_index_scores(args: Any) -> torch.Tensor:
+def launch_index_scores(args: Any, scores: torch.Tensor) -> None:
     """Launch ``index_scores``."""
-    scores: torch.Tensor = hidden_scores(args)
+    scores.fill_(-torch.inf)
     (tokens, heads, dim), (requests, max_pages) = args.query_TXI.shape, args.page_table.shape
     max_keys, block = max_pages * args.page_size, 64
     if tokens == 0:
-        return scores
+        return
     cache, mask = args.index_cache.contiguous(), args.mask
     launch(
         index_scores_kernel, (requests, triton.cdiv(max_keys, block)), args,
@@ -95,4 +94,3 @@ def launch_index_scores(args: Any) -> torch.Tensor:
         BLOCK_X=max(16, triton.next_power_of_2(heads)),
         BLOCK_I=max(16, triton.next_power_of_2(dim)), BLOCK_N=block, num_warps=4,
     )  # fmt: skip
-    return scores

@@ -65,17 +65,15 @@ def ngram_drafts_kernel(
     tl.store(own + last, bonus, mask=(row > 0) & (last < context))
 
 
-def launch_ngram_drafts(args: Any) -> torch.Tensor:
+def launch_ngram_drafts(args: Any, drafts: torch.Tensor) -> None:
     """Launch ``ngram_drafts``."""
     requests, context, width = len(args.seq_lens), args.text.shape[1], args.width
-    drafts: torch.Tensor = args.bonus_tokens.new_empty(requests, width)
     block = min(MAX_BLOCK, triton.next_power_of_2(context))
     launch(
         ngram_drafts_kernel, (requests,), args, drafts=drafts, context=context, WIDTH=width,
         BLOCK_W=triton.next_power_of_2(width), BLOCK=block,
         BLOCKS=triton.next_power_of_2(triton.cdiv(context, block)),
     )  # fmt: skip
-    return drafts
 
 
 @triton.jit(do_not_specialize=["width"])

@@ -58,17 +58,12 @@ def create_num_accepted_drafts_filter_kernel(
     tl.store(seq_lens + request, tl.load(seq_lens + request) + tokens)
 
 
-def launch_create_num_accepted_drafts_filter(args: Any) -> torch.Tensor:
+def launch_create_num_accepted_drafts_filter(args: Any, kept: torch.Tensor) -> None:
     """Launch ``create_num_accepted_drafts_filter``."""
-    num_accepted_drafts_filter: torch.Tensor = args.num_accepted_drafts.new_empty(
-        args.num_accepted_drafts.shape
-    )
     launch(
         create_num_accepted_drafts_filter_kernel, (args.seq_lens.numel(),), args,
-        num_accepted_drafts_filter=num_accepted_drafts_filter,
-        unfinished=args.unfinished_index.numel(),
+        num_accepted_drafts_filter=kept, unfinished=args.unfinished_index.numel(),
     )  # fmt: skip
-    return num_accepted_drafts_filter
 
 
 @triton.jit(do_not_specialize=["tokens", "size"])
@@ -118,19 +113,16 @@ def get_src_tgt_cache_loc_kernel(
     tl.store(to_free_num_slots + entry, end - tl.minimum(kept, end), mask=is_request)
 
 
-def launch_get_src_tgt_cache_loc(args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def launch_get_src_tgt_cache_loc(args: Any, results: tuple[torch.Tensor, ...]) -> None:
     """Launch ``get_src_tgt_cache_loc``."""
     requests, entries = args.seq_lens.numel(), args.accept_index.numel()
-    src_cache_loc = args.out_cache_loc.new_empty(entries)
-    tgt_cache_loc = args.out_cache_loc.new_empty(entries)
-    to_free_num_slots = args.seq_lens.new_empty(requests)
+    src_cache_loc, tgt_cache_loc, to_free_num_slots = results
     launch(
         get_src_tgt_cache_loc_kernel, (triton.cdiv(max(requests, entries), BLOCK),), args,
         src_cache_loc=src_cache_loc, tgt_cache_loc=tgt_cache_loc,
         to_free_num_slots=to_free_num_slots, requests=requests,
         slots=args.out_cache_loc.numel(), entries=entries, BLOCK=BLOCK,
     )  # fmt: skip
-    return src_cache_loc, tgt_cache_loc, to_free_num_slots
 
 
 @triton.jit(do_not_specialize=["targets", "freed"])

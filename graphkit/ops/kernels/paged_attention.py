@@ -114,16 +114,16 @@ def _requests_keys_early(
 
 
 def launch_paged_attention(
-    args: Any, splits: int | None = None, config: AttentionConfig | None = None
-) -> torch.Tensor:
+    args: Any, out: torch.Tensor, splits: int | None = None, config: AttentionConfig | None = None
+) -> None:
     """Launch ``paged_attention``, with ``choose_splits`` and ``choose_config`` by default."""
     query = args.query_TND if args.query_TND.stride(2) == 1 else args.query_TND.contiguous()
     key, value, mask, width = args.key_cache, args.value_cache, args.mask, args.max_seqlen_q
     (tokens, heads, key_dim), value_dim = query.shape, value.shape[2]
     requests, max_pages = args.page_table.shape
-    out: torch.Tensor = query.new_empty((tokens, heads, value_dim))
     if tokens == 0 or max_pages == 0 or requests == 0:
-        return out.zero_()
+        out.zero_()
+        return
     kv_heads, max_keys = key.shape[1], max_pages * args.page_size
     group = heads // kv_heads
     is_paired = _is_paired(query, key, value)
@@ -184,4 +184,3 @@ def launch_paged_attention(
     )  # fmt: skip
     if splits > 1:
         join_splits(args, out, partial, lse)
-    return out

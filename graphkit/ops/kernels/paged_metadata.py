@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.launch import KEPT_IN_L2, launch, wait_for_kernel_before
-from graphkit.ops.paged_metadata import Metadata, empty_metadata
+from graphkit.ops.paged_metadata import Metadata
 
 
 @triton.jit(do_not_specialize=["requests", "rows", "row_blocks", "tokens_per_request", "appended"])
@@ -48,9 +48,8 @@ def paged_metadata_kernel(
         tl.store(entry, slot // PAGE_SIZE, mask=page < max_pages)
 
 
-def launch_paged_metadata(args: Any) -> Metadata:
+def launch_paged_metadata(args: Any, metadata: Metadata) -> None:
     """Launch ``paged_metadata``."""
-    metadata = empty_metadata(args)
     cache_seqlens, cu_seqlens_q, cu_seqlens_k, page_table = metadata
     requests, max_pages = page_table.shape
     block = min(1024, triton.next_power_of_2(max_pages))
@@ -66,4 +65,3 @@ def launch_paged_metadata(args: Any) -> Metadata:
         PAGE_SIZE=args.page_size, RAGGED=args.extend_lens_B is not None,
         BLOCK_B=max(16, triton.next_power_of_2(requests)), BLOCK_P=block,
     )  # fmt: skip
-    return metadata

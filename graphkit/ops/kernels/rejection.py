@@ -102,11 +102,11 @@ def accept_by_rejection_kernel(
                    tokens, drafts, WIDTH, COLUMNS, BLOCK_W)  # fmt: skip
 
 
-def launch_accept_by_rejection(args: Any) -> Accepted:
+def launch_accept_by_rejection(args: Any, accepted: Accepted) -> None:
     """Launch ``accept_by_rejection``."""
     (requests, width), vocab_size = args.candidates.shape, args.target_probs.shape[1]
-    return launch_per_request(
-        accept_by_rejection_kernel, args, left=args.target_probs.new_empty(requests, vocab_size),
-        VOCAB=vocab_size, BLOCK_D=triton.next_power_of_2(width + 1),
-        **vocabulary_blocks(vocab_size),
+    launch_per_request(
+        accept_by_rejection_kernel, args, accepted,
+        left=args.target_probs.new_empty(requests, vocab_size), VOCAB=vocab_size,
+        BLOCK_D=triton.next_power_of_2(width + 1), **vocabulary_blocks(vocab_size),
     )  # fmt: skip

@@ -49,16 +49,14 @@ def philox_uniform_kernel(samples, seeds, positions, requests, draws, BLOCK: tl.
         tl.store(samples + request * draws + draw, sample, mask=is_request & (draw < draws))
 
 
-def launch_philox_uniform(args: Any) -> torch.Tensor:
+def launch_philox_uniform(args: Any, samples: torch.Tensor) -> None:
     """Launch ``philox_uniform``."""
     requests = args.seeds.numel()
-    samples = torch.empty(requests, args.draws, dtype=torch.float32, device=args.seeds.device)
     threads = requests * triton.cdiv(args.draws, 4)
     launch(
         philox_uniform_kernel, (triton.cdiv(threads, BLOCK),), args, samples=samples,
         requests=requests, BLOCK=BLOCK,
     )  # fmt: skip
-    return samples
 
 
 @triton.jit
@@ -151,12 +149,10 @@ def target_samples_kernel(
     tl.store(tokens + row, drawn)
 
 
-def launch_target_samples(args: Any) -> torch.Tensor:
+def launch_target_samples(args: Any, tokens: torch.Tensor) -> None:
     """Launch ``target_samples``."""
-    tokens: torch.Tensor = args.positions.new_empty(args.positions.numel())
     vocab_size = args.target_probs.shape[1]
     launch(
         target_samples_kernel, (len(tokens),), args, tokens=tokens,
         width=args.positions.shape[1], VOCAB=vocab_size, **vocabulary_blocks(vocab_size),
     )  # fmt: skip
-    return tokens

@@ -2,20 +2,11 @@
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
-from graphkit.ops.step_rows import (
-    ExtendRows,
-    FirstRows,
-    StepRows,
-    VerifyRows,
-    empty_extend_rows,
-    empty_first_rows,
-    empty_step_rows,
-    empty_verify_rows,
-)
 
 BLOCK = 128
 """Rows of a program."""
@@ -43,16 +34,15 @@ def first_draft_rows_kernel(
     tl.store(positions + request * topk + each, seq_len, mask=each < topk)
 
 
-def launch_first_draft_rows(args: Any) -> FirstRows:
+def launch_first_draft_rows(args: Any, results: tuple[torch.Tensor, ...]) -> None:
     """Launch ``first_draft_rows``."""
-    positions, out_cache_loc = first = empty_first_rows(args)
+    positions, out_cache_loc = results
     (rows, context), drafts = args.req_to_token.shape, args.topk * args.num_steps
     launch(
         first_draft_rows_kernel, (len(args.seq_lens),), args,
         positions=positions, out_cache_loc=out_cache_loc, rows=rows, context=context,
         drafts=drafts, BLOCK=triton.next_power_of_2(drafts), num_warps=1,
     )  # fmt: skip
-    return first
 
 
 @triton.jit(do_not_specialize=["requests", "tokens", "topk", "num_steps"])
@@ -75,16 +65,15 @@ def draft_step_rows_kernel(
     tl.store(step_lengths + step * requests + row, length, mask=is_request)
 
 
-def launch_draft_step_rows(args: Any) -> StepRows:
+def launch_draft_step_rows(args: Any, results: tuple[torch.Tensor, ...]) -> None:
     """Launch ``draft_step_rows``."""
-    positions, slots, lengths = rows = empty_step_rows(args)
+    positions, slots, lengths = results
     steps, tokens = positions.shape
     launch(
         draft_step_rows_kernel, (steps, triton.cdiv(tokens, BLOCK)), args,
         step_positions=positions, step_slots=slots, step_lengths=lengths,
         requests=len(args.seq_lens), tokens=tokens, BLOCK=BLOCK,
     )  # fmt: skip
-    return rows
 
 
 @triton.jit(do_not_specialize=["rows", "vocab_size"])
@@ -120,19 +109,17 @@ def verify_rows_kernel(
     tl.store(slots + flat, slot, mask=is_node)
 
 
-def launch_verify_rows(args: Any) -> VerifyRows:
+def launch_verify_rows(args: Any, results: tuple[torch.Tensor, ...]) -> None:
     """Launch ``verify_rows``."""
-    tokens, positions, slots = verify = empty_verify_rows(args)
+    tokens, positions, slots = results
     (rows, context), width = args.req_to_token.shape, args.num_draft_tokens
     block = triton.next_power_of_2(width)
     nodes = min(MAX_NODES, block)
     launch(
         verify_rows_kernel, (len(args.seq_lens), triton.cdiv(width, nodes)), args,
         tokens=tokens, positions=positions, slots=slots,
-        rows=rows, context=context,
-        WIDTH=width, BLOCK_W=block, NODES=nodes,
+        rows=rows, context=context, WIDTH=width, BLOCK_W=block, NODES=nodes,
     )  # fmt: skip
-    return verify
 
 
 @triton.jit(do_not_specialize=["width"])
@@ -153,15 +140,14 @@ def extend_rows_kernel(
     tl.store(positions + request * width + step, position, mask=step < width)
 
 
-def launch_extend_rows(args: Any) -> ExtendRows:
+def launch_extend_rows(args: Any, results: tuple[torch.Tensor, ...]) -> None:
     """Launch ``extend_rows``."""
-    lengths, extend_lengths, positions, select_index = rows = empty_extend_rows(args)
+    lengths, extend_lengths, positions, select_index = results
     launch(
         extend_rows_kernel, (len(lengths),), args, lengths=lengths,
         extend_lengths=extend_lengths, positions=positions, select_index=select_index,
         BLOCK=triton.next_power_of_2(args.width), num_warps=1,
     )  # fmt: skip
-    return rows
 
 
 @triton.jit(do_not_specialize=["size", "token_stride"])

@@ -9,7 +9,7 @@ import triton.language as tl
 from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.kernels.processors import LOGPROBS, PENALTIES
 from graphkit.ops.loop_layout import NO_LOGPROB, Report, RequestEnd
-from graphkit.ops.step_state import Running, empty_report, empty_running
+from graphkit.ops.step_state import empty_report
 
 BLOCK = 128
 """Requests of a program."""
@@ -40,15 +40,14 @@ def begin_step_kernel(
     tl.store(tokens + request, tl.load(bonus_tokens + row, mask=is_request), mask=is_request)
 
 
-def launch_begin_step(args: Any) -> Running:
+def launch_begin_step(args: Any, results: tuple[torch.Tensor, ...]) -> None:
     """Launch ``begin_step``."""
-    rows, lengths, tokens = running = empty_running(args)
+    rows, lengths, tokens = results
     requests = len(rows)
     launch(
         begin_step_kernel, (triton.cdiv(requests, BLOCK),), args,
         rows=rows, lengths=lengths, tokens=tokens, requests=requests, BLOCK=BLOCK,
     )  # fmt: skip
-    return running
 
 
 @triton.jit

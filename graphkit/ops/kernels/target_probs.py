@@ -348,7 +348,7 @@ def write_probs_kernel(
         tl.store(probs + row * VOCAB + each, prob, mask=each < VOCAB)
 
 
-def launch_target_probs(args: Any) -> torch.Tensor:
+def launch_target_probs(args: Any, probs: torch.Tensor) -> None:
     """Launch ``target_probs``."""
     logits = args.logits if args.logits.stride(1) == 1 else args.logits.contiguous()
     rows, vocab_size = logits.shape
@@ -358,7 +358,6 @@ def launch_target_probs(args: Any) -> torch.Tensor:
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(rows, *shape, dtype=dtype, device=logits.device)
 
-    probs = empty(vocab_size)
     row = {
         "tokens": empty(chunks, dtype=torch.int32),
         "largest": empty(chunks, dtype=torch.float64 if is_double else torch.float32),
@@ -383,4 +382,3 @@ def launch_target_probs(args: Any) -> torch.Tensor:
         write_probs_kernel, (rows, min(triton.cdiv(vocab_size, BLOCK), programs)), args,
         probs=probs, chunks=chunks, BLOCK=BLOCK, TILE=TILE, **selected, **row,
     )  # fmt: skip
-    return probs

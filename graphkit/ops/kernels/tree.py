@@ -2,17 +2,12 @@
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
-from graphkit.ops.tree import (
-    Candidates,
-    TreeTensors,
-    empty_candidates,
-    empty_tree,
-    num_candidates,
-)
+from graphkit.ops.tree import TreeTensors, num_candidates
 
 MAX_ROWS = 16
 """Nodes whose mask rows one program computes at a time."""
@@ -83,9 +78,8 @@ def build_tree_kernel(
     tl.store(tree_mask + flat[:, None] * WIDTH + node, sees, mask=is_row[:, None] & (node < WIDTH))
 
 
-def launch_build_tree(args: Any) -> TreeTensors:
+def launch_build_tree(args: Any, tree: TreeTensors) -> None:
     """Launch ``build_tree``."""
-    tree = empty_tree(args.bonus_tokens, args.num_draft_tokens)
     tree_mask, positions, retrieve_index, next_token, next_sibling, tokens = tree
     requests, width, _ = tree_mask.shape
     block = triton.next_power_of_2(width)
@@ -98,7 +92,6 @@ def launch_build_tree(args: Any) -> TreeTensors:
         candidates=num_candidates(args.num_steps, args.topk),
         WIDTH=width, BLOCK_W=block, ROWS=rows,
     )  # fmt: skip
-    return tree
 
 
 @triton.jit(do_not_specialize=["requests", "steps", "drafts"])
@@ -120,9 +113,9 @@ def chain_candidates_kernel(
     tl.store(draft_tokens + to, token, mask=is_draft)
 
 
-def launch_chain_candidates(args: Any) -> Candidates:
+def launch_chain_candidates(args: Any, results: tuple[torch.Tensor, ...]) -> None:
     """Launch ``chain_candidates``."""
-    parent_list, top_scores_index, draft_tokens = candidates = empty_candidates(args)
+    parent_list, top_scores_index, draft_tokens = results
     requests, steps = parent_list.shape
     launch(
         chain_candidates_kernel, (requests,), args, parent_list=parent_list,
@@ -130,4 +123,3 @@ def launch_chain_candidates(args: Any) -> Candidates:
         steps=steps, drafts=args.num_draft_tokens - 1, BLOCK=triton.next_power_of_2(steps),
         num_warps=1,
     )  # fmt: skip
-    return candidates

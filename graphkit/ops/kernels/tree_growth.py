@@ -8,13 +8,6 @@ import triton.language as tl
 
 from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.tree import num_candidates
-from graphkit.ops.tree_growth import (
-    Grown,
-    Planted,
-    empty_grown,
-    empty_nodes,
-    empty_planted,
-)
 
 MAX_OTHERS = 64
 """Candidates that all others are compared with at a time."""
@@ -58,9 +51,9 @@ def plant_tree_kernel(
     tl.store(mask + at[:, None] * slots + slot[None, :], own, mask=inside)
 
 
-def launch_plant_tree(args: Any) -> Planted:
+def launch_plant_tree(args: Any, results: tuple[torch.Tensor, ...]) -> None:
     """Launch ``plant_tree``."""
-    scores, tokens, parent_list, rows, mask = planted = empty_planted(args)
+    scores, tokens, parent_list, rows, mask = results
     requests, topk = args.topk_index.shape
     launch(
         plant_tree_kernel, (requests,), args, scores=scores, tokens=tokens,
@@ -68,7 +61,6 @@ def launch_plant_tree(args: Any) -> Planted:
         parents=parent_list.shape[1], TOPK=topk, BLOCK_K=triton.next_power_of_2(topk),
         BLOCK_P=triton.next_power_of_2(topk + 1), BLOCK_D=triton.next_power_of_2(mask.shape[2]),
     )  # fmt: skip
-    return planted
 
 
 @triton.jit(do_not_specialize=["candidates", "parents", "first", "step"])
@@ -129,9 +121,9 @@ def _child_scores(branch_scores, topk_p, each, TOPK: tl.constexpr):
     return score * tl.load(topk_p + each, mask=is_new, other=0)
 
 
-def launch_grow_tree(args: Any) -> Grown:
+def launch_grow_tree(args: Any, results: tuple[torch.Tensor, ...]) -> None:
     """Launch ``grow_tree``."""
-    scores, tokens, parents, rows, mask = grown = empty_grown(args)
+    scores, tokens, parents, rows, mask = results
     (requests, topk), slots = args.branch_scores.shape, args.mask.shape[2]
     block = triton.next_power_of_2(topk * topk)
     launch(
@@ -142,7 +134,6 @@ def launch_grow_tree(args: Any) -> Grown:
         BLOCK_K=triton.next_power_of_2(topk), BLOCK_D=triton.next_power_of_2(slots),
         OTHERS=min(MAX_OTHERS, block),
     )  # fmt: skip
-    return grown
 
 
 @triton.jit(do_not_specialize=["drafts"])
@@ -170,9 +161,9 @@ def choose_nodes_kernel(
     tl.store(drafted + to, tl.load(tokens + at + each, mask=is_chosen), mask=is_chosen)
 
 
-def launch_choose_nodes(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def launch_choose_nodes(args: Any, results: tuple[torch.Tensor, torch.Tensor]) -> None:
     """Launch ``choose_nodes``."""
-    chosen, drafted = nodes = empty_nodes(args)
+    chosen, drafted = results
     requests, candidates = args.scores.shape
     block = triton.next_power_of_2(candidates)
     launch(
@@ -180,4 +171,3 @@ def launch_choose_nodes(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
         drafts=args.num_draft_tokens - 1, CANDIDATES=candidates, BLOCK_N=block,
         OTHERS=min(MAX_OTHERS, block),
     )  # fmt: skip
-    return nodes

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
-from graphkit.ops.verification import Accepted, empty_accepted
+from graphkit.ops.verification import Accepted
 
 
 @triton.jit
@@ -111,18 +111,17 @@ def accept_tokens_kernel(
                    tokens, drafts, WIDTH, COLUMNS, BLOCK_W)  # fmt: skip
 
 
-def launch_accept_tokens(args: Any) -> Accepted:
+def launch_accept_tokens(args: Any, accepted: Accepted) -> None:
     """Launch ``accept_tokens``."""
-    return launch_per_request(accept_tokens_kernel, args, num_warps=1)
+    launch_per_request(accept_tokens_kernel, args, accepted, num_warps=1)
 
 
-def launch_per_request(kernel: Any, args: Any, **options: Any) -> Accepted:
+def launch_per_request(kernel: Any, args: Any, accepted: Accepted, **options: Any) -> None:
     """Launch one program per request."""
-    predict, accept_index, drafts, tokens = accepted = empty_accepted(args)
+    predict, accept_index, drafts, tokens = accepted
     requests, width = args.candidates.shape
     launch(
         kernel, (requests,), args, predict=predict, accept_index=accept_index,
         num_accepted_drafts=drafts, num_accepted_tokens=tokens,
         WIDTH=width, COLUMNS=args.longest_path, BLOCK_W=triton.next_power_of_2(width), **options,
     )  # fmt: skip
-    return accepted

@@ -39,14 +39,17 @@ def launch(op, *args, **options):
 
 @pytest.fixture
 def memory_of_nan(monkeypatch):
-    """Fill memory that a launcher allocates with NaN."""
-    new_empty = torch.Tensor.new_empty
+    """Fill memory that is allocated for results and within launchers with NaN."""
 
-    def dirty(*args, **options):
-        made = new_empty(*args, **options)
-        return made.fill_(torch.nan) if made.is_floating_point() else made
+    def dirty(allocate):
+        def filled(*args, **options):
+            made = allocate(*args, **options)
+            return made.fill_(torch.nan) if made.is_floating_point() else made
 
-    monkeypatch.setattr(torch.Tensor, "new_empty", dirty)
+        return filled
+
+    monkeypatch.setattr(torch, "empty", dirty(torch.empty))
+    monkeypatch.setattr(torch.Tensor, "new_empty", dirty(torch.Tensor.new_empty))
 
 
 @loops_to_a_tensor

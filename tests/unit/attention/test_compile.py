@@ -12,9 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from graphkit.ops.index_scores import index_scores
-from graphkit.ops.kernels.index_scores import launch_index_scores
 from graphkit.ops.kernels.kv_cache import move_kv_kernel, store_kv_kernel
-from graphkit.ops.kernels.paged_attention import launch_paged_attention
 from graphkit.ops.kernels.paged_metadata import paged_metadata_kernel
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.registration import OPS
@@ -151,7 +149,7 @@ def test_attention(compiled, dtype, heads, kv_heads, value_dim, splits, options)
         torch.zeros(heads) if "sinks" in options else None, *scales,
         options.get("chunked", False),
     )  # fmt: skip
-    launch_paged_attention(given, splits)
+    OPS["paged_attention"].launch(given, splits)
     assert compiled == ["paged_attention_kernel", "join_splits_kernel"][: 1 + (splits > 1)]
 
 
@@ -171,7 +169,7 @@ def test_attention_over_float8_with_its_instructions(
         torch.zeros(2, 16, **ints), torch.zeros(2, **ints), torch.zeros(3, **ints),
         None, 1.0, page_size, width,
     )  # fmt: skip
-    launch_paged_attention(given, 4)
+    OPS["paged_attention"].launch(given, 4)
     assert compiled == ["paged_attention_kernel", "join_splits_kernel"]
 
 
@@ -183,7 +181,7 @@ def test_kernels_that_start_early(compiled, monkeypatch):
         torch.zeros(2, 32, 128, dtype=torch.bfloat16), keys, keys, lengths.new_zeros(2, 16),
         lengths, lengths.new_zeros(3), None, 1.0, 4, 1,
     )  # fmt: skip
-    launch_paged_attention(given, 4)
+    OPS["paged_attention"].launch(given, 4)
     assert compiled == ["paged_attention_kernel (early)", "join_splits_kernel (early)"]
 
 
@@ -197,5 +195,5 @@ def test_index_scores(compiled, dtype, columns):
         torch.zeros(2, **ints), torch.zeros(3, **ints),
         torch.zeros(2, 4, columns, dtype=torch.bool) if columns else None, 16, 4,
     )  # fmt: skip
-    launch_index_scores(given)
+    OPS["index_scores"].launch(given)
     assert compiled == ["index_scores_kernel"]

@@ -66,9 +66,9 @@ REFUSED = [
         lambda: argmax_rows(INT, torch.zeros(2, 4), None, INT),
         r"token_map is \[2\] .*expected \[V\] = \[4\] int64",
     ),
-    (lambda: chain_candidates(INT[:, None], INT[None], 4), "2 steps have at most 3 nodes"),
+    (lambda: chain_candidates(INT[:, None], INT[None], 4), "is 4, expected 1 to 3 = F "),
     (lambda: draft_step_rows(INT, INT, INT.int(), 2, 1), r"positions is \[2\].* = \[4\]"),
-    (lambda: top_candidates(torch.zeros(2, 4), 5), "expected .* with V >= topk = 5"),
+    (lambda: top_candidates(torch.zeros(2, 4), 5), "topk is 5, expected 1 to 4 = V"),
     (lambda: top_candidates(torch.zeros(2, 4), 2, torch.ones(1)), r"expected \[2\] float32"),
     (
         lambda: top_candidates(torch.zeros(0, 4), 2, None, INT),
@@ -78,10 +78,10 @@ REFUSED = [
         lambda: top_candidates(torch.zeros(2, 2), 1, None, None, INT.int()),
         "token_map is .* int32 on cpu, expected .* int64",
     ),
-    (lambda: choose_nodes(torch.zeros(2, 4), INT.repeat(2, 2), 6), "make at most 5 nodes"),
+    (lambda: choose_nodes(torch.zeros(2, 4), INT.repeat(2, 2), 6), "is 6, expected 1 to 5 = N "),
     (
         lambda: ngram_drafts(INT.view(1, 2), INT[:1], INT[:1].int(), INT[:1], 3, 4),
-        "topk is 3, expected at most the 2 columns",
+        "topk is 3, expected 1 to 2 = C",
     ),
     (lambda: grow_tree(*CASES["grow_tree"][1](2, 1)[:-1], 9), "step is 9"),
     (lambda: target_probs(INT[:, None], *DRAWN, 1), "expected .* floating-point"),
@@ -97,7 +97,7 @@ REFUSED = [
     (lambda: apply_token_bitmask(INT[:, None], INT[:, None].int()), "expected .* floating-point"),
     (
         lambda: accept_tokens(INT[:, None], INT[:, None], INT[:, None], INT, 2),
-        "accept_tokens: longest_path is 2, expected at most the 1 nodes",
+        "accept_tokens: longest_path is 2, expected 1 to 1 = W",
     ),
     (
         lambda: verify_rows(INT, INT[None], INT.int(), INT, INT, None, 3, 7),
