@@ -9,14 +9,13 @@ the graph.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import torch
 
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.finding_kinds import FindingKind
-from graphkit.audit.node_switches import Incomparable, bisected, switches
+from graphkit.audit.node_switches import Incomparable, ReplayGraph, first_node_after
+from graphkit.audit.object_snapshot import checksum
 from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.runs.forward_watch import ForwardWatch, InputWrite
 from graphkit.graphs import NodeOrigin
@@ -110,30 +109,19 @@ def _writing_node(runs: EqualStateRuns, record: GraphRecord, write: InputWrite) 
     is_stored = any(layout.name == write.field for layout in runner.buffers.layouts)
     if not is_stored or runner.group is not None:  # ranks would replay other parts of their graphs
         return None
+    size, wait = runs.padded_batch_size, runner.backend.wait_for_device
+
+    def look(run: Callable[[ReplayGraph], object]) -> int:
+        run(runs.replay)
+        return checksum(runner.buffers.live_rows(write.field, size))
+
     try:
-        index = _first_writer(runs, record, write.field)
+        return first_node_after(runner.graphs[size], record.nodes, wait, look)
     except Incomparable:
         return None
-    return None if index is None else record.nodes[index]
 
 
 def _find_node(origin: NodeOrigin, record: GraphRecord) -> Node | None:
     """Return the first node that an operation created; compiled functions have other nodes."""
     facts = origin.op, origin.module, origin.source
     return next((n for n in record.nodes if (n.op, n.module, n.source) == facts), None)
-
-
-def _first_writer(runs: EqualStateRuns, record: GraphRecord, field: str) -> int | None:
-    """Return the index of the first node after which an input field has other bytes."""
-    runner, size = runs.runner, runs.padded_batch_size
-    graph, wait = runner.graphs[size], runner.backend.wait_for_device
-    with switches(graph, record.nodes, wait) as switched:
-
-        def rows_after(count: int) -> torch.Tensor:
-            switched.replay_first(count, runs.replay)
-            return runner.buffers.live_rows(field, size).contiguous().view(torch.uint8).clone()
-
-        refreshed = rows_after(0)
-        return bisected(
-            lambda count: not torch.equal(rows_after(count), refreshed), len(record.nodes)
-        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from graphkit.graphs import RecordedGraph, Stage
@@ -136,6 +137,32 @@ def recorded_ops(graph: Any) -> list[RecordedOp]:
 
 def _refresh(nodes: Nodes) -> set[int]:
     return {node.index for node in nodes if node.module == Stage.REFRESH}
+
+
+def first_node_after(
+    graph: Any,
+    nodes: Nodes,
+    wait: Callable[[], object],
+    look: Callable[[Callable[[ReplayGraph], object]], object],
+) -> Node | None:
+    """Return the first node after which something differs, by bisection over the nodes.
+
+    Args:
+        graph: As for ``switches``.
+        nodes: Its nodes.
+        wait: Waits for the device.
+        look: Gets a function that replays the first nodes by the function that it gets, and
+            returns what to compare with the result for no node at all.
+
+    Raises:
+        Incomparable: A node cannot be switched off.
+    """
+    with switches(graph, nodes, wait) as switched:
+        start = look(partial(switched.replay_first, 0))
+        index = bisected(
+            lambda count: look(partial(switched.replay_first, count)) != start, len(nodes)
+        )
+    return None if index is None else nodes[index]
 
 
 def bisected(differ: Callable[[int], bool], count: int) -> int | None:

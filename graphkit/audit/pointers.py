@@ -11,7 +11,6 @@ Memory that no tensor holds is a library's workspace and is not reported, see ``
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog, Check
@@ -19,19 +18,16 @@ from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.host_objects.reachable_objects import walk_roots
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.places import argument_text
+from graphkit.audit.replayable_graph import Reference, references
 from graphkit.buffers import fields_of
 from graphkit.graphs import Stage, named_tensors
-from graphkit.records import Argument, GraphRecord, Node, Pointer
+from graphkit.records import GraphRecord
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.targets import CaptureTarget
 
 _FOR_ATTENTION = ("seq_lens", "positions", "out_cache_loc")
 """Fields without a meaning for a model of recurrent layers alone."""
-_LARGE_STRUCT, _ALWAYS_SET = 256, 32
-_TORCH_KERNEL = "at::native::"
-"""torch's own kernels take large structs by value and set them in part: strides of dimensions that
-a tensor does not have keep what the host's stack held. Libraries set their descriptors in full."""
 
 
 def audit_pointers(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
@@ -57,23 +53,27 @@ def check_pointers(record: GraphRecord, check: Check, live: LiveTensors) -> None
     """Report the memory that a graph points to and should not; count all by kind."""
     counts: Counter[str] = Counter()
     reported: set[int] = set()
-    undeclared: list[tuple[Node, int, Pointer]] = []
-    for node, index, pointer in _pointers(record):
-        argument = node.arguments[index]
-        memory = _memory_kind(argument, pointer, live)
-        is_set = not is_optional_pointer(node, argument, pointer.offset)
-        if is_set:
-            counts[memory] += 1
+    undeclared: list[Reference] = []
+    for reference in references(record):
+        memory, address = _memory_kind(reference, live), reference.pointer.address
+        counts[memory] += reference.is_set
         # Attribution clears the stack before each operation, so leftovers are its own.
-        is_relevant = (is_set or bool(node.op)) and pointer.address not in reported
-        if memory in ("freed", "host") and is_relevant:
-            _report_error(check, node, index, pointer, "error" if is_set else "warning")
-            reported.add(pointer.address)
-        elif memory == "external" and is_relevant:
-            undeclared.append((node, index, pointer))
-            reported.add(pointer.address)
+        is_relevant = reference.is_set or bool(reference.node.op)
+        if memory in ("freed", "host", "external") and is_relevant and address not in reported:
+            reported.add(address)
+            if memory == "external":
+                undeclared.append(reference)
+            else:
+                _report_error(check, reference)
     if undeclared:
-        _report_undeclared(check, undeclared, live)
+        addresses = [reference.pointer.address for reference in undeclared]
+        undeclared[0].report(
+            check,
+            FindingKind.UNDECLARED_MEMORY,
+            "points to memory that the target does not declare. Live Python objects hold it.",
+            names=tuple(filter(None, dict.fromkeys(live.names(addresses)))),
+            cause="memory of live objects",
+        )
     for node in record.nodes:
         unreadable = [
             i for i, argument in enumerate(node.arguments) if argument.kind == "unreadable"
@@ -85,19 +85,14 @@ def check_pointers(record: GraphRecord, check: Check, live: LiveTensors) -> None
                 "are not checked.",
                 node=node,
             )
-    kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items()))
+    kinds = ", ".join(f"{number} {kind}" for kind, number in sorted((+counts).items()))
     total = counts.total()
     check.text = f"{total} {'address' if total == 1 else 'addresses'}{': ' if kinds else ''}{kinds}"
 
 
-def is_optional_pointer(node: Node, argument: Argument, offset: int) -> bool:
-    """Return whether the bytes at an offset of a kernel argument may be leftovers of the stack."""
-    is_large = argument.kind == "struct" and argument.size > _LARGE_STRUCT
-    return is_large and offset >= _ALWAYS_SET and _TORCH_KERNEL in node.name
-
-
-def _memory_kind(argument: Argument, pointer: Pointer, live: LiveTensors) -> str:
+def _memory_kind(reference: Reference, live: LiveTensors) -> str:
     """Return the kind of memory; ``workspace`` and ``number`` need no declaration."""
+    pointer, argument = reference.pointer, reference.node.arguments[reference.argument]
     if pointer.memory not in ("external", "host"):
         return pointer.memory
     if not live.contain(pointer.address):
@@ -110,56 +105,27 @@ def _memory_kind(argument: Argument, pointer: Pointer, live: LiveTensors) -> str
     return "number" if is_scalar else "freed"
 
 
-def _pointers(record: GraphRecord) -> Iterator[tuple[Node, int, Pointer]]:
-    """Yield node, index of the argument, and pointer."""
-    for node in record.nodes:
-        for index, argument in enumerate(node.arguments):
-            for pointer in argument.pointers:
-                yield node, index, pointer
-
-
-def _report_error(check: Check, node: Node, argument: int, pointer: Pointer, severity: str) -> None:
+def _report_error(check: Check, reference: Reference) -> None:
     """Report memory that was freed, or that the device cannot rely on."""
+    pointer = reference.pointer
     block = pointer.name.partition("+")[0]  # without addresses, which differ from run to run
     kind, state = FindingKind.FREED_MEMORY, f"was freed ({block})"
     if pointer.memory == "external":
         state = "was freed: only the recorded graph still holds it"
     elif pointer.memory == "host":
         kind, state = FindingKind.UNOWNED_HOST_MEMORY, f"no tensor of the target holds ({block})"
-    check.report(
-        kind,
-        f"{argument_text(node, argument, pointer.offset)} points to memory that {state}.",
-        node=node,
-        argument=argument,
-        offset=pointer.offset,
-        severity=severity,
-    )
-
-
-def _report_undeclared(
-    check: Check, found: Sequence[tuple[Node, int, Pointer]], live: LiveTensors
-) -> None:
-    """Report all memory that live Python objects hold and the target does not declare, at once."""
-    node, argument, pointer = found[0]
-    names = dict.fromkeys(live.names([pointer.address for _, _, pointer in found]))
-    check.report(
-        FindingKind.UNDECLARED_MEMORY,
-        f"{argument_text(node, argument, pointer.offset)} points to memory that the target does "
-        "not declare. Live Python objects hold it.",
-        node=node,
-        argument=argument,
-        offset=pointer.offset,
-        names=tuple(filter(None, names)),
-        cause="memory of live objects",
-    )
+    severity = "error" if reference.is_set else "warning"
+    advice = FindingKind.FREED_MEMORY.advice
+    text = f"points to memory that {state}."
+    reference.report(check, kind, text, severity=severity, advice=advice)
 
 
 def _check_inputs(record: GraphRecord, runner: Runner[Any, Any], check: Check) -> None:
     """Report captured input fields that no node reads."""
     read = {
-        pointer.name.partition("+")[0]
-        for node, _, pointer in _pointers(record)
-        if pointer.memory == "input" and node.module != Stage.REFRESH
+        reference.pointer.name.partition("+")[0]
+        for reference in references(record)
+        if reference.pointer.memory == "input" and reference.node.module != Stage.REFRESH
     }
     is_recurrent = runner.spec.linear_attention and runner.attention is None
     without_meaning = {*runner.buffers.absent, *(_FOR_ATTENTION if is_recurrent else ())}

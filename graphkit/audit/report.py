@@ -19,10 +19,10 @@ from graphkit.audit.launch import audit_launch, audit_streams
 from graphkit.audit.loop import audited_step
 from graphkit.audit.pads import audit_pads
 from graphkit.audit.pointers import audit_pointers
-from graphkit.audit.pool_poison import audit_pool_poison
 from graphkit.audit.ranks import NOT_ON_RANKS
 from graphkit.audit.shadow import audit_shadow
 from graphkit.audit.side_outputs import report_side_outputs
+from graphkit.audit.stale_memory import audit_stale_memory
 from graphkit.audit.undeclared_state import declare_for_audits
 from graphkit.audit.warmup import audit_warmup
 from graphkit.audit.wrapper import audit_wrapper
@@ -46,7 +46,7 @@ BEFORE_CAPTURE: dict[Audit, RunnerAudit] = {
 AFTER_CAPTURE: dict[Audit, RunnerAudit] = {
     Audit.FORWARD: audit_forward,
     Audit.POINTERS: audit_pointers,
-    Audit.POOL_POISON: audit_pool_poison,
+    Audit.POOL_POISON: audit_stale_memory,
     Audit.FINITE: audit_finite,
     Audit.PADS: audit_pads,
     Audit.SHADOW: audit_shadow,

@@ -8,7 +8,7 @@ import torch
 import graphkit as gk
 from declared_modes import every_mode
 from graphkit.audit import AuditLog
-from graphkit.audit.pool_poison import audit_pool_poison
+from graphkit.audit.stale_memory import audit_stale_memory
 from graphkit.models.reference import reference_target
 from tiny_target import (
     REQUESTS,
@@ -61,7 +61,7 @@ def captured():
 
 def audited(model, runner, **facts):
     log = AuditLog()
-    audit_pool_poison(target_of(model, **facts), runner, log)
+    audit_stale_memory(target_of(model, **facts), runner, log)
     return log.findings
 
 
@@ -156,7 +156,7 @@ def test_the_reference_target_has_no_finding_in_any_mode(mode, topk):
     target, log = reference_target("cuda", topk=topk, max_batch_size=8), AuditLog()
     with target.runner(mode, batch_sizes=[1, 8], device="cuda") as runner:
         runner.capture(attribution=gk.Attribution(target.weights))
-        audit_pool_poison(target, runner, log)
+        audit_stale_memory(target, runner, log)
     assert log.findings == []
     assert [check.text.startswith("overwrote ") for check in log.checks] == [True, True]
 

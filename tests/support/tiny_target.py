@@ -8,8 +8,8 @@ from torch import nn
 
 import graphkit as gk
 from graphkit.audit import AuditLog
-from graphkit.audit.pool_poison import audit_pool_poison
-from graphkit.audit.pool_poison.effects import PoisonedReplays
+from graphkit.audit.stale_memory import audit_stale_memory
+from graphkit.audit.stale_memory.runner_graph import RunnerGraph
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 VOCAB, WIDTH, REQUESTS, SLOTS = 32, 4, 4, 64
@@ -84,8 +84,8 @@ def check_failed_audits(target, runner, monkeypatch):
 
     for method in ("effect", "image"):
         with monkeypatch.context() as patched:
-            patched.setattr(PoisonedReplays, method, fail)
+            patched.setattr(RunnerGraph, method, fail)
             with pytest.raises(RuntimeError, match="the search failed"):
-                audit_pool_poison(target, runner, AuditLog())
+                audit_stale_memory(target, runner, AuditLog())
         assert torch.equal(bytes_of(runner), before)
         assert torch.equal(runner.replay(batch).next_token_logits, expected)

@@ -12,7 +12,7 @@ from typing import Any
 
 from graphkit.audit.frozen_values.recaptures import Baseline, DrawBatch, Recaptures
 from graphkit.audit.frozen_values.undeclared import changed_names
-from graphkit.audit.pointers import is_optional_pointer
+from graphkit.audit.replayable_graph import is_optional_pointer
 from graphkit.errors import TargetError
 from graphkit.graphs import UNSET_MARKER
 from graphkit.graphs.walk.capture_differences import CaptureDifference

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphkit.audit.pool_poison.memory import PoolMemory
-from graphkit.audit.pool_poison.ranges import (
+from graphkit.audit.stale_memory.pool_memory import PoolMemory
+from graphkit.audit.stale_memory.ranges import (
     FILLS,
     UNIT,
     Fill,
@@ -15,7 +15,7 @@ from graphkit.audit.pool_poison.ranges import (
     tensor_range,
     without,
 )
-from graphkit.audit.pool_poison.stale_reads import _first_pointing, _nearest_argument
+from graphkit.audit.stale_memory.search import first_pointing, nearest_argument
 from graphkit.graphs import Allocation, PoolBlock, StateSnapshot
 from graphkit.records import Argument, Node, Pointer
 
@@ -199,13 +199,13 @@ def node(index, *pointers, parent=None, names=()):
 def test_the_first_node_that_points_nearest_is_taken():
     around = (1000, 2000)
     nodes = [node(0, 900), node(1, 1100), node(2, 500, 1500), node(3, 1500), node(4, 2000)]
-    assert _first_pointing(nodes, around) is nodes[2]
-    assert _nearest_argument(nodes[2], around) == (1500, 1)
-    assert _first_pointing([nodes[0], nodes[4]], around) is None
-    assert _nearest_argument(nodes[0], around) == (0, None)
+    assert first_pointing(nodes, around) is nodes[2]
+    assert nearest_argument(nodes[2], around) == (1500, 1)
+    assert first_pointing([nodes[0], nodes[4]], around) is None
+    assert nearest_argument(nodes[0], around) == (0, None)
 
 
 def test_results_of_recorded_operations_are_not_read():
     written = node(0, 1500, names=("-> 0",))
     read = node(1, 1100, names=("self",))
-    assert _first_pointing([written, read], (1000, 2000)) is read
+    assert first_pointing([written, read], (1000, 2000)) is read

@@ -4,36 +4,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graphkit.audit.foreign.audits.device import PoolId, Segments
 from graphkit.audit.foreign.audits.static_memory import StaticMemory
-from graphkit.audit.pointers import is_optional_pointer
-from graphkit.audit.pool_poison.ranges import UNIT, Range, without
+from graphkit.audit.replayable_graph import Reference, references
+from graphkit.audit.stale_memory.ranges import UNIT, Range, without
 from graphkit.graphs import Allocation
-from graphkit.records import GraphRecord, Node, Pointer
+from graphkit.records import GraphRecord, Node
 
 ACTIVE = "active_allocated"
 """State of the blocks of ``torch.cuda.memory_snapshot`` that hold a tensor or a workspace."""
 DEFAULT_POOL: PoolId = (0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """An address outside of the graph's pool in an argument of a node.
-
-    Attributes:
-        node: The first node that has it.
-        argument: Index of the argument.
-        pointer: The address.
-        is_set: False if the bytes may be leftovers of the host's stack.
-    """
-
-    node: Node
-    argument: int
-    pointer: Pointer
-    is_set: bool
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -84,18 +67,14 @@ class FollowedGraph:
         addresses of their operands behind strides that torch sets in part.
         """
         found: dict[int, Reference] = {}
-        for node in self.record.nodes:
-            for index, argument in enumerate(node.arguments):
-                for pointer in argument.pointers:
-                    before = found.get(pointer.address)
-                    if pointer.memory == "pool" or (before is not None and before.is_set):
-                        continue
-                    # Without names of memory, the inspection knows the sizes of operands alone.
-                    is_set = pointer.size > 0 or not is_optional_pointer(
-                        node, argument, pointer.offset
-                    )
-                    if before is None or is_set:
-                        found[pointer.address] = Reference(node, index, pointer, is_set)
+        for reference in references(self.record):
+            pointer, before = reference.pointer, found.get(reference.pointer.address)
+            if pointer.memory == "pool" or (before is not None and before.is_set):
+                continue
+            # Without names of memory, the inspection knows the sizes of operands alone.
+            is_set = pointer.size > 0 or reference.is_set
+            if before is None or is_set:
+                found[pointer.address] = replace(reference, is_set=is_set)
         yield from found.values()
 
     def scratch(self, segments: Segments, storages: Iterable[Range]) -> list[Range]:

@@ -18,13 +18,13 @@ from graphkit.audit.foreign.audits.device import PoolId, Segments
 from graphkit.audit.foreign.audits.followed_graph import (
     DEFAULT_POOL,
     FollowedGraph,
-    Reference,
     first_node_in,
     pool_id,
 )
 from graphkit.audit.foreign.audits.static_memory import StaticMemories, StaticMemory
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.places import argument_text
+from graphkit.audit.replayable_graph import Reference
 from graphkit.records import Pointer, count_of
 
 _REPLACED_ADVICE = "Copy new values into the tensor that was captured (copy_), or capture again."
@@ -104,7 +104,7 @@ def _check_reference(
     if pointer.memory == "host":
         if memory is None and not live.contain(pointer.address):
             text = "points to pinned host memory that no tensor holds."
-            _report(check, reference, FindingKind.UNOWNED_HOST_MEMORY, text)
+            reference.report(check, FindingKind.UNOWNED_HOST_MEMORY, text)
         return "host"
     block = blocks.at(pointer.address)
     if memory is not None:
@@ -118,11 +118,11 @@ def _check_reference(
             "points to memory of another graph's pool that no tensor holds: replays of that graph "
             "overwrite it."
         )
-        _report(check, reference, FindingKind.OTHER_POOL, text)
+        reference.report(check, FindingKind.OTHER_POOL, text)
         return "other pool"
     size = f"block of {block.end - block.begin:,} bytes"
     text = f"points to memory that was freed before the capture ended ({size})."
-    _report(check, reference, FindingKind.FREED_MEMORY, text)
+    reference.report(check, FindingKind.FREED_MEMORY, text)
     return "freed"
 
 
@@ -166,7 +166,7 @@ def check_references(followed: FollowedGraph, blocks: Blocks | None, check: Chec
         if is_gone and _was_allocated(reference.pointer):
             what = "was freed since the capture" if block else "is no longer mapped"
             text = f"points to memory without a tensor that {what}."
-            _report(check, reference, FindingKind.FREED_MEMORY, text)
+            reference.report(check, FindingKind.FREED_MEMORY, text)
     if blocks is not None:
         _check_pool(followed, blocks, check)
     check.text = f"{count_of(checked, 'address')} outside of the graph's pool"
@@ -206,10 +206,10 @@ def _check_memory(
         )
         severity = "error" if memory.is_freed else "warning"
         facts |= {"severity": severity, "advice": _REPLACED_ADVICE}
-        _report(check, reference, FindingKind.REPLACED_BUFFER, text, **facts)
+        reference.report(check, FindingKind.REPLACED_BUFFER, text, **facts)
     elif memory.is_freed:
         text = f"points to the memory of a tensor that was freed since the capture ({what})."
-        _report(check, reference, FindingKind.FREED_MEMORY, text, **facts)
+        reference.report(check, FindingKind.FREED_MEMORY, text, **facts)
     elif (
         blocks is not None
         and reference.pointer.memory != "host"
@@ -217,27 +217,9 @@ def _check_memory(
     ):
         text = f"points to the memory of a tensor that is no longer mapped ({what})."
         facts["advice"] = _UNMAPPED_ADVICE
-        _report(check, reference, FindingKind.FREED_MEMORY, text, **facts)
+        reference.report(check, FindingKind.FREED_MEMORY, text, **facts)
 
 
 def _was_allocated(pointer: Pointer) -> bool:
     """Return whether the address was in a block of the allocator at the capture."""
     return pointer.name.startswith("external block")
-
-
-def _report(
-    check: Check,
-    reference: Reference,
-    kind: FindingKind,
-    text: str,
-    **facts: Any,
-) -> None:
-    node, pointer = reference.node, reference.pointer
-    check.report(
-        kind,
-        f"{argument_text(node, reference.argument, pointer.offset)} {text}",
-        node=node,
-        argument=reference.argument,
-        offset=pointer.offset,
-        **facts,
-    )

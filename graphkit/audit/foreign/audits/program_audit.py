@@ -25,13 +25,13 @@ from graphkit.audit.foreign.audits.followed_graph import (
     active_ranges,
     pool_id,
 )
+from graphkit.audit.foreign.audits.foreign_graph import ForeignGraph
 from graphkit.audit.foreign.audits.pointers import Blocks, check_capture, check_references
 from graphkit.audit.foreign.audits.process_report import ProcessReport, failure_text
-from graphkit.audit.foreign.audits.stale_memory import StaleMemoryCheck
 from graphkit.audit.foreign.audits.static_memory import StaticMemories
 from graphkit.audit.foreign.capture_observers import CaptureObserver
 from graphkit.audit.live_tensors import LiveTensors
-from graphkit.audit.pool_poison.ranges import Range
+from graphkit.audit.stale_memory.ranges import Range
 from graphkit.graphs import Attribution
 from graphkit.graphs.streams import ONE_STREAM_ADVICE
 from graphkit.records import AuditReport, count_of
@@ -188,7 +188,7 @@ class ProgramAudit:
     def _poisoned_replay(self, followed: FollowedGraph, graph: Any, replay: Replay) -> None:
         device = self.current_device()
         limits = Limits(self._options.seconds, self._options.megabytes << 20)
-        stale = StaleMemoryCheck(device, followed, graph, lambda: replay(graph), limits)
+        stale = ForeignGraph(device, followed, graph, lambda: replay(graph), limits)
         problem = ""
         try:
             with self.results.check(Audit.POOL_POISON, followed.name) as check:

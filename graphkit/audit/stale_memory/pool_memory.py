@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from graphkit.audit.pool_poison.ranges import Poison, Range
+from graphkit.audit.stale_memory.ranges import Poison, Range
 from graphkit.graphs import PoolBlock
 
 _CHUNK = 1 << 25

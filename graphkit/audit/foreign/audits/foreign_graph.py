@@ -1,4 +1,4 @@
-"""Search for pool memory that a replay of a foreign graph reads before it writes it.
+"""A graph of another program as a ``ReplayableGraph``: repetitions of one of its replays.
 
 The program's own replay runs once, as it would without the check. Then the replay is repeated from
 one state with different contents of the pool's scratch memory: what the replay before left there,
@@ -12,34 +12,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
-
-import torch
 
 from graphkit.audit.audit_log import Check
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.foreign.audits.checked_memory import Limits, NotChecked, checked_memory, mib
-from graphkit.audit.foreign.audits.followed_graph import (
-    FollowedGraph,
-    first_node_in,
-)
+from graphkit.audit.foreign.audits.followed_graph import FollowedGraph
 from graphkit.audit.foreign.audits.watched_memory import CHUNK, WatchedMemory
 from graphkit.audit.launch import report_launch_time
-from graphkit.audit.node_switches import bisected
-from graphkit.audit.pool_poison.findings import report_stale_read
-from graphkit.audit.pool_poison.memory import PoolMemory
-from graphkit.audit.pool_poison.ranges import (
-    FILLS,
-    Poison,
-    Range,
-    ranges_to_fill,
-    unset_allocation,
-    without,
-)
+from graphkit.audit.replayable_graph import Effect, ReplayableGraph
+from graphkit.audit.stale_memory.pool_memory import PoolMemory
+from graphkit.audit.stale_memory.ranges import Poison
+from graphkit.audit.stale_memory.search import search_stale_memory
 from graphkit.graphs import PoolBlock
 from graphkit.graphs.launch_cost import REPETITIONS
-from graphkit.graphs.walk.node_order import execution_order
 from graphkit.records import GraphRecord, count_of
 
 _MOST = 3
@@ -53,10 +39,6 @@ _REPEATABLE = (
 """Kinds of nodes that may run more often than the program asked for."""
 _COLLECTIVES = ("nccl", "nvshmem", "allreduce", "all_reduce", "allgather", "all_gather", "multimem")
 """Parts of the names of kernels that wait for other processes."""
-_ADVICE = (
-    "Write the memory in the captured code before it is read, for example with zeros instead of "
-    "empty, or allocate and fill it before the capture and keep a reference to it."
-)
 
 
 def refusal(record: GraphRecord, num_ranks: int) -> str:
@@ -76,8 +58,8 @@ def refusal(record: GraphRecord, num_ranks: int) -> str:
     return ""
 
 
-class StaleMemoryCheck:
-    """One check of a graph at a replay.
+class ForeignGraph(ReplayableGraph):
+    """A graph at one replay of the program.
 
     Call ``prepare`` before the program's replay and ``run`` after it. ``run`` restores memory and
     random numbers, also after an error.
@@ -101,7 +83,8 @@ class StaleMemoryCheck:
         self._device, self._followed, self._graph = device, followed, graph
         self._repeat, self._limits = repeat, limits
         self._exits = ExitStack()
-        self._began = 0.0
+        self.record, self.allocations = followed.record, followed.allocations
+        self.kept = []
 
     def prepare(self) -> None:
         """Take checksums and copies, before the program's replay.
@@ -114,7 +97,7 @@ class StaleMemoryCheck:
         if reason:
             raise NotChecked(reason)
         device.synchronize()
-        self._began = time.perf_counter()
+        self.deadline = time.perf_counter() + self._limits.seconds
         self._exits.enter_context(device.own_memory())
         limit = min(self._limits.num_bytes, device.free_bytes() // 2)
         self._checked = checked = checked_memory(device, followed, limit)
@@ -137,7 +120,7 @@ class StaleMemoryCheck:
         scratch = [
             PoolBlock(device.device_bytes(*span), is_live=False) for span in self._checked.scratch
         ]
-        self._scratch = PoolMemory(scratch, self._checked.mapped if scratch else ())
+        self.memory = PoolMemory(scratch, self._checked.mapped if scratch else ())
         try:
             self._search(check)
             self._measure_launch(check)
@@ -146,96 +129,58 @@ class StaleMemoryCheck:
 
     def close(self) -> None:
         """Free the copies."""
-        for name in ("_memory", "_scratch"):
+        for name in ("_memory", "_baseline", "memory"):
             self.__dict__.pop(name, None)
         self._exits.close()
 
     def _search(self, check: Check) -> None:
         began = time.perf_counter()
         self._replay(None)
-        baseline = self._memory.contents()
+        self._baseline = self._memory.contents()
         self._replay(None)
         self._replay_seconds = (time.perf_counter() - began) / 2
-        if self._memory.first_difference(baseline) is not None:
+        if self._memory.first_difference(self._baseline) is not None:
             raise NotChecked("repeated replays from the same state differ")
         if self._replay_seconds * _REPLAYS > self._limits.seconds:
             raise NotChecked(
                 f"a replay takes {self._replay_seconds:.2f} s, and {_REPLAYS} of them more than "
                 f"the {self._limits.seconds:g} s of a check"
             )
-        scratch, own = self._scratch.blocks, self._followed.allocations
-        kept: list[Range] = []
-        tested = sum(block.end - block.begin for block in scratch)
-        for fill in FILLS:
-            ranges = ranges_to_fill(fill, scratch, kept, own, ())
-            poison = Poison(fill, ranges)
-            while poison.ranges and len(check.findings) < _MOST:
-                address = self._effect(poison, baseline)
-                if address is None:
-                    break
-                span = self._stale_range(poison, baseline)
-                kept.append(self._report(check, poison, span, address))
-                poison = replace(poison, ranges=tuple(without(poison.ranges, kept)))
+        tested = search_stale_memory(self, check, _MOST, FindingKind.STALE_POOL_MEMORY.advice)
+        if tested is None:
+            raise NotChecked("repeated replays from the same state differ")
         check.text = (
             f"overwrote {count_of(tested, 'byte')} of scratch memory between replays; compared "
             f"{mib(len(self._memory.written) * CHUNK)} that the graph writes"
         )
 
-    def _effect(self, poison: Poison, baseline: dict[Any, torch.Tensor]) -> int | None:
-        """Replay on overwritten memory, and return the address of the first byte that differs."""
+    def effect(self, poison: Poison) -> Effect | None:
+        """Replay on overwritten memory, and return the first memory that differs."""
         self._replay(poison)
-        return self._memory.first_difference(baseline)
+        address = self._memory.first_difference(self._baseline)
+        if address is None:
+            return None
+        changed = self._written_at(address)
+        text = f"{changed} differs from a replay after another replay"
+        return Effect(text, {"field": changed.strip("`")})
+
+    def first_dependent(self, _poison: Poison, _unit: int) -> None:
+        """Return nothing: a replay per node would exceed the time of a check."""
+
+    def name_at(self, _address: int) -> str:
+        """Return nothing: no tensor is in scratch memory."""
+        return ""
 
     def _replay(self, poison: Poison | None) -> None:
         self._memory.rewind()
-        self._scratch.restore()
+        self.memory.restore()
         if poison is not None:
-            self._scratch.overwrite(poison)
+            self.memory.overwrite(poison)
         self._device.set_random_states(self._before_random, self._followed.generators)
         self._repeat()
         self._device.synchronize()
 
-    def _stale_range(self, poison: Poison, baseline: dict[Any, torch.Tensor]) -> Range:
-        """Return the first unit that is read, or all ranges if the time does not suffice."""
-        end = self._began + self._limits.seconds
-
-        def differ(units: int) -> bool:
-            if time.perf_counter() > end:
-                raise TimeoutError
-            return self._effect(poison.first(units), baseline) is not None
-
-        try:
-            unit = bisected(differ, poison.units)
-        except TimeoutError:
-            unit = None
-        if unit is None:
-            return poison.ranges[0][0], poison.ranges[-1][1]
-        return poison.unit(unit)
-
-    def _report(self, check: Check, poison: Poison, span: Range, address: int) -> Range:
-        """Report a read, and return the range of the memory that it reads from."""
-        allocation = unset_allocation(span[0], self._followed.allocations)
-        around = span if allocation is None else (allocation.begin, allocation.end)
-        nodes = list(execution_order(self._followed.record.nodes))
-        block = next(
-            (block for block in self._scratch.blocks if block.begin <= span[0] < block.end), None
-        )
-        node, argument = first_node_in(nodes, around)
-        if node is None and block is not None:
-            node, argument = first_node_in(nodes, (block.begin, span[1]))
-        changed = self._name_at(address)
-        report_stale_read(
-            check,
-            node,
-            argument,
-            allocation,
-            f"With {poison.fill.text} there, {changed} differs from a replay after another replay",
-            field=changed.strip("`"),
-            advice=_ADVICE,
-        )
-        return around
-
-    def _name_at(self, address: int) -> str:
+    def _written_at(self, address: int) -> str:
         """Return what memory an address is in, for a sentence."""
         for memory in self._followed.memories.values():
             if memory.begin <= address < memory.end:
@@ -249,7 +194,7 @@ class StaleMemoryCheck:
         """Measure the launch, once per graph, while the state may change."""
         followed = self._followed
         needed = REPETITIONS * self._replay_seconds
-        left = self._began + self._limits.seconds - time.perf_counter()
+        left = self.deadline - time.perf_counter()
         if followed.replays > 1 or not followed.record.nodes or needed > left:
             return
 
@@ -261,7 +206,7 @@ class StaleMemoryCheck:
 
     def _restore(self, check: Check) -> None:
         self._memory.restore()
-        self._scratch.restore()
+        self.memory.restore()
         self._device.set_random_states(self._after_random, self._followed.generators)
         self._device.synchronize()
         changed = len(self._memory.changed_chunks())

@@ -10,7 +10,7 @@ import torch
 import graphkit as gk
 from declared_modes import every_mode
 from graphkit.audit import AuditLog, audit_target
-from graphkit.audit.pool_poison import audit_pool_poison
+from graphkit.audit.stale_memory import audit_stale_memory
 from graphkit.errors import TargetError
 from graphkit.models.reference.target import model_target
 from tiny_target import (
@@ -71,7 +71,7 @@ def audited(captured):
     def audit(*args, **facts):
         target, _, runner = captured(*args, **facts)
         log = AuditLog()
-        audit_pool_poison(target, runner, log)
+        audit_stale_memory(target, runner, log)
         return log
 
     return audit
@@ -127,12 +127,12 @@ def test_a_planted_read_is_found_with_its_operation_and_line(audited, mix, prepa
     (finding,) = audited(mix, prepare).findings
     assert (finding.audit, finding.kind, finding.severity) == ("pool-poison", KIND, "error")
     assert (finding.kernel, finding.module) == (op, "Tiny")
-    assert finding.source.startswith("audit/test_pool_poison.py:")
+    assert finding.source.startswith("audit/test_stale_memory.py:")
     assert finding.source.endswith(f"in {mix.__name__}")
     assert f"of `{op}` (node {finding.node}) reads memory of the graph pool before" in finding.text
     row = re.escape("row 0 of next_token_logits (request 0 of 4)")
     assert re.search(f"With {content} there, {row} is", finding.text)
-    assert "allocated by `empty` at audit/test_pool_poison.py:" in finding.text
+    assert "allocated by `empty` at audit/test_stale_memory.py:" in finding.text
     assert (finding.field, finding.row, finding.request) == ("next_token_logits", 0, 0)
     assert finding.before != finding.after
 
@@ -226,7 +226,7 @@ def test_real_models_have_no_finding_in_any_mode(models, mode, topk):
     log = AuditLog()
     with target.runner(mode, batch_sizes=[1, 3], device="cpu") as runner:
         runner.capture(attribution=gk.Attribution())
-        audit_pool_poison(target, runner, log)
+        audit_stale_memory(target, runner, log)
         replays = runner.stats.replays
     assert log.findings == []
     assert [(check.audit, check.batch_size) for check in log.checks] == [
@@ -256,7 +256,7 @@ def test_declared_persistent_tensors_are_no_finding(captured, declared):
     persistent_tensors.update(model.kept)
     facts = {"mapping": persistent_tensors, "function": lambda: model.kept}
     log = AuditLog()
-    audit_pool_poison(target_of(model, persistent_tensors=facts[declared]), runner, log)
+    audit_stale_memory(target_of(model, persistent_tensors=facts[declared]), runner, log)
     assert log.findings == []
 
 
@@ -287,7 +287,7 @@ def test_persistent_tensors_that_are_no_tensors_are_refused(value):
 def test_declared_weights_and_state_are_no_finding(captured):
     _, model, runner = captured(with_bias, fill(0.5))
     log = AuditLog()
-    audit_pool_poison(target_of(model, weights=model.kept), runner, log)
+    audit_stale_memory(target_of(model, weights=model.kept), runner, log)
     assert log.findings == []
 
 
@@ -302,7 +302,7 @@ def test_outputs_are_not_overwritten():
     with target.runner(VERIFY, device="cpu") as runner:
         runner.capture(attribution=gk.Attribution())
         runner.replay(sample_batch(VERIFY, REQUESTS, 0)).hidden_states.fill_(3.0)
-        audit_pool_poison(target, runner, log)
+        audit_stale_memory(target, runner, log)
         hidden = runner.replay(sample_batch(VERIFY, REQUESTS, 0)).hidden_states
         assert (hidden == 3.0).all()
     assert log.findings == []
@@ -316,12 +316,12 @@ def test_without_attribution_memory_is_overwritten_with_zeros_alone():
         with target.runner(VERIFY, device="cpu") as runner:
             runner.capture()
             fill(value)(model)
-            audit_pool_poison(target, runner, log)
+            audit_stale_memory(target, runner, log)
         assert len(log.findings) == count
         assert all("allocated by" not in each.text for each in log.findings)
 
 
-@torch.library.custom_op("pool_poison_test::noise", mutates_args=())
+@torch.library.custom_op("stale_memory_test::noise", mutates_args=())
 def noise(rows: torch.Tensor) -> torch.Tensor:
     """Return other numbers at each call."""
     return rows + torch.rand(len(rows), 1, generator=_noise)
@@ -357,7 +357,7 @@ def test_memory_state_and_random_numbers_are_restored(captured, mix):
     # As bytes: memory that was never written may hold NaN, which does not equal itself.
     logits = runner.replay(sample_batch(VERIFY, REQUESTS, 0)).next_token_logits.view(torch.uint8)
     before = bytes_of(runner), model.cache.clone(), torch.get_rng_state(), logits.clone()
-    audit_pool_poison(target, runner, AuditLog())
+    audit_stale_memory(target, runner, AuditLog())
     after = bytes_of(runner), model.cache, torch.get_rng_state(), logits
     assert all(map(torch.equal, before, after))
 

@@ -157,14 +157,6 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
     return found
 
 
-def unset_allocation(address: int, allocations: Iterable[Allocation]) -> Allocation | None:
-    """Return the uninitialised allocation of a capture that an address is in, if there is one."""
-    for allocation in allocations:
-        if not allocation.is_initialised and allocation.begin <= address < allocation.end:
-            return allocation
-    return None
-
-
 def tensor_range(tensor: torch.Tensor) -> Range:
     """Return the range from a tensor's first element to the end of its last."""
     return tensor.data_ptr(), tensor.data_ptr() + extent_bytes(tensor)

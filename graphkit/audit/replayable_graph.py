@@ -1,0 +1,120 @@
+"""A captured graph as audits see it, whoever captured it.
+
+``stale_memory.runner_graph`` adapts a captured size of a runner, and
+``foreign.audits.foreign_graph`` a graph of another program.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from graphkit.audit.audit_log import Check
+from graphkit.audit.finding_kinds import FindingKind
+from graphkit.audit.places import argument_text
+from graphkit.records import Argument, GraphRecord, Node, Pointer
+
+if TYPE_CHECKING:
+    from graphkit.audit.stale_memory.pool_memory import PoolMemory
+    from graphkit.audit.stale_memory.ranges import Poison, Range
+    from graphkit.graphs import Allocation
+
+_LARGE_STRUCT, _ALWAYS_SET = 256, 32
+_TORCH_KERNEL = "at::native::"
+"""torch's own kernels take large structs by value and set them in part: strides of dimensions that
+a tensor does not have keep what the host's stack held. Libraries set their descriptors in full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What other contents of pool memory change in a replay.
+
+    Attributes:
+        text: The change, as a clause.
+        facts: Attributes of the ``Finding``, such as the field that differs.
+    """
+
+    text: str
+    facts: Mapping[str, Any]
+
+
+class ReplayableGraph(ABC):
+    """A graph that can be replayed again and again from one state.
+
+    Attributes:
+        record: Its nodes, with their modules and lines.
+        allocations: What operations of its capture allocated.
+        pool_allocations: The same of all graphs of its pool, in the order of their captures.
+        memory: Memory of its pool that may be overwritten before a replay.
+        kept: Ranges of that memory to leave as they are. A search adds what it has found.
+        deadline: Time at which a search gives up, as ``time.perf_counter``.
+    """
+
+    record: GraphRecord
+    allocations: Sequence[Allocation]
+    pool_allocations: Sequence[Allocation] = ()
+    memory: PoolMemory
+    kept: list[Range]
+    deadline: float = math.inf
+
+    @abstractmethod
+    def effect(self, poison: Poison) -> Effect | None:
+        """Replay after overwriting memory, and return what differs from a replay without it."""
+
+    @abstractmethod
+    def first_dependent(self, poison: Poison, unit: int) -> Node | None:
+        """Return the first node whose results depend on a unit of overwritten memory.
+
+        ``None`` if nodes cannot be left out of a replay, or none depends on it.
+        """
+
+    @abstractmethod
+    def name_at(self, address: int) -> str:
+        """Return where a live object holds the memory at an address; empty if none does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """An address in an argument of a node.
+
+    Attributes:
+        node: The node.
+        argument: Index of the argument.
+        pointer: The address.
+        is_set: False if the bytes may be leftovers of the host's stack.
+    """
+
+    node: Node
+    argument: int
+    pointer: Pointer
+    is_set: bool
+
+    def report(self, check: Check, kind: FindingKind, text: str, **facts: Any) -> None:
+        """Report what is wrong with the address, as a clause that follows its argument."""
+        offset = self.pointer.offset
+        check.report(
+            kind,
+            f"{argument_text(self.node, self.argument, offset)} {text}",
+            node=self.node,
+            argument=self.argument,
+            offset=offset,
+            **facts,
+        )
+
+
+def references(record: GraphRecord) -> Iterator[Reference]:
+    """Yield every address of every argument, in the order of the nodes."""
+    for node in record.nodes:
+        for index, argument in enumerate(node.arguments):
+            for pointer in argument.pointers:
+                is_set = not is_optional_pointer(node, argument, pointer.offset)
+                yield Reference(node, index, pointer, is_set)
+
+
+def is_optional_pointer(node: Node, argument: Argument, offset: int) -> bool:
+    """Return whether the bytes at an offset of a kernel argument may be leftovers of the stack."""
+    is_large = argument.kind == "struct" and argument.size > _LARGE_STRUCT
+    return is_large and offset >= _ALWAYS_SET and _TORCH_KERNEL in node.name

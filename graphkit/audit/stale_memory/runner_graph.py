@@ -1,0 +1,139 @@
+"""A captured size of a runner as a ``ReplayableGraph``: replays of one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from torch.utils._pytree import tree_leaves
+
+from graphkit.audit.live_tensors import LiveTensors
+from graphkit.audit.node_switches import Incomparable, ReplayGraph, first_node_after
+from graphkit.audit.object_snapshot import checksum
+from graphkit.audit.places import row_facts, row_text
+from graphkit.audit.replayable_graph import Effect, ReplayableGraph
+from graphkit.audit.row_axes import changed_state
+from graphkit.audit.runs import EqualStateRuns
+from graphkit.audit.stale_memory.pool_memory import PoolMemory
+from graphkit.audit.stale_memory.ranges import Poison, Range, tensor_range
+from graphkit.graphs import StateSnapshot
+from graphkit.graphs.capture_failure import describe_exception
+from graphkit.records import GraphRecord, Node
+from graphkit.runners import Runner
+from graphkit.runners.comparison.differences import even_owner, first_difference
+from graphkit.runners.comparison.drawn_state import restorable_state
+from graphkit.runners.targets import CaptureTarget
+
+
+class RunnerGraph(ReplayableGraph):
+    """Replays of a batch at one captured size, compared with a replay on unchanged memory.
+
+    Args:
+        target: Makes the batch, and declares memory to keep.
+        runner: Its runner, captured. No other batch may run meanwhile.
+        batch: The mode's inputs, with at least one live request.
+        size: The captured size.
+        memory: Memory of the runner's pool.
+        live: The tensors of the process.
+        start: Snapshot of the runner's state that also restores ``memory``. The caller restores it
+            after the last replay.
+    """
+
+    def __init__(
+        self,
+        target: CaptureTarget,
+        runner: Runner[Any, Any],
+        batch: Any,
+        size: int,
+        memory: PoolMemory,
+        live: LiveTensors,
+        start: StateSnapshot,
+    ) -> None:
+        graphs = runner.graphs
+        self._runner, self._size, self._weights = runner, size, target.weights
+        self._batch, self._live, self._start = batch, live, start
+        self.memory, self.allocations = memory, graphs[size].allocations
+        self.pool_allocations = list(chain.from_iterable(g.allocations for g in graphs.values()))
+        declared = chain.from_iterable(
+            tensors.values() for tensors in runner.memory_names(target.weights).values()
+        )
+        outputs = tree_leaves(graphs[size].output)
+        kept = (*outputs, *declared, *target.resolved_persistent_tensors().values())
+        self.kept = [tensor_range(tensor) for tensor in kept]
+        self._expected = EqualStateRuns(runner, batch, size, start).replay()
+        self._state = StateSnapshot(restorable_state(runner), runner.device)
+
+    @property
+    def record(self) -> GraphRecord:  # type: ignore[override]
+        """The nodes. Inspected when they are asked for: most graphs have no finding."""
+        return self._runner.inspect(self._size, weights=self._weights)
+
+    def effect(self, poison: Poison) -> Effect | None:
+        """Replay after overwriting, and return what differs from a replay without it."""
+        runs = self._runs(poison)
+        try:
+            got = runs.replay()
+        except Exception as error:
+            return Effect(f"the replay fails: {describe_exception(error)}", {})
+        live = self._batch.batch_size
+        found = first_difference(self._expected, got, even_owner(live), runs.rounding)
+        if found is not None:
+            facts = {"field": found.field, **row_facts(found)}
+            text = f"{row_text(found, live)} is {facts['after']} instead of {facts['before']}"
+            return Effect(text, facts)
+        changed = changed_state(self._state, self._batch, self._runner.sizes.page_size)
+        if not changed:
+            return None
+        return Effect(f"the state `{changed[0]}` differs", {"field": changed[0]})
+
+    def first_dependent(self, poison: Poison, unit: int) -> Node | None:
+        """Return the first node after which memory depends on a unit, by bisection over the nodes.
+
+        Replays the first nodes with the units before it overwritten, and again with the unit as
+        well.
+        """
+        span, graph = poison.unit(unit), self._runner.graphs[self._size]
+
+        def look(run: Callable[[ReplayGraph], object]) -> bool:
+            before, after = (
+                self.image(poison.first(units), run, span) for units in (unit, unit + 1)
+            )
+            return before != after
+
+        try:
+            return first_node_after(
+                graph, self.record.nodes, self._runner.backend.wait_for_device, look
+            )
+        except Incomparable:
+            return None
+
+    def name_at(self, address: int) -> str:
+        """Return where a live object holds the memory at an address; empty if none does."""
+        return self._live.names([address])[0]
+
+    def image(
+        self, poison: Poison, run: Callable[[ReplayGraph], object], ignored: Range
+    ) -> list[int]:
+        """Return checksums of the memory and the state after another graph of the same step.
+
+        Empty if the replay fails.
+
+        Args:
+            poison: What to overwrite before.
+            run: Runs a graph on the same memory, by the function that it gets.
+            ignored: Range of the pool that does not count.
+        """
+        try:
+            run(self._runs(poison).replay)
+        except Exception:
+            return []
+        for part in self.memory.parts([ignored]):
+            part.zero_()
+        blocks = [block.data for block in self.memory.blocks]
+        return [checksum(tensor) for tensor in (*blocks, *self._state.tensors.values())]
+
+    def _runs(self, poison: Poison) -> EqualStateRuns:
+        prepare = partial(self.memory.overwrite, poison)
+        return EqualStateRuns(self._runner, self._batch, self._size, self._start, prepare=prepare)
