@@ -39,6 +39,7 @@ from graphkit.engine.step import (
     SpecStepRunner,
     StepOptions,
 )
+from graphkit.engine.step.request_checks import RequestChecks
 from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.errors import InputError, ReplayError, short_repr
 from graphkit.graphs import Backend, backend_for
@@ -169,9 +170,7 @@ class SpeculativeEngine:
         self.context_limit = context_limit_of(sizes, slots.max_path + slots.ahead)
         kv_pool = attention.kv_pool
         self.memory = RequestMemory(rows, kv_pool.size, kv_pool.page_size)
-        self._admission = Admission(
-            spec_step, self.context_limit, seed=seed, bos_token_id=bos_token_id
-        )
+        self._admission = Admission(spec_step, self.context_limit)
         self.group, self._broadcast = group, None if group is None else CallBroadcast(group)
         self._slots = SlotReservation(self.memory, slots, steps_per_launch)
         self._schedule: Schedule
@@ -184,6 +183,9 @@ class SpeculativeEngine:
             self._schedule = Schedule(spec_step, self._slots, waits=self.generation == "v1")
         self.runners = self._schedule.runners
         self._queue = RequestQueue(
+            RequestChecks(
+                sizes.vocab_size, self.context_limit, seed=seed, bos_token_id=bos_token_id
+            ),
             self._admission,
             self.memory,
             slots,

@@ -13,7 +13,8 @@ import torch
 from graphkit.engine.request import Request
 from graphkit.engine.request_memory import RequestMemory, StepSlots
 from graphkit.engine.step import Admission, SamplingParams
-from graphkit.engine.step.admission import Prefill
+from graphkit.engine.step.request_checks import RequestChecks
+from graphkit.engine.step.request_state import Prefill
 from graphkit.engine.token_matcher import TokenMatcher, check_matcher, root_bitmask
 from graphkit.errors import InputError
 
@@ -30,7 +31,8 @@ class RequestQueue:
     prefilled again.
 
     Args:
-        admission: Checks requests, and prefills the prompts of admitted ones.
+        checks: Checks requests.
+        admission: Prefills the prompts of admitted ones.
         memory: Provides rows and slots.
         step_slots: KV slots that steps need.
         max_running: Most requests that are admitted at the same time.
@@ -45,6 +47,7 @@ class RequestQueue:
 
     def __init__(
         self,
+        checks: RequestChecks,
         admission: Admission,
         memory: RequestMemory,
         step_slots: StepSlots,
@@ -53,7 +56,8 @@ class RequestQueue:
         spare_steps: int,
         fails_alone: bool,
     ) -> None:
-        self._admission, self._memory, self._step_slots = admission, memory, step_slots
+        self._checks, self._admission = checks, admission
+        self._memory, self._step_slots = memory, step_slots
         self._max_running, self._fails_alone = max_running, fails_alone
         self._spare = memory.whole_pages(spare_steps * step_slots.max_path)
         self._waiting: OrderedDict[Request, None] = OrderedDict()
@@ -106,13 +110,13 @@ class RequestQueue:
             InputError: The prompt or the parameters are invalid, the request needs more slots than
                 the pool has, or the matcher cannot constrain it.
         """
-        ids, params = self._admission.check(prompt_ids, sampling)
+        ids, params = self._checks.check(prompt_ids, sampling)
         if matcher is not None:
             self._check_matcher(matcher)
         request = Request(
             prompt_ids=ids,
             sampling=params,
-            context_limit=self._admission.context_limit,
+            context_limit=self._checks.context_limit,
             matcher=matcher,
         )
         slots = self._memory.whole_pages(self._step_slots.most(request))
@@ -157,7 +161,7 @@ class RequestQueue:
         self, chunks: Sequence[tuple[Prefill, int]]
     ) -> list[tuple[Sequence[Request], torch.Tensor]]:
         """Prefill chunks; return the requests that are complete and their reports."""
-        owners = {each: request for request, each in self.prefilling.items()}
+        owners = {prefill: request for request, prefill in self.prefilling.items()}
         try:
             report = self._admission.prefill(chunks)
         except Exception as error:
@@ -167,10 +171,10 @@ class RequestQueue:
                 owners[chunks[0][0]].fail(error)
                 return []
             logger.warning("Prefilling %d requests one by one after %r.", len(chunks), error)
-            return [each for chunk in chunks for each in self._prefilled([chunk])]
+            return [result for chunk in chunks for result in self._prefilled([chunk])]
         if report is None:
             return []
-        complete = [owners[each] for each, _ in chunks if not each.left]
+        complete = [owners[prefill] for prefill, _ in chunks if not prefill.left]
         for request in complete:
             del self.prefilling[request]
         self.running = [*self.running, *complete]
@@ -216,8 +220,9 @@ class RequestQueue:
         requests = list(dict.fromkeys((*self._admitted, *self._waiting)))
         for request in requests:
             request.resume()
-        self._waiting = OrderedDict.fromkeys(each for each in requests if not each.is_finished)
-        self._admitted = dict.fromkeys(each for each in requests if each.is_finished)
+        finished = [request for request in requests if request.is_finished]
+        left = (request for request in requests if not request.is_finished)
+        self._waiting, self._admitted = OrderedDict.fromkeys(left), dict.fromkeys(finished)
         self.running, self.prefilling = [], {}
         self._memory.free_all()
 
@@ -245,7 +250,7 @@ class RequestQueue:
                 "each request.",
                 field="matcher",
             )
-        check_matcher(matcher, self._admission.vocab_size)
+        check_matcher(matcher, self._checks.vocab_size)
 
     def _start(self, request: Request) -> Prefill:
         """Allocate row and slots; return what is to be prefilled.
@@ -259,7 +264,7 @@ class RequestQueue:
         bitmask = None
         if request.matcher is not None:
             with request.matching():
-                bitmask = root_bitmask(request.matcher, self._admission.vocab_size)
+                bitmask = root_bitmask(request.matcher, self._checks.vocab_size)
         left = request.max_tokens - request.num_tokens
         ids = (*request.prompt_ids, *request.output_ids)
         outputs = len(request.output_ids)

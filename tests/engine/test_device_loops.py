@@ -290,7 +290,7 @@ class TestRunner:
     def test_an_interrupt_in_a_launch_ends_it(self, runner, task, monkeypatch):
         """Its caller has no stream of it. Later launches are not taken for it."""
         loops = runner._loops
-        graph = loops._loops[True].graph
+        graph = loops._captured.loops[True].graph
 
         def replay_and_interrupt():
             type(graph).replay(graph)

@@ -383,7 +383,7 @@ def mix_lengths(engine, draw):
     if engine.spec.is_adaptive:
         schedule = engine._schedule
         is_looping = engine.generation == "v3"
-        times = (schedule._runner._loops._lengths if is_looping else schedule._lengths).times
+        times = (schedule._runner._loops.state.lengths if is_looping else schedule._lengths).times
         times.fill_(1.0)
         times[:, draw.randrange(times.shape[1])] = 0.01
 

@@ -263,7 +263,7 @@ def draft_times(engine):
     """Return the times that an engine chooses draft lengths by, [sizes, lengths]."""
     schedule = engine._schedule
     is_looping = engine.generation == "v3"
-    return (schedule._runner._loops._lengths if is_looping else schedule._lengths).times
+    return (schedule._runner._loops.state.lengths if is_looping else schedule._lengths).times
 
 
 def assert_same_on_all_ranks(value):

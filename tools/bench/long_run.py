@@ -109,10 +109,10 @@ def start_counters(engine: gk.SpeculativeEngine, first: int) -> None:
     for runner in engine.runners:
         if isinstance(runner, gk.SpecStepRunner):
             loops: Any = runner._loops
-            loops._ring._words[RingWord.READ] = first
-            loops._control[Control.WRITTEN] = first
+            loops.state.ring._words[RingWord.READ] = first
+            loops.state.control[Control.WRITTEN] = first
             loops._launched = first
-            runners += [loops._prologue, *runner.spec_step.runners]
+            runners += [loops._captured.prologue, *runner.spec_step.runners]
     for runner in runners:
         mailbox = runner.buffers.mailbox
         mailbox.device_sequence.fill_(first)
@@ -208,7 +208,7 @@ def _past_edge(engine: gk.SpeculativeEngine) -> int:
 
 def _written(engine: gk.SpeculativeEngine) -> int:
     runner: Any = engine.runners[0]
-    return int(runner._loops._control[Control.WRITTEN]) if engine.generation == "v3" else 0
+    return int(runner._loops.state.control[Control.WRITTEN]) if engine.generation == "v3" else 0
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 import torch
 
@@ -86,11 +86,30 @@ class RequestPool(RequestTable, Protocol):
         """Make rows of ``alloc`` free again."""
 
 
-_KV_COUNTS = {"size": "the number of tokens that it holds", "page_size": "its slots per page"}
-_TABLE_COUNTS = {
-    "size": "the number of requests that may run at once",
-    "max_context_len": "the most tokens of one request",
+def _is_count(value: object) -> bool:
+    return is_int(value) and value >= 1
+
+
+_METHOD = callable, "a method"
+_MEMBERS: dict[type, dict[str, tuple[Callable[[Any], bool], str]]] = {
+    KVPool: {
+        "size": (_is_count, "an int >= 1, the number of tokens that it holds"),
+        "page_size": (_is_count, "an int >= 1, its slots per page"),
+        "tensors": _METHOD,
+        "move_kv_cache": _METHOD,
+    },
+    RequestTable: {
+        "size": (_is_count, "an int >= 1, the number of requests that may run at once"),
+        "max_context_len": (_is_count, "an int >= 1, the most tokens of one request"),
+    },
+    RequestPool: {
+        "available": (is_int, "the number of free rows"),
+        "device": (lambda value: isinstance(value, torch.device), "the torch.device of the table"),
+        "alloc": _METHOD,
+        "free": _METHOD,
+    },
 }
+"""Members of each interface: whether a value is valid, and what is expected."""
 
 
 def check_kv_pool(owner: str, pool: object) -> None:
@@ -103,14 +122,13 @@ def check_kv_pool(owner: str, pool: object) -> None:
     Raises:
         ConfigError: A member is missing or has the wrong type, or a buffer has too few slots.
     """
-    _require_counts(owner, pool, _KV_COUNTS, KVPool)
-    _require_methods(owner, pool, ("tensors", "move_kv_cache"), KVPool)
+    _check_members(owner, pool, KVPool)
     slots, buffers = pool.size + pool.page_size, pool.tensors()  # type: ignore[attr-defined]
     if not isinstance(buffers, Mapping):
-        raise _refusal(owner, pool, "tensors()", "tensors by name", buffers, KVPool)
+        raise _member_error(owner, pool, "tensors()", "tensors by name", buffers, KVPool)
     for name, buffer in buffers.items():
         if not isinstance(buffer, torch.Tensor):
-            raise _refusal(owner, pool, f"tensors()[{name!r}]", "a tensor", buffer, KVPool)
+            raise _member_error(owner, pool, f"tensors()[{name!r}]", "a tensor", buffer, KVPool)
         if not buffer.ndim or buffer.shape[0] < slots:
             raise ConfigError(
                 f"{owner}.tensors()[{name!r}] has shape {tuple(buffer.shape)}, expected at least "
@@ -123,7 +141,7 @@ def check_kv_pool(owner: str, pool: object) -> None:
 
 def check_request_table(owner: str, table: object) -> None:
     """Check that an object is a ``RequestTable``; arguments and errors as for ``check_kv_pool``."""
-    _require_counts(owner, table, _TABLE_COUNTS, RequestTable)
+    _check_members(owner, table, RequestTable)
     rows, columns = table.size + 1, table.max_context_len  # type: ignore[attr-defined]
     slots = getattr(table, "req_to_token", None)
     fits = (
@@ -135,7 +153,7 @@ def check_request_table(owner: str, table: object) -> None:
     )
     if not fits:
         expected = f"a tensor [size + 1, max_context_len] = [{rows}, {columns}] int32 or int64"
-        raise _refusal(owner, table, "req_to_token", expected, slots, RequestTable)
+        raise _member_error(owner, table, "req_to_token", expected, slots, RequestTable)
     _check_no_inference(f"{owner}.req_to_token", slots)  # type: ignore[arg-type]  # a tensor
 
 
@@ -151,12 +169,7 @@ def _check_no_inference(owner: str, tensor: torch.Tensor) -> None:
 def check_request_pool(owner: str, pool: object) -> RequestPool:
     """Return an object that is a ``RequestPool``; arguments and errors as for ``check_kv_pool``."""
     check_request_table(owner, pool)
-    available, device = getattr(pool, "available", None), getattr(pool, "device", None)
-    if not is_int(available):
-        raise _refusal(owner, pool, "available", "the number of free rows", available, RequestPool)
-    if not isinstance(device, torch.device):
-        raise _refusal(owner, pool, "device", "the torch.device of the table", device, RequestPool)
-    _require_methods(owner, pool, ("alloc", "free"), RequestPool)
+    _check_members(owner, pool, RequestPool)
     return pool  # type: ignore[return-value]  # checked
 
 
@@ -182,35 +195,28 @@ def require_device(owner: str, device: object) -> torch.device:
     )
 
 
-def _require_counts(owner: str, thing: object, counts: Mapping[str, str], contract: type) -> None:
-    for name, meaning in counts.items():
-        value = getattr(thing, name, None)
-        if not is_int(value) or value < 1:
-            raise _refusal(owner, thing, name, f"an int >= 1, {meaning}", value, contract)
-
-
-def _require_methods(owner: str, thing: object, names: tuple[str, ...], contract: type) -> None:
-    for name in names:
-        method = getattr(thing, name, None)
-        if not callable(method):
-            raise _refusal(owner, thing, name, "a method", method, contract)
-        if mismatch := signature_mismatch(thing, name, contract):
+def _check_members(owner: str, pool: object, contract: type) -> None:
+    for name, (is_valid, expected) in _MEMBERS[contract].items():
+        value = getattr(pool, name, None)
+        if not is_valid(value):
+            raise _member_error(owner, pool, name, expected, value, contract)
+        if callable(value) and (mismatch := signature_mismatch(pool, name, contract)):
             raise ConfigError(f"{owner}: {mismatch}", field=owner.rpartition(".")[2])
 
 
-def _refusal(
-    owner: str, thing: object, member: str, expected: str, value: object, contract: type
+def _member_error(
+    owner: str, pool: object, member: str, expected: str, value: object, contract: type
 ) -> ConfigError:
     if value is None:
-        found = "missing"
+        actual = "missing"
     elif isinstance(value, torch.Tensor):
-        found = f"{tuple(value.shape)} {value.dtype}"
+        actual = f"{tuple(value.shape)} {value.dtype}"
     elif isinstance(value, int):
-        found = repr(value)
+        actual = repr(value)
     else:
-        found = f"a {type(value).__name__}"
+        actual = f"a {type(value).__name__}"
     return ConfigError(
-        f"{owner} is a {type(thing).__name__}, whose {member} is {found}: expected {expected}. "
+        f"{owner} is a {type(pool).__name__}, whose {member} is {actual}: expected {expected}. "
         f"Pass a pool of graphkit, or implement graphkit.{contract.__name__}.",
         field=owner.rpartition(".")[2],
     )

@@ -29,13 +29,10 @@ class DSATokenToKVPool(MLATokenToKVPool):
     scale per token's key; the layout by token is specific to this package.
 
     Args:
-        size: Tokens that the pool holds.
-        page_size: Slots per page.
+        size, page_size, layer_num, device: See ``TokenToKVPool``.
         dtype: float16, bfloat16 or float32; of the latents alone.
         kv_lora_rank: Elements of the latent.
         qk_rope_head_dim: Elements of the rotated part.
-        layer_num: Layers.
-        device: Device of the buffers.
         index_head_dim: Elements of an index key (I).
 
     Raises:

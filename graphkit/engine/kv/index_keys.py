@@ -16,12 +16,9 @@ class IndexKeyPool(TokenToKVPool):
     """One buffer of index keys per layer, in their own data type; see ``TokenToKVPool``.
 
     Args:
-        size: Tokens that the pool holds.
-        page_size: Slots per page.
+        size, page_size, layer_num, device: See ``TokenToKVPool``.
         dtype: float16, bfloat16 or float32.
         index_head_dim: Elements of an index key (I).
-        layer_num: Layers.
-        device: Device of the buffers.
 
     Raises:
         ConfigError: An argument is out of range; ``field`` names it.

@@ -23,13 +23,10 @@ class MHATokenToKVPool(TokenToKVPool):
     buffers as bytes.
 
     Args:
-        size: Tokens that the pool holds.
-        page_size: Slots per page.
+        size, page_size, layer_num, device: See ``TokenToKVPool``.
         dtype: float16, bfloat16, float32 or float8_e4m3fn.
         head_num: Key-value heads (M).
         head_dim: Elements per head (D).
-        layer_num: Layers.
-        device: Device of the buffers.
         key_scale: Scale of the keys in a pool of float8_e4m3fn: a number for all heads, or a tensor
             [M] or [layer_num, M] with a number per head. ``None`` selects 1.
         value_scale: Scale of the values, as ``key_scale``.
@@ -62,8 +59,8 @@ class MHATokenToKVPool(TokenToKVPool):
         stored = torch.uint8 if is_fp8 else dtype  # bytes can be compared and filled everywhere
         keys = self._add_buffers("key", head_num, head_dim, dtype=stored)
         values = self._add_buffers("value", head_num, head_dim, dtype=stored)
-        self._keys = [each.view(dtype) for each in keys] if is_fp8 else keys
-        self._values = [each.view(dtype) for each in values] if is_fp8 else values
+        self._keys = [buffer.view(dtype) for buffer in keys] if is_fp8 else keys
+        self._values = [buffer.view(dtype) for buffer in values] if is_fp8 else values
         self._scales: list[torch.Tensor] = []
         for field, scale in {"key_scale": key_scale, "value_scale": value_scale}.items():
             if is_fp8:
@@ -78,22 +75,22 @@ class MHATokenToKVPool(TokenToKVPool):
         """Return scales, [layer_num, M] float32."""
         shape = self.layer_num, self.head_num
         try:
-            found = torch.as_tensor(1.0 if scale is None else scale, dtype=torch.float32)
+            scales = torch.as_tensor(1.0 if scale is None else scale, dtype=torch.float32)
         except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(
                 f"MHATokenToKVPool.{field} must be a number, a tensor or None, got "
                 f"{short_repr(scale)}.",
                 field=field,
             ) from error
-        if found.shape not in ((), shape[1:], shape):
+        if scales.shape not in ((), shape[1:], shape):
             raise ConfigError(
-                f"{field} has shape {list(found.shape)}, expected a number, [{self.head_num}] or "
+                f"{field} has shape {list(scales.shape)}, expected a number, [{self.head_num}] or "
                 f"{list(shape)}.",
                 field=field,
             )
-        if not bool(((found > 0) & found.isfinite()).all()):
+        if not bool(((scales > 0) & scales.isfinite()).all()):
             raise ConfigError(f"{field} must be positive and finite.", field=field)
-        return found.to(self.device).expand(shape).contiguous()
+        return scales.to(self.device).expand(shape).contiguous()
 
     def get_scales(self, layer: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return the scales of keys and values; see ``TokenToKVPool.get_scales``."""

@@ -20,13 +20,10 @@ class MLATokenToKVPool(TokenToKVPool):
     (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
     Args:
-        size: Tokens that the pool holds.
-        page_size: Slots per page.
+        size, page_size, layer_num, device: See ``TokenToKVPool``.
         dtype: float16, bfloat16 or float32.
         kv_lora_rank: Elements of the latent (R).
         qk_rope_head_dim: Elements of the rotated part (E).
-        layer_num: Layers.
-        device: Device of the buffers.
 
     Raises:
         ConfigError: An argument is out of range; ``field`` names it.

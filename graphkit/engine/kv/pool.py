@@ -51,7 +51,7 @@ class TokenToKVPool:
             require_int(name, field, value)
         require_int(name, "layer_num", layer_num, least=0)
         if dtype not in self.dtypes:
-            *names, last = (str(each).removeprefix("torch.") for each in self.dtypes)
+            *names, last = (str(known).removeprefix("torch.") for known in self.dtypes)
             raise ConfigError(
                 f"{name}.dtype must be {', '.join(names)} or {last}, got {short_repr(dtype)}.",
                 field="dtype",
@@ -111,8 +111,7 @@ class TokenToKVPool:
     def _checked(self, layer: int) -> int:
         if not is_int(layer) or not 0 <= layer < self.layer_num:
             raise AttentionError(
-                f"KV pool has no layer {short_repr(layer)}: it has {self.layer_num}, counted "
-                "from 0. "
-                "Construct the pool with the model's layer_num."
+                f"KV pool has no layer {short_repr(layer)}: it has {self.layer_num}, counted from "
+                "0. Construct the pool with the model's layer_num."
             )
         return layer

@@ -107,20 +107,7 @@ class RecurrentStatePool:
     ) -> None:
         for field, value in {"size": size, "width": width, "layer_num": layer_num}.items():
             require_int("RecurrentStatePool", field, value)
-        _check_shapes(shapes)
-        if isinstance(dtypes, torch.dtype):
-            dtypes = dict.fromkeys(shapes, dtypes)
-        require_type("RecurrentStatePool", "dtypes", dtypes, Mapping, "a torch.dtype or a mapping")
-        if set(dtypes) != set(shapes):
-            raise ConfigError(
-                f"RecurrentStatePool.dtypes is {short_repr(dtypes)}, but shapes has "
-                f"{sorted(shapes)}. Pass "
-                "one torch.dtype, or one per kind of state.",
-                field="dtypes",
-            )
-        for kind, dtype in dtypes.items():
-            field = f"dtypes[{kind!r}]"
-            require_type("RecurrentStatePool", field, dtype, torch.dtype, "a torch.dtype")
+        dtypes = _checked_dtypes(shapes, dtypes)
         self.size, self.width, self.layer_num = size, width, layer_num
         device = require_device("RecurrentStatePool", device)
         slots = (size + 1) * (width + 1)
@@ -167,8 +154,7 @@ class RecurrentStatePool:
         if not is_int(layer) or not 0 <= layer < self.layer_num:
             raise AttentionError(
                 f"RecurrentStatePool has no layer {short_repr(layer)}: it has {self.layer_num}, "
-                "counted from "
-                "0. Construct the pool with the model's recurrent layers."
+                "counted from 0. Construct the pool with the model's recurrent layers."
             )
         return self._layers[layer]
 
@@ -337,21 +323,38 @@ def _by_node(rows: torch.Tensor, slots: StateSlots) -> torch.Tensor:
 def _where(chosen: torch.Tensor, new: States, old: States) -> States:
     """Return the new states of the chosen requests, bool [B], and the old ones of the others."""
     return {
-        kind: torch.where(chosen.view(-1, *[1] * (new[kind].dim() - 1)), new[kind], each)
-        for kind, each in old.items()
+        kind: torch.where(chosen.view(-1, *[1] * (new[kind].dim() - 1)), new[kind], state)
+        for kind, state in old.items()
     }
 
 
-def _check_shapes(shapes: Mapping[str, Sequence[int]]) -> None:
-    expected = "a mapping such as {'ssm': (heads, head_dim, state_size)}"
-    require_type("RecurrentStatePool", "shapes", shapes, Mapping, expected)
+def _checked_dtypes(
+    shapes: Mapping[str, Sequence[int]], dtypes: torch.dtype | Mapping[str, torch.dtype]
+) -> Mapping[str, torch.dtype]:
+    """Check the shapes by kind of state, and return their dtypes."""
+    owner, expected = (
+        "RecurrentStatePool",
+        "a mapping such as {'ssm': (heads, head_dim, state_size)}",
+    )
+    require_type(owner, "shapes", shapes, Mapping, expected)
     if not shapes:
         raise ConfigError(
-            f"RecurrentStatePool.shapes names no kind of state. Pass {expected}.", field="shapes"
+            f"{owner}.shapes names no kind of state. Pass {expected}.", field="shapes"
         )
     for kind, shape in shapes.items():
-        field = f"shapes[{kind!r}]"
-        require_type("RecurrentStatePool", "shapes", kind, str, "a mapping from names of kinds")
-        require_type("RecurrentStatePool", field, shape, Sequence, "a sequence of ints")
+        require_type(owner, "shapes", kind, str, "a mapping from names of kinds")
+        require_type(owner, f"shapes[{kind!r}]", shape, Sequence, "a sequence of ints")
         for extent in shape:
-            require_int("RecurrentStatePool", field, extent)
+            require_int(owner, f"shapes[{kind!r}]", extent)
+    if isinstance(dtypes, torch.dtype):
+        return dict.fromkeys(shapes, dtypes)
+    require_type(owner, "dtypes", dtypes, Mapping, "a torch.dtype or a mapping")
+    if set(dtypes) != set(shapes):
+        raise ConfigError(
+            f"{owner}.dtypes is {short_repr(dtypes)}, but shapes has {sorted(shapes)}. Pass one "
+            "torch.dtype, or one per kind of state.",
+            field="dtypes",
+        )
+    for kind, dtype in dtypes.items():
+        require_type(owner, f"dtypes[{kind!r}]", dtype, torch.dtype, "a torch.dtype")
+    return dtypes

@@ -1,4 +1,4 @@
-"""Admission of requests: checks of what a caller passes, and the prefill of the prompt.
+"""Admission of requests: the prefill of their prompts.
 
 ``SpeculativeEngine`` and ``SpecStepRunner.admit`` both admit requests through ``Admission``. The
 engine allocates rows and KV slots itself; ``SpecStepRunner.admit`` checks those of its caller.
@@ -6,107 +6,37 @@ engine allocates rows and KV slots itself; ``SpecStepRunner.admit`` checks those
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import chain
 
 import torch
 
 from graphkit.engine.step.device_copies import copied_to, to_device
 from graphkit.engine.step.prefill_batch import PrefillBatch
-from graphkit.engine.step.sampling_params import SamplingParams
+from graphkit.engine.step.request_state import Prefill, assign
 from graphkit.engine.step.spec_step import SpecStep
-from graphkit.errors import InputError, short_repr
 from graphkit.graphs import Backend
 from graphkit.ops.logits import bitmask_words
 from graphkit.runners.attention_check import check_attention
 
 
-@dataclass(eq=False, slots=True)
-class Prefill:
-    """A prompt on its way into the KV pool.
-
-    Attributes:
-        row: The request row.
-        sampling: Parameters of the request.
-        max_new_tokens: Most tokens to generate, the context limit included.
-        token_ids: The prompt, or prompt and output of a request that runs again.
-        bitmask: Tokens that may be the first new one, [1, ceil(V / 32)] int32 on the CPU; ``None``
-            allows all.
-        num_outputs: How many of the last ``token_ids`` are output.
-        done: Tokens that have been prefilled.
-    """
-
-    row: int
-    sampling: SamplingParams
-    max_new_tokens: int
-    token_ids: Sequence[int]
-    bitmask: torch.Tensor | None = None
-    num_outputs: int = 0
-    done: int = 0
-
-    @property
-    def left(self) -> int:
-        """Tokens that have not been prefilled."""
-        return len(self.token_ids) - self.done
-
-    def tokens(self, count: int) -> list[int]:
-        """Return the next tokens and the one behind them, which is 0 behind the prompt."""
-        tokens = list(self.token_ids[self.done : self.done + count + 1])
-        return tokens if len(tokens) > count else [*tokens, 0]
-
-
 class Admission:
-    """Checks requests, and prefills their prompts in packed chunks with target and drafter.
+    """Prefills prompts in packed chunks with target and drafter.
 
     Chunks run eagerly: their lengths are not captured widths.
 
     Args:
         spec_step: The step that continues the requests.
         context_limit: Most tokens of a prompt and its output together.
-        seed: Gives a different seed to each request that has none.
-        bos_token_id: Replaces an empty prompt; with ``None``, an empty prompt is an error.
-
-    Attributes:
-        context_limit: As passed.
-        vocab_size: Tokens of the target's vocabulary.
     """
 
-    def __init__(
-        self,
-        spec_step: SpecStep,
-        context_limit: int,
-        *,
-        seed: int = 0,
-        bos_token_id: int | None = None,
-    ) -> None:
-        context = spec_step.context
-        self._step, self._chunk_size = spec_step, context.options.chunked_prefill_size
-        self.context_limit, self.vocab_size = context_limit, context.sizes.vocab_size
-        self._seed, self._bos, self._checked = seed, bos_token_id, 0
-        self._compares_attention = context.options.check is not False
+    def __init__(self, spec_step: SpecStep, context_limit: int) -> None:
+        options = spec_step.context.options
+        self._step, self._chunk_size = spec_step, options.chunked_prefill_size
+        self._context_limit = context_limit
+        self._compares_attention = options.check is not False
         self._packs = all(runner.step.packs_rows for runner in spec_step.runners)
-
-    def check(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams | None
-    ) -> tuple[tuple[int, ...], SamplingParams]:
-        """Return token ids and parameters of a new request, which have a seed.
-
-        Args:
-            prompt_ids: Token ids to continue.
-            sampling: ``None`` selects the defaults.
-
-        Raises:
-            InputError: The prompt is empty without a BOS token, is not a sequence of token ids, or
-                leaves no room for a new token. ``sampling`` is not a ``SamplingParams``, or has a
-                stop token outside the vocabulary.
-        """
-        params, ids = self._valid_sampling(sampling), self._valid_prompt(prompt_ids)
-        self._checked += 1
-        return ids, params.with_seed(self._seed, self._checked)
 
     def chunks(self, prefills: Iterable[Prefill]) -> list[tuple[Prefill, int]]:
         """Return which prompts the next forward continues, and by how many tokens each.
@@ -124,13 +54,13 @@ class Admission:
             return [(first, min(first.left, budget))]
         counts = {first: min(first.left, budget - budget // 2)}
         room = budget - counts[first]
-        for each in sorted(others, key=lambda prefill: prefill.left):
+        for prompt in sorted(others, key=lambda prompt: prompt.left):
             if not room:
                 break
-            counts[each] = min(each.left, room)
-            room -= counts[each]
+            counts[prompt] = min(prompt.left, room)
+            room -= counts[prompt]
         counts[first] += min(first.left - counts[first], room)
-        return [(each, counts[each]) for each in (first, *others) if each in counts]
+        return [(prompt, counts[prompt]) for prompt in (first, *others) if prompt in counts]
 
     def prefill(self, chunks: Sequence[tuple[Prefill, int]]) -> torch.Tensor | None:
         """Prefill chunks of prompts in one forward of the target. Does not wait.
@@ -147,28 +77,27 @@ class Admission:
             int32 on the device; ``None`` if none is complete.
         """
         self._check_attention()
-        complete = [each for each, count in chunks if count == each.left]
+        ended = [place for place, (prompt, count) in enumerate(chunks) if count == prompt.left]
+        complete = [chunks[place][0] for place in ended]
         if complete:
-            self._step.state.assign(
-                [each.row for each in complete],
-                [each.token_ids for each in complete],
-                [each.sampling for each in complete],
-                [each.max_new_tokens for each in complete],
-                [each.num_outputs for each in complete],
-            )
-        rows, starts = [each.row for each, _ in chunks], [each.done for each, _ in chunks]
-        batch = self._packed(rows, starts, [each.tokens(count) for each, count in chunks])
-        is_new = [place for place, start in enumerate(starts) if start == 0]
-        ended = [place for place, (each, count) in enumerate(chunks) if count == each.left]
+            assign(self._step.state, complete)
+        prompts = [prompt for prompt, _ in chunks]
+        starts = [prompt.done for prompt in prompts]
+        batch = PrefillBatch.packed(
+            self._step.context,
+            [prompt.row for prompt in prompts],
+            starts,
+            [prompt.tokens(count) for prompt, count in chunks],
+        )
         report = self._forward(
             batch,
-            is_new,
+            [place for place, start in enumerate(starts) if start == 0],
             ended,
-            is_greedy=not any(each.sampling.temperature for each in complete),
+            is_greedy=not any(prompt.sampling.temperature for prompt in complete),
             bitmask=self._bitmask(complete),
         )
-        for each, count in chunks:
-            each.done += count
+        for prompt, count in chunks:
+            prompt.done += count
         return report
 
     def warm_up(self, backend: Backend) -> None:
@@ -184,7 +113,7 @@ class Admission:
         self._check_attention()
         sizes = self._step.context.sizes
         # A prompt leaves room for a token, which a draft model may process with it.
-        longest = max(1, min(self._chunk_size, self.context_limit - 1))
+        longest = max(1, min(self._chunk_size, self._context_limit - 1))
         batches = [[1], [longest]]
         if backend.device.type == "cuda":
             most = sizes.max_batch_size if self._packs else 1
@@ -205,49 +134,11 @@ class Admission:
     def _run_pads(self, lengths: Sequence[int], *, is_greedy: bool) -> None:
         """Run all that ``prefill`` does for prompts of the row of pads."""
         pads = [0] * len(lengths)
-        batch = self._packed(pads, pads, [[0] * (length + 1) for length in lengths])
+        tokens = [[0] * (length + 1) for length in lengths]
+        batch = PrefillBatch.packed(self._step.context, pads, pads, tokens)
         allowed = self._step.verifier.all_allowed(1)
         bitmask = None if allowed is None else allowed.expand(len(lengths), -1)
         self._forward(batch, [0], range(len(lengths)), is_greedy=is_greedy, bitmask=bitmask)
-
-    def _packed(
-        self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]]
-    ) -> PrefillBatch:
-        """Return chunks as one batch.
-
-        Args:
-            rows: Request row of each.
-            starts: Position of its first token.
-            tokens: Its tokens and the one behind them.
-        """
-        lengths = [len(each) - 1 for each in tokens]
-        total, count = sum(lengths), len(rows)
-        spans = zip(starts, lengths, strict=True)
-        parts = [
-            [row for row, length in zip(rows, lengths, strict=True) for _ in range(length)],
-            [position for start, length in spans for position in range(start, start + length)],
-            [token for each in tokens for token in each[:-1]],
-            [token for each in tokens for token in each[1:]],
-            rows,
-            lengths,
-        ]
-        context = self._step.context
-        numbers = to_device([*chain(*parts)], context.device)  # in one copy
-        row_indices, positions, input_ids, next_ids = numbers[: 4 * total].view(4, -1)
-        row, length = numbers[4 * total :].view(2, count)
-        return PrefillBatch(
-            req_pool_indices=row,
-            starts=starts,
-            lengths=lengths,
-            are_last=[],
-            device_lengths=length.int(),
-            row_indices=row_indices,
-            positions=positions,
-            input_ids=input_ids,
-            next_ids=next_ids,
-            out_cache_loc=context.req_to_token[row_indices, positions].long(),
-            hidden_states=None,
-        )
 
     def _forward(
         self,
@@ -293,66 +184,13 @@ class Admission:
 
     def _bitmask(self, complete: Sequence[Prefill]) -> torch.Tensor | None:
         """Return the tokens that may follow complete prompts; ``None`` if all may."""
-        if not any(each.bitmask is not None for each in complete):
+        masks = [prompt.bitmask for prompt in complete]
+        if all(mask is None for mask in masks):
             return None
-        every = torch.full((1, bitmask_words(self.vocab_size)), -1, dtype=torch.int32)
-        masks = [every if each.bitmask is None else each.bitmask for each in complete]
-        return copied_to(self._step.context.device, torch.cat(masks))
-
-    def _valid_sampling(self, sampling: object) -> SamplingParams:
-        if sampling is None:
-            return SamplingParams()
-        if not isinstance(sampling, SamplingParams):
-            raise InputError(
-                f"sampling must be a graphkit.SamplingParams or None, got {short_repr(sampling)}.",
-                field="sampling",
-            )
-        biases = sampling.logit_bias or {}
-        for field, ids in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", biases)):
-            largest = max(ids, default=0)
-            if largest >= self.vocab_size:
-                raise InputError(
-                    f"SamplingParams.{field} has {largest}, but the vocabulary has "
-                    f"{self.vocab_size} tokens. Use ids from 0 to {self.vocab_size - 1}.",
-                    field=field,
-                )
-        excluded = {token for token, bias in biases.items() if bias == -math.inf}
-        if sampling.min_tokens:
-            excluded.update(sampling.stop_token_ids)
-        if len(excluded) == self.vocab_size:
-            raise InputError(
-                "SamplingParams.logit_bias, with the stop tokens of min_tokens, excludes all "
-                f"{self.vocab_size} tokens of the vocabulary. Leave one.",
-                field="logit_bias",
-            )
-        return sampling
-
-    def _valid_prompt(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
-        try:
-            ids = tuple(operator.index(token) for token in prompt_ids)
-        except TypeError as error:
-            raise _prompt_error(
-                f"is not a sequence of token ids: {error}", "Pass a sequence of ints."
-            ) from error
-        if not ids and self._bos is not None:
-            ids = (self._bos,)
-        if not ids:
-            raise _prompt_error(
-                "is empty", "Pass at least one token, or give an engine a bos_token_id."
-            )
-        outside = next((token for token in ids if not 0 <= token < self.vocab_size), None)
-        if outside is not None:
-            raise _prompt_error(
-                f"contains token {outside}, but the vocabulary has {self.vocab_size} tokens",
-                f"Use ids from 0 to {self.vocab_size - 1}.",
-            )
-        if len(ids) >= self.context_limit:
-            raise _prompt_error(
-                f"has {len(ids)} tokens, but prompt and output together are limited to "
-                f"{self.context_limit}",
-                "Shorten the prompt, or increase max_context_len.",
-            )
-        return ids
+        words = bitmask_words(self._step.context.sizes.vocab_size)
+        every = torch.full((1, words), -1, dtype=torch.int32)
+        joint = torch.cat([every if mask is None else mask for mask in masks])
+        return copied_to(self._step.context.device, joint)
 
 
 def warm_up_chunks(longest: int, budget: int, most_requests: int) -> list[list[int]]:
@@ -384,7 +222,3 @@ def warm_up_chunks(longest: int, budget: int, most_requests: int) -> list[list[i
         widths = *(power for power in powers if power < widest), widest
         batches += [[width] + [1] * (count - 1) for width in widths]
     return batches
-
-
-def _prompt_error(fact: str, remedy: str) -> InputError:
-    return InputError(f"the prompt {fact}. {remedy}", field="prompt_ids")

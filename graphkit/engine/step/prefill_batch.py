@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
 
 from graphkit.buffers import AcceptedCounts, TargetVerifyInputs
 from graphkit.engine.step.context import EngineContext
+from graphkit.engine.step.device_copies import to_device
 from graphkit.ops.packed import read
 
 
@@ -72,6 +74,50 @@ class PrefillBatch:
     next_ids: torch.Tensor
     out_cache_loc: torch.Tensor
     hidden_states: torch.Tensor | None
+
+    @classmethod
+    def packed(
+        cls,
+        context: EngineContext,
+        rows: Sequence[int],
+        starts: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+    ) -> PrefillBatch:
+        """Return chunks as one batch, without hidden states and ``are_last``.
+
+        Args:
+            context: The engine's.
+            rows: Request row of each chunk.
+            starts: Position of its first token.
+            tokens: Its tokens and the one behind them.
+        """
+        lengths = [len(chunk) - 1 for chunk in tokens]
+        total, count = sum(lengths), len(rows)
+        spans = zip(starts, lengths, strict=True)
+        parts = [
+            [row for row, length in zip(rows, lengths, strict=True) for _ in range(length)],
+            [position for start, length in spans for position in range(start, start + length)],
+            [token for chunk in tokens for token in chunk[:-1]],
+            [token for chunk in tokens for token in chunk[1:]],
+            rows,
+            lengths,
+        ]
+        numbers = to_device([*chain(*parts)], context.device)  # in one copy
+        row_indices, positions, input_ids, next_ids = numbers[: 4 * total].view(4, -1)
+        row, length = numbers[4 * total :].view(2, count)
+        return cls(
+            req_pool_indices=row,
+            starts=starts,
+            lengths=lengths,
+            are_last=[],
+            device_lengths=length.int(),
+            row_indices=row_indices,
+            positions=positions,
+            input_ids=input_ids,
+            next_ids=next_ids,
+            out_cache_loc=context.req_to_token[row_indices, positions].long(),
+            hidden_states=None,
+        )
 
     @property
     def last_rows(self) -> torch.Tensor:

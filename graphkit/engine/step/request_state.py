@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,6 +16,45 @@ from graphkit.ops.step_state import begin_step, finish_step
 
 _INT = {int}
 """Types of the elements of the usual list, which needs no numpy."""
+
+
+@dataclass(eq=False, slots=True)
+class Prefill:
+    """A prompt on its way into the KV pool.
+
+    Attributes:
+        row: The request row.
+        sampling: Parameters of the request.
+        max_new_tokens: Most tokens to generate, the context limit included.
+        token_ids: The prompt, or prompt and output of a request that runs again.
+        bitmask: Tokens that may be the first new one, [1, ceil(V / 32)] int32 on the CPU; ``None``
+            allows all.
+        num_outputs: How many of the last ``token_ids`` are output.
+        done: Tokens that have been prefilled.
+    """
+
+    row: int
+    sampling: SamplingParams
+    max_new_tokens: int
+    token_ids: Sequence[int]
+    bitmask: torch.Tensor | None = None
+    num_outputs: int = 0
+    done: int = 0
+
+    @property
+    def left(self) -> int:
+        """Tokens that have not been prefilled."""
+        return len(self.token_ids) - self.done
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt without output."""
+        return len(self.token_ids) - self.num_outputs
+
+    def tokens(self, count: int) -> list[int]:
+        """Return the next tokens and the one behind them, which is 0 behind the prompt."""
+        tokens = list(self.token_ids[self.done : self.done + count + 1])
+        return tokens if len(tokens) > count else [*tokens, 0]
 
 
 class RequestState:
@@ -107,64 +147,6 @@ class RequestState:
             raise _error("until", until, f"rows of the batch: {sorted(distinct)}")
         return rows
 
-    def assign(
-        self,
-        rows: Sequence[int],
-        token_ids: Sequence[Sequence[int]],
-        samplings: Sequence[SamplingParams],
-        max_new_tokens: Sequence[int],
-        num_outputs: Sequence[int],
-    ) -> None:
-        """Set the state of requests whose prompts are being prefilled; enqueues only.
-
-        Args:
-            rows: The request rows.
-            token_ids: The prompts, each with the output of a request that runs again.
-            samplings: Parameters of each request; ``seed`` must be set if the temperature is not 0.
-            max_new_tokens: Most tokens that each may generate, the context limit included.
-            num_outputs: How many of the last ids of each are output.
-        """
-        numbers, kinds = [], [kind_of(sampling) for sampling in samplings]
-        requests = [*zip(rows, token_ids, samplings, max_new_tokens, num_outputs, strict=True)]
-        for (row, ids, sampling, limit, outputs), kind in zip(requests, kinds, strict=True):
-            is_sampled = bool(sampling.temperature)
-            assert sampling.seed is not None or not is_sampled, "a sampled request has a seed"
-            (self._sampled.add if is_sampled else self._sampled.discard)(row)
-            stops = sorted(sampling.stop_token_ids)
-            stops += [-1] * (MAX_STOP_IDS - len(stops))
-            # One copy holds all numbers: the bits of float32 as int32, and these in int64.
-            floats = [
-                sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty,
-                sampling.presence_penalty, sampling.frequency_penalty,
-            ]  # fmt: skip
-            bits = np.array(floats, np.float32).view(np.int32).tolist()
-            least = least_length(sampling, len(ids) - outputs)
-            ints = [row, len(ids) - 1, limit, sampling.top_k, sampling.seed or 0, kind, least]
-            numbers.append([*ints, *bits, *stops])
-        values = to_device(numbers, self._device)
-        int_columns, bit_columns, stop_ids = values.split((7, 6, MAX_STOP_IDS), dim=1)
-        index, seq_lens, remaining, top_ks, seeds, kind_words, least_lens = int_columns.unbind(1)
-        floats_of = bit_columns.int().view(torch.float32)
-        temperatures, top_ps, min_ps = floats_of[:, :3].unbind(1)
-        self.seq_lens[index] = seq_lens.int()
-        self.remaining[index] = remaining.int()
-        self.top_ks[index] = top_ks.int()
-        self.seeds[index] = seeds
-        self.temperatures[index] = temperatures
-        self.top_ps[index] = top_ps
-        self.min_ps[index] = min_ps
-        self.stop_ids[index] = stop_ids
-        if self.behind is not None:
-            self.behind[index] = 0
-        processors = self.processors
-        processors.kinds[index] = kind_words.int()
-        if any(kinds):
-            processors.penalties[index] = floats_of[:, 3:]
-            processors.least_lens[index] = least_lens.int()
-        for row, ids, sampling, _, outputs in requests:
-            prompt = len(ids) - outputs
-            processors.assign(row, sampling, ids[:prompt], ids[prompt:])
-
     def is_greedy(self, rows: Iterable[int]) -> bool:
         """Return whether the requests of all rows have temperature 0; known to the host."""
         return self._sampled.isdisjoint(rows)
@@ -199,6 +181,54 @@ class RequestState:
             self.remaining, longest_path, self.processors.kinds, self.processors.token_counts,
             accept_index, logits, log_sums,
         )  # fmt: skip
+
+
+def assign(state: RequestState, prefills: Sequence[Prefill]) -> None:
+    """Set the state of requests whose prompts are complete; enqueues only.
+
+    A request with a temperature has a seed.
+    """
+    numbers, kinds = [], [kind_of(prefill.sampling) for prefill in prefills]
+    for prefill, kind in zip(prefills, kinds, strict=True):
+        sampling, is_sampled = prefill.sampling, bool(prefill.sampling.temperature)
+        assert sampling.seed is not None or not is_sampled, "a sampled request has a seed"
+        (state._sampled.add if is_sampled else state._sampled.discard)(prefill.row)
+        stops = sorted(sampling.stop_token_ids)
+        stops += [-1] * (MAX_STOP_IDS - len(stops))
+        # One copy holds all numbers: the bits of float32 as int32, and these in int64.
+        floats = [
+            sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty,
+            sampling.presence_penalty, sampling.frequency_penalty,
+        ]  # fmt: skip
+        bits = np.array(floats, np.float32).view(np.int32).tolist()
+        ints = [
+            prefill.row, len(prefill.token_ids) - 1, prefill.max_new_tokens, sampling.top_k,
+            sampling.seed or 0, kind, least_length(sampling, prefill.prompt_length),
+        ]  # fmt: skip
+        numbers.append([*ints, *bits, *stops])
+    values = to_device(numbers, state._device)
+    int_columns, bit_columns, stop_ids = values.split((7, 6, MAX_STOP_IDS), dim=1)
+    index, seq_lens, remaining, top_ks, seeds, kind_words, least_lens = int_columns.unbind(1)
+    floats_of = bit_columns.int().view(torch.float32)
+    temperatures, top_ps, min_ps = floats_of[:, :3].unbind(1)
+    state.seq_lens[index] = seq_lens.int()
+    state.remaining[index] = remaining.int()
+    state.top_ks[index] = top_ks.int()
+    state.seeds[index] = seeds
+    state.temperatures[index] = temperatures
+    state.top_ps[index] = top_ps
+    state.min_ps[index] = min_ps
+    state.stop_ids[index] = stop_ids
+    if state.behind is not None:
+        state.behind[index] = 0
+    processors = state.processors
+    processors.kinds[index] = kind_words.int()
+    if any(kinds):
+        processors.penalties[index] = floats_of[:, 3:]
+        processors.least_lens[index] = least_lens.int()
+    for prefill in prefills:
+        ids, length = prefill.token_ids, prefill.prompt_length
+        processors.assign(prefill.row, prefill.sampling, ids[:length], ids[length:])
 
 
 def _listed(req_pool_indices: Sequence[int]) -> list[int]:

@@ -15,13 +15,15 @@ from torch import nn
 from graphkit.config import BufferSizes, require_int
 from graphkit.distributed import RankGroup
 from graphkit.engine.kv.pool_use import PoolUse, check_unused
-from graphkit.engine.step.admission import Admission, Prefill
+from graphkit.engine.step.admission import Admission
 from graphkit.engine.step.context import EngineContext, StepOptions
 from graphkit.engine.step.device_copies import to_device
-from graphkit.engine.step.device_loops import DeviceLoops, LoopStep
+from graphkit.engine.step.device_loops import DeviceLoops
 from graphkit.engine.step.drafter import Drafter
 from graphkit.engine.step.engine_model import EngineModel
-from graphkit.engine.step.request_state import RequestState
+from graphkit.engine.step.loop_capture import LoopStep
+from graphkit.engine.step.request_checks import RequestChecks
+from graphkit.engine.step.request_state import Prefill, RequestState
 from graphkit.engine.step.sampling_params import SamplingParams
 from graphkit.engine.step.slot_checks import SlotChecks
 from graphkit.engine.step.spec_step import (
@@ -151,8 +153,9 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             group=options.group,
             **context.runner_options,
         )
-        slots_per_row = context.req_to_token.shape[1]
-        self._admission = Admission(step, context_limit=slots_per_row - self.slots_ahead)
+        context_limit = context.req_to_token.shape[1] - self.slots_ahead
+        self._checks = RequestChecks(context.sizes.vocab_size, context_limit)
+        self._admission = Admission(step, context_limit)
         for runner in step.runners:  # their eager runs are parts of this step
             runner.dispatch.counts_fallbacks = False
         self._slot_checks = SlotChecks(
@@ -224,7 +227,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         self._require_open("admit")
         self._report_checks()
         self.state.valid_rows([req_pool_index])
-        prompt, params = self._admission.check(prompt_ids, sampling)
+        prompt, params = self._checks.check(prompt_ids, sampling)
         limit = params.max_new_tokens if max_new_tokens is None else max_new_tokens
         require_int("admit", "max_new_tokens", limit)
         require_int("admit", "num_output_tokens", num_output_tokens, least=0)
@@ -234,10 +237,10 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
                 "tokens, of which the first one is the prompt's. Pass the prompt, then its output.",
                 field="num_output_tokens",
             )
-        if len(prompt) + limit > self._admission.context_limit:
+        if len(prompt) + limit > self._checks.context_limit:
             raise InputError(
                 f"the prompt has {len(prompt)} tokens and max_new_tokens is {limit}, but a row of "
-                f"req_to_token has {self._admission.context_limit} slots besides slots_ahead. "
+                f"req_to_token has {self._checks.context_limit} slots besides slots_ahead. "
                 "Reduce max_new_tokens, or enlarge the ReqToTokenPool.",
                 field="max_new_tokens",
             )
