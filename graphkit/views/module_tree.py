@@ -127,6 +127,11 @@ def equal_layers(root: Branch) -> dict[str, str]:
     return dict(_equal_layers(root)) if root.num_nodes >= _LARGE else {}
 
 
+def any_layer(module: str) -> str:
+    """Return the path of a module with ``*`` for each number, which is equal for all layers."""
+    return ".".join("*" if name.isdecimal() else name for name in module.split("."))
+
+
 def total_us(nodes: Iterable[Node]) -> float | None:
     """Return the sum of the nodes' durations, in us; ``None`` if none was measured.
 

@@ -189,6 +189,17 @@ def test_the_core_imports_nothing_else():
     assert not outside
 
 
+def test_views_import_records_alone():
+    """So that everything people see can be made from a saved record."""
+    found = {
+        room
+        for file in python_files("graphkit/views")
+        for _, module, names in imports_in(file, with_types=True)
+        for room in rooms_of(module, names)
+    }
+    assert found == {"views", "records", "errors"}
+
+
 @pytest.mark.slow
 def test_no_circle_between_files():
     graphlib.TopologicalSorter(file_imports()).prepare()  # raises CycleError

@@ -31,12 +31,11 @@ import torch
 from attention_batch import BACKENDS, FP8, GQA, MLA, USUAL_ROWS, Batch, Condition
 from attention_sweep import sweep, sweep_float8
 from attention_timing import Calls
-from rich.console import Console
+from timing import show
 
 from graphkit.engine.attention import SdpaAttention
 from graphkit.graphs import environment, resolve_device
 from graphkit.records import BenchReport, Measure
-from graphkit.views import bench_view
 
 CONTEXTS, BATCH_SIZES, PAGE_SIZES = (1024, 8192, 32768), (1, 8, 32), (1, 16, 64)
 QUICK = ((64,), (1, 2), (1, 16))
@@ -171,9 +170,7 @@ def main(argv: list[str] | None = None) -> int:
         },
         measures=found,
     )  # fmt: skip
-    Console(width=140).print(bench_view(report))
-    if options.out:
-        options.out.write_text(report.to_json())
+    show(report, options.out)
     return 0
 
 

@@ -23,14 +23,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
-from rich.console import Console
+from timing import show
 
 from graphkit.cli.benchmarks import pieces, synchronise
 from graphkit.engine.step import SamplingParams
 from graphkit.graphs import environment, resolve_device
 from graphkit.models.reference import reference_engine
 from graphkit.records import BenchReport, Measure
-from graphkit.views import bench_view
 
 GENERATIONS = ("v1", "v2", "v3")
 TOKENS, REQUESTS, BAR = 64, 5, 2.0
@@ -151,9 +150,7 @@ def main(argv: list[str] | None = None) -> int:
         },
         measures=tuple(measures(found)),
     )  # fmt: skip
-    Console(width=120).print(bench_view(report))
-    if options.out:
-        options.out.write_text(report.to_json())
+    show(report, options.out)
     return 0
 
 

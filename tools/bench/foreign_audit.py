@@ -24,14 +24,13 @@ from statistics import median
 from typing import Any
 
 import torch
-from rich.console import Console
+from timing import show
 
 from graphkit.audit.foreign import AuditOptions
 from graphkit.audit.foreign.audits.device import CudaDevice
 from graphkit.audit.foreign.audits.program_audit import ProgramAudit
 from graphkit.audit.foreign.hooks import observe_captures, observe_replays
 from graphkit.records import BenchReport, Measure
-from graphkit.views import bench_view
 
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))
 
@@ -238,10 +237,7 @@ def main(argv: list[str] | None = None) -> int:
         },
         measures=found,
     )  # fmt: skip
-    Console(width=120).print(bench_view(report))
-    if options.out:
-        options.out.write_text(report.to_json())
-    return int(any(each.bar is not None and each.value > each.bar for each in found))
+    return int(show(report, options.out))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from rich.console import Console
+from timing import show
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import graphkit as gk
@@ -27,7 +27,6 @@ from graphkit.models.reference import model_target
 from graphkit.models.reference.shapes import SHAPES, random_models
 from graphkit.records import BenchReport, Measure
 from graphkit.runners.targets import CaptureTarget
-from graphkit.views import bench_view
 
 MODE, BATCH_SIZES, REPLAYS = gk.ForwardMode.TARGET_VERIFY, (1, 8), 20
 FAST = "fast layout"
@@ -124,9 +123,7 @@ def main(argv: list[str] | None = None) -> int:
                   "rounds": options.rounds, "replays per round": REPLAYS},
         measures=found,
     )  # fmt: skip
-    Console(width=120).print(bench_view(report))
-    if options.out:
-        options.out.write_text(report.to_json())
+    show(report, options.out)
     return 0
 
 

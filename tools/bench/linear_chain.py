@@ -47,12 +47,11 @@ from linear_layers import (
     nbytes_of,
 )
 from quantized_linear import KINDS, LAYERS, random_inputs, us_per_call
-from rich.console import Console
+from timing import show
 
 from graphkit.cli.benchmarks import copy_bandwidth
 from graphkit.graphs import environment, resolve_device
 from graphkit.records import BenchReport, Measure
-from graphkit.views import bench_view
 
 ROWS = (1, 4, 8, 16, 32, 48, 64, 128)
 SWEPT_ROWS = (8, 16, 48)
@@ -114,9 +113,7 @@ def main(argv: list[str] | None = None) -> int:
         settings={"rounds": options.rounds, "layers": COUNT},
         measures=found,
     )
-    Console(width=120).print(bench_view(report))
-    if options.out:
-        options.out.write_text(report.to_json())
+    show(report, options.out)
     return 0
 
 

@@ -21,12 +21,11 @@ from pathlib import Path
 
 import torch
 from random_reader import RandomReader
-from rich.console import Console
 from table_model import Table, table_runner
+from timing import show
 
 from graphkit.graphs import environment, resolve_device
 from graphkit.records import BenchReport, Measure
-from graphkit.views import bench_view
 
 ROWS, BATCH_SIZES, RING_ENTRIES = 12, (1, 2, 4, 8), 8
 HANG_S = 120.0
@@ -90,10 +89,7 @@ def main(argv: list[str] | None = None) -> int:
             )
     finally:
         faulthandler.cancel_dump_traceback_later()
-    Console(width=140).print(bench_view(report))
-    if options.out:
-        options.out.write_text(report.to_json())
-    return int(any(each.bar is not None and each.value > each.bar for each in report.measures))
+    return int(show(report, options.out))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from rich.console import Console
+from timing import show
 from torch.nn.functional import linear
 
 from graphkit.cli.benchmarks import copy_bandwidth, device_ms
@@ -34,7 +34,6 @@ from graphkit.models.quantization import QuantizedWeight, quantize_fp8, quantize
 from graphkit.ops.quantized_layout import blocks
 from graphkit.ops.registration import OPS, RegisteredOp
 from graphkit.records import BenchReport, Measure
-from graphkit.views import bench_view
 
 LAYERS = {
     "qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336),
@@ -180,9 +179,7 @@ def main(argv: list[str] | None = None) -> int:
         settings={"rows": ", ".join(map(str, rows)), "rounds": options.rounds},
         measures=tuple(found),
     )
-    Console(width=120).print(bench_view(report))
-    if options.out:
-        options.out.write_text(report.to_json())
+    show(report, options.out)
     return 0
 
 

@@ -25,14 +25,13 @@ import numpy as np
 import torch
 from compared_replays import Case, Comparisons, case_of, mode_name
 from declared_step import with_declared_step
-from rich.console import Console
+from timing import show
 
 from graphkit.graphs import environment, resolve_device
 from graphkit.models.reference import reference_target
 from graphkit.records import BenchReport, Measure
 from graphkit.runners import Runner, StagedBatch
 from graphkit.runners.targets import CaptureTarget
-from graphkit.views import bench_view
 
 WAYS = ("replay", "run", "stage")
 READ_EVERY = 4096
@@ -144,10 +143,7 @@ def main(argv: list[str] | None = None) -> int:
             settings=settings,
             measures=tuple(measures(targets, device, **settings)),
         )
-    Console(width=140).print(bench_view(report))
-    if options.out:
-        options.out.write_text(report.to_json())
-    return int(any(each.bar is not None and each.value > each.bar for each in report.measures))
+    return int(show(report, options.out))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from statistics import median
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
+from timing import show
 
 from graphkit.cli.benchmarks import device_ms, synchronise
 from graphkit.graphs import environment, resolve_device
@@ -33,7 +33,6 @@ from graphkit.ops.logits import argmax_rows, top_candidates
 from graphkit.ops.sampling import philox_uniform, target_samples
 from graphkit.ops.target_probs import target_probs
 from graphkit.records import BenchReport, Measure
-from graphkit.views import bench_view
 
 VOCABS, ROWS = (32_000, 128_256), (1, 4, 32, 128)
 QUICK = ((500,), (1, 4))
@@ -189,9 +188,7 @@ def main(argv: list[str] | None = None) -> int:
         },
         measures=found,
     )  # fmt: skip
-    Console(width=120).print(bench_view(report))
-    if options.out:
-        options.out.write_text(report.to_json())
+    show(report, options.out)
     return 0
 
 

@@ -64,10 +64,16 @@ def publish(
     device = [resolve_device(options.device)] if has_device else []
     with torch.no_grad():
         report = make(options.rounds, *device)
-    Console(width=120).print(bench_view(report))
-    if options.out:
-        options.out.write_text(report.to_json())
+    show(report, options.out)
     return 0
+
+
+def show(report: BenchReport, out: Path | None) -> bool:
+    """Print a report, write it to a file if one is named, and return whether a bar is missed."""
+    Console(width=120).print(bench_view(report))
+    if out:
+        out.write_text(report.to_json())
+    return any(each.bar is not None and each.value > each.bar for each in report.measures)
 
 
 def host_us(variants: Mapping[str, Variant], rounds: int) -> dict[str, float]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from graphkit.records import FieldChange, Node, NodeChange, count_of
 from graphkit.views.diff.nodes import NAME_FIELDS
+from graphkit.views.module_tree import any_layer
 
 NOTHING_CHANGED = "nothing changed"
 _MAX_VALUES = 3
@@ -23,7 +24,6 @@ _MAX_KERNELS = 2
 """Kernels to name in a sentence that is about several."""
 _SPLIT_K = re.compile(r"split_?k(?!v)", re.IGNORECASE)
 """Does not match the split over keys and values of attention."""
-_NUMBER = re.compile(r"\b\d+\b")
 
 
 def sentences(
@@ -51,7 +51,7 @@ def argument_sentences(changed: Sequence[NodeChange]) -> tuple[str, ...]:
 
 
 def _renamed(renamed: Mapping[str, str]) -> Iterator[str]:
-    pairs = ((_any_layer(before), _any_layer(after)) for before, after in renamed.items())
+    pairs = ((any_layer(before), any_layer(after)) for before, after in renamed.items())
     for before, after in dict.fromkeys(pairs):
         yield f"module renamed: {before} -> {after}"
 
@@ -59,7 +59,7 @@ def _renamed(renamed: Mapping[str, str]) -> Iterator[str]:
 def _added_or_removed(nodes: Sequence[Node], verb: str, more_or_less: str) -> Iterator[str]:
     groups: dict[tuple[str, str], list[str]] = {}
     for node in nodes:
-        groups.setdefault((_title(node), _any_layer(node.module)), []).append(node.module)
+        groups.setdefault((_title(node), any_layer(node.module)), []).append(node.module)
     for (title, _), modules in groups.items():
         count = count_of(len(modules), "node")
         yield f"{title} {verb} {_common_module(modules)}: {count} {more_or_less}"
@@ -78,7 +78,7 @@ def _replaced(changed: Iterable[NodeChange]) -> Iterator[str]:
         for change in node.changes:
             if change.field in NAME_FIELDS:
                 noun = "kernel " if change.field == "kernel" else ""
-                key = (f"{noun}{change.before}", change.after, _any_layer(node.module))
+                key = (f"{noun}{change.before}", change.after, any_layer(node.module))
                 groups.setdefault(key, []).append(node.module)
     for (before, after, _), modules in groups.items():
         count = count_of(len(modules), "node")
@@ -151,10 +151,5 @@ def _kernels(names: Iterable[str]) -> str:
     return " and ".join(filter(None, (", ".join(first[:-1]), *first[-1:])))
 
 
-def _any_layer(module: str) -> str:
-    """Return a module's path with ``*`` for each number."""
-    return _NUMBER.sub("*", module)
-
-
 def _common_module(modules: Sequence[str]) -> str:
-    return (modules[0] if len(set(modules)) == 1 else _any_layer(modules[0])) or "no module"
+    return (modules[0] if len(set(modules)) == 1 else any_layer(modules[0])) or "no module"

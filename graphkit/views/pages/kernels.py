@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from graphkit.records import GraphRecord, Node, count_of
 from graphkit.views.formatting import bar, size, us
-from graphkit.views.module_tree import total_us
+from graphkit.views.module_tree import any_layer, total_us
 from graphkit.views.pages.node import node_note, page_by_index
 from graphkit.views.pages.page_model import Column, GraphGroup, Page, Row, count_column
 
@@ -32,7 +31,6 @@ BYTES_NOTE = (
     "where the record has no tensor for a pointer, such as a workspace of cuBLAS. A rate above "
     f"{_MOST_GB_PER_S:,.0f} GB/s is left out, because such a kernel uses a part of its tensors."
 )
-_LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def kernels_page(group: GraphGroup, index: int) -> Page:
@@ -65,7 +63,7 @@ def kernels_page(group: GraphGroup, index: int) -> Page:
 
 def _kernel(graph: GraphRecord, nodes: Sequence[Node], costs: _Costs) -> Row:
     first = nodes[0]
-    modules = _groups(nodes, lambda node: _any_layer(node.module))
+    modules = _groups(nodes, lambda node: any_layer(node.module))
     return Row(
         key=f"{first.kind} {first.short_name}",
         values=costs.values(first.short_name, nodes),
@@ -77,7 +75,7 @@ def _kernel(graph: GraphRecord, nodes: Sequence[Node], costs: _Costs) -> Row:
 
 def _modules(graph: GraphRecord, modules: Iterable[Sequence[Node]], costs: _Costs) -> Iterator[Row]:
     for nodes in modules:
-        name = _any_layer(nodes[0].module) or "no module"
+        name = any_layer(nodes[0].module) or "no module"
         paths = len({node.module for node in nodes})
         yield Row(
             key=f"{nodes[0].kind} {nodes[0].short_name} {name}",
@@ -139,10 +137,6 @@ def _groups(nodes: Iterable[Node], key: Callable[[Node], Hashable]) -> list[list
     for node in nodes:
         found.setdefault(key(node), []).append(node)
     return sorted(found.values(), key=lambda group: (-(total_us(group) or 0.0), -len(group)))
-
-
-def _any_layer(module: str) -> str:
-    return _LAYER.sub("*", module)
 
 
 def addressed_bytes(nodes: Sequence[Node]) -> int | None:
