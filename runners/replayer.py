@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from graphkit.buffers import ENTRIES, Axis, BatchWriter, InputBuffers
 from graphkit.errors import InputError
@@ -14,8 +14,10 @@ from graphkit.records import ReplayStats
 from graphkit.runners.dispatch import Dispatch, require_count, size_error
 from graphkit.runners.host_objects import FrozenValues
 from graphkit.runners.outputs import Output
-from graphkit.runners.replay_consensus import ReplayConsensus
 from graphkit.runners.step import Step
+
+if TYPE_CHECKING:
+    from graphkit.runners.replay_consensus import ReplayConsensus
 
 OutputT = TypeVar("OutputT", bound=Output)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 import torch
 from torch import nn
@@ -22,7 +22,6 @@ from graphkit.graphs import (
     backend_for,
     caller_line,
     environment,
-    inspect_graph,
 )
 from graphkit.graphs.snapshot import check_restorable
 from graphkit.graphs.streams import note_eager_step
@@ -35,17 +34,13 @@ from graphkit.records import (
     ReplayStats,
     SizeRecord,
 )
-from graphkit.runners.attention_check import check_attention
 from graphkit.runners.capture import SizeCapture, close_graphs, mode_record
 from graphkit.runners.dispatch import Decision, Dispatch
 from graphkit.runners.host_objects import FrozenValue, FrozenValues, host_objects
 from graphkit.runners.known_memory import memory_names, memory_parts
-from graphkit.runners.memory_estimate import estimate_memory, trial_sizes
 from graphkit.runners.mode_declaration import ModeDeclaration
 from graphkit.runners.observe import ObservedReplay, observed
 from graphkit.runners.outputs import Output
-from graphkit.runners.ranks import AgreedSize, RunnerGroup
-from graphkit.runners.replay_consensus import ReplayConsensus
 from graphkit.runners.replayer import NO_REPLAYS, Replayer
 from graphkit.runners.sample_batch import sample_batch
 from graphkit.runners.settings import (
@@ -61,6 +56,10 @@ from graphkit.runners.settings import (
 from graphkit.runners.staged import StagedBatch, stage
 from graphkit.runners.step import Step
 from graphkit.spec import ForwardMode, SpecConfig
+
+if TYPE_CHECKING:
+    from graphkit.runners.ranks import AgreedSize, RunnerGroup
+    from graphkit.runners.replay_consensus import ReplayConsensus
 
 InputsT = TypeVar("InputsT", bound=StepInputs)
 OutputT = TypeVar("OutputT", bound=Output)
@@ -216,6 +215,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             ConfigError: ``group`` is not a ``RankGroup``.
             ReplayError: The runner is not ``planned``, or has a group.
         """
+        from graphkit.runners.replay_consensus import ReplayConsensus
+
         check_group(group)
         if self.status != "planned" or self.group is not None:
             state = self.status if self.group is None else "in a group"
@@ -259,7 +260,9 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             _check_callable("progress", progress)
         objects = host_objects(self._forward)
         objects.check_weights(self.device)
-        if self._compares_attention:
+        if self._compares_attention and self.attention is not None:
+            from graphkit.runners.attention_check import check_attention
+
             check_attention(self)
         self._captured_at = caller_line()
         sizes: Sequence[SizeRecord] = ()
@@ -311,6 +314,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             RecordError: ``record`` has no graphs of this mode and width.
             ReplayError: The runner is closed.
         """
+        from graphkit.runners.memory_estimate import estimate_memory
+
         return estimate_memory(self.backend, [self], record)
 
     @contextmanager
@@ -331,6 +336,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         if self.eager_reason:
             yield mode_record(self.step, (), self.eager_reason)
             return
+        from graphkit.runners.memory_estimate import trial_sizes
+
         for size in self.table:
             self.buffers.prepare(size)
         table = trial_sizes(self.table)
@@ -657,6 +664,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             ReplayError: The runner is not ``captured``.
             SizeError: The size was not captured.
         """
+        from graphkit.graphs import inspect_graph  # no capture or replay needs it
+
         graph = self._graph("inspect", batch_size)
         record = inspect_graph(
             graph,

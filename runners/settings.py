@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import NoneType
-from typing import Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import torch
 
@@ -15,8 +15,10 @@ from graphkit.config import BufferSizes, is_int, require_type
 from graphkit.errors import ConfigError, short_repr
 from graphkit.graphs import Backend
 from graphkit.ops.argument_rules import describe
-from graphkit.runners.ranks import RunnerGroup
 from graphkit.spec import ForwardMode, SpecConfig
+
+if TYPE_CHECKING:
+    from graphkit.runners.ranks import RunnerGroup
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -99,7 +101,11 @@ def check_group(group: object) -> None:
     Raises:
         ConfigError: It is something else.
     """
-    if not isinstance(group, (RunnerGroup, NoneType)):
+    if group is None:
+        return
+    from graphkit.runners.ranks import RunnerGroup  # a runner of one process needs none of it
+
+    if not isinstance(group, RunnerGroup):
         raise ConfigError(
             f"group must be a graphkit.RankGroup or None, got {short_repr(group)}. Pass "
             "RankGroup(process_group).",

@@ -20,6 +20,7 @@ from graphkit.graphs.cuda import CudaBackend as CudaBackend, gc_paused as gc_pau
 from graphkit.graphs.cuda_graph import CudaGraph as CudaGraph, CudaPool as CudaPool
 from graphkit.graphs.device_environment import environment as environment
 from graphkit.graphs.host_memory import UNSET_MARKER as UNSET_MARKER
+from graphkit.graphs.module_names import named_tensors as named_tensors
 from graphkit.graphs.pool_memory import Allocation as Allocation, PoolBlock as PoolBlock
 from graphkit.graphs.recorded_graph import RecordedGraph as RecordedGraph
 from graphkit.graphs.recorder import RecorderBackend as RecorderBackend
@@ -32,5 +33,4 @@ from graphkit.graphs.source_lines import caller_line as caller_line
 from graphkit.graphs.walk import (
     NamedTensors as NamedTensors,
     inspect_graph as inspect_graph,
-    named_tensors as named_tensors,
 )

@@ -6,8 +6,6 @@ import torch
 
 from graphkit.errors import ConfigError, DeviceError, short_repr
 from graphkit.graphs.backend import Backend
-from graphkit.graphs.cuda import CudaBackend
-from graphkit.graphs.recorder import RecorderBackend
 
 _shared: dict[torch.device, Backend] = {}
 
@@ -62,8 +60,7 @@ def backend_for(device: torch.device | str = "auto", backend: Backend | None = N
     if backend is None:
         wanted = resolve_device(device)
         if wanted not in _shared:
-            on_host = wanted.type == "cpu"
-            _shared[wanted] = RecorderBackend() if on_host else CudaBackend(wanted)
+            _shared[wanted] = _new_backend(wanted)
         return _shared[wanted]
     if not all(hasattr(backend, name) for name in ("name", "device", "session", "capture")):
         raise ConfigError(
@@ -76,3 +73,14 @@ def backend_for(device: torch.device | str = "auto", backend: Backend | None = N
             f"{backend.device}. Pass one of them."
         )
     return backend
+
+
+def _new_backend(device: torch.device) -> Backend:
+    """Return a backend of a device. A process that uses one kind loads that kind alone."""
+    if device.type == "cpu":
+        from graphkit.graphs.recorder import RecorderBackend
+
+        return RecorderBackend()
+    from graphkit.graphs.cuda import CudaBackend
+
+    return CudaBackend(device)

@@ -1,4 +1,4 @@
-"""Paths of running modules.
+"""Paths of running modules, and names of their tensors.
 
 Private names of torch, checked on 2.11 and 2.13: ``nn.Module._call_impl``, whose frame has the
 module that runs as ``self``, and ``_orig_mod`` of compiled modules.
@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from graphkit.config import require_type
+from graphkit.errors import InspectError, short_repr
 
 _COMPILED = "_orig_mod"
 """The attribute in which torch.compile keeps the module that it wraps."""
@@ -125,3 +126,22 @@ def _unwrapped(module: nn.Module) -> nn.Module:
 def _joined(path: str, name: str) -> str:
     """Join a path and a name below it, without the wrappers of torch.compile."""
     return ".".join(part for part in (path, *name.split(".")) if part not in ("", _COMPILED))
+
+
+def named_tensors(
+    weights: nn.Module | Mapping[str, torch.Tensor] | None,
+) -> dict[str, torch.Tensor]:
+    """Return a model's parameters and buffers by path.
+
+    A mapping is returned as a dict, ``None`` as an empty one.
+
+    Raises:
+        InspectError: It is something else.
+    """
+    if weights is not None and not isinstance(weights, (nn.Module, Mapping)):
+        raise InspectError(
+            f"weights must be a module or tensors by name, got {short_repr(weights)}."
+        )
+    if isinstance(weights, nn.Module):
+        return dict([*weights.named_parameters(), *weights.named_buffers()])
+    return dict(weights or {})

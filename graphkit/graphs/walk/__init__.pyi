@@ -1,5 +1,4 @@
 from graphkit.graphs.walk.inspect import (
     inspect_graph as inspect_graph,
-    named_tensors as named_tensors,
 )
 from graphkit.graphs.walk.memory_map import MemoryMap as MemoryMap, NamedTensors as NamedTensors

@@ -13,6 +13,7 @@ from graphkit.errors import InspectError, short_repr
 from graphkit.graphs.attribution import Attribution
 from graphkit.graphs.backend import GraphSequence
 from graphkit.graphs.device_environment import environment
+from graphkit.graphs.module_names import named_tensors
 from graphkit.graphs.recorded_graph import RecordedGraph
 from graphkit.graphs.walk.cuda_walk import CudaWalk
 from graphkit.graphs.walk.memory_map import NamedTensors
@@ -76,25 +77,6 @@ def inspect_graph(
         timing=timing and replace(timing, unprofiled_us=unprofiled_us),
         memory=walk.memory,
     )
-
-
-def named_tensors(
-    weights: nn.Module | Mapping[str, torch.Tensor] | None,
-) -> dict[str, torch.Tensor]:
-    """Return a model's parameters and buffers by path.
-
-    A mapping is returned as a dict, ``None`` as an empty one.
-
-    Raises:
-        InspectError: It is something else.
-    """
-    if weights is not None and not isinstance(weights, (nn.Module, Mapping)):
-        raise InspectError(
-            f"weights must be a module or tensors by name, got {short_repr(weights)}."
-        )
-    if isinstance(weights, nn.Module):
-        return dict([*weights.named_parameters(), *weights.named_buffers()])
-    return dict(weights or {})
 
 
 def _check_arguments(names: object, attribution: object, replay: object) -> None:
