@@ -16,12 +16,12 @@ from graphkit.buffers import AttentionMetadata, Inputs
 from graphkit.engine.attention import ProjectedHeads
 from graphkit.engine.kv import RecurrentStatePool
 from graphkit.models.attention import AttendProjected, AttentionCall, attending
-from graphkit.models.fusion.residual import DeferredSums
 from graphkit.models.heads.sources import AuxStates
 from graphkit.models.indexer import indexing
 from graphkit.models.layout import ModelLayout, decoder_layers, output_head
 from graphkit.models.pools import LayerGroupAttention
 from graphkit.models.recurrent import NodeScan, scanning
+from graphkit.models.residual import DeferredSums
 from graphkit.runners import ForwardOutput
 
 

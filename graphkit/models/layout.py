@@ -114,16 +114,16 @@ class ModelLayout:
     norm_sizes: frozenset[int] = frozenset()
 
 
-def output_head(model: PreTrainedModel) -> nn.Module:
-    """Return the module that computes the logits."""
-    head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+def output_head(model: PreTrainedModel) -> nn.Linear:
+    """Return the module that computes the logits; its weight may have the rows of one rank."""
+    head: nn.Linear = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     return head
 
 
 def head_shape(model: PreTrainedModel) -> tuple[int, int]:
-    """Return rows and columns of the head: vocabulary and hidden size."""
-    vocab_size, hidden_size = output_head(model).get_parameter("weight").shape
-    return vocab_size, hidden_size
+    """Return the columns of the head and of its input: vocabulary and hidden size."""
+    head = output_head(model)
+    return head.out_features, head.in_features
 
 
 def decoder_layers(model: PreTrainedModel, layout: ModelLayout) -> nn.ModuleList:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from graphkit.config import require_type
+from graphkit.distributed import RankGroup
 from graphkit.errors import CheckpointError, ConfigError, short_repr
 from graphkit.graphs import resolve_device
 from graphkit.models.config_keys import check_keys
 from graphkit.models.folder import StoredWeights, read_quantized_config
 from graphkit.models.folder_errors import model_error
+from graphkit.models.folder_weights import StoredRows, load_weights
+from graphkit.models.fusion.agreement import deciding_by
 from graphkit.models.generation import generation_defaults
 from graphkit.models.heads.draft_model import DraftModel
 from graphkit.models.heads.load import ALGORITHMS_BY_KIND, draft_kind, load_draft, standalone_draft
@@ -35,8 +39,8 @@ from graphkit.models.quantization import (
     stored_layout,
 )
 from graphkit.models.quantization.settings import check_quantization_keys, quantization_settings
-from graphkit.models.quantized_folder import StoredRows, load_quantized
 from graphkit.models.stored_tensors import check_stored
+from graphkit.models.tensor_parallel import RankSplit
 from graphkit.models.weight_reads import dequantize_read_weights
 from graphkit.ops.argument_rules import check_dtype
 
@@ -52,6 +56,7 @@ def load(
     fuse: bool = True,
     check: bool = True,
     trust_remote_code: bool = False,
+    group: RankGroup | None = None,
 ) -> TransformersModel:
     """Load a causal language model of transformers for capture.
 
@@ -82,13 +87,17 @@ def load(
             ``testing.check_wrapper`` does.
         trust_remote_code: Whether Python code in the folders of the model and of the draft model
             runs, for types that transformers does not have. ``tokenizer`` follows it, too.
+        group: Ranks that split the layers and the output head, as ``tp_plan`` of the model says. A
+            rank reads its part of a folder. Draft heads are split, too, and draft models of
+            STANDALONE are on every rank. All ranks call this. Embeddings are on every rank.
 
     Raises:
         CheckpointError: The folder cannot be loaded.
         ConfigError: An argument has a wrong type or value, or the model keeps state that graphkit
             has no pool for, or a layer does not attend through the registry, or the model has no
             layer to quantise, or the result computes other logits, or the draft model does not fit
-            the model or the algorithm.
+            the model or the algorithm, or ``group`` cannot split the model.
+        RankError: Another rank has failed.
         TargetError: The logits of the model depend on later tokens.
 
     Examples:
@@ -106,9 +115,18 @@ def load(
         check_algorithm(algorithm, (*ALGORITHMS_BY_KIND.get(kind, ()), *WITHOUT_DRAFT))
     if quantize is not None:
         check_quantization(quantize)
+    if group is not None:
+        require_type("load", "group", group, RankGroup, "a graphkit.RankGroup")
+        if kind == "MTP":
+            raise ConfigError(
+                "draft='mtp' has layers that ranks do not split. Load it on one device, or without "
+                "the draft model.",
+                field="draft",
+            )
     device = resolve_device(device)
     options: dict[str, Any] = {"dtype": dtype, "quantize": quantize, "device": device, **flags}
-    loaded = _loaded(folder_or_model, "folder_or_model", **options)
+    part = partial(_loaded, folder_or_model, "folder_or_model", group=group, **options)
+    loaded = part() if group is None else group.run(part)
     drafting: DraftModel | None = None
     if kind == "STANDALONE":
         drafting = standalone_draft(_loaded(draft, "draft", **options), loaded)
@@ -118,7 +136,7 @@ def load(
     name = loaded.folder or type(loaded.original).__name__
     generation_defaults(generation, frozenset(), loaded.head.out_features).report(name)
     parts = (loaded.model, loaded.original, loaded.layout, loaded.folder)
-    return TransformersModel(*parts, drafting, algorithm, trust_remote_code)
+    return TransformersModel(*parts, drafting, algorithm, trust_remote_code, split=loaded.split)
 
 
 def _loaded(
@@ -131,14 +149,20 @@ def _loaded(
     fuse: bool,
     check: bool,
     trust_remote_code: bool,
+    group: RankGroup | None = None,
 ) -> TransformersModel:
-    folder, stored_rows, scales = None, StoredRows(), KVScales()
+    folder, stored_rows, scales, split = None, StoredRows(), KVScales(), None
     if isinstance(folder_or_model, PreTrainedModel):
         check_model(folder_or_model, field)
         model = folder_or_model if dtype is None else nn.Module.to(folder_or_model, dtype)
+        if group is not None:
+            split = RankSplit(model, group)
+            split.cut(model)
     else:
         folder = str(folder_or_model)
-        model, stored_rows, scales = _from_folder(Path(folder), dtype, device, trust_remote_code)
+        model, stored_rows, scales, split = _from_folder(
+            Path(folder), dtype, device, trust_remote_code, group
+        )
         check_keys(Path(folder), model)
     if quantize is not None:
         _quantize(model, quantize, device)
@@ -150,22 +174,31 @@ def _loaded(
             "layers attend to later tokens. Load a causal language model.",
             field=field,
         )
+    if split is not None:
+        split.install(model)
     dequantize_read_weights(model)
     original = _shared_copy(model)
-    layout = with_kv_scales(prepare_model(model, fuse=fuse), model, scales)
+    with nullcontext() if split is None else deciding_by(split.all):
+        layout = prepare_model(model, fuse=fuse)
+    layout = with_kv_scales(layout, model, scales)
     _refuse_encoder(model, layout)
-    loaded = TransformersModel(model, original, layout, folder)
+    loaded = TransformersModel(model, original, layout, folder, split=split)
     if check:
         check_loaded(loaded, stored_rows)
     return loaded
 
 
 def _from_folder(
-    folder: Path, dtype: torch.dtype | None, device: torch.device, trust_remote_code: bool
-) -> tuple[PreTrainedModel, StoredRows, KVScales]:
+    folder: Path,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    trust_remote_code: bool,
+    group: RankGroup | None,
+) -> tuple[PreTrainedModel, StoredRows, KVScales, RankSplit | None]:
     """Load a folder, its quantised layers by graphkit if it reads their layout.
 
-    Returns the model, and what the folder has for its check and for pools of keys and values.
+    Returns the model, what the folder has for its check and for pools of keys and values, and how
+    ranks split it.
     """
     has_config = False
     with suppress(OSError, ValueError):  # a name that no file can have
@@ -189,19 +222,27 @@ def _from_folder(
         if not _has_quantizer(settings):
             raise CheckpointError(f"{folder} cannot be loaded: {error}") from error
         layout, reason = None, f"graphkit does not read it: {error}"
-    if layout is not None:
-        model, stored_rows = load_quantized(
-            folder, layout, dtype=dtype, device=device, trust_remote_code=trust_remote_code
-        )
-        return model, stored_rows, read_kv_scales(model, StoredWeights(folder), settings)
+    if layout is not None or (group is not None and not settings):
+        model, stored_rows, split = load_weights(
+            folder, layout, dtype=dtype, device=device, trust_remote_code=trust_remote_code,
+            group=group,
+        )  # fmt: skip
+        scales = read_kv_scales(model, StoredWeights(folder), settings)
+        return model, stored_rows, scales, split
     if settings and not _has_quantizer(settings):
         raise CheckpointError(
             f"{folder} has quantised layers of the method {settings.get('quant_method')!r}, which "
             "neither graphkit nor transformers reads. Use a folder in a layout of the page "
             "Quantised weights."
         )
+    if group is not None:
+        raise ConfigError(
+            f"{folder} has quantised layers of the method {settings.get('quant_method')!r}, which "
+            f"transformers reads and ranks do not split. Load it on one device. {reason}".rstrip(),
+            field="group",
+        )
     model = _by_transformers(folder, dtype, trust_remote_code, reason)
-    return model, StoredRows(), read_kv_scales(model, StoredWeights(folder), settings)
+    return model, StoredRows(), read_kv_scales(model, StoredWeights(folder), settings), None
 
 
 def _has_quantizer(settings: Mapping[str, Any]) -> bool:

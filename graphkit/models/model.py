@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from graphkit.config import BufferSizes, require_int, require_type
+from graphkit.distributed import RankGroup
 from graphkit.engine import Drafter, EngineModel, NgramDrafter, SamplingParams, SpeculativeEngine
 from graphkit.engine.kv import ReqToTokenPool
 from graphkit.errors import ConfigError
@@ -26,6 +27,7 @@ from graphkit.models.heads.draft_model import DraftModel
 from graphkit.models.layout import ModelLayout, head_shape, output_head
 from graphkit.models.pools import LayerGroupAttention, all_slots, recurrent_states, slot_bytes
 from graphkit.models.rotation import rotation_limit
+from graphkit.models.tensor_parallel import RankSplit
 from graphkit.models.tokenizer import load_tokenizer
 from graphkit.runners import Runner
 from graphkit.runners.targets import CaptureTarget
@@ -75,6 +77,7 @@ class TransformersModel:
         draft: Its draft model, if any.
         algorithm: The algorithm of its engines and targets, unless they name another.
         trust_remote_code: Whether ``tokenizer`` may run Python code in the folder.
+        split: How ranks split the model; ``None`` on one device.
     """
 
     def __init__(
@@ -86,7 +89,9 @@ class TransformersModel:
         draft: DraftModel | None = None,
         algorithm: str | None = None,
         trust_remote_code: bool = False,
+        split: RankSplit | None = None,
     ) -> None:
+        self.split = split
         self.model, self.original, self.layout, self.folder = model, original, layout, folder
         self.draft, self.trust_remote_code = draft, trust_remote_code
         default = self._algorithms[0]
@@ -151,11 +156,14 @@ class TransformersModel:
         return self.model.dtype
 
     @property
+    def group(self) -> RankGroup | None:
+        """The ranks that split the model, with which its engines and targets run."""
+        return None if self.split is None else self.split.group
+
+    @property
     def head(self) -> nn.Linear:
         """The module that computes the logits."""
-        head = output_head(self.model)
-        assert isinstance(head, nn.Linear), "transformers has no other heads"
-        return head
+        return output_head(self.model)
 
     @property
     def has_experts(self) -> bool:
@@ -268,6 +276,7 @@ class TransformersModel:
             spec=spec,
             sizes=self._sizes(max_batch_size, max_context_len, spec),
             device=self.device,
+            group=self.group,
             **options,
         )
 
@@ -330,6 +339,7 @@ class TransformersModel:
             engine=partial(_engine_of_target, self, spec, *room),
             model=self.original if kv_dtype in (None, self.dtype) else None,
             recurrent_state=states,
+            group=self.group,
         )
 
     def runner(
@@ -411,6 +421,8 @@ class TransformersModel:
         if self.device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(self.device)
             room = int(_SHARE_OF_FREE * free) // self._slot_bytes(spec, kv_dtype)
+            if self.split is not None:
+                room = self.split.least(room)  # ranks decide alike which requests are preempted
         else:
             room = requests.size * _SLOTS_PER_REQUEST
         return min(most, max(room // page_size * page_size, most // requests.size))

@@ -41,11 +41,15 @@ def dequantized(
     outputs = len(weight)
     numbers = weight.to(dtype)
     if weight.dtype == torch.uint8:
-        packed = weight.view(outputs, -1, BLOCK)
-        both = torch.cat((packed & 15, packed >> 4), -1).flatten(1)[:, :inputs]
         zero = SYMMETRIC_ZERO if zero_point is None else _spread(zero_point, outputs, inputs)
-        numbers = both.to(dtype) - zero
+        numbers = unpacked_numbers(weight, inputs).to(dtype) - zero
     return numbers * _spread(scale, outputs, inputs).to(dtype)
+
+
+def unpacked_numbers(packed: torch.Tensor, inputs: int) -> torch.Tensor:
+    """Return the numbers of four bits in packed rows, [N, K] uint8."""
+    packed = packed.view(len(packed), -1, BLOCK)
+    return torch.cat((packed & 15, packed >> 4), -1).flatten(1)[:, :inputs]
 
 
 def packed_numbers(numbers: torch.Tensor) -> torch.Tensor:

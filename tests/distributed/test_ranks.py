@@ -8,6 +8,7 @@ import pytest
 
 import rank_commands as commands
 import rank_models as models
+import rank_plans as plans
 import rank_scenarios as scenarios
 from rank_processes import DIED, PASSED, run_scenarios
 
@@ -31,6 +32,13 @@ OF_TWO = (
     models.refuse_an_uneven_split,
     models.replay_a_split_model,
     models.refuse_one_shot,
+    plans.split_every_kind,
+    plans.split_model_objects,
+    plans.split_quantised_folders,
+    plans.split_with_draft_heads,
+    plans.capture_a_split_target,
+    plans.refuse_plans,
+    plans.keep_replacements_on_all_ranks,
     models.generate_on_all_ranks,
     models.loop_on_all_ranks,
     models.find_ranks_that_diverge,

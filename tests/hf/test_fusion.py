@@ -25,8 +25,8 @@ from graphkit.errors import TargetError
 from graphkit.models.attention import SelectedKeys, attending
 from graphkit.models.fusion import linears
 from graphkit.models.fusion.products import DeferredProduct
-from graphkit.models.fusion.residual import DeferredSums, PendingSum, normalised
 from graphkit.models.reference import reference_target
+from graphkit.models.residual import DeferredSums, PendingSum, normalised
 from small_models import small_model
 from two_ops_attention import TwoOps
 

@@ -54,7 +54,7 @@ OWNERS = {
     },
     "graphkit/graphs/recorded_op.py": {"torch.ops._c10d_functional.wait_tensor"},
     "graphkit/graphs/walk/kernel_names.py": {"torch._C._demangle"},
-    "graphkit/models/fusion/residual.py": {"torch.Tensor._make_wrapper_subclass"},
+    "graphkit/models/residual.py": {"torch.Tensor._make_wrapper_subclass"},
     "graphkit/ops/registration.py": {"torch._C._AutoDispatchBelowAutograd"},
     "graphkit/distributed/connections.py": {
         "torch.distributed.ProcessGroup._get_backend",

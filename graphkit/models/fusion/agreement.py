@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -20,6 +23,22 @@ _MAGNITUDES = (-3.0, 1.5)
 Small rows show the epsilon of a norm, large ones a clamp.
 """
 
+_DECIDE: ContextVar[Callable[[bool], bool]] = ContextVar("graphkit_decide", default=bool)
+
+
+@contextmanager
+def deciding_by(decide: Callable[[bool], bool]) -> Iterator[None]:
+    """Let ``agree`` return ``decide`` of its result, such as whether it is true on all ranks.
+
+    Ranks of a split model compare different numbers. If one of them replaced a module alone, their
+    collectives would no longer match.
+    """
+    token = _DECIDE.set(decide)
+    try:
+        yield
+    finally:
+        _DECIDE.reset(token)
+
 
 def random_rows(like: torch.Tensor, seed: int) -> torch.Tensor:
     """Return normal numbers of the shape, dtype and device of a tensor [..., H].
@@ -35,7 +54,7 @@ def random_rows(like: torch.Tensor, seed: int) -> torch.Tensor:
 def agree(expected: Any, got: Any) -> bool:
     """Return whether two nested results have the same form, and equal tensors but for rounding."""
     (one, form), (other, other_form) = tree_flatten(expected), tree_flatten(got)
-    return form == other_form and all(map(_equal, one, other))
+    return _DECIDE.get()(form == other_form and all(map(_equal, one, other)))
 
 
 def _equal(expected: Any, got: Any) -> bool:

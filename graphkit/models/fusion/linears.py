@@ -22,6 +22,7 @@ from graphkit.models.fusion.observation import ModuleCall
 from graphkit.models.quantization import QuantizedLinear, QuantizedWeight, merge_quantized
 from graphkit.models.quantization.linear import project_quantized
 from graphkit.models.quantization.weight import join_rows
+from graphkit.models.tensor_parallel import gathers_columns
 from graphkit.ops.linear import project
 
 _PAGEOUT = 21
@@ -117,7 +118,8 @@ class MergedLinears:
 def plain_linears(root: ModuleCall) -> set[nn.Module]:
     """Return the called modules that compute ``linear(rows, weight, bias)``, and nothing else.
 
-    The weight may be quantised.
+    The weight may be quantised, and the result may be a summand of this rank. Layers whose columns
+    are on several ranks are left out: their neighbours would read the columns of one rank.
     """
     calls = list(root.walk())
     owners = Counter(
@@ -125,7 +127,11 @@ def plain_linears(root: ModuleCall) -> set[nn.Module]:
         for _, module in root.module.named_modules()
         for weight in module.parameters(recurse=False)
     )
-    return {call.module for call in calls if _is_plain(call, owners)}
+    return {
+        call.module
+        for call in calls
+        if not gathers_columns(call.module) and _is_plain(call, owners)
+    }
 
 
 def merge_linears(

@@ -8,7 +8,7 @@ from torch import nn
 from graphkit.models.attention import running_products
 from graphkit.models.fusion.agreement import agree, random_rows
 from graphkit.models.fusion.observation import ModuleCall
-from graphkit.models.fusion.residual import normalised
+from graphkit.models.residual import normalised
 
 
 class Norm:

@@ -11,8 +11,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from graphkit.models.fusion.observation import ROWS, observe
-from graphkit.models.fusion.residual import DeferredSums, PendingSum
 from graphkit.models.quantization import Linear, QuantizedLinear
+from graphkit.models.residual import DeferredSums, PendingSum
 
 
 class DeferredProduct:

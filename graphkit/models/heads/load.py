@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.draft_model import (
@@ -106,7 +107,7 @@ def load_draft(
         for layer in head.chain if quantize is not None else ():
             quantize_linears(layer.block, str(quantize))
         return MtpDraft(head, algorithm)
-    shared = head_sources(target.model, target.layout)
+    shared = head_sources(target.model, target.layout, target.group)
     if isinstance(draft, str | Path):
         draft = _HEADS[kind](draft, shared)
     check_fit(draft.config, shared)
@@ -117,18 +118,21 @@ def load_draft(
     return HeadDraft(draft, target.dtype)
 
 
-def head_sources(model: PreTrainedModel, layout: ModelLayout) -> HeadSources:
+def head_sources(
+    model: PreTrainedModel, layout: ModelLayout, group: RankGroup | None = None
+) -> HeadSources:
     """Return what draft heads use of a target.
 
     Args:
         model: The target.
         layout: Its layers with state.
+        group: Ranks that split it.
 
     Raises:
         ConfigError: The model has no list of layers.
     """
     embedding: nn.Module = model.get_input_embeddings()
-    return HeadSources(embedding, output_head(model), len(decoder_layers(model, layout)))
+    return HeadSources(embedding, output_head(model), len(decoder_layers(model, layout)), group)
 
 
 def standalone_draft(draft: TransformersModel, target: TransformersModel) -> StandaloneDraft:

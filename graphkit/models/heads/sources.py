@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError
 from graphkit.models.heads.config import LlamaConfig
 
@@ -22,24 +23,26 @@ class HeadSources:
 
     Attributes:
         embedding: Maps token ids to rows, [T] to [T, H].
-        lm_head: Maps hidden states to logits; has a ``weight`` [V, H] in the dtype and on the
-            device of the target.
+        lm_head: Maps hidden states to logits; its ``weight`` has the dtype and the device of the
+            target, and this rank's rows if ranks split it.
         num_hidden_layers: Decoder layers of the target.
+        group: Ranks that split the target, and its draft heads with it; ``None`` on one device.
     """
 
     embedding: nn.Module
-    lm_head: nn.Module
+    lm_head: nn.Linear
     num_hidden_layers: int
+    group: RankGroup | None = None
 
     @property
     def hidden_size(self) -> int:
         """Width of the hidden states."""
-        return self.lm_head.get_parameter("weight").shape[1]
+        return self.lm_head.in_features
 
     @property
     def vocab_size(self) -> int:
         """Size of the vocabulary."""
-        return self.lm_head.get_parameter("weight").shape[0]
+        return self.lm_head.out_features
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
         """Apply the output head: [T, H] to [T, V]."""

@@ -19,6 +19,7 @@ from graphkit.ops.quantized_layout import (
     blocks,
     dequantized,
     packed_numbers,
+    unpacked_numbers,
 )
 
 _FP8 = torch.float8_e4m3fn
@@ -97,6 +98,35 @@ class QuantizedWeight:
             scale = scale[begin // BLOCK : blocks(end)]
         zero_point = None if self.zero_point is None else self.zero_point[begin:end]
         return replace(self, numbers=self.numbers[begin:end], scale=scale, zero_point=zero_point)
+
+    def input_part(self, begin: int, end: int) -> QuantizedWeight:
+        """Return the weight of the inputs from ``begin`` to ``end``, as a copy.
+
+        Raises:
+            ConfigError: There are no such inputs, or they begin inside a block of a scale.
+        """
+        if not (is_int(begin) and is_int(end) and 0 <= begin <= end <= self.in_features):
+            raise ConfigError(
+                f"QuantizedWeight has no inputs from {begin!r} to {short_repr(end)}: it has "
+                f"{self.in_features}, counted from 0.",
+                field="begin",
+            )
+        scale, zero_point = self.scale, self.zero_point
+        if scale.shape[1] > 1:
+            if begin % BLOCK:
+                raise ConfigError(
+                    f"QuantizedWeight has scales of {BLOCK} inputs each, and {begin} is inside of "
+                    f"one. Begin at a multiple of {BLOCK}.",
+                    field="begin",
+                )
+            columns = slice(begin // BLOCK, blocks(end))
+            scale = scale[:, columns].contiguous()
+            zero_point = None if zero_point is None else zero_point[:, columns].contiguous()
+        if self.numbers.dtype == torch.uint8:
+            numbers = packed_numbers(unpacked_numbers(self.numbers, self.in_features)[:, begin:end])
+        else:
+            numbers = self.numbers[:, begin:end].contiguous()
+        return QuantizedWeight(numbers, scale, zero_point, end - begin)
 
     @staticmethod
     def join(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:

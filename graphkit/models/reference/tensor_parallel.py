@@ -74,7 +74,8 @@ class ShardedLlama(LlamaModel):
 
 def group_of(model: object) -> RankGroup | None:
     """Return the ranks that split a model, if any."""
-    return model.group if isinstance(model, ShardedLlama) else None
+    group: RankGroup | None = getattr(model, "group", None)
+    return group
 
 
 def shard_model(model: LlamaModel, group: RankGroup) -> ShardedLlama:

@@ -15,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from graphkit.distributed import Collectives
 from graphkit.errors import TargetError
 from graphkit.ops.decoder import add_rms_norm, rms_norm
 
@@ -40,6 +41,7 @@ class PendingSum(torch.Tensor):
     _residual: torch.Tensor | None
     _versions: tuple[int, int]
     _total: torch.Tensor | None
+    _collectives: Collectives | None
 
     @staticmethod
     def __new__(cls, parts: torch.Tensor, dtype: torch.dtype) -> Self:
@@ -48,6 +50,7 @@ class PendingSum(torch.Tensor):
             cls, parts.shape[1:], dtype=dtype, device=parts.device
         )
         self._parts, self._residual, self._total = parts, None, None
+        self._collectives = None
         self._versions = _version(parts), 0
         return self
 
@@ -56,13 +59,19 @@ class PendingSum(torch.Tensor):
         """Return the sum of two tensors, of which one may be an unread product."""
         if isinstance(one, PendingSum) and one.is_unread_product:
             one, other = other, one
-        residual = one.total() if isinstance(one, PendingSum) else one
+        residual, collectives = one.total() if isinstance(one, PendingSum) else one, None
         if isinstance(other, PendingSum) and other.is_unread_product:
-            parts = other._checked_parts()
+            parts, collectives = other._checked_parts(), other._collectives
         else:
             parts = (other.total() if isinstance(other, PendingSum) else other)[None]
         self = cls(parts, residual.dtype)
         self._residual, self._versions = residual, (_version(parts), _version(residual))
+        self._collectives = collectives
+        return self
+
+    def over_ranks(self, collectives: Collectives) -> Self:
+        """Let the parts of all ranks add up, and return this sum."""
+        self._collectives = collectives
         return self
 
     @property
@@ -77,7 +86,9 @@ class PendingSum(torch.Tensor):
             TargetError: A term was written after the addition.
         """
         if self._total is None:
-            rows = reduce(torch.add, self._checked_parts().unbind()).to(self.dtype)
+            rows = self._rank_rows()
+            if self._collectives is not None:
+                rows = self._collectives.all_reduce(rows)
             self._total = rows if self._residual is None else self._residual + rows
         return self._total
 
@@ -86,11 +97,25 @@ class PendingSum(torch.Tensor):
         if self._total is not None or self._residual is None:
             return normalised(self.total(), weight, eps)
         parts, width = self._checked_parts(), self.shape[-1]
-        rows, total = add_rms_norm(
-            parts.reshape(len(parts), -1, width), self._residual.reshape(-1, width), weight, eps
-        )
+        residual = self._residual.reshape(-1, width)
+        parts = parts.reshape(len(parts), -1, width)
+        if self._collectives is None:
+            rows, total = add_rms_norm(parts, residual, weight, eps)
+        else:
+            takes_parts = len(parts) > 1 and self._collectives.takes_parts(
+                len(residual), width, residual.dtype
+            )
+            own = parts if takes_parts else self._rank_rows().view(-1, width)
+            rows, total = self._collectives.add_rms_norm(own, residual, weight, eps)
         self._total = total.view(self.shape)
         return rows.view(self.shape)
+
+    def _rank_rows(self) -> torch.Tensor:
+        """Return the sum of this rank's parts.
+
+        A collective may overwrite them: ``defer_products`` takes products that are read once.
+        """
+        return reduce(torch.add, self._checked_parts().unbind()).to(self.dtype).contiguous()
 
     def _checked_parts(self) -> torch.Tensor:
         residual = self._residual

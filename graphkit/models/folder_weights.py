@@ -1,0 +1,301 @@
+"""Models of transformers from folders whose weights graphkit reads itself.
+
+These are folders with quantised layers, and folders of which each rank reads its part. transformers
+loads the weights under the names of the plain folder, with its renamings and conversions. Quantised
+linear layers are passed as placeholders without memory, which ``QuantizedLinear`` replaces then.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from graphkit.distributed import RankGroup
+from graphkit.errors import CheckpointError
+from graphkit.models.folder_errors import model_error
+from graphkit.models.layout import output_head
+from graphkit.models.plain_tensors import PlainTensors, checked_rows
+from graphkit.models.quantization import QuantizedLinear, QuantizedWeight, StoredLayout
+from graphkit.models.quantization.formulas import stored_rows
+from graphkit.models.stored_names import Target, targets
+from graphkit.models.stored_tensors import check_stored
+from graphkit.models.tensor_parallel import Part, RankSplit
+from graphkit.models.weight_files import abbreviate
+from graphkit.ops.quantized_layout import BLOCK
+
+logger = logging.getLogger(__name__)
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+StoredRows = dict[str, tuple[torch.Tensor, torch.Tensor]]
+"""Outputs of quantised layers by name, [R], and what the folder stores of them, [R, K] float32."""
+
+
+def load_weights(
+    folder: Path,
+    layout: StoredLayout | None,
+    *,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    trust_remote_code: bool,
+    group: RankGroup | None = None,
+) -> tuple[PreTrainedModel, StoredRows, RankSplit | None]:
+    """Load a model whose quantised linear layers become ``QuantizedLinear``.
+
+    Weights that transformers merges, splits or transposes are dequantised, such as experts, and so
+    are output heads, embeddings, and layers whose blocks of inputs ranks would split.
+
+    Args:
+        folder: The folder.
+        layout: Layout of its quantised layers; ``None`` if it has none.
+        dtype: Data type of the other weights; ``None`` selects the one of the folder.
+        device: Where the quantised weights go.
+        trust_remote_code: As for ``load``.
+        group: Ranks that split the model. Each reads its part, and all of the few tensors that
+            transformers converts otherwise than by stacking experts.
+
+    Returns:
+        The model, rows of its quantised layers for the check, and how ranks split it.
+
+    Raises:
+        CheckpointError: transformers cannot create the model, or tensors are missing, are not used,
+            or do not fit its layers.
+        ConfigError: The ranks cannot split the model; see ``RankSplit``.
+    """
+    tensors = PlainTensors(folder, layout)
+    shape = _model_on_meta(folder, dtype, tensors, trust_remote_code)
+    split = None if group is None else RankSplit(shape, group)
+    placed, parameters = targets(shape, tensors.forms), shape.state_dict()
+    parts = {} if split is None else _parts(folder, shape, split, placed, tensors)
+    weights: dict[str, QuantizedWeight] = {}
+    checked = StoredRows()
+    state: dict[str, Any] = {}
+    dequantised = []
+    for name in tensors.forms:
+        part = parts.get(name)
+        state[name] = _Lazy(partial(tensors.tensor, name), part)
+        if name not in tensors.quantized:
+            continue
+        weight = None
+        if _is_linear(shape, tensors.quantized[name][0], placed[name]):
+            weight = _rank_weight(tensors.weight(name, device), part)
+        if weight is not None:
+            path = placed[name].name.removesuffix(".weight")
+            weights[path] = weight
+            checked[path] = _checked(tensors, name, part, weight.out_features)
+            state[name] = _placeholder(weight, shape.dtype)
+        elif placed[name].name in parameters:
+            dequantised.append(name)
+    model, report = _from_tensors(
+        folder, shape, state, split, {placed[name].name for name in parts}, trust_remote_code
+    )
+    model.config.name_or_path = str(folder)
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    check_stored(folder, model, report, tensors, is_quantised=layout is not None)
+    if dequantised:
+        logger.info(
+            "%s: %s are held in %s: transformers merges or splits them, ranks split their blocks, "
+            "or they are no linear layers but the output head.",
+            folder, abbreviate(dequantised), shape.dtype,
+        )  # fmt: skip
+    _replace_placeholders(model, weights)
+    return model, checked, split
+
+
+def _from_tensors(
+    folder: Path,
+    shape: PreTrainedModel,
+    state: Mapping[str, Any],
+    split: RankSplit | None,
+    cut: Collection[str],
+    trust_remote_code: bool,
+) -> tuple[PreTrainedModel, Mapping[str, Any]]:
+    """Return a model of stored tensors, and what transformers reports of its load.
+
+    Args:
+        folder: The folder, for errors.
+        shape: The model on the meta device.
+        state: The tensors by stored name.
+        split: How ranks split the model.
+        cut: Parameters of which ``state`` has this rank's part.
+        trust_remote_code: As for ``load``.
+    """
+    kind = type(shape)
+    try:
+        loaded: Any = (kind if split is None else _cut_class(kind, split, cut)).from_pretrained(
+            None, config=shape.config, state_dict=state, dtype=shape.dtype,
+            ignore_mismatched_sizes=True, output_loading_info=True,
+        )  # fmt: skip
+    except CheckpointError:  # of a tensor
+        raise
+    except Exception as error:  # transformers and what it calls raise errors of many classes
+        raise model_error(folder, error, trust_remote_code=trust_remote_code) from error
+    model: PreTrainedModel
+    model, report = loaded
+    model.__class__ = kind
+    if split is not None:
+        split.cut(model, split.parts.keys() - cut)
+    return model, report
+
+
+def _cut_class(
+    kind: type[PreTrainedModel], split: RankSplit, cut: Collection[str]
+) -> type[PreTrainedModel]:
+    """Return a class of models whose parameters have the sizes of this rank's parts.
+
+    ``from_pretrained`` creates the model and then compares its sizes with those of the tensors.
+    """
+
+    def create(self: Any, *args: Any, **kwargs: Any) -> None:
+        kind.__init__(self, *args, **kwargs)
+        split.cut(self, cut)
+
+    return type(kind.__name__, (kind,), {"__init__": create, "__module__": kind.__module__})
+
+
+def _parts(
+    folder: Path,
+    shape: PreTrainedModel,
+    split: RankSplit,
+    placed: Mapping[str, Target],
+    tensors: PlainTensors,
+) -> dict[str, Part]:
+    """Return the parts of stored tensors that this rank reads, by stored name.
+
+    Raises:
+        CheckpointError: A tensor does not have the shape of its parameter.
+    """
+    parts, tied = {}, shape.all_tied_weights_keys
+    for name, target in placed.items():
+        part = split.parts.get(target.name)
+        if part is None or target.name in tied or (target.is_converted and not target.is_stacked):
+            continue
+        sizes, expected = tensors.forms[name][0], list(shape.get_parameter(target.name).shape)
+        if target.is_stacked and sizes[part.dim] != part.size:
+            part = part.of_first_half()
+        elif not target.is_stacked and sizes != expected:
+            raise CheckpointError(
+                f"{folder}: {name} has shape {sizes}, but config.json requires {expected}. Correct "
+                "config.json."
+            )
+        parts[name] = part
+    return parts
+
+
+def _rank_weight(weight: QuantizedWeight, part: Part | None) -> QuantizedWeight | None:
+    """Return this rank's part of a quantised weight; ``None`` if it cannot be cut."""
+    if part is None:
+        return weight
+    if len(part.spans) > 1 or part.padding:
+        return None
+    ((begin, end),) = part.spans
+    if part.dim == -2:
+        return weight.part(begin, end)
+    if weight.scale.shape[1] > 1 and begin % BLOCK:
+        return None
+    return weight.input_part(begin, end)
+
+
+def _checked(
+    tensors: PlainTensors, name: str, part: Part | None, outputs: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return outputs of a quantised layer of this rank, and what the folder stores of them."""
+    assert tensors.layout is not None, "it has quantised layers"
+    rows, begin, end = checked_rows(outputs), 0, None
+    if part is not None:
+        ((begin, end),) = part.spans
+    first = begin if part is not None and part.dim == -2 else 0
+    numbers = stored_rows(tensors.layout.method, tensors.stored(name), rows + first)
+    return rows, numbers if part is None or part.dim == -2 else numbers[:, begin:end]
+
+
+def _model_on_meta(
+    folder: Path, dtype: torch.dtype | None, tensors: PlainTensors, trust_remote_code: bool
+) -> PreTrainedModel:
+    """Return the model of a folder without memory for its weights.
+
+    Its dtype is that of the settings, or else that of the first stored matrix that is not
+    quantised, such as the embedding.
+    """
+    try:
+        config = AutoConfig.from_pretrained(
+            folder, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+        configs = (config, config.get_text_config(decoder=True))
+        matrices = (
+            _DTYPES[form]
+            for name, (sizes, form) in tensors.forms.items()
+            if form in _DTYPES and len(sizes) > 1 and name not in tensors.quantized
+        )
+        for each in configs:
+            dtype = dtype or each.dtype
+            for name in ("quantization_config", "compression_config"):
+                vars(each).pop(name, None)
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config, dtype=dtype or next(matrices, torch.bfloat16),
+                trust_remote_code=trust_remote_code,
+            )  # fmt: skip
+    except Exception as error:  # transformers and what it calls raise errors of many classes
+        raise model_error(folder, error, trust_remote_code=trust_remote_code) from error
+    return model
+
+
+def _is_linear(model: PreTrainedModel, path: str, target: Target) -> bool:
+    """Return whether a quantised layer is a linear layer of the model but its output head.
+
+    Raises:
+        CheckpointError: The model holds the weight of the layer in another order.
+    """
+    owner, _, leaf = target.name.rpartition(".")
+    if target.is_converted or leaf != "weight" or target.name not in model.state_dict():
+        return False
+    layer = model.get_submodule(owner)
+    if isinstance(layer, Conv1D):
+        raise CheckpointError(
+            f"{path} is quantised, but {type(model).__name__} has a Conv1D there, whose weight is "
+            "transposed. graphkit reads quantised layers of torch.nn.Linear."
+        )
+    return type(layer).forward is nn.Linear.forward and layer is not output_head(model)
+
+
+def _placeholder(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor of the shape of a weight with the memory of one number.
+
+    NaN equals no other weight, so that transformers does not tie the layer to another.
+    """
+    nan = torch.full((), torch.nan, dtype=dtype)
+    return nan.expand(weight.out_features, weight.in_features)
+
+
+def _replace_placeholders(model: PreTrainedModel, weights: Mapping[str, QuantizedWeight]) -> None:
+    """Replace the linear layers that got placeholders, and those tied to them, in place."""
+    layers: dict[torch.Tensor, QuantizedLinear] = {}
+    for path, weight in weights.items():
+        plain = model.get_submodule(path)
+        layer = QuantizedLinear(weight).train(plain.training)
+        layer.bias = plain.bias  # type: ignore[assignment]
+        layers[plain.get_parameter("weight")] = layer
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        if isinstance(module, nn.Linear) and module.weight in layers:
+            model.set_submodule(path, layers[module.weight])
+
+
+class _Lazy:
+    """A tensor, or a part of it, that is read when transformers slices it."""
+
+    def __init__(self, read: Callable[[], torch.Tensor], part: Part | None) -> None:
+        self._read, self._part = read, part
+
+    def __getitem__(self, _: object) -> torch.Tensor:
+        tensor = self._read()
+        return tensor if self._part is None else self._part.of(tensor)

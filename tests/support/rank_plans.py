@@ -1,0 +1,208 @@
+"""Models of transformers that ranks split. Every rank runs every function; see ``rank_processes``.
+
+Ranks save the same folder: transformers writes it on rank 0 alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import graphkit as gk
+from drafted_models import head_config
+from graphkit import models
+from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.folders import save_draft_head
+from graphkit.models.heads.load import head_sources
+from graphkit.models.tensor_parallel import GatheredColumns
+from quantized_folders import write_quantized
+from rank_steps import rank_device, rank_group
+from small_models import KINDS, small_config, small_model
+
+PROMPTS = [[5, 9, 17, 3, 22, 41, 7, 8, 30], [2, 4, 6]]
+SPLIT_KINDS: dict[str, dict[str, object]] = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "qwen2": {"tie_word_embeddings": True, "vocab_size": 127},  # the last rank's head has padding
+    "qwen3": {},  # norms of heads
+    "gemma2": {},  # norms behind the sums
+    "phi3": {},  # joined projections, whose columns are gathered
+    "olmo2": {},  # norms over all heads
+    "mixtral": {},  # experts, stored one by one
+    "llama4_text": {},  # experts as one transposed tensor
+    "deepseek_v3": {},  # latent attention
+    "qwen3_next": {},  # recurrent layers, and a shared expert
+}
+"""Types that differ in the styles of their plans, and further settings."""
+
+
+@contextmanager
+def shared_folder() -> Iterator[Path]:
+    """Give all ranks one folder, which is removed when all have left it."""
+    folder = Path(tempfile.gettempdir()) / f"graphkit-plans-{os.environ['MASTER_PORT']}"
+    folder.mkdir(exist_ok=True)
+    dist.barrier()
+    try:
+        yield folder
+    finally:
+        dist.barrier()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def generated(model, **options):
+    """Return the tokens that an engine of a model generates after two prompts."""
+    with model.engine(max_batch_size=2, max_context_len=64, **options) as engine:
+        if model.group is not None and model.group.rank:
+            engine.worker_loop()
+            return None
+        greedy = gk.SamplingParams(max_new_tokens=12)
+        return [request.output_ids for request in engine.generate(PROMPTS, greedy)]
+
+
+def check_split(source, group, **options):
+    """Load a folder or model on one rank and split it; compare the texts."""
+    expected = generated(models.load(source(), device=rank_device(), check=False, **options))
+    split = models.load(source(), device=rank_device(), group=group, **options)
+    got = generated(split)
+    assert group.rank or got == expected
+    return split
+
+
+def split_every_kind():
+    """Ranks that have a part of a model each generate the text of one rank."""
+    group = rank_group(same_batch=True)
+    for kind, settings in SPLIT_KINDS.items():
+        if kind not in KINDS:  # in this version of transformers
+            continue
+        with shared_folder() as folder:
+            whole = small_model(kind, **settings)
+            whole.save_pretrained(folder)
+            dist.barrier()
+            split = check_split(lambda folder=folder: folder, group)
+        for name, parameter in split.model.named_parameters():
+            part = split.split.parts.get(name)
+            if part is not None and not part.padding:
+                sizes = whole.get_parameter(name).numel(), parameter.numel()
+                assert sizes[0] == sizes[1] * group.size, (kind, name)
+        layer = split.layout.attention[-1]
+        heads = small_model(kind, **settings).config.num_key_value_heads
+        is_whole = kind in ("phi3", "olmo2", "deepseek_v3")
+        assert kind == "deepseek_v3" or layer.heads == heads // (1 if is_whole else group.size)
+
+
+def split_model_objects():
+    """A model that is passed as an object is cut in place, and quantised in parts."""
+    group = rank_group(same_batch=True)
+    split = check_split(lambda: small_model("llama"), group)
+    assert all(p.untyped_storage().nbytes() <= 2**18 for p in split.model.parameters())
+    expected = generated(
+        models.load(small_model("llama"), device=rank_device(), check=False, quantize="fp8")
+    )
+    got = generated(
+        models.load(small_model("llama"), device=rank_device(), group=group, quantize="fp8")
+    )
+    assert group.rank or [len(ids) for ids in got] == [len(ids) for ids in expected]
+
+
+def split_quantised_folders():
+    """Ranks read parts of quantised layers; those that cannot be cut are dequantised."""
+    group = rank_group(same_batch=True)
+    cases = (("awq", "llama"), ("compressed fp8 channel", "phi3"), ("fp8 blocks", "mixtral"))
+    for layout, kind in cases:
+        with shared_folder() as folder:
+            write_quantized(folder / "quantised", layout, kind)
+            dist.barrier()
+            split = check_split(lambda folder=folder: folder / "quantised", group)
+        assert any("Quantized" in type(module).__name__ for module in split.model.modules())
+
+
+def split_with_draft_heads():
+    """An EAGLE-3 head is split with its target, and drafts what the whole one drafts."""
+    group = rank_group(same_batch=True)
+    with shared_folder() as folder:
+        whole = models.load(small_model("llama"), device="cpu", check=False)
+        torch.manual_seed(1)
+        config = replace(head_config(whole.model), num_key_value_heads=2)
+        shared = head_sources(whole.model, whole.layout)
+        head = Eagle3Head(config, shared, aux_layers=(0, 1, 2), draft_vocab_size=128)
+        for weight in head.parameters():
+            torch.nn.init.normal_(weight, std=0.15)
+        if not group.rank:
+            save_draft_head(head, folder)
+        dist.barrier()
+        options = {"draft": folder, "device": rank_device(), "check": False}
+        expected = models.load(small_model("llama"), **options)
+        split = models.load(small_model("llama"), **options, group=group)
+    assert generated(split) == generated(expected) or group.rank
+    sizes = [sum(p.numel() for p in m.draft.module.parameters()) for m in (split, expected)]
+    assert sizes[0] < 0.6 * sizes[1]
+    mode = gk.ForwardMode.DRAFT_EXTEND_V2
+    results = []
+    for model in (split, expected):
+        target = model.target(max_batch_size=2)
+        with target.runner(mode, batch_sizes=[2]) as runner:
+            results.append(runner.fall_back(target.sample_batch(mode, 2, 1)).tensors())
+    torch.testing.assert_close(*results, rtol=1e-3, atol=1e-3)
+
+
+def capture_a_split_target():
+    """A target of a split model captures its collectives, and replays what it computes eagerly."""
+    group = rank_group(same_batch=True)
+    target = models.load(small_model("qwen3"), device=rank_device(), group=group).target()
+    whole = models.load(small_model("qwen3"), device=rank_device()).target()
+    for mode in target.forwards:
+        batch = target.sample_batch(mode, 2, 1)
+        with target.runner(mode, batch_sizes=[2]) as runner:
+            runner.capture()
+            replayed = runner.replay(batch, clone=True).tensors()
+        with whole.runner(mode, batch_sizes=[2]) as runner:
+            expected = runner.fall_back(whole.sample_batch(mode, 2, 1)).tensors()
+        for name, tensor in replayed.items():
+            torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-3)
+
+
+def refuse_plans():
+    """What ranks cannot split is refused by name on all of them, and the group goes on."""
+    group, device = rank_group(same_batch=True), rank_device()
+    strange = small_model("llama")
+    strange._tp_plan = {**strange.tp_plan, "model.layers.*.mlp.up_proj": "sequence_parallel"}
+    cases = (
+        (small_model("gpt2"), "GPT2LMHeadModel has no tp_plan for its layers"),
+        (strange, "the style 'sequence_parallel' for model.layers.0.mlp.up_proj"),
+        (small_model("llama", num_key_value_heads=1), "num_key_value_heads is 1, which 2 ranks"),
+        (small_model("llama", intermediate_size=97), "gate_proj.weight has 97 rows, which 2 ranks"),
+    )
+    for model, reason in cases:
+        with pytest.raises(gk.ConfigError, match=reason) as caught:
+            models.load(model, device=device, group=group)
+        assert caught.value.field == "group"
+    with pytest.raises(gk.ConfigError, match="group"):
+        models.load(small_model("llama"), device=device, group="two")
+    assert generated(models.load(small_model("llama"), device=device, group=group)) or group.rank
+
+
+def keep_replacements_on_all_ranks():
+    """Ranks replace the same modules, also if one of them compares other numbers."""
+    group = rank_group(same_batch=True)
+    model = small_model("llama")
+    model.model.layers[0].input_layernorm.weight.data.fill_(1.0 + group.rank)
+    with pytest.MonkeyPatch.context() as patch:
+        if group.rank:
+            from graphkit.models.fusion import agreement
+
+            patch.setattr(agreement, "_equal", lambda *_: False)
+        split = models.load(model, device=rank_device(), group=group, check=False)
+    gathered = [None] * group.size
+    dist.all_gather_object(gathered, sorted(split.layout.replaced))
+    assert gathered == [[]] * group.size
+    hooks = split.head._forward_hooks.values()
+    assert any(isinstance(hook, GatheredColumns) for hook in hooks)
+    assert small_config("llama").vocab_size == split.head.out_features
