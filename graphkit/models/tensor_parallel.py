@@ -303,8 +303,8 @@ def copy_rank_hooks(source: nn.Module, module: nn.Module) -> None:
     before: Mapping[int, Any] = source._forward_pre_hooks
     after: Mapping[int, Any] = source._forward_hooks
     for hook in before.values():
-        if isinstance(hook, _RankHook):
+        if isinstance(hook, RankInput):
             module.register_forward_pre_hook(hook)
     for hook in after.values():
-        if isinstance(hook, _RankHook):
+        if isinstance(hook, RankSum | GatheredColumns):
             module.register_forward_hook(hook)

@@ -69,10 +69,12 @@ def generated(model, **options):
 
 def check_split(source, group, **options):
     """Load a folder or model on one rank and split it; compare the texts."""
-    expected = generated(models.load(source(), device=rank_device(), check=False, **options))
+    expected = None
+    if not group.rank:
+        expected = generated(models.load(source(), device=rank_device(), check=False, **options))
     split = models.load(source(), device=rank_device(), group=group, **options)
     got = generated(split)
-    assert group.rank or got == expected
+    assert got == expected
     return split
 
 
@@ -89,9 +91,9 @@ def split_every_kind():
             split = check_split(lambda folder=folder: folder, group)
         for name, parameter in split.model.named_parameters():
             part = split.split.parts.get(name)
-            if part is not None and not part.padding:
-                sizes = whole.get_parameter(name).numel(), parameter.numel()
-                assert sizes[0] == sizes[1] * group.size, (kind, name)
+            if part is not None:
+                size = group.size * parameter.numel() // whole.get_parameter(name).numel()
+                assert size == 1, (kind, name)
         layer = split.layout.attention[-1]
         heads = small_model(kind, **settings).config.num_key_value_heads
         is_whole = kind in ("phi3", "olmo2", "deepseek_v3")
@@ -118,7 +120,8 @@ def split_quantised_folders():
     cases = (("awq", "llama"), ("compressed fp8 channel", "phi3"), ("fp8 blocks", "mixtral"))
     for layout, kind in cases:
         with shared_folder() as folder:
-            write_quantized(folder / "quantised", layout, kind)
+            if not group.rank:
+                write_quantized(folder / "quantised", layout, kind)
             dist.barrier()
             split = check_split(lambda folder=folder: folder / "quantised", group)
         assert any("Quantized" in type(module).__name__ for module in split.model.modules())
@@ -149,7 +152,7 @@ def split_with_draft_heads():
     for model in (split, expected):
         target = model.target(max_batch_size=2)
         with target.runner(mode, batch_sizes=[2]) as runner:
-            results.append(runner.fall_back(target.sample_batch(mode, 2, 1)).tensors())
+            results.append(runner.fall_back(target.batch(mode, 2, 1)).tensors())
     torch.testing.assert_close(*results, rtol=1e-3, atol=1e-3)
 
 
@@ -159,12 +162,12 @@ def capture_a_split_target():
     target = models.load(small_model("qwen3"), device=rank_device(), group=group).target()
     whole = models.load(small_model("qwen3"), device=rank_device()).target()
     for mode in target.forwards:
-        batch = target.sample_batch(mode, 2, 1)
+        batch = target.batch(mode, 2, 1)
         with target.runner(mode, batch_sizes=[2]) as runner:
             runner.capture()
             replayed = runner.replay(batch, clone=True).tensors()
         with whole.runner(mode, batch_sizes=[2]) as runner:
-            expected = runner.fall_back(whole.sample_batch(mode, 2, 1)).tensors()
+            expected = runner.fall_back(whole.batch(mode, 2, 1)).tensors()
         for name, tensor in replayed.items():
             torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-3)
 
