@@ -59,8 +59,6 @@ def open_models(
 ) -> OpenModels:
     """Load the models of --checkpoint, --shape or the reference model.
 
-    Ranks split a folder that has the layout of Llama, which ``graphkit.models.reference`` reads.
-
     Args:
         arguments: The parsed options.
         group: Ranks that split the target.
@@ -79,8 +77,8 @@ def open_models(
         refuse_options(arguments, names, "applies to a --checkpoint. Give one.")
         if device.type == "cpu":
             use_one_thread()
-    elif group is None:
-        return _open_folder(arguments, device, quantize)
+    else:
+        return _open_folder(arguments, device, group, quantize)
     from graphkit.models.reference import engine_of, spec_of
     from graphkit.models.reference.tokenizer import END_OF_TEXT
 
@@ -99,9 +97,12 @@ def open_models(
 
 
 def load_folder(
-    arguments: argparse.Namespace, device: torch.device, quantize: str | None
+    arguments: argparse.Namespace,
+    device: torch.device,
+    group: RankGroup | None,
+    quantize: str | None,
 ) -> TransformersModel:
-    """Load the folders of --checkpoint and --draft by ``graphkit.models``.
+    """Load the folders of --checkpoint and --draft by ``graphkit.models``; ranks split them.
 
     Raises:
         UsageError: The package transformers is missing.
@@ -122,6 +123,7 @@ def load_folder(
         quantize=quantize,
         device=device,
         trust_remote_code=bool(arguments.trust_remote_code),
+        group=group,
     )
     weights = sum(parameter.nbytes for parameter in model.model.parameters())
     if device.type == "cpu" and weights <= _SMALL_WEIGHTS:
@@ -152,9 +154,13 @@ def use_one_thread() -> None:
 
 
 def _open_folder(
-    arguments: argparse.Namespace, device: torch.device, quantize: str | None
+    arguments: argparse.Namespace,
+    device: torch.device,
+    group: RankGroup | None,
+    quantize: str | None,
 ) -> OpenModels:
-    model, settings = load_folder(arguments, device, quantize), speculation_settings(arguments)
+    model = load_folder(arguments, device, group, quantize)
+    settings = speculation_settings(arguments)
     return OpenModels(
         models=model,
         folder=arguments.checkpoint,

@@ -163,11 +163,7 @@ def _folder_target(
         raise UsageError(
             f"--checkpoint is given with the TARGET {arguments.target!r}. Give one of the two."
         )
-    if group is not None:
-        why = "does not apply with --tp, where the layout of Llama has its own settings."
-        refuse_options(arguments, FOLDER_OPTIONS, why)
-        return _reference_target(arguments, device, group)
-    return load_folder(arguments, device, arguments.quantize).target(
+    return load_folder(arguments, device, group, arguments.quantize).target(
         max_batch_size=max(arguments.batch_sizes or [_LARGEST_BATCH]),
         max_context_len=arguments.max_context_len,
         kv_dtype=kv_dtype(arguments),
@@ -180,9 +176,7 @@ def _reference_target(
 ) -> CaptureTarget:
     from graphkit.models.reference import reference_target
 
-    return reference_target(
-        str(device), checkpoint=arguments.checkpoint, quantize=arguments.quantize, group=group
-    )
+    return reference_target(str(device), quantize=arguments.quantize, group=group)
 
 
 def _parse_modes(names: list[str] | None) -> list[ForwardMode] | None:

@@ -39,6 +39,7 @@ OF_TWO = (
     plans.capture_a_split_target,
     plans.refuse_plans,
     plans.keep_replacements_on_all_ranks,
+    plans.run_commands_of_a_folder,
     models.generate_on_all_ranks,
     models.loop_on_all_ranks,
     models.find_ranks_that_diverge,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -13,6 +11,7 @@ from graphkit import models
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.sources import HeadSources
 from small_models import small_model
 
 PROMPTS = [[5, 17, 3, 17, 3, 17, 9, 5, 17], [7, 8, 9], list(range(30, 42))]
@@ -146,8 +145,7 @@ def test_a_bad_folder_is_one_line(tmp_path, written, message):
 
 def test_heads_may_be_passed_as_modules():
     model = small_model("llama")
-    parts = {"embedding": model.get_input_embeddings(), "lm_head": model.lm_head}
-    target = SimpleNamespace(config=model.config, logits=model.lm_head.forward, **parts)
+    target = HeadSources(model.get_input_embeddings(), model.lm_head, 2)
     head = EagleHead(head_config(model), target).requires_grad_(False)
     assert models.load(model, draft=head, device="cpu").draft.module is head
     with pytest.raises(ConfigError, match="expected a folder with an EAGLE"):

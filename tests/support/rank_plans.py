@@ -25,6 +25,7 @@ from graphkit.models.heads.folders import save_draft_head
 from graphkit.models.heads.load import head_sources
 from graphkit.models.tensor_parallel import GatheredColumns
 from quantized_folders import write_quantized
+from rank_commands import own_store, run
 from rank_steps import rank_device, rank_group
 from small_models import KINDS, small_config, small_model
 
@@ -209,3 +210,27 @@ def keep_replacements_on_all_ranks():
     hooks = split.head._forward_hooks.values()
     assert any(isinstance(hook, GatheredColumns) for hook in hooks)
     assert small_config("llama").vocab_size == split.head.out_features
+
+
+def run_commands_of_a_folder():
+    """Commands split a folder of any type with a plan."""
+    tp, is_first = ["--tp", os.environ["WORLD_SIZE"]], os.environ["RANK"] == "0"
+    folder = Path(tempfile.gettempdir()) / f"graphkit-plans-{os.environ['MASTER_PORT']}"
+    if is_first:
+        small_model("mixtral", vocab_size=256).save_pretrained(folder, is_main_process=True)
+    with own_store():
+        pass  # ends when the folder is complete
+    words = ["--checkpoint", str(folder), *tp]
+    texts = {}
+    for command, options in {
+        "generate": ["--prompt", "import os", "--max-new-tokens", "8", "--json"],
+        "capture": ["--mode", "TARGET_VERIFY", "--batch-sizes", "1"],
+        "bench": ["--batch-sizes", "1", "--steps", "2", "--rounds", "1", "--context", "8"],
+    }.items():
+        code, texts[command], error = run(command, *words, *options)
+        assert code == 0, (command, error)
+        assert bool(texts[command]) == is_first
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+run_commands_of_a_folder.has_group = False

@@ -222,3 +222,20 @@ def test_wrong_arguments_are_refused(call, field):
     with pytest.raises(ConfigError) as caught:
         call()
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("quantize", [quantize_fp8, quantize_int4])
+def test_parts_of_inputs_hold_the_numbers_of_the_weight(quantize):
+    weight = quantize(torch.randn(8, 640, generator=torch.Generator().manual_seed(0)))
+    for begin, end in ((0, 256), (128, 384), (256, 640)):
+        part = weight.input_part(begin, end)
+        expected = weight.dequantized(torch.float32)[:, begin:end]
+        torch.testing.assert_close(part.dequantized(torch.float32), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("begin", "end"), [(-1, 128), (128, 641), (0, "x"), (64, 256)])
+def test_parts_of_inputs_that_cannot_be_cut_are_refused(begin, end):
+    weight = quantize_int4(torch.ones(8, 640))
+    with pytest.raises(ConfigError, match="inputs") as caught:
+        weight.input_part(begin, end)
+    assert caught.value.field == "begin"
