@@ -71,27 +71,28 @@ def open_models(
     """
     from graphkit.graphs import resolve_device
 
-    device, folder = resolve_device(arguments.device), arguments.checkpoint
-    if folder is None:
-        names = ("draft", "dtype", "trust_remote_code")
-        refuse_options(arguments, names, "applies to a --checkpoint. Give one.")
-        if device.type == "cpu":
-            use_one_thread()
-    else:
+    device = resolve_device(arguments.device)
+    if arguments.checkpoint is not None:
         return _open_folder(arguments, device, group, quantize)
+    names = ("draft", "dtype", "trust_remote_code")
+    refuse_options(arguments, names, "applies to a --checkpoint. Give one.")
+    if device.type == "cpu":
+        use_one_thread()
     from graphkit.models.reference import engine_of, spec_of
     from graphkit.models.reference.tokenizer import END_OF_TEXT
 
     models = _reference_models(arguments, device, group, quantize)
     spec = spec_of(models.algorithm, **speculation_settings(arguments))
-    config, bos = models.target.config, END_OF_TEXT if folder is None else None
+    config = models.target.config
     return OpenModels(
         models=models,
-        folder=folder,
+        folder=None,
         algorithm=models.algorithm,
         spec=spec,
         longest_context=config.max_position_embeddings,
-        engine=partial(engine_of, models, spec, bos_token_id=bos, kv_dtype=kv_dtype(arguments)),
+        engine=partial(
+            engine_of, models, spec, bos_token_id=END_OF_TEXT, kv_dtype=kv_dtype(arguments)
+        ),
         load_tokenizer=partial(_load_tokenizer, arguments, config.vocab_size),
     )
 
