@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -101,21 +100,18 @@ def _files(name: str, roots: tuple[str, ...]) -> tuple[Path, ...]:
         return ()
     folders = [Path(root) for root in roots if root]
     if len(parts) == 2 and folders:
-        inside = list(_folders(folders[0]))
+        inside = _folders(folders[0])
         below = (inner for folder in inside for inner in _folders(folder))
         folders += [*inside, *below, *(inner for root in folders[1:] for inner in _folders(root))]
     found = (folder / name for folder in folders)
     return tuple(dict.fromkeys(path.resolve() for path in found if _is_readable(path)))
 
 
-def _folders(folder: Path) -> Iterator[Path]:
+def _folders(folder: Path) -> list[Path]:
     try:
-        with os.scandir(folder) as entries:
-            inside = (entry.name for entry in entries if entry.is_dir())
-            names = sorted(name for name in inside if not name.startswith("."))
+        return sorted(folder.glob("[!.]*/"))[:_MAX_FOLDERS]
     except OSError:
-        return
-    yield from (folder / name for name in names[:_MAX_FOLDERS])
+        return []
 
 
 def _is_readable(path: Path) -> bool:
