@@ -133,8 +133,23 @@ def tiny(tmp_path, here, monkeypatch):
     sys.modules.pop(name, None)
 
 
+@pytest.fixture(scope="session")
+def saved_once(tmp_path_factory):
+    """Return the text of a record of two modes, which is made once."""
+    folder = tmp_path_factory.mktemp("saved")
+    name = next(names)
+    (folder / f"{name}.py").write_text(SOURCE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        importlib.invalidate_caches()
+        assert main(["capture", f"{name}:right", "--out", str(folder / "record.json")]) == 0
+    return (folder / "record.json").read_text()
+
+
 @pytest.fixture
-def saved(run, tiny, here):
-    """Save a record of two modes."""
-    assert run("capture", f"{tiny}:right", "--out", "record.json").code == 0
-    return here / "record.json"
+def saved(saved_once, here):
+    """Save that record."""
+    path = here / "record.json"
+    path.write_text(saved_once)
+    return path

@@ -43,26 +43,6 @@ def test_json_is_the_diff_record(run, saved, changed):
     assert [change.field for change in diff.environment] == ["driver"]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [None, b"", b"{", b"[1, 2]", b'{"kind": "capture", "schema": 99}', b"\xff\x00", b"\x89PNG"],
-)
-@pytest.mark.parametrize("is_first", [True, False])
-def test_a_file_that_is_no_record_is_refused_on_one_line(run, saved, here, content, is_first):
-    if content is not None:
-        (here / "odd.json").write_bytes(content)
-    ended = run("diff", *(("odd.json", saved) if is_first else (saved, "odd.json")))
-    assert (ended.code, ended.out) == (2, "")
-    assert "record" in ended.error
-
-
-def test_a_record_without_graphs_is_refused_on_one_line(run, saved, here):
-    (here / "diff.json").write_text(run("diff", saved, saved, "--json").out)
-    ended = run("diff", "diff.json", saved)
-    assert (ended.code, ended.out) == (2, "")
-    assert "of kind 'diff'" in ended.error
-
-
 def of_backend(path, backend):
     """Let a saved record be of a backend, and return its body."""
     body = json.loads(path.read_text()) | {"backend": backend}

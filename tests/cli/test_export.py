@@ -93,30 +93,6 @@ def test_an_unknown_format_is_a_usage_error(run, saved, here, name):
 
 
 @pytest.mark.parametrize(
-    "content",
-    [None, b"", b"{", b"[1, 2]", b'{"kind": "capture", "schema": 99}', b"\xff\x00", b"\x89PNG"],
-)
-@pytest.mark.parametrize("out", ["out.json", "out.svg", "out.html", "out.trace.json"])
-def test_a_file_that_is_no_record_is_refused_on_one_line(run, here, content, out):
-    if content is not None:
-        (here / "in.json").write_bytes(content)
-    ended = run("export", "in.json", "--out", out)
-    assert ended.code in (1, 2)
-    assert ended.out == ""
-    assert "record" in ended.error
-    assert not (here / out).exists()
-
-
-def test_a_record_with_wrong_types_is_refused_on_one_line(run, saved, here):
-    body = json.loads(saved.read_text())
-    body["modes"][0]["sizes"][0]["capture_ms"] = "fast"
-    (here / "odd.json").write_text(json.dumps(body))
-    ended = run("export", "odd.json", "--out", "odd.svg")
-    assert ended.code in (1, 2)
-    assert "record" in ended.error
-
-
-@pytest.mark.parametrize(
     ("name", "begins", "holds"),
     [
         ("out.html", "<!doctype html>", "DECODE 2"),

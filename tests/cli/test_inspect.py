@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from graphkit.records import (
-    BenchReport,
     CaptureRecord,
     Environment,
     ForeignRecord,
@@ -85,44 +84,6 @@ def test_single_graphs_and_recordings_are_records_too(run, saved, here):
         assert graph.name in ended.out
         assert run("inspect", name, "--json").out == (here / name).read_text()
     assert isinstance(load_record(here / "graph.json"), GraphRecord)
-
-
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        (None, "cannot read record"),
-        (b"", "not a whole record"),
-        (b'{"kind": "capture", "schema": 1, "tar', "not a whole record"),
-        (b'{"kind": "capture", "schema": 1}', "not a whole record"),
-        (b'{"kind": "capture", "schema": 99}', "Upgrade graphkit"),
-        (b'{"kind": "photograph", "schema": 1}', "no record of graphkit"),
-        (b"[1, 2]", "not a record of graphkit"),
-        (b"\xff\x00", "cannot read record"),
-    ],
-)
-@pytest.mark.parametrize("option", ["--plain", "--json"])
-def test_a_file_that_is_no_record_is_refused_on_one_line(run, here, content, text, option):
-    if content is not None:
-        (here / "in.json").write_bytes(content)
-    ended = run("inspect", "in.json", option)
-    assert (ended.code, ended.out) == (2, "")
-    assert text in ended.error
-
-
-def test_a_truncated_record_is_refused_on_one_line(run, saved):
-    text = saved.read_text()
-    saved.write_text(text[: len(text) // 2])
-    ended = run("inspect", saved)
-    assert (ended.code, ended.out) == (2, "")
-    assert "not a whole record" in ended.error
-
-
-def test_a_record_without_graphs_is_refused_on_one_line(run, here):
-    report = BenchReport(name="refresh", environment=ENVIRONMENT, settings={}, measures=())
-    (here / "bench.json").write_text(report.to_json())
-    ended = run("inspect", "bench.json")
-    assert (ended.code, ended.out) == (2, "")
-    assert "'bench'" in ended.error
 
 
 @pytest.mark.parametrize(
