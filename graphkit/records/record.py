@@ -13,7 +13,9 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
 import msgspec
@@ -74,7 +76,7 @@ class Record:
             RecordError: The text is truncated, of a different format, or of a newer schema.
         """
         body = _parse(text)
-        kind = _KINDS.get(body["kind"])
+        kind = record_kinds().get(body["kind"])
         if kind is None or not issubclass(kind, cls):
             wanted = "no" if cls is Record else f"not a {cls.KIND}"
             raise RecordError(
@@ -116,6 +118,14 @@ def load_record(path: str | Path) -> Record:
         RecordError: The file cannot be read or holds no record; the message names it.
     """
     return Record.load(path)
+
+
+@cache
+def record_kinds() -> Mapping[str, type[Record]]:
+    """Return the classes of records by kind. Loads their modules, which names load on first use."""
+    for module in iter_modules([str(Path(__file__).parent)]):
+        import_module(f"graphkit.records.{module.name}")
+    return _KINDS
 
 
 def _parse(text: str) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 
 from graphkit.records import ForeignRecord, GraphRecord
-from graphkit.records.record import _KINDS, Count, Duration, Integer, Real
+from graphkit.records.record import Count, Duration, Integer, Real, record_kinds
 
-KINDS = dict(sorted(_KINDS.items()))
+KINDS = dict(sorted(record_kinds().items()))
 """Classes of records by kind."""
 TEXT = st.text(max_size=4)
 _NUMBERS = {

@@ -6,6 +6,8 @@ import copy
 import dataclasses
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated, get_args, get_origin, get_type_hints
 
@@ -99,6 +101,13 @@ def test_a_file_is_read_without_naming_its_kind(tmp_path_factory, record):
     path = tmp_path_factory.getbasetemp() / "record.json"
     path.write_text(record.to_json(), encoding="utf-8")
     assert load_record(path) == record
+
+
+def test_a_file_is_read_before_the_module_of_its_kind_is_loaded():
+    """Names of the package load on first use, and this program uses no name of a kind."""
+    path = Path(__file__).parents[1] / "data" / "h200-capture.json"
+    code = "import sys; from graphkit.records import load_record; load_record(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True)
 
 
 @FUZZ
