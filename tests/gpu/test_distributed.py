@@ -11,6 +11,7 @@ import torch
 
 import rank_commands as commands
 import rank_models as models
+import rank_plans as plans
 import rank_scenarios as scenarios
 from rank_processes import PASSED, run_scenarios
 
@@ -30,6 +31,9 @@ SCENARIOS = (
     models.generate_in_one_shot,
     models.loop_in_one_shot,
     models.serve_with_data_parallelism,
+    plans.split_every_kind,
+    plans.split_with_draft_heads,
+    plans.capture_a_split_target,
     scenarios.agree_on_random_steps,
     scenarios.agree_on_staged_batches,
     scenarios.refuse_a_batch,
