@@ -15,30 +15,39 @@ from transformers import PreTrainedModel
 from graphkit.buffers import AttentionMetadata, Inputs
 from graphkit.engine.attention import ProjectedHeads
 from graphkit.engine.kv import RecurrentStatePool
-from graphkit.models.attention import AttendProjected, AttentionCall, attending
 from graphkit.models.heads.sources import AuxStates
-from graphkit.models.indexer import indexing
 from graphkit.models.layout import ModelLayout, decoder_layers, output_head
 from graphkit.models.pools import LayerGroupAttention
-from graphkit.models.recurrent import NodeScan, scanning
 from graphkit.models.residual import DeferredSums
+from graphkit.models.running import AttentionCall, NodeScan, RunningForward
 from graphkit.runners import ForwardOutput
 
 
-def attention_of_batch(
-    attention: LayerGroupAttention, numbers: Mapping[nn.Module, Sequence[int]], inputs: Inputs
-) -> AttendProjected:
-    """Return what attends in the layers of a model during one forward of a batch.
+def batch_forward(
+    attention: LayerGroupAttention,
+    numbers: Mapping[nn.Module, Sequence[int]],
+    inputs: Inputs,
+    states: RecurrentStatePool | None = None,
+    first_indexer: int = 0,
+) -> RunningForward:
+    """Return what the layers of a model use of a batch during one forward.
 
     Args:
         attention: Attention over the pools of the layers.
         numbers: Index of each call that a module makes of the attention, in order.
         inputs: The batch.
+        states: States of the recurrent layers; ``None`` without such layers.
+        first_indexer: Indexers of the pools before those of the model.
     """
     metadata, slots = inputs.attention, inputs.out_cache_loc
     assert metadata is not None, "a runner sets it"
     left = {module: iter(each) for module, each in numbers.items()}
-    return _BatchAttention(attention, left, slots, metadata)
+    return RunningForward(
+        _BatchAttention(attention, left, slots, metadata),
+        inputs.positions,
+        scan=None if states is None else NodeScan.of(states, inputs),
+        index=attention.index_batch(slots, metadata, first_indexer),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,14 +122,10 @@ class TransformersForward:
         with ExitStack() as stack:
             stack.callback(self._head.register_forward_pre_hook(head).remove)
             self._record(aux, stack)
-            attend = attention_of_batch(self._attention, self._layer_numbers, inputs)
-            stack.enter_context(attending(attend, inputs.positions))
+            batch = batch_forward(self._attention, self._layer_numbers, inputs, self._states)
+            stack.enter_context(batch.running())
             if self._norm_sizes:
                 stack.enter_context(DeferredSums(self._norm_sizes))
-            index = self._attention.index_batch(inputs.out_cache_loc, inputs.attention)
-            stack.enter_context(indexing(index))
-            if self._states is not None:
-                stack.enter_context(scanning(NodeScan.of(self._states, inputs)))
             out = self.model(
                 input_ids=inputs.input_ids[None],
                 position_ids=inputs.positions[None],

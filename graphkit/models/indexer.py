@@ -12,10 +12,7 @@ selected keys.
 # ruff: noqa: N806 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,40 +20,9 @@ import torch
 from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
-from graphkit.engine.kv.index_keys import IndexKeyPool
-from graphkit.errors import AttentionError
-from graphkit.models.attention import SelectedKeys
 from graphkit.models.cache import IndexCache
 from graphkit.models.layout import IndexLayer, ModelLayout
-from graphkit.ops.attention_layout import DenseLayout
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class IndexBatch:
-    """The index keys of one batch.
-
-    Attributes:
-        pools: Pool and layer of each indexer.
-        layout: Rows and keys of each request.
-        out_cache_loc: Slots of the rows, [T] int64.
-    """
-
-    pools: tuple[tuple[IndexKeyPool, int], ...]
-    layout: DenseLayout
-    out_cache_loc: torch.Tensor
-
-
-_BATCH: ContextVar[IndexBatch | None] = ContextVar("graphkit_hf_index", default=None)
-
-
-@contextmanager
-def indexing(batch: IndexBatch | None) -> Iterator[None]:
-    """Let the indexers of prepared models, if any, run over the index keys of a batch."""
-    token = _BATCH.set(batch)
-    try:
-        yield
-    finally:
-        _BATCH.reset(token)
+from graphkit.models.running import SelectedKeys, running_forward
 
 
 def pass_mask(model: PreTrainedModel, layout: ModelLayout) -> None:
@@ -94,12 +60,8 @@ class PooledIndexer:
 
         Takes the arguments of the indexer, whose rows are [1, T, ...] and whose mask is boolean.
         """
-        batch = _BATCH.get()
-        if batch is None:
-            raise AttentionError(
-                "this model runs through graphkit.models: call the forward of its target, not the "
-                "model."
-            )
+        batch = running_forward().index
+        assert batch is not None, "the forward of a model with indexers has index keys"
         layout, rows = batch.layout, len(batch.out_cache_loc)
 
         def by_request(argument: torch.Tensor) -> torch.Tensor:

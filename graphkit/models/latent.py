@@ -16,9 +16,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from graphkit.engine.attention import AbsorbedProjections
-from graphkit.models.attention import AttentionCall, LatentRows, attending, running_forward
 from graphkit.models.cache import LatentCache
 from graphkit.models.layout import ModelLayout
+from graphkit.models.running import AttentionCall, LatentRows, running_forward
 
 
 def convert_latents(model: PreTrainedModel, layout: ModelLayout) -> None:
@@ -52,5 +52,5 @@ class _Latent:
                 call = replace(call, latents=LatentRows(*cache.rows, projections))
             return running.attend(call)
 
-        with attending(attend, running.positions):
+        with replace(running, attend=attend).running():
             return self._forward(*args, **kwargs | {self._argument: cache})

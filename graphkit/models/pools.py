@@ -33,9 +33,9 @@ from graphkit.engine.kv import (
 from graphkit.engine.kv.index_keys import IndexKeyPool
 from graphkit.engine.kv.layer_groups import LayerGroupKVPool
 from graphkit.errors import ConfigError, short_repr
-from graphkit.models.attention import AttentionCall, padded_to
-from graphkit.models.indexer import IndexBatch
+from graphkit.models.attention import padded_to
 from graphkit.models.layout import AttentionLayer, IndexLayer, ModelLayout
+from graphkit.models.running import AttentionCall, IndexBatch
 from graphkit.ops.attention_layout import DenseLayout
 from graphkit.ops.kv_cache import FP8
 from graphkit.spec import ForwardMode
@@ -119,17 +119,16 @@ class LayerGroupAttention(PooledAttention):
         return self._groups[0].metadata(mode, inputs)
 
     def index_batch(
-        self, out_cache_loc: torch.Tensor, metadata: AttentionMetadata | None
+        self, out_cache_loc: torch.Tensor, metadata: AttentionMetadata, first: int = 0
     ) -> IndexBatch | None:
-        """Return the index keys of a batch, or ``None`` without indexers."""
+        """Return the index keys of a batch, from one indexer on, or ``None`` without indexers."""
         if not self._indexers:
             return None
-        assert metadata is not None, "a runner sets it"
         layout = DenseLayout(
             len(out_cache_loc), metadata.page_table, metadata.cache_seqlens, metadata.cu_seqlens_q,
             metadata.mask, self.kv_pool.page_size, metadata.max_seqlen_q,
         )  # fmt: skip
-        return IndexBatch(self._indexers, layout, out_cache_loc)
+        return IndexBatch(self._indexers[first:], layout, out_cache_loc)
 
     def attend(
         self,

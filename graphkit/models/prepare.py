@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from graphkit.models import experts
-from graphkit.models.attention import IMPLEMENTATION, running_forward
+from graphkit.models.attention import IMPLEMENTATION
 from graphkit.models.cache import PastLength
 from graphkit.models.fusion import fuse_modules
 from graphkit.models.indexer import convert_indexers, pass_mask
@@ -18,6 +18,7 @@ from graphkit.models.layout import ModelLayout
 from graphkit.models.probe import learn_layout
 from graphkit.models.recurrent import convert_mixers
 from graphkit.models.rotation import fix_rotations
+from graphkit.models.running import running_forward
 
 PREPARED = "_graphkit_is_prepared"
 """Attribute of a model that ``prepare_model`` has changed."""

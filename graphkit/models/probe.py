@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 
 from graphkit.engine.attention import AbsorbedProjections
 from graphkit.errors import ConfigError, GraphkitError
-from graphkit.models.attention import AttentionCall, LatentRows, attending
 from graphkit.models.cache import CacheUse
 from graphkit.models.fusion.agreement import agree
 from graphkit.models.layout import (
@@ -27,6 +26,7 @@ from graphkit.models.layout import (
     ModelLayout,
     RecurrentLayer,
 )
+from graphkit.models.running import AttentionCall, LatentRows, attending
 from graphkit.ops.paged_attention import MAX_HEAD_DIM, MAX_REST_DIM
 
 

@@ -7,19 +7,13 @@ before them. Suffixes: B requests, G of them, N nodes of each, T rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from graphkit.buffers import Inputs
-from graphkit.engine.kv import RecurrentStatePool
-from graphkit.engine.kv.recurrent import States, StateSlots
-from graphkit.errors import AttentionError
+from graphkit.engine.kv.recurrent import States
 from graphkit.models.cache import NodeCache
 from graphkit.models.layout import ModelLayout, RecurrentLayer
 from graphkit.models.prompt_parts import (
@@ -29,50 +23,8 @@ from graphkit.models.prompt_parts import (
     Run,
     chunk_support,
     copied,
-    prompt_parts,
 )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NodeScan:
-    """The states of one batch.
-
-    Attributes:
-        pool: States of all requests.
-        slots: Slots that the batch reads and writes.
-        parts: How prompts run; empty if all nodes run one after the other.
-    """
-
-    pool: RecurrentStatePool
-    slots: StateSlots
-    parts: Sequence[PromptPart]
-
-    @classmethod
-    def of(cls, pool: RecurrentStatePool, inputs: Inputs) -> NodeScan:
-        """Return the states of a batch."""
-        slots, requests = pool.slots(inputs), inputs.batch_size
-        lengths: list[int] = []
-        starts: list[int | None] = [None] * requests
-        if inputs.spans is not None:
-            lengths, starts = [len(span) for span in inputs.spans], [s.start for s in inputs.spans]
-        elif inputs.lengths is None and slots.order is None:
-            lengths = [inputs.num_tokens // max(1, requests)] * requests
-        device = inputs.req_pool_indices.device
-        parts = prompt_parts(lengths, starts, pool.width, device) if lengths else []
-        return cls(pool, slots, parts)
-
-
-_SCAN: ContextVar[NodeScan | None] = ContextVar("graphkit_hf_scan", default=None)
-
-
-@contextmanager
-def scanning(scan: NodeScan) -> Iterator[None]:
-    """Let the recurrent layers of prepared models run over the states of a batch."""
-    token = _SCAN.set(scan)
-    try:
-        yield
-    finally:
-        _SCAN.reset(token)
+from graphkit.models.running import NodeScan, running_forward
 
 
 def convert_mixers(model: PreTrainedModel, layout: ModelLayout) -> None:
@@ -104,12 +56,8 @@ class PooledMixer:
 
     def __call__(self, hidden_states: torch.Tensor, **others: Any) -> torch.Tensor:
         """Run the mixer over the rows of a batch, [1, T, H]; takes the arguments of the mixer."""
-        scan = _SCAN.get()
-        if scan is None:
-            raise AttentionError(
-                "this model runs through graphkit.models: call the forward of its target, not the "
-                "model."
-            )
+        scan = running_forward().scan
+        assert scan is not None, "the forward of a model with recurrent layers has states"
 
         def run(states: States, rows: torch.Tensor) -> tuple[States, torch.Tensor]:
             cache: Any = NodeCache(states)

@@ -22,11 +22,11 @@ from graphkit import models
 from graphkit.audit.live_tensors import _storages
 from graphkit.engine.attention import TritonAttention
 from graphkit.errors import TargetError
-from graphkit.models.attention import SelectedKeys, attending
 from graphkit.models.fusion import linears
 from graphkit.models.fusion.products import DeferredProduct
 from graphkit.models.reference import reference_target
 from graphkit.models.residual import DeferredSums, PendingSum, normalised
+from graphkit.models.running import SelectedKeys, attending
 from small_models import small_model
 from two_ops_attention import TwoOps
 

@@ -14,6 +14,7 @@ import graphkit as gk
 from graphkit import models
 from graphkit.audit.kit.attention_batch import BatchInputs
 from graphkit.errors import AttentionError, ConfigError
+from graphkit.models.heads.mtp import MtpForward
 from mtp_folders import save_with_mtp
 from small_models import DELTA, WINDOW, small_model
 
@@ -122,7 +123,7 @@ def test_an_mtp_layer_with_an_indexer_computes_what_its_decoder_computes(tmp_pat
         expected = decoder(
             inputs_embeds=merged[None], position_ids=inputs.positions[None], use_cache=False
         )
-        output = models.mtp.MtpForward(head, number, attention)(inputs)
+        output = MtpForward(head, number, attention)(inputs)
         torch.testing.assert_close(output.hidden_states, expected.last_hidden_state[0])
     pools = attention.kv_pool.tensors().items()
     assert [bool(keys.any()) for name, keys in pools if "index_k" in name] == [True, True]

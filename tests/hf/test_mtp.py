@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from graphkit import models
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.models.attention import attending
+from graphkit.models.running import attending
 from mtp_folders import save_with_mtp
 from small_models import small_model
 

@@ -11,12 +11,12 @@ from torch.nn.functional import scaled_dot_product_attention
 import graphkit as gk
 from accept_loops import accept_lengths, check_engine, head_drafts
 from graphkit import models
-from graphkit.models.attention import attending
 from graphkit.models.heads.config import LlamaConfig
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.folders import save_draft_head
 from graphkit.models.heads.mtp import MtpHead
+from graphkit.models.running import attending
 from mtp_folders import save_with_mtp
 from small_models import small_model
 from trained_drafts import SENTENCES, head_run, head_sources, mtp_run, train_head, trained

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from graphkit.models.attention import AttentionCall, attending
 from graphkit.models.heads.mtp import MtpHead
 from graphkit.models.heads.sources import HeadSources
+from graphkit.models.running import AttentionCall, attending
 
 LENGTH, WINDOWS, STEPS, RATE = 36, 8, 80, 4e-3
 SENTENCES = [

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from graphkit.models.attention import running_products
 from graphkit.models.fusion.agreement import agree, random_rows
 from graphkit.models.fusion.observation import ModuleCall
 from graphkit.models.residual import normalised
+from graphkit.models.running import running_products
 
 
 class Norm:

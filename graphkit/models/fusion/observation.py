@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from graphkit.models.attention import AttentionCall, attending
 from graphkit.models.fusion.agreement import agree
+from graphkit.models.running import AttentionCall, attending
 
 ROWS = 6
 """Rows of the observed forward."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,8 @@ from transformers import PreTrainedModel
 
 from graphkit.buffers import DraftExtendInputs, MultiLayerDraftExtendInputs
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.models.attention import attending
 from graphkit.models.folder import read_quantized_config
-from graphkit.models.forward import attention_of_batch
-from graphkit.models.indexer import indexing
+from graphkit.models.forward import batch_forward
 from graphkit.models.layout import (
     AttentionLayer,
     IndexLayer,
@@ -205,15 +202,14 @@ class MtpForward:
     def __init__(self, head: MtpHead, layer: int, attention: LayerGroupAttention) -> None:
         self._head, self._layer, self._attention = head, layer, attention
         self._numbers = {each.attention_module: (i,) for i, each in enumerate(head.chain)}
+        self._first_indexer = sum(len(each.layout.indexers) for each in head.chain[:layer])
 
     def __call__(self, inputs: Any) -> ForwardOutput:
         """Return logits and hidden states of the rows that the mode needs."""
-        attend = attention_of_batch(self._attention, self._numbers, inputs)
-        index = self._attention.index_batch(inputs.out_cache_loc, inputs.attention)
-        if index is not None:  # the layer numbers its indexers from 0
-            before = sum(len(each.layout.indexers) for each in self._head.chain[: self._layer])
-            index = replace(index, pools=index.pools[before:])
-        with attending(attend, inputs.positions), indexing(index):
+        batch = batch_forward(
+            self._attention, self._numbers, inputs, first_indexer=self._first_indexer
+        )
+        with batch.running():
             hidden = self._head(
                 self._layer, inputs.input_ids, inputs.hidden_states, inputs.positions
             )

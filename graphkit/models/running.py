@@ -1,0 +1,215 @@
+"""The forward that runs in this thread: what its layers read of the batch, and its pools.
+
+Suffixes: T rows, N query heads, M key-value heads, D head size of keys, E head size of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from graphkit.buffers import Inputs
+from graphkit.engine.attention import AbsorbedProjections, ProjectedHeads
+from graphkit.engine.kv import RecurrentStatePool
+from graphkit.engine.kv.index_keys import IndexKeyPool
+from graphkit.engine.kv.recurrent import StateSlots
+from graphkit.errors import AttentionError
+from graphkit.models.prompt_parts import PromptPart, prompt_parts
+from graphkit.ops.attention_layout import DenseLayout
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SelectedKeys:
+    """The keys that each row attends to, as an indexer of a prepared model returns them.
+
+    It is no tensor, so that a comparison of models does not take indices of transformers for it.
+
+    Attributes:
+        positions: Positions in the request of the row, [T, K] int64, -1 behind the last.
+    """
+
+    positions: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatentRows:
+    """What a layer with latent attention keeps of its rows.
+
+    Attributes:
+        latents: [1, 1, T, R].
+        rotated: Rotated part of the keys, [1, 1, T, P].
+        projections: The projections of the layer.
+    """
+
+    latents: torch.Tensor
+    rotated: torch.Tensor
+    projections: AbsorbedProjections
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionCall:
+    """Arguments of one layer's attention.
+
+    Attributes:
+        module: The layer's attention module.
+        query: [1, N, T, D].
+        key: [1, M, T, D].
+        value: [1, M, T, E].
+        scaling: Factor on the scores.
+        window: Most keys that a row sees, its own included; 0 for all.
+        chunked: Whether a row sees the keys of its own chunk of ``window`` positions alone.
+        softcap: Bound of the scores; 0 for none.
+        sinks: A further score per query head, [N]; ``None`` for none.
+        selected: The keys that each row attends to; ``None`` for all that it sees.
+        latents: The latents of the rows, of which ``key`` and ``value`` then have one; ``None``
+            without latent attention.
+        others: Further arguments that are not ``None`` or false.
+    """
+
+    module: Any
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    scaling: float
+    window: int
+    chunked: bool
+    softcap: float
+    sinks: torch.Tensor | None
+    selected: SelectedKeys | None
+    others: dict[str, Any]
+    latents: LatentRows | None = None
+
+    def expanded(self) -> AttentionCall:
+        """Return the call with the keys and values of its rows in the place of their latents."""
+        if self.latents is None:
+            return self
+        rotated = self.latents.rotated[0].transpose(0, 1)
+        key, value = self.latents.projections.keys_and_values(
+            self.latents.latents[0].transpose(0, 1)
+        )
+        key = torch.cat([key, rotated.expand(-1, key.shape[1], -1)], -1)
+        key, value = (part.transpose(0, 1)[None] for part in (key, value))
+        return replace(self, key=key, value=value, latents=None)
+
+
+class Attend(Protocol):
+    """What a call of attention does during a forward."""
+
+    def __call__(self, call: AttentionCall) -> torch.Tensor:
+        """Return the attended values, [1, T, N, E]."""
+
+
+@runtime_checkable
+class AttendProjected(Attend, Protocol):
+    """An ``Attend`` that can also rotate the heads, so that one kernel rotates and stores them."""
+
+    def projected(self, call: AttentionCall, heads: ProjectedHeads) -> torch.Tensor:
+        """Rotate heads and attend with them in the place of the call's rows: [1, T, N, D]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexBatch:
+    """The index keys of one batch.
+
+    Attributes:
+        pools: Pool and layer of each indexer.
+        layout: Rows and keys of each request.
+        out_cache_loc: Slots of the rows, [T] int64.
+    """
+
+    pools: tuple[tuple[IndexKeyPool, int], ...]
+    layout: DenseLayout
+    out_cache_loc: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeScan:
+    """The states of one batch.
+
+    Attributes:
+        pool: States of all requests.
+        slots: Slots that the batch reads and writes.
+        parts: How prompts run; empty if all nodes run one after the other.
+    """
+
+    pool: RecurrentStatePool
+    slots: StateSlots
+    parts: Sequence[PromptPart]
+
+    @classmethod
+    def of(cls, pool: RecurrentStatePool, inputs: Inputs) -> NodeScan:
+        """Return the states of a batch."""
+        slots, requests = pool.slots(inputs), inputs.batch_size
+        lengths: list[int] = []
+        starts: list[int | None] = [None] * requests
+        if inputs.spans is not None:
+            lengths, starts = [len(span) for span in inputs.spans], [s.start for s in inputs.spans]
+        elif inputs.lengths is None and slots.order is None:
+            lengths = [inputs.num_tokens // max(1, requests)] * requests
+        device = inputs.req_pool_indices.device
+        parts = prompt_parts(lengths, starts, pool.width, device) if lengths else []
+        return cls(pool, slots, parts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunningForward:
+    """What the layers of a model use of the forward that runs.
+
+    Attributes:
+        attend: Attends in one layer.
+        positions: Position of each row in its request, [T] int32 or int64.
+        scan: States of the recurrent layers; ``None`` without such layers.
+        index: Index keys of the indexers; ``None`` without indexers.
+        products: Columns of merged linear layers that their layers have still to return, by group.
+    """
+
+    attend: Attend
+    positions: torch.Tensor
+    scan: NodeScan | None = None
+    index: IndexBatch | None = None
+    products: dict[Any, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Let the prepared models that run in the block use this forward."""
+        token = _RUNNING.set(self)
+        try:
+            yield
+        finally:
+            _RUNNING.reset(token)
+
+
+_RUNNING: ContextVar[RunningForward | None] = ContextVar("graphkit_forward", default=None)
+# A context variable and not an argument of the model, because some classes do not pass
+# arguments on to their attention (Nemotron and StableLM in transformers 5.23).
+
+
+def attending(attend: Attend, positions: torch.Tensor) -> AbstractContextManager[None]:
+    """Let prepared models attend through ``attend``, at positions [T], in a block."""
+    return RunningForward(attend, positions).running()
+
+
+def running_forward() -> RunningForward:
+    """Return the forward that runs.
+
+    Raises:
+        AttentionError: The model runs outside of a forward of graphkit.
+    """
+    running = _RUNNING.get()
+    if running is None:
+        raise AttentionError(
+            "this model runs through graphkit.models: call the forward of its target, not the "
+            "model."
+        )
+    return running
+
+
+def running_products() -> dict[Any, Any] | None:
+    """Return the products of the forward that runs in this thread; ``None`` outside of one."""
+    running = _RUNNING.get()
+    return None if running is None else running.products
