@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from graphkit.buffers.arena import Arena
+from graphkit.buffers.batch_checks import BatchChecks
 from graphkit.buffers.fields import fields_of
 from graphkit.buffers.inputs import StepInputs
 from graphkit.buffers.layout import Capacity, FieldLayout, resolve
@@ -22,7 +22,7 @@ from graphkit.buffers.value_checks import ValueChecks
 from graphkit.buffers.value_rules import Limits
 from graphkit.buffers.writers import AxisWriters, BatchWriter, FieldWriter
 from graphkit.config import require_type
-from graphkit.errors import ConfigError, InputError, short_repr
+from graphkit.errors import ConfigError, short_repr
 from graphkit.ops.refresh import FROM_PAYLOAD, KEEP, Header, refresh
 
 
@@ -75,15 +75,17 @@ class InputBuffers:
             [f.name for f in declared],
             Mapping,
         )
-        self.bound_fields, self._without = dict(bound_fields or {}), frozenset(without)
+        self.bound_fields = dict(bound_fields or {})
         present = [
             f
             for f in declared
             if not f.optional or f.name in {*optional_fields, *self.bound_fields}
         ]
         self.layouts: tuple[FieldLayout, ...] = resolve(present, capacity)
-        self.absent = tuple(f.name for f in fields_of(self.inputs) if f not in present)
-        """Names of declared fields without memory."""
+        self.checks = BatchChecks(
+            inputs_type, self.layouts, capacity, device, frozenset(without), self.bound_fields
+        )
+        """Checks of batches, before a replay and before a run without a graph."""
         self.arena = Arena(self.layouts, self.bound_fields, device)
         self.mailbox = Mailbox(self.layouts, device, check_device, wait_for_device)
         written = [layout for layout in self.layouts if layout.name not in self.bound_fields]
@@ -119,69 +121,6 @@ class InputBuffers:
         layout = next(layout for layout in self.layouts if layout.name == name)
         rows = min(self.capacity.rows(layout.field.axis, batch_size, tokens), layout.capacity)
         return layout.head(self.arena.tensors[name], rows)
-
-    @cached_property
-    def _batch_shows_tokens(self) -> bool:
-        """Whether a batch contains a field whose length is its number of rows."""
-        written = {layout.name for layout in self.layouts} - self.bound_fields.keys()
-        return not written.isdisjoint(self.inputs.token_fields())
-
-    def count_tokens(self, batch: Any) -> int:
-        """Return the number of rows of a batch.
-
-        If no field of the batch shows it, the batch has the captured number of rows per request.
-        """
-        if self._batch_shows_tokens:
-            return int(batch.num_tokens)
-        counts = self.inputs.row_counts(batch) if self.capacity.ragged else None
-        if counts is not None:
-            return int(counts.sum())
-        return int(batch.batch_size * self.capacity.tokens_per_request)
-
-    def not_captured(self, name: str) -> str:
-        """Return the error text for a field of a batch that the graph does not read."""
-        if name in self._without:
-            return f"field {name!r} was not captured: the algorithm does not use it. Leave it out."
-        return f"field {name!r} was not captured. Pass optional_fields=[{name!r}] to the runner."
-
-    def check_bound(self, batch: Any) -> None:
-        """Refuse rows of a bound field, because the graph would ignore them.
-
-        The bound storage itself is accepted.
-        """
-        for name, storage in self.bound_fields.items():
-            rows = getattr(batch, name, None)
-            is_own = isinstance(rows, torch.Tensor) and rows.data_ptr() == storage.data_ptr()
-            if rows is not None and not is_own:
-                raise InputError(
-                    f"field {name!r} is bound: another graph writes its rows. Leave it out.",
-                    field=name,
-                )
-
-    @property
-    def has_checks(self) -> bool:
-        """Whether the fields of a batch can contradict each other."""
-        return self.inputs.check.__func__ is not StepInputs.check.__func__  # type: ignore[attr-defined]
-
-    def check(
-        self, batch: Any, tokens: int, width: int | None = None, *, is_packed: bool = False
-    ) -> None:
-        """Refuse a batch whose fields contradict each other; see ``StepInputs.check``.
-
-        Args:
-            batch: Live rows.
-            tokens: Number of rows.
-            width: Largest number of rows of a request; the captured one by default. A prefill has
-                another one, and no front tokens.
-            is_packed: Whether the rows are those of a prefill, packed.
-        """
-        capacity = self.capacity
-        front: int | None = capacity.front_tokens
-        if width is None:
-            width = capacity.tokens_per_request
-        elif front:
-            front = None
-        self.inputs.check(batch, tokens, width, capacity.ragged or is_packed, front)
 
     def prepare(self, batch_size: int) -> None:
         """Upload the tables that ``refresh`` reads for a size. Call it before a capture."""
@@ -242,7 +181,7 @@ class InputBuffers:
             in_flight: list[torch.Tensor] = []
             self.mailbox.post(entry, 0, 0, 0)
         else:
-            tokens = self.count_tokens(batch)
+            tokens = self.checks.count_tokens(batch)
             in_flight = self.writer(entry, batch.batch_size, tokens).write(batch)
             self.mailbox.post(entry, batch.batch_size, tokens)
         yield

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from graphkit.buffers import InputBuffers, StepInputs, validate_field, wrong_count
+from graphkit.buffers import InputBuffers, StepInputs
 from graphkit.config import is_int
 from graphkit.errors import InputError, SizeError, short_repr
 from graphkit.graphs import SizeTable
@@ -92,8 +92,7 @@ class Dispatch:
         eager_reason: str = "",
     ) -> None:
         self._table, self._buffers, self._eager_reason = table, buffers, eager_reason
-        self._width = buffers.capacity.tokens_per_request
-        self._ragged = buffers.capacity.ragged
+        self._checks = buffers.checks
         self.inputs_type = inputs_type
         self.fallbacks: Counter[str] = Counter()
         """Number of eager runs by reason."""
@@ -113,7 +112,7 @@ class Dispatch:
                 field="batch",
             )
 
-    def miss(self, batch: Any, status: str) -> Reason | None:
+    def eager_reason(self, batch: Any, status: str) -> Reason | None:
         """Return why the batch has no graph, from its sizes and fields; ``None`` if it has one."""
         self.require_inputs(batch)
         if self._eager_reason and status != "closed":
@@ -123,9 +122,9 @@ class Dispatch:
         requests = batch.batch_size
         if not self._table.fits(requests):
             return Reason.BATCH_TOO_LARGE
-        if self.wrong_width(requests, self._buffers.count_tokens(batch)):
+        if self._checks.wrong_width(requests, self._checks.count_tokens(batch)):
             return Reason.WRONG_WIDTH
-        if self.surplus_field(batch) is not None:
+        if self._checks.surplus_field(batch) is not None:
             return Reason.FIELD_NOT_CAPTURED
         return None
 
@@ -143,40 +142,6 @@ class Dispatch:
             logger.warning("%s falls back to eager: %s. Logged once.", name, explain())
         self.fallbacks[reason] += 1
 
-    def check_idle(self, batch: Any) -> None:
-        """Refuse an idle batch that has rows.
-
-        Raises:
-            InputError: The batch has rows but no requests.
-        """
-        if wrong := self.wrong_width(0, self._buffers.count_tokens(batch)):
-            raise InputError(f"{wrong}.", field="num_tokens")
-
-    def check(self, batch: Any) -> None:
-        """Refuse a batch whose fields the graph cannot take.
-
-        Raises:
-            InputError: A field is missing, wrong or not captured, or contradicts another one;
-                ``field`` names it.
-        """
-        requests, tokens = batch.batch_size, self._buffers.count_tokens(batch)
-        surplus = self.surplus_field(batch)
-        if surplus is not None:
-            raise InputError(self._buffers.not_captured(surplus), field=surplus)
-        if wrong := self.wrong_width(requests, tokens):
-            raise InputError(f"{wrong}.", field="num_tokens")
-        self._buffers.check_bound(batch)
-        for layout in self._buffers.layouts:
-            if layout.name not in self._buffers.bound_fields:
-                rows = self._buffers.capacity.rows(layout.field.axis, requests, tokens)
-                value = getattr(batch, layout.name, None)
-                try:
-                    validate_field(layout, value, rows, self._buffers.device)
-                except InputError as error:
-                    reason = wrong_count(error.field, batch, self._buffers.layouts)
-                    raise InputError(f"{error}{reason}", field=error.field) from error
-        self._buffers.check(batch, tokens)
-
     def checked_size(self, batch: Any, padded_batch_size: int | None) -> int:
         """Check a batch, in the checking mode its values too, and return the size that holds it.
 
@@ -185,7 +150,7 @@ class Dispatch:
             padded_batch_size: A captured size; ``None`` selects the smallest that holds the batch.
 
         Raises:
-            InputError: See ``check``, or ``padded_batch_size`` is not an int.
+            InputError: See ``BatchChecks.check``, or ``padded_batch_size`` is not an int.
             SizeError: The size does not hold the batch, or was not captured.
         """
         requests, size = batch.batch_size, padded_batch_size
@@ -194,56 +159,36 @@ class Dispatch:
         require_count("padded_batch_size", size)
         if size not in self._table.sizes or size < requests:
             raise size_error(requests, size, self._table)
-        self.check(batch)
+        self._checks.check(batch)
         if self._buffers.value_checks is not None:
             self._buffers.value_checks.report()
             self._buffers.value_checks.check(batch)
         return size
 
-    def wrong_width(self, requests: int, tokens: int) -> str:
-        """Return the reason why no graph takes so many rows per request, or an empty string."""
-        most = requests * self._width
-        least = requests if self._ragged else most
-        if least <= tokens <= most:
-            return ""
-        width = f"1 to {self._width}" if self._ragged else self._width
-        return (
-            f"the batch has {tokens} tokens in {requests} requests; captured are {width} tokens "
-            "per request"
-        )
-
-    def surplus_field(self, batch: Any) -> str | None:
-        """Return the name of a field of the batch that the graph does not read, if there is one."""
-        for name in self._buffers.absent:
-            if getattr(batch, name, None) is not None:
-                return name
-        return None
-
-    def explain(self, miss: Reason, batch: Any, status: str) -> str:
-        """Return the reason as a sentence, with the sizes of the batch and the captured ones."""
-        requests, tokens = batch.batch_size, self._buffers.count_tokens(batch)
-        if miss is Reason.BATCH_TOO_LARGE:
+    def explain(self, reason: Reason, batch: Any, status: str) -> str:
+        """Return a reason as a sentence, with the sizes of the batch and the captured ones."""
+        if reason is Reason.BATCH_TOO_LARGE:
             return (
-                f"the batch has {requests} requests; the largest captured size is "
+                f"the batch has {batch.batch_size} requests; the largest captured size is "
                 f"{self._table.largest}"
             )
-        if miss is Reason.WRONG_WIDTH:
-            return self.wrong_width(requests, tokens)
-        if miss is Reason.UNSUPPORTED_ATTENTION:
+        if reason is Reason.WRONG_WIDTH:
+            return self._checks.wrong_width(batch.batch_size, self._checks.count_tokens(batch))
+        if reason is Reason.UNSUPPORTED_ATTENTION:
             return self._eager_reason
-        if miss is Reason.FIELD_NOT_CAPTURED:
-            return self._buffers.not_captured(str(self.surplus_field(batch)))
+        if reason is Reason.FIELD_NOT_CAPTURED:
+            return self._checks.not_captured(str(self._checks.surplus_field(batch)))
         return f"the runner is {status}, not captured"
 
     def decide(self, batch: Any, status: str) -> Decision:
         """Return the decision for a batch, with every field checked."""
         try:
-            miss = self.miss(batch, status)
-            if miss is not None:
-                return Decision(False, self.explain(miss, batch, status), None, miss)
+            reason = self.eager_reason(batch, status)
+            if reason is not None:
+                return Decision(False, self.explain(reason, batch, status), None, reason)
             if batch.batch_size == 0:
                 return Decision(True, "", 0)
-            self.check(batch)
+            self._checks.check(batch)
         except InputError as error:
             return Decision(False, str(error), None, Reason.BAD_FIELD)
         return Decision(True, "", self._table.fit(batch.batch_size))

@@ -148,16 +148,16 @@ class ReplayConsensus:
         return self.counted(self._group.agree(message))
 
     def _ready(self, batch: Any, status: str, padded_batch_size: int | None) -> RankReady:
-        miss = self._dispatch.miss(batch, status)
+        eager_reason = self._dispatch.eager_reason(batch, status)
         requests = batch.batch_size
-        if miss is not None and not miss.has_eager_way:
-            raise ReplayError(f"{self._dispatch.explain(miss, batch, status)}.")
+        if eager_reason is not None and not eager_reason.has_eager_way:
+            raise ReplayError(f"{self._dispatch.explain(eager_reason, batch, status)}.")
         if not requests:
-            self._dispatch.check_idle(batch)
+            self._step.buffers.checks.check_idle(batch)
             return self._message(RankAction.IDLE)
-        if miss is not None:
+        if eager_reason is not None:
             self._step.check_unpadded(batch)
-            return self._message(RankAction.EAGER, requests, reason=_REASONS.index(miss))
+            return self._message(RankAction.EAGER, requests, reason=_REASONS.index(eager_reason))
         size = self._dispatch.checked_size(batch, padded_batch_size)
         return self._message(RankAction.REPLAY, requests, size)
 

@@ -99,9 +99,13 @@ class Replayer(Generic[OutputT]):
         self._step, self._table, self.dispatch, self.backend = step, table, dispatch, backend
         self.buffers, self._mailbox = step.buffers, step.buffers.mailbox
         self._inputs_type = dispatch.inputs_type
-        self._absent, self._bound_fields = self.buffers.absent, self.buffers.bound_fields
+        self._checks, self._bound_fields = self.buffers.checks, self.buffers.bound_fields
+        self._absent = self._checks.absent
         self.plan_on_host = step.plan_on_host if step.plans_on_host else None
-        self._ragged, self.has_checks = self.buffers.capacity.ragged, self.buffers.has_checks
+        self._ragged, self.compares_fields = (
+            self.buffers.capacity.ragged,
+            self._checks.compares_fields,
+        )
         self.consensus: ReplayConsensus | None = None
         """Agrees with other ranks on staged batches. They have agreed on other batches before."""
         self.frozen: FrozenValues | None = None
@@ -127,17 +131,17 @@ class Replayer(Generic[OutputT]):
             raise
         if plan is None:
             if batch.batch_size == 0:
-                self.dispatch.check_idle(batch)
+                self._checks.check_idle(batch)
                 return self.idle() if padded_batch_size is None else self.pads(padded_batch_size)
             plan = self.make_plan(batch.batch_size, padded_batch_size)
         if self.frozen is not None:
             self.frozen.check(plan.padded_batch_size)
-        for name in self._absent:  # as Dispatch.surplus_field, without the cost of a call
+        for name in self._absent:  # as BatchChecks.surplus_field, without the cost of a call
             if getattr(batch, name, None) is not None:
-                raise InputError(self.buffers.not_captured(name), field=name)
+                raise InputError(self._checks.not_captured(name), field=name)
         if self._bound_fields:
-            self.buffers.check_bound(batch)
-        tokens = self._checked_tokens(batch, plan) if self.has_checks else plan.tokens
+            self._checks.check_bound(batch)
+        tokens = self._checked_tokens(batch, plan) if self.compares_fields else plan.tokens
         entry = self._mailbox.claim()
         in_flight = self.writer(plan, entry, tokens).write(batch)
         if self.plan_on_host is not None:
@@ -218,10 +222,10 @@ class Replayer(Generic[OutputT]):
         """
         tokens = plan.tokens
         if self._ragged:
-            tokens = self.buffers.count_tokens(batch)
-            if wrong := self.dispatch.wrong_width(plan.requests, tokens):
-                raise InputError(f"{wrong}.", field="num_tokens")
-        self.buffers.check(batch, tokens)
+            tokens = self._checks.count_tokens(batch)
+            if self._checks.wrong_width(plan.requests, tokens):
+                self._checks.check_width(plan.requests, tokens)  # raises
+        self._checks.compare_fields(batch, tokens)
         return tokens
 
     def make_plan(self, requests: int, size: int | None) -> ReplayPlan:

@@ -519,15 +519,15 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         return self._run_alone(batch, padded_batch_size, clone)
 
     def _run_alone(self, batch: InputsT, padded_batch_size: int | None, clone: bool) -> OutputT:
-        miss = self.dispatch.miss(batch, self.status)
-        if miss is None:
+        reason = self.dispatch.eager_reason(batch, self.status)
+        if reason is None:
             return self.replay(batch, padded_batch_size=padded_batch_size, clone=clone)
-        if not miss.has_eager_way:
-            raise ReplayError(f"{self.dispatch.explain(miss, batch, self.status)}.")
+        if not reason.has_eager_way:
+            raise ReplayError(f"{self.dispatch.explain(reason, batch, self.status)}.")
         output = self.fall_back(batch)
         if batch.batch_size:  # an idle batch needs no graph
-            explain = partial(self.dispatch.explain, miss, batch, self.status)
-            self.dispatch.count_fallback(miss.value, self.mode.name, explain)
+            explain = partial(self.dispatch.explain, reason, batch, self.status)
+            self.dispatch.count_fallback(reason.value, self.mode.name, explain)
         return output
 
     def fall_back(self, batch: InputsT, *, without: Collection[str] = ()) -> OutputT:
@@ -557,7 +557,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         if batch.batch_size:
             note_eager_step(self.device)
             return self.step.unpadded(batch, without)
-        self.dispatch.check_idle(batch)
+        self.buffers.checks.check_idle(batch)
         if self._replayer is not None and self.status == "captured":
             return self._replayer.idle()
         empty: OutputT = self.output_type.empty(self.spec, self.sizes, self.device)
@@ -594,7 +594,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         size = self.dispatch.checked_size(batch, padded_batch_size)
         self.backend.wait_for_replays()
         output = self.step.padded(batch, size)
-        return output.live(batch.batch_size, self.buffers.count_tokens(batch))
+        return output.live(batch.batch_size, self.buffers.checks.count_tokens(batch))
 
     def run_pads(self, agreed: AgreedSize) -> None:
         """Run pads as agreed with the other ranks; see ``RankGroup.idle``."""

@@ -120,8 +120,7 @@ def stage(
     tokens = plan.tokens
     if num_tokens is not None:
         require_count("num_tokens", num_tokens)
-        if wrong := replayer.dispatch.wrong_width(plan.requests, num_tokens):
-            raise InputError(f"{wrong}.", field="num_tokens")
+        buffers.checks.check_width(plan.requests, num_tokens)
         tokens = num_tokens
     entry = buffers.mailbox.claim()
     buffers.pad_entry(entry)
@@ -140,8 +139,8 @@ def _attributes(
     buffers, writer = replayer.buffers, replayer.writer(plan, entry, tokens)
 
     def check(rows: Mapping[str, Any]) -> None:
-        if replayer.has_checks:
-            buffers.check(SimpleNamespace(**rows), tokens)
+        if replayer.compares_fields:
+            buffers.checks.compare_fields(SimpleNamespace(**rows), tokens)
         if buffers.value_checks is not None:
             buffers.value_checks.check(SimpleNamespace(**rows))
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Generic, TypeVar
@@ -15,13 +14,10 @@ from graphkit.buffers import (
     AttentionBackend,
     DraftExtendInputs,
     InputBuffers,
-    fields_of,
-    resolve,
-    validate_field,
 )
 from graphkit.buffers.attention import APPENDING
 from graphkit.config import BufferSizes
-from graphkit.errors import InputError, OutputError
+from graphkit.errors import OutputError
 from graphkit.graphs import Stage, is_capturing, scope
 from graphkit.ops.rows import gather_rows
 from graphkit.runners.object_attributes import is_a, own_attributes, type_name
@@ -224,13 +220,6 @@ class Step(Generic[OutputT]):
     ) -> tuple[Callable[[], OutputT], ...]:
         return tuple(torch.no_grad()(stage) for stage in stages)
 
-    def _largest_width(self, batch: Any, requests: int, tokens: int) -> int:
-        """Return the largest number of rows of a request of a ragged batch, or an upper bound."""
-        counts = self.buffers.inputs.row_counts(batch)
-        if counts is None or not counts.size:
-            return tokens - requests + 1
-        return max(int(counts.max()), 1)
-
     def check_unpadded(self, batch: Any) -> None:
         """Refuse a batch that ``unpadded`` cannot run, in the checking mode also for its values.
 
@@ -241,62 +230,28 @@ class Step(Generic[OutputT]):
 
     def _on_device(self, batch: Any, without: Collection[str]) -> Any:
         """Return the live rows as inputs on the device, every field checked."""
-        buffers, capacity = self.buffers, self.buffers.capacity
-        requests, tokens = batch.batch_size, buffers.count_tokens(batch)
-        lengths = getattr(batch, "lengths", None)
-        is_packed = lengths is not None
-        buffers.check_bound(batch)
-        width = max(tokens // requests, 1)
-        if buffers.inputs.width_is_fixed:
-            width = capacity.tokens_per_request
-        if not (capacity.ragged or is_packed):
-            tokens = requests * width  # a number that is not a multiple is refused by its shape
-        letters = {**capacity.letters, "W": width}
-        live = replace(capacity, requests=requests, letters=letters)
-        values = {}
-        for field in fields_of(buffers.inputs):
-            value = getattr(batch, field.name, None)
-            if field.name in buffers.bound_fields:
-                value = buffers.live_rows(field.name, requests, tokens)
-            if value is not None or field.name not in (*buffers.absent, *without):
-                values[field] = value
+        buffers = self.buffers
+        checked = buffers.checks.checked_rows(batch, without)
         rows: dict[str, Any] = {}
         # Captures run on the runner's tensors, not on the caller's.
         may_copy = not is_capturing()
-        for layout in resolve(tuple(values), live):
-            count, passed = capacity.rows(layout.field.axis, requests, tokens), values[layout.field]
-            value = validate_field(layout, passed, count, buffers.device).to(buffers.device)
-            if may_copy and isinstance(passed, torch.Tensor) and _same_memory(value, passed):
-                value = value.clone()  # a forward that writes into it must not change the caller's
-            rows[layout.name] = value
-        most, spans = width, None
-        if is_packed:
-            most, spans = batch.width, getattr(batch, "spans", None)
-            _check_spans(spans, requests, tokens)
-        elif capacity.ragged:
-            most = self._largest_width(batch, requests, tokens)
-        buffers.check(batch, tokens, width=most, is_packed=is_packed)
+        for name, tensor in checked.rows.items():
+            passed = buffers.bound_fields.get(name, getattr(batch, name, None))
+            rows[name] = tensor.to(buffers.device)
+            if may_copy and isinstance(passed, torch.Tensor) and _same_memory(rows[name], passed):
+                # A forward that writes into it must not change the caller's.
+                rows[name] = rows[name].clone()
         if buffers.value_checks is not None:
             # Part of a larger step that is being captured: its runner reports the violations.
             if is_capturing():
                 buffers.value_checks.enqueue(rows, is_padded=False)
             else:
                 buffers.value_checks.check_now(rows)
-        inputs = buffers.inputs(**rows)
-        if capacity.ragged or is_packed:
-            inputs.width, inputs.lengths = most, lengths
-            inputs.spans = spans
+        inputs: Any = buffers.inputs(**rows)
+        if buffers.capacity.ragged or checked.is_packed:
+            inputs.width, inputs.lengths = checked.width, getattr(batch, "lengths", None)
+            inputs.spans = getattr(batch, "spans", None) if checked.is_packed else None
         return inputs
-
-
-def _check_spans(spans: Sequence[range] | None, requests: int, tokens: int) -> None:
-    """Refuse positions that are not those of all rows of a prefill."""
-    if spans is not None and (len(spans) != requests or sum(map(len, spans)) != tokens):
-        raise InputError(
-            f"spans has {len(spans)} requests of {sum(map(len, spans))} rows, but the batch has "
-            f"{requests} requests of {tokens} rows. Pass one range of positions per request.",
-            field="spans",
-        )
 
 
 def rows_at(index: torch.Tensor, tokens: int, rows: torch.Tensor) -> torch.Tensor:

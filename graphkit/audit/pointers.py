@@ -128,7 +128,7 @@ def _check_inputs(record: GraphRecord, runner: Runner[Any, Any], check: Check) -
         if reference.pointer.memory == "input" and reference.node.module != Stage.REFRESH
     }
     is_recurrent = runner.spec.linear_attention and runner.attention is None
-    without_meaning = {*runner.buffers.absent, *(_FOR_ATTENTION if is_recurrent else ())}
+    without_meaning = {*runner.buffers.checks.absent, *(_FOR_ATTENTION if is_recurrent else ())}
     unread = [
         field.name
         for field in fields_of(runner.buffers.inputs)

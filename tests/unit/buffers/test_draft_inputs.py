@@ -85,7 +85,7 @@ def test_optional_fields_and_those_of_large_rows(make_mode, mode):
     buffers = make_mode(mode, optional_fields=[])
     present = MODES[mode][3].keys() - OPTIONAL
     assert {layout.name for layout in buffers.layouts} == present
-    assert set(buffers.absent) == MODES[mode][3].keys() - present
+    assert set(buffers.checks.absent) == MODES[mode][3].keys() - present
     assert [x.name for x in buffers.layouts if x.field.by_address] == ["hidden_states"]
     assert make_mode(mode, without=["hidden_states"]).view(2).hidden_states is None
 
@@ -150,13 +150,13 @@ def test_slots_of_all_steps_are_no_rows(make_mode):
     """B * K * S of them: with positions bound, nothing else per token is left to count."""
     buffers = make_mode("draft", bound_fields={"positions": torch.zeros(8, dtype=I64)})
     batch = DraftInputs(req_pool_indices=np.ones(3), out_cache_loc=np.ones(18))
-    assert buffers.count_tokens(batch) == 6
+    assert buffers.checks.count_tokens(batch) == 6
 
 
 def test_with_all_rows_bound_a_draft_batch_has_the_captured_ones(make_mode):
     storage = {"positions": torch.zeros(8, dtype=I64), "out_cache_loc": torch.zeros(24, dtype=I64)}
     buffers = make_mode("draft", bound_fields=storage)
-    assert buffers.count_tokens(DraftInputs(req_pool_indices=np.ones(3))) == 6
+    assert buffers.checks.count_tokens(DraftInputs(req_pool_indices=np.ones(3))) == 6
 
 
 counts = st.lists(st.integers(1, 4), min_size=1, max_size=5)

@@ -47,7 +47,7 @@ def test_fields_do_not_overlap_and_are_aligned(make_buffers):
 
 def test_optional_fields_that_nobody_asked_for_are_not_there(make_buffers):
     buffers = make_buffers(optional_fields=["custom_mask"])
-    assert buffers.absent == ("input_embeds", "mrope_positions", "token_bitmask")
+    assert buffers.checks.absent == ("input_embeds", "mrope_positions", "token_bitmask")
     view = buffers.view(3)
     assert view.input_embeds is None
     assert view.mrope_positions is None
@@ -103,7 +103,7 @@ def test_a_bound_optional_field_is_there(make_buffers):
     mask = torch.ones(4, 4, 4, dtype=torch.bool)
     buffers = make_buffers(bound_fields={"custom_mask": mask})
     assert buffers.view(4).custom_mask.data_ptr() == mask.data_ptr()
-    assert "custom_mask" not in buffers.absent
+    assert "custom_mask" not in buffers.checks.absent
 
 
 def test_every_field_may_be_bound(make_buffers):
