@@ -181,19 +181,22 @@ def test_a_loop_of_a_caller_goes_on_after_an_interrupt(table_model):
                 for row in sorted(running):
                     sampling = SamplingParams(max_new_tokens=count - len(received[row]))
                     report = runner.admit(row, prompts[row] + received[row], sampling)
-                    take(row, report[0, 4:].tolist())
+                    take(row, report[0, 4 : 4 + int(report[0, 2])].tolist())
             for step in runner.launch(sorted(running), max_steps=3) if running else ():
                 for each in step.requests:
                     take(each.req_pool_index, each.tokens)
 
         is_first = True
-        while running:
+        for _ in range(60):
+            if not running:
+                break
             try:
                 advance(is_first)
                 is_first = False
             except KeyboardInterrupt:
                 runner.stop_loops()
                 is_first = True
+        assert not running, "requests run after 60 launches"
         return received
 
     with table_model.table_runner(table, 1, rows=2, batch_sizes=[1, 2], ring_entries=8) as runner:
