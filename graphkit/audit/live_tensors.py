@@ -10,17 +10,15 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
-from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
 
+from graphkit.audit.holders import attribute_holders, shape_text
 from graphkit.audit.host_objects.reachable_objects import ReachableObjects
 from graphkit.graphs.operations import tensors_in
 from graphkit.graphs.recorded_op import RecordedOp
-from graphkit.graphs.tracked_objects import find_objects, find_referrers
-from graphkit.records import tensor_text
-from graphkit.runners.object_attributes import is_a, own_attributes, type_name
+from graphkit.graphs.tracked_objects import find_objects
 
 
 class LiveTensors:
@@ -59,9 +57,9 @@ class LiveTensors:
             for address, name in zip(addresses, reached, strict=True)
             if not name and (found := self.tensors_at(address))
         }
-        held = _holder_names(list(tensors.values()))
+        held = attribute_holders(list(tensors.values()))
         others = {
-            address: held.get(id(tensor)) or tensor_text(tensor.dtype, tensor.shape)
+            address: held[id(tensor)][0].name if id(tensor) in held else shape_text(tensor)
             for address, tensor in tensors.items()
         }
         pairs = zip(addresses, reached, strict=True)
@@ -167,30 +165,3 @@ def _storages(objects: Iterable[object]) -> Iterator[tuple[int, int]]:
             continue
         if begin:
             yield begin, begin + storage.nbytes()
-
-
-def holder_name(owner: Any) -> str:
-    """Return the name of a module, or of the type of another object."""
-    if is_a(owner, ModuleType):
-        return str(own_attributes(owner).get("__name__"))
-    return type_name(type(owner))
-
-
-def _holder_names(tensors: Sequence[torch.Tensor]) -> dict[int, str]:
-    """Return the module global or the attribute that refers to each tensor, by the tensor's id.
-
-    Searching the objects of a large process takes 100 ms, so one search serves all tensors.
-    """
-    if not tensors:
-        return {}
-    wanted, names = {id(tensor) for tensor in tensors}, dict[int, str]()
-    holders = find_referrers(list(tensors))
-    attributes_of_owners = [holder for holder in holders if isinstance(holder, dict)]
-    owners = [*holders, *find_referrers(attributes_of_owners)]
-    for owner in {id(owner): owner for owner in owners}.values():
-        attributes = own_attributes(owner)
-        owner_name = holder_name(owner)
-        for key, value in list(attributes.items()):
-            if id(value) in wanted:
-                names.setdefault(id(value), f"{owner_name}.{key}")
-    return names

@@ -50,7 +50,7 @@ class Container:
 
     Args:
         prefix: Name of the object that the values belong to.
-        values: The dict, by reference.
+        values: The dict, by reference; in subclasses what the values are read from.
         keep: Selects keys.
 
     Attributes:
@@ -62,7 +62,7 @@ class Container:
     def __init__(
         self,
         prefix: str,
-        values: dict[Any, Any],
+        values: Any,
         keep: Callable[[Any], bool] = lambda _key: True,
     ) -> None:
         self.owner: Any = None
@@ -73,7 +73,7 @@ class Container:
 
     @property
     def place(self) -> int:
-        """Identifies the storage of the values while the container exists."""
+        """Identifies what holds the values while the container exists."""
         return id(self._values)
 
     def name(self, key: Any) -> str:
@@ -117,158 +117,108 @@ class _DictItems(Container):
         return f"{self.prefix}[{short_repr(key, _MAX_KEY)}]"
 
 
-class _ListItems(Container):
-    """Items of a list, a deque or a tuple. Only lists are restored: a deque may be a log."""
+class _Computed(Container):
+    """Values that are read from an object one by one, and set the same way."""
 
-    def __init__(self, prefix: str, items: Any) -> None:
-        super().__init__(prefix, {})
-        self._items = items
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self.read().get(key, default)
+
+    def restore(self, saved: Mapping[Any, Any]) -> None:
+        for key, value in saved.items():
+            if self.get(key) is not value:
+                self.set(key, value)
+
+
+class _ListItems(_Computed):
+    """Items of a list, a deque or a tuple. Only lists are restored: a deque may be a log."""
 
     def name(self, key: Any) -> str:
         return f"{self.prefix}[{key}]"
 
-    @property
-    def place(self) -> int:
-        return id(self._items)
-
     def read(self) -> dict[Any, Any]:
-        return dict(enumerate(items_of(self._items) or ()))
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        return self.read().get(key, default)
+        return dict(enumerate(items_of(self._values) or ()))
 
     def set(self, key: Any, value: Any) -> None:
-        if is_a(self._items, list):
-            list.__setitem__(self._items, key, value)
-        elif is_a(self._items, deque):
-            deque.__setitem__(self._items, key, value)
+        for kind in (list, deque):
+            if is_a(self._values, kind):
+                kind.__setitem__(self._values, key, value)
 
     def restore(self, saved: Mapping[Any, Any]) -> None:
-        if is_a(self._items, list):
-            list.__setitem__(self._items, slice(None), [*saved.values()])
+        if is_a(self._values, list):
+            list.__setitem__(self._values, slice(None), [*saved.values()])
 
 
-class _ClosureCells(Container):
+class _ClosureCells(_Computed):
     """Variables that a function closes over."""
 
     def __init__(self, prefix: str, function: FunctionType) -> None:
-        super().__init__(prefix, {})
         names, cells = function.__code__.co_freevars, function.__closure__ or ()
-        self._cells: dict[str, CellType] = dict(zip(names, cells, strict=True))
+        super().__init__(prefix, dict(zip(names, cells, strict=True)))
 
     def read(self) -> dict[Any, Any]:
-        return {name: value for name, cell in self._cells.items() for value in _contents(cell)}
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        return next(iter(_contents(self._cells[key])), default)
+        return {name: value for name, cell in self._values.items() for value in _contents(cell)}
 
     def set(self, key: Any, value: Any) -> None:
-        self._cells[key].cell_contents = value
-
-    def restore(self, saved: Mapping[Any, Any]) -> None:
-        for name, value in saved.items():
-            self.set(name, value)
+        self._values[key].cell_contents = value
 
 
-class _Defaults(Container):
+class _Defaults(_Computed):
     """Defaults of the arguments of a function."""
 
-    def __init__(self, prefix: str, function: FunctionType) -> None:
-        super().__init__(prefix, {})
-        self._function = function
-
-    @property
-    def place(self) -> int:
-        return id(self._function)
-
     def read(self) -> dict[Any, Any]:
-        code, values = self._function.__code__, self._function.__defaults__ or ()
+        code, values = self._values.__code__, self._values.__defaults__ or ()
         names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
-        return {**dict(zip(names, values, strict=True)), **(self._function.__kwdefaults__ or {})}
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        return self.read().get(key, default)
+        return {**dict(zip(names, values, strict=True)), **(self._values.__kwdefaults__ or {})}
 
     def set(self, key: Any, value: Any) -> None:
-        if key in (named := self._function.__kwdefaults__ or {}):
+        if key in (named := self._values.__kwdefaults__ or {}):
             named[key] = value
         elif key in (values := self.read()):
             values[key] = value
-            count = len(self._function.__defaults__ or ())
-            self._function.__defaults__ = tuple(values.values())[:count]
-
-    def restore(self, saved: Mapping[Any, Any]) -> None:
-        for key, value in saved.items():
-            if self.get(key) is not value:
-                self.set(key, value)
+            count = len(self._values.__defaults__ or ())
+            self._values.__defaults__ = tuple(values.values())[:count]
 
 
-class _ClassAttributes(Container):
-    """Numbers, tensors and collections among the attributes of a class.
-
-    Args:
-        cls: The class.
-        hidden: Attributes that an instance has, too.
-    """
-
-    def __init__(self, cls: type, hidden: Collection[str]) -> None:
-        super().__init__(type_name(cls), {}, lambda key: key not in hidden)
-        self._class = cls
-
-    @property
-    def place(self) -> int:
-        return id(self._class)
+class _ClassAttributes(_Computed):
+    """Numbers, tensors and collections among the attributes of a class."""
 
     def read(self) -> dict[Any, Any]:
-        values = {
-            key: value for key, value in class_attributes(self._class).items() if self._keep(key)
-        }
         return {
             key: value
-            for key, value in values.items()
-            if type(value) in _CLASS_VALUES and not key.startswith("__")
+            for key, value in class_attributes(self._values).items()
+            if self._keep(key) and type(value) in _CLASS_VALUES and not key.startswith("__")
         }
 
     def get(self, key: Any, default: Any = None) -> Any:
-        return class_attributes(self._class).get(key, default)
+        return class_attributes(self._values).get(key, default)
 
     def set(self, key: Any, value: Any) -> None:
-        setattr(self._class, key, value)
-
-    def restore(self, saved: Mapping[Any, Any]) -> None:
-        for key, value in saved.items():
-            if self.get(key) is not value:
-                self.set(key, value)
+        setattr(self._values, key, value)
 
 
-class _Slots(Container):
+class _Slots(_Computed):
     """Attributes in the slots of a class."""
 
     def __init__(self, prefix: str, owner: Any, slots: dict[str, MemberDescriptorType]) -> None:
-        super().__init__(prefix, {})
-        self._owner, self._slots = owner, slots
-
-    @property
-    def place(self) -> int:
-        return id(self._owner)
+        super().__init__(prefix, owner)
+        self._slots = slots
 
     def read(self) -> dict[Any, Any]:
         return {name: value for name in self._slots if (value := self.get(name, self)) is not self}
 
     def get(self, key: Any, default: Any = None) -> Any:
         try:
-            return self._slots[key].__get__(self._owner)
+            return self._slots[key].__get__(self._values)
         except AttributeError:  # nothing is assigned
             return default
 
     def set(self, key: Any, value: Any) -> None:
-        self._slots[key].__set__(self._owner, value)
+        self._slots[key].__set__(self._values, value)
 
     def restore(self, saved: Mapping[Any, Any]) -> None:
-        for name, value in saved.items():
-            self.set(name, value)
+        super().restore(saved)
         for name in self.read().keys() - saved.keys():
-            self._slots[name].__delete__(self._owner)
+            self._slots[name].__delete__(self._values)
 
 
 def _slots(name: str, value: Any) -> Iterator[Container]:
@@ -291,7 +241,7 @@ def class_values(cls: type, hidden: Collection[str]) -> Container:
         cls: The class.
         hidden: Attributes that an instance has, too.
     """
-    container = _ClassAttributes(cls, hidden)
+    container = _ClassAttributes(type_name(cls), cls, lambda key: key not in hidden)
     container.owner = cls
     return container
 

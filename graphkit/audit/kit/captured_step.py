@@ -8,8 +8,7 @@ from contextlib import ExitStack
 import torch
 
 from graphkit.audit.audit_log import AuditLog
-from graphkit.audit.kit.diagnosis import frozen_value
-from graphkit.audit.kit.failures import comparison_text, fail_on_errors
+from graphkit.audit.kit.failures import comparison_text, fail_on_errors, frozen_value
 from graphkit.audit.loop import check_loop
 from graphkit.audit.runs import live_sizes
 from graphkit.audit.runs.whole_step import LOOP_STEPS, compare_steps, open_step

@@ -8,8 +8,7 @@ from itertools import chain
 from typing import Any
 
 from graphkit.audit.kit.captured_step import STEP_PROPERTIES, CapturedStep
-from graphkit.audit.kit.diagnosis import probable_bug
-from graphkit.audit.kit.failures import comparison_text
+from graphkit.audit.kit.failures import comparison_text, probable_bug
 from graphkit.audit.runs import compare_runs, live_sizes
 from graphkit.errors import ConfigError, ReplayError, TargetError, short_repr
 from graphkit.records import count_of

@@ -14,7 +14,6 @@ from graphkit.audit.padding_cause import Cause
 from graphkit.audit.pads.state_writes import Write
 from graphkit.audit.places import row_facts, row_text
 from graphkit.audit.runs.forward_trace import Weights
-from graphkit.ops import verify_tree_greedy
 from graphkit.ops.tree import parents_and_depths
 from graphkit.records import Mismatch, count_of
 from graphkit.runners import Runner
@@ -109,7 +108,7 @@ def _text_and_facts(replay: WrongReplay) -> tuple[str, dict[str, Any]]:
 
 
 def accepted_drafts(spec: SpecConfig, batch: Any, logits: torch.Tensor) -> torch.Tensor | None:
-    """Return how many drafts the target's greedy choice accepts of each request, int32 [B].
+    """Return how many drafts the target's greedy choice accepts of each request, int64 [B].
 
     Args:
         spec: Draft settings of the batch.
@@ -124,38 +123,22 @@ def accepted_drafts(spec: SpecConfig, batch: Any, logits: torch.Tensor) -> torch
     requests = len(logits) // width
     if width < 2 or (spec.topk > 1 and batch.custom_mask is None):
         return None
-    tokens = torch.as_tensor(batch.input_ids, dtype=torch.int64).to(logits.device)
-    parents = _parents(batch.custom_mask, requests, width).to(logits.device)
-    flat = torch.arange(requests * width, device=logits.device)
-    predicts = torch.zeros_like(flat, dtype=torch.int32)
-    accept_index = predicts.new_empty(requests, width)
-    drafts = predicts.new_empty(requests)
-    verify_tree_greedy(
-        predicts, accept_index, drafts,
-        tokens[: requests * width].view(requests, width),
-        flat.view(requests, width),
-        *_links(parents),
-        logits.argmax(-1).view(requests, width),
-    )  # fmt: skip
-    return drafts
+    tokens = torch.as_tensor(batch.input_ids).to(logits.device).view(-1, width)[:requests]
+    parents, depths = _tree(batch.custom_mask, requests, width, logits.device)
+    # A node is accepted if it is the token that follows its parent, and its parent is accepted.
+    is_accepted = tokens == logits.argmax(-1).view(requests, width).gather(1, parents)
+    is_accepted[:, 0] = True
+    for _ in range(width - 1):
+        is_accepted &= is_accepted.gather(1, parents)
+    return (depths * is_accepted).amax(1)
 
 
-def _parents(mask: Any, requests: int, width: int) -> torch.Tensor:
-    """Return the parent of each node, int64 [B, W]; -1 for the root."""
+def _tree(
+    mask: Any, requests: int, width: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return parent and depth of each node, int64 [B, W]; the root is its own parent."""
     if mask is None:
-        return (torch.arange(width) - 1).expand(requests, width)
-    return parents_and_depths(torch.as_tensor(mask)[:requests].cpu())[0]
-
-
-def _links(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return first child and next sibling of each node, int64 [B, W]; -1 where there is none."""
-    width = parents.shape[1]
-    node = torch.arange(width, device=parents.device)
-
-    def first(related: torch.Tensor) -> torch.Tensor:
-        index = torch.where(related, node, width).amin(2)
-        return torch.where(index < width, index, -1)
-
-    children = parents[:, None, :] == node[:, None]
-    siblings = (parents[:, None, :] == parents[:, :, None]) & (node > node[:, None])
-    return first(children), first(siblings)
+        depths = torch.arange(width, device=device).expand(requests, width)
+        return (depths - 1).clamp(min=0), depths
+    parents, depths = parents_and_depths(torch.as_tensor(mask)[:requests].cpu())
+    return parents.clamp(min=0).to(device), depths.to(device) - 1

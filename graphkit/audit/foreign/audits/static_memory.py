@@ -8,53 +8,18 @@ and through the attributes that held the tensors at the capture.
 
 from __future__ import annotations
 
-import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from graphkit.audit.live_tensors import LiveTensors, holder_name
-from graphkit.graphs.tracked_objects import find_objects, find_referrers
-from graphkit.records import tensor_text
-from graphkit.runners.object_attributes import is_a, own_attributes
+from graphkit.audit.holders import Holder, attribute_holders, shape_text, weight_holders
+from graphkit.audit.live_tensors import LiveTensors
 
 _UNKNOWN = object()
 """In the place of a block, for an address that was not searched."""
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """An attribute, a parameter or a module global that held a tensor, directly or in a dict.
-
-    Attributes:
-        owner: The object.
-        key: Name of the attribute.
-        name: Name for people, such as ``Engine.static_ids`` or ``Engine.static['ids']``.
-        shape: Dtype and shape of the tensor.
-        entry: Key in the dict; empty if the attribute was the tensor.
-    """
-
-    owner: weakref.ReferenceType[Any]
-    key: str
-    name: str
-    shape: str
-    entry: tuple[str | int, ...] = ()
-
-    def tensor(self) -> torch.Tensor | None:
-        """Return the tensor that it holds now; ``None`` without one."""
-        owner = self.owner()
-        for values in _attributes(owner):
-            found = values.get(self.key)
-            for entry in self.entry:
-                found = found.get(entry) if isinstance(found, dict) else None
-            if isinstance(found, torch.Tensor):
-                return found
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +55,7 @@ class StaticMemory:
             if tensor is None or tensor.layout is not torch.strided or tensor.is_meta:
                 continue
             begin = tensor.untyped_storage().data_ptr()
-            if begin and begin != self.begin and _shape(tensor) == holder.shape:
+            if begin and begin != self.begin and shape_text(tensor) == holder.shape:
                 return holder.name
         return ""
 
@@ -165,15 +130,15 @@ def _described(
     """
     if not tensors:
         return
-    weights = _weight_holders(set(tensors))
-    attributes = _attribute_holders(
+    weights = weight_holders(set(tensors))
+    attributes = attribute_holders(
         [view for begin, views in tensors.items() if begin not in weights for view in views]
     )
     for begin, views in tensors.items():
         storage, is_weight = views[0].untyped_storage(), begin in weights
         held = weights[begin] if is_weight else []
         held = held or [holder for view in views for holder in attributes.get(id(view), ())]
-        shape = held[0].shape if held else _shape(views[0])
+        shape = held[0].shape if held else shape_text(views[0])
         yield (
             begin,
             StaticMemory(
@@ -186,75 +151,3 @@ def _described(
                 tuple(held),
             ),
         )
-
-
-def _weight_holders(begins: set[int]) -> dict[int, list[Holder]]:
-    """Return the modules that hold storages as parameters or buffers, by address."""
-    modules = find_objects(lambda kind: issubclass(kind, nn.Module))
-    inner = {id(child) for module in modules for child in module._modules.values()}
-    found: dict[int, list[Holder]] = {}
-    for root in (module for module in modules if id(module) not in inner):
-        for path, module in root.named_modules():
-            prefix = ".".join(filter(None, (type(root).__name__, path)))
-            for key, tensor in (*module._parameters.items(), *module._buffers.items()):
-                if tensor is None or tensor.layout is not torch.strided or tensor.is_meta:
-                    continue
-                begin = tensor.untyped_storage().data_ptr()
-                if begin in begins:
-                    holder = Holder(weakref.ref(module), key, f"{prefix}.{key}", _shape(tensor))
-                    found.setdefault(begin, []).append(holder)
-    return found
-
-
-def _attribute_holders(tensors: list[torch.Tensor]) -> dict[int, list[Holder]]:
-    """Return the attributes and module globals that hold tensors, by the tensor's id."""
-    if not tensors:
-        return {}
-    wanted = {id(tensor) for tensor in tensors}
-    # Without lists: those of this function would refer to each other and keep the tensors.
-    referrers = [
-        referrer for referrer in find_referrers(tensors) if type(referrer) not in (list, tuple)
-    ]
-    owners = [referrer for referrer in referrers if type(referrer) is not dict]
-    # A dict has the attributes of an object, or is itself an attribute.
-    dicts = [referrer for referrer in referrers if type(referrer) is dict]
-    known = set(map(id, dicts))
-    for _ in range(2):
-        outer = find_referrers(dicts) if dicts else []
-        owners += [referrer for referrer in outer if type(referrer) not in (list, tuple, dict)]
-        dicts = [referrer for referrer in outer if type(referrer) is dict]
-        del outer
-    del referrers, dicts
-    found: dict[int, list[Holder]] = {}
-    for owner in {id(owner): owner for owner in owners}.values():
-        attributes = own_attributes(owner)
-        if not attributes:
-            continue
-        try:
-            reference = weakref.ref(owner)
-        except TypeError:
-            continue
-        name = holder_name(owner)
-        for key, value in list(attributes.items()):
-            if id(value) in wanted:
-                holder = Holder(reference, key, f"{name}.{key}", _shape(value))
-                found.setdefault(id(value), []).append(holder)
-            elif id(value) in known:
-                for entry, held in list(value.items()):
-                    if id(held) in wanted and isinstance(entry, (str, int)):
-                        path = f"{name}.{key}[{entry!r}]"
-                        holder = Holder(reference, key, path, _shape(held), (entry,))
-                        found.setdefault(id(held), []).append(holder)
-    return found
-
-
-def _attributes(owner: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the attributes of an object by name, and the parameters and buffers of a module."""
-    yield own_attributes(owner)
-    if is_a(owner, nn.Module):
-        yield owner._parameters
-        yield owner._buffers
-
-
-def _shape(tensor: torch.Tensor) -> str:
-    return tensor_text(tensor.dtype, tensor.shape)
