@@ -47,22 +47,43 @@ def sample_batch(_mode, batch_size, seed):
     )
 
 
+def small_target(forward, hidden_size=8, requests=REQUESTS, **facts):
+    """Return a target of one TARGET_VERIFY forward; ``facts`` replace fields."""
+    return gk.CaptureTarget(
+        **{
+            "name": "tiny",
+            "spec": gk.SpecConfig("EAGLE", WIDTH - 1, 1, WIDTH),
+            "sizes": gk.BufferSizes(requests, 64, hidden_size, VOCAB, torch.float32),
+            "forwards": {VERIFY: forward},
+            "sample_batch": sample_batch,
+            **facts,
+        }
+    )
+
+
 def target_of(model, **facts):
     """Return a target that declares weights and cache of the model; ``facts`` replace fields."""
-    hidden_size = model.embedding.embedding_dim
-    return gk.CaptureTarget(
-        name="tiny",
-        spec=gk.SpecConfig("EAGLE", WIDTH - 1, 1, WIDTH),
-        sizes=gk.BufferSizes(REQUESTS, 64, hidden_size, VOCAB, torch.float32),
-        sample_batch=sample_batch,
-        **{
-            "forwards": {VERIFY: model},
-            "weights": dict(model.named_parameters()),
-            "mutable_state": {"cache": model.cache},
-            "batch_sizes": [REQUESTS],
-            **facts,
-        },
-    )
+    declared = {
+        "weights": dict(model.named_parameters()),
+        "mutable_state": {"cache": model.cache},
+        "batch_sizes": [REQUESTS],
+    }
+    return small_target(model, model.embedding.embedding_dim, **declared | facts)
+
+
+def logits_of(forward):
+    """Return a forward whose logits are those that ``forward(inputs)`` returns."""
+    return lambda inputs: gk.ForwardOutput(next_token_logits=forward(inputs))
+
+
+def log_of(audit, target, *, is_captured=True, mode=VERIFY, tolerance=1.0, **settings):
+    """Return the log of an audit of a target's runner on the CPU."""
+    log = AuditLog(tolerance)
+    with target.runner(mode, device="cpu", **settings) as runner:
+        if is_captured:
+            runner.capture(attribution=gk.Attribution(target.weights))
+        audit(target, runner, log)
+    return log
 
 
 def bytes_of(runner):

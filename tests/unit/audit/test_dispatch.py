@@ -16,11 +16,12 @@ from graphkit.audit.dispatch import audit_dispatch
 from graphkit.audit.places import spans
 from graphkit.models.reference import reference_target
 from no_metadata import NoMetadata
+from tiny_target import VERIFY, VOCAB, WIDTH, small_target
 
-VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
+DECODE = gk.ForwardMode.DECODE
 DRAFT, EXTEND = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND
 EXTEND_V2, LAYERS = gk.ForwardMode.DRAFT_EXTEND_V2, gk.ForwardMode.MULTI_LAYER_EAGLE
-VOCAB, HIDDEN, WIDTH, REQUESTS = 32, 8, 4, 8
+HIDDEN, REQUESTS = 8, 8
 CHAIN = gk.SpecConfig("NGRAM", WIDTH - 1, 1, WIDTH)
 EAGLE = gk.SpecConfig("EAGLE", WIDTH - 1, 1, WIDTH)
 
@@ -50,16 +51,9 @@ class Found:
 
 
 def audited(sample_batch=lambda mode, batch_size, seed: batch_of(batch_size), **changes):
-    facts = {
-        "name": "tiny",
-        "spec": CHAIN,
-        "sizes": gk.BufferSizes(REQUESTS, 64, HIDDEN, VOCAB, torch.float32),
-        "forwards": {VERIFY: never},
-        "sample_batch": sample_batch,
-        "batch_sizes": [1, 2, 4, 8],
-    }
+    facts = {"spec": CHAIN, "sample_batch": sample_batch, "batch_sizes": [1, 2, 4, 8], **changes}
     log = AuditLog()
-    audit_dispatch(gk.CaptureTarget(**{**facts, **changes}), log, device="cpu")
+    audit_dispatch(small_target(never, requests=REQUESTS, **facts), log, device="cpu")
     found = log.findings
     return Found([f for f in found if f.mode], [f for f in found if not f.mode], log.checks[0].text)
 

@@ -5,18 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import graphkit as gk
-from graphkit.audit import AuditLog
 from graphkit.audit.frozen_values import audit_frozen_values
-
-SPEC = gk.SpecConfig("EAGLE", num_steps=3, topk=1, num_draft_tokens=4)
-SIZES = gk.BufferSizes(4, 128, 16, 32, torch.float32)
-MODE = gk.ForwardMode.TARGET_VERIFY
+from tiny_target import log_of, logits_of, small_target
 
 
 class Settings:
@@ -24,32 +19,10 @@ class Settings:
         self.temperature, self.steps, self.is_greedy = 0.5, 2, True
 
 
-def sample(_mode, batch_size, seed):
-    ids = np.random.default_rng(seed).integers(0, 32, 4 * batch_size)
-    return gk.TargetVerifyInputs(
-        req_pool_indices=np.arange(1, batch_size + 1),
-        seq_lens=np.full(batch_size, 4 + seed, np.int32),
-        input_ids=ids,
-        positions=np.arange(4 * batch_size),
-        out_cache_loc=np.arange(1, 4 * batch_size + 1),
-    )
-
-
 def audited(forward, model=None, **dynamic):
     """Return the log of an audit of a forward that returns logits [T, 32]."""
-    target = gk.CaptureTarget(
-        name="tiny",
-        spec=SPEC,
-        sizes=SIZES,
-        forwards={MODE: lambda i: gk.ForwardOutput(next_token_logits=forward(i))},
-        sample_batch=sample,
-        weights=model,
-        host_values=dynamic,
-    )
-    log = AuditLog()
-    with target.runner(MODE, batch_sizes=[2, 4], device="cpu") as runner:
-        audit_frozen_values(target, runner, log)
-    return log
+    target = small_target(logits_of(forward), weights=model, host_values=dynamic)
+    return log_of(audit_frozen_values, target, is_captured=False, batch_sizes=[2, 4])
 
 
 @pytest.fixture

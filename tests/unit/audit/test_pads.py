@@ -14,9 +14,9 @@ from graphkit.audit.runs import live_sizes
 from graphkit.graphs import SizeTable
 from graphkit.models.reference.target import model_target
 from no_metadata import NoMetadata
+from tiny_target import SLOTS, VERIFY, VOCAB, WIDTH, log_of, small_target
 
-VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
-VOCAB, HIDDEN, WIDTH, SLOTS = 32, 8, 4, 64
+HIDDEN = 8
 LEAK, STRAY = "leaking pad row", "write outside live slots"
 STALE, ORDER = "stale rows of a larger batch", "rows depend on batch order"
 SIZES, NONDETERMINISTIC = "sizes interfere", "nondeterministic step"
@@ -36,34 +36,27 @@ class Tiny(nn.Module):
         return gk.ForwardOutput(next_token_logits=self.head(self.mix(hidden, inputs)))
 
 
-def sample_batch(mode, batch_size, seed):
+def sample_batch(_mode, batch_size, seed):
     generator = torch.Generator().manual_seed(seed)
-    width = 1 if mode is DECODE else WIDTH
     order = torch.randperm(SLOTS - 1, generator=generator) + 1
     return gk.TargetVerifyInputs(
         req_pool_indices=1 + torch.randperm(8, generator=generator)[:batch_size],
         seq_lens=torch.randint(1, 9, (batch_size,), generator=generator).int(),
-        input_ids=torch.randint(1, VOCAB, (batch_size * width,), generator=generator),
-        positions=torch.randint(0, 32, (batch_size * width,), generator=generator),
-        out_cache_loc=order[: batch_size * width],
+        input_ids=torch.randint(1, VOCAB, (batch_size * WIDTH,), generator=generator),
+        positions=torch.randint(0, 32, (batch_size * WIDTH,), generator=generator),
+        out_cache_loc=order[: batch_size * WIDTH],
     )
 
 
+def pads_target(mix, **changes):
+    return small_target(Tiny(mix), **{"sample_batch": sample_batch, "batch_sizes": [4], **changes})
+
+
 def audited(mix, *, mode=VERIFY, batch_sizes=(1, 4), page_size=1, **changes):
-    """Return class of bug and size of each finding in a model, and the log."""
-    facts = {
-        "name": "tiny",
-        "spec": gk.SpecConfig("EAGLE", WIDTH - 1, 1, WIDTH),
-        "sizes": gk.BufferSizes(4, 64, HIDDEN, VOCAB, torch.float32, page_size=page_size),
-        "forwards": {mode: Tiny(mix)},
-        "sample_batch": sample_batch,
-        "batch_sizes": list(batch_sizes),
-    }
-    target = gk.CaptureTarget(**{**facts, **changes})
-    log = AuditLog()
-    with target.runner(mode, device="cpu") as runner:
-        runner.capture()
-        audit_pads(target, runner, log)
+    """Return kind and size of each finding in a model, and the log."""
+    sizes = gk.BufferSizes(4, 64, HIDDEN, VOCAB, torch.float32, page_size=page_size)
+    facts = {"sizes": sizes, "batch_sizes": list(batch_sizes), **changes}
+    log = log_of(audit_pads, pads_target(mix, **facts), mode=mode)
     return {(each.kind, each.batch_size) for each in log.findings}, log
 
 
@@ -258,18 +251,6 @@ def test_a_write_to_stale_slots_of_a_larger_batch_is_reported():
     assert " after a batch of 4 requests, but belongs to no request of the batch" in finding.text
 
 
-def test_a_value_that_outlives_its_replay_is_a_stale_row():
-    """A maximum that is never reset."""
-    largest = torch.zeros(HIDDEN)
-
-    def mix(hidden, inputs):
-        largest.copy_(torch.maximum(largest, inputs.positions.max()))
-        return hidden + largest
-
-    found, _ = audited(mix)
-    assert STALE in {kind for kind, _ in found}
-
-
 def test_a_flag_of_one_size_interferes_with_another():
     flag = torch.zeros(1)
 
@@ -336,12 +317,7 @@ def test_rounding_by_row_index_is_no_finding():
 
 
 def test_undeclared_state_makes_replays_nondeterministic():
-    counter = torch.zeros(1)
-
-    def mix(hidden, inputs):
-        return hidden + counter.add_(1)
-
-    found, log = audited(mix)
+    found, log = audited(counting(torch.zeros(HIDDEN)))
     assert found == {(NONDETERMINISTIC, 1), (NONDETERMINISTIC, 4)}
     assert " in a second replay of the same batch." in log.findings[0].text
 
@@ -355,15 +331,7 @@ def test_random_numbers_are_the_same_in_every_replay():
 def test_runner_and_state_are_restored():
     cache = torch.arange(float(SLOTS))[:, None].repeat(1, HIDDEN)
     before = cache.clone()
-    target = gk.CaptureTarget(
-        name="tiny",
-        spec=gk.SpecConfig("EAGLE", WIDTH - 1, 1, WIDTH),
-        sizes=gk.BufferSizes(4, 64, HIDDEN, VOCAB, torch.float32),
-        forwards={VERIFY: Tiny(storing(cache))},
-        sample_batch=sample_batch,
-        mutable_state={"cache": cache},
-        batch_sizes=[4],
-    )
+    target = pads_target(storing(cache), mutable_state={"cache": cache})
     with target.runner(VERIFY, device="cpu") as runner:
         runner.capture()
         batch = target.batch(VERIFY, 2, 0)
@@ -378,13 +346,7 @@ def test_runner_and_state_are_restored():
 
 
 def test_a_runner_that_is_not_captured_is_refused():
-    target = gk.CaptureTarget(
-        name="tiny",
-        spec=gk.SpecConfig("EAGLE", WIDTH - 1, 1, WIDTH),
-        sizes=gk.BufferSizes(4, 64, HIDDEN, VOCAB, torch.float32),
-        forwards={VERIFY: Tiny(unchanged)},
-        sample_batch=sample_batch,
-    )
+    target = pads_target(unchanged)
     with pytest.raises(gk.ReplayError, match="needs a captured runner"):
         audit_pads(target, target.runner(VERIFY, device="cpu"), AuditLog())
 
@@ -415,18 +377,8 @@ def test_a_difference_within_rounding_is_a_note_and_the_tolerance_widens_it(
     scale, multiple, severity
 ):
     """As of a grouped matrix product, which splits its work by the rows of the batch."""
-    log = AuditLog(multiple)
-    target = gk.CaptureTarget(
-        name="tiny",
-        spec=gk.SpecConfig("EAGLE", WIDTH - 1, 1, WIDTH),
-        sizes=gk.BufferSizes(4, 64, HIDDEN, VOCAB, torch.float32),
-        forwards={VERIFY: Tiny(lambda rows, _i: rows + scale * rows.abs().clamp(max=9).amax())},
-        sample_batch=sample_batch,
-        batch_sizes=[4],
-    )
-    with target.runner(VERIFY, device="cpu") as runner:
-        runner.capture()
-        audit_pads(target, runner, log)
+    target = pads_target(lambda rows, _i: rows + scale * rows.abs().clamp(max=9).amax())
+    log = log_of(audit_pads, target, tolerance=multiple)
     assert {each.severity for each in log.findings} == {severity}
     if severity == "note":
         assert {each.kind for each in log.findings} == {"rounding depends on other rows"}

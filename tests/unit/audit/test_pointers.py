@@ -2,49 +2,26 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-import graphkit as gk
-from graphkit.audit import AuditLog, Check
+from graphkit.audit import Check
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.pointers import audit_pointers, check_pointers
 from graphkit.models.reference import reference_target
 from graphkit.records import Argument, Environment, GraphRecord, Node, Pointer
+from tiny_target import log_of, logits_of, small_target
 
-MODE = gk.ForwardMode.TARGET_VERIFY
 GLOBAL = None
 """A tensor in a test: searches skip objects that are older than the tests."""
 HERE = Environment(device="cpu", torch="2", triton="", cuda="", driver="", graphkit="0")
 
 
-def sample(_mode, batch_size, _seed):
-    return gk.TargetVerifyInputs(
-        req_pool_indices=np.arange(1, batch_size + 1),
-        seq_lens=np.full(batch_size, 4, np.int32),
-        input_ids=np.arange(4 * batch_size),
-        positions=np.arange(4 * batch_size),
-        out_cache_loc=np.arange(1, 4 * batch_size + 1),
-    )
-
-
 def audited(forward, **declared):
     """Return the findings of a forward that returns logits [T, 32]."""
-    target = gk.CaptureTarget(
-        name="tiny",
-        spec=gk.SpecConfig("EAGLE", num_steps=3, topk=1, num_draft_tokens=4),
-        sizes=gk.BufferSizes(2, 128, 16, 32, torch.float32),
-        forwards={MODE: lambda i: gk.ForwardOutput(next_token_logits=forward(i))},
-        sample_batch=sample,
-        **declared,
-    )
-    log = AuditLog()
-    with target.runner(MODE, batch_sizes=[2], device="cpu") as runner:
-        runner.capture(attribution=gk.Attribution(target.weights))
-        audit_pointers(target, runner, log)
-    return log.findings
+    target = small_target(logits_of(forward), requests=2, **declared)
+    return log_of(audit_pointers, target, batch_sizes=[2]).findings
 
 
 @pytest.fixture
@@ -147,13 +124,10 @@ def test_a_field_that_no_node_reads_is_reported(model, name):
 
 def test_the_reference_target_declares_all_its_memory():
     target = reference_target("cpu", max_batch_size=2)
-    log = AuditLog()
     for mode in target.forwards:
-        with target.runner(mode, batch_sizes=[2], device="cpu") as runner:
-            runner.capture(attribution=gk.Attribution(target.weights))
-            audit_pointers(target, runner, log)
-    assert not log.findings
-    assert {check.mode for check in log.checks} == {mode.name for mode in target.forwards}
+        log = log_of(audit_pointers, target, mode=mode, batch_sizes=[2])
+        assert not log.findings
+        assert {check.mode for check in log.checks} == {mode.name}
 
 
 def checked(*, memory, kind="pointer", size=8, offset=0, kernel="kernel", address=1 << 41, op=""):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 import graphkit as gk
 from graphkit.audit.report import representative_sizes
 from graphkit.models.reference import reference_target
-
-VERIFY = gk.ForwardMode.TARGET_VERIFY
+from tiny_target import small_target
 
 
 @pytest.mark.parametrize(
@@ -23,14 +21,7 @@ VERIFY = gk.ForwardMode.TARGET_VERIFY
     ],
 )
 def test_representative_sizes_belong_to_the_target(largest, batch_sizes, expected):
-    target = gk.CaptureTarget(
-        name="tiny",
-        spec=gk.SpecConfig("NGRAM", 3, 1, 4),
-        sizes=gk.BufferSizes(largest, 64, 8, 32, torch.float32),
-        forwards={VERIFY: print},
-        sample_batch=print,
-        batch_sizes=batch_sizes,
-    )
+    target = small_target(print, requests=largest, batch_sizes=batch_sizes)
     assert representative_sizes(target) == expected
 
 

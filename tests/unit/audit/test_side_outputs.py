@@ -6,15 +6,14 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import graphkit as gk
+from tiny_target import VERIFY, VOCAB, WIDTH, small_target
 
-VERIFY = gk.ForwardMode.TARGET_VERIFY
-VOCAB, HIDDEN, WIDTH = 32, 8, 4
+HIDDEN = 8
 AUX = None
 TABLE: dict[str, torch.Tensor] = {}
 CTX = SimpleNamespace(slots=None, hidden=None, tokens=0, lens=None, metadata=None)
@@ -54,27 +53,8 @@ def _changed(result, hidden):
     return result if isinstance(result, torch.Tensor) else torch.zeros_like(hidden)
 
 
-def sample_batch(mode, batch_size, seed):
-    numbers = np.random.default_rng([seed, batch_size])
-    return gk.TargetVerifyInputs(
-        req_pool_indices=np.arange(1, batch_size + 1),
-        seq_lens=np.full(batch_size, 5),
-        input_ids=numbers.integers(1, VOCAB, batch_size * WIDTH),
-        positions=np.arange(batch_size * WIDTH),
-        out_cache_loc=np.arange(1, batch_size * WIDTH + 1),
-    )
-
-
 def make_target(forward, batch_sizes=(1, 4), **settings):
-    return gk.CaptureTarget(
-        name="tiny",
-        spec=gk.SpecConfig("NGRAM", WIDTH - 1, 1, WIDTH),
-        sizes=gk.BufferSizes(max(batch_sizes), 64, HIDDEN, VOCAB, torch.float32),
-        forwards={VERIFY: forward},
-        sample_batch=sample_batch,
-        batch_sizes=[*batch_sizes],
-        **settings,
-    )
+    return small_target(forward, requests=max(batch_sizes), batch_sizes=[*batch_sizes], **settings)
 
 
 def audited(forward, batch_sizes=(1, 4), **settings):

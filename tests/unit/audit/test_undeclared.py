@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import graphkit as gk
-from graphkit.audit import AuditLog, audit_target
+from graphkit.audit import audit_target
 from graphkit.audit.frozen_values import audit_frozen_values, number_search
 from graphkit.audit.frozen_values.undeclared import changed_value
 from graphkit.models.reference import reference_target
+from tiny_target import VOCAB, log_of, small_target
 
-VERIFY = gk.ForwardMode.TARGET_VERIFY
-HIDDEN, VOCAB = 48, 32
+HIDDEN = 48
 PENALTY = SimpleNamespace(value=1.25)
 LIMIT = 7.5
 scale_of_rows = 3.0
@@ -66,34 +65,15 @@ class PlainLayer(Layer):
         return hidden @ self.weight + self.eps
 
 
-def sample_batch(_mode, batch_size, seed):
-    return gk.TargetVerifyInputs(
-        req_pool_indices=np.arange(1, batch_size + 1),
-        seq_lens=np.full(batch_size, 4 + seed, np.int32),
-        input_ids=np.random.default_rng(seed).integers(0, VOCAB, 4 * batch_size),
-        positions=np.arange(4 * batch_size),
-        out_cache_loc=np.arange(1, 4 * batch_size + 1),
-    )
-
-
 def target_of(model, **changes):
-    facts = {
-        "name": "tiny",
-        "spec": gk.SpecConfig("NGRAM", num_steps=3, topk=1, num_draft_tokens=4),
-        "sizes": gk.BufferSizes(4, 128, HIDDEN, VOCAB, torch.float32),
-        "forwards": {VERIFY: model},
-        "sample_batch": sample_batch,
-        "weights": model if isinstance(model, nn.Module) else None,
-    }
-    return gk.CaptureTarget(**{**facts, **changes})
+    weights = model if isinstance(model, nn.Module) else None
+    return small_target(model, HIDDEN, weights=weights, **changes)
 
 
 def audited(model, **changes):
     """Return the log of the audit ``frozen`` at sizes 2 and 4."""
-    target, log = target_of(model, **changes), AuditLog()
-    with target.runner(VERIFY, batch_sizes=[2, 4], device="cpu") as runner:
-        audit_frozen_values(target, runner, log)
-    return log
+    target = target_of(model, **changes)
+    return log_of(audit_frozen_values, target, is_captured=False, batch_sizes=[2, 4])
 
 
 def frozen(log):

@@ -11,9 +11,9 @@ from torch import nn
 import graphkit as gk
 from graphkit.audit import AuditLog, audit_target, undeclared_state as module
 from graphkit.audit.undeclared_state import declare_for_audits, undeclared_state
+from tiny_target import SLOTS, VERIFY, VOCAB, small_target
 
-VERIFY = gk.ForwardMode.TARGET_VERIFY
-VOCAB, HIDDEN, WIDTH, SLOTS = 32, 8, 4, 64
+HIDDEN = 8
 
 
 class Model(nn.Module):
@@ -38,26 +38,10 @@ class Model(nn.Module):
         return gk.ForwardOutput(next_token_logits=self.head(hidden + history))
 
 
-def sample_batch(_mode, batch_size, seed):
-    generator = torch.Generator().manual_seed(seed)
-    rows = batch_size * WIDTH
-    return gk.TargetVerifyInputs(
-        req_pool_indices=1 + torch.randperm(8, generator=generator)[:batch_size],
-        seq_lens=torch.randint(1, 9, (batch_size,), generator=generator).int(),
-        input_ids=torch.randint(1, VOCAB, (rows,), generator=generator),
-        positions=torch.randint(0, 32, (rows,), generator=generator),
-        out_cache_loc=1 + torch.randperm(SLOTS - 1, generator=generator)[:rows],
-    )
-
-
 @pytest.fixture
 def target():
     model = Model()
-    return gk.CaptureTarget(
-        name="undeclared", spec=gk.SpecConfig("EAGLE", WIDTH - 1, 1, WIDTH),
-        sizes=gk.BufferSizes(4, 64, HIDDEN, VOCAB, torch.float32), forwards={VERIFY: model},
-        sample_batch=sample_batch, weights=model, batch_sizes=[1, 4],
-    )  # fmt: skip
+    return small_target(model, weights=model, batch_sizes=[1, 4])
 
 
 def test_only_what_has_rows_of_requests_is_state(target):

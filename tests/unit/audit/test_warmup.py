@@ -21,9 +21,9 @@ from graphkit.audit.object_snapshot import ObjectSnapshot, checksum
 from graphkit.audit.warmup import audit_warmup
 from graphkit.engine.kv import MHATokenToKVPool
 from graphkit.models.reference.target import model_target
+from tiny_target import VERIFY, VOCAB, log_of, small_target
 
-VERIFY = gk.ForwardMode.TARGET_VERIFY
-VOCAB, HIDDEN, WIDTH = 32, 8, 4
+HIDDEN = 8
 LEAK, CACHE, REPLACED = "warm-up leak", "lazy cache", "replaced buffer"
 REPLAYED = "and each replay changes it further: it starts from what pad rows left."
 COUNT = 0
@@ -49,31 +49,10 @@ class Tiny(nn.Module):
         return gk.ForwardOutput(next_token_logits=self.head(self.embedding(inputs.input_ids)))
 
 
-def sample_batch(mode, batch_size, seed):
-    random_numbers = np.random.default_rng([seed, batch_size])
-    return gk.TargetVerifyInputs(
-        req_pool_indices=np.arange(1, batch_size + 1),
-        seq_lens=np.full(batch_size, 5),
-        input_ids=random_numbers.integers(1, VOCAB, batch_size * WIDTH),
-        positions=np.arange(batch_size * WIDTH),
-        out_cache_loc=np.arange(1, batch_size * WIDTH + 1),
-    )
-
-
 def audited(forward, **changes):
     """Return kind and text of each finding, and the log."""
-    target = gk.CaptureTarget(
-        name="tiny",
-        spec=gk.SpecConfig("NGRAM", WIDTH - 1, 1, WIDTH),
-        sizes=gk.BufferSizes(4, 64, HIDDEN, VOCAB, torch.float32),
-        forwards={VERIFY: forward},
-        sample_batch=sample_batch,
-        batch_sizes=[1, 4],
-        **changes,
-    )
-    log = AuditLog()
-    with target.runner(VERIFY, device="cpu") as runner:
-        audit_warmup(target, runner, log)
+    target = small_target(forward, batch_sizes=[1, 4], **changes)
+    log = log_of(audit_warmup, target, is_captured=False)
     return [(each.kind, each.text) for each in log.findings], log
 
 
@@ -132,19 +111,6 @@ def test_the_host_is_restored_after_a_failed_capture():
     assert model.steps == 0
 
 
-def test_a_flag_that_is_set():
-    assert of_model(lambda model, inputs: setattr(model, "ready", True)) == [
-        (LEAK, "capture changed `Tiny.ready` from False to True: replays do not.")
-    ]
-
-
-def test_a_buffer_that_counts():
-    found = of_model(lambda model, inputs: model.seen.add_(1))
-    assert found == [
-        (LEAK, f"capture changed `seen` from int64 [1] [0] to int64 [1] [4], {REPLAYED}")
-    ]
-
-
 def test_a_buffer_that_only_the_host_counts():
     model = Tiny(lambda model, inputs: np.add(model.view, 1, out=model.view))
     model.view = model.seen.numpy()
@@ -187,13 +153,6 @@ def test_declared_state_may_change():
     assert audited(model, weights=model, mutable_state={"seen": model.seen})[0] == []
 
 
-def test_a_weight_that_is_written():
-    found = of_model(lambda model, inputs: model.inner[0].weight.data.mul_(2))
-    assert found == [
-        (LEAK, f"capture changed the contents of `inner.0.weight` (float32 [8, 8]), {REPLAYED}")
-    ]
-
-
 def test_a_module_within_modules():
     found = of_model(lambda model, inputs: setattr(model.inner[0], "calls", 1))
     assert found == []  # created, and equal for every batch
@@ -204,21 +163,54 @@ def test_a_module_within_modules():
     ]
 
 
-def test_plain_objects_two_levels_deep():
-    def step(model, inputs):
-        model.plan.calls += 1
-        model.plan.inner.calls += 1
-
-    assert of_model(step) == [
-        (LEAK, "capture changed `Tiny.plan.calls` from 0 to 4: replays do not."),
-        (LEAK, "capture changed `Tiny.plan.inner.calls` from 0 to 4: replays do not."),
-    ]
+def count_in_plain_objects(model, inputs):
+    model.plan.calls += 1
+    model.plan.inner.calls += 1
 
 
-def test_a_list_that_grows():
-    assert of_model(lambda model, inputs: model.log.append(None)) == [
-        (LEAK, "capture changed `Tiny.log` from 0 items to 4 items: replays do not.")
-    ]
+def draw_on_the_host(model, inputs):
+    random.random()
+    np.random.rand()
+
+
+CHANGES = {
+    "a flag": (
+        lambda model, inputs: setattr(model, "ready", True),
+        ["changed `Tiny.ready` from False to True: replays do not."],
+    ),
+    "a buffer": (
+        lambda model, inputs: model.seen.add_(1),
+        [f"changed `seen` from int64 [1] [0] to int64 [1] [4], {REPLAYED}"],
+    ),
+    "a weight": (
+        lambda model, inputs: model.inner[0].weight.data.mul_(2),
+        [f"changed the contents of `inner.0.weight` (float32 [8, 8]), {REPLAYED}"],
+    ),
+    "a list": (
+        lambda model, inputs: model.log.append(None),
+        ["changed `Tiny.log` from 0 items to 4 items: replays do not."],
+    ),
+    "plain objects": (
+        count_in_plain_objects,
+        [
+            "changed `Tiny.plan.calls` from 0 to 4: replays do not.",
+            "changed `Tiny.plan.inner.calls` from 0 to 4: replays do not.",
+        ],
+    ),
+    "random numbers": (
+        draw_on_the_host,
+        [
+            "drew random numbers from `random`: replays do not.",
+            "drew random numbers from `numpy.random`: replays do not.",
+        ],
+    ),
+}
+"""What each forward changes, and how the findings begin."""
+
+
+@pytest.mark.parametrize(("step", "changes"), CHANGES.values(), ids=CHANGES)
+def test_what_each_forward_changes(step, changes):
+    assert of_model(step) == [(LEAK, f"capture {change}") for change in changes]
 
 
 def test_a_cache_that_depends_on_the_batch():
@@ -277,17 +269,6 @@ def test_a_buffer_that_is_replaced():
         "capture replaced `Tiny.last`, float32 [1] [0.0], with float32 [16]: a graph keeps the "
         "address that it was captured with."
     )
-
-
-def test_random_numbers_that_are_drawn_on_the_host():
-    def step(model, inputs):
-        random.random()
-        np.random.rand()
-
-    assert [text for _, text in of_model(step)] == [
-        "capture drew random numbers from `random`: replays do not.",
-        "capture drew random numbers from `numpy.random`: replays do not.",
-    ]
 
 
 def test_a_generator_of_its_own():

@@ -9,9 +9,9 @@ from torch import nn
 
 import graphkit as gk
 from graphkit.audit import ShadowWatch
+from tiny_target import SLOTS, VERIFY, VOCAB, WIDTH, small_target
 
-VERIFY = gk.ForwardMode.TARGET_VERIFY
-VOCAB, HIDDEN, WIDTH, SLOTS = 32, 8, 4, 40
+HIDDEN = 8
 
 
 class Tiny(nn.Module):
@@ -85,16 +85,12 @@ def target_of(batch_of):
 
     def make(model, **changes):
         facts = {
-            "name": "tiny",
-            "spec": gk.SpecConfig("NGRAM", WIDTH - 1, 1, WIDTH),
-            "sizes": gk.BufferSizes(4, 64, HIDDEN, VOCAB, torch.float32),
-            "forwards": {VERIFY: model},
             "sample_batch": lambda mode, batch_size, seed: batch_of(batch_size, seed),
             "weights": model,
             "mutable_state": {"cache": model.cache},
             "batch_sizes": [1, 4],
         }
-        return gk.CaptureTarget(**{**facts, **changes})
+        return small_target(model, **facts | changes)
 
     return make
 

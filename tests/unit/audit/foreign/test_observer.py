@@ -41,7 +41,7 @@ def test_the_graph_is_written_with_the_line_that_captured_it(observer, graph, tm
     (record,) = recorded(tmp_path).record.graphs
     assert [node.short_name for node in record.nodes] == ["mul", "relu"]
     line = capture_by_hand.__code__.co_firstlineno + 1
-    assert record.captured_at == f"recording/test_observer.py:{line} in capture_by_hand"
+    assert record.captured_at == f"foreign/test_observer.py:{line} in capture_by_hand"
     assert record.name == record.captured_at
     assert record.timing is None
 

@@ -25,7 +25,7 @@ from graphkit.graphs.tracked_objects import _thawed as thawed
 from stand_in_device import StandInDevice, View
 
 NUM = 64
-HERE = "recording/test_program_audit.py"
+HERE = "foreign/test_program_audit.py"
 
 
 class Layer(nn.Module):

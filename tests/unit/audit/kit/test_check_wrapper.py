@@ -239,7 +239,7 @@ def test_a_wrong_wrapper_is_located(kind, batch, position, module, advice):
     assert (found.batch, found.position, found.module) == (batch, position, module)
     assert advice in found.advice
     assert found.mode == "TARGET_VERIFY"
-    assert found.source.startswith("testing/test_check_wrapper.py:") == bool(module)
+    assert found.source.startswith("kit/test_check_wrapper.py:") == bool(module)
     assert found.difference > 1e-3
 
 
@@ -265,7 +265,7 @@ def test_the_text_names_row_module_and_tokens():
     )
     assert "ulp of float32" in text
     assert "The first difference is argument 0 of `layers.1.out`, computed in `layers.1`." in text
-    assert "called at testing/test_check_wrapper.py:" in text
+    assert "called at kit/test_check_wrapper.py:" in text
     assert " in forward\n" in text
     assert text.endswith(
         "All rows up to position 29 agree, and sliding_window of the model is 30: check that the "

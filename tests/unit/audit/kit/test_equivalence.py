@@ -29,7 +29,7 @@ def leak_mean(rows):
     return rows + rows.mean(0)
 
 
-LINE_OF_MEAN = f"testing/test_equivalence.py:{leak_mean.__code__.co_firstlineno + 1} in leak_mean"
+LINE_OF_MEAN = f"kit/test_equivalence.py:{leak_mean.__code__.co_firstlineno + 1} in leak_mean"
 
 
 @pytest.fixture
