@@ -48,7 +48,7 @@ class AuditLog:
     """Checks and findings of a target's audits, in the order in which the audits ran.
 
     Args:
-        tolerance: Multiple of the usual rounding that is allowed, see ``verify.Rounding``.
+        tolerance: Multiple of the usual rounding that is allowed, see ``Rounding``.
 
     Attributes:
         tolerance: Multiple of the usual rounding that is allowed.

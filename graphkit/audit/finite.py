@@ -27,15 +27,7 @@ from graphkit.runners.targets import CaptureTarget
 
 
 def audit_finite(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
-    """Report live rows of sample batches with NaN, infinity, or nothing but -infinity.
-
-    Restores declared state and random numbers.
-
-    Args:
-        target: Draws the batches.
-        runner: A runner of the target, captured.
-        log: Collects the findings.
-    """
+    """Report live rows of sample batches with NaN, infinity, or nothing but -infinity."""
     for size in runner.table:
         live = min(size, runner.table.max_batch_size)
         batch = target.batch(runner.mode, live, SEED)

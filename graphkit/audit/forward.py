@@ -27,15 +27,7 @@ from graphkit.runners.targets import CaptureTarget
 
 
 def audit_forward(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
-    """Report writes of a forward into its inputs, and random draws outside of a sampler.
-
-    Restores declared state and random numbers.
-
-    Args:
-        target: Draws the batches.
-        runner: A runner of the target, captured with attribution.
-        log: Collects the findings.
-    """
+    """Report writes of a forward into its inputs, and random draws outside of a sampler."""
     for size in runner.table:
         batch = target.batch(runner.mode, min(size, runner.table.max_batch_size), SEED)
         with (

@@ -103,10 +103,6 @@ def audit_launch(_target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog
 
     A graph of trivial kernels with the same dependencies tells forks from other causes. The
     recorder launches nothing, so nothing is measured there. Restores declared state.
-
-    Args:
-        runner: A runner of the target, captured.
-        log: Collects the findings.
     """
     backend = runner.backend
     if not isinstance(backend, CudaBackend):

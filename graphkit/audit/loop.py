@@ -53,7 +53,7 @@ def audit_loop(
             ``req_to_token``. Requests that end after different numbers of steps make the loop
             change its size.
         steps: Most steps of the launch.
-        tolerance: Multiple of the usual rounding that is allowed, see ``verify.Rounding``.
+        tolerance: Multiple of the usual rounding that is allowed, see ``Rounding``.
 
     Returns:
         The finding of the first step that differs, or none.

@@ -34,11 +34,6 @@ def audit_pointers(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLo
     """Report undeclared and freed memory, and unread inputs, of every graph of a runner.
 
     Takes milliseconds per graph, so it can be repeated before serving.
-
-    Args:
-        target: Declares the memory.
-        runner: A runner of the target, captured.
-        log: Collects the findings.
     """
     live = LiveTensors(walk_roots(target.forwards[runner.mode]))
     for size in runner.table:

@@ -37,6 +37,9 @@ from graphkit.runners.targets import CaptureTarget, selected_modes
 from graphkit.spec import ForwardMode
 
 RunnerAudit = Callable[[CaptureTarget, Runner[Any, Any], AuditLog], None]
+"""An audit of one mode: gets the target, which draws the batches and declares memory, a runner of
+it, and the log for what it finds. Nothing else may be replayed meanwhile. Every audit restores
+declared state, random numbers and what the forward holds on the host."""
 
 BEFORE_CAPTURE: dict[Audit, RunnerAudit] = {
     Audit.WARMUP: audit_warmup,
@@ -77,7 +80,7 @@ def audit_target(
         modes: Modes to audit; ``None`` audits all modes of the target.
         batch_sizes: Sizes to capture; ``None`` captures the smallest, a middle one and the largest.
         device: ``auto``, ``cpu`` or ``cuda``.
-        tolerance: Multiple of the usual rounding that is allowed, see ``verify.Rounding``.
+        tolerance: Multiple of the usual rounding that is allowed, see ``Rounding``.
         lock: Lock to compare the graphs with, from ``graph_baseline``.
         progress: Called with the number of finished steps, of all steps, and the current task.
 

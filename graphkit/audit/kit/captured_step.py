@@ -25,7 +25,7 @@ class CapturedStep:
     Args:
         target: Has an engine.
         device: ``auto``, ``cpu`` or ``cuda``.
-        tolerance: Multiple of the usual rounding that is allowed, see ``verify.Rounding``.
+        tolerance: Multiple of the usual rounding that is allowed, see ``Rounding``.
         batch_sizes: Sizes to capture; ``None`` selects the target's.
 
     Attributes:

@@ -29,7 +29,7 @@ class CapturedMode:
         target: The target.
         mode: One of its modes.
         device: ``auto``, ``cpu`` or ``cuda``.
-        tolerance: Multiple of the usual rounding that is allowed, see ``verify.Rounding``.
+        tolerance: Multiple of the usual rounding that is allowed, see ``Rounding``.
         wanted: Properties that will be checked; some audits run before the capture.
 
     Attributes:

@@ -16,13 +16,7 @@ from graphkit.runners.targets import CaptureTarget
 
 
 def audit_shadow(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
-    """Compare replays of sample batches at every size with the step without a graph.
-
-    Args:
-        target: Makes the batches.
-        runner: One of the target's, captured.
-        log: Receives checks and findings.
-    """
+    """Compare replays of sample batches at every size with the step without a graph."""
     for size in runner.table:
         with log.check(Audit.SHADOW, runner.mode.name, size) as check:
             watch = ShadowWatch(

@@ -39,7 +39,7 @@ class ShadowWatch:
         runner: Captured. ``replay``, ``run`` and staged batches are watched.
         every: Compare every so many replays.
         weights: The model, or its weights by name, to name graph nodes by.
-        tolerance: Multiple of the usual rounding that is allowed, see ``verify.Rounding``.
+        tolerance: Multiple of the usual rounding that is allowed, see ``Rounding``.
         bisect: Whether to capture the size of a wrong graph again, next to it, and find the first
             node that differs; and, if a host number has changed since capture, whether the graph
             keeps it. Takes as long as a capture, and runs the forward.

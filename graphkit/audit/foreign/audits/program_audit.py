@@ -29,7 +29,7 @@ from graphkit.audit.foreign.audits.foreign_graph import ForeignGraph
 from graphkit.audit.foreign.audits.pointers import Blocks, check_capture, check_references
 from graphkit.audit.foreign.audits.process_report import ProcessReport, failure_text
 from graphkit.audit.foreign.audits.static_memory import StaticMemories
-from graphkit.audit.foreign.hooks import CaptureObserver
+from graphkit.audit.foreign.capture_observers import CaptureObserver
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.stale_memory.ranges import Range
 from graphkit.graphs import Attribution

@@ -13,7 +13,7 @@ import pytest
 
 import graphkit as gk
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 RIGHT = "lambda rows: rows * 2"
 LEAK = "lambda rows: rows + rows.mean(0)"
 OURS = ("equivalence", "pads")
@@ -159,7 +159,7 @@ def test_an_audit_that_fails_affects_no_other_test(run_target, monkeypatch):
 def test_a_mode_that_stays_eager_is_skipped_with_the_reason(run_pytest, pytester):
     pytester.makepyfile(
         eager="""
-        from graphkit.engine.attention import AttentionBackend
+        from graphkit import AttentionBackend
         from models import gk, target
 
         class Unwilling(AttentionBackend):
