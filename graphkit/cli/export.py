@@ -65,10 +65,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _suffix(path: Path, known: list[str]) -> str:
     """Return the longest known suffix of a path; a file called trace.json is a trace too."""
     name = path.name if path.stem != "trace" else f".{path.name}"
-    found = [suffix for suffix in known if name.endswith(suffix)]
-    if not found:
+    suffixes = [suffix for suffix in known if name.endswith(suffix)]
+    if not suffixes:
         raise UsageError(
             f"cannot export to {path}: formats are {', '.join(known)}. End the name in --out with "
             "one of these suffixes."
         )
-    return max(found, key=len)
+    return max(suffixes, key=len)

@@ -66,7 +66,10 @@ def run(arguments: argparse.Namespace) -> int:
             return _show(_load(path, arguments), arguments)
     record = capture_selected(select_target(arguments), inspect=True)
     code = _show(record, arguments)
-    wrong = {(found.mode, found.batch_size, found.padded_batch_size) for found in record.mismatches}
+    wrong = {
+        (mismatch.mode, mismatch.batch_size, mismatch.padded_batch_size)
+        for mismatch in record.mismatches
+    }
     if wrong:
         verb = "differs" if len(wrong) == 1 else "differ"
         print_message(

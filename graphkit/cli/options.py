@@ -174,8 +174,8 @@ def _parse_steps(text: str) -> int | tuple[int, ...]:
 
 def speculation_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the settings of drafts and pages that the command line names."""
-    found = {name: getattr(arguments, name) for name in SPECULATION}
-    return {name: value for name, value in found.items() if value is not None}
+    settings = {name: getattr(arguments, name) for name in SPECULATION}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _parse_sizes(text: str) -> list[int]:

@@ -109,17 +109,17 @@ class CaptureBarrier:
         group = self._group
         group.begin_barrier()
         topic = failure_of_wait(group.waits)
-        found = group.store.failure(topic)
-        if found is None and (lost := self._lost(error)) is not None:
-            found = group.store.failure(topic)  # why another rank did not run the collective
-            if found is None:
+        failure = group.store.failure(topic)
+        if failure is None and (lost := self._lost(error)) is not None:
+            failure = group.store.failure(topic)  # why another rank did not run the collective
+            if failure is None:
                 return _missing(lost)
-        if found is None:
+        if failure is None:
             own = as_capture_failure(error)
             details, text = json.dumps([own.cause.name, own.where]), failure_text(group.rank, own)
             logger.warning("Reporting to the other ranks: %s", text)
-            found = group.store.report(topic, Failure((group.rank,), text, details=details))
-        return _rank_failure(found)
+            failure = group.store.report(topic, Failure((group.rank,), text, details=details))
+        return _rank_failure(failure)
 
     def _lost(self, error: BaseException) -> RankError | None:
         """Return the failure that ended the group, if an error follows from one."""

@@ -65,9 +65,9 @@ class Channel:
     def _gather(self, numbers: Sequence[int]) -> list[list[int]]:
         self._group.begin_wait()
         mine = torch.tensor(numbers, dtype=torch.int64)
-        found = [torch.empty_like(mine) for _ in range(self._group.size)]
-        self._group.wait(dist.all_gather(found, mine, group=self._ranks, async_op=True))
-        return [numbers.tolist() for numbers in found]
+        gathered = [torch.empty_like(mine) for _ in range(self._group.size)]
+        self._group.wait(dist.all_gather(gathered, mine, group=self._ranks, async_op=True))
+        return [numbers.tolist() for numbers in gathered]
 
     def _send(self, tensor: torch.Tensor) -> None:
         work = dist.broadcast(tensor, group=self._ranks, group_src=0, async_op=True)

@@ -107,16 +107,16 @@ class RankStore:
     def gather(self, topic: str, ranks: Iterable[int], seconds: float) -> dict[int, str]:
         """Wait for the texts of several ranks, and return the ones that exist in time."""
         deadline, pause = time.monotonic() + seconds, _PAUSES_S[0]
-        missing, found = list(ranks), dict[int, str]()
+        missing, texts = list(ranks), dict[int, str]()
         while True:
             for rank in list(missing):
                 text = self.read(topic, rank)
                 if text is not None:
-                    found[rank] = text
+                    texts[rank] = text
                     missing.remove(rank)
             left = deadline - time.monotonic()
             if not missing or left <= 0 or self.is_gone:
-                return found
+                return texts
             time.sleep(min(pause, left))
             pause = min(2 * pause, _PAUSES_S[1])
 

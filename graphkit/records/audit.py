@@ -102,15 +102,15 @@ class _WithSeverity(Protocol):
 _T = TypeVar("_T", bound=_WithSeverity)
 
 
-def worst_severity(found: Iterable[_WithSeverity]) -> str:
+def worst_severity(findings: Iterable[_WithSeverity]) -> str:
     """Return the worst severity of findings or checks; empty if none has one."""
-    severities = (finding.severity for finding in found if finding.severity)
+    severities = (finding.severity for finding in findings if finding.severity)
     return min(severities, key=SEVERITIES.index, default="")
 
 
-def worst_first(found: Iterable[_T]) -> tuple[_T, ...]:
+def worst_first(findings: Iterable[_T]) -> tuple[_T, ...]:
     """Return errors, then warnings, then notes; those of equal severity keep their order."""
-    return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
+    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
 NOT_CHECKED = "not checked: "

@@ -45,7 +45,7 @@ def bar(share: float, width: int) -> str:
 
 def visible(text: str) -> str:
     r"""Return the text with control characters written out, such as ``\x1b``."""
-    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def plain(text: str) -> str:

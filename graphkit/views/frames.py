@@ -105,11 +105,11 @@ class _Frames:
 
 def _groups(branches: Sequence[Branch]) -> list[tuple[str, list[Branch]]]:
     """Return the modules inside of equal modules by name, numbered modules by their content."""
-    found: dict[Hashable, list[Branch]] = {}
+    groups: dict[Hashable, list[Branch]] = {}
     for child in (child for branch in branches for child in branch.children):
-        found.setdefault(_likeness(child), []).append(child)
-    numbers = {branch.name for group in found.values() for branch in group if branch.is_layer}
-    return [(_name(group, numbers), group) for group in found.values()]
+        groups.setdefault(_likeness(child), []).append(child)
+    numbers = {branch.name for group in groups.values() for branch in group if branch.is_layer}
+    return [(_name(group, numbers), group) for group in groups.values()]
 
 
 def _likeness(branch: Branch) -> Hashable:

@@ -64,7 +64,7 @@ def html_text(record: RecordWithGraphs, graphs: Sequence[NamedGraph]) -> str:
         "style": _asset("page.css"),
         "script": "\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
     }
-    return _PLACEHOLDER.sub(lambda found: texts[found[1]], _asset("page.html"))
+    return _PLACEHOLDER.sub(lambda match: texts[match[1]], _asset("page.html"))
 
 
 def _json(value: Any) -> str:

@@ -31,8 +31,8 @@ def node_parts(record: GraphRecord) -> dict[int, str]:
 
 def common_part(parts: Iterable[str]) -> str:
     """Return the part that is equal for all nodes; empty for several."""
-    found = set(parts)
-    return found.pop() if len(found) == 1 else ""
+    distinct = set(parts)
+    return distinct.pop() if len(distinct) == 1 else ""
 
 
 def _part(names: Sequence[str]) -> str:

@@ -16,12 +16,12 @@ NamedGraph = tuple[str, GraphRecord]
 def named_graphs(record: RecordWithGraphs) -> tuple[NamedGraph, ...]:
     """Return all graphs of a record; equal names are numbered."""
     seen: Counter[str] = Counter()
-    found = []
+    named = []
     for graph in record.graphs:
         name = graph.name or "graph"
         seen[name] += 1
-        found.append((name if seen[name] == 1 else f"{name} #{seen[name]}", graph))
-    return tuple(found)
+        named.append((name if seen[name] == 1 else f"{name} #{seen[name]}", graph))
+    return tuple(named)
 
 
 def select_graphs(

@@ -47,14 +47,14 @@ def source_code(source: str, around: int = 3) -> SourceCode:
     if not named:
         return SourceCode(problem="no line of a Python file")
     line, function = int(named["line"]), named["function"] or "<module>"
-    found = [path for path in _files(named["path"], _roots()) if _has(path, line, function)]
-    if len(found) != 1:
-        problem = "several files match" if found else "not on this machine, or changed since"
+    paths = [path for path in _files(named["path"], _roots()) if _has(path, line, function)]
+    if len(paths) != 1:
+        problem = "several files match" if paths else "not on this machine, or changed since"
         return SourceCode(problem=problem)
-    texts = _lines(found[0])
+    texts = _lines(paths[0])
     first = max(line - around, 1)
     lines = tuple(enumerate(texts[first - 1 : line + around], first))
-    return SourceCode(str(found[0]), lines, line)
+    return SourceCode(str(paths[0]), lines, line)
 
 
 def source_line(source: str) -> str:
@@ -103,8 +103,8 @@ def _files(name: str, roots: tuple[str, ...]) -> tuple[Path, ...]:
         inside = _folders(folders[0])
         below = (inner for folder in inside for inner in _folders(folder))
         folders += [*inside, *below, *(inner for root in folders[1:] for inner in _folders(root))]
-    found = (folder / name for folder in folders)
-    return tuple(dict.fromkeys(path.resolve() for path in found if _is_readable(path)))
+    paths = (folder / name for folder in folders)
+    return tuple(dict.fromkeys(path.resolve() for path in paths if _is_readable(path)))
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -141,8 +141,8 @@ def source_cell(nodes: Iterable[Node]) -> str:
     Such as ``layers.py:110`` or ``model.py:129 +8``; empty if no node has a source.
     """
     first, *others = _by_time(nodes) or [""]
-    found = _FILE_AND_LINE.search(first)
-    name = found[0] if found else first
+    match = _FILE_AND_LINE.search(first)
+    name = match[0] if match else first
     return f"{name} +{len(others)}" if others else name
 
 

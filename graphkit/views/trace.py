@@ -134,9 +134,9 @@ def free_lanes(spans: Iterable[tuple[float, float]]) -> list[int]:
         spans: Begin and end of each, in the order of their begins.
     """
     ends: list[float] = []
-    found = []
+    lanes = []
     for begin, end in spans:
         lane = next((at for at, reached in enumerate(ends) if reached <= begin), len(ends))
         ends[lane : lane + 1] = [end]
-        found.append(lane + 1)
-    return found
+        lanes.append(lane + 1)
+    return lanes

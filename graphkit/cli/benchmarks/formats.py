@@ -45,20 +45,20 @@ def compare_formats(reports: Mapping[str, BenchReport]) -> BenchReport:
 def _row(reports: Mapping[str, BenchReport], name: str, setting: str) -> list[Measure]:
     """Return what a format is compared by in one setting."""
     row = Measure(name="", value=0.0, unit="ms", setting=setting, variant=name)
-    found = []
+    measures = []
     weights = [m for m in reports[name].measures if m.name in (VERIFY_WEIGHTS, DRAFT_WEIGHTS)]
     if weights:
         total = sum(measure.value for measure in weights)
-        found.append(replace(row, name="weights", value=total, unit=weights[0].unit))
-    found.append(replace(row, name="fastest step", value=_fastest(reports[name], setting)))
-    found += [
+        measures.append(replace(row, name="weights", value=total, unit=weights[0].unit))
+    measures.append(replace(row, name="fastest step", value=_fastest(reports[name], setting)))
+    measures += [
         replace(measure, variant=name)
         for measure in reports[name].measures
         if measure.setting == setting and measure.name in _COMPARED
     ]
     first, *_ = reports
     ratio = _time(reports[name], setting) / _time(reports[first], setting)
-    return [*found, replace(row, name=f"over {first}", value=ratio, unit="x")]
+    return [*measures, replace(row, name=f"over {first}", value=ratio, unit="x")]
 
 
 def _fastest(report: BenchReport, setting: str) -> float:

@@ -171,12 +171,12 @@ class MeasuredEngine:
                 it: no start runs more than ``host_time_steps``.
         """
         if self._variant.generation == "v3" and self._runner().can_launch:
-            found = self._launch_and_reading_us(steps, launches)
+            parts = self._launch_and_reading_us(steps, launches)
         else:
             self._restart()
-            found = {"host": min(self._host_us_of_a_run(steps) for _ in range(_HOST_RUNS))}
+            parts = {"host": min(self._host_us_of_a_run(steps) for _ in range(_HOST_RUNS))}
         least = self._host_us
-        least |= {part: min(us, least.get(part, us)) for part, us in found.items()}
+        least |= {part: min(us, least.get(part, us)) for part, us in parts.items()}
         return {"host": sum(least.values())} | least
 
     def cuda_calls(self, steps: int) -> dict[str, float]:

@@ -26,8 +26,8 @@ def edge_changes(
     names = {node.index: f"edge from #{node.index} {node.short_name}" for _, node in pairs}
     old_sources = _sources(before, after_index)
     new_sources = _sources(after, {index: index for index in names})
-    found = {node: list(_changes(old_sources[node], new_sources[node], names)) for node in names}
-    return {node: changes for node, changes in found.items() if changes}
+    by_node = {node: list(_changes(old_sources[node], new_sources[node], names)) for node in names}
+    return {node: changes for node, changes in by_node.items() if changes}
 
 
 def _changes(
@@ -50,13 +50,13 @@ def _sources(record: GraphRecord, shared: Mapping[int, int]) -> _Sources:
     incoming: _Sources = defaultdict(dict)
     for edge in record.edges:
         incoming[edge.target][edge.source] = edge.kind
-    found: _Sources = {}
+    sources: _Sources = {}
     for node, index in shared.items():
-        kinds = found[index] = {}
+        kinds = sources[index] = {}
         for source, kind in _shared_sources(node, incoming, shared):
             if kind != _INDIRECT or source not in kinds:  # a direct edge counts beside a path
                 kinds[source] = kind
-    return found
+    return sources
 
 
 def _shared_sources(

@@ -73,9 +73,9 @@ def _matched(before: RecordWithGraphs, after: RecordWithGraphs) -> _MatchedGraph
 
 def _graph_diffs(matched: _MatchedGraphs) -> tuple[GraphDiff, ...]:
     """Compare the graphs; a module that one of them shows to be renamed is so in all."""
-    found = tuple(diff_graphs(*pair) for pair in matched.pairs)
-    renamed = dict(chain.from_iterable(diff.renamed.items() for diff in found))
-    return tuple(diff_graphs(*pair, renamed) for pair in matched.pairs) if renamed else found
+    diffs = tuple(diff_graphs(*pair) for pair in matched.pairs)
+    renamed = dict(chain.from_iterable(diff.renamed.items() for diff in diffs))
+    return tuple(diff_graphs(*pair, renamed) for pair in matched.pairs) if renamed else diffs
 
 
 def _environment(record: RecordWithGraphs) -> dict[str, str]:
@@ -115,12 +115,12 @@ def _match_graphs(before: Sequence[GraphRecord], after: Sequence[GraphRecord]) -
     line number, which moves with every edit, then by order. Graphs with equal keys match in order.
     """
     left, right = dict(enumerate(before)), dict(enumerate(after))
-    found: dict[int, int] = {}
+    matches: dict[int, int] = {}
     for key in (_mode_and_size_or_line, _name, _function, _any):
         for i, j in _matches(left, right, key):
-            found[j] = i
+            matches[j] = i
             del left[i], right[j]
-    pairs = tuple((before[found[j]], after[j]) for j in sorted(found))
+    pairs = tuple((before[matches[j]], after[j]) for j in sorted(matches))
     return _MatchedGraphs(pairs, tuple(left.values()), tuple(right.values()))
 
 

@@ -39,12 +39,12 @@ def _renamed_modules(
 ) -> dict[str, str]:
     """Return the modules of one graph alone whose nodes are mostly paired with one other module."""
     left, right = (Counter(node.module for node in nodes) for nodes in (before, after))
-    found = {}
+    renamed = {}
     for (old, new), count in Counter((one.module, two.module) for one, two in pairs).items():
         is_new = old not in right and new not in left
         if is_new and old and new and 2 * count > max(left[old], right[new]):
-            found[old] = new
-    return found
+            renamed[old] = new
+    return renamed
 
 
 def _outermost(modules: Mapping[str, str], before: set[str], after: set[str]) -> dict[str, str]:
@@ -65,13 +65,13 @@ def _without_equal_names(old: str, new: str, before: set[str], after: set[str]) 
 
 def _paths(nodes: Sequence[Node]) -> set[str]:
     """Return the paths of all modules and of those around them, the root ``""`` included."""
-    found = {""}
+    paths = {""}
     for module in {node.module for node in nodes}:
         path = module
-        while path not in found:
-            found.add(path)
+        while path not in paths:
+            paths.add(path)
             path = path.rpartition(".")[0]
-    return found
+    return paths
 
 
 class _Renaming:

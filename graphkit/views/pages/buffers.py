@@ -66,6 +66,6 @@ def _shared_by(
         yield "bound: another graph writes it"
     end = buffer.address + buffer.size
     for other in modes:
-        for found in other.buffers if other is not mode else ():
-            if buffer.address < found.address + found.size and found.address < end:
-                yield other.mode if found.field == buffer.field else f"{other.mode}.{found.field}"
+        for shared in other.buffers if other is not mode else ():
+            if buffer.address < shared.address + shared.size and shared.address < end:
+                yield other.mode if shared.field == buffer.field else f"{other.mode}.{shared.field}"

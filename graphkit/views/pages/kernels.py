@@ -133,10 +133,10 @@ class _Costs:
 
 def _groups(nodes: Iterable[Node], key: Callable[[Node], Hashable]) -> list[list[Node]]:
     """Return the nodes by key, the groups of most time first, then the largest."""
-    found: dict[Hashable, list[Node]] = {}
+    groups: dict[Hashable, list[Node]] = {}
     for node in nodes:
-        found.setdefault(key(node), []).append(node)
-    return sorted(found.values(), key=lambda group: (-(total_us(group) or 0.0), -len(group)))
+        groups.setdefault(key(node), []).append(node)
+    return sorted(groups.values(), key=lambda group: (-(total_us(group) or 0.0), -len(group)))
 
 
 def addressed_bytes(nodes: Sequence[Node]) -> int | None:

@@ -82,13 +82,13 @@ def _rows(graph: GraphRecord) -> Iterator[Row]:
 
 
 def _targets(graph: GraphRecord) -> _Targets:
-    found: _Targets = {}
+    targets: _Targets = {}
     for position, node in enumerate(graph.nodes):
         for argument in node.arguments:
             for pointer in argument.pointers:
                 key = (pointer.address, pointer.memory, pointer.name)
-                found.setdefault(key, set()).add(position)
-    return dict(sorted(found.items()))
+                targets.setdefault(key, set()).add(position)
+    return dict(sorted(targets.items()))
 
 
 def _live(targets: _Targets, total: int) -> LiveCounts:
@@ -183,8 +183,8 @@ class LiveCounts(NamedTuple):
 
 def node_uses(nodes: Iterable[int], total: int) -> Uses:
     """Return the uses by these nodes, at least one, of a graph of ``total`` nodes."""
-    found = tuple(sorted(nodes))
-    return Uses(found[0], found[-1], found, total)
+    positions = tuple(sorted(nodes))
+    return Uses(positions[0], positions[-1], positions, total)
 
 
 def live_counts(uses: Sequence[Uses], total: int) -> LiveCounts:

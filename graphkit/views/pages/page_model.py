@@ -173,8 +173,8 @@ class Page:
 
     def link(self, name: str, row: Row | None) -> Link | None:
         """Return the link of that name of a selected row, or of the page; ``None`` if none."""
-        found = row.links.get(name) if row else None
-        return found or self.links.get(name)
+        own = row.links.get(name) if row else None
+        return own or self.links.get(name)
 
     def without_pictures(self) -> Page:
         """Return the page with empty columns in place of bars and other pictures."""

@@ -120,12 +120,12 @@ def _facts(graph: GraphRecord, spans: Sequence[tuple[Node, Span]]) -> Iterator[t
 def replay_spans(graph: GraphRecord) -> list[tuple[Node, Span]]:
     """Return the measured nodes in the order in which they started, and when each one ran."""
     pairs = zip(graph.nodes, node_branches(graph), strict=True)
-    found = [(node, branch or 0) for node, branch in pairs if node.start_us is not None]
-    found.sort(key=lambda pair: (pair[0].start_us or 0.0, pair[0].index))
+    measured = [(node, branch or 0) for node, branch in pairs if node.start_us is not None]
+    measured.sort(key=lambda pair: (pair[0].start_us or 0.0, pair[0].index))
     gaps = {gap.node: gap.us for gap in graph.timeline.gaps}
     return [
         (node, Span(node.start_us or 0.0, node.end_us, gaps.get(node.index), branch))
-        for node, branch in found
+        for node, branch in measured
     ]
 
 
@@ -161,13 +161,13 @@ def node_branches(record: GraphRecord) -> list[int | None]:
     waits_for: dict[int, set[int]] = defaultdict(set)
     for edge in record.edges:
         waits_for[edge.target].add(edge.source)
-    found: dict[int, int] = {}
+    branches: dict[int, int] = {}
     last: list[Node] = []
     for node in record.timeline.nodes:
         branch = _branch(node, last, waits_for[node.index])
         last[branch : branch + 1] = [node]
-        found[node.index] = branch
-    return [found.get(node.index) for node in record.nodes]
+        branches[node.index] = branch
+    return [branches.get(node.index) for node in record.nodes]
 
 
 def _branch(node: Node, last: Sequence[Node], sources: set[int]) -> int:

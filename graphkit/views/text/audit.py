@@ -74,7 +74,7 @@ def _verdict(report: AuditReport) -> Text:
     if not report.findings:
         return Text(f"{checks}, no finding.", style="green")
     counts = Counter(finding.severity for finding in report.findings)
-    found = {severity: counts[severity] for severity in SEVERITIES if counts[severity]}
-    style = f"bold {_STYLES[next(iter(found))]}"
-    texts = (count_of(number, severity) for severity, number in found.items())
+    by_severity = {severity: counts[severity] for severity in SEVERITIES if counts[severity]}
+    style = f"bold {_STYLES[next(iter(by_severity))]}"
+    texts = (count_of(number, severity) for severity, number in by_severity.items())
     return Text(f"{checks}: {', '.join(texts)}.", style=style)

@@ -113,10 +113,10 @@ def _wrapper_verdict(wrapper: WrapperRecord) -> Iterator[Text]:
     if wrapper.skipped:
         yield Text(f"Not compared with the model: {wrapper.skipped}.", style="yellow")
         return
-    found = wrapper.difference
-    if found is not None:
+    difference = wrapper.difference
+    if difference is not None:
         yield Text("The wrapper differs from its model:", style="bold red")
-        for line in (f"{found.mode}: {found.text}", found.source, found.advice):
+        for line in (f"{difference.mode}: {difference.text}", difference.source, difference.advice):
             yield Text(f"  {line}", style="red")
         return
     yield Text(

@@ -210,8 +210,8 @@ class Listing:
     def filter(self, words: str) -> None:
         """Show only rows that contain the words and the rows around them; no words show all."""
         self._change(filter=words.strip())
-        found = self.containing(self.state.filter, self.all_lines)
-        self._change(opened=self.state.opened | keys_around(found))
+        lines = self.containing(self.state.filter, self.all_lines)
+        self._change(opened=self.state.opened | keys_around(lines))
 
     def search(self, words: str) -> bool:
         """Select a row that contains the words, from the cursor on; return True if one does."""
@@ -226,8 +226,8 @@ class Listing:
         cursor = positions.get(self.state.cursor, 0)
         ordered = self.matches[::step]
         beyond = (line for line in ordered if (positions[line.row.key] - cursor) * step > 0)
-        found = next(beyond, ordered[0])
-        self._change(opened=self.state.opened | keys_around([found]), cursor=found.row.key)
+        match = next(beyond, ordered[0])
+        self._change(opened=self.state.opened | keys_around([match]), cursor=match.row.key)
         return True
 
     def open(self) -> None:

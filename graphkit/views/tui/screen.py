@@ -122,10 +122,10 @@ class PageScreen(Screen[None], inherit_bindings=False):
 
     def action_do(self, verb: str) -> None:
         """Call a method of the listing that changes its state, or zoom and pan its time."""
-        found = zoomed(self.listing, verb)
-        if found:
-            is_moved = found.at != self.listing.at
-            self._turn(found)
+        listing = zoomed(self.listing, verb)
+        if listing:
+            is_moved = listing.at != self.listing.at
+            self._turn(listing)
             self._rows.follow(at_top=is_moved)
         else:
             getattr(self.listing, verb)()
@@ -234,9 +234,9 @@ class PageScreen(Screen[None], inherit_bindings=False):
 
     def _follow(self) -> None:
         """Bring the selected row into sight, and its time into the window."""
-        found = followed(self.listing)
-        if found:
-            self._turn(found)
+        listing = followed(self.listing)
+        if listing:
+            self._turn(listing)
         else:
             self._rows.follow()
             self._show_selection()

@@ -30,9 +30,9 @@ def zoomed(listing: Listing, verb: str) -> Listing | None:
     time, middle = _time(listing), (window.begin + window.end) / 2
     is_inside = time is not None and window.begin <= time < window.end
     at = time if time is not None and is_inside else middle
-    found = Listing(_ACTS[verb](window, at), listing.state)
-    found.go(_nearest_in_window(found))
-    return found
+    other = Listing(_ACTS[verb](window, at), listing.state)
+    other.go(_nearest_in_window(other))
+    return other
 
 
 def _nearest_in_window(listing: Listing) -> int:
