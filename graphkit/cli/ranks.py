@@ -147,8 +147,8 @@ def check_same_order(record: CaptureRecord, group: RankGroup) -> None:
     difference = differing_launch(mine, first)
     if difference is not None:
         raise RankError(
-            f"captured other graphs than rank 0: {difference[0]}, where rank 0 has {difference[1]}. "
-            "All ranks must run the same operations in the same order. capture --out F.json writes "
+            f"captured other graphs than rank 0: {difference[0]}, where rank 0 has {difference[1]}."
+            " All ranks must run the same operations in the same order. capture --out F.json writes "
             f"the record of each: compare F.json with F.rank{group.rank}.json by graphkit diff.",
             ranks=(group.rank,),
         )
