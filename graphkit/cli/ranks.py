@@ -146,10 +146,11 @@ def check_same_order(record: CaptureRecord, group: RankGroup) -> None:
     first: list[str] = json.loads(Channel(group).broadcast(json.dumps(mine).encode()))
     difference = differing_launch(mine, first)
     if difference is not None:
+        ours, theirs = difference
         raise RankError(
-            f"captured other graphs than rank 0: {difference[0]}, where rank 0 has {difference[1]}."
-            " All ranks must run the same operations in the same order. capture --out F.json writes "
-            f"the record of each: compare F.json with F.rank{group.rank}.json by graphkit diff.",
+            f"captured other graphs than rank 0: {ours}, where rank 0 has {theirs}. All ranks must "
+            "run the same operations in the same order. capture --out F.json writes the record of "
+            f"each: compare F.json with F.rank{group.rank}.json by graphkit diff.",
             ranks=(group.rank,),
         )
 
