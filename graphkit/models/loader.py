@@ -88,8 +88,8 @@ def load(
         trust_remote_code: Whether Python code in the folders of the model and of the draft model
             runs, for types that transformers does not have. ``tokenizer`` follows it, too.
         group: Ranks that split the layers and the output head, as ``tp_plan`` of the model says. A
-            rank reads its part of a folder. Draft heads are split, too, and draft models of
-            STANDALONE are on every rank. All ranks call this. Embeddings are on every rank.
+            rank reads its part of a folder. Draft heads of folders and MTP layers are split, too,
+            and other draft models are on every rank, as embeddings. All ranks call this.
 
     Raises:
         CheckpointError: The folder cannot be loaded.
@@ -117,12 +117,6 @@ def load(
         check_quantization(quantize)
     if group is not None:
         require_type("load", "group", group, RankGroup, "a graphkit.RankGroup")
-        if kind == "MTP":
-            raise ConfigError(
-                "draft='mtp' has layers that ranks do not split. Load it on one device, or without "
-                "the draft model.",
-                field="draft",
-            )
     device = resolve_device(device)
     options: dict[str, Any] = {"dtype": dtype, "quantize": quantize, "device": device, **flags}
     part = partial(_loaded, folder_or_model, "folder_or_model", group=group, **options)

@@ -12,7 +12,7 @@ operation what these hooks know. Styles checked with transformers 5.17 to 5.24.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +93,13 @@ class Part:
         parts = [tensor.narrow(self.dim, begin, end - begin) for begin, end in self.spans]
         part = torch.cat(parts, self.dim)
         return pad(part, [0, 0] * (-self.dim - 1) + [0, self.padding]) if self.padding else part
+
+    def sizes(self, whole: Sequence[int]) -> list[int]:
+        """Return the sizes of the part of a tensor of these sizes; other sizes stay as they are."""
+        sizes = list(whole)
+        if len(sizes) >= -self.dim and sizes[self.dim] == self.size:
+            sizes[self.dim] = sum(end - begin for begin, end in self.spans) + self.padding
+        return sizes
 
     def of_first_half(self) -> Part:
         """Return the part of each half of a tensor that holds two side by side."""
@@ -296,15 +303,3 @@ class RankInput(_RankHook):
 def gathers_columns(module: nn.Module) -> bool:
     """Return whether a module returns columns that other ranks compute."""
     return any(isinstance(hook, GatheredColumns) for hook in module._forward_hooks.values())
-
-
-def copy_rank_hooks(source: nn.Module, module: nn.Module) -> None:
-    """Register the hooks of a split module on one that replaces it."""
-    before: Mapping[int, Any] = source._forward_pre_hooks
-    after: Mapping[int, Any] = source._forward_hooks
-    for hook in before.values():
-        if isinstance(hook, RankInput):
-            module.register_forward_pre_hook(hook)
-    for hook in after.values():
-        if isinstance(hook, RankSum | GatheredColumns):
-            module.register_forward_hook(hook)

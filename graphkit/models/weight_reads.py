@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from graphkit.models.quantization import QuantizedLinear
-from graphkit.models.tensor_parallel import copy_rank_hooks
+from graphkit.models.quantization.linear import keep_hooks
 from graphkit.models.weight_files import abbreviate
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def dequantize_read_weights(model: PreTrainedModel) -> None:
             weight = layer.quantized.dequantized(model.dtype)
             plain = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
             plain.weight, plain.bias = nn.Parameter(weight, requires_grad=False), layer.bias  # type: ignore[assignment]
-            copy_rank_hooks(layer, plain)
+            keep_hooks(layer, plain)
             model.set_submodule(name, plain.train(layer.training))
     if replaced:
         logger.info(

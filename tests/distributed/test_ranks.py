@@ -36,6 +36,7 @@ OF_TWO = (
     plans.split_model_objects,
     plans.split_quantised_folders,
     plans.split_with_draft_heads,
+    plans.split_with_mtp_layers,
     plans.capture_a_split_target,
     plans.refuse_plans,
     plans.keep_replacements_on_all_ranks,

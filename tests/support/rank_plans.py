@@ -24,6 +24,7 @@ from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.folders import save_draft_head
 from graphkit.models.heads.load import head_sources
 from graphkit.models.tensor_parallel import GatheredColumns
+from mtp_folders import save_with_mtp
 from quantized_folders import write_quantized
 from rank_commands import own_store, run
 from rank_steps import rank_device, rank_group
@@ -155,6 +156,34 @@ def split_with_draft_heads():
         with target.runner(mode, batch_sizes=[2]) as runner:
             results.append(runner.fall_back(target.batch(mode, 2, 1)).tensors())
     torch.testing.assert_close(*results, rtol=1e-3, atol=1e-3)
+
+
+def split_with_mtp_layers():
+    """MTP layers are split as the layer of the target that they are like, and draft the same."""
+    group = rank_group(same_batch=True)
+    for kind, layout in (("deepseek_v3", None), ("qwen3_5_text", None), ("deepseek_v3", "fp8")):
+        with shared_folder() as folder:
+            if not group.rank:
+                save_with_mtp(
+                    small_model(kind), folder, small_model(kind).config.num_hidden_layers - 1
+                )
+            dist.barrier()
+            options = {"draft": "mtp", "device": rank_device(), "check": False, "quantize": layout}
+            whole = models.load(folder, **options)
+            split = models.load(folder, **options, group=group)
+        assert generated(split) == generated(whole) or group.rank or layout
+        results = []
+        for model in (split, whole):
+            target = model.target(max_batch_size=2)
+            with target.runner(gk.ForwardMode.DRAFT_EXTEND_V2, batch_sizes=[2]) as runner:
+                batch = target.batch(runner.mode, 2, 1)
+                results.append(runner.fall_back(batch).tensors())
+        if layout:  # each rank has scales of its own, and routers may choose other experts
+            of_ranks = [None] * group.size
+            dist.all_gather_object(of_ranks, results[0]["hidden_states"].tolist())
+            assert of_ranks == of_ranks[:1] * group.size
+        else:
+            torch.testing.assert_close(*results, rtol=1e-3, atol=1e-3)
 
 
 def capture_a_split_target():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 
 from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError
+from graphkit.models.fusion.agreement import deciding_by
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.draft_model import (
     DFlashDraft,
@@ -103,7 +105,9 @@ def load_draft(
     """
     if kind == "MTP":
         assert target.folder is not None, "draft_kind checks it"
-        head = load_mtp(target.original, target.layout, target.folder)
+        split = target.split
+        with nullcontext() if split is None else deciding_by(split.all):
+            head = load_mtp(target.original, target.layout, target.folder, split)
         for layer in head.chain if quantize is not None else ():
             quantize_linears(layer.block, str(quantize))
         return MtpDraft(head, algorithm)

@@ -34,6 +34,7 @@ from graphkit.models.pools import LayerGroupAttention
 from graphkit.models.prepare import prepare_model
 from graphkit.models.quantization import restore_linears, stored_layout
 from graphkit.models.stored_tensors import is_of_rounding
+from graphkit.models.tensor_parallel import Part, RankSplit
 from graphkit.models.weight_files import check_tensors
 from graphkit.ops.rows import gather_rows
 from graphkit.runners import ForwardOutput
@@ -165,7 +166,7 @@ class MtpHead(nn.Module):
         self.layers = nn.ModuleList(self.chain)
         # Bound methods, because assigning a module would register it as a submodule.
         self._embed = target.get_input_embeddings().forward
-        self.logits = output_head(target).forward
+        self.logits = output_head(target).__call__  # with its hooks
 
     @property
     def dtype(self) -> torch.dtype:
@@ -220,13 +221,16 @@ class MtpForward:
         return ForwardOutput(next_token_logits=logits, hidden_states=hidden if is_chain else rows)
 
 
-def load_mtp(target: PreTrainedModel, layout: ModelLayout, folder: str) -> MtpHead:
+def load_mtp(
+    target: PreTrainedModel, layout: ModelLayout, folder: str, split: RankSplit | None = None
+) -> MtpHead:
     """Load the MTP layers in the folder of a model.
 
     Args:
         target: The model, as transformers runs it.
         layout: Its layers with state.
         folder: Its folder.
+        split: How ranks split the target, and its MTP layers as the layers that they are like.
 
     Raises:
         ConfigError: The layers keep other state than keys and values.
@@ -242,7 +246,7 @@ def load_mtp(target: PreTrainedModel, layout: ModelLayout, folder: str) -> MtpHe
             f"{folder!r} contains no MTP layers: it has neither tensors of a layer {len(layers)} "
             "with eh_proj (DeepSeek-V3, GLM-4.5), nor mtp.fc (Qwen3-Next, Qwen3.5)."
         )
-    return MtpHead(target, [_loaded(target, layers, stored, names) for names in found])
+    return MtpHead(target, [_loaded(target, layers, stored, names, split) for names in found])
 
 
 def _loaded(
@@ -250,20 +254,33 @@ def _loaded(
     layers: nn.ModuleList,
     stored: PlainTensors,
     names: Mapping[str, str],
+    split: RankSplit | None,
 ) -> MtpLayer:
     """Return a layer with the tensors of the folder; ``names`` maps its names to stored ones."""
     block = {name for name in names if name.startswith("block.")}
     numbers = range(len(layers) - 1, -1, -1)
     alike = (n for n in numbers if _places(layers[n], "block.", block).keys() == block)
-    layer = MtpLayer(target, layers, next(alike, numbers[0]))
+    template = next(alike, numbers[0])
+    layer = MtpLayer(target, layers, template)
     places = layer.places(names)
+    parts = {}
+    if split is not None:
+        path = next(name for name, module in target.named_modules() if module is layers)
+        parts = _parts(split, f"{path}.{template}.", places, layer.block)
+    forms = {name: stored.forms[names[name]] for name in names}
+    for name, part in parts.items():
+        if name in forms:
+            forms[name] = part.sizes(forms[name][0]), forms[name][1]
     try:
-        check_tensors({name: stored.forms[names[name]] for name in names}, places, frozenset())
+        check_tensors(forms, places, frozenset())
     except CheckpointError as error:
         raise CheckpointError(
             f"the MTP layers in the folder do not fit {type(target).__name__}: {error}"
         ) from error
-    stored.copy({names[name]: place for name, place in places.items()})
+    with torch.no_grad():
+        for name, place in places.items():
+            tensor = stored.tensor(names[name])
+            place.copy_(parts[name].of(tensor) if name in parts else tensor)
     layer.prepare()
     return layer.eval().requires_grad_(False)
 
@@ -292,6 +309,33 @@ def _places(module: nn.Module, prefix: str, names: Collection[str]) -> dict[str,
             for part, place in parts.items():
                 places[f"{path}.{expert}.{part}.weight"] = place
     return places
+
+
+def _parts(
+    split: RankSplit, prefix: str, names: Iterable[str], block: nn.Module
+) -> dict[str, Part]:
+    """Return the parts of the tensors of a layer that a rank has, by name in ``MtpLayer``.
+
+    Args:
+        split: How ranks split the target.
+        prefix: Begins the names of the layer in the target that this one is like.
+        names: Names of ``MtpLayer.places``.
+        block: The layer.
+    """
+    parts = {}
+    state = block.state_dict()
+    for name in names:
+        own = name.removeprefix("block.")
+        part = split.parts.get(prefix + own)
+        if own not in state:  # of one expert
+            path, _, kind = own.removesuffix(".weight").rpartition(".")
+            stacked = "down_proj" if kind == "down_proj" else "gate_up_proj"
+            part = split.parts.get(f"{prefix}{path.rpartition('.')[0]}.{stacked}")
+            if part is not None and kind != "down_proj":
+                part = part.of_first_half()
+        if part is not None and name.startswith("block."):
+            parts[name] = part
+    return parts
 
 
 def _stored_layers(names: Iterable[str], num_layers: int) -> list[dict[str, str]]:

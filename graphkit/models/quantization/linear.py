@@ -212,6 +212,7 @@ def quantize_linears(
                 moved = None if bias is None else bias.data.to(device)
                 weight = quantize(layer.weight.data.to(device))
                 done[layer] = QuantizedLinear(weight, moved).train(layer.training)
+                keep_hooks(layer, done[layer])
             setattr(owner, name, done[layer])
     return len(done)
 
@@ -231,7 +232,14 @@ def restore_linears(module: nn.Module, dtype: torch.dtype) -> None:
                     layer.in_features, layer.out_features, bias=layer.bias is not None,
                     device=layer.weight.device, dtype=dtype,
                 )  # fmt: skip
+                keep_hooks(layer, plain)
                 setattr(owner, name, plain)
+
+
+def keep_hooks(layer: nn.Module, other: nn.Module) -> None:
+    """Let a layer that replaces another have its forward hooks, such as those of ranks."""
+    other._forward_pre_hooks.update(layer._forward_pre_hooks)
+    other._forward_hooks.update(layer._forward_hooks)
 
 
 def _constant(tensor: torch.Tensor | None) -> nn.Parameter | None:
