@@ -14,8 +14,8 @@ import torch
 
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.finding_kinds import FindingKind
+from graphkit.audit.launch_cost import TrivialGraphs, driver_executable, launch_us
 from graphkit.graphs import CudaBackend, GraphSequence, StateSnapshot
-from graphkit.graphs.launch_cost import TrivialGraphs, driver_executable, launch_us
 from graphkit.graphs.streams import ONE_STREAM_ADVICE, streams_in_use
 from graphkit.records import GraphRecord, count_of
 from graphkit.records.audit import Audit

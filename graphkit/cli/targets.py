@@ -64,8 +64,8 @@ def select_target(arguments: argparse.Namespace, group: RankGroup | None = None)
         DeviceError: The device is missing.
         TargetError: The TARGET cannot be imported or is not a CaptureTarget.
     """
+    from graphkit.audit.locate_target import locate
     from graphkit.graphs import resolve_device
-    from graphkit.runners.targets import locate
 
     modes = _parse_modes(arguments.mode)
     device = resolve_device(arguments.device)

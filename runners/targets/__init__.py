@@ -1,6 +1,5 @@
 """Targets: what commands, audits and tests capture."""
 
-from graphkit.runners.targets.locate import locate
 from graphkit.runners.targets.target import CaptureTarget, selected_modes
 
-__all__ = ["CaptureTarget", "locate", "selected_modes"]
+__all__ = ["CaptureTarget", "selected_modes"]

@@ -10,7 +10,7 @@ import pytest
 
 import graphkit as gk
 from graphkit.audit import AUDITS, audit_target
-from graphkit.runners.targets import locate
+from graphkit.audit.locate_target import locate
 from graphkit.testing import assert_target_equivalent
 
 pytestmark = pytest.mark.slow

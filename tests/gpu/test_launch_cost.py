@@ -8,8 +8,8 @@ import torch
 import graphkit as gk
 from graphkit.audit import AuditLog
 from graphkit.audit.launch import audit_launch, audit_streams
+from graphkit.audit.launch_cost import TrivialGraphs, launch_us
 from graphkit.graphs.driver import checked, runtime
-from graphkit.graphs.launch_cost import TrivialGraphs, launch_us
 from graphkit.graphs.streams import restore_fast_replays, streams_in_use
 
 pytestmark = [

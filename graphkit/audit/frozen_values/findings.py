@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 from graphkit.audit.audit_log import Check
+from graphkit.audit.capture_differences import CaptureDifference, comparable
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.frozen_values.host_changes import DifferencesBySize, HostChange
 from graphkit.audit.frozen_values.undeclared import Candidate
 from graphkit.audit.host_objects.host_numbers import HostNumber, value_text
 from graphkit.audit.places import argument_text
-from graphkit.graphs.walk.capture_differences import CaptureDifference, comparable
 from graphkit.records import Node, count_of
 
 _VALUE = (

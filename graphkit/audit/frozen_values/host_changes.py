@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from graphkit.audit.capture_differences import CaptureDifference
 from graphkit.audit.frozen_values.recaptures import Baseline, DrawBatch, Recaptures
 from graphkit.audit.frozen_values.undeclared import changed_names
 from graphkit.audit.replayable_graph import is_optional_pointer
 from graphkit.errors import TargetError
 from graphkit.graphs import UNSET_MARKER
-from graphkit.graphs.walk.capture_differences import CaptureDifference
 from graphkit.graphs.walk.recorder_walk import repr_without_address
 from graphkit.records import Node, count_of
 from graphkit.runners import Runner

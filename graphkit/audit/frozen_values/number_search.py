@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from graphkit.audit.capture_differences import CaptureDifference, comparable
 from graphkit.audit.frozen_values.host_changes import DifferencesBySize
 from graphkit.audit.frozen_values.recaptures import Baseline, Recaptures
 from graphkit.audit.frozen_values.undeclared import Candidate, UndeclaredNumbers
 from graphkit.errors import CaptureError
 from graphkit.graphs import UNSET_MARKER
-from graphkit.graphs.walk.capture_differences import CaptureDifference, comparable
 
 MAX_CAPTURES = 10
 """Captures of a search. The audit takes six others if the target declares no host values."""

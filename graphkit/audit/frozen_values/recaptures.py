@@ -14,19 +14,19 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from graphkit.audit.object_snapshot import checksum
-from graphkit.audit.ranks import on_any_rank
-from graphkit.audit.row_axes import rows_of_batch, without_reserved_rows
-from graphkit.audit.runs import EqualStateRuns
-from graphkit.graphs import UNSET_MARKER, Attribution, CapturedGraph, StateSnapshot, gc_paused
-from graphkit.graphs.walk.canonical_nodes import CanonicalNode, canonical_nodes
-from graphkit.graphs.walk.capture_differences import (
+from graphkit.audit.canonical_nodes import CanonicalNode, canonical_nodes
+from graphkit.audit.capture_differences import (
     CaptureDifference,
     UnsetBytes,
     capture_differences,
     differing_bytes,
     filled_bytes,
 )
+from graphkit.audit.object_snapshot import checksum
+from graphkit.audit.ranks import on_any_rank
+from graphkit.audit.row_axes import rows_of_batch, without_reserved_rows
+from graphkit.audit.runs import EqualStateRuns
+from graphkit.graphs import UNSET_MARKER, Attribution, CapturedGraph, StateSnapshot, gc_paused
 from graphkit.graphs.walk.inspect import inspect_graph
 from graphkit.records import Node
 from graphkit.runners import Runner

@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from graphkit.audit.capture_differences import CaptureDifference
 from graphkit.audit.frozen_values.architecture import Architecture
 from graphkit.audit.host_objects.host_numbers import HostNumber, HostNumbers
 from graphkit.graphs import named_tensors
-from graphkit.graphs.walk.capture_differences import CaptureDifference
 from graphkit.runners import Runner
 from graphkit.runners.targets import CaptureTarget
 

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from graphkit.audit.host_objects.host_numbers import HostNumber, HostNumbers, value_text
-from graphkit.errors import CaptureError
-from graphkit.graphs import UNSET_MARKER, Attribution, gc_paused, inspect_graph
-from graphkit.graphs.walk.canonical_nodes import CanonicalNode, canonical_nodes
-from graphkit.graphs.walk.capture_differences import (
+from graphkit.audit.canonical_nodes import CanonicalNode, canonical_nodes
+from graphkit.audit.capture_differences import (
     CaptureDifference,
     capture_differences,
     differing_bytes,
 )
+from graphkit.audit.host_objects.host_numbers import HostNumber, HostNumbers, value_text
+from graphkit.errors import CaptureError
+from graphkit.graphs import UNSET_MARKER, Attribution, gc_paused, inspect_graph
 from graphkit.records import Node
 from graphkit.runners import FrozenValue
 

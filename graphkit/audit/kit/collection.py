@@ -13,11 +13,12 @@ import pytest
 
 from graphkit.audit.kit.captured_step import STEP_PROPERTIES, CapturedStep
 from graphkit.audit.kit.properties import PROPERTIES, CapturedMode
+from graphkit.audit.locate_target import locate
 from graphkit.errors import GraphkitError
 from graphkit.graphs import SizeTable, resolve_device
 from graphkit.models.wrapper.assertion import check_wrapper
 from graphkit.runners.comparison import check_tolerance
-from graphkit.runners.targets import CaptureTarget, locate
+from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode
 
 

@@ -17,13 +17,13 @@ from graphkit.audit.pads.state_writes import WatchedState
 from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.runs.first_node import FirstNode, first_node, node_at
 from graphkit.audit.runs.forward_trace import ForwardTrace, traced
+from graphkit.audit.runs.live_rows import LiveRows, reordered_rows, same_rows
 from graphkit.audit.undeclared_state import undeclared_tensors
 from graphkit.graphs import StateSnapshot
 from graphkit.runners import Runner
 from graphkit.runners.comparison import Rounding
 from graphkit.runners.comparison.differences import Tensors, even_owner, first_difference
 from graphkit.runners.comparison.drawn_state import SEED, restorable_state
-from graphkit.runners.comparison.live_rows import LiveRows, reordered_rows, same_rows
 from graphkit.runners.targets import CaptureTarget
 
 Previous = tuple[Any, int]

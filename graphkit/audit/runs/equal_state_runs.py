@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from graphkit.audit.runs.first_node import FirstNode, first_node
 from graphkit.audit.runs.forward_trace import Weights
+from graphkit.audit.runs.live_rows import padded_rows, same_rows
 from graphkit.audit.runs.teacher_forcing import TeacherForcing, first_mismatch
 from graphkit.graphs import CapturedGraph, StateSnapshot
 from graphkit.records import Mismatch
@@ -21,7 +22,6 @@ from graphkit.runners.comparison.differences import (
     largest_ulps,
 )
 from graphkit.runners.comparison.drawn_state import restorable_state
-from graphkit.runners.comparison.live_rows import padded_rows, same_rows
 
 
 class EqualStateRuns:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from graphkit.audit.runs.forward_trace import ForwardTrace, TracedOp, Weights, traced
+from graphkit.audit.runs.live_rows import LiveRows
 from graphkit.graphs.attribution import NodeOrigin
-from graphkit.runners.comparison.live_rows import LiveRows
 from graphkit.runners.comparison.rounding import Rounding
 from graphkit.runners.step import Step
 

@@ -10,6 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from graphkit.audit.canonical_nodes import CanonicalNode, canonical_nodes
+from graphkit.audit.capture_differences import (
+    CaptureDifference,
+    capture_differences,
+    differing_bytes,
+)
 from graphkit.audit.node_switches import Incomparable
 from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.runs.forward_trace import Weights
@@ -24,12 +30,6 @@ from graphkit.graphs import (
     CudaBackend,
     NamedTensors,
     inspect_graph,
-)
-from graphkit.graphs.walk.canonical_nodes import CanonicalNode, canonical_nodes
-from graphkit.graphs.walk.capture_differences import (
-    CaptureDifference,
-    capture_differences,
-    differing_bytes,
 )
 from graphkit.records import Node, Pointer
 from graphkit.runners import Runner

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from graphkit.audit import audit_target
-from graphkit.runners.targets import locate
+from graphkit.audit.locate_target import locate
 
 ROOT = Path(__file__).parents[3]
 

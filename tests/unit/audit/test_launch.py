@@ -9,8 +9,8 @@ import torch
 
 from graphkit.audit import AuditLog, audit_target
 from graphkit.audit.launch import GraphShape, LaunchTimes, audit_streams, report_launch
+from graphkit.audit.locate_target import locate
 from graphkit.records import Edge, Environment, GraphRecord, Node
-from graphkit.runners.targets import locate
 
 ROOT = Path(__file__).parents[3]
 CHAIN = LaunchTimes(own=5.2, linear=5.0, branched=5.0)

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
+from graphkit.audit.locate_target import locate
 from graphkit.errors import DeviceError, TargetError
-from graphkit.runners.targets import CaptureTarget, locate
+from graphkit.runners.targets import CaptureTarget
 
 names = (f"graphkit_tests_target_{number}" for number in itertools.count())
 

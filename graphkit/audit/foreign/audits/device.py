@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from graphkit.audit.launch_cost import driver_executable, launch_us
 from graphkit.audit.node_switches import NodeSwitches
 from graphkit.errors import DeviceError
 from graphkit.graphs import Attribution, environment, inspect_graph
 from graphkit.graphs.driver import checked, memory_kind
-from graphkit.graphs.launch_cost import driver_executable, launch_us
 from graphkit.graphs.pool_memory import device_bytes
 from graphkit.graphs.streams import streams_in_use
 from graphkit.records import Environment, GraphRecord, Node

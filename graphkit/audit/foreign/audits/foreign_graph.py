@@ -20,12 +20,12 @@ from graphkit.audit.foreign.audits.checked_memory import Limits, NotChecked, che
 from graphkit.audit.foreign.audits.followed_graph import FollowedGraph
 from graphkit.audit.foreign.audits.watched_memory import CHUNK, WatchedMemory
 from graphkit.audit.launch import report_launch_time
+from graphkit.audit.launch_cost import REPETITIONS
 from graphkit.audit.replayable_graph import Effect, ReplayableGraph
 from graphkit.audit.stale_memory.pool_memory import PoolMemory
 from graphkit.audit.stale_memory.ranges import Poison
 from graphkit.audit.stale_memory.search import search_stale_memory
 from graphkit.graphs import PoolBlock
-from graphkit.graphs.launch_cost import REPETITIONS
 from graphkit.records import GraphRecord, count_of
 
 _MOST = 3

@@ -9,9 +9,9 @@ import graphkit as gk
 from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.runs.first_node import first_node
 from graphkit.audit.runs.forward_trace import traced
+from graphkit.audit.runs.live_rows import reordered_rows, same_rows
 from graphkit.graphs import StateSnapshot
 from graphkit.runners.comparison import Rounding
-from graphkit.runners.comparison.live_rows import reordered_rows, same_rows
 
 HIDDEN, VOCAB, WIDTH = 6, 16, 2
 VERIFY = gk.ForwardMode.TARGET_VERIFY

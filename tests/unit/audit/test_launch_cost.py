@@ -10,8 +10,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from graphkit.audit.launch_cost import TrivialGraphs, driver_executable, launch_us
 from graphkit.errors import DeviceError
-from graphkit.graphs.launch_cost import TrivialGraphs, driver_executable, launch_us
 
 
 class FakeDriver:

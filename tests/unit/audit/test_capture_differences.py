@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from graphkit.graphs.walk.canonical_nodes import CanonicalArgument, CanonicalNode
-from graphkit.graphs.walk.capture_differences import capture_differences, differing_bytes
+from graphkit.audit.canonical_nodes import CanonicalArgument, CanonicalNode
+from graphkit.audit.capture_differences import capture_differences, differing_bytes
 
 
 def node(*data, name="kernel", grid="1x1x1"):

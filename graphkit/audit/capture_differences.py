@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from graphkit.audit.canonical_nodes import CanonicalArgument, CanonicalNode
 from graphkit.graphs.host_memory import UNSET_MARKER
 from graphkit.graphs.walk.arguments import has_short_form, number_text
-from graphkit.graphs.walk.canonical_nodes import CanonicalArgument, CanonicalNode
 from graphkit.graphs.walk.kernel_names import short_name
 
 
