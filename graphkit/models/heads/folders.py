@@ -216,7 +216,7 @@ def _load(
     ignored: frozenset[str] = frozenset(),
     rename: Callable[[str], str] = lambda name: name,
 ) -> Head:
-    target_weight, group = target.lm_head.get_parameter("weight"), target.group
+    target_weight, group = target.lm_head.get_parameter("weight"), getattr(target, "group", None)
     with _on_meta_device():
         whole, head = build(config), split_head(build, config, group)
     head.to(target_weight.dtype)
