@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-import runpy
 from functools import partialmethod
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +17,7 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+import quantized_cases
 from graphkit.ops.accepted_path import compact_accepted_to_front
 from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_and_mul
 from graphkit.ops.heads import rotated_heads, store_rotated_heads
@@ -48,10 +47,9 @@ from graphkit.ops.target_probs import target_probs
 from graphkit.ops.tree import build_tree
 from graphkit.ops.tree_sampling import tree_speculative_sampling_target_only
 from graphkit.ops.verification import verify_tree_greedy
+from step_cases import CASES
 
 DEVICE = torch.device("cpu")
-CASES = runpy.run_path(str(Path(__file__).with_name("step_cases.py")))["CASES"]
-QUANTISED = runpy.run_path(str(Path(__file__).with_name("quantized_cases.py")))
 ACCESS = re.compile(r"^\s*(?:@\S+ )?((?:ld|st|atom|red|cp)\S*\.global\S*)", re.MULTILINE)
 """Accesses to memory in PTX; requests into a cache (``prefetch``) are none."""
 LETTERS = {
@@ -193,7 +191,7 @@ def test_collectives_of_pushed_words_compile(dtype, monkeypatch):
 def test_products_with_quantised_weights_compile(dtype, rows, monkeypatch):
     monkeypatch.setattr(triton.JITFunction, "run", compile_only)
     monkeypatch.setattr(quantized_linear_config, "LEAST_BLOCKS", 1)
-    for args in QUANTISED["cases"](DEVICE, [dtype], [rows], shapes=((130, 384), (128, 512))):
+    for args in quantized_cases.cases(DEVICE, [dtype], [rows], shapes=((130, 384), (128, 512))):
         op = OPS["quantized_linear"]
         op.launch(op.arguments(*args))
 
@@ -204,7 +202,7 @@ def test_numbers_of_four_bits_compile_for_each_capability(capability, monkeypatc
     run = partialmethod(compile_only, capability=capability)
     monkeypatch.setattr(triton.JITFunction, "run", run)
     op = OPS["quantized_linear"]
-    for name, weight, scale, zero_point, inputs in QUANTISED["weights"](DEVICE, ((64, 384),)):
+    for name, weight, scale, zero_point, inputs in quantized_cases.weights(DEVICE, ((64, 384),)):
         if name == "int4 asymmetric":
             x = torch.zeros(1, inputs, dtype=torch.bfloat16)
             op.launch(op.arguments(x, weight, scale, zero_point))
@@ -226,7 +224,7 @@ def test_products_that_stream_their_weight_compile(dtype, rows, result, monkeypa
     monkeypatch.setattr(quantized_linear_config, "has_dependent_launch", lambda _: True)
     monkeypatch.setattr(quantized_linear_config, "has_warpgroups", lambda _: True)
     op = OPS["quantized_linear"]
-    for args in QUANTISED["cases"](DEVICE, [dtype], [rows], shapes=((256, 1024),)):
+    for args in quantized_cases.cases(DEVICE, [dtype], [rows], shapes=((256, 1024),)):
         op.launch(op.arguments(*args, **result))
     kernel = "streamed_linear_kernel" if rows <= 32 else "streamed_warpgroup_kernel"
     assert {name for name in found if "linear" in name or "warpgroup" in name} == {kernel}
@@ -252,7 +250,7 @@ def test_products_that_stream_a_weight_of_16_bits_compile(dtype, rows, result, m
     monkeypatch.setattr(quantized_linear_config, "has_dependent_launch", lambda _: True)
     monkeypatch.setattr(quantized_linear_config, "has_warpgroups", lambda _: True)
     op = OPS["linear"]
-    for args in QUANTISED["plain_cases"](DEVICE, [dtype], [rows], ((6144, 512),)):
+    for args in quantized_cases.plain_cases(DEVICE, [dtype], [rows], ((6144, 512),)):
         op.launch(op.arguments(*args, **result))
     kernel = found["streamed_plain_kernel"]
     assert kernel.metadata.shared <= 227 * 1024
@@ -293,7 +291,7 @@ def test_two_programs_of_many_rows_over_four_bits_fit_a_multiprocessor(dtype, mo
 
     monkeypatch.setattr(triton.JITFunction, "run", run)
     op = OPS["quantized_linear"]
-    for args in QUANTISED["cases"](DEVICE, [dtype], [64], shapes=((128, 512),)):
+    for args in quantized_cases.cases(DEVICE, [dtype], [64], shapes=((128, 512),)):
         if args[1].dtype == torch.uint8:
             op.launch(op.arguments(*args))
     assert shared
@@ -312,7 +310,7 @@ def test_two_programs_of_a_plain_product_fit_a_multiprocessor(dtype, rows, monke
 
     monkeypatch.setattr(triton.JITFunction, "run", run)
     op = OPS["linear"]
-    for args in QUANTISED["plain_cases"](DEVICE, [dtype], [rows], [(4096, 14336)]):
+    for args in quantized_cases.plain_cases(DEVICE, [dtype], [rows], [(4096, 14336)]):
         op.launch(op.arguments(*args))
     assert set(shared) == {"linear_kernel", "sum_parts_kernel"}
     assert 2 * (shared["linear_kernel"] + 1024) <= 228 * 1024  # CUDA C++ guide, table of sm_90

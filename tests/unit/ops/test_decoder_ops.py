@@ -1,9 +1,9 @@
-"""Ops of decoder layers: gradients, fakes and refusals. ``test_agreement`` compares values."""
+"""Ops of decoder layers on every device: values, gradients, fakes and refusals."""
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
+from itertools import islice, product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,12 +11,234 @@ import torch
 from graphkit import AttentionError, InputError
 from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_and_mul
 from graphkit.ops.heads import ProjectedHeads, rotated_heads, store_rotated_heads
+from graphkit.ops.kernels import decoder, heads as head_kernels
 from graphkit.ops.kv_cache import FP8, store_kv
 from graphkit.ops.registration import OPS
+from op_devices import CUDA, INTERPRETER, by
 
 ROWS, WIDTH = 3, 8
 FREQUENCIES = torch.tensor([1.0, 0.1])
-CASES = runpy.run_path(str(Path(__file__).with_name("decoder_cases.py")))
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+IDS = (torch.int32, torch.int64)
+ROUNDINGS = 4
+"""Roundings of the dtype by which a kernel may differ: sums run in another order."""
+
+
+def cases():
+    """Yield ops and arguments: no, one and several rows; widths that are no powers of two."""
+    generator = torch.Generator().manual_seed(1)
+
+    def random(*shape, dtype):
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    for dtype, rows, width in product(DTYPES, (0, 1, 5), (1, 24, 200)):
+        x, residual, weight = (
+            random(*shape, dtype=dtype) for shape in ((rows, width), (rows, width), (width,))
+        )
+        yield rms_norm, (x, weight, 1e-6)
+        yield add_rms_norm, (x, residual, weight, 1e-5)
+        parts = random(3, rows, width, dtype=torch.float32)
+        yield add_rms_norm, (parts, residual, weight, 1e-5)
+        yield silu_and_mul, (3 * random(rows, 2 * width, dtype=dtype),)
+        both = random(rows, 2 * width, dtype=dtype)
+        yield add_rms_norm, (x, both[:, width:], weight, 1e-5)  # a view with spaced rows
+    for dtype, rows, width in product(DTYPES, (0, 1, 3, 8), (24, 64, 96, 2304)):
+        ids = torch.randint(0, 7, (rows,), generator=generator).to(IDS[rows % 2])
+        embedding, hidden = random(7, width, dtype=dtype), random(rows, width, dtype=dtype)
+        norms = random(2, width, dtype=dtype).unbind()
+        yield embed_and_join, (ids, embedding, hidden, *norms, 1e-5)
+        yield embed_and_join, (ids, embedding.t().contiguous().t(), hidden, norms[0], None, 1e-6)
+        yield embed_and_join, (ids, embedding, hidden)
+    for dtype, rows, half, has_norm in product(DTYPES, (0, 1, 5), (1, 12, 64), (False, True)):
+        frequencies = 1.0 / 10000 ** (torch.arange(half) / half)
+        positions = torch.randint(0, 100_000, (rows,), generator=generator)
+        norms = (None, None, 0.0)
+        if has_norm:
+            norms = (random(2 * half, dtype=dtype), random(2 * half, dtype=dtype), 1e-6)
+        qkv = random(rows, 14 * half, dtype=dtype)
+        yield rotated_heads, (qkv, positions, frequencies, 3, 2, *norms)
+        parts = random(2, rows, 14 * half, dtype=torch.float32)
+        yield rotated_heads, (parts, positions, frequencies, 3, 2, *norms, dtype)
+
+
+STORES = [
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float16, torch.float16),
+    (torch.float32, torch.float32),
+    (torch.float32, torch.bfloat16),
+    (torch.bfloat16, torch.float32),
+    (torch.bfloat16, FP8),
+    (torch.float32, FP8),
+]
+"""Dtypes of rows and of caches."""
+
+
+def store_cases(*, outside, every=1):
+    """Yield the caches, slots, scales and arguments of ``rotated_heads`` of a store.
+
+    Args:
+        outside: Whether some slots are outside of the caches, which the CPU refuses.
+        every: Step through the combinations of dtypes and head size. 2 takes every second one: the
+            interpreter needs a second for each.
+    """
+    generator = torch.Generator().manual_seed(4)
+
+    def random(*shape, dtype):
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    sizes = (2, 24, 80, 96, 128)
+    for (dtype, stored), size in islice(product(STORES, sizes), None, None, every):
+        for rows, heads, keys in ((0, 3, 1), (1, 4, 4), (6, 6, 2), (5, 0, 3)):
+            has_norm, has_parts, is_joined = size not in (24, 128), size != 96, size == 80
+            shape = rows, (heads + 2 * keys) * size
+            qkv = random(*(2, *shape) if has_parts else shape, dtype=dtype)
+            qkv = 3 * qkv.to(torch.float32 if has_parts else dtype)
+            positions = torch.randint(0, 100_000, (rows,), generator=generator)
+            frequencies = 1.0 / 10000 ** (torch.arange(0, size, 2) / size)
+            weights = (None, None)
+            if has_norm:
+                weights = random(size, dtype=dtype), random(size, dtype=dtype)
+            rotation = (qkv, positions, frequencies, heads, keys, *weights, 1e-6, dtype)
+            caches = [torch.zeros(11, keys, size, dtype=stored) for _ in "kv"]
+            if is_joined:  # two parts of a buffer
+                buffer = torch.zeros(11, 1, 2 * keys * size, dtype=stored)
+                caches = [each.unflatten(2, (keys, size))[:, 0] for each in buffer.chunk(2, 2)]
+            slots = torch.tensor([7, 0, 10, 3, 2, 5])[:rows]
+            if outside and rows > 3:
+                slots[1], slots[3] = -1, 11
+            scales = [None, None]
+            if stored == FP8 and size != 128:
+                scales = [random(keys, dtype=torch.float32).abs() + 0.1 for _ in "kv"]
+            yield caches, slots, scales, rotation
+
+
+def copies(caches):
+    """Return caches of the same layout with the same contents."""
+    made = [torch.empty_strided(each.shape, each.stride(), dtype=each.dtype) for each in caches]
+    return [one.copy_(other) for one, other in zip(made, caches, strict=True)]
+
+
+def assert_close(got, expected):
+    """Compare results of equal dtypes and shapes up to a few roundings."""
+    both = (each if isinstance(each, tuple) else (each,) for each in (got, expected))
+    for one, other in zip(*both, strict=True):
+        eps = torch.finfo(other.dtype).eps
+        torch.testing.assert_close(one, other, rtol=ROUNDINGS * eps, atol=ROUNDINGS * eps)
+
+
+NORMS = ("rms_norm", "add_rms_norm", "embed_and_join")
+blocks = pytest.mark.parametrize("block", [64, 1024], ids=["several blocks", "one block"])
+heads_of_programs = pytest.mark.parametrize(
+    "processors", [1, 132], ids=["several heads", "one head"]
+)
+"""On a device of one multiprocessor, a program has several heads."""
+
+
+@pytest.mark.gpu
+@pytest.mark.sanitized
+def test_kernels_match_the_references():
+    for op, args in cases():
+        assert_close(CUDA(op, *args), op(*args))
+
+
+@by(INTERPRETER)
+@blocks
+def test_norms_match_the_references(run, block, monkeypatch):
+    monkeypatch.setattr(decoder, "NORM_BLOCK", block)
+    for op, args in cases():
+        if op.__name__ in NORMS:
+            assert_close(run(op, *args), op(*args))
+
+
+@by(INTERPRETER)
+@heads_of_programs
+def test_other_kernels_match_the_references(run, processors, monkeypatch):
+    monkeypatch.setattr(head_kernels, "multiprocessors", lambda _: (processors, 0))
+    for op, args in cases():
+        if op.__name__ not in NORMS:
+            assert_close(run(op, *args), op(*args))
+
+
+@by(INTERPRETER, CUDA)
+@heads_of_programs
+def test_heads_are_stored_as_by_two_kernels(run, processors, monkeypatch):
+    monkeypatch.setattr(head_kernels, "multiprocessors", lambda _: (processors, 0))
+    every = 2 if run is INTERPRETER else 1
+    for caches, slots, scales, rotation in store_cases(outside=True, every=every):
+        expected = copies(caches)
+        query, key, value = run(rotated_heads, *rotation)
+        run(store_kv, *expected, slots, key, value, *scales)
+        assert torch.equal(run(store_rotated_heads, *caches, slots, *rotation, *scales), query)
+        for got, other in zip(caches, expected, strict=True):
+            assert torch.equal(got.float(), other.float())
+
+
+@pytest.mark.parametrize(
+    ("rows", "query_heads", "norm", "heads"),
+    [
+        (6, 32, None, 1), (10, 32, None, 1), (11, 32, None, 2), (48, 32, None, 8),
+        (4096, 32, None, 8), (4096, 28, None, 4), (4096, 33, None, 1), (48, 32, "norm", 1),
+    ],
+)  # fmt: skip
+def test_programs_have_several_heads_if_there_are_enough_programs(rows, query_heads, norm, heads):
+    args = SimpleNamespace(
+        query_weight=norm, key_weight=None, query_heads=query_heads, key_heads=8,
+        qkv=torch.empty(0),
+    )  # fmt: skip
+    assert head_kernels.program_heads(args, rows) == heads
+
+
+@by(INTERPRETER)
+@pytest.mark.parametrize("block", [512, 4096], ids=["several blocks", "one block"])
+def test_joined_halves_are_those_of_two_norms(run, block, monkeypatch):
+    """Bit by bit, since sums run in the same order."""
+    monkeypatch.setattr(decoder, "NORM_BLOCK", block)
+    joined = [args for op, args in cases() if op is embed_and_join]
+    assert joined
+    for args in joined:
+        ids, embedding, hidden, *norms = (*args, None, None, 0.0)[:6]
+        halves = embedding.index_select(0, ids), hidden
+        normed = [
+            rows if weight is None else run(rms_norm, rows, weight, norms[2])
+            for rows, weight in zip(halves, norms, strict=False)
+        ]
+        assert torch.equal(run(embed_and_join, *args), torch.cat(normed, 1))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [64, 96, 2304, 4096, 20_000])
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_joined_halves_and_spaced_rows_have_the_bits_of_two_norms(dtype, width, rows):
+    """Bit by bit, since sums run in the same order, for ids of both dtypes and tied weights."""
+    torch.manual_seed(width + rows)
+    embedding, hidden, *weights = (
+        torch.randn(shape, device="cuda").to(dtype)
+        for shape in ((50, width), (rows, width), (width,), (width,))
+    )
+    tables = embedding, embedding.t().contiguous().t()
+    for ids in (torch.randint(50, (rows,), device="cuda"), torch.arange(rows, device="cuda").int()):
+        halves = rms_norm(embedding[ids], weights[0], 1e-5), rms_norm(hidden, weights[1], 1e-5)
+        for table in tables:
+            joined = embed_and_join(ids, table, hidden, *weights, 1e-5)
+            assert torch.equal(joined, torch.cat(halves, 1))
+            plain = embed_and_join(ids, table, hidden)
+            assert torch.equal(plain, torch.cat((embedding[ids], hidden), 1))
+        spaced = joined[:, width:]
+        got = add_rms_norm(hidden, spaced, weights[0], 1e-5)
+        expected = add_rms_norm(hidden, spaced.contiguous(), weights[0], 1e-5)
+        assert all(map(torch.equal, got, expected))
+
+
+@by(INTERPRETER, CUDA)
+@pytest.mark.parametrize("width", [3, 96])
+def test_an_id_outside_the_embedding_counts_as_the_nearest(run, width):
+    embedding, hidden = torch.randn(4, width), torch.zeros(4, width)
+    ids = torch.tensor([-1, 0, 4, 2**40])
+    joined = run(embed_and_join, ids, embedding, hidden)
+    assert torch.equal(joined[:, :width], embedding[[0, 0, 3, 3]])
+
+
 DIFFERENTIABLE = {
     rms_norm: ([ROWS, WIDTH], [WIDTH], 1e-6),
     add_rms_norm: ([ROWS, WIDTH], [ROWS, WIDTH], [WIDTH], 1e-6),
@@ -51,8 +273,8 @@ def test_gradients_are_those_of_the_reference(op):
 @pytest.mark.parametrize("op", DIFFERENTIABLE, ids=lambda op: op.__name__)
 def test_the_schema_and_the_fake_are_those_of_the_op(op):
     overload = getattr(torch.ops.graphkit, op.__name__).default
-    cases = [args for each, args in CASES["cases"](torch.device("cpu")) if each is op]
-    for args in cases[:: len(cases) // 6]:
+    calls = [args for other, args in cases() if other is op]
+    for args in calls[:: len(calls) // 6]:
         torch.library.opcheck(overload, args, test_utils=("test_schema", "test_faketensor"))
 
 
@@ -134,8 +356,8 @@ def test_refusals(call, text):
 
 
 def test_heads_are_stored_as_by_two_ops():
-    for caches, slots, scales, rotation in CASES["store_cases"](torch.device("cpu"), outside=False):
-        expected, others = CASES["copies"](caches), CASES["copies"](caches)
+    for caches, slots, scales, rotation in store_cases(outside=False):
+        expected, others = copies(caches), copies(caches)
         query, key, value = rotated_heads(*rotation)
         store_kv(*expected, slots, key, value, *scales)
         heads = ProjectedHeads(*rotation)

@@ -1,15 +1,18 @@
-"""begin_loop and advance_loop: rows, control and ring of device loops, against plain Python."""
+"""begin_loop, advance_loop and end_signals on every device, against plain Python."""
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
+from itertools import zip_longest
+from random import Random
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from graphkit.errors import InputError
 from graphkit.ops.device_loop import advance_loop, begin_loop, end_signals
+from graphkit.ops.kernels import device_loop as kernels
 from graphkit.ops.loop_layout import (
     ENTRY_WORDS,
     RING_WORDS,
@@ -20,29 +23,242 @@ from graphkit.ops.loop_layout import (
     RequestEnd,
     RingWord,
 )
+from op_devices import CPU, INTERPRETER, by
+from sanitized import sanitized
 
-LoopModel, LoopTensors, MANY, play = map(
-    runpy.run_path(str(Path(__file__).with_name("loop_cases.py"))).get,
-    ("LoopModel", "LoopTensors", "MANY", "play"),
-)
+MANY = 2**31 - 3
+"""Counters of a process that has run for days: they pass the limit of int32."""
 COLUMNS = Report.TOKENS + 2
 RUNS, ENDS, HAD_ENDED = [1, 1, 1, 0, 9, -1], [1, 1, 1, 1, 9, -1], [0, 0, 0, 0, -1, -1]
 """Rows of reports, with 1 for the row of the request."""
 
 
+class LoopModel:
+    """The control of device loops, over lists."""
+
+    def __init__(self, sizes, columns, entries, written=0):
+        self.sizes, self.columns, self.entries = sizes, columns, entries
+        self.entry_words = ENTRY_WORDS + sizes[-1] * columns
+        self.ring = [0] * (RING_WORDS + entries * self.entry_words)
+        self.rows, self.watched = [], []
+        self.again = self.body = self.steps_left = self.launch = 0
+        self.written = self.ring[RingWord.READ] = written
+
+    def begin(self, rows, watched, max_steps, launch):
+        self.rows, self.watched, self.launch = list(rows), list(watched), launch
+        self.again, self.steps_left = 1, max_steps
+        self._choose_body()
+
+    def advance(self, report):
+        ended = [line[Report.END] != RequestEnd.RUNNING for line in report]
+        pairs = list(zip(self.rows, self.watched, ended, report, strict=False))
+        going = [(row, on) for row, on, is_end, line in pairs if line[Report.ROW] and not is_end]
+        self.rows, self.watched = [row for row, _ in going], [on for _, on in going]
+        self.steps_left -= 1
+        self.written += 1
+        end = LoopEnd.RUNNING
+        if self.written - self.ring[RingWord.READ] >= self.entries:
+            end = LoopEnd.RING_FULL
+        if self.steps_left <= 0:
+            end = LoopEnd.STEPS
+        if self.ring[RingWord.STOP] >= self.launch:
+            end = LoopEnd.STOPPED
+        if any(on and is_end for _, on, is_end, _ in pairs):
+            end = LoopEnd.REQUEST
+        if not self.rows:
+            end = LoopEnd.IDLE
+        self.again = int(end is LoopEnd.RUNNING)
+        self._choose_body()
+        words = [self.written, len(report), end, self.launch] + [0] * (ENTRY_WORDS - 4)
+        words += [word for line in report for word in line]
+        at = RING_WORDS + (self.written - 1) % self.entries * self.entry_words
+        self.ring[at : at + len(words)] = words
+        return end
+
+    @property
+    def size(self):
+        """Size of the next step."""
+        return self.sizes[self.body]
+
+    def state(self):
+        most = self.sizes[-1]
+        pads = most - len(self.rows)
+        return {
+            "rows": self.rows + [0] * pads,
+            "watched": self.watched + [False] * pads,
+            "control": [self.again, self.body, self.steps_left, self.written, self.launch],
+            "ring": self.ring,
+        }
+
+    def _choose_body(self):
+        self.body = next(i for i, size in enumerate(self.sizes) if size >= len(self.rows))
+
+
+class LoopTensors:
+    """The tensors of a device loop, with the ops."""
+
+    def __init__(self, model, device="cpu", run=CPU):
+        def words(values, dtype=torch.int64):
+            return torch.tensor(values, dtype=dtype, device=device)
+
+        self.run, self.words, self.most, self.entries = run, words, model.sizes[-1], model.entries
+        self.rows, self.watched = words([0] * self.most), words([0] * self.most, torch.bool)
+        self.control, self.sizes = words([0] * len(Control)), words(model.sizes, torch.int32)
+        self.control[Control.WRITTEN] = model.written
+        self.ring = torch.tensor(model.ring)
+        if self.rows.is_cuda:
+            self.ring = self.ring.pin_memory()
+
+    def begin(self, rows, watched, max_steps, launch):
+        pads = [0] * (self.most - len(rows))
+        self.run(
+            begin_loop, self.words([*rows, *pads]), self.words([*watched, *pads], torch.bool),
+            self.words([max_steps]), self.words([launch]),
+            self.rows, self.watched, self.control, self.sizes,
+        )  # fmt: skip
+
+    def advance(self, report, *, is_signalled=False):
+        signals = None
+        if is_signalled:
+            signals = self.run(end_signals, self.control, self.ring, self.entries)
+        self.run(
+            advance_loop, self.words(report, torch.int32), self.rows, self.watched, self.control,
+            self.sizes, self.ring, self.entries, signals,
+        )  # fmt: skip
+
+    def write(self, word, value):
+        """Write a word of the host, while the device is idle."""
+        self.ring[word] = value
+
+    def state(self):
+        state = {name: getattr(self, name).tolist() for name in ("rows", "watched", "control")}
+        return state | {"ring": self.ring.tolist()}
+
+
+def play(seed, device="cpu", run=CPU, *, launches=20, largest=12):
+    """Run random loops; yield a ``LoopEnd`` and the states of ops and model after each op."""
+    random = Random(seed)
+    sizes = sorted(random.sample(range(1, largest + 1), min(largest, random.randint(1, 5))))
+    longest, entries = random.choice([1, 3, 8]), random.choice([1, 2, 3, 7])
+    first = random.choice([0, MANY])
+    model = LoopModel(sizes, Report.TOKENS + longest, entries, first)
+    ops = LoopTensors(model, device, run)
+
+    def write(word, value):
+        model.ring[word] = value
+        ops.write(word, value)
+
+    for turn in range(launches):
+        rows = random.sample(range(1, 2 * largest), random.randint(1, sizes[-1]))
+        watched = [random.random() < 0.1 for _ in rows]
+        max_steps = random.choice([1, 2, 5, 50])
+        write(RingWord.READ, model.written)
+        for each in (model, ops):
+            each.begin(rows, watched, max_steps, first + turn + 1)
+        yield LoopEnd.RUNNING, ops.state(), model.state()
+        while model.again:
+            if random.random() < 0.1:  # of the launch before, this one, the next
+                write(RingWord.STOP, model.launch + random.choice([-1, -1, 0, 1]))
+            if random.random() < 0.5:
+                write(RingWord.READ, random.randint(model.ring[RingWord.READ], model.written))
+            report = [line_of(row, longest, random) for row in model.rows]
+            report += [line_of(0, longest, random)] * (model.size - len(report))
+            end = model.advance(report)
+            ops.advance(report, is_signalled=random.random() < 0.5)  # as several ranks do
+            yield end, ops.state(), model.state()
+
+
+def line_of(row, longest, random):
+    """Return a row of a report; a tenth of the requests had ended before."""
+    new = random.randint(1, longest)
+    if row == 0 or random.random() < 0.1:
+        return [0, 0, 0, RequestEnd.RUNNING] + [-1] * longest
+    end = random.choices(list(RequestEnd), [6, 1, 1])[0]
+    tokens = [random.randrange(2**31) for _ in range(new)]
+    return [row, random.randint(new, longest), new, end, *tokens] + [-1] * (longest - new)
+
+
 def test_random_loops():
     ends = set()
     for seed in range(25):
-        for end, got, want in play(seed, "cpu"):
+        for end, got, want in play(seed):
             assert got == want
             ends.add(end)
     assert ends == set(LoopEnd), "every end occurs"
 
 
+@triton.jit
+def store(address, value):
+    """Store without the instruction that the interpreter cannot run."""
+    tl.store(address, value)
+
+
+@pytest.mark.skipif(
+    triton.__version__ < "3.7", reason="triton 3.6 with numpy 2.4 cannot interpret such a loop"
+)
+@by(INTERPRETER)
+def test_random_loops_of_kernels(run, monkeypatch):
+    monkeypatch.setattr(kernels, "_publish", store)
+    monkeypatch.setattr(kernels, "_CHUNK", tl.constexpr(32))  # an entry has several
+    for seed in range(6):
+        for _, got, want in play(seed, run=run):
+            assert got == want
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("largest", [*sanitized(1, 12), 300])
+def test_random_loops_on_cuda(largest):
+    """The ring is in pinned memory, where the kernels write it."""
+    ends = set()
+    for seed in range(25 if largest < 300 else 4):
+        options = {"launches": 20 if largest < 300 else 6, "largest": largest}
+        turns = zip_longest(play(seed, "cuda", **options), play(seed, "cpu", **options))
+        for (end, got, want), (_, reference, _) in turns:
+            torch.cuda.synchronize()
+            assert got == want == reference
+            ends.add(end)
+    assert ends == set(LoopEnd) or largest != 12
+
+
+@pytest.mark.gpu
+def test_the_host_sees_whole_entries_while_the_device_writes():
+    """The sequence number of an entry becomes visible after its report."""
+    entries, columns, rows, steps, replays = 2, 4 + 200, 16, 100, 100
+    model = LoopModel([rows], columns, entries)
+    ops = LoopTensors(model, "cuda")
+    ops.begin(range(1, rows + 1), [False] * rows, 10**6, 1)
+    report = torch.zeros(rows, columns, dtype=torch.int32, device="cuda")
+    report[:, 0] = 1
+
+    def write_entries():
+        for _ in range(steps):
+            report[:, 4:] += 1  # the number of the entry
+            advance_loop(report, ops.rows, ops.watched, ops.control, ops.sizes, ops.ring, entries)
+
+    write_entries()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        write_entries()
+    for _ in range(replays):
+        graph.replay()
+    done, seen = torch.cuda.Event(), set()
+    done.record()
+    stored = ops.ring.numpy()[RING_WORDS:].reshape(entries, -1)
+    while not done.query():
+        for entry in stored:
+            number = int(entry[EntryWord.SEQUENCE])
+            tokens = entry[ENTRY_WORDS:].reshape(rows, columns)[:, 4:]
+            assert tokens.min() >= number, "the device may have written the next entry already"
+            seen.add(number)
+    assert len(seen) > 2
+    assert stored[:, EntryWord.SEQUENCE].max() == steps * (replays + 1)
+
+
 @pytest.fixture
 def loop():
     """A loop at sizes 1, 2, 4 and a ring of 3 entries, and its report of given lines."""
-    ops = LoopTensors(LoopModel([1, 2, 4], COLUMNS, 3), "cpu")
+    ops = LoopTensors(LoopModel([1, 2, 4], COLUMNS, 3))
 
     def advance(*lines):
         size = int(ops.sizes[ops.control[Control.BODY]])
@@ -102,7 +318,7 @@ def test_the_first_reason_in_this_order_is_the_end(loop, first):
 @pytest.mark.parametrize("written", [0, MANY])
 def test_entries_wrap_around(written):
     """Also where the counters pass the limit of int32."""
-    ops = LoopTensors(LoopModel([2], COLUMNS, 3, written), "cpu")
+    ops = LoopTensors(LoopModel([2], COLUMNS, 3, written))
     ops.begin([4, 6], [False, False], 50, 1)
     for number in range(written, written + 7):
         ops.write(RingWord.READ, number)

@@ -1,44 +1,157 @@
-"""finish_step: new tokens, ends and states of requests, against a model in plain Python."""
+"""finish_step on every device: new tokens, ends and states, against a model in plain Python."""
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
+from random import Random
 
 import pytest
 import torch
 
 from graphkit.errors import InputError
-from graphkit.ops.loop_layout import Report, RequestEnd
+from graphkit.ops.loop_layout import NO_LOGPROB, Report, RequestEnd
+from graphkit.ops.processors import Kind
 from graphkit.ops.step_state import finish_step
+from op_devices import by_each, on_cuda
+from sanitized import sanitized
 
-finish_case, finished, scored_case, scored, assert_scored = map(
-    runpy.run_path(str(Path(__file__).with_name("loop_cases.py"))).get,
-    ("finish_case", "finished", "scored_case", "scored", "assert_scored"),
-)
 RUNNING, STOP, LENGTH = RequestEnd
 
 
+def finish_case(requests, *, seed, longest=4, width=None, stops=3, dtype=torch.int64):
+    """Return random arguments of ``finish_step``; many requests are pads or have ended."""
+    random = Random(seed)
+    rows = random.sample(range(1, requests + 3), requests)
+    rows = torch.tensor([row if random.random() < 0.8 else 0 for row in rows], dtype=torch.int64)
+    vocabulary = [*range(8), 128_255, 2**31 - 1]  # few, so that many tokens are stop tokens
+    size = (width or longest) * requests
+    left = [random.choice([0, random.randint(1, 2 * longest), 1000]) for _ in range(requests + 3)]
+    return [
+        rows,
+        torch.tensor([random.choice(vocabulary) for _ in range(size)], dtype=dtype),
+        torch.tensor([random.randint(1, longest) for _ in rows], dtype=torch.int32),
+        torch.tensor([[random.choice([-1, -1, *vocabulary]) for _ in range(stops)] for _ in left]),
+        torch.tensor([random.randint(1, 500) for _ in left], dtype=torch.int32),
+        torch.tensor([random.choice(vocabulary) for _ in left]),
+        torch.tensor(left, dtype=torch.int32),
+        longest,
+    ]
+
+
+def finished(rows, predict, accepted, stop_ids, seq_lens, bonus, remaining, longest):
+    """Return the report of ``finish_step`` and its three states, as lists."""
+    tokens_of = predict.view(len(rows), -1).tolist() if len(rows) else []
+    stop_ids, accepted = stop_ids.tolist(), accepted.tolist()
+    seq_lens, bonus, remaining = seq_lens.tolist(), bonus.tolist(), remaining.tolist()
+    report = []
+    for row, tokens, count in zip(rows.tolist(), tokens_of, accepted, strict=True):
+        new, end = [], RequestEnd.RUNNING
+        if row == 0 or remaining[row] == 0:
+            report.append([0, 0, 0, end] + [-1] * longest)
+            continue
+        for token in tokens[:count]:
+            new.append(token)
+            if token in stop_ids[row]:
+                end = RequestEnd.STOP
+            elif len(new) == remaining[row]:
+                end = RequestEnd.LENGTH
+            if end:
+                break
+        report.append([row, count, len(new), end, *new] + [-1] * (longest - len(new)))
+        seq_lens[row] += count
+        bonus[row] = tokens[count - 1]
+        remaining[row] = 0 if end else remaining[row] - len(new)
+    return report, seq_lens, bonus, remaining
+
+
+def scored_case(requests, seed, longest=4):
+    """Return ``finish_case`` of 9 tokens, with counts and log-probabilities of the tokens."""
+    width, vocab, random = longest + seed % 3, 9, Random(-seed - 1)
+    rows, predict, *args = finish_case(requests, seed=seed, longest=longest, width=width)
+    args[1], size = args[1] % vocab, len(args[1])  # stop tokens, of which 8 was padding
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(requests * width, vocab, generator=generator) * 4
+    log_sums = torch.stack((logits[:, :5].logsumexp(1), logits[:, 5:].logsumexp(1)), 1)
+    logits, log_sums[::3, 0] = logits.bfloat16(), -torch.inf
+    paths = [random.sample(range(width), longest) for _ in range(requests)]
+    nodes = [[b * width + node for node in path] for b, path in enumerate(paths)]
+    return [
+        rows, predict % vocab, *args,
+        torch.tensor([0, *(random.randint(0, 15) for _ in range(size - 1))], dtype=torch.int32),
+        torch.randint(0, 99, (size, vocab), generator=generator).int(),
+        torch.tensor(nodes, dtype=torch.int32).view(requests, longest), logits, log_sums,
+    ]  # fmt: skip
+
+
+def scored(args):
+    """Return report and states as ``finished`` does, counts, and each row's log-probabilities."""
+    *plain, kinds, counts, nodes, logits, log_sums = args
+    report, *states = finished(*plain)
+    tokens_of = plain[1].view(len(report), -1).tolist() if report else []
+    counts, logprobs = counts.tolist(), []
+    for line, tokens, path in zip(report, tokens_of, nodes.tolist(), strict=True):
+        kind, new = int(kinds[line[Report.ROW]]), line[Report.NEW]
+        for token in tokens[: line[Report.ACCEPTED]] if kind & Kind.PENALTIES else ():
+            counts[line[Report.ROW]][token] += 2
+        pairs = [*zip(path, tokens, strict=False)][: new if kind & Kind.LOGPROBS else 0]
+        values = [float(logits[n, token] - log_sums[n].logsumexp(0)) for n, token in pairs]
+        logprobs.append(values + [None] * (plain[7] - len(values)))
+    return report, states, counts, logprobs
+
+
+def assert_scored(report, args, want):
+    """Compare a report and what ``finish_step`` has written with the results of ``scored``."""
+    lines, states, counts, logprobs = want
+    longest = args[7]
+    words = report[:, Report.TOKENS + longest :].contiguous()
+    assert report[:, : Report.TOKENS + longest].tolist() == lines
+    assert [each.tolist() for each in args[4:7]] == states
+    assert args[9].tolist() == counts
+    for got, values, line in zip(words.view(torch.float32), logprobs, words, strict=True):
+        known = [value for value in values if value is not None]
+        torch.testing.assert_close(got[: len(known)], torch.tensor(known), rtol=1e-4, atol=1e-4)
+        assert line[len(known) :].tolist() == [NO_LOGPROB] * (longest - len(known))
+
+
+ends_of_unused_lanes = pytest.mark.filterwarnings("ignore:invalid value", "ignore:divide by zero")
+
+
+@by_each("requests", cpu=[0, 1, 3, 6], interpreter=[0, 1, 6], cuda=[*sanitized(0, 1, 7), 300])
 @pytest.mark.parametrize("longest", [1, 2, 4, 9])
-@pytest.mark.parametrize("stops", [1, 3, 16])
-def test_random_requests(longest, stops):
-    for seed in range(12):
-        width, dtype = longest + seed % 3, (torch.int32, torch.int64)[seed % 2]
+def test_random_requests(run, requests, longest):
+    for seed in range(9):
         args = finish_case(
-            seed % 7, seed=seed, longest=longest, width=width, stops=stops, dtype=dtype
-        )
+            requests, seed=seed, longest=longest, width=longest + seed % 4,
+            stops=(1, 3, 16)[seed % 3], dtype=(torch.int32, torch.int64)[seed % 2],
+        )  # fmt: skip
         want = finished(*args)
-        report = finish_step(*args)
+        report = run(finish_step, *args)
         assert report.dtype == torch.int32
         assert (report.tolist(), *(each.tolist() for each in args[4:7])) == want
 
 
-@pytest.mark.parametrize("requests", [0, 1, 6])
-def test_counts_and_log_probabilities_of_new_tokens(requests):
-    for seed in range(20):
-        args = scored_case(requests, seed)
+@ends_of_unused_lanes
+@by_each("requests", cpu=[0, 1, 6], interpreter=[0, 6], cuda=[*sanitized(0, 1, 7), 300])
+def test_counts_and_log_probabilities_of_new_tokens(run, requests):
+    for seed in range(9):
+        args = scored_case(requests, seed, longest=1 + seed % 4)
         want = scored(args)
-        assert_scored(finish_step(*args), args, want)
+        assert_scored(run(finish_step, *args), args, want)
+
+
+@pytest.mark.gpu
+def test_a_graph_finishes_step_after_step():
+    args = finish_case(9, seed=5, longest=3)
+    ours = on_cuda(args)
+    finish_step(*on_cuda(args))
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        report = finish_step(*ours)
+    for _ in range(5):
+        graph.replay()
+        assert torch.equal(report.cpu(), finish_step(*args))
+        for got, state in zip(ours[4:7], args[4:7], strict=True):
+            assert torch.equal(got.cpu(), state)
 
 
 def step(tokens, accepted, stops=(), left=100, row=1):

@@ -8,15 +8,9 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+OPS = sorted(path for path in HERE.glob("test_*.py") if "INTERPRETER" in path.read_text())
 FILES = (
-    HERE / "interpreted_decoder.py",
-    HERE / "interpreted_loops.py",
-    HERE / "interpreted_philox.py",
-    HERE / "interpreted_quantized.py",
-    HERE / "interpreted_rows.py",
-    HERE / "interpreted_slots.py",
-    HERE / "interpreted_steps.py",
-    HERE / "interpreted_tree.py",
+    *(path for path in OPS if path.name != "test_interpreted.py"),
     HERE.parent / "attention" / "interpreted_fp8.py",
     HERE.parent / "attention" / "interpreted_kernels.py",
     HERE.parent / "attention" / "interpreted_stores.py",

@@ -1,4 +1,4 @@
-"""philox_uniform: published answers, the layout of key and counter, and the statistics."""
+"""philox_uniform on every device: published answers, key and counter, and the statistics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from graphkit.errors import InputError
 from graphkit.graphs import RecorderBackend
 from graphkit.ops.sampling import philox4x32, philox_uniform
+from op_devices import CUDA, INTERPRETER, by, by_each
 
 KNOWN_ANSWERS = {  # of the Random123 library, philox4x32 with 10 rounds
     "zeros": ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
@@ -55,6 +56,38 @@ def test_a_sample_is_the_high_bits_of_a_word():
     assert samples.dtype == torch.float32
     high_bits = [0x6627E8, 0xE169C5, 0xBC57AC, 0x9B00DB]
     assert samples.tolist() == [[bits / 2**24 for bits in high_bits]]
+
+
+@by_each("requests", interpreter=[0, 1, 150], cuda=[0, 1, 31, 1025])
+@pytest.mark.parametrize("draws", [1, 4, 5, 33])
+def test_kernels_draw_the_same_samples(run, requests, draws):
+    args = random_requests(requests, seed=draws)
+    samples = run(philox_uniform, *args, draws)
+    assert samples.dtype == torch.float32
+    assert torch.equal(samples, philox_uniform(*args, draws))
+
+
+@by(CUDA)
+def test_many_draws(run):
+    for requests in (0, 1, 31, 1025):
+        args = random_requests(requests)
+        assert torch.equal(run(philox_uniform, *args, 4096), philox_uniform(*args, 4096))
+
+
+@by(INTERPRETER, CUDA)
+def test_limits_of_seeds_and_positions(run):
+    seeds = torch.tensor([0, -1, 2**32, 2**63 - 1, -(2**63)]).repeat_interleave(4)
+    positions = torch.tensor([0, -1, 2**31 - 1, -(2**31)], dtype=torch.int32).repeat(5)
+    samples = run(philox_uniform, seeds, positions, 33)
+    assert torch.equal(samples, philox_uniform(seeds, positions, 33))
+
+
+@pytest.mark.gpu
+def test_strided_and_unaligned_rows():
+    args = random_requests(65)
+    for rows in (slice(1, None), slice(1, None, 2)):
+        samples = philox_uniform(*(each.cuda()[rows] for each in args), 5)
+        assert torch.equal(samples.cpu(), philox_uniform(*(each[rows] for each in args), 5))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

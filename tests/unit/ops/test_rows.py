@@ -1,41 +1,98 @@
-"""Ops that copy rows against torch, and what they refuse."""
+"""Ops that copy rows against torch, on every device, and what they refuse."""
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
+from itertools import product
 
 import pytest
 import torch
 
 from graphkit import InputError
+from graphkit.models.heads.layers import Embedding
+from graphkit.ops.kernels import rows as kernels
 from graphkit.ops.rows import gather_rows, scatter_rows
+from op_devices import CPU, CUDA, INTERPRETER, by
 
-CASES = runpy.run_path(str(Path(__file__).with_name("row_cases.py")))
-CPU = torch.device("cpu")
+INDICES = (torch.int32, torch.int64)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.bool)
+SHAPES = ((), (1,), (3,), (64,), (96,), (2304,), (2, 3, 4), (0,))
+"""Shapes of a row: no dimension, widths that are no powers of two, several dimensions."""
+
+
+def random(generator, shape, dtype):
+    return torch.randint(0, 100, shape, generator=generator).to(dtype)
+
+
+def gathers():
+    """Yield sources and indices: no, one and several rows, and sources of any strides."""
+    generator = torch.Generator().manual_seed(1)
+    for dtype, shape, count in product(DTYPES, SHAPES, (0, 1, 3, 8)):
+        index = torch.randint(0, 5, (count,), generator=generator).to(INDICES[count % 2])
+        yield random(generator, (5, *shape), dtype), index
+    index = torch.tensor([4, 0, 4])
+    yield random(generator, (96, 5), torch.bfloat16).t(), index
+    yield random(generator, (5, 4, 40), torch.float32)[:, 1, ::2], index
+    yield random(generator, (4, 3, 5), torch.float32).transpose(0, 2), index
+    yield random(generator, (0, 7), torch.float32), index[:0]
+
+
+def scatters():
+    """Yield targets, sources and indices: one tensor or several of different rows."""
+    generator = torch.Generator().manual_seed(2)
+    several = [((dtype, shape),) for dtype, shape in product(DTYPES, SHAPES)]
+    several += [
+        ((torch.int64, (1,)), (torch.bfloat16, (2304,))),
+        ((torch.float32, (4,)), (torch.int64, (4,)), (torch.float16, (96,)), (torch.bool, ())),
+        (),
+    ]
+    for kinds, count in product(several, (0, 1, 3, 8)):
+        index = torch.randperm(9, generator=generator)[:count].to(INDICES[count % 2])
+        targets = [random(generator, (9, *shape), dtype) for dtype, shape in kinds]
+        sources = [random(generator, (count, *shape), dtype) for dtype, shape in kinds]
+        yield targets, sources, index
+    spaced = random(generator, (2, 6, 40), torch.float32)[:, ::2, ::2].flatten(0, 1)
+    yield [torch.zeros(9, 20)], [spaced], torch.arange(6)
+
+
 ROWS, ONE = torch.zeros(4, 3), torch.zeros(1, dtype=torch.int64)
 
 
-def test_gathered_rows_are_those_of_the_index():
-    for source, index in CASES["gathers"](CPU):
-        got = gather_rows(source, index)
+@pytest.fixture(params=[512, 4096], ids=["several blocks", "one block"])
+def block(request, monkeypatch):
+    monkeypatch.setattr(kernels, "MAX_BLOCK", request.param)
+
+
+@by(CPU, INTERPRETER, CUDA)
+def test_gathered_rows_are_those_of_the_index(run, block):
+    for source, index in gathers():
+        got = run(gather_rows, source, index)
         assert torch.equal(got, source[index.long()])
         assert got.is_contiguous()
 
 
-def test_scattered_rows_are_at_the_index():
-    for targets, sources, index in CASES["scatters"](CPU):
+@by(CPU, INTERPRETER, CUDA)
+def test_scattered_rows_are_at_the_index(run, block):
+    for targets, sources, index in scatters():
         expected = [target.clone() for target in targets]
         for target, source in zip(expected, sources, strict=True):
             target[index.long()] = source
-        scatter_rows(targets, sources, index)
+        run(scatter_rows, targets, sources, index)
         assert all(map(torch.equal, targets, expected))
+
+
+@by(INTERPRETER, CUDA)
+def test_rows_outside_are_the_nearest_or_dropped(run):
+    source, outside = torch.arange(8.0).view(4, 2), torch.tensor([-1, 1, 4, 2**40])
+    assert torch.equal(run(gather_rows, source, outside), source[[0, 1, 3, 3]])
+    target = torch.zeros(4, 2)
+    run(scatter_rows, [target], [source], outside)
+    assert target.tolist() == [[0, 0], [2, 3], [0, 0], [0, 0]]
 
 
 @pytest.mark.parametrize("op", ["gather", "scatter"])
 def test_the_schema_and_the_fake_are_those_of_the_op(op):
     overload = getattr(torch.ops.graphkit, f"{op}_rows").default
-    for args in list(CASES[f"{op}s"](CPU))[::9]:
+    for args in list({"gather": gathers, "scatter": scatters}[op]())[::9]:
         torch.library.opcheck(overload, args, test_utils=("test_schema", "test_faketensor"))
 
 
@@ -86,3 +143,19 @@ def test_an_index_outside_the_rows_is_an_error_on_the_cpu(row):
 def test_refusals(call, text):
     with pytest.raises(InputError, match=text):
         call()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_tied", [False, True], ids=["by rows", "by columns"])
+@torch.no_grad()
+def test_an_embedding_reads_its_weight_in_place(is_tied):
+    embedding = Embedding(50, 96, device="cuda")
+    if is_tied:  # as store_by_columns leaves a float32 weight that is also the output head
+        embedding.weight.data = embedding.weight.data.t().contiguous().t()
+    ids = torch.randint(50, (2, 7), device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    got = embedding(ids)
+    most = torch.cuda.max_memory_allocated() - before
+    assert torch.equal(got, embedding.weight[ids])
+    assert most < embedding.weight.nbytes

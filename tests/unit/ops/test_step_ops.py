@@ -1,14 +1,21 @@
-"""The ops of a whole step against models in plain Python."""
+"""The ops of a whole step on every device, against models in plain Python and their references."""
 
 from __future__ import annotations
-
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
 
 from graphkit.errors import ConfigError, InputError
+from graphkit.ops import processors
+from graphkit.ops.kernels import (
+    logits,
+    ngram,
+    processors as processor_kernels,
+    sampling,
+    step_rows,
+    target_probs as probs_kernels,
+    tree_growth,
+)
 from graphkit.ops.logits import apply_token_bitmask, argmax_rows, top_candidates
 from graphkit.ops.ngram import ngram_drafts
 from graphkit.ops.sampling import target_samples
@@ -17,11 +24,29 @@ from graphkit.ops.target_probs import target_probs
 from graphkit.ops.tree import chain_candidates
 from graphkit.ops.tree_growth import choose_nodes, grow_tree
 from graphkit.ops.verification import accept_tokens
+from op_devices import INTERPRETER, by, by_each
+from sanitized import sanitized
+from step_cases import CASES, WRITTEN, assert_equal, results
 
-CASES, WRITTEN, results, assert_equal = map(
-    runpy.run_path(str(Path(__file__).with_name("step_cases.py"))).get,
-    ("CASES", "WRITTEN", "results", "assert_equal"),
-)
+of_numpy = pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+"""Warnings of the interpreter for infinite scores and temperatures near 0."""
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Let small cases need several blocks."""
+    monkeypatch.setattr(logits, "MAX_BLOCK", 64)
+    monkeypatch.setattr(logits, "LEAST_PART", 32)
+    for name, size in {"CHUNK": 128, "TILE": 64, "BLOCK": 128, "WRITERS": 10}.items():
+        monkeypatch.setattr(probs_kernels, name, size)
+    monkeypatch.setattr(sampling, "MAX_BLOCK", 4)
+    monkeypatch.setattr(step_rows, "MAX_NODES", 4)
+    monkeypatch.setattr(tree_growth, "MAX_OTHERS", 8)
+    monkeypatch.setattr(ngram, "MAX_BLOCK", 16)
+    monkeypatch.setattr(logits, "BITMASK_BLOCK", 64)
+    for module in (processors, processor_kernels):
+        monkeypatch.setattr(module, "PART", 128)
+    monkeypatch.setattr(processor_kernels, "PROGRAMS", 10)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -31,6 +56,42 @@ def test_random_cases(name, requests):
     for seed in range(12):
         args = make(requests, seed)
         assert_equal(results(op, op(*args), args), model(*args))
+
+
+@of_numpy
+@by_each("requests", interpreter=[0, 3], cuda=[*sanitized(0, 1, 3), 64, 300])
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_match_the_references(run, name, requests, request):
+    op, make, _ = CASES[name]
+    if run is INTERPRETER:
+        request.getfixturevalue("small_blocks")
+    for seed in range(6 if run is INTERPRETER else 12):
+        ours, theirs = make(requests, seed), make(requests, seed)
+        got = results(op, run(op, *ours), ours)
+        assert_equal(got, results(op, op(*theirs), theirs))
+
+
+@of_numpy
+@by(INTERPRETER)
+@pytest.mark.parametrize("name", CASES)
+def test_inputs_may_be_strided(run, name, small_blocks):
+    op, make, _ = CASES[name]
+    args, theirs = make(3, 4), make(3, 4)
+    spaced = [
+        each.repeat_interleave(2, -1)[..., ::2] if isinstance(each, torch.Tensor) else each
+        for each in args
+    ]
+    written = WRITTEN.get(op, 0)
+    spaced[:written] = args[:written]
+    got = results(op, run(op, *spaced), spaced)
+    assert_equal(got, results(op, op(*theirs), theirs))
+
+
+@by(INTERPRETER)
+def test_many_refused_siblings(run, small_blocks):
+    op, make, _ = CASES["accept_by_rejection"]
+    args = make(90, 7)
+    assert_equal(run(op, *args), op(*args))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -110,44 +171,3 @@ REFUSED = [
 def test_wrong_arguments_are_refused(call, text):
     with pytest.raises((InputError, ConfigError), match=text):
         call()
-
-
-@pytest.mark.parametrize("filters", [(0, 1.0, 0.0), (50, 1.0, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.01)])
-def test_samples_do_not_depend_on_the_other_rows(filters):
-    """Bit by bit, with several threads, which may share the work of a single row."""
-    threads, vocab = torch.get_num_threads(), 70_000
-    logits = torch.randn(8, vocab, generator=torch.Generator().manual_seed(0))
-    seeds, positions = INT[:1] + 5, torch.arange(8).view(2, 4)
-    temperature, top_k, top_p, min_p = (torch.tensor([number]) for number in (1.5, *filters))
-    settings = temperature, top_k.int(), top_p, min_p
-
-    def drawn(some, width):
-        rows = torch.zeros(some.numel() // width, dtype=torch.int64)
-        probs = target_probs(logits[some], rows, *settings, width)
-        return probs, target_samples(probs, rows, seeds, some.view(-1, width))
-
-    torch.set_num_threads(2)
-    try:
-        together = drawn(positions.flatten(), 4)
-        alone = [drawn(each, 1) for each in positions.flatten()[:, None]]
-    finally:
-        torch.set_num_threads(threads)
-    for one, other in zip(together, zip(*alone, strict=True), strict=True):
-        assert torch.equal(one, torch.cat(other))
-
-
-def test_a_sample_is_never_a_token_of_probability_0():
-    """Even where the running sum reaches the largest sample only with the last token."""
-    probs = torch.zeros(50_000, 9)
-    probs[:, 3], probs[:, 5] = 1e-30, 3e-30
-    rows = torch.arange(50_000)
-    drawn = target_samples(probs, rows, rows, rows[:, None])
-    assert set(drawn.tolist()) == {3, 5}
-    assert drawn.float().mean().sub(4.5).abs() < 0.02
-
-
-def test_a_bitmask_applies_to_a_view_of_the_logits():
-    logits = torch.zeros(4, 80)
-    apply_token_bitmask(logits[::2, 1::2], torch.tensor([[-1, -1], [5, 0]], dtype=torch.int32))
-    refused = (logits == -torch.inf).nonzero().tolist()
-    assert refused == [[2, 1 + 2 * token] for token in range(40) if token not in (0, 2)]

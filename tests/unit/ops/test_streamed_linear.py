@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
-
 import pytest
 import torch
 import triton
 
+import quantized_cases
 from gluon_interpreter import Barrier, BoxCopies, Described, ThreadCopies, run_kernel
 from graphkit.ops.kernels.quantized_numbers import nibble_ptx
 from graphkit.ops.kernels.streamed_launch import weight_descriptor
@@ -18,7 +16,6 @@ from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.ops.registration import OPS
 
 CPU = torch.device("cpu")
-CASES = runpy.run_path(str(Path(__file__).with_name("quantized_cases.py")))
 
 
 def nibbles(loaded, offset, x, ptx, pack):
@@ -59,13 +56,13 @@ CALLS = [
 @pytest.mark.parametrize(("product", "result"), CALLS, ids=str)
 def test_streamed_weights_match_the_reference(product, result, dtype, interpreted):
     op = OPS["quantized_linear"]
-    for x, *others in CASES["cases"](CPU, [dtype], [7], shapes=((768, 1024),)):
+    for x, *others in quantized_cases.cases(CPU, [dtype], [7], shapes=((768, 1024),)):
         args = x / 16, *others
         got = op.launch(op.arguments(*args, **result), product)
         expected = quantized_linear(*args, **result)
         if "in_parts" in result:
             got, expected = got.sum(0).to(dtype), expected[0]
-        CASES["assert_close"](got, expected, 1024)
+        quantized_cases.assert_close(got, expected, 1024)
 
 
 PLAIN = [
@@ -82,13 +79,13 @@ def test_streamed_weights_of_16_bits_match_the_reference(product, interpreted):
     op = OPS["linear"]
     results = [{"in_parts": True}] + [{"gated": True}] * (product.splits == 1)
     for result in results:
-        for x, *others in CASES["plain_cases"](CPU, [torch.bfloat16], [7], [(768, 1024)]):
+        for x, *others in quantized_cases.plain_cases(CPU, [torch.bfloat16], [7], [(768, 1024)]):
             args = x / 16, *others
             got = op.launch(op.arguments(*args, **result), product)
             expected = linear(*args, **result)
             if "in_parts" in result:
                 got, expected = got.sum(0).to(x.dtype), expected[0]
-            CASES["assert_close"](got, expected, 1024)
+            quantized_cases.assert_close(got, expected, 1024)
 
 
 class Requests:
@@ -141,7 +138,7 @@ def test_few_stages_are_requested_at_a_time_while_the_kernel_before_runs(
     else:
         name, kind = "quantized_linear", {4: "int4 asymmetric", 8: "fp8 channel"}[bits]
         (tensors, *_) = [
-            each for found, *each, _ in CASES["weights"](CPU, [(64, 1024)]) if found == kind
+            each for found, *each, _ in quantized_cases.weights(CPU, [(64, 1024)]) if found == kind
         ]
     product = StreamedProduct(64, max(rows, bits), 1, stages, in_flight=in_flight)
     requests = Requests(monkeypatch)

@@ -1,4 +1,4 @@
-"""build_tree's torch reference against a tree built node by node in plain Python."""
+"""build_tree on every device against a tree built node by node in plain Python."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from graphkit.errors import ConfigError, InputError
 from graphkit.graphs import RecorderBackend
 from graphkit.ops.registration import OPS
 from graphkit.ops.tree import build_tree, num_candidates
+from graphkit.ops.tree_sampling import tree_speculative_sampling_target_only
+from graphkit.ops.verification import verify_tree_greedy
+from op_devices import CPU, CUDA, INTERPRETER, by, by_each, on_cuda
 
 SHAPES = [(1, 1, 2), (1, 5, 4), (3, 1, 4), (2, 2, 7), (3, 2, 6), (4, 3, 17), (5, 8, 33)]
 """(num_steps, topk, num_draft_tokens)"""
@@ -29,7 +32,7 @@ def drafted(requests, num_steps, topk, width, seed=0):
             parents += (kept + topk + (step - 1) * topk * topk).tolist()
         best = torch.cat(all_scores).topk(width - 1).indices.sort().values
         rows.append((parents[: topk * (num_steps - 1) + 1], best.tolist()))
-    parent_list, top_scores_index = (torch.tensor(part) for part in zip(*rows, strict=True))
+    parent_list, top_scores_index = (torch.tensor(part).long() for part in zip(*rows, strict=True))
     bonus_tokens, tokens = (
         torch.randint(0, 99, (requests,)),
         torch.randint(0, 99, (requests, width - 1)),
@@ -121,6 +124,23 @@ def test_matches_the_tree_built_node_by_node(make, shape):
         assert_same_tree(build_tree(*args), expected_tree(*args))
 
 
+@by_each("requests", interpreter=[3], cuda=[0, 1, 33])
+@pytest.mark.parametrize("shape", [(0, 1, 1), *SHAPES, (5, 8, 64), (3, 16, 256)])
+@pytest.mark.parametrize("make", [drafted, damaged])
+def test_kernels_match_the_reference(run, make, shape, requests):
+    args = make(max(requests, 1), *shape)
+    args[:5] = [tensor[:requests] for tensor in args[:5]]
+    assert_same_tree(run(build_tree, *args), build_tree(*args))
+
+
+@by(INTERPRETER, CUDA)
+def test_a_tree_of_spaced_rows_and_long_lengths(run):
+    args = drafted(8, 3, 2, 6)
+    args[:5] = [tensor[::2] for tensor in args[:5]]
+    args[4] = args[4].long() + 2**33
+    assert_same_tree(run(build_tree, *args), build_tree(*args))
+
+
 def test_a_chain_is_a_lower_triangle():
     mask, positions, _, next_token, next_sibling, _ = build_tree(*drafted(2, 5, 1, 6))
     assert torch.equal(mask, torch.ones(2, 6, 6, dtype=torch.bool).tril())
@@ -180,11 +200,12 @@ def test_an_idle_batch_has_no_tree(shape):
     assert shapes == [[0, width, width], [0], *[[0, width]] * 3, [0]]
 
 
-def test_one_step_needs_no_parents():
+@by(CPU, INTERPRETER, CUDA)
+def test_one_step_needs_no_parents(run):
     args = drafted(3, 1, 5, 4)
     want = build_tree(*args)
     args[1] = args[1][:, :0]
-    assert_same_tree(build_tree(*args), want)
+    assert_same_tree(run(build_tree, *args), want)
 
 
 def test_pad_rows_give_a_tree():
@@ -202,6 +223,41 @@ def test_recorded_and_traced():
         tensor.copy_(new)
     graph.replay()
     assert_same_tree(graph.output, expected_tree(*later))
+
+
+@pytest.mark.gpu
+def test_a_graph_builds_and_verifies_other_trees():
+    shape, requests, vocab = (4, 3, 17), 5, 300
+    tree, later = (on_cuda(drafted(requests, *shape, seed=seed)) for seed in (0, 1))
+    coins = torch.randint(0, 64, (requests, 18)).cuda() / 64
+    target = torch.randint(0, 3, (requests, 17)).cuda()
+    probs = torch.randint(0, 16, (requests, 17, vocab)).cuda() / 64
+    shapes = (requests * 17,), (requests, 5), (requests,)
+    greedy, sampled = (
+        [torch.full(each, -9, dtype=torch.int32, device="cuda") for each in shapes] for _ in "ab"
+    )
+
+    def step(args):
+        _, _, ids, *links, tokens = build_tree(*args)
+        walked = (tokens.view(ids.shape), ids, *links)
+        verify_tree_greedy(*greedy, *walked, target)
+        tree_speculative_sampling_target_only(
+            *sampled, *walked, coins[:, :17], coins[:, 17], probs, probs * 0, 1.0, 1.0
+        )
+
+    step(tree)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(tree)
+    for held, new in zip(tree[:5], later[:5], strict=True):
+        held.copy_(new)
+    results = []
+    for run in (graph.replay, lambda: step(later)):
+        for out in (*greedy, *sampled):
+            out.fill_(-9)
+        run()
+        results.append([out.clone() for out in (*greedy, *sampled)])
+    assert all(map(torch.equal, *results))
 
 
 @pytest.mark.parametrize(

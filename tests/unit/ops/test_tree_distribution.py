@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from graphkit.ops.tree_sampling import tree_speculative_sampling_target_only
+from op_devices import CPU, CUDA, by
 
 REQUESTS, VOCAB, ROOT = 40_000, 6, 5
 LIKELY, UNLIKELY = 1e-3, 1e-6
@@ -47,7 +48,7 @@ def drafted(drafts, width):
     return tokens
 
 
-def emitted(links, drafts, *, draft_factor=0.0, same_coin=False, final_of_root=False, acc=1.0):
+def emitted(run, links, drafts, *, draft_factor=0.0, same_coin=False, final_of_root=False, acc=1.0):
     """First and second token of each request; a second one is -1 if it was not reached."""
     torch.manual_seed(3)
     width = len(links[0])
@@ -60,8 +61,9 @@ def emitted(links, drafts, *, draft_factor=0.0, same_coin=False, final_of_root=F
         finals = coins[:, 0].clone()
     predicts = torch.full((REQUESTS * width,), -1, dtype=torch.int32)
     accept_index = torch.zeros(REQUESTS, 4, dtype=torch.int32)
-    tree_speculative_sampling_target_only(
-        predicts, accept_index, torch.zeros(REQUESTS, dtype=torch.int32), tokens,
+    run(
+        tree_speculative_sampling_target_only, predicts, accept_index,
+        torch.zeros(REQUESTS, dtype=torch.int32), tokens,
         torch.arange(REQUESTS * width).view(REQUESTS, width),
         *(torch.tensor(part).repeat(REQUESTS, 1) for part in links),
         coins, finals, target, target * draft_factor, 1.0, acc,
@@ -81,9 +83,9 @@ def p_value(tokens, row):
     return float(torch.special.gammaincc((comes.sum() - 1) / 2, statistic / 2))
 
 
-def p_values(links, drafts, **broken):
+def p_values(run, links, drafts, **broken):
     """Of the first token, then of the second given each first that has enough of them."""
-    first, second = emitted(links, drafts, **broken)
+    first, second = emitted(run, links, drafts, **broken)
     rows = target_rows()
     yield p_value(first, rows[ROOT])
     for token in range(VOCAB):
@@ -92,13 +94,15 @@ def p_values(links, drafts, **broken):
             yield p_value(after, rows[token])
 
 
+@by(CPU, CUDA)
 @pytest.mark.parametrize("case", CASES)
-def test_follows_the_target(case):
-    found = list(p_values(*CASES[case]))
-    assert min(found) > LIKELY
-    assert len(found) > 1 or "never" in case
+def test_follows_the_target(run, case):
+    values = list(p_values(run, *CASES[case]))
+    assert min(values) > LIKELY
+    assert len(values) > 1 or "never" in case
 
 
+@by(CPU, CUDA)
 @pytest.mark.parametrize("case", ["chain", "tree", "tree with equal siblings", "random trees"])
 @pytest.mark.parametrize(
     "broken",
@@ -110,6 +114,6 @@ def test_follows_the_target(case):
     ],
     ids=lambda broken: next(iter(broken)),
 )
-def test_a_broken_rule_does_not(case, broken):
+def test_a_broken_rule_does_not(run, case, broken):
     links, drafts = CASES[case]
-    assert min(p_values(links, drafts, **broken)) < UNLIKELY
+    assert min(p_values(run, links, drafts, **broken)) < UNLIKELY

@@ -1,4 +1,4 @@
-"""tree_speculative_sampling_target_only's torch reference against a walk in plain Python.
+"""tree_speculative_sampling_target_only on every device against a walk in plain Python.
 
 Probabilities and coins are multiples of 1/64, so that no sum rounds.
 """
@@ -12,11 +12,17 @@ import torch
 
 from graphkit.errors import ConfigError, InputError
 from graphkit.graphs import RecorderBackend
+from graphkit.ops.kernels import sampling
 from graphkit.ops.registration import OPS
 from graphkit.ops.tree_sampling import tree_speculative_sampling_target_only
+from op_devices import CUDA, INTERPRETER, by, by_each
 
 UNTOUCHED = -7
 NAN, INF = math.nan, math.inf
+DRAFTED = torch.tensor([32, 16, 8, 0]) / 64
+BLOCK = 128
+LARGE = 2 * BLOCK + 5
+"""Tokens of a block of the interpreter, and a vocabulary of several blocks."""
 
 
 def results(requests, width, columns):
@@ -29,7 +35,7 @@ def results(requests, width, columns):
 
 
 def random_args(requests, width, vocab, seed, damaged):
-    """Trees of few distinct tokens, so that siblings share some."""
+    """Trees of few distinct tokens, so that siblings share some. Rows have few probabilities."""
     torch.manual_seed(seed)
     links = torch.full((2, requests, width), -1)
     for b in range(requests):
@@ -41,14 +47,16 @@ def random_args(requests, width, vocab, seed, damaged):
             last_child[parent] = node
     tokens = torch.randint(0, min(vocab, 4), (requests, width))
     target, draft = torch.randint(0, 24, (2, requests, width, vocab)) / 64
-    target *= torch.rand_like(target) < 0.7
+    target *= torch.rand_like(target) < min(0.7, 60 / vocab)
+    if vocab > 7:  # else few of many tokens were drafted
+        target[:, :, :4] = torch.randint(0, 2, (requests, width, 4)) * DRAFTED
     draft *= torch.rand(requests, 1, 1) < 0.5
     if damaged:
         links = torch.randint(-2, width + 2, links.shape)
         tokens = torch.randint(-1, vocab + 2, tokens.shape)
         target.view(-1)[:: 3 * vocab + 1] = NAN
         target.view(-1)[:: 5 * vocab + 2] = INF
-        target[0] = 0
+        target[:1] = 0
     ids = torch.arange(requests * width).view(requests, width)
     coins = torch.randint(0, 64, (requests, width + 1)) / 64
     return tokens, ids, *links, coins[:, :width], coins[:, width], target, draft
@@ -112,11 +120,66 @@ def test_matches_a_walk_in_plain_python(width, vocab, damaged, thresholds):
         assert all(torch.equal(*pair) for pair in zip(got, want, strict=True))
 
 
-def test_an_idle_batch():
-    args = random_args(1, 4, 5, 0, damaged=False)
-    out = results(0, 4, 3)
-    tree_speculative_sampling_target_only(*out, *(tensor[:0] for tensor in args), 1.0, 1.0)
-    assert [tensor.numel() for tensor in out] == [0, 0, 0]
+def assert_as_the_reference(run, columns, args):
+    requests, width = args[0].shape
+    got, want = results(requests, width, columns), results(requests, width, columns)
+    run(tree_speculative_sampling_target_only, *got, *args)
+    tree_speculative_sampling_target_only(*want, *args)
+    assert all(torch.equal(*pair) for pair in zip(got, want, strict=True))
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Make a vocabulary of a few hundred tokens one of several blocks."""
+    monkeypatch.setattr(sampling, "MAX_BLOCK", BLOCK)
+
+
+@by_each("vocab", interpreter=[1, 7, LARGE], cuda=[1, 3, 40, LARGE, 4097])
+@pytest.mark.parametrize("width", [1, 4, 6, 17, 64, 256])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_kernels_match_the_reference(run, width, vocab, damaged, request):
+    """Damaged cases have samples out of range, too."""
+    if run is INTERPRETER:
+        request.getfixturevalue("small_blocks")
+        if width > 17:
+            pytest.skip("takes the interpreter long")
+    for columns, thresholds in ((1, (1.0, 1.0)), (2, (0.25, 0.5)), (width, (1.0, 1.0))):
+        args = random_args(7, width, vocab, columns, damaged)
+        if damaged:
+            args[5][-3:] = torch.tensor([-0.5, 1.0, NAN])
+        assert_as_the_reference(run, columns, (*args, *thresholds))
+        assert_as_the_reference(run, columns, args[:-1])
+
+
+@by(CUDA)
+@pytest.mark.parametrize("requests", [0, 9])
+@pytest.mark.parametrize("vocab", [128_256, 151_937])
+def test_a_large_vocabulary(run, requests, vocab):
+    args = random_args(max(requests, 2), 6, vocab, 0, damaged=False)
+    assert_as_the_reference(run, 4, (*(arg[:requests] for arg in args), 1.0, 1.0))
+
+
+@by(INTERPRETER)
+@pytest.mark.parametrize("token", [0, BLOCK - 1, BLOCK, 2 * BLOCK + 4])
+def test_the_only_token_of_a_large_vocabulary_is_found(run, token, small_blocks):
+    args = random_args(4, 6, LARGE, 0, damaged=False)
+    finals, target, draft = args[-3:]
+    finals[1] = -0.5  # out of range, but must not draw a token of probability 0
+    target.zero_()
+    target[0, :, token], target[1, :, token] = 2**-20, 1
+    target[2, :, token], target[3] = INF, -1  # no finite total: the largest is taken
+    target[3, :, token] = -0.5
+    draft.zero_()
+    assert_as_the_reference(run, 4, (*args, 1.0, 1.0))
+    out = results(4, 6, 1)
+    run(tree_speculative_sampling_target_only, *out, *args, 1.0, 1.0)
+    assert out[0].view(4, 6)[:, 0].tolist() == [token] * 4
+
+
+@by_each("width", cpu=[4], interpreter=[6])
+def test_an_idle_batch(run, width):
+    args = random_args(0, width, 9, 0, damaged=False)
+    assert_as_the_reference(run, 3, (*args, 1.0, 1.0))
 
 
 def test_recorded_and_traced():

@@ -1,4 +1,4 @@
-"""verify_tree_greedy's torch reference against a walk in plain Python."""
+"""verify_tree_greedy on every device against a walk in plain Python."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from graphkit.errors import InputError
 from graphkit.graphs import RecorderBackend
 from graphkit.ops.registration import OPS
 from graphkit.ops.verification import verify_tree_greedy
+from op_devices import by_each
 
 UNTOUCHED = -7
 CHAIN = [1, 2, 3, -1], [-1, -1, -1, -1]
@@ -120,16 +121,17 @@ def test_columns_bound_the_path(columns):
     assert drafts == accepted - 1
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 8, 33])
+@by_each("width", cpu=[1, 2, 3, 8, 33], interpreter=[1, 4, 17], cuda=[1, 4, 6, 17, 64, 256])
 @pytest.mark.parametrize("damaged", [False, True])
-def test_matches_a_walk_in_plain_python(width, damaged):
-    for seed in range(4):
-        args = random_args(9, width, seed, damaged)
-        for columns in (1, 3, width + 1):
-            got, want = results(9, width, columns), results(9, width, columns)
-            verify_tree_greedy(*got, *args)
-            walk(*want, *args)
-            assert all(torch.equal(*pair) for pair in zip(got, want, strict=True))
+@pytest.mark.parametrize("requests", [0, 1, 9, 33])
+def test_matches_a_walk_in_plain_python(run, width, damaged, requests):
+    for seed, columns in enumerate((1, 3, 9, width + 1)):
+        *args, target = random_args(requests, width, seed, damaged)
+        target = target.to((torch.int32, torch.int64)[seed % 2])
+        got, want = results(requests, width, columns), results(requests, width, columns)
+        run(verify_tree_greedy, *got, *args, target)
+        walk(*want, *args, target)
+        assert all(torch.equal(*pair) for pair in zip(got, want, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -165,13 +167,6 @@ def test_requests_do_not_mix():
         [0, UNTOUCHED, UNTOUCHED, UNTOUCHED],
         [5, 6, 0, UNTOUCHED],
     ]
-
-
-def test_an_idle_batch():
-    empty = torch.zeros(0, 4, dtype=torch.int64)
-    out = results(0, 4, 3)
-    verify_tree_greedy(*out, empty, empty, empty, empty, empty)
-    assert [tensor.numel() for tensor in out] == [0, 0, 0]
 
 
 def test_recorded_and_traced():

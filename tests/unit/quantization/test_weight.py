@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
+import quantized_cases
 from graphkit.errors import ConfigError
 from graphkit.models.quantization import (
     QUANTIZATIONS,
@@ -23,7 +21,6 @@ from graphkit.models.quantization import (
     restore_linears,
 )
 
-CASES = runpy.run_path(str(Path(__file__).parents[1] / "ops" / "quantized_cases.py"))
 CPU = torch.device("cpu")
 
 
@@ -69,7 +66,7 @@ def test_numbers_of_one_sign_keep_zero():
 
 
 def test_parts_and_joins_have_the_numbers_of_the_whole():
-    for _, numbers, scale, zero_point, inputs in CASES["weights"](CPU, ((300, 140),)):
+    for _, numbers, scale, zero_point, inputs in quantized_cases.weights(CPU, ((300, 140),)):
         whole = QuantizedWeight(numbers, scale, zero_point, inputs)
         expected = whole.dequantized(torch.float32)
         for ends in ([300], [128, 300], [100, 110, 300]):

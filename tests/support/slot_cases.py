@@ -1,4 +1,4 @@
-"""Random arguments of the slot and window ops, for the tests that run this file.
+"""Random arguments of the slot and window ops, and their models in plain loops.
 
 ``CASES[op](draw)`` are valid arguments, ``draw`` a ``Draw``. An output holds ``LEFT``
 before the call, which shows entries that must keep their value. An invalid draw puts some indices,
@@ -128,3 +128,61 @@ CASES = {
     "create_extend_after_decode_spec_info": (create_extend_after_decode_spec_info, spec_info_args),
     "rotate_input_ids": (rotate_input_ids, rotate_args),
 }
+
+
+def get_src_tgt_cache_loc_by_loops(seq_lens, out, index, drafts, width, page):
+    free = []
+    for seq, accepted in zip(seq_lens, drafts, strict=True):
+        needed = seq + accepted + 1
+        while needed % page:
+            needed += 1
+        free.append(max(seq + width - needed, 0))
+    return [out[row] for row in index], [0] * len(index), free
+
+
+def get_target_cache_loc_by_loops(targets, free, drafts, num_free, out, width):
+    kept, freed = [], []
+    for b, accepted in enumerate(drafts):
+        row = out[b * width : (b + 1) * width]
+        kept += row[: accepted + 1]
+        freed += row[width - num_free[b] :]
+    targets[: len(kept)], free[: len(freed)] = kept, freed
+
+
+def filter_finished_cache_loc_by_loops(out, targets, drafts, kept):
+    at, packed = 0, []
+    for accepted, taken in zip(drafts, kept, strict=True):
+        packed += targets[at : at + taken]
+        at += accepted + 1
+    out[: len(packed)] = packed
+
+
+def compact_accepted_to_front_by_loops(x, index, width):
+    compacted = list(x)
+    for b, path in enumerate(index):
+        for column, row in enumerate(path):
+            compacted[b * width + column] = x[max(row, 0)]
+    return (compacted,)
+
+
+def create_num_accepted_drafts_filter_by_loops(drafts, unfinished, seq_lens):
+    for b, accepted in enumerate(drafts):
+        seq_lens[b] += accepted + 1
+    return ([accepted + 1 if b in unfinished else 0 for b, accepted in enumerate(drafts)],)
+
+
+def create_extend_after_decode_spec_info_by_loops(tokens, seq_lens, counts, positions, bonus):
+    at = 0
+    for b, (seq, count) in enumerate(zip(seq_lens, counts, strict=True)):
+        for position in range(seq - count, seq):
+            positions[at] = position
+            bonus[b] = tokens[at]
+            at += 1
+
+
+def rotate_input_ids_by_loops(ids, start, lengths, topk, select):
+    for b, (first, length) in enumerate(zip(start, lengths, strict=True)):
+        for place in range(first, first + length - 1):
+            ids[place] = ids[place + 1]
+        if length > 0:
+            ids[select[b]] = topk[b][0]

@@ -1,4 +1,4 @@
-"""Ops of a whole step: random arguments, and models in plain Python, for the tests that run this.
+"""Ops of a whole step: random arguments, and models in plain Python.
 
 ``CASES[name]`` are an op, ``make(requests, seed)`` with its arguments, and its model, which takes
 them and returns the results as lists.

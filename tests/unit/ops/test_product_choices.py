@@ -1,160 +1,18 @@
-"""Launchers of ``quantized_linear`` and ``linear`` against references; see ``test_interpreted.py``.
-
-The interpreter multiplies no bfloat16.
-"""
+"""How products divide their work: the choice of kernels, tiles, parts and stages."""
 
 from __future__ import annotations
-
-import os
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
 
 from graphkit.ops.kernels import (
-    decoder,
-    quantized_linear as kernels,
     quantized_linear_config as config,
     streamed_linear_config as streaming,
     streamed_plain_config as plain,
-    tiled_linear,
 )
 from graphkit.ops.kernels.streamed_product import StreamedProduct
-from graphkit.ops.linear import linear
-from graphkit.ops.quantized_linear import quantized_linear
-from graphkit.ops.registration import OPS
 
-assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreted.py instead"
-
-CASES = runpy.run_path(str(Path(__file__).with_name("quantized_cases.py")))
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def launched(monkeypatch):
-    """Names of the kernels that are launched."""
-    names = []
-    launch = kernels.launch
-
-    def note(kernel, *args, **options):
-        names.append(kernel.__name__)
-        launch(kernel, *args, **options)
-
-    monkeypatch.setattr(kernels, "launch", note)
-    monkeypatch.setattr(tiled_linear, "launch", note)
-    monkeypatch.setattr(decoder, "launch", note)
-    return names
-
-
-def check(dtypes, rows, **options):
-    op = OPS["quantized_linear"]
-    for args in CASES["cases"](CPU, dtypes, rows, **options):
-        got = op.launch(op.arguments(*args))
-        CASES["assert_close"](got, quantized_linear(*args), args[0].shape[1])
-
-
-def test_the_kernel_matches_the_reference():
-    check((torch.float32, torch.float16), (0, 1, 3))
-
-
-def test_tiles_of_rows_match_the_reference():
-    check((torch.float32,), (64, 65, 130), shapes=((40, 72), (130, 200)))
-
-
-def test_split_inputs_match_the_reference(monkeypatch, launched):
-    monkeypatch.setattr(config, "LEAST_BLOCKS", 2)  # several blocks in each part
-    check((torch.float32, torch.float16), (1, 33), shapes=((40, 648), (264, 600)))
-    assert "sum_parts_kernel" in launched
-
-
-@pytest.mark.parametrize("rows", [3, 40])
-@pytest.mark.parametrize("inputs", [128, 300, 384, 512, 640, 1000], ids=str)
-@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of a large negative gate: 0
-def test_pairs_of_blocks_that_are_not_whole_match_the_reference(inputs, rows, monkeypatch):
-    """Each scale and zero point counts for its block, if the last pair has one block or a part."""
-    op, counts = OPS["quantized_linear"], set()
-    for least in (1, 8):
-        monkeypatch.setattr(config, "LEAST_BLOCKS", least)
-        for x, *others in CASES["cases"](CPU, [torch.float16], [rows], [(64, inputs)]):
-            if others[0].dtype != torch.uint8:
-                continue
-            args = x / 16, *others
-            expected = quantized_linear(*args)
-            CASES["assert_close"](op.launch(op.arguments(*args)), expected, inputs)
-            gated = op.launch(op.arguments(*args, gated=True))
-            CASES["assert_close"](gated, quantized_linear(*args, gated=True), inputs)
-            parts = op.launch(op.arguments(*args, in_parts=True))
-            CASES["assert_close"](parts.sum(0).half(), expected, inputs)
-            counts.add(len(parts))
-    assert counts == {1, -(-inputs // 256)}
-
-
-@pytest.mark.parametrize(
-    ("shape", "names"),
-    [
-        ((128, 384), ["linear_kernel"]),
-        ((64, 1024), ["linear_kernel", "sum_parts_kernel", "silu_and_mul_kernel"]),
-        ((72, 128), ["linear_kernel", "silu_and_mul_kernel"]),
-    ],
-    ids=["whole", "split", "uneven"],
-)
-@pytest.mark.parametrize("rows", [3, 40])
-@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of a large negative gate: 0
-def test_a_product_applies_the_gate_itself_where_its_tiles_hold_both(shape, names, rows, launched):
-    op = OPS["quantized_linear"]
-    for x, *others in CASES["cases"](CPU, [torch.float16], [rows], [shape]):
-        if rows > streaming.FEW_ROWS and shape[0] == 128:
-            assert config.choose_product(rows, shape[1], 128, 8, CPU, x.dtype).is_warpgroup
-        x = x / 16  # products of gate and up projection stay within float16
-        launched.clear()
-        got = op.launch(op.arguments(x, *others, gated=True))
-        CASES["assert_close"](got, quantized_linear(x, *others, gated=True), shape[1])
-        assert launched == names or len(others[0]) != shape[0]
-
-
-@pytest.mark.parametrize("shape", [(128, 384), (64, 1024)], ids=["whole", "split"])
-def test_parts_are_left_to_the_next_kernel(shape, launched):
-    op = OPS["linear"]
-    for args in CASES["plain_cases"](CPU, [torch.float16], [3], [shape]):
-        launched.clear()
-        arguments = op.arguments(*args, in_parts=True)
-        parts = op.launch(arguments)
-        assert launched == ["linear_kernel"]
-        assert parts.dtype == (torch.float16 if len(parts) == 1 else torch.float32)
-        assert len(parts) == 1 or shape[1] == 1024
-        CASES["assert_close"](parts.sum(0).half(), linear(*args), shape[1])
-
-
-def test_many_rows_run_over_the_dequantised_weight(monkeypatch):
-    monkeypatch.setattr(config, "MOST_ROWS", 2)
-    check((torch.float32, torch.float16), (3,))
-
-
-@pytest.mark.parametrize(
-    ("shape", "names"),
-    [((128, 384), ["linear_kernel"]), ((64, 1024), ["linear_kernel", "sum_parts_kernel"])],
-    ids=["whole", "split"],
-)
-def test_weights_of_16_bits_match_the_reference(shape, names, launched):
-    op = OPS["linear"]
-    for args in CASES["plain_cases"](CPU, [torch.float16], (0, 1, 3, 40), [shape]):
-        launched.clear()
-        CASES["assert_close"](op.launch(op.arguments(*args)), linear(*args), shape[1])
-        assert launched == names
-
-
-def test_other_weights_are_multiplied_by_torch(launched):
-    op, half = OPS["linear"], torch.float16
-    for dtype, count, shape in (
-        (torch.float32, 3, (64, 128)), (half, 65, (64, 128)), (half, 3, (65, 128)),
-        (half, 3, (64, 130)),
-    ):  # fmt: skip
-        for args in CASES["plain_cases"](CPU, [dtype], [count], [shape]):
-            assert torch.equal(op.launch(op.arguments(*args)), linear(*args))
-    x, weight = torch.ones(2, 128, dtype=half), torch.ones(128, 64, dtype=half).t()
-    assert torch.equal(op.launch(op.arguments(x, weight)), linear(x, weight))
-    assert not launched
 
 
 @pytest.mark.parametrize("starts_early", [False, True])

@@ -1,0 +1,87 @@
+"""What runs an op in a test: its reference on the CPU, Triton's interpreter, or CUDA.
+
+Arguments and results of a call are on the CPU, whatever runs it. The interpreter runs in a process
+of its own (``tests/unit/ops/test_interpreted.py``), which selects the tests that are marked so.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from graphkit.ops.registration import OPS
+
+
+class Run:
+    """Calls ops on one device.
+
+    Attributes:
+        device: ``cpu``, ``interpreter`` or ``cuda``.
+    """
+
+    def __init__(self, device):
+        self.device = device
+
+    def __call__(self, op, *args, **options):
+        """Run an op; return its results, and write what it writes to the arguments."""
+        registered = OPS[op.__name__]
+        if self.device == "cpu":
+            return op(*args, **options)
+        if self.device == "interpreter":
+            return registered.launch(registered.arguments(*args, **options))
+        args = registered.arguments(*args, **options)
+        moved = [on_cuda(arg) for arg in args]
+        results = op(*moved)
+        written = getattr(torch.ops.graphkit, op.__name__).default._schema.arguments
+        for argument, arg, other in zip(written, args, moved, strict=True):
+            if argument.is_write and arg is not None:
+                pairs = [(arg, other)] if torch.is_tensor(arg) else zip(arg, other, strict=True)
+                for one, new in pairs:
+                    one.copy_(new)
+        return on_cpu(results)
+
+    def __repr__(self):
+        return self.device
+
+
+def on_cuda(value):
+    """Return a value with its tensors on CUDA, in the strides that they have."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(on_cuda, value))
+    if not isinstance(value, torch.Tensor):
+        return value
+    if 0 in value.stride():
+        return value.cuda()
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
+    return made.copy_(value)
+
+
+def on_cpu(results):
+    """Return results on the CPU; they must be on CUDA."""
+    if isinstance(results, tuple):
+        return tuple(map(on_cpu, results))
+    assert results is None or results.is_cuda
+    return None if results is None else results.cpu()
+
+
+CPU, INTERPRETER, CUDA = (Run(device) for device in ("cpu", "interpreter", "cuda"))
+_MARKS = {CPU: [], INTERPRETER: [pytest.mark.interpreted], CUDA: [pytest.mark.gpu]}
+
+
+def by(*runs):
+    """Parametrise ``run``, for tests that are the same on several devices."""
+    params = [pytest.param(run, marks=_MARKS[run], id=run.device) for run in runs]
+    return pytest.mark.parametrize("run", params)
+
+
+def by_each(name, *, cpu=(), interpreter=(), cuda=()):
+    """Parametrise ``run`` and a value, of which each device has its own."""
+    params = []
+    for run, values in ((CPU, cpu), (INTERPRETER, interpreter), (CUDA, cuda)):
+        for value in values:
+            more = getattr(value, "marks", ())  # of ``pytest.param``
+            (value,) = getattr(value, "values", (value,))
+            params.append(
+                pytest.param(run, value, marks=[*_MARKS[run], *more], id=f"{run.device}-{value}")
+            )
+    return pytest.mark.parametrize(("run", name), params)
