@@ -64,6 +64,7 @@ class DeviceSchedule(Schedule):
 
     def advance(self, batch: RunningBatch, *, is_anyone_waiting: bool, is_prefilling: bool) -> None:
         """Launch loops if too few run, and deliver what has arrived, at least one step."""
+        # A loop of one step costs more than a replay, which has the longest of several lengths.
         replays = is_prefilling and not self._streams and len(self._drafts) == 1
         if replays or not self._runner.can_launch:
             super().advance(batch, is_anyone_waiting=is_anyone_waiting, is_prefilling=is_prefilling)

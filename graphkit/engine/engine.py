@@ -145,7 +145,7 @@ class SpeculativeEngine:
         options = StepOptions(
             backend=backend_for(device, backend),
             batch_sizes=batch_sizes,
-            generation=generation or "v3",
+            generation=generation or "v3",  # whose runners serve v2, too, if v3 cannot run
             chunked_prefill_size=chunked_prefill_size,
             structured_output=structured_output,
             debug=debug,
@@ -202,6 +202,7 @@ class SpeculativeEngine:
         self._is_interrupted = self._closed = self._is_released = False
         # Last, so that an engine that could not be created does not hold its pools.
         self._use = PoolUse("SpeculativeEngine", spec_step.pools, allocates=True)
+        # Not at exit: the modules and the CUDA context that it needs may be gone by then.
         weakref.finalize(self, _free, self._schedule, self.memory).atexit = False
         self.memory.open()
 
@@ -494,9 +495,7 @@ class SpeculativeEngine:
         """Free what unfinished requests hold, and give up the pools."""
         if self.group is None:
             self._schedule.reset()
-        self._queue.requeue()
-        self._end(self._queue.admitted)
-        self._queue.drop_finished()
+        self._requeue()
         for request in self._queue.clear():
             self._tally.add(request)
         self.memory.close()
@@ -552,10 +551,14 @@ class SpeculativeEngine:
     def _restart(self) -> None:
         """Requeue the running requests. An interrupted step leaves their device state unknown."""
         self._schedule.reset()
+        self._requeue()
+        self._batch = None
+
+    def _requeue(self) -> None:
+        """Let the admitted requests wait again, and end those that have finished."""
         self._queue.requeue()
         self._end(self._queue.admitted)
         self._queue.drop_finished()
-        self._batch = None
 
     def _take_new_tokens(self) -> NewTokens:
         """Return the tokens that no call has returned yet."""

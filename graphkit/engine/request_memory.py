@@ -129,8 +129,8 @@ class RequestMemory:
         Returns:
             Whether there were enough slots; if not, none were allocated.
         """
-        missing = [(self._slots[row], row, self.whole_pages(length)) for row, length in lengths]
-        missing = [each for each in missing if each[2] > len(each[0])]
+        ends = [(row, self.whole_pages(length)) for row, length in lengths]
+        missing = [(held, row, end) for row, end in ends if end > len(held := self._slots[row])]
         total = sum([end - len(held) for held, _, end in missing])
         if total > self._allocator.available:
             return False

@@ -11,7 +11,7 @@ import torch
 from graphkit.engine.request import Request
 from graphkit.engine.request_memory import SlotReservation
 from graphkit.engine.running_batch import PendingReport, RunningBatch
-from graphkit.engine.step import SpecStep, StepResult
+from graphkit.engine.step import SpecStep
 from graphkit.engine.step.acceptance import Links
 from graphkit.engine.step.draft_lengths import HostLengths
 from graphkit.graphs import Backend
@@ -109,9 +109,20 @@ class Schedule:
 
     def _enqueue(self, batch: RunningBatch) -> None:
         """Enqueue a whole step. v2 does not wait for the device."""
-        result = self._draft_and_verify(batch)
+
+        def fill_bitmask(tokens: torch.Tensor, links: Links) -> torch.Tensor:
+            self.drain()  # the matchers accept what has been generated so far
+            return batch.tree_bitmask(tokens, links, self._step.context.sizes.vocab_size)
+
+        lengths = self._lengths
+        result = self._step.draft_and_verify(
+            batch.rows,
+            is_greedy=batch.is_greedy,
+            fill_bitmask=fill_bitmask if batch.is_constrained else None,
+            variant=None if lengths is None else lengths.next_variant(batch.row_list),
+        )
         self._pending.append(PendingReport.send(batch.requests, result.report, result.variant))
-        if not self._waits:
+        if not self._waits:  # the drafter catches up on all rows, accepted or not
             self._step.catch_up(result)
             return
         report = self._pending[-1].report
@@ -123,19 +134,6 @@ class Schedule:
                 0 if request.is_finished else count
                 for request, count in zip(batch.requests, accepted, strict=True)
             ],
-        )
-
-    def _draft_and_verify(self, batch: RunningBatch) -> StepResult:
-        def fill_bitmask(tokens: torch.Tensor, links: Links) -> torch.Tensor:
-            self.drain()  # the matchers accept what has been generated so far
-            return batch.tree_bitmask(tokens, links, self._step.context.sizes.vocab_size)
-
-        lengths = self._lengths
-        return self._step.draft_and_verify(
-            batch.rows,
-            is_greedy=batch.is_greedy,
-            fill_bitmask=fill_bitmask if batch.is_constrained else None,
-            variant=None if lengths is None else lengths.next_variant(batch.row_list),
         )
 
     def _deliver(self, count: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine_runs import finish
 from graphkit.config import BufferSizes
 from graphkit.engine import (
     Drafter,
@@ -269,8 +270,7 @@ def run_in_waves() -> Callable[..., list[Request]]:
             requests.append(engine.submit(prompt, sampling))
             if len(requests) <= engine.sizes.max_batch_size:
                 engine.step()
-        while engine.has_work:
-            engine.step()
+        finish(engine)
         return requests
 
     return run

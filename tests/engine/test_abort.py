@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine_runs import finish, outputs, refuses
 from graphkit.engine import FinishReason, SamplingParams
 from graphkit.errors import InputError, ReplayError
 
@@ -26,11 +27,6 @@ def interrupt(*_):
     raise KeyboardInterrupt
 
 
-def run(engine):
-    while engine.has_work:
-        engine.step()
-
-
 def test_a_running_request_keeps_its_tokens_and_the_next_step_frees_its_memory(engine, task):
     first, second = (engine.submit(prompt, LONG) for prompt in task.prompts[:2])
     for _ in range(2):
@@ -42,7 +38,7 @@ def test_a_running_request_keeps_its_tokens_and_the_next_step_frees_its_memory(e
     engine.step()
     assert first.row == 0
     assert engine.memory.available_rows == engine.memory.pool.size - 1
-    run(engine)
+    finish(engine)
     assert first.output_ids == tokens == task.expected[0][: len(tokens)]
     assert (second.output_ids, second.finish_reason) == (task.expected[1], FinishReason.LENGTH)
     assert engine.memory.held_slots == 0
@@ -60,9 +56,9 @@ def test_an_interrupted_abort_of_a_waiting_request_ends_it(engine, task, monkeyp
             engine.abort(waiting)
     assert waiting.finish_reason is FinishReason.ABORTED
     engine.abort(waiting)
-    run(engine)
+    finish(engine)
     assert (waiting.output_ids, waiting.row) == ([], 0)
-    assert [request.output_ids for request in running] == task.expected[:2]
+    assert outputs(running) == task.expected[:2]
 
 
 def test_waiting_requests_take_the_place_of_aborted_ones(engine, task):
@@ -73,8 +69,8 @@ def test_waiting_requests_take_the_place_of_aborted_ones(engine, task):
         engine.abort(request)
     engine.step()
     assert [request.row > 0 for request in requests] == [False, False, True, True]
-    run(engine)
-    assert [request.output_ids for request in requests[2:]] == task.expected[2:4]
+    finish(engine)
+    assert outputs(requests[2:]) == task.expected[2:4]
     for request, text in zip(requests[:2], task.expected, strict=False):
         assert request.output_ids == text[: len(request.output_ids)]
 
@@ -83,9 +79,9 @@ def test_a_waiting_request_never_runs(engine, task):
     requests = [engine.submit(prompt, LONG) for prompt in task.prompts[:3]]
     engine.step()
     engine.abort(requests[2])
-    run(engine)
+    finish(engine)
     assert (requests[2].output_ids, requests[2].finish_reason) == ([], FinishReason.ABORTED)
-    assert [request.output_ids for request in requests[:2]] == task.expected[:2]
+    assert outputs(requests[:2]) == task.expected[:2]
 
 
 def test_the_only_request_leaves_nothing_to_do(engine, task):
@@ -103,7 +99,7 @@ def test_a_loop_ends_for_an_aborted_request(make_engine, task):
     first, second = (engine.submit(prompt, LONG) for prompt in task.prompts[:2])
     engine.step()
     engine.abort(first)
-    run(engine)
+    finish(engine)
     assert second.output_ids == task.expected[1]
     (runner,) = engine.runners
     if engine.device.type == "cpu":  # a loop on CUDA may have done all steps before the abort
@@ -118,7 +114,7 @@ def test_results_of_an_aborted_request_are_never_read(make_engine, task, generat
     first, second = (engine.submit(prompt, LONG) for prompt in task.prompts[:2])
     engine.step()
     engine.abort(first)
-    run(engine)
+    finish(engine)
     assert second.output_ids == task.expected[1]
 
 
@@ -132,14 +128,12 @@ def test_a_finished_request_stays_as_it_is(engine, task):
 def test_other_objects_and_requests_of_other_engines_are_refused(make_engine, task):
     engine, other = make_engine(), make_engine()
     request = other.submit(task.prompts[0], LONG)
-    with pytest.raises(InputError, match="neither waits nor runs in this engine") as caught:
+    with refuses(InputError, "request", "neither waits nor runs in this engine"):
         engine.abort(request)
-    assert caught.value.field == "request"
     assert request.finish_reason is None
     for value in (3, None, task.prompts[0]):
-        with pytest.raises(InputError, match=r"abort got .*, expected a Request that") as caught:
+        with refuses(InputError, "request", r"abort got .*, expected a Request that"):
             engine.abort(value)
-        assert caught.value.field == "request"
     other.close()
     with pytest.raises(ReplayError, match="it takes no requests and no capture"):
         other.abort(request)

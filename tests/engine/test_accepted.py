@@ -13,6 +13,7 @@ from functools import cache
 import pytest
 import torch
 
+from engine_runs import run_all
 from graphkit.engine import SamplingParams
 from graphkit.models.reference import full_logits
 
@@ -205,12 +206,7 @@ def test_a_model_that_drafts_for_itself_has_every_draft_accepted(
         )
         engine.capture()
         for batch in batches:
-            requests = [
-                engine.submit(prompt, batch[i % len(batch)])
-                for i, prompt in enumerate(task.prompts[:8])
-            ]
-            while engine.has_work:
-                engine.step()
+            requests = run_all(engine, task.prompts[:8], [batch[i % len(batch)] for i in range(8)])
             for request in requests:
                 drafted = Counter[int]()
                 for drafts, count in request.drafted_lengths.items():

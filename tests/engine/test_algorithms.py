@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engine_runs import each_generation, outputs, refuses
 from graphkit.engine import (
     EagleDrafter,
     EngineModel,
@@ -21,7 +22,6 @@ from graphkit.spec import CustomSpecAlgorithm, FutureMap, SpecAlgorithm
 
 REQUESTS = 20
 EXAMPLE = Path(__file__).parents[2] / "tools" / "examples" / "custom_algorithm.py"
-each_generation = pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +45,7 @@ def test_a_custom_algorithm_is_lossless(
     if captured:
         engine.capture()
     requests = run_in_waves(engine, task)
-    assert [request.output_ids for request in requests] == task.expected
+    assert outputs(requests) == task.expected
     assert isinstance(drafter.future_map, example["CountingFutureMap"])
     steps = drafter.future_map.steps
     assert steps.sum() >= engine.stats.num_verifies
@@ -78,7 +78,7 @@ def test_an_algorithm_says_the_width_and_makes_the_future_map(make_engine, task,
     assert engine.runners[0].tokens_per_request == engine.spec.num_draft_tokens + 1
     engine.capture()
     requests = engine.generate(task.prompts[:6], SamplingParams(max_new_tokens=6))
-    assert [request.output_ids for request in requests] == [t[:6] for t in task.expected[:6]]
+    assert outputs(requests) == [t[:6] for t in task.expected[:6]]
 
 
 class OfWidth(CustomSpecAlgorithm):
@@ -115,7 +115,7 @@ def test_a_chain_may_be_shorter_than_verify(
         if captured:
             engine.capture()
         requests = run_in_waves(engine, task)
-        assert [request.output_ids for request in requests] == task.expected
+        assert outputs(requests) == task.expected
         lengths.append([request.accepted_lengths for request in requests])
     assert lengths[0] == lengths[1]
     assert max(max(counts, default=0) for counts in lengths[1]) == 4, "whole chains are accepted"
@@ -136,7 +136,7 @@ def test_layers_may_draft_less_than_verify(make_engine, task, generation, drafts
     )
     engine.capture()
     requests = engine.generate(task.prompts[:8], SamplingParams(max_new_tokens=9))
-    assert [request.output_ids for request in requests] == [t[:9] for t in task.expected[:8]]
+    assert outputs(requests) == [t[:9] for t in task.expected[:8]]
     assert max(engine.stats.accepted_lengths) == drafts
 
 
@@ -146,7 +146,7 @@ def test_layers_may_draft_less_than_verify(make_engine, task, generation, drafts
 def test_other_widths_are_refused_by_the_constructor(make_engine, generation, topk, width, kind):
     algorithm = OfWidth(width, "none of both")
     message = rf"verifies {width} rows per request, but {kind.__name__} drafts \d nodes.*to {width}"
-    with pytest.raises(ConfigError, match=message) as caught:
+    with refuses(ConfigError, "num_draft_tokens", message):
         make_engine(
             algorithm,
             drafter=kind,
@@ -154,7 +154,6 @@ def test_other_widths_are_refused_by_the_constructor(make_engine, generation, to
             generation=generation,
             layers=3 if kind is MultiLayerDrafter else None,
         )
-    assert caught.value.field == "num_draft_tokens"
 
 
 @pytest.mark.parametrize("kind", [EagleDrafter, MultiLayerDrafter])
@@ -198,9 +197,8 @@ class Plain(CustomSpecAlgorithm):
 
 @each_generation
 def test_plain_decoding_verifies_one_row(make_engine, generation):
-    with pytest.raises(ConfigError, match=r"is_none\(\) is True: .* verify has 4 rows") as caught:
+    with refuses(ConfigError, "num_draft_tokens", r"is_none\(\) is True: .* verify has 4 rows"):
         make_engine(Plain("PLAIN"), generation=generation)
-    assert caught.value.field == "num_draft_tokens"
 
 
 @each_generation

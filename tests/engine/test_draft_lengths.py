@@ -7,6 +7,7 @@ from random import Random
 import pytest
 import torch
 
+from engine_runs import finish, outputs, refuses, submit_all
 from graphkit.engine import Drafter, NgramDrafter, SamplingParams
 from graphkit.errors import ConfigError
 
@@ -51,12 +52,9 @@ def test_greedy_text_is_that_of_plain_decoding(make_engine, task, generation, le
     )
     engine.capture()
     most = task.first(24)
-    requests = [
-        engine.submit(prompt, params)
-        for prompt, params in zip(most.prompts, most.sampling(), strict=True)
-    ]
+    requests = submit_all(engine, most.prompts, most.sampling())
     run_with_random_times(engine, Random(3))
-    assert [request.output_ids for request in requests] == most.expected
+    assert outputs(requests) == most.expected
     drafted = engine.stats.drafted_lengths
     assert len(drafted) == len(engine.spec.lengths), "all lengths ran"
     assert sum(drafted.values()) == engine.stats.num_verifies
@@ -70,16 +68,16 @@ def test_sampled_text_does_not_depend_on_the_lengths(make_engine, task, lengths)
     for options in (fixed, *({**lengths, "generation": each} for each in GENERATIONS)):
         engine = make_engine(**options, steps_per_launch=3, batch_sizes=[2, 6], max_batch_size=6)
         engine.capture()
-        requests = [
-            engine.submit(prompt, SamplingParams(max_new_tokens=11, temperature=0.9, seed=index))
-            for index, prompt in enumerate(task.prompts[:9])
-        ]
+        requests = submit_all(
+            engine,
+            task.prompts[:9],
+            lambda index: SamplingParams(max_new_tokens=11, temperature=0.9, seed=index),
+        )
         if options is fixed:
-            while engine.has_work:
-                engine.step()
+            finish(engine)
         else:
             run_with_random_times(engine, Random(5))
-        texts.append([request.output_ids for request in requests])
+        texts.append(outputs(requests))
         engine.close()
     assert texts[1:] == texts[:1] * len(GENERATIONS)
 
@@ -95,12 +93,9 @@ def test_every_drafter_that_has_lengths(make_engine, task, algorithm, topk, gene
     )  # fmt: skip
     engine.capture()
     short = task.first(10)
-    requests = [
-        engine.submit(prompt, params)
-        for prompt, params in zip(short.prompts, short.sampling(), strict=True)
-    ]
+    requests = submit_all(engine, short.prompts, short.sampling())
     run_with_random_times(engine, Random(7))
-    assert [request.output_ids for request in requests] == short.expected
+    assert outputs(requests) == short.expected
 
 
 @pytest.mark.slow
@@ -138,9 +133,8 @@ def test_a_drafter_of_one_length_is_refused(make_engine):
     class OneLength(NgramDrafter):
         at_length = Drafter.at_length
 
-    with pytest.raises(ConfigError, match=r"OneLength has one\. Define at_length") as caught:
+    with refuses(ConfigError, "num_steps", r"OneLength has one\. Define at_length"):
         make_engine(num_steps=(1, 2), drafter=lambda _model: OneLength())
-    assert caught.value.field == "num_steps"
 
 
 @pytest.mark.slow
@@ -155,10 +149,11 @@ def test_layers_catch_up_in_steps_of_every_length(make_engine, task, generation,
     engine.capture()
     runners = engine._spec_step.runners
     assert len([runner for runner in runners if runner.label == "MULTI_LAYER_EAGLE"]) == 1
-    requests = [
-        engine.submit(prompt, SamplingParams(max_new_tokens=17, temperature=0.9 * (i % 2), seed=i))
-        for i, prompt in enumerate(task.prompts[:6])
-    ]
+    requests = submit_all(
+        engine,
+        task.prompts[:6],
+        lambda i: SamplingParams(max_new_tokens=17, temperature=0.9 * (i % 2), seed=i),
+    )
     run_with_random_times(engine, Random(4))
     plain = make_engine("NONE", batch_sizes=[4], max_batch_size=4)
     expected = [
@@ -167,7 +162,7 @@ def test_layers_catch_up_in_steps_of_every_length(make_engine, task, generation,
         )
         for i, prompt in enumerate(task.prompts[:6])
     ]
-    assert [r.output_ids for r in requests] == [e[0].output_ids for e in expected]
+    assert outputs(requests) == [e[0].output_ids for e in expected]
     assert len(engine.stats.drafted_lengths) == len(engine.spec.lengths)
 
 
@@ -182,8 +177,7 @@ def test_layers_draft_as_well_at_every_length(make_engine, task):
             engine.submit(prompt, SamplingParams(max_new_tokens=50))
         if isinstance(steps, tuple):
             run_with_random_times(engine, Random(6))
-        while engine.has_work:
-            engine.step()
+        finish(engine)
         accepted = engine.stats.accepted_lengths
         shares[steps] = 1 - accepted[1] / sum(accepted.values())
     assert shares[(1, 3)] > 0.9 * min(shares[1], shares[3]) > 0.2
@@ -242,8 +236,7 @@ def test_steps_between_chunks_of_a_prompt_adapt(make_engine, task, generation):
     plain = engine.stats.drafted_lengths[0]
     assert plain >= len(longest) // 2 - 4
     times[:, 0], times[:, 1] = 1.0, 0.01
-    while engine.has_work:
-        engine.step()
+    finish(engine)
     drafted, accepted = engine.stats.drafted_lengths, engine.stats.accepted_lengths
     assert drafted[3] > 3
     assert drafted[3] - accepted[4] <= 3

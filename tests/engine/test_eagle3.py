@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine_runs import chain_and_tree, outputs, run_all
 from graphkit.engine import EagleDrafter, SamplingParams
 from graphkit.engine.attention import SdpaAttention, TritonAttention
 from graphkit.errors import ConfigError
@@ -14,7 +15,6 @@ from graphkit.models.reference import LlamaModel, full_logits
 from graphkit.models.reference.engine import engine_of, spec_of
 from graphkit.models.reference.engine_models import EngineModels
 
-chain_and_tree = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 NEW = 14
 SIZES = {
     "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -36,10 +36,8 @@ def test_the_order_of_the_draft_vocabulary_does_not_matter(
         make_engine("EAGLE", **options), make_engine("EAGLE3", token_map=order, **options),
     ):  # fmt: skip
         engine.capture()
-        requests = [engine.submit(p, s) for p, s in zip(task.prompts, task.sampling(), strict=True)]
-        while engine.has_work:
-            engine.step()
-        assert [request.output_ids for request in requests] == task.expected
+        requests = run_all(engine, task.prompts, task.sampling())
+        assert outputs(requests) == task.expected
         assert engine.stats.fallbacks == {}
         lengths.append([request.accept_length for request in requests])
     assert lengths[0] == lengths[1]
@@ -99,8 +97,8 @@ def test_a_head_with_a_reduced_vocabulary_is_lossless(
         engine.capture()
         captured = engine.generate(prompts, SamplingParams(max_new_tokens=NEW))
         assert engine.stats.replays
-    assert [request.output_ids for request in eager] == texts
-    assert [request.output_ids for request in captured] == texts
+    assert outputs(eager) == texts
+    assert outputs(captured) == texts
     assert [r.accept_length for r in captured] == [r.accept_length for r in eager]
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine_runs import chain_and_tree, each_generation, finish, outputs, refuses
 from graphkit.config import BufferSizes
 from graphkit.engine import (
     EagleDrafter,
@@ -18,17 +19,9 @@ from graphkit.engine import (
 )
 from graphkit.engine.attention import SdpaAttention
 from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
-from graphkit.errors import CaptureError, ConfigError, InputError, ReplayError
+from graphkit.errors import CaptureError, ConfigError
 from graphkit.graphs import environment
 from graphkit.spec import SpecConfig
-
-GENERATIONS = ["v1", "v2", "v3"]
-chain_and_tree = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
-each_generation = pytest.mark.parametrize("generation", GENERATIONS)
-
-
-def outputs(requests):
-    return [request.output_ids for request in requests]
 
 
 def prompt_of(length):
@@ -71,34 +64,19 @@ class TestPages:
         requests = engine.generate(prompts, SamplingParams(max_new_tokens=self.NEW))
         assert outputs(requests) == plain(prompts, [self.NEW] * len(prompts))
 
-    @pytest.mark.parametrize("generation", ["v1", "v2", "v3", None])
-    @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
-    def test_recurrent_state_without_a_commit_is_refused(self, make_engine, generation, topk):
-        message = r"linear_attention is set, but the target has no commit.*would stay in it\. Pass"
-        with pytest.raises(ConfigError, match=message) as caught:
-            make_engine(linear_attention=True, generation=generation, topk=topk)
-        assert caught.value.field == "linear_attention"
-
-    @pytest.mark.parametrize("generation", ["v4", "V2", 2])
-    def test_an_unknown_generation_is_refused(self, make_engine, generation):
-        with pytest.raises(ConfigError, match="generation must be 'v1', 'v2', 'v3'") as caught:
-            make_engine(generation=generation)
-        assert caught.value.field == "generation"
-
     def test_pools_on_another_device_are_refused(self):
         requests = ReqToTokenPool(2, 16, "meta")
         attention = SdpaAttention(
             requests, MHATokenToKVPool(16, 1, torch.float32, 1, 16, 1, "meta")
         )
         message = r"pools of the target are on meta, but the engine runs on cpu\. Move the target"
-        with pytest.raises(ConfigError, match=message) as caught:
+        with refuses(ConfigError, "device", message):
             SpeculativeEngine(
                 EngineModel(print, attention),
                 spec=SpecConfig("NONE", 0, 1, 1),
                 sizes=BufferSizes(2, 16, 16, 96, torch.float32),
                 device="cpu",
             )
-        assert caught.value.field == "device"
 
 
 class TestContext:
@@ -125,19 +103,6 @@ class TestContext:
         )[0]
         assert request.finish_reason is FinishReason.LENGTH
 
-    def test_too_long_a_prompt_is_refused(self, make_engine):
-        engine = make_engine(max_context_len=40)
-        with pytest.raises(
-            InputError,
-            match=f"has {engine.context_limit} tokens.*limited to {engine.context_limit}",
-        ):
-            engine.submit(prompt_of(engine.context_limit))
-        assert not engine.has_work
-
-    def test_a_context_without_room_for_a_step_is_refused(self, make_engine):
-        with pytest.raises(ConfigError, match="max_context_len is 8, but two steps may write"):
-            make_engine(max_context_len=8)
-
 
 class TestEnds:
     @chain_and_tree
@@ -153,8 +118,7 @@ class TestEnds:
             engine.submit(prompt, SamplingParams(stop_token_ids=frozenset({token})))
             for token in text
         ]
-        while engine.has_work:
-            engine.step()
+        finish(engine)
         ends = [text.index(token) + 1 for token in text]
         assert ends[0] == 1, "the very first token"
         assert outputs(requests) == [text[:end] for end in ends]
@@ -169,35 +133,6 @@ class TestEnds:
             assert sampling.stop_token_ids == {text[1]}
         request = make_engine().generate([task.prompts[2]], sampling)[0]
         assert request.output_ids == text[: text.index(text[1]) + 1]
-
-    @pytest.mark.parametrize("tokens", [5, None, [[5]]])
-    def test_invalid_stop_tokens_are_refused(self, tokens):
-        """At construction: in the middle of a step the error would affect the whole batch."""
-        with pytest.raises(
-            ConfigError, match="stop_token_ids must be a collection of token ids"
-        ) as caught:
-            SamplingParams(stop_token_ids=tokens)
-        assert caught.value.field == "stop_token_ids"
-
-    @pytest.mark.parametrize("token", [-1, 2**63, 2**70, -(2**70)])
-    def test_stop_tokens_are_token_ids(self, token):
-        with pytest.raises(ConfigError, match="expected token ids from 0 to 2") as caught:
-            SamplingParams(stop_token_ids=[3, token])
-        assert caught.value.field == "stop_token_ids"
-
-    @each_generation
-    @pytest.mark.parametrize("token", [96, 2**63 - 1])
-    def test_a_stop_token_outside_the_vocabulary_is_refused_alone(
-        self, make_engine, task, generation, token
-    ):
-        engine = make_engine(generation=generation)
-        request = engine.submit(task.prompts[0], SamplingParams(max_new_tokens=13))
-        with pytest.raises(InputError, match=f"has {token}, but the vocabulary has 96") as caught:
-            engine.submit([1], SamplingParams(stop_token_ids=[95, token]))
-        assert caught.value.field == "stop_token_ids"
-        while engine.has_work:
-            engine.step()
-        assert request.output_ids == task.expected[0]
 
     @chain_and_tree
     @each_generation
@@ -271,26 +206,6 @@ class TestCapture:
         assert outputs(requests) == [text[:6] for text in task.expected[:8]]
         assert engine.stats.fallbacks == {}
 
-    @each_generation
-    def test_a_closed_engine_cannot_capture(self, make_engine, generation):
-        """No forward runs."""
-        calls = []
-
-        def target(model, attention):
-            return lambda inputs: calls.append(inputs)
-
-        engine = make_engine(target=target, generation=generation)
-        engine.close()
-        with pytest.raises(ReplayError, match="the engine is closed"):
-            engine.capture()
-        assert not calls
-
-    @pytest.mark.parametrize("progress", [None, "log", 5])
-    def test_a_progress_that_is_not_callable_is_refused(self, make_engine, progress):
-        with pytest.raises(ConfigError, match=r"capture\.progress must be a function") as caught:
-            make_engine().capture(progress)
-        assert caught.value.field == "progress"
-
 
 def test_layers_of_a_drafter_may_be_modules(make_engine, task):
     """A ``ModuleList`` is callable but is not a forward."""
@@ -314,66 +229,6 @@ class TestPrompts:
         requests = engine.generate([[], [7]], SamplingParams(max_new_tokens=9))
         assert outputs(requests) == plain([[7], [7]], [9, 9])
 
-    @pytest.mark.parametrize("token", ["a", -1, 96, 7.0, True])
-    def test_an_invalid_bos_token_is_refused(self, make_engine, token):
-        message = r"SpeculativeEngine\.bos_token_id must be None or a token id from 0 to 95, got"
-        with pytest.raises(ConfigError, match=message) as caught:
-            make_engine(bos_token_id=token)
-        assert caught.value.field == "bos_token_id"
-
-    @pytest.mark.parametrize(
-        ("prompt", "message"),
-        [
-            ([], "empty.*bos_token_id"),
-            (
-                [4, 96],
-                r"contains token 96, but the vocabulary has 96 tokens\. Use ids from 0 to 95",
-            ),
-            ([-1], "contains token -1"),
-            ([1.5], "float"),
-        ],
-    )
-    def test_invalid_prompts_are_refused(self, make_engine, prompt, message):
-        engine = make_engine()
-        with pytest.raises(InputError, match=message) as caught:
-            engine.submit(prompt)
-        assert caught.value.field == "prompt_ids"
-        assert not engine.has_work
-
-    @pytest.mark.parametrize(
-        ("option", "values"), [("bos_token_id", ["a", -1, 96, 1.0]), ("seed", ["a", None, 1.5])]
-    )
-    def test_ids_of_an_engine_are_ints(self, make_engine, option, values):
-        for value in values:
-            with pytest.raises(ConfigError, match=f"{option} must be .*, got ") as caught:
-                make_engine(**{option: value})
-            assert caught.value.field == option
-
-    @pytest.mark.parametrize("prompts", [5, None, 1.5])
-    def test_prompts_that_are_no_sequence_are_refused(self, make_engine, prompts):
-        engine = make_engine()
-        with pytest.raises(InputError, match=r"generate got .*expected a sequence") as caught:
-            engine.generate(prompts)
-        assert caught.value.field == "prompts"
-
-    @pytest.mark.parametrize("sampling", [5, {}, "greedy", SamplingParams, 0], ids=str)
-    def test_an_invalid_sampling_is_refused(self, make_engine, sampling):
-        engine = make_engine()
-        for call in (
-            lambda: engine.submit([1], sampling),
-            lambda: engine.generate([[1]], sampling),
-        ):
-            with pytest.raises(InputError, match="sampling must be a graphkit") as caught:
-                call()
-            assert caught.value.field == "sampling"
-        assert not engine.has_work
-
-    def test_a_refused_prompt_queues_none_of_its_call(self, make_engine, task):
-        engine = make_engine()
-        with pytest.raises(InputError, match="contains token 99"):
-            engine.generate([task.prompts[0], [99]])
-        assert not engine.has_work, "the caller has no handle of the other request"
-
     @pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE", "NGRAM"])
     @chain_and_tree
     def test_chunks_of_any_size_make_no_difference(self, make_engine, task, algorithm, topk):
@@ -382,13 +237,3 @@ class TestPrompts:
             engine = make_engine(algorithm, topk=topk, chunked_prefill_size=chunk)
             requests = engine.generate(prompts, SamplingParams(max_new_tokens=6))
             assert outputs(requests) == [text[:6] for text in task.expected[1:4]], chunk
-
-    def test_a_chunk_size_of_zero_is_refused(self, make_engine):
-        with pytest.raises(ConfigError, match="chunked_prefill_size must be an int >= 1, got 0"):
-            make_engine(chunked_prefill_size=0)
-
-    def test_a_closed_engine_takes_no_prompt(self, make_engine):
-        engine = make_engine()
-        engine.close()
-        with pytest.raises(ReplayError, match=r"closed.*Create a new engine"):
-            engine.submit([1])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine_runs import each_generation, outputs, submit_all
 from graphkit.engine import FinishReason, SamplingParams
 from graphkit.errors import ReplayError
 
-each_generation = pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 with_matchers = pytest.mark.parametrize("generation", ["v1", "v2"])
 
 
@@ -72,7 +72,7 @@ def test_a_matcher_that_raises_ends_its_request_alone(make_engine, task, generat
     assert failed.finish_reason is FinishReason.FAILED
     assert str(failed.error) == "the matcher failed"
     assert failed.output_ids == task.expected[1][: len(failed.output_ids)]
-    assert [each.output_ids for each in requests] == [task.expected[i][:10] for i in (0, 2, 3)]
+    assert outputs(requests) == [task.expected[i][:10] for i in (0, 2, 3)]
     assert {each.finish_reason for each in requests} == {FinishReason.LENGTH}
 
 
@@ -126,15 +126,13 @@ def test_an_error_before_a_request_has_its_row_ends_no_request(
     make_engine, task, monkeypatch, generation
 ):
     engine = make_engine(generation=generation)
-    requests = [
-        engine.submit(prompt, SamplingParams(max_new_tokens=6)) for prompt in task.prompts[:3]
-    ]
+    requests = submit_all(engine, task.prompts[:3], SamplingParams(max_new_tokens=6))
     with monkeypatch.context() as patch:
         patch.setattr(type(engine.memory), "allocate_row", _no_memory)
         with pytest.raises(MemoryError, match="no memory left"):
             engine.step()
     finish(engine)
-    assert [request.output_ids for request in requests] == [task.expected[i][:6] for i in range(3)]
+    assert outputs(requests) == [task.expected[i][:6] for i in range(3)]
 
 
 class Interrupted:
@@ -184,22 +182,12 @@ def test_a_restart_continues_sampled_text(make_engine, task, labelling_forward, 
                 engine.step()
             except KeyboardInterrupt:
                 interrupts += 1
-        return [request.output_ids for request in requests], interrupts
+        return outputs(requests), interrupts
 
     undisturbed, _ = texts(labelling_forward)
     for call in (4, 6):
         found = texts(lambda *model: Interrupted(labelling_forward(*model), call))  # noqa: B023
         assert found == (undisturbed, 1)
-
-
-def test_steps_of_a_closed_engine_are_refused(make_engine, task):
-    engine = make_engine()
-    engine.submit(task.prompts[0])
-    engine.close()
-    for call in (engine.step, engine.capture, lambda: engine.submit([1])):
-        with pytest.raises(ReplayError, match="the engine is closed"):
-            call()
-    engine.close()
 
 
 @pytest.mark.parametrize("at", ["free_all", "free"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from engine_runs import outputs
+
 pytestmark = pytest.mark.slow
 
 DRAFTING = ["EAGLE", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM"]
@@ -27,11 +29,11 @@ def test_eager_and_captured_give_the_plain_continuation(
     sizes = EXACT if generation == "v2" and topk == 1 else PADDED
     engine = make_engine(algorithm, topk=topk, generation=generation, batch_sizes=sizes)
     eager = run_in_waves(engine, task)
-    assert [request.output_ids for request in eager] == task.expected
+    assert outputs(eager) == task.expected
     engine.capture()
     before = engine.stats
     graphed = run_in_waves(engine, task)
-    assert [request.output_ids for request in graphed] == task.expected
+    assert outputs(graphed) == task.expected
     assert accepted_counts(graphed) == accepted_counts(eager)
     assert engine.stats.fallbacks == before.fallbacks, "a batch ran eagerly"
     for runner in engine.runners:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from engine_runs import chain_and_tree, each_generation, finish, outputs
 from graphkit.buffers import DraftExtendInputs, DraftInputs, TargetVerifyInputs
 from graphkit.engine import EagleDrafter, EngineModel, FinishReason, SamplingParams, request_memory
 from graphkit.errors import InputError
-
-each_generation = pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
-chain_and_tree = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 
 
 def assert_no_shared_slots(engine, requests):
@@ -35,7 +33,7 @@ def test_no_two_requests_share_a_slot(make_engine, task, generation, topk):
     while engine.has_work:
         engine.step()
         assert_no_shared_slots(engine, requests)
-    assert [request.output_ids for request in requests] == task.expected[:20]
+    assert outputs(requests) == task.expected[:20]
 
 
 def run_and_count(engine, requests):
@@ -52,7 +50,7 @@ def test_requests_beyond_the_batch_wait(make_engine, task, generation):
     engine = make_engine(max_batch_size=3, generation=generation)
     requests = [engine.submit(p, SamplingParams(max_new_tokens=13)) for p in task.prompts[:8]]
     assert run_and_count(engine, requests) == 3
-    assert [request.output_ids for request in requests] == task.expected[:8]
+    assert outputs(requests) == task.expected[:8]
 
 
 @each_generation
@@ -77,7 +75,7 @@ def test_requests_wait_for_slots_in_the_order_in_which_they_came(
         assert engine.memory.held_slots <= 88
     assert began == sorted(began)
     assert 1 < most < 5
-    assert [request.output_ids for request in requests] == expected
+    assert outputs(requests) == expected
 
 
 @each_generation
@@ -87,8 +85,7 @@ def test_a_request_that_never_fits_is_refused(make_engine, task, generation):
     fits = engine.submit(task.prompts[1], SamplingParams(max_new_tokens=most))
     with pytest.raises(InputError, match=r"needs 41 KV slots, but the pool has 40\. Reduce"):
         engine.submit(task.prompts[1], SamplingParams(max_new_tokens=most + 1))
-    while engine.has_work:
-        engine.step()
+    finish(engine)
     assert fits.finish_reason is FinishReason.LENGTH
 
 
@@ -199,9 +196,8 @@ def test_a_failed_step_may_be_repeated(failing, task, generation, at):
     (target if at is TargetVerifyInputs else draft).at = at
     with pytest.raises(RuntimeError, match="the model failed"):
         engine.step()
-    while engine.has_work:
-        engine.step()
-    assert [r.output_ids for r in requests] == [text[:10] for text in task.expected[:3]]
+    finish(engine)
+    assert outputs(requests) == [text[:10] for text in task.expected[:3]]
 
 
 @pytest.mark.parametrize("at", [TargetVerifyInputs, DraftInputs, DraftExtendInputs])
@@ -239,8 +235,7 @@ def test_a_failed_prefill_yields_no_wrong_tokens(failing, task, generation, at):
     second = engine.submit(task.prompts[2], SamplingParams(max_new_tokens=10))
     with pytest.raises(RuntimeError, match="the model failed"):
         engine.step()
-    while engine.has_work:
-        engine.step()
+    finish(engine)
     assert first.output_ids == task.expected[1][:10]
     assert second.finish_reason is FinishReason.FAILED
     assert (second.output_ids, str(second.error)) == ([], "the model failed")

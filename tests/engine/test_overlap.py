@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from engine_runs import finish, outputs
 from graphkit.engine import EagleDrafter, SamplingParams
 from graphkit.engine.running_batch import PendingReport
 from graphkit.engine.schedule import Schedule
@@ -121,7 +122,7 @@ def test_no_line_of_a_launch_reads_the_device(
     if captured:
         engine.capture()
     requests = engine.generate(task.prompts[:2], SamplingParams(max_new_tokens=6))
-    assert [request.output_ids for request in requests] == [t[:6] for t in task.expected[:2]]
+    assert outputs(requests) == [t[:6] for t in task.expected[:2]]
     # Buffers and the checks of a draft tree read CPU tensors as host data. They do not read
     # tensors of a CUDA device.
     ours = [line for line in reads.lines if "/buffers/" not in line]
@@ -150,7 +151,7 @@ def test_the_recorder_of_reads_sees_v1_read(make_engine, task, monkeypatch):
 def test_every_result_is_read_once(make_engine, task, algorithm, topk, generation):
     engine = make_engine(algorithm, topk=topk, generation=generation, debug=True, max_batch_size=3)
     requests = engine.generate(task.prompts[:6], SamplingParams(max_new_tokens=6))
-    assert [request.output_ids for request in requests] == [t[:6] for t in task.expected[:6]]
+    assert outputs(requests) == [t[:6] for t in task.expected[:6]]
 
 
 class ReadsTwice(EagleDrafter):
@@ -181,6 +182,5 @@ def test_capture_between_steps_does_not_change_the_output(make_engine, task, alg
     state = torch.random.get_rng_state()
     engine.capture()
     assert torch.equal(torch.random.get_rng_state(), state)
-    while engine.has_work:
-        engine.step()
-    assert [request.output_ids for request in requests] == task.expected[:8]
+    finish(engine)
+    assert outputs(requests) == task.expected[:8]

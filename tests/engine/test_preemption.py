@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from decaying_target import DecayingForward, recurrent_engine
+from engine_runs import each_generation, outputs, submit_all
 from graphkit.engine import FinishReason, NgramDrafter, SamplingParams
 
-each_generation = pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 LONG = 40
 
 
@@ -20,9 +20,7 @@ def long_task(task, plain):
 
 def run(engine, prompts, **params):
     """Run all prompts; return their requests and the tokens that steps returned."""
-    requests = [
-        engine.submit(each, SamplingParams(max_new_tokens=LONG, **params)) for each in prompts
-    ]
+    requests = submit_all(engine, prompts, SamplingParams(max_new_tokens=LONG, **params))
     returned = {request: [] for request in requests}
     for _ in range(2000):
         if not engine.has_work:
@@ -34,7 +32,7 @@ def run(engine, prompts, **params):
         assert len(set(rows)) == len(rows)
         assert memory.held_slots <= memory.total_slots
     assert not engine.has_work
-    assert [returned[request] for request in requests] == [each.output_ids for each in requests]
+    assert [returned[request] for request in requests] == outputs(requests)
     return requests
 
 
@@ -56,7 +54,7 @@ def test_no_text_changes(make_engine, long_task, generation, algorithm, topk, pa
     engine.capture()
     requests = run(engine, prompts)
     assert engine.stats.preemptions > 0
-    assert [each.output_ids for each in requests] == texts
+    assert outputs(requests) == texts
     assert {each.finish_reason for each in requests} == {FinishReason.LENGTH}
 
 
@@ -66,10 +64,10 @@ def test_no_sampled_text_changes(make_engine, long_task, generation):
     prompts, _ = long_task
     params = {"temperature": 0.9, "top_k": 20, "seed": 5}
     roomy = make_engine(generation=generation)
-    texts = [each.output_ids for each in run(roomy, prompts, **params)]
+    texts = outputs(run(roomy, prompts, **params))
     assert roomy.stats.preemptions == 0
     small = make_engine(generation=generation, kv_tokens=100, steps_per_launch=2)
-    assert [each.output_ids for each in run(small, prompts, **params)] == texts
+    assert outputs(run(small, prompts, **params)) == texts
     assert small.stats.preemptions > 0
 
 
@@ -92,7 +90,7 @@ def test_the_latest_admitted_is_preempted_first_and_runs_again_first(
     assert order[0] is requests[0]
     assert requests[0].num_admissions == 1, "the oldest request always makes progress"
     assert max(each.num_admissions for each in requests) > 1
-    assert [each.output_ids for each in requests] == texts
+    assert outputs(requests) == texts
 
 
 @each_generation
@@ -102,7 +100,7 @@ def test_requests_with_small_limits_are_never_preempted(make_engine, task, gener
     prompts = task.prompts[:8]
     requests = engine.generate(prompts, SamplingParams(max_new_tokens=9))
     assert engine.stats.preemptions == 0
-    assert [each.output_ids for each in requests] == [text[:9] for text in task.expected[:8]]
+    assert outputs(requests) == [text[:9] for text in task.expected[:8]]
 
 
 @each_generation
@@ -174,5 +172,5 @@ def test_the_checking_mode_accepts_slots_that_are_used_again(
     aborted = engine.submit(prompts[0], SamplingParams(max_new_tokens=LONG))
     engine.step()
     engine.abort(aborted)
-    assert [each.output_ids for each in run(engine, prompts)] == texts
+    assert outputs(run(engine, prompts)) == texts
     assert engine.stats.preemptions > 0

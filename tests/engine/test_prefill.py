@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine_runs import each_generation, finish, outputs
 from graphkit.engine import FinishReason, SamplingParams
 from graphkit.engine.attention import SdpaAttention
 from graphkit.engine.step import Drafter, NgramDrafter
 from graphkit.errors import ConfigError
 from graphkit.spec import ForwardMode
 
-each_generation = pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 ALGORITHMS = ("EAGLE", "EAGLE3", "STANDALONE", "MULTI_LAYER", "NGRAM", "NONE")
 
 
@@ -57,7 +57,7 @@ def test_32_short_prompts_take_few_forwards(noting, task, algorithm, generation)
     requests = engine.generate(prompts, SamplingParams(max_new_tokens=1))
     assert [len(lengths) for lengths in target.prefills] == [32]
     assert sorted(target.prefills[0]) == sorted(len(prompt) for prompt in prompts)
-    assert [each.output_ids for each in requests] == [text[:1] for text in task.expected[:32]]
+    assert outputs(requests) == [text[:1] for text in task.expected[:32]]
 
 
 @each_generation
@@ -68,7 +68,7 @@ def test_a_budget_bounds_the_tokens_of_a_forward(noting, task, generation):
     assert max(map(sum, target.prefills)) == 24
     assert sum(map(sum, target.prefills)) == total
     assert len(target.prefills) <= -(-total // 24) + 1
-    assert [each.output_ids for each in requests] == [text[:9] for text in task.expected[:8]]
+    assert outputs(requests) == [text[:9] for text in task.expected[:8]]
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
@@ -93,8 +93,7 @@ def test_running_requests_get_a_step_between_chunks(noting, task, plain, generat
     if not captured:
         between = "".join(call[0] for call in target.calls).strip("s").split("p")
         assert all(between[1:-1]), "each chunk is followed by a step"
-    while engine.has_work:
-        engine.step()
+    finish(engine)
     assert second.output_ids == plain([long], [2])[0]
     assert first.output_ids[:13] == task.expected[0][:13]
 
@@ -105,8 +104,7 @@ def test_a_long_prompt_neither_holds_up_short_ones_nor_waits_for_them(noting, ta
     prompts = [[(3 * i) % 90 for i in range(60)], *(task.prompts[i] for i in (0, 1, 5, 9, 13))]
     for prompt in prompts:
         engine.submit(prompt, SamplingParams(max_new_tokens=1))
-    while engine.has_work:
-        engine.step()
+    finish(engine)
     short = sum(map(len, prompts[1:]))
     forwards = -(-short // 8)
     for lengths in target.prefills[: forwards - 1]:
@@ -128,7 +126,7 @@ def test_attention_that_knows_no_packed_rows_gets_one_prompt_at_a_time(
     algorithm = "NGRAM" if generation == "v1" else "EAGLE"  # v1 captures DRAFT_EXTEND itself
     engine = make_engine(algorithm, generation=generation)
     found = engine.generate(task.prompts[:6], SamplingParams(max_new_tokens=9))
-    assert [each.output_ids for each in found] == [text[:9] for text in task.expected[:6]]
+    assert outputs(found) == [text[:9] for text in task.expected[:6]]
 
 
 def test_a_failed_chunk_ends_its_request_alone(make_engine, task, labelling_forward):

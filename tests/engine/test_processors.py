@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import graphkit as gk
+from engine_runs import finish, refuses
 from graphkit.engine import SamplingParams
 from graphkit.engine.step import SpecStepInputs, SpecStepRunner
 from graphkit.errors import ConfigError, InputError
@@ -62,8 +63,7 @@ def test_texts_and_log_probabilities_are_those_of_the_formulas(table, generation
             engine.submit(PROMPTS[number % len(PROMPTS)], params_of(setting))
             for number, setting in enumerate(SETTINGS * 2)
         ]
-        while engine.has_work:
-            engine.step()
+        finish(engine)
         assert engine.stats.accept_length > 1.2
     for request in requests:
         text, logprobs = expected(table, list(request.prompt_ids), request.sampling)
@@ -159,9 +159,8 @@ def test_a_request_that_is_admitted_again_goes_on(setting, runner, table):
 
 @pytest.mark.parametrize("count", [-1, 2, 5, 1.0])
 def test_more_output_than_text_is_refused(count, runner):
-    with pytest.raises((ConfigError, InputError), match="num_output_tokens") as caught:
+    with refuses((ConfigError, InputError), "num_output_tokens", "num_output_tokens"):
         runner.admit(1, [3, 7], num_output_tokens=count)
-    assert caught.value.field == "num_output_tokens"
 
 
 class Only:
@@ -198,30 +197,10 @@ def test_matchers_and_processors_constrain_together(table, generation, setting):
     with table_engine(table, 3, generation=generation, structured_output=True) as engine:
         other = engine.submit([5], params_of({}))
         request = engine.submit([3, 7], params, matcher=Only(allowed))
-        while engine.has_work:
-            engine.step()
+        finish(engine)
     assert request.output_ids == text
     assert request.logprobs == pytest.approx(logprobs, abs=1e-4)
     assert other.output_ids == expected(table, [5], params_of({}))[0]
-
-
-@pytest.mark.parametrize(
-    ("field", "values"),
-    {
-        "repetition_penalty": [0, -1.0, math.inf, math.nan, "1", None, 1e-50, 1e50],
-        "presence_penalty": [-2.1, 2.1, math.nan, "0", None],
-        "frequency_penalty": [-2.1, 2.1, math.nan, math.inf, None],
-        "logit_bias": [[(1, 2.0)], {1: math.inf}, {1: math.nan}, {1: "2"}, {-1: 1.0}, {1.0: 1.0},
-                       {"1": 1.0}, {True: 1.0}, dict.fromkeys(range(1025), 1.0), {1: 1e39}],
-        "min_tokens": [-1, 65, 1.0, True, None],
-        "logprobs": [1, 0, None, "yes"],
-    }.items(),
-)  # fmt: skip
-def test_values_out_of_range_are_refused(field, values):
-    for value in values:
-        with pytest.raises(ConfigError, match=f"^SamplingParams.{field} ") as caught:
-            SamplingParams(**{field: value})
-        assert caught.value.field == field
 
 
 def test_the_ends_of_the_ranges_are_accepted():
@@ -249,7 +228,5 @@ def test_the_ends_of_the_ranges_are_accepted():
     ],
 )  # fmt: skip
 def test_biases_that_leave_no_token_are_refused(setting, message, table):
-    with table_engine(table, 1) as engine:
-        with pytest.raises(InputError, match=message) as caught:
-            engine.submit([3], SamplingParams(**setting))
-        assert caught.value.field == "logit_bias"
+    with table_engine(table, 1) as engine, refuses(InputError, "logit_bias", message):
+        engine.submit([3], SamplingParams(**setting))

@@ -17,6 +17,7 @@ from decaying_target import (
     DecayingForward,
     recurrent_engine,
 )
+from engine_runs import outputs, run_all
 from erring_oracle import ErringOracle
 from graphkit.config import BufferSizes
 from graphkit.engine import EngineModel, SamplingParams, SpeculativeEngine
@@ -73,10 +74,8 @@ def engine_of(target, topk, *, drafter=None, **options):
 def run(engine):
     """Run all prompts; two join later, in rows that other requests have used."""
     with engine:
-        requests = [engine.submit(prompt, SamplingParams(max_new_tokens=NEW)) for prompt in PROMPTS]
-        while engine.has_work:
-            engine.step()
-        return [request.output_ids for request in requests], engine.stats
+        requests = run_all(engine, PROMPTS, SamplingParams(max_new_tokens=NEW))
+        return outputs(requests), engine.stats
 
 
 @pytest.mark.slow

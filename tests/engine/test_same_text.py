@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 import torch
 
+from engine_runs import finish, outputs
 from graphkit.config import BufferSizes
 from graphkit.engine import SamplingParams, SpeculativeEngine
 from graphkit.engine.step import SpecStepInputs, SpecStepRunner
@@ -140,9 +141,8 @@ def generated(device, generation, batch_size=1, guess=None, spec=PLAIN):
         for prompt, params in zip(PROMPTS, PARAMS, strict=True):
             requests.append(engine.submit(prompt, params))
             engine.step()
-        while engine.has_work:
-            engine.step()
-        return [request.output_ids for request in requests], engine.stats.accept_length
+        finish(engine)
+        return outputs(requests), engine.stats.accept_length
 
 
 @cache
@@ -263,9 +263,8 @@ def test_every_algorithm(make_engine, task, algorithm, options):
         for prompt, params in zip(task.prompts, PARAMS[:4], strict=False):
             requests.append(engine.submit(prompt, params))
             engine.step()
-        while engine.has_work:
-            engine.step()
-        texts.append([request.output_ids for request in requests])
+        finish(engine)
+        texts.append(outputs(requests))
     assert texts[0] == texts[1]
 
 
@@ -278,8 +277,7 @@ def test_requests_without_a_seed_get_different_ones(device):
     ) as engine:
         seeded = SamplingParams(max_new_tokens=8, temperature=1.0, seed=1)
         requests = [engine.submit([3], sampling) for sampling in (WARM, WARM, seeded)]
-        while engine.has_work:
-            engine.step()
+        finish(engine)
     assert len({tuple(request.output_ids) for request in requests}) == 3
 
 

@@ -13,6 +13,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from engine_runs import chain_and_tree, finish
 from graphkit.engine import SamplingParams
 from graphkit.engine.step.draft_tree import ChainTree
 from table_models import STEPS, StatelessDrafter, filtered, table_engine
@@ -30,7 +31,6 @@ SETTINGS = (
 )
 LIKELY = 1e-3
 """p-value that a correct rule stays above, seeds being fixed."""
-chain_and_tree = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 with_and_without = pytest.mark.parametrize(
     "has_probs", [False, True], ids=["drafts", "draft_probs"]
 )
@@ -92,8 +92,7 @@ def sampled(device, topk, has_probs, generation, new, start=0, stride=1):
     settings = {"context_len": NEW + 30, "max_batch_size": len(params), "generation": generation}
     with table_engine(table(1).to(device), topk, drafter, **settings) as engine:
         requests = [engine.submit([each.seed % VOCAB], each) for each in params]
-        while engine.has_work:
-            engine.step()
+        finish(engine)
         texts = [(*request.prompt_ids, *request.output_ids) for request in requests]
         return texts, engine.stats.accept_length - 1
 
@@ -221,8 +220,7 @@ def constrained(device, topk, has_probs):
             )
             for number, each in enumerate(params)
         ]
-        while engine.has_work:
-            engine.step()
+        finish(engine)
         return [(*request.prompt_ids, *request.output_ids) for request in requests]
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from engine_runs import each_generation, outputs
 from graphkit.engine import SamplingParams
 from graphkit.engine.attention import PagedAttention
 from graphkit.spec import ForwardMode
 
-each_generation = pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 SHORT = SamplingParams(max_new_tokens=6)
 
 
@@ -53,7 +53,7 @@ def test_attention_without_graphs_of_a_mode_is_a_reason(make_engine, task, monke
     engine = make_engine(topk=topk, batch_sizes=[8], generation="v2")
     engine.capture()
     requests = engine.generate(task.prompts[:3], SHORT)
-    assert [request.output_ids for request in requests] == [t[:6] for t in task.expected[:3]]
+    assert outputs(requests) == [t[:6] for t in task.expected[:3]]
     assert engine.stats.replays["DRAFT_EXTEND_V2"] == 0
     assert engine.stats.fallbacks == {
         "DRAFT_EXTEND_V2": {"attention backend": engine.stats.replays["DRAFT"]}

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
+from engine_runs import finish, outputs
 from graphkit.engine import FinishReason, Request, SamplingParams
 from graphkit.engine.running_batch import RunningBatch
 from graphkit.errors import ConfigError, InputError
@@ -116,11 +117,6 @@ def submit_all(engine, task, names):
     ]
 
 
-def run(engine):
-    while engine.has_work:
-        engine.step()
-
-
 @pytest.mark.slow
 @each_setup
 @each_generation
@@ -138,7 +134,7 @@ def test_greedy_text_is_that_of_masked_decoding(
         engine.capture()
     some = task.first(8)
     requests = submit_all(engine, some, names)
-    run(engine)
+    finish(engine)
     for request, name, count, plain in zip(
         requests, names, some.counts, some.expected, strict=True
     ):
@@ -164,7 +160,7 @@ def test_drafts_that_the_grammar_allows_are_accepted(make_engine, task, generati
     grammar = Grammar(lambda so_far: [text[len(so_far)], 95], lambda so_far: so_far == text[:-1])
     with make_engine("EXACT", topk=1, generation=generation, structured_output=True) as engine:
         request = engine.submit(prompt, matcher=Matcher(grammar))
-        run(engine)
+        finish(engine)
     assert request.output_ids == text[:-1]
     assert request.finish_reason is FinishReason.STOP
     assert request.accepted_lengths[4] >= 2, "whole chains"
@@ -179,8 +175,8 @@ def test_an_unconstrained_batch_calls_no_matcher_and_is_overlapped(make_engine, 
     engine.step()
     delivered = [len(request.output_ids) for request in requests]
     assert delivered == [1] * 3 if generation == "v2" else min(delivered) > 1
-    run(engine)
-    assert [request.output_ids for request in requests] == some.expected
+    finish(engine)
+    assert outputs(requests) == some.expected
 
 
 @each_generation
@@ -196,12 +192,12 @@ def test_sampled_text_is_the_same_in_every_generation_and_batch(
             engine.submit(prompt, settings, matcher=Matcher(GRAMMARS[name]))
             for prompt, name in zip(task.prompts, names, strict=False)
         ]
-        run(engine)
+        finish(engine)
         for request, name in zip(requests, names, strict=True):
             text = request.output_ids
             for end in range(len(text)):
                 assert text[end] in GRAMMARS[name].allowed(text[:end])
-        return [request.output_ids for request in requests]
+        return outputs(requests)
 
     assert texts(1, "v1") == texts(3, generation)[:1]
 
@@ -214,7 +210,7 @@ def test_a_grammar_without_a_way_on_ends_its_request_alone(make_engine, task, co
         sampling = SamplingParams(max_new_tokens=13, temperature=temperature)
         request = engine.submit(task.prompts[0], sampling, matcher=Matcher(dead_end))
         others = submit_all(engine, task.first(2), ["turns", None])
-        run(engine)
+        finish(engine)
         assert request.finish_reason is FinishReason.REFUSED
         assert len(request.output_ids) == 4
         if temperature == 0:
@@ -231,7 +227,7 @@ def test_stop_tokens_and_aborts_end_a_constrained_request(make_engine, task, gen
     aborted = engine.submit(task.prompts[1], matcher=Matcher(GRAMMARS["even"]))
     engine.step()
     engine.abort(aborted)
-    run(engine)
+    finish(engine)
     assert (len(stopped.output_ids), stopped.finish_reason) == (1, FinishReason.STOP)
     assert aborted.finish_reason is FinishReason.ABORTED
     assert aborted.matcher.text == aborted.output_ids
@@ -250,11 +246,11 @@ def test_a_matcher_that_fails_leaves_the_engine_usable(make_engine, task):
         matcher.text.clear()
         request = engine.submit(task.prompts[0], matcher=matcher)
         with pytest.raises(OSError, match="no more"):
-            run(engine)
+            finish(engine)
         assert matcher.text == request.output_ids, "a failed walk is taken back"
         engine.abort(request)
         other = engine.submit(task.prompts[1], SamplingParams(max_new_tokens=task.counts[1]))
-        run(engine)
+        finish(engine)
         assert other.output_ids == task.expected[1]
 
 
@@ -275,7 +271,7 @@ def test_the_first_constrained_request_compiles_no_kernel(
     for temperature in (0.0, 0.7):
         sampling = SamplingParams(max_new_tokens=9, temperature=temperature)
         engine.submit(task.prompts[3], sampling, matcher=Matcher(GRAMMARS["even"]))
-        run(engine)
+        finish(engine)
     torch.cuda.synchronize()
     assert compiled == []
 

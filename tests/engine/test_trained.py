@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from accept_loops import accept_lengths, check_engine, head_drafts
+from engine_runs import outputs
 from graphkit.engine import SamplingParams
 from graphkit.models.heads.layers import causal_attend
 from graphkit.models.heads.sources import AuxStates
@@ -142,11 +143,11 @@ def test_trees_do_not_change_the_text(excerpts, device, algorithm):
     prompts, sampling = excerpts(6), SamplingParams(max_new_tokens=NEW)
     options = {"max_context_len": 160, "batch_sizes": [8], "device": device}
     with reference_engine("NONE", **options) as engine:
-        expected = [request.output_ids for request in engine.generate(prompts, sampling)]
+        expected = outputs(engine.generate(prompts, sampling))
     with reference_engine(algorithm, topk=2, **options) as engine:
         eager = engine.generate(prompts, sampling)
         engine.capture()
         captured = engine.generate(prompts, sampling)
     for requests in (eager, captured):
-        assert [request.output_ids for request in requests] == expected
+        assert outputs(requests) == expected
     assert [r.accepted_lengths for r in eager] == [r.accepted_lengths for r in captured]

@@ -84,18 +84,6 @@ def test_accepted_rows_move_to_the_front(make_pool, device, batch_size, width, c
             assert torch.equal(new_hidden[front], hidden[path])
 
 
-def test_a_path_may_be_all_of_a_request_or_its_root_alone(make_pool, device):
-    pool = make_pool(2)
-    before = {name: tensor.clone() for name, tensor in pool.tensors().items()}
-    paths = torch.tensor([[0, 1, 2], [3, -1, -1]], dtype=torch.int32, device=device)
-    slots = torch.tensor([9, 4, 7, 1, 2, 3], device=device)
-    predict, none = finalize_accepted_tree_path(pool, paths, slots, slots * 10, None)
-    assert none is None
-    assert predict.tolist()[:4] == [90, 40, 70, 10]
-    for name, tensor in pool.tensors().items():
-        assert torch.equal(tensor[1:], before[name][1:]), "all rows were in place"
-
-
 def test_an_idle_batch_moves_nothing(make_pool, device):
     pool = make_pool(1)
     before = {name: tensor.clone() for name, tensor in pool.tensors().items()}

@@ -10,6 +10,7 @@ import pytest
 import torch
 import triton
 
+from engine_runs import each_generation, finish
 from graphkit.engine import EagleDrafter, SamplingParams
 from graphkit.engine.attention import TritonAttention
 from graphkit.engine.step.admission import warm_up_chunks
@@ -23,7 +24,6 @@ from recorded_launches import record_launches
 runs_kernels = pytest.mark.skipif(
     not isinstance(begin_step_kernel, triton.JITFunction), reason="TRITON_INTERPRET is set"
 )
-each_generation = pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 
 
 @pytest.mark.slow
@@ -102,8 +102,7 @@ def test_steps_of_pads_change_and_count_nothing(make_engine, task, generation, t
     engine._spec_step.warm_up_steps(engine.runners[0].capturing_backend())
     assert steps == [[0], "extended"] * 2 + [[0, 0], "extended"] * 2
     assert engine.stats == before
-    while engine.has_work:
-        engine.step()
+    finish(engine)
     assert request.output_ids == task.expected[3][:9]
     assert engine.stats.replays["TARGET_VERIFY"] > before.replays["TARGET_VERIFY"]
 

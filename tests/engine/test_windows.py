@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine_runs import outputs, refuses
 from erring_oracle import ErringOracle
 from graphkit.engine import SamplingParams, SpeculativeEngine
 from graphkit.engine.kv import ReqToTokenPool, TokenToKVPool
@@ -60,7 +61,7 @@ def test_the_text_is_that_of_plain_decoding(
         made.capture()
         requests = made.generate(PROMPTS, SamplingParams(max_new_tokens=NEW))
         stats = made.stats
-    assert [request.output_ids for request in requests] == [text[-NEW:] for text in texts]
+    assert outputs(requests) == [text[-NEW:] for text in texts]
     assert stats.fallbacks == {}
     assert 1.5 < stats.accept_length < 4, "some drafts are accepted and some rejected"
 
@@ -75,7 +76,7 @@ def test_without_moves_of_the_window_pool_the_text_differs(model, texts, monkeyp
     )
     with made:
         requests = made.generate(PROMPTS, SamplingParams(max_new_tokens=NEW))
-    assert [request.output_ids for request in requests] != [text[-NEW:] for text in texts]
+    assert outputs(requests) != [text[-NEW:] for text in texts]
 
 
 def whole_step(model, texts, **pools):
@@ -122,6 +123,5 @@ def test_a_whole_step_moves_the_window_pool(model, texts):
 def test_pools_that_steps_cannot_fill_are_refused(model, texts, make, pools, field, text):
     if pools.get("table"):
         pools = {"table": ReqToTokenPool(REQUESTS, CONTEXT, model.device)}
-    with pytest.raises(ConfigError, match=text) as caught:
+    with refuses(ConfigError, field, text):
         make(model, texts, **pools)
-    assert caught.value.field == field

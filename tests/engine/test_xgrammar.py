@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from engine_runs import finish
 from graphkit.engine import FinishReason, SamplingParams, TokenMatcher
 from graphkit.errors import InputError
 from table_models import table_engine
@@ -87,8 +88,7 @@ def run(engine, grammar, constrained):
             engine.submit([10], each, matcher=xgrammar.GrammarMatcher(grammar) if is_one else None)
             for each, is_one in zip(settings(), constrained, strict=True)
         ]
-        while engine.has_work:
-            engine.step()
+        finish(engine)
     return requests
 
 

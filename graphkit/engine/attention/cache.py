@@ -49,8 +49,10 @@ class PagedCache:
         require_type(owner, table, self.requests, ReqToTokenPool, "a ReqToTokenPool")
         if not isinstance(self.pool, readable):
             names = " or ".join(pool.__name__ for pool in readable)
-            found = type(self.pool).__name__
-            raise ConfigError(f"{owner}.{field} must be of type {names}, got {found}.", field=field)
+            actual = type(self.pool).__name__
+            raise ConfigError(
+                f"{owner}.{field} must be of type {names}, got {actual}.", field=field
+            )
         if self.requests.device != self.pool.device:
             raise ConfigError(
                 f"{table} is on {self.requests.device} and {field} on {self.pool.device}: make "

@@ -92,6 +92,7 @@ class HostLengths(DraftLengths):
         """Return the variant of the next step of some rows, and count the tokens that it stores."""
         rows = torch.tensor(req_pool_indices)
         self.choose(rows, self._variant)
+        # The op counts on over the variants of all sizes, as device loops number their bodies.
         variant = self._variants[int(self._variant) % len(self._variants)]
         if self._behind is not None:
             self._behind[rows] = self._behind[rows] + 1 if variant.defers_catch_up else 0

@@ -55,7 +55,7 @@ class SlotChecks:
         device = req_to_token.device
         self._entries = torch.zeros(end_slot, dtype=torch.int64, device=device)
         """Entry of the flat table that each slot was last checked with; 0 for none."""
-        self._found = torch.zeros(_NUMBERS, dtype=torch.int64, device=device)
+        self._finding = torch.zeros(_NUMBERS, dtype=torch.int64, device=device)
         is_cuda = device.type == "cuda"
         self._on_host = torch.zeros(_NUMBERS, dtype=torch.int64, pin_memory=is_cuda)
         self._numbers = self._on_host.numpy()
@@ -69,8 +69,10 @@ class SlotChecks:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors that the checks work with, by name."""
-        found = {"slot checks": self._found, "slot checks, host": self._on_host}
-        return {"slot checks, entries": self._entries, "slot checks, ends": self._ends, **found}
+        return {
+            "slot checks, entries": self._entries, "slot checks, ends": self._ends,
+            "slot checks": self._finding, "slot checks, host": self._on_host,
+        }  # fmt: skip
 
     def enqueue_row(self, row: int, most: int, least: int | None = None) -> None:
         """Check the slots of a new request. Enqueues only.
@@ -132,8 +134,8 @@ class SlotChecks:
         if not self._numbers[0]:
             return
         entry, slot, other = self._numbers.tolist()
-        self._found.zero_()
-        self._on_host.copy_(self._found)
+        self._finding.zero_()
+        self._on_host.copy_(self._finding)
         raise InputError(self._text(entry - 1, slot, other), field="req_to_token")
 
     def _enqueue(
@@ -193,9 +195,9 @@ class SlotChecks:
         """Keep the first finding until ``report``."""
         first = is_wrong_BC.flatten().int().argmax()
         finding = numbers.flatten(1).index_select(1, first.view(1))[:, 0]
-        is_new = is_wrong_BC.any() & (self._found[0] == 0)
-        self._found.copy_(torch.where(is_new, finding, self._found))
-        self._on_host.copy_(self._found, non_blocking=True)
+        is_new = is_wrong_BC.any() & (self._finding[0] == 0)
+        self._finding.copy_(torch.where(is_new, finding, self._finding))
+        self._on_host.copy_(self._finding, non_blocking=True)
 
     def _text(self, entry: int, slot: int, other: int) -> str:
         row, position = divmod(entry, self._table.shape[1])

@@ -209,15 +209,15 @@ class SpecStep:
         stashed = self.context.future_map.tensors()
         return {
             **self.state.tensors(),
-            **{f"future map {name}": each for name, each in stashed.items()},
-            **{name: each[:, 0] for name, each in self._recurrent_tensors().items()},
+            **{f"future map {name}": tensor for name, tensor in stashed.items()},
+            **{name: states[:, 0] for name, states in self._recurrent_tensors().items()},
         }
 
     def _recurrent_tensors(self) -> dict[str, torch.Tensor]:
         """Return the committed state of each row, and the states after the nodes of its tree."""
         recurrent = self.verifier.recurrent_state
         named = {} if recurrent is None else recurrent.tensors()
-        return {f"recurrent {name}": each for name, each in named.items()}
+        return {f"recurrent {name}": states for name, states in named.items()}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return every tensor that a step changes or that its attention reads, each once, by name.
@@ -225,11 +225,8 @@ class SpecStep:
         ``future map`` tensors exist from the first prefill on.
         """
         named = {**self.request_tensors(), **self._recurrent_tensors()}
-        if self.pending_catch_up is not None:
-            named |= {
-                f"pending catch-up {name}": each
-                for name, each in self.pending_catch_up.tensors().items()
-            }
+        if (pending := self.pending_catch_up) is not None:
+            named |= {f"pending {name}": tensor for name, tensor in pending.tensors().items()}
         for runner in self.runners:
             held = runner.memory_names()["state"]
             named |= {f"{runner.label} {name}": tensor for name, tensor in held.items()}
@@ -274,6 +271,7 @@ class SpecStep:
         """
         state, variant = self.state, self.longest if variant is None else variant
         rows, seq_lens, bonus = state.running(req_pool_indices)
+        # The longest length's drafter catches up for plain steps, so it must know, too.
         variant.drafter.is_greedy = self.drafter.is_greedy = is_greedy
         with scope("draft"):
             tree = variant.drafter.draft(rows, seq_lens, bonus)

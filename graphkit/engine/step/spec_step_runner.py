@@ -390,7 +390,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         """
         if not self.can_launch:
             self._refuse_launch()
-        return self._on_ranks(self._launch_loop, req_pool_indices, max_steps, until)
+        return self._on_ranks(self._checked_launch, req_pool_indices, max_steps, until)
 
     def memory_names(
         self, weights: nn.Module | Mapping[str, torch.Tensor] | None = None
@@ -468,7 +468,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         self._check_growing(range(1, self.state.last_row + 1), 1)
         return super()._fall_back(batch, without)
 
-    def _launch_loop(
+    def _checked_launch(
         self, req_pool_indices: Sequence[int], max_steps: int, until: Collection[int]
     ) -> StepStream:
         self._report_checks()

@@ -9,7 +9,7 @@ they contradict each other, the target verifies other drafts than those that it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -23,7 +23,7 @@ from graphkit.ops.argument_rules import describe
 _ROUNDING = 1e-3
 """Distance from 1 that rounding explains in a sum of probabilities."""
 _REMEDY = "Describe one tree in the links and the mask, as graphkit.ops.build_tree does."
-_TREE_TENSORS = {
+_TREE_TENSORS: dict[str, tuple[str, torch.dtype]] = {
     "draft_tokens": ("[B * W]", torch.int64),
     "tree_mask": ("[B, W, W]", torch.bool),
     "retrieve_next_token": ("[B, W]", torch.int64),
@@ -31,12 +31,6 @@ _TREE_TENSORS = {
     "draft_probs": ("[B * W, V]", torch.float32),
 }
 """Shape and dtype of each tensor of a ``DraftTree`` that the verifier reads."""
-_SHAPES: dict[str, Callable[[int, int, int], tuple[int, ...]]] = {
-    "[B * W]": lambda batch_size, width, _: (batch_size * width,),
-    "[B, W]": lambda batch_size, width, _: (batch_size, width),
-    "[B, W, W]": lambda batch_size, width, _: (batch_size, width, width),
-    "[B * W, V]": lambda batch_size, width, vocab_size: (batch_size * width, vocab_size),
-}
 
 
 def check_tree(
@@ -62,20 +56,26 @@ def check_tree(
     """
     method = f"{type(drafter).__name__}.draft"
     if not isinstance(tree, DraftTree):
-        found = "None" if tree is None else type(tree).__name__
-        raise InputError(f"{method} returned {found}, expected a DraftTree.", field="draft")
+        actual = "None" if tree is None else type(tree).__name__
+        raise InputError(f"{method} returned {actual}, expected a DraftTree.", field="draft")
     batch_size, width, device = len(seq_lens), context.verify_width, seq_lens.device
     unread = {"tree_mask"} if context.spec.topk == 1 else set()
     if tree.draft_probs is None:
         unread.add("draft_probs")
+    shapes: dict[str, tuple[int, ...]] = {
+        "[B * W]": (batch_size * width,),
+        "[B, W]": (batch_size, width),
+        "[B, W, W]": (batch_size, width, width),
+        "[B * W, V]": (batch_size * width, context.sizes.vocab_size),
+    }
     for name, (dims, dtype) in _TREE_TENSORS.items():
         if name in unread:
             continue
         tensor = getattr(tree, name)
         if not isinstance(tensor, torch.Tensor):
-            found = type(tensor).__name__
-            raise InputError(f"{method}: {name} is {found}, expected a tensor.", field=name)
-        shape = _SHAPES[dims](batch_size, width, context.sizes.vocab_size)
+            actual = type(tensor).__name__
+            raise InputError(f"{method}: {name} is {actual}, expected a tensor.", field=name)
+        shape = shapes[dims]
         if (tensor.shape, tensor.dtype, tensor.device) != (shape, dtype, device):
             expected = f"{dims} = {list(shape)} {str(dtype).removeprefix('torch.')} on {device}"
             raise InputError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -52,16 +53,70 @@ def memory_of_nan(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "new_empty", dirty(torch.Tensor.new_empty))
 
 
+SMALL = AttentionConfig(block_rows=16, block_keys=16)
+
+
+def attention_cases():
+    """Yield lengths, options of a case, and of each launch, by what they have in common."""
+    for page_size, width in [(1, 1), (1, 8), (4, 3), (4, 4), (16, 1), (16, 8)]:
+        for tree in (False, True):
+            yield "pages", PAGES[page_size], (1, 4), None, {
+                "width": width, "page_size": page_size, "tree": tree, "pads": 1, "heads": 2,
+                "kv_heads": 1, "context": 160,
+            }  # fmt: skip
+    for group, head_dim in [(1, 16), (2, 24), (4, 80), (7, 16), (7, 24), (1, 80)]:
+        shape = {"width": 4, "heads": 2 * group, "head_dim": head_dim, "tree": True}
+        yield "groups", [66, 3], (2,), None, shape
+    for head_dim in (320, 512):
+        shape = {"width": 3, "heads": 8, "head_dim": head_dim, "page_size": 4, "tree": True}
+        yield "large heads", [66, 3], (1, 2), None, shape
+    for tree in (False, True):
+        shape = {"width": 17, "heads": 8, "page_size": 4, "tree": tree}
+        yield "several row tiles", [9, 70], (2,), None, shape
+    # Trees begin in the last block of a split, at its start and behind it.
+    for options in ({}, {"tree": True}, {"window": 20}):
+        shape = {"width": 3, "page_size": 4, "heads": 2, "kv_heads": 1, **options}
+        yield "splits take turns", [13, 14, 16, 30, 45, 64], (1, 2, 3, 7), SMALL, shape
+    # Runs of keys in one page have 8 or 16 of the 16 keys of a block, or one of 128.
+    for block_keys, shape in [(16, {}), (16, {"head_dim": 40, "latent": 32}), (128, {})]:
+        for page_size, window in product((8, 24, 32), (0, 21)):
+            config = AttentionConfig(block_rows=16, block_keys=block_keys)
+            yield "pages and blocks", [13, 30, 100], (1, 3), config, {
+                "width": 3, "page_size": page_size, "window": window, "heads": 2, "kv_heads": 1,
+                "context": 160, **shape,
+            }  # fmt: skip
+    # A row of the mask is a word of 32 or 64 bits, or is loaded with the keys.
+    for columns, window in product((31, 32, 33, 64, 65), (0, 70)):
+        shape = {"width": 3, "columns": columns, "tree": True, "window": window}
+        yield "many columns", [80, 90], (2,), None, shape
+    # Not bfloat16: the interpreter multiplies its bit patterns as integers.
+    shape = {"width": 3, "page_size": 4, "dtype": torch.float16, "pads": 1, "heads": 4}
+    yield "half precision", [7, 70], (1, 2), None, shape
+    for options in ({"softcap": 0.5}, {"sinks": True}):
+        shape = {"width": 3, "page_size": 4, "tree": True, "pads": 1, "heads": 4, **options}
+        yield "options", [5, 70], (1, 3), None, shape
+    # Keys behind the last query of a tile are not read by it.
+    yield "long chain", [9, 0], (1, 2), None, {"width": 70, "heads": 2, "page_size": 4}
+    # Rows of 20 heads and 3 queries fill tiles of 64 and of 16.
+    for page_size, tree in product((1, 16), (False, True)):
+        for splits, config in ((1, None), (3, SMALL)):
+            yield "latents", PAGES[page_size], (splits,), config, {
+                "width": 3, "page_size": page_size, "tree": tree, "pads": 1, "heads": 20,
+                "head_dim": 40, "latent": 32, "context": 160,
+            }  # fmt: skip
+
+
 @loops_to_a_tensor
-@pytest.mark.parametrize(("page_size", "width"), [(1, 1), (1, 8), (4, 3), (4, 4), (16, 1), (16, 8)])
-@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-def test_attention(make_case, assert_attends, page_size, width, tree):
-    case = make_case(
-        PAGES[page_size], width=width, page_size=page_size, tree=tree, pads=1, heads=2, kv_heads=1,
-        context=160,
-    )  # fmt: skip
-    for splits in (1, 4):
-        assert_attends(launch(paged_attention, *case.op_args(), splits=splits), case)
+@pytest.mark.parametrize(
+    ("lengths", "splits", "config", "options"),
+    [pytest.param(*case, id=f"{name}-{case[3]}") for name, *case in attention_cases()],
+)
+def test_attention(make_case, assert_attends, lengths, splits, config, options):
+    case = make_case(lengths, **options)
+    tolerance = 2e-3 if options.get("dtype") is torch.float16 else 2e-5
+    for count in splits:
+        out = launch(paged_attention, *case.op_args(), splits=count, config=config)
+        assert_attends(out, case, tolerance)
 
 
 @loops_to_a_tensor
@@ -185,30 +240,6 @@ def test_attention_of_a_draft_tree(make_case, assert_attends, topk, steps):
         assert_attends(launch(paged_attention, *case.op_args(), splits=splits), case)
 
 
-@loops_to_a_tensor
-@pytest.mark.parametrize(
-    ("group", "head_dim"), [(1, 16), (2, 24), (4, 80), (7, 16), (7, 24), (1, 80)]
-)
-def test_attention_groups(make_case, assert_attends, group, head_dim):
-    case = make_case([66, 3], width=4, heads=2 * group, head_dim=head_dim, tree=True)
-    assert_attends(launch(paged_attention, *case.op_args(), splits=2), case)
-
-
-@loops_to_a_tensor
-@pytest.mark.parametrize("head_dim", [320, 512])
-def test_attention_of_large_heads(make_case, assert_attends, head_dim):
-    case = make_case([66, 3], width=3, heads=8, head_dim=head_dim, page_size=4, tree=True)
-    for splits in (1, 2):
-        assert_attends(launch(paged_attention, *case.op_args(), splits=splits), case)
-
-
-@loops_to_a_tensor
-@pytest.mark.parametrize("tree", [False, True])
-def test_attention_over_several_row_tiles(make_case, assert_attends, tree):
-    case = make_case([9, 70], width=17, heads=8, page_size=4, tree=tree)
-    assert_attends(launch(paged_attention, *case.op_args(), splits=2), case)
-
-
 @pytest.mark.parametrize("processors", [1, 132], ids=["many rows", "few rows"])
 @pytest.mark.parametrize("splits", [1, 2, 5, 20])
 def test_splits_are_joined(splits, processors, monkeypatch):
@@ -234,68 +265,6 @@ def test_splits_of_few_rows_are_joined_by_more_programs(tokens, splits, grid, mo
     out, partial = torch.empty(tokens, 32, 128), torch.empty(splits, tokens, 32, 128)
     kernels.join_splits(None, out, partial, partial[..., 0])
     assert grids == [grid]
-
-
-@loops_to_a_tensor
-@pytest.mark.parametrize("splits", [1, 2, 3, 7])
-@pytest.mark.parametrize("options", [{}, {"tree": True}, {"window": 20}], ids=str)
-def test_splits_take_turns_at_blocks(make_case, assert_attends, splits, options):
-    """Trees begin in the last block of a split, at its start and behind it."""
-    lengths = [13, 14, 16, 30, 45, 64]
-    case = make_case(lengths, width=3, page_size=4, heads=2, kv_heads=1, **options)
-    config = AttentionConfig(block_rows=16, block_keys=16)
-    assert_attends(launch(paged_attention, *case.op_args(), splits=splits, config=config), case)
-
-
-@loops_to_a_tensor
-@pytest.mark.parametrize("page_size", [8, 24, 32])
-@pytest.mark.parametrize("window", [0, 21])
-@pytest.mark.parametrize(
-    ("block_keys", "shape"), [(16, {}), (16, {"head_dim": 40, "latent": 32}), (128, {})], ids=str
-)
-def test_pages_and_blocks_of_different_sizes(
-    make_case, assert_attends, page_size, window, block_keys, shape
-):
-    """Runs of keys in one page have 8 or 16 of the 16 keys of a block, or one of 128."""
-    case = make_case(
-        [13, 30, 100], width=3, page_size=page_size, window=window, heads=2, kv_heads=1,
-        context=160, **shape,
-    )  # fmt: skip
-    config = AttentionConfig(block_rows=16, block_keys=block_keys)
-    for splits in (1, 3):
-        assert_attends(launch(paged_attention, *case.op_args(), splits=splits, config=config), case)
-
-
-@loops_to_a_tensor
-@pytest.mark.parametrize("columns", [31, 32, 33, 64, 65])
-@pytest.mark.parametrize("window", [0, 70])
-def test_attention_of_a_tree_with_many_columns(make_case, assert_attends, columns, window):
-    """A row of the mask is a word of 32 or 64 bits, or is loaded with the keys."""
-    case = make_case([80, 90], width=3, columns=columns, tree=True, window=window)
-    assert_attends(launch(paged_attention, *case.op_args(), splits=2), case)
-
-
-@loops_to_a_tensor
-def test_attention_in_half_precision(make_case, assert_attends):
-    # Not bfloat16: the interpreter multiplies its bit patterns as integers.
-    case = make_case([7, 70], width=3, page_size=4, dtype=torch.float16, pads=1, heads=4)
-    for splits in (1, 2):
-        assert_attends(launch(paged_attention, *case.op_args(), splits=splits), case, 2e-3)
-
-
-@loops_to_a_tensor
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-def test_attention_over_latents(make_case, assert_attends, page_size, tree):
-    """Rows of 20 heads and 3 queries fill tiles of 64 and of 16."""
-    case = make_case(
-        PAGES[page_size], width=3, page_size=page_size, tree=tree, pads=1, heads=20, head_dim=40,
-        latent=32, context=160,
-    )  # fmt: skip
-    args = case.op_args()
-    assert_attends(launch(paged_attention, *args, splits=1), case)
-    small = AttentionConfig(block_rows=16, block_keys=16)
-    assert_attends(launch(paged_attention, *args, splits=3, config=small), case)
 
 
 @loops_to_a_tensor
@@ -348,22 +317,6 @@ def test_windows_that_begin_within_the_rows(
     config = AttentionConfig(block_rows=16, block_keys=16)
     for splits in (1, 3):
         assert_attends(launch(paged_attention, *case.op_args(), splits=splits, config=config), case)
-
-
-@loops_to_a_tensor
-@pytest.mark.parametrize("options", [{"softcap": 0.5}, {"sinks": True}], ids=str)
-def test_attention_options(make_case, assert_attends, options):
-    case = make_case([5, 70], width=3, page_size=4, tree=True, pads=1, heads=4, **options)
-    for splits in (1, 3):
-        assert_attends(launch(paged_attention, *case.op_args(), splits=splits), case)
-
-
-@loops_to_a_tensor
-@pytest.mark.parametrize("splits", [1, 2])
-def test_attention_of_a_long_chain_over_row_tiles(make_case, assert_attends, splits):
-    """Keys behind the last query of a tile are not read by it."""
-    case = make_case([9, 0], width=70, heads=2, page_size=4)
-    assert_attends(launch(paged_attention, *case.op_args(), splits=splits), case)
 
 
 @loops_to_a_tensor

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.engine.kv import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
 from graphkit.errors import AttentionError
@@ -82,30 +81,20 @@ def test_locations_may_have_any_one_shape(make_pool):
     assert _slots(pool)[0] == [0, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 11]
 
 
-class _Seen(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("layers", [1, 7])
-def test_layers_move_by_one_op(make_pool, layers):
+def test_layers_move_by_one_op(make_pool, called_ops, layers):
     pool, target, source = make_pool(layers), _ints(1, 2), _ints(2, 1)
-    with _Seen() as seen:
+    with called_ops:
         pool.move_kv_cache(target, source)
-    assert seen.names == ["graphkit.move_kv.default"]
+    assert called_ops.names == ["graphkit.move_kv.default"]
 
 
-def test_nothing_to_move(make_pool):
+def test_nothing_to_move(make_pool, called_ops):
     pool, empty, none, some = make_pool(), make_pool(0), _ints(), _ints(1)
-    with _Seen() as seen:
+    with called_ops:
         pool.move_kv_cache(none, none)
         empty.move_kv_cache(some, some)
-    assert seen.names == []
+    assert called_ops.names == []
     assert empty.tensors() == {}
     with pytest.raises(AttentionError, match="no layer 0: it has 0"):
         empty.get_key_buffer(0)

@@ -8,7 +8,14 @@ from contextlib import suppress
 import pytest
 import torch
 
-from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool, TokenSlotAllocator
+from engine_runs import refuses
+from graphkit.engine.kv import (
+    DSATokenToKVPool,
+    MHATokenToKVPool,
+    MLATokenToKVPool,
+    ReqToTokenPool,
+    TokenSlotAllocator,
+)
 from graphkit.engine.kv.free_list import FreeList
 from graphkit.engine.kv.layer_groups import LayerGroupKVPool
 from graphkit.errors import AttentionError, ConfigError
@@ -47,25 +54,6 @@ def test_set_kv_buffer_writes_one_layer():
     assert torch.equal(pool.get_key_buffer(1)[[11, 4]], key.bfloat16())
     assert torch.equal(pool.get_value_buffer(1)[[11, 4]], value.bfloat16())
     assert sum(int(tensor.count_nonzero() > 0) for tensor in pool.tensors().values()) == 2
-
-
-@pytest.mark.parametrize("field", ["size", "page_size", "head_num", "head_dim"])
-@pytest.mark.parametrize("value", [0, -1, 2.0, True])
-def test_kv_counts_are_checked(field, value):
-    with pytest.raises(ConfigError, match=rf"MHATokenToKVPool\.{field} must be an int >= 1") as e:
-        MHATokenToKVPool(**KV | {field: value})
-    assert e.value.field == field
-
-
-@pytest.mark.parametrize("value", [-1, 2.0, True])
-def test_kv_layers_are_checked(value):
-    with pytest.raises(ConfigError, match=r"MHATokenToKVPool\.layer_num must be an int >= 0"):
-        MHATokenToKVPool(**KV | {"layer_num": value})
-
-
-def test_kv_dtype_is_checked():
-    with pytest.raises(ConfigError, match=r"must be float16, .* got torch\.int8"):
-        MHATokenToKVPool(**KV | {"dtype": torch.int8})
 
 
 @pytest.mark.parametrize("layer", [-1, 3, "0", None, 1.0, True, [0]], ids=str)
@@ -127,37 +115,6 @@ def test_an_interrupted_allocation_allocates_nothing():
             assert not was_raised() or (len(rows), rows.alloc(4)) == (4, expected), str(line)
 
 
-@pytest.mark.parametrize("n", [4, -1])
-def test_request_rows_run_out(n):
-    pool = ReqToTokenPool(3, 10, "cpu")
-    with pytest.raises(AttentionError, match=f"cannot allocate {n} rows: 3 of 3 are free"):
-        pool.alloc(n)
-    assert pool.available == 3
-
-
-@pytest.mark.parametrize(
-    ("rows", "text"),
-    [
-        ([1, 0], "row 0 belongs to pad rows"),
-        ([1, 4], "cannot free row 4: expected 1 to 3"),
-        ([1, 3], "row 3 is already free"),
-        ([1, 1], "row 1 is already free"),
-    ],
-)
-def test_request_rows_are_freed_once(rows, text):
-    pool = ReqToTokenPool(3, 10, "cpu")
-    pool.alloc(2)
-    with pytest.raises(AttentionError, match=text):
-        pool.free(rows)
-    assert pool.available == 1
-
-
-@pytest.mark.parametrize(("field", "args"), [("size", (0, 1)), ("max_context_len", (1, 0))])
-def test_request_pool_is_checked(field, args):
-    with pytest.raises(ConfigError, match=f"ReqToTokenPool.{field}"):
-        ReqToTokenPool(*args, "cpu")
-
-
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_slots_are_whole_pages_beyond_the_first(page_size):
     slots = TokenSlotAllocator(8 * page_size, page_size)
@@ -183,37 +140,71 @@ def test_slots_fit_the_pool():
     assert highest == pool.page_size + pool.size - 1 == pool.get_key_buffer(0).shape[0] - 1
 
 
-@pytest.mark.parametrize(
-    ("n", "text"), [(12, "cannot allocate 12 slots: 8 of 8 are free"), (3, "whole pages of 4"),
-                    (-4, "cannot allocate -4")],
-)  # fmt: skip
-def test_slots_run_out(n, text):
-    slots = TokenSlotAllocator(8, 4)
-    with pytest.raises(AttentionError, match=text):
-        slots.alloc(n)
-    assert slots.available == 8
+MLA = {name: KV[name] for name in ("size", "page_size", "dtype", "layer_num", "device")} | {
+    "kv_lora_rank": 12, "qk_rope_head_dim": 5,
+}  # fmt: skip
+KINDS = [
+    (MHATokenToKVPool, KV, ("head_num", "head_dim")),
+    (MLATokenToKVPool, MLA, ("kv_lora_rank", "qk_rope_head_dim")),
+    (DSATokenToKVPool, MLA | {"index_head_dim": 16}, ("index_head_dim", "kv_lora_rank")),
+]
+
+
+@pytest.mark.parametrize(("kind", "arguments", "sizes"), KINDS, ids=["MHA", "MLA", "DSA"])
+def test_what_a_pool_refuses(kind, arguments, sizes):
+    counts = [(field, value) for field in ("size", "page_size", *sizes) for value in (0, 2.0, True)]
+    for field, value in [*counts, *(("layer_num", value) for value in (-1, 2.0, True))]:
+        least = int(field != "layer_num")
+        with refuses(ConfigError, field, rf"{kind.__name__}\.{field} must be an int >= {least}"):
+            kind(**arguments | {field: value})
+    with refuses(ConfigError, "dtype", r"must be float16, .* got torch\.int8"):
+        kind(**arguments | {"dtype": torch.int8})
+    with pytest.raises(AttentionError, match="no layer -1"):
+        kind(**arguments).get_value_buffer(-1)
+
+
+ROWS, PAGES = lambda: ReqToTokenPool(3, 10, "cpu"), lambda: TokenSlotAllocator(8, 4)
+"""Allocators of 3 rows, and of 8 slots in pages of 4."""
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("make", "taken", "call", "value", "text"),
     [
-        ([0, 1, 2, 3], "cannot free slot 0"),
-        ([8, 9, 10, 11], "cannot free slot 8: it is already free"),
-        ([12, 13, 14, 15], "cannot free slot 12: .* never allocated"),
-        ([4, 5, 6], "whole pages of 4"),
-        ([4, 5, 6, 6], "occurs twice"),
-        ([4, 5, 6, 7] * 2, "occurs twice"),
+        (ROWS, 0, "alloc", 4, "cannot allocate 4 rows: 3 of 3 are free"),
+        (ROWS, 0, "alloc", -1, "cannot allocate -1 rows: 3 of 3 are free"),
+        (ROWS, 2, "free", [1, 0], "row 0 belongs to pad rows"),
+        (ROWS, 2, "free", [1, 4], "cannot free row 4: expected 1 to 3"),
+        (ROWS, 2, "free", [1, 3], "row 3 is already free"),
+        (ROWS, 2, "free", [1, 1], "row 1 is already free"),
+        (PAGES, 0, "alloc", 12, "cannot allocate 12 slots: 8 of 8 are free"),
+        (PAGES, 0, "alloc", 3, "whole pages of 4"),
+        (PAGES, 0, "alloc", -4, "cannot allocate -4"),
+        (PAGES, 4, "free", [0, 1, 2, 3], "cannot free slot 0"),
+        (PAGES, 4, "free", [8, 9, 10, 11], "cannot free slot 8: it is already free"),
+        (PAGES, 4, "free", [12, 13, 14, 15], "cannot free slot 12: .* never allocated"),
+        (PAGES, 4, "free", [4, 5, 6], "whole pages of 4"),
+        (PAGES, 4, "free", [4, 5, 6, 6], "occurs twice"),
+        (PAGES, 4, "free", [4, 5, 6, 7] * 2, "occurs twice"),
     ],
 )
-def test_slots_are_freed_once(given, text):
-    slots = TokenSlotAllocator(8, 4)
-    slots.alloc(4)
+def test_what_an_allocator_refuses(make, taken, call, value, text):
+    allocator = make()
+    allocator.alloc(taken)
+    left = allocator.available
     with pytest.raises(AttentionError, match=text):
-        slots.free(given)
-    assert slots.available == 4
+        getattr(allocator, call)(value)
+    assert allocator.available == left
 
 
-@pytest.mark.parametrize(("field", "args"), [("size", (0, 1)), ("page_size", (1, 0))])
-def test_slot_allocator_is_checked(field, args):
-    with pytest.raises(ConfigError, match=f"TokenSlotAllocator.{field}"):
-        TokenSlotAllocator(*args)
+@pytest.mark.parametrize(
+    ("make", "args", "field"),
+    [
+        (ReqToTokenPool, (0, 1, "cpu"), "size"),
+        (ReqToTokenPool, (1, 0, "cpu"), "max_context_len"),
+        (TokenSlotAllocator, (0, 1), "size"),
+        (TokenSlotAllocator, (1, 0), "page_size"),
+    ],
+)
+def test_sizes_of_an_allocator(make, args, field):
+    with refuses(ConfigError, field, f"{make.__name__}.{field}"):
+        make(*args)
