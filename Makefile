@@ -25,15 +25,15 @@ test-all: $(STAMP) ## run every test that this machine can run
 
 models: $(STAMP) ## compare small models of every type that docs/transformers.md lists with transformers
 	GRAPHKIT_ALL_MODELS=1 $(BIN)/python -m pytest -n auto \
-	tests/hf/test_kinds.py tests/hf/test_quantised_kinds.py
+	tests/models/test_kinds.py tests/models/test_quantised_kinds.py
 
 # Beside the version of constraints.txt; --no-deps, because the environment has the other packages.
 OLDEST := transformers==5.17.0 huggingface_hub==1.33.0 httpx==0.28.1 httpcore==1.0.9
 NEWEST := transformers==5.24.0
 versions: .venv/oldest .venv/newest ## load models with the oldest and the newest supported transformers
 	for folder in $^; do PYTHONPATH=$$folder $(BIN)/python -m pytest -n auto \
-	tests/hf/test_load.py tests/hf/test_kinds.py tests/hf/test_quantised_kinds.py \
-	tests/hf/test_versions.py || exit 1; done
+	tests/models/test_load.py tests/models/test_kinds.py tests/models/test_quantised_kinds.py \
+	tests/models/test_versions.py || exit 1; done
 
 .venv/oldest .venv/newest: $(STAMP) Makefile
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $@ $(if $(filter %oldest,$@),$(OLDEST),$(NEWEST))

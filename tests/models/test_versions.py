@@ -45,7 +45,9 @@ def test_a_newer_version_is_a_warning(version, caplog):
 @pytest.mark.parametrize("version", ["5.0.0", "5.3.0"])
 def test_an_old_version_is_refused_before_it_is_imported_from(tmp_path, version):
     (tmp_path / "transformers.py").write_text(f"__version__ = {version!r}\n")
-    script = "import graphkit as gk\ntry:\n    gk.models\nexcept gk.ConfigError as e:\n    print(e)"
+    script = (
+        "import graphkit as gk\ntry:\n    gk.models.load\nexcept gk.ConfigError as e:\n    print(e)"
+    )
     shown = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{script}"],
         capture_output=True, text=True, check=True, cwd=ROOT,
