@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from graphkit.cli.exits import DONE
 from graphkit.cli.options import HelpFormatter
 from graphkit.cli.output import print_result
 
-if TYPE_CHECKING:
-    from graphkit.views import Fact
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One line of the doctor's report.
+
+    Attributes:
+        what: A library, a device or a capability.
+        found: Its version or name; empty if it is missing.
+        works: True if the features that need it work.
+        remedy: What to do if they do not.
+    """
+
+    what: str
+    found: str
+    works: bool
+    remedy: str = ""
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,13 +54,11 @@ Example:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    from graphkit.views import doctor_view
-
     facts = list(_facts())
     if arguments.json:
         print_result(json.dumps([asdict(fact) for fact in facts], indent=2) + "\n")
     else:
-        print_result(doctor_view(facts))
+        print_result(_table(facts))
     return DONE
 
 
@@ -54,7 +69,6 @@ def _facts() -> Iterator[Fact]:
     from graphkit.graphs.device_environment import driver_version, package_version
     from graphkit.graphs.driver import runtime
     from graphkit.graphs.streams import ONE_STREAM_ADVICE
-    from graphkit.views import Fact
 
     has_cuda = torch.cuda.is_available()
     yield Fact("torch", torch.__version__, True)
@@ -88,3 +102,15 @@ def _facts() -> Iterator[Fact]:
         no_loop_reason() if usable else "need the cuda backend; the recorder has them anywhere"
     )
     yield Fact("device loops", "" if refusal else "generation v3", not refusal, refusal)
+
+
+def _table(facts: Sequence[Fact]) -> RenderableType:
+    """Return a table of the facts, and below it what to do about missing ones."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for fact in facts:
+        mark = Text("ok", style="green") if fact.works else Text("--", style="yellow")
+        table.add_row(mark, fact.what, fact.found or "missing")
+    remedies = [
+        Text(f"{fact.what}: {fact.remedy}") for fact in facts if not fact.works and fact.remedy
+    ]
+    return Group(table, *remedies)

@@ -4,22 +4,18 @@ from graphkit.views.exports import FORMATS, Export
 from graphkit.views.formatting import visible
 from graphkit.views.text.audit import audit_view, findings_view
 from graphkit.views.text.bench import bench_view
-from graphkit.views.text.capture import capture_view
+from graphkit.views.text.capture import capture_view, memory_view
 from graphkit.views.text.diff import diff_view
-from graphkit.views.text.doctor import Fact, doctor_view
 from graphkit.views.text.generate import generate_view
 from graphkit.views.text.inspect import inspect_view
-from graphkit.views.text.memory import memory_view
 
 __all__ = [
     "FORMATS",
     "Export",
-    "Fact",
     "audit_view",
     "bench_view",
     "capture_view",
     "diff_view",
-    "doctor_view",
     "findings_view",
     "generate_view",
     "inspect_view",

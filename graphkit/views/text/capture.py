@@ -1,4 +1,4 @@
-"""A CaptureRecord as text: one table per mode, and the verdict."""
+"""A CaptureRecord as text: one table per mode, and the verdict; and the memory of its graphs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.text import Text
 
 from graphkit.records import (
     CaptureRecord,
+    MemoryEstimate,
     Mismatch,
     ModeRecord,
     SizeRecord,
@@ -19,7 +20,7 @@ from graphkit.records import (
     figure_heading,
 )
 from graphkit.views.environment import environment_line
-from graphkit.views.formatting import number, size, us
+from graphkit.views.formatting import facts_table, number, plain, size, text_table, us
 
 _MAX_MISMATCHES = 10
 
@@ -27,6 +28,20 @@ _MAX_MISMATCHES = 10
 def capture_view(record: CaptureRecord) -> RenderableType:
     """Return where the capture ran, one table per mode, and the verdict on its replays."""
     return Group(*_parts(record))
+
+
+def memory_view(estimate: MemoryEstimate) -> RenderableType:
+    """Return the memory of the graphs by runner, and that of all parts."""
+    table = text_table(["mode"], ["sizes", "measured", "pool", "executables"])
+    for mode in estimate.graphs:
+        measured = ", ".join(map(str, mode.measured_sizes)) or "stays eager"
+        cells = f"{len(mode.batch_sizes)}", measured, size(mode.pool_bytes)
+        table.add_row(plain(mode.mode), *cells, size(mode.executable_bytes))
+    sizes = sum(len(mode.batch_sizes) for mode in estimate.graphs)
+    parts = estimate.to_dict()
+    title = f"{size(parts.pop('total'))} of memory with graphs of {count_of(sizes, 'size')}"
+    facts = facts_table((part.replace("_", " "), size(n)) for part, n in parts.items())
+    return Group(Text(title, style="bold"), table, Text(), facts)
 
 
 def _parts(record: CaptureRecord) -> Iterator[RenderableType]:
