@@ -98,9 +98,11 @@ def check_attention(runner: Any, states: RecurrentStates | None = None) -> None:
     end = page * (1 + pages * requests)
     changed = {"table": table[1 : requests + 1, :length]}
     for index, pool in enumerate(pools):
-        changed |= {f"kv {index} {name}": each[page:end] for name, each in pool.tensors().items()}
+        changed |= {
+            f"kv {index} {name}": buffer[page:end] for name, buffer in pool.tensors().items()
+        }
     if states is not None:
-        changed |= {name: each[1 : requests + 1] for name, each in states.tensors().items()}
+        changed |= {name: buffer[1 : requests + 1] for name, buffer in states.tensors().items()}
     known = {tensor.untyped_storage().data_ptr() for tensor in changed.values()}
     changed |= {
         f"state {name}": tensor

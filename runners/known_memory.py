@@ -90,7 +90,7 @@ def memory_parts(
             *buffers.refresh_tensors().values(),
             *tables,
         ],
-        "workspace": [each for each in held if not any(each is table for table in tables)],
+        "workspace": [tensor for tensor in held if not any(tensor is table for table in tables)],
     }
 
 

@@ -211,21 +211,21 @@ def _find_mode(record: CaptureRecord, runner: _Runner) -> ModeRecord:
         is_same = mode.mode == runner.mode.name
         if is_same and mode.tokens_per_request == runner.tokens_per_request and mode.sizes:
             return mode
-    found = ", ".join(f"{m.mode} of width {m.tokens_per_request}" for m in record.modes if m.sizes)
+    known = ", ".join(f"{m.mode} of width {m.tokens_per_request}" for m in record.modes if m.sizes)
     raise RecordError(
         f"the record has no graphs of {runner.mode.name} of width {runner.tokens_per_request}; it "
-        f"has {found or 'none'}. Pass a record of the same model and settings, or no record."
+        f"has {known or 'none'}. Pass a record of the same model and settings, or no record."
     )
 
 
 def _part_bytes(parts: Sequence[MemoryParts], device: torch.device) -> dict[str, int]:
     """Return the bytes of each part on the device; each storage counts once."""
     counted: set[int] = set()
-    found = dict.fromkeys(_PARTS, 0)
+    totals = dict.fromkeys(_PARTS, 0)
     for part in _PARTS:
         for tensor in (tensor for tensors in parts for tensor in tensors.get(part, ())):
             storage = tensor.untyped_storage()
             if tensor.device == device and storage.data_ptr() not in counted:
                 counted.add(storage.data_ptr())
-                found[part] += storage.nbytes()
-    return found
+                totals[part] += storage.nbytes()
+    return totals

@@ -175,9 +175,9 @@ class MultiLayerEagleRunner(Runner[MultiLayerDraftExtendInputs, LayersOutput]):
         is_chain = isinstance(forward, Sequence | nn.ModuleList)
         layers = tuple(forward) if is_chain else (forward,)
         if not is_chain or len(layers) != spec.num_steps or not layers:
-            found = f"{len(layers)} forwards" if is_chain else f"a {type(forward).__name__}"
+            passed = f"{len(layers)} forwards" if is_chain else f"a {type(forward).__name__}"
             raise ConfigError(
-                f"MultiLayerEagleRunner got {found} for num_steps {spec.num_steps}. Pass a list "
+                f"MultiLayerEagleRunner got {passed} for num_steps {spec.num_steps}. Pass a list "
                 "with one forward per step, or an nn.ModuleList.",
                 field="forward",
             )

@@ -161,9 +161,9 @@ def check_draft_token_map(token_map: Any, sizes: BufferSizes, device: torch.devi
     expected = ((size,), torch.int64, device)
     is_tensor = isinstance(token_map, torch.Tensor)
     if not is_tensor or (token_map.shape, token_map.dtype, token_map.device) != expected:
-        found = describe(token_map) if is_tensor else repr(token_map)
+        value = describe(token_map) if is_tensor else repr(token_map)
         raise ConfigError(
-            f"draft_token_map is {found}, expected [{size}] int64 on {device}: the target token of "
+            f"draft_token_map is {value}, expected [{size}] int64 on {device}: the target token of "
             f"each of the {size} tokens of the draft vocabulary. BufferSizes.draft_vocab_size must "
             "be its length.",
             field="draft_token_map",

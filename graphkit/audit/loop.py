@@ -111,8 +111,8 @@ def audited_step(
         yield None
         return
     with open_step(target, batch_sizes=batch_sizes, device=device) as step:
-        if step.refusal:
-            log.skip(Audit.LOOP, mode, step.refusal)
+        if step.eager_reason:
+            log.skip(Audit.LOOP, mode, step.eager_reason)
             yield None
             return
         step.runner.capture(attribution=Attribution(target.weights))

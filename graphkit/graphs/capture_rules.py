@@ -61,12 +61,12 @@ class CaptureRulesMode(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Refuse or run one operation."""
-        cause = self.refusal(func, args, kwargs or {})
+        cause = self.cause(func, args, kwargs or {})
         if cause is not None:
             raise CaptureFailure(cause, f"{func.name()} at {caller_location()}")
         return self.run_allowed(func, args, kwargs or {})
 
-    def refusal(
+    def cause(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> CaptureCause | None:
         """Return why a capture refuses this operation; ``None`` if it accepts it."""
@@ -75,7 +75,7 @@ class CaptureRulesMode(TorchDispatchMode):
         generator = kwargs.get("generator")
         if generator is not None and self._is_unregistered(generator):
             return CaptureCause.UNSUPPORTED_OP
-        return capture_refusal(func, args, kwargs)
+        return capture_cause(func, args, kwargs)
 
     def run_allowed(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -103,7 +103,7 @@ class CaptureRulesMode(TorchDispatchMode):
         return generator_id(generator) not in map(generator_id, defaults)
 
 
-def capture_refusal(
+def capture_cause(
     op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> CaptureCause | None:
     """Return why a capture refuses this operation; ``None`` if it accepts it."""

@@ -65,7 +65,7 @@ class HostTensors:
         """Remove a tensor and its views."""
         self._tensors.pop(_storage(tensor), None)
 
-    def refusal(self, op: OpOverload, args: tuple[Any, ...]) -> CaptureCause | None:
+    def cause(self, op: OpOverload, args: tuple[Any, ...]) -> CaptureCause | None:
         """Return why CUDA refuses to combine host and device tensors; ``None`` if it does not."""
         if not self._tensors:
             return None
@@ -122,7 +122,7 @@ class HostCallsMode(TorchFunctionMode):
         # The recorder's device is the CPU as well: only a call that spells it means the host.
         on_host = device is not None and device.type == "cpu"
         on_host = on_host and caller_passes("cpu", getattr(func, "__name__", ""))
-        cause = self._refusal(func, args, kwargs, device, on_host)
+        cause = self._cause(func, args, kwargs, device, on_host)
         if cause is not None:
             raise CaptureFailure(cause, f"{_NAMES[func]} at {caller_location()}")
         if func is functional.one_hot:
@@ -140,7 +140,7 @@ class HostCallsMode(TorchFunctionMode):
             return False
         return func is not torch.Tensor.new_tensor or args[0] in self._host
 
-    def _refusal(
+    def _cause(
         self,
         func: Any,
         args: tuple[Any, ...],

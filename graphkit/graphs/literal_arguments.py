@@ -31,7 +31,7 @@ def caller_passes(literal: str, function: str) -> bool:
 @cache
 def _has_literal(code: CodeType, offset: int, literal: str, function: str) -> bool:
     """Return whether a literal follows a function's name in the lines of the call at an offset."""
-    before = [each for each in dis.get_instructions(code) if each.offset <= offset]
+    before = [step for step in dis.get_instructions(code) if step.offset <= offset]
     lines = before[-1].positions
     if lines is None or lines.lineno is None or lines.end_lineno is None:
         return False

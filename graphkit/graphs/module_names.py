@@ -76,11 +76,11 @@ class ModuleNames:
 
     def _add(self, module: nn.Module, path: str) -> None:
         """Name a module and all modules below it that have no name yet."""
-        found: MutableMapping[nn.Module, tuple[str, ...]] = WeakIdKeyDictionary()
+        paths_of: MutableMapping[nn.Module, tuple[str, ...]] = WeakIdKeyDictionary()
         for name, child in module.named_modules(remove_duplicate=False):
             full = _joined(path, name) or type(module).__name__
-            found[child] = (*found.get(child, ()), full)
-        for child, paths in found.items():
+            paths_of[child] = (*paths_of.get(child, ()), full)
+        for child, paths in paths_of.items():
             self._paths.setdefault(child, paths)
 
     def _path_from_weights(self, module: nn.Module) -> str | None:

@@ -30,19 +30,19 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
     These nest in lists, tuples and dicts alone: a search of pytrees takes several times as long.
     """
-    found: list[torch.Tensor] = []
-    _add_tensors((value,), found)
-    return found
+    tensors: list[torch.Tensor] = []
+    _add_tensors((value,), tensors)
+    return tensors
 
 
-def _add_tensors(values: Iterable[Any], found: list[torch.Tensor]) -> None:
+def _add_tensors(values: Iterable[Any], tensors: list[torch.Tensor]) -> None:
     for value in values:
         if isinstance(value, torch.Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (list, tuple)):
-            _add_tensors(value, found)
+            _add_tensors(value, tensors)
         elif isinstance(value, dict):
-            _add_tensors(value.values(), found)
+            _add_tensors(value.values(), tensors)
 
 
 def operands_in(values: Any) -> Iterator[Operand]:

@@ -157,13 +157,13 @@ class _Recorder(CaptureRulesMode):
         self.ops: list[RecordedOp] = []
         self.host = HostTensors()
 
-    def refusal(
+    def cause(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> CaptureCause | None:
         """Return why a capture on CUDA refuses this operation; ``None`` if it accepts it."""
         if self.host.hold_all((args, kwargs)):  # runs on the host
             return None
-        return self.host.refusal(func, args) or super().refusal(func, args, kwargs)
+        return self.host.cause(func, args) or super().cause(func, args, kwargs)
 
     def run_allowed(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -199,4 +199,4 @@ def _kept(
     args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Alias every tensor of the arguments, which keeps its shape and strides."""
-    return tuple(map(aliased, args)), {name: aliased(each) for name, each in kwargs.items()}
+    return tuple(map(aliased, args)), {name: aliased(value) for name, value in kwargs.items()}

@@ -142,7 +142,7 @@ class SpecConfig:
                 field="num_draft_tokens",
             )
 
-    def plan(self, refusal: str = "") -> Plan:
+    def plan(self, no_loop_reason: str = "") -> Plan:
         """Return the generation of the step that runs by default, and why.
 
         Every algorithm, topk and page size runs in v3. With ``linear_attention``, every generation
@@ -150,14 +150,14 @@ class SpecConfig:
         ``SpeculativeEngine`` refuses a target without one.
 
         Args:
-            refusal: Reason why the device cannot run the steps alone, or an empty string: a
+            no_loop_reason: Reason why the device cannot run the steps alone, or an empty string: a
                 backend's ``no_loop_reason`` or a step's ``eager_reason``. With a reason, v2 runs.
         """
         reason = "a chain" if self.topk == 1 else "a tree"
         if self.linear_attention:
             reason += ", if the target commits the recurrent state of the accepted path"
-        if refusal:
-            return Plan("v2", f"{reason}; v3 cannot run: {refusal}")
+        if no_loop_reason:
+            return Plan("v2", f"{reason}; v3 cannot run: {no_loop_reason}")
         return Plan("v3", reason)
 
     def tokens_per_request(self, mode: ForwardMode) -> int:

@@ -94,14 +94,14 @@ def get_algorithm(name: object) -> Algorithm:
     key = name.upper()
     if key in SpecAlgorithm.__members__:
         return SpecAlgorithm[key]
-    found = _ALIASES.get(key) or _custom.get(key)
-    if found is None:
+    algorithm = _ALIASES.get(key) or _custom.get(key)
+    if algorithm is None:
         raise ConfigError(
             f"unknown algorithm {short_repr(name)}; known are {', '.join(algorithm_names())}. "
             "Register a custom one with graphkit.register_algorithm(name, cls).",
             field="algorithm",
         )
-    return found
+    return algorithm
 
 
 def check_methods(algorithm: Algorithm, field: str = "algorithm") -> None:

@@ -122,7 +122,7 @@ class Arguments:
         """
         try:
             with torch.no_grad():
-                copies = {key: each.to(device, copy=True) for key, each in rows.items()}
+                copies = {key: tensor.to(device, copy=True) for key, tensor in rows.items()}
                 return self.call(self.inputs(copies))
         except Exception as error:
             count = count_of(len(next(iter(rows.values()))), "row")
@@ -173,10 +173,10 @@ class Arguments:
     def _count_rows(self) -> int:
         counts = {key: len(rows) for key, rows in self.example.items()}
         if len(set(counts.values())) != 1 or 0 in counts.values():
-            found = ", ".join(f"{key} {count}" for key, count in counts.items()) or "no argument"
+            passed = ", ".join(f"{key} {count}" for key, count in counts.items()) or "no argument"
             raise ConfigError(
                 f"the example of {self.name} must have as many rows in each argument, at least "
-                f"one: it has {found}. The first dimension is the batch.",
+                f"one: it has {passed}. The first dimension is the batch.",
                 field="example",
             )
         return next(iter(counts.values()))

@@ -118,11 +118,11 @@ class RowChecks:
             for rows in self._others(draw, order, live, far):
                 changed = _with_row(rows, base, live)
                 got = self._accepted(changed, live)
-                found = None if got is None else self._differs(expected, got, is_stable)
-                if found is not None:
+                wrong = None if got is None else self._differs(expected, got, is_stable)
+                if wrong is not None:
                     raise OutputError(
-                        f"{self.arguments.name}: {PADDING_LEAKS}: row {live} of `{found.field}` is "
-                        f"{found.got} instead of {found.expected} with other values of "
+                        f"{self.arguments.name}: {PADDING_LEAKS}: row {live} of `{wrong.field}` is "
+                        f"{wrong.got} instead of {wrong.expected} with other values of "
                         f"{self._followed(base, changed, live)} in the other rows. "
                         f"{ROW_ADVICE}"
                     )
@@ -190,8 +190,8 @@ class RowChecks:
                 own, values = expected[key]
                 strays = at[~torch.isin(at, own)]
                 if self.has_pad_values:  # these may write places that no row of a batch has
-                    own_places = [each[key][0] for each in alone]
-                    taken = torch.cat([*own_places, *(each[key] for each in further)])
+                    own_places = [places[key][0] for places in alone]
+                    taken = torch.cat([*own_places, *(places[key] for places in further)])
                     strays = strays[torch.isin(strays, taken)]
                 changed = own[_differ(values, written.memory[key][own])]
                 for element in torch.cat([changed, strays])[:1].tolist():
@@ -261,8 +261,8 @@ class RowChecks:
 def _with_row(rows: _Rows, base: _Rows, live: int) -> _Rows:
     """Return rows with one row of another batch."""
     return {
-        key: torch.cat([rows[key][:live], each[live : live + 1], rows[key][live + 1 :]])
-        for key, each in base.items()
+        key: torch.cat([rows[key][:live], own_rows[live : live + 1], rows[key][live + 1 :]])
+        for key, own_rows in base.items()
     }
 
 

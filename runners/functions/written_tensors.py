@@ -67,13 +67,13 @@ class WrittenTensors:
 
     def changes(self, numbers: Mapping[int, float]) -> dict[int, torch.Tensor]:
         """Return the indices of the elements that differ from those of ``fill``, by storage."""
-        found = {}
+        changes = {}
         for key, flat in self.memory.items():
             start = self._saved[key].to(flat.device)
             if key in numbers:
                 start = torch.tensor(numbers[key]).to(flat.device, flat.dtype).expand(1)
-            found[key] = (_bits(flat) != _bits(start)).nonzero().flatten()
-        return found
+            changes[key] = (_bits(flat) != _bits(start)).nonzero().flatten()
+        return changes
 
     def undeclared(self) -> list[str]:
         """Return the names of written tensors that are not declared."""

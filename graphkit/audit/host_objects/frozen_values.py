@@ -35,12 +35,12 @@ class FrozenValues:
         Raises:
             ReplayError: Names the number, the node and its line.
         """
-        found = self.find(size)
-        if found:
-            node = found[0].node
+        frozen = self.find(size)
+        if frozen:
+            node = frozen[0].node
             origin = ", ".join(filter(None, (node.module, node.source))) if node else ""
             made_by = f" The node is made by {origin}." if origin else ""
-            raise ReplayError(f"size {size}: {found[0].text}{made_by} {_ADVICE}")
+            raise ReplayError(f"size {size}: {frozen[0].text}{made_by} {_ADVICE}")
 
     def find(self, size: int) -> list[FrozenValue]:
         """Return the numbers that have changed and that the graph of a size keeps.
@@ -61,5 +61,5 @@ class FrozenValues:
             self._harmless |= {(size, number) for number in harmless}
             for number, value in frozen.items():
                 self._found[size, number, texts[number]] = value
-        found = (self._found.get((size, number, number.now_text)) for number in changed)
-        return [value for value in found if value is not None]
+        values = (self._found.get((size, number, number.now_text)) for number in changed)
+        return [value for value in values if value is not None]

@@ -96,7 +96,7 @@ class HostNumbers:
     def __init__(self, forward: Any) -> None:
         self._roots = walk_roots(forward)
         objects = ReachableObjects(self._roots, SEARCH_DEPTH)
-        found: dict[tuple[int, Any], HostNumber] = {}
+        numbers: dict[tuple[int, Any], HostNumber] = {}
         for container, values in objects.entries:
             for key, value in values.items():
                 is_number = type(value) in (*_NUMBERS, list, set, frozenset)
@@ -104,8 +104,8 @@ class HostNumbers:
                     is_list = type(value) is list
                     before = frozenset(value) if type(value) is set else value
                     number = HostNumber(container, key, len(value) if is_list else before, is_list)
-                    found.setdefault((container.place, key), number)
-        self.numbers, self.words = tuple(found.values()), objects.words
+                    numbers.setdefault((container.place, key), number)
+        self.numbers, self.words = tuple(numbers.values()), objects.words
 
     def changed(self) -> list[HostNumber]:
         """Return the numbers whose values differ from those at construction."""

@@ -48,8 +48,8 @@ class CapturedStep:
             opening = open_step(target, batch_sizes=batch_sizes, device=device)
             self._step = step = opened.enter_context(opening)
             self.eager_reason = ""
-            if step.refusal:
-                self.eager_reason = f"STEP is not captured: {step.refusal}."
+            if step.eager_reason:
+                self.eager_reason = f"STEP is not captured: {step.eager_reason}."
             else:
                 step.runner.capture(attribution=Attribution(target.weights))
             self._opened = opened.pop_all()

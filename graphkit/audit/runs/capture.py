@@ -122,7 +122,7 @@ def estimate_target(
                 runners.append(stack.enter_context(target.runner(mode, **settings)))
                 continue
             step = stack.enter_context(open_step(target, **settings))
-            if not step.refusal:
+            if not step.eager_reason:
                 runners.append(step.runner)
         return estimate_memory(backend_for(device, backend), runners)
 
@@ -179,8 +179,8 @@ def _captured_step(
     step: WholeStep, attribution: Attribution | None, progress: Progress
 ) -> _CapturedMode:
     """Capture the whole step of an engine, and check its sizes and its loops."""
-    if step.refusal:
-        return _CapturedMode(_eager_step(step.refusal), (), ())
+    if step.eager_reason:
+        return _CapturedMode(_eager_step(step.eager_reason), (), ())
     runner, requests = step.runner, step.runs()
     requests.admit()
     captured = _captured(runner, step.batch, compare_steps, attribution, progress)

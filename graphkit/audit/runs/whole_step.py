@@ -44,20 +44,22 @@ class WholeStep:
         engine: Its engine, which runs no request.
 
     Attributes:
-        refusal: Reason why the whole step has no graph, or an empty string.
+        eager_reason: Reason why the whole step has no graph, or an empty string.
     """
 
     def __init__(self, target: CaptureTarget, engine: SpeculativeEngine) -> None:
         self._target, self._engine = target, engine
         self._runner = runner = engine.runners[0]
-        self.refusal = ""
+        self.eager_reason = ""
         if not isinstance(runner, SpecStepRunner):
-            self.refusal = f"the engine runs generation {engine.generation}, {engine.plan.reason}"
+            self.eager_reason = (
+                f"the engine runs generation {engine.generation}, {engine.plan.reason}"
+            )
 
     @property
     def runner(self) -> SpecStepRunner:
         """The runner of the step; there is one unless ``refusal`` says why not."""
-        assert isinstance(self._runner, SpecStepRunner), self.refusal
+        assert isinstance(self._runner, SpecStepRunner), self.eager_reason
         return self._runner
 
     @cached_property

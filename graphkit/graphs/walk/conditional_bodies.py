@@ -60,12 +60,12 @@ def parse_bodies(dot: str) -> Mapping[int, tuple[ConditionalBody, ...]]:
     _, *pieces = _GRAPH.split(dot)  # graph numbers and texts, alternating
     numbered = zip(pieces[::2], pieces[1::2], strict=True)
     graphs = {number: (_nodes(text), _edges(text)) for number, text in numbered}
-    found = {}
+    bodies = {}
     for nodes, _ in graphs.values():
         for handle, label in nodes:
             if "CONDITIONAL" in label:
-                found[handle] = tuple(_body(*graphs[n]) for n in _BODY.findall(label))
-    return found
+                bodies[handle] = tuple(_body(*graphs[n]) for n in _BODY.findall(label))
+    return bodies
 
 
 def _body(nodes: list[tuple[int, str]], edges: tuple[tuple[int, int], ...]) -> ConditionalBody:
@@ -74,8 +74,8 @@ def _body(nodes: list[tuple[int, str]], edges: tuple[tuple[int, int], ...]) -> C
 
 def _nodes(text: str) -> list[tuple[int, str]]:
     """Return handle and label of each node, in the order of the nodes' numbers."""
-    found = sorted((int(number), label) for number, label in _NODE.findall(text))
-    return [(_handle(label), label) for _, label in found]
+    nodes = sorted((int(number), label) for number, label in _NODE.findall(text))
+    return [(_handle(label), label) for _, label in nodes]
 
 
 def _handle(label: str) -> int:

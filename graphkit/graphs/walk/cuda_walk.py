@@ -139,8 +139,8 @@ def _record(index: int, node: DriverNode, origin: NodeOrigin, memory: MemoryMap)
 
 def _inherited(parents: Sequence[int | None], origins: Sequence[NodeOrigin]) -> list[NodeOrigin]:
     """Return the origin of every node; nodes inside of another one have that node's origin."""
-    found: list[NodeOrigin] = []
+    inherited: list[NodeOrigin] = []
     outer = iter(origins)
     for parent in parents:
-        found.append(next(outer, NodeOrigin()) if parent is None else found[parent])
-    return found
+        inherited.append(next(outer, NodeOrigin()) if parent is None else inherited[parent])
+    return inherited

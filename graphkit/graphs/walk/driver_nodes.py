@@ -113,8 +113,8 @@ class DriverWalk:
         if not count:
             return
         sources, targets, data, _ = checked(get_edges(graph, count))
-        for source, target, each in zip(sources[:count], targets[:count], data, strict=False):
-            kind = "programmatic" if int(each.type) == 1 else "full"
+        for source, target, edge in zip(sources[:count], targets[:count], data, strict=False):
+            kind = "programmatic" if int(edge.type) == 1 else "full"
             yield Edge(source=index[int(source)], target=index[int(target)], kind=kind)
 
     def _node(self, kind: str, handle: Any, parent: int | None) -> DriverNode:

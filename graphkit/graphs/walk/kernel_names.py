@@ -50,7 +50,7 @@ def _without_templates(name: str) -> str:
 def _operation(name: str) -> str:
     """Return the operation that a generic kernel's template arguments name, or nothing."""
     inside = name[name.find("<") :]
-    launchers = [found for found in _LAUNCHER.findall(inside) if found not in _WRAPPERS]
+    launchers = [names for names in _LAUNCHER.findall(inside) if names not in _WRAPPERS]
     functors = [after.strip("_") or before for before, after in _FUNCTOR.findall(inside)]
-    found = launchers + [functor for functor in functors if functor not in _WRAPPERS]
-    return found[0] if found else ""
+    names = launchers + [functor for functor in functors if functor not in _WRAPPERS]
+    return names[0] if names else ""

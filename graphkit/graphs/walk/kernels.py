@@ -43,12 +43,12 @@ class Kernel:
         """Offset and size of each parameter, in bytes (``cuFuncGetParamInfo``)."""
         d = self._driver
         get = d.cuFuncGetParamInfo if self._is_function else d.cuKernelGetParamInfo
-        found: list[tuple[int, int]] = []
+        layout: list[tuple[int, int]] = []
         while True:
-            error, *extent = get(self._handle, len(found))
+            error, *extent = get(self._handle, len(layout))
             if int(error) != 0:
-                return found
-            found.append((int(extent[0]), int(extent[1])))
+                return layout
+            layout.append((int(extent[0]), int(extent[1])))
 
     @cached_property
     def parameter_names(self) -> Sequence[str]:

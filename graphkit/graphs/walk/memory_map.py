@@ -87,9 +87,9 @@ class MemoryMap:
             address: Any number.
             offset: Its offset in the argument that holds it, in bytes.
         """
-        found = self._ranges.find(address)
-        if found is not None:
-            return found.pointer(address, offset)
+        innermost = self._ranges.find(address)
+        if innermost is not None:
+            return innermost.pointer(address, offset)
         page = address >> _PAGE_BITS
         if page not in self._page_kinds:
             self._page_kinds[page] = self._query_kind(address) if address else ""
@@ -100,10 +100,10 @@ class MemoryMap:
 
     def pool_offset(self, address: int) -> int | None:
         """Return the offset of an address in the graph's own pool; ``None`` outside of it."""
-        found = self._ranges.find(address)
-        if found is None or found.origin is None:
+        memory = self._ranges.find(address)
+        if memory is None or memory.origin is None:
             return None
-        return address - found.begin + found.origin
+        return address - memory.begin + memory.origin
 
     def segments_with(self, addresses: Iterable[int]) -> tuple[Segment, ...]:
         """Return the allocator's segments that contain any of the addresses."""
@@ -128,8 +128,8 @@ class _RangeLookup:
         at = bisect_right(self._begins, address) - 1
         if at < 0:
             return None
-        _, end, found = self._pieces[at]
-        return found if address < end else None
+        _, end, innermost = self._pieces[at]
+        return innermost if address < end else None
 
 
 def _disjoint_pieces(ranges: Iterable[AddressRange]) -> Iterable[tuple[int, int, AddressRange]]:
@@ -138,7 +138,7 @@ def _disjoint_pieces(ranges: Iterable[AddressRange]) -> Iterable[tuple[int, int,
     at = 0
     # Of several names for the same bytes, such as tied weights, the first one counts.
     first = {(memory.begin, memory.end): memory for memory in reversed(list(ranges))}
-    for inner in sorted(first.values(), key=lambda each: (each.begin, -each.end)):
+    for inner in sorted(first.values(), key=lambda memory: (memory.begin, -memory.end)):
         while around and around[-1].end <= inner.begin:
             ended = around.pop()
             if at < ended.end:
@@ -166,21 +166,21 @@ def _tensor_ranges(names: NamedTensors) -> Iterable[AddressRange]:
 def _segment_records(
     segments: Sequence[Mapping[str, Any]], pool: tuple[int, int] | None
 ) -> tuple[Segment, ...]:
-    found = []
+    records = []
     for segment in segments:
         kind = _pool_kind(segment, pool)
         address, size, used = (
             int(segment[key]) for key in ("address", "total_size", "active_size")
         )
-        found.append(Segment(address=address, size=size, used=used, pool=kind))
-    return tuple(sorted(found, key=lambda record: record.address))
+        records.append(Segment(address=address, size=size, used=used, pool=kind))
+    return tuple(sorted(records, key=lambda record: record.address))
 
 
 def _pool_kind(segment: Mapping[str, Any], pool: tuple[int, int] | None) -> str:
-    found = tuple(segment["segment_pool_id"])
-    if pool is not None and found == tuple(pool):
+    segment_pool = tuple(segment["segment_pool_id"])
+    if pool is not None and segment_pool == tuple(pool):
         return "graph"
-    return "default" if found == (0, 0) else "other"
+    return "default" if segment_pool == (0, 0) else "other"
 
 
 def _block_ranges(
@@ -188,7 +188,7 @@ def _block_ranges(
 ) -> Iterable[AddressRange]:
     """Yield the segments of the graph's pool, and the blocks of all other segments."""
     origin = 0
-    for segment in sorted(segments, key=lambda each: int(each["address"])):
+    for segment in sorted(segments, key=lambda segment: int(segment["address"])):
         begin, size = int(segment["address"]), int(segment["total_size"])
         if _pool_kind(segment, pool) == "graph":
             yield AddressRange(begin, begin + size, "pool", "pool", origin)

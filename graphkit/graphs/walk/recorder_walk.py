@@ -152,8 +152,8 @@ def _argument(name: str, value: Any, memory: MemoryMap) -> Argument:
 
 
 def _pointer(tensor: torch.Tensor, memory: MemoryMap) -> Pointer | None:
-    found = memory.find(tensor.data_ptr())
-    return found and replace(found, size=distinct_bytes(tensor))
+    pointer = memory.find(tensor.data_ptr())
+    return pointer and replace(pointer, size=distinct_bytes(tensor))
 
 
 def _dtype_and_shape(tensor: torch.Tensor) -> str:

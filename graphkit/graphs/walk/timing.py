@@ -82,12 +82,12 @@ def with_times(
             waits[edge.target].append(edge.source)
     spans: dict[int, list[Span]] = defaultdict(list)
     for launch in launches:
-        found = launch if by_order else _matched(expected, launch)
+        matched = launch if by_order else _matched(expected, launch)
         indices = (node.index for node in expected)
-        by_node = {index: each for index, each in zip(indices, found, strict=True) if each}
-        for index, each in by_node.items():
+        by_node = {index: span for index, span in zip(indices, matched, strict=True) if span}
+        for index, span in by_node.items():
             ends = (by_node[source].end for source in waits[index] if source in by_node)
-            at_work = each.after(max(ends, default=each.start))
+            at_work = span.after(max(ends, default=span.start))
             spans[index].append(replace(at_work, start=at_work.start - launch[0].start))
     timed = tuple(_node_with_times(node, spans.get(node.index, ())) for node in nodes)
     return timed, _graph_timing(timed, edges, launches, "order" if by_order else "name and grid")
@@ -161,14 +161,14 @@ def _matched(nodes: Sequence[Node], launch: Sequence[Span]) -> list[Span | None]
     unused: dict[str, list[Span]] = defaultdict(list)
     for span in launch:
         unused[_match_key(span.name)].append(span)
-    found: list[Span | None] = []
+    matches: list[Span | None] = []
     for node in nodes:
         candidates = unused[_match_key(node.name)]
         match = next((span for span in candidates if _agree(node, span)), None)
         if match is not None:
             candidates.remove(match)
-        found.append(match)
-    return found
+        matches.append(match)
+    return matches
 
 
 def _match_key(name: str) -> str:

@@ -58,13 +58,13 @@ class TritonKernels:
 
 def _loaded_kernels() -> dict[int, tuple[str, ...]]:
     """Return the parameter names of all loaded kernels by the handles of their functions."""
-    found: dict[int, tuple[str, ...]] = {}
+    names: dict[int, tuple[str, ...]] = {}
     for kernel in find_objects(lambda kind: kind.__name__ in (_JIT, _STATIC)):
         # Compiled from a file, or of a version or a library with other attributes.
         with suppress(AttributeError, TypeError):
             if kernel.function is not None:
-                found[kernel.function] = _argument_names(kernel)
-    return found
+                names[kernel.function] = _argument_names(kernel)
+    return names
 
 
 def _argument_names(kernel: Any) -> tuple[str, ...]:
