@@ -6,12 +6,13 @@ import importlib
 import itertools
 import re
 import sys
+import threading
 from dataclasses import dataclass
 
 import pytest
 import torch
 
-from graphkit.cli import main
+from graphkit.cli import main, output
 
 names = (f"graphkit_tests_cli_{number}" for number in itertools.count())
 
@@ -95,6 +96,12 @@ class Ended:
 def without_cuda(monkeypatch):
     """Hide CUDA devices: the targets below are on the CPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture(autouse=True)
+def without_progress(monkeypatch):
+    """Print no line of progress, however long a command takes on a busy machine."""
+    monkeypatch.setattr(output, "_SECONDS", threading.TIMEOUT_MAX)
 
 
 @pytest.fixture
