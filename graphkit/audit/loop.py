@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -11,6 +10,7 @@ import torch
 
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.finding_kinds import FindingKind
+from graphkit.audit.node_switches import bisected
 from graphkit.audit.object_snapshot import ObjectSnapshot
 from graphkit.audit.ranks import NOT_ON_RANKS
 from graphkit.audit.runs.request_runs import ReportRows, RequestPrompts, RequestRun, RequestRuns
@@ -189,7 +189,8 @@ class _Search:
         def differs(count: int) -> bool:
             return bool(self._differences(count, self._runs.launched(count, count)))
 
-        return 1 + bisect_left(range(1, wrong), True, key=differs)
+        index = bisected(differs, wrong)
+        return wrong if index is None else index + 1
 
     def _report_step(self, number: int, check: Check) -> None:
         found = self._differences(number, self._runs.launched(number, number))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -17,119 +17,102 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 BROKEN = ROOT / "tools" / "examples" / "broken"
-FOUND = [
-    ("python_temperature", "frozen", "frozen value", "follows `temperature` ("),
-    (
-        "frozen_temperature",
-        "frozen",
-        "frozen value",
-        "`Broken.python_temperature` = 1.0 is frozen in ",
+
+
+@dataclass(frozen=True)
+class Planted:
+    """The finding of an example: its audit, kind, a part of its text, and the line it names."""
+
+    audit: str
+    kind: str
+    text: str
+    function: str = ""
+    file: str = ""
+    severity: str = "error"
+
+
+def frozen(text, file, severity="note"):
+    return Planted("frozen", "frozen value", text, "scores", file, severity)
+
+
+PYTHON = "broken/python_temperature.py"
+FIRST_NODE = "The first node that differs is `"
+PLANTED = {
+    "python_temperature": frozen("follows `temperature` (", PYTHON, "error"),
+    "frozen_temperature": frozen("`Broken.python_temperature` = 1.0 is frozen in ", PYTHON),
+    "frozen_length": frozen("`len(Broken.adapters)` = 3 is frozen in argument 1 ", ""),
+    "frozen_global": frozen("`frozen_global.penalty` = 1.2 is frozen in argument ", ""),
+    "frozen_branch": frozen("`Broken.is_smooth` = True is frozen in the kernel of", ""),
+    "changed_temperature": Planted(
+        "shadow", "frozen value", "has changed since capture (1.0, then 0.5), ", "scores", PYTHON
     ),
-    (
-        "frozen_length",
-        "frozen",
-        "frozen value",
-        "`len(Broken.adapters)` = 3 is frozen in argument 1 ",
+    "counting_warmup": Planted("warmup", "warm-up leak", "changed `Broken.steps` from", "forward"),
+    "dropped_positions": Planted(
+        "wrapper", "wrapper differs from model",
+        "row 0 of the drafts of request 0 (position 60 of request 0)", "forward",
+        "llama/modeling_llama.py",
     ),
-    (
-        "frozen_global",
-        "frozen",
-        "frozen value",
-        "`frozen_global.penalty` = 1.2 is frozen in argument ",
+    "dropped_window": Planted(
+        "wrapper", "wrapper differs from model",
+        "row 8 of the prompt of request 0 (position 8 of request 0)", "forward",
+        "mistral/modeling_mistral.py",
     ),
-    (
-        "frozen_branch",
-        "frozen",
-        "frozen value",
-        "`Broken.is_smooth` = True is frozen in the kernel of",
+    "freed_weight": Planted(
+        "pointers", "freed memory", "points to memory that was freed", "scores"
     ),
-    (
-        "changed_temperature",
-        "shadow",
-        "frozen value",
-        "has changed since capture (1.0, then 0.5), ",
+    "grown_workspace": Planted(
+        "warmup", "replaced buffer", "replaced `Broken.workspace`, float32 [0, 16]", "history_term"
     ),
-    ("counting_warmup", "warmup", "warm-up leak", "changed `Broken.steps` from 0 to"),
-    (
-        "dropped_positions",
-        "wrapper",
-        "wrapper differs from model",
-        "row 0 of the drafts of request 0 (position 60 of request 0)",
+    "lazy_mask": Planted(
+        "warmup", "lazy cache", "created `Broken.masks[32]` (bool [32, 32]) from pad rows",
+        "forward",
     ),
-    (
-        "dropped_window",
-        "wrapper",
-        "wrapper differs from model",
-        "row 8 of the prompt of request 0 (position 8 of request 0)",
+    "leaking_pad_row": Planted(
+        "pads", "leaking pad row", "of next_token_logits (request 0 of", "forward",
+        "broken/sound.py",
     ),
-    ("freed_weight", "pointers", "freed memory", "points to memory that was freed"),
-    (
-        "grown_workspace",
-        "warmup",
-        "replaced buffer",
-        "replaced `Broken.workspace`, float32 [0, 16]",
+    "batch_maximum": Planted("pads", "leaking pad row", f"{FIRST_NODE}amax`", "history_term"),
+    "running_sum": Planted(
+        "pads", "rows depend on batch order", "first node that differs is `cumsum`", "history_term"
     ),
-    ("grown_workspace", "pointers", "undeclared memory", "the target does not declare"),
-    (
-        "lazy_mask",
-        "warmup",
-        "lazy cache",
-        "created `Broken.masks[32]` (bool [32, 32]) from pad rows",
+    "batch_size_branch": Planted(
+        "shadow", "dependence on the batch size", "Only the padded step runs `", "history_term"
     ),
-    ("lazy_mask", "pointers", "undeclared memory", "the target does not declare"),
-    ("leaking_pad_row", "pads", "leaking pad row", "of next_token_logits (request 0 of"),
-    ("leaking_pad_row", "shadow", "leaking pad row", "The first node that differs is `"),
-    ("batch_maximum", "pads", "leaking pad row", "The first node that differs is `amax`"),
-    ("running_sum", "pads", "rows depend on batch order", "first node that differs is `cumsum`"),
-    ("batch_size_branch", "shadow", "dependence on the batch size", "Only the padded step runs `"),
-    (
-        "metadata_of_another_size",
-        "pads",
-        "metadata of another size",
+    "metadata_of_another_size": Planted(
+        "pads", "metadata of another size",
         "It reads `Broken.mask` (float32 [1024]), which the forward made for another batch size",
+        "history_term",
     ),
-    ("training_batch_norm", "pads", "leaking pad row", "The first node that differs is `"),
-    ("undeclared_state", "warmup", "undeclared state", "rows of its requests in `Broken.pool`"),
-    (
-        "unwritten_row",
-        "pool-poison",
-        "stale pool memory",
-        "memory allocated by `new_empty` at broken/",
+    "training_batch_norm": Planted(
+        "pads", "leaking pad row", FIRST_NODE, "forward", "broken/sound.py"
     ),
-    ("stale_positions", "pointers", "dead input", "no node reads the input field `positions`"),
-    ("written_input", "forward", "written input", "writes into the input field `positions`"),
-    ("active_dropout", "forward", "random draw", "draws random numbers outside of a sampler"),
+    "undeclared_state": Planted(
+        "warmup", "undeclared state", "rows of its requests in `Broken.pool`", "history_term",
+        severity="warning",
+    ),
+    "unwritten_row": Planted(
+        "pool-poison", "stale pool memory", "memory allocated by `new_empty` at broken/",
+        "position_term",
+    ),
+    "stale_positions": Planted(
+        "pointers", "dead input", "no node reads the input field `positions`", severity="warning"
+    ),
+    "written_input": Planted(
+        "forward", "written input", "writes into the input field `positions`", "position_term"
+    ),
+    "active_dropout": Planted(
+        "forward", "random draw", "draws random numbers outside of a sampler", "forward",
+        "broken/sound.py", "note",
+    ),
+}  # fmt: skip
+"""The first finding of all audits of each example. The file is the example's own if it is empty."""
+UNDECLARED = Planted("pointers", "undeclared memory", "the target does not declare")
+OTHERS = [
+    ("grown_workspace", UNDECLARED),
+    ("lazy_mask", UNDECLARED),
+    ("leaking_pad_row", Planted("shadow", "leaking pad row", FIRST_NODE)),
 ]
-"""Example, audit, kind of the finding, and a part of its text."""
-LINES = {
-    "unwritten_row": ("pool-poison", "broken/unwritten_row.py", "in position_term"),
-    "python_temperature": ("frozen", "broken/python_temperature.py", "in scores"),
-    "lazy_mask": ("warmup", "broken/lazy_mask.py", "in forward"),
-    "counting_warmup": ("warmup", "broken/counting_warmup.py", "in forward"),
-    "grown_workspace": ("warmup", "broken/grown_workspace.py", "in history_term"),
-    "undeclared_state": ("warmup", "broken/undeclared_state.py", "in history_term"),
-    "freed_weight": ("pointers", "broken/freed_weight.py", "in scores"),
-    "written_input": ("forward", "broken/written_input.py", "in position_term"),
-    "active_dropout": ("forward", "broken/sound.py", "in forward"),
-    "dropped_window": ("wrapper", "mistral/modeling_mistral.py", "in forward"),
-    "dropped_positions": ("wrapper", "llama/modeling_llama.py", "in forward"),
-    "frozen_temperature": ("frozen", "broken/python_temperature.py", "in scores"),
-    "frozen_length": ("frozen", "broken/frozen_length.py", "in scores"),
-    "frozen_global": ("frozen", "broken/frozen_global.py", "in scores"),
-    "frozen_branch": ("frozen", "broken/frozen_branch.py", "in scores"),
-    "changed_temperature": ("shadow", "broken/python_temperature.py", "in scores"),
-    "batch_maximum": ("pads", "broken/batch_maximum.py", "in history_term"),
-    "running_sum": ("pads", "broken/running_sum.py", "in history_term"),
-    "batch_size_branch": ("shadow", "broken/batch_size_branch.py", "in history_term"),
-    "metadata_of_another_size": (
-        "pads",
-        "broken/metadata_of_another_size.py",
-        "in history_term",
-    ),
-    "training_batch_norm": ("pads", "broken/sound.py", "in forward"),
-    "leaking_pad_row": ("pads", "broken/sound.py", "in forward"),
-}
-"""Audit, file and function that the finding names as its source."""
+"""Findings of further audits of an example."""
 
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
@@ -165,40 +148,23 @@ def test_the_sound_model_has_no_finding_but_its_constants(device):
 
 
 @devices
-@pytest.mark.parametrize(("name", "audit", "kind", "text"), FOUND)
-def test_a_broken_model_is_found(name, audit, kind, text, device):
-    found = [each for each in audited_for(name, device, audit) if each.kind == kind]
-    assert any(text in finding.text for finding in found), found
-    assert {finding.audit for finding in found} == {audit}
+@pytest.mark.parametrize(("name", "planted"), [*PLANTED.items(), *OTHERS])
+def test_a_broken_model_is_found(name, planted, device):
+    findings = audited_for(name, device, planted.audit)
+    found = [finding for finding in findings if finding.kind == planted.kind]
+    assert any(planted.text in finding.text for finding in found), found
+    assert {finding.audit for finding in found} == {planted.audit}
     assert all(finding.advice for finding in found)
+    if planted.function:
+        file = planted.file or f"broken/{name}.py"
+        sources = {each.source for each in findings if each.audit == planted.audit}
+        assert any(
+            source.startswith(file) and source.endswith(f"in {planted.function}")
+            for source in sources
+        ), sources
 
 
-FIRST = {
-    "python_temperature": ("error", "frozen value"),
-    "counting_warmup": ("error", "warm-up leak"),
-    "dropped_positions": ("error", "wrapper differs from model"),
-    "dropped_window": ("error", "wrapper differs from model"),
-    "changed_temperature": ("error", "frozen value"),
-    "freed_weight": ("error", "freed memory"),
-    "frozen_branch": ("note", "frozen value"),
-    "frozen_global": ("note", "frozen value"),
-    "frozen_length": ("note", "frozen value"),
-    "frozen_temperature": ("note", "frozen value"),
-    "grown_workspace": ("error", "replaced buffer"),
-    "lazy_mask": ("error", "lazy cache"),
-    "leaking_pad_row": ("error", "leaking pad row"),
-    "unwritten_row": ("error", "stale pool memory"),
-    "stale_positions": ("warning", "dead input"),
-    "written_input": ("error", "written input"),
-    "active_dropout": ("note", "random draw"),
-    "batch_maximum": ("error", "leaking pad row"),
-    "running_sum": ("error", "rows depend on batch order"),
-    "batch_size_branch": ("error", "dependence on the batch size"),
-    "metadata_of_another_size": ("error", "metadata of another size"),
-    "training_batch_norm": ("error", "leaking pad row"),
-    "undeclared_state": ("warning", "undeclared state"),
-}
-"""Severity and kind of the first finding of all audits."""
+FIRST = {name: (planted.severity, planted.kind) for name, planted in PLANTED.items()}
 FIRST_IF_BARE = FIRST | {"dropped_positions": ("error", "rows depend on batch order")}
 """The same for targets that declare no weights and state."""
 
@@ -257,15 +223,6 @@ def test_a_correct_model_that_declares_nothing_has_no_error_and_few_notes(name):
     assert not [each for each in findings if each.severity == "error"]
 
 
-@devices
-@pytest.mark.parametrize("name", LINES)
-def test_a_finding_names_the_line(name, device):
-    audit, file, function = LINES[name]
-    found = audited_for(name, device, audit)
-    sources = {each.source for each in found if each.audit == audit}
-    assert any(source.startswith(file) and source.endswith(function) for source in sources), sources
-
-
 MODULES = {"dropped_window": "model.layers.0.self_attn", "dropped_positions": "model"}
 
 
@@ -283,8 +240,7 @@ def test_a_host_synchronisation_is_found_by_any_capture(device):
 
 def test_every_broken_model_is_tested():
     names = {path.stem for path in BROKEN.glob("*.py")}
-    assert names - LINES.keys() == {"sound", "host_sync", "stale_positions"}
-    assert names == {"sound", "host_sync", *(name for name, *_ in FOUND)}
+    assert names == {"sound", "host_sync", *PLANTED}
 
 
 @pytest.mark.parametrize("path", sorted(BROKEN.glob("*.py")), ids=lambda path: path.stem)

@@ -18,7 +18,7 @@ def test_without_an_audit_the_request_says_what_to_do(ask):
         ask()
 
 
-def test_fingerprints_of_the_same_memory_have_no_difference():
+def test_digests_of_the_same_memory_have_no_difference():
     memory = {16: MemoryContents("weight", "w", 3, is_zero=False)}
     before = GraphDigest({"a": GraphContents((("mm", "1"),), memory)}, 0)
     assert gk.compare_digest(before, before) == ()
