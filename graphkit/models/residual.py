@@ -30,7 +30,7 @@ _METADATA = frozenset(
 """Functions that read no number of a tensor."""
 
 
-class PendingSum(torch.Tensor):
+class DeferredResidualAdd(torch.Tensor):
     """The sum of two tensors of one shape, or of the parts of one, computed when it is first read.
 
     Private names of torch, checked on 2.13: ``torch.Tensor._make_wrapper_subclass``, the documented
@@ -57,13 +57,13 @@ class PendingSum(torch.Tensor):
     @classmethod
     def of(cls, one: torch.Tensor, other: torch.Tensor) -> Self:
         """Return the sum of two tensors, of which one may be an unread product."""
-        if isinstance(one, PendingSum) and one.is_unread_product:
+        if isinstance(one, DeferredResidualAdd) and one.is_unread_product:
             one, other = other, one
-        residual, collectives = one.total() if isinstance(one, PendingSum) else one, None
-        if isinstance(other, PendingSum) and other.is_unread_product:
+        residual, collectives = one.total() if isinstance(one, DeferredResidualAdd) else one, None
+        if isinstance(other, DeferredResidualAdd) and other.is_unread_product:
             parts, collectives = other._checked_parts(), other._collectives
         else:
-            parts = (other.total() if isinstance(other, PendingSum) else other)[None]
+            parts = (other.total() if isinstance(other, DeferredResidualAdd) else other)[None]
         self = cls(parts, residual.dtype)
         self._residual, self._versions = residual, (_version(parts), _version(residual))
         self._collectives = collectives
@@ -137,7 +137,9 @@ class PendingSum(torch.Tensor):
         """Compute the sums among the arguments, except for functions that read metadata."""
         if func in _METADATA:
             return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
-        args, kwargs = tree_map_only(PendingSum, PendingSum.total, (args, dict(kwargs or {})))
+        args, kwargs = tree_map_only(
+            DeferredResidualAdd, DeferredResidualAdd.total, (args, dict(kwargs or {}))
+        )
         return func(*args, **kwargs)
 
     @classmethod
@@ -149,12 +151,14 @@ class PendingSum(torch.Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Compute the sums among the arguments of an operation that torch calls by itself."""
-        args, kwargs = tree_map_only(PendingSum, PendingSum.total, (args, dict(kwargs or {})))
+        args, kwargs = tree_map_only(
+            DeferredResidualAdd, DeferredResidualAdd.total, (args, dict(kwargs or {}))
+        )
         return func(*args, **kwargs)
 
 
 class DeferredSums(TorchFunctionMode):
-    """Lets additions in a block give a ``PendingSum``.
+    """Lets additions in a block give a ``DeferredResidualAdd``.
 
     Args:
         widths: Row sizes of the norms that compute such sums; rows of other sizes are added at
@@ -174,7 +178,7 @@ class DeferredSums(TorchFunctionMode):
     ) -> Any:
         """Run a function, or defer it."""
         if func in _SUMS and not kwargs and self._may_wait(*args):
-            return PendingSum.of(*args)
+            return DeferredResidualAdd.of(*args)
         return func(*args, **(kwargs or {}))
 
     def _may_wait(self, one: Any, other: Any) -> bool:
@@ -191,7 +195,7 @@ class DeferredSums(TorchFunctionMode):
 
 def normalised(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return ``rms_norm`` of rows [..., H], or of a pending sum."""
-    if isinstance(rows, PendingSum):
+    if isinstance(rows, DeferredResidualAdd):
         return rows.normalised(weight, eps)
     return rms_norm(rows.reshape(-1, rows.shape[-1]), weight, eps).view(rows.shape)
 

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from graphkit.distributed import Channel, RankGroup
 from graphkit.errors import ConfigError
 from graphkit.models.layout import output_head
-from graphkit.models.residual import PendingSum
+from graphkit.models.residual import DeferredResidualAdd
 
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 _WHOLE = frozenset({
@@ -262,7 +262,7 @@ class RankSum(_RankHook):
 
     def __call__(self, _module: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:
         """Return the sum."""
-        if isinstance(output, PendingSum) and output.is_unread_product:
+        if isinstance(output, DeferredResidualAdd) and output.is_unread_product:
             return output.over_ranks(self._collectives)
         return self._collectives.all_reduce(output.contiguous())
 

@@ -1,6 +1,6 @@
 """Parts of decoder layers and draft heads: norms, the gate, and the inputs of a head.
 
-Dimensions: T rows, S parts, H hidden, V vocabulary, C columns of gate and up projection.
+Dimensions: T rows, S partial sums, H hidden, V vocabulary, C columns of gate and up projection.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def add_rms_norm(
     """Add rows to the residual stream and normalise the sum; see ``rms_norm``.
 
     Args:
-        x: Added to the stream; or parts of it, which are added in order first, in their dtype.
-            It is rounded to the dtype of the stream.
+        x: Added to the stream; or partial sums of it, which are added in order first, in their
+            dtype. It is rounded to the dtype of the stream.
         residual: The stream so far.
         weight: Factor of each column.
         eps: Added to the mean square.
@@ -61,13 +61,13 @@ def add_rms_norm(
     Returns:
         The normalised sum, and the sum, each [T, H] of the stream's dtype.
     """
-    total = residual + whole_rows(x, residual.dtype)
+    total = residual + reduce_partials(x, residual.dtype)
     wide = functional.rms_norm(total.float(), total.shape[1:], eps=eps)
     return (weight * wide.to(total.dtype)).to(total.dtype), total
 
 
-def whole_rows(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return rows [T, C], or the sum of their parts [S, T, C] in order, in a dtype."""
+def reduce_partials(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return rows [T, C], or the sum of partial sums [S, T, C] in order, in a dtype."""
     return (rows if rows.dim() == 2 else reduce(torch.add, rows.unbind())).to(dtype)
 
 

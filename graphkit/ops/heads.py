@@ -1,6 +1,6 @@
 """Heads of a decoder layer: split, normalise and rotate projected rows, and store them.
 
-Dimensions: T rows, S parts, N query heads, M key and value heads, D head size, F = D / 2.
+Dimensions: T rows, S partial sums, N query heads, M key and value heads, D head size, F = D / 2.
 """
 
 # ruff: noqa: N803 - suffixes of tensor names are dimensions
@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 
 from graphkit.errors import AttentionError
-from graphkit.ops.decoder import whole_rows, with_norm
+from graphkit.ops.decoder import reduce_partials, with_norm
 from graphkit.ops.kv_cache import check_caches, store_kv
 from graphkit.ops.registration import register_op
 
@@ -58,8 +58,8 @@ def rotated_heads(
     the rows. With weights, queries and keys are normalised before by ``rms_norm`` (Qwen3).
 
     Args:
-        qkv: Queries, then keys, then values of each row; or parts of them, which are added in order
-            first, in their dtype.
+        qkv: Queries, then keys, then values of each row; or partial sums of them, which are added
+            in order first, in their dtype.
         positions: Position of each row in its request.
         inverse_frequencies: Angle per position of each pair, F = D / 2.
         query_heads: Query heads (N); 0 for rows that have keys and values only.
@@ -72,7 +72,7 @@ def rotated_heads(
     Returns:
         Queries [T, N, D], keys and values [T, M, D].
     """
-    qkv = whole_rows(qkv, dtype or qkv.dtype)
+    qkv = reduce_partials(qkv, dtype or qkv.dtype)
     heads = qkv.view(len(qkv), query_heads + 2 * key_heads, 2 * len(inverse_frequencies))
     both, value = heads.split((query_heads + key_heads, key_heads), dim=1)
     if query_weight is not None or key_weight is not None:
@@ -160,7 +160,7 @@ class ProjectedHeads(NamedTuple):
     """Projected rows of a layer before they are split and rotated: arguments of ``rotated_heads``.
 
     Attributes:
-        qkv: [T, (N + 2 * M) * D], or parts of them, [S, T, (N + 2 * M) * D].
+        qkv: [T, (N + 2 * M) * D], or partial sums of them, [S, T, (N + 2 * M) * D].
         positions: [T] int32 or int64.
         inverse_frequencies: [D / 2] float32.
         query_heads: Query heads (N).

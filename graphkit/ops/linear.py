@@ -1,6 +1,6 @@
 """Products with weights of the dtype of their rows, and the kinds of results of all products.
 
-Dimensions: T rows, K inputs, N outputs, S parts of the inputs.
+Dimensions: T rows, K inputs, N outputs, S partial sums.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _FAST = (torch.bfloat16, torch.float16)
 
 
 def check_result(op: str, args: Any) -> None:
-    """Refuse ``gated`` with ``in_parts``, and a gated weight with an odd number of rows."""
-    if args.gated and args.in_parts:
+    """Refuse ``swiglu`` with ``split_k_partials``, or over an odd number of outputs."""
+    if args.swiglu and args.split_k_partials:
         raise InputError(
-            f"{op}: gated and in_parts are both True, but a gate is applied to whole sums. Pass "
+            f"{op}: swiglu and split_k_partials are both True, but the gate needs whole sums. Pass "
             "one of them.",
-            field="gated",
+            field="swiglu",
         )
-    if args.gated and len(args.weight) % 2:
+    if args.swiglu and len(args.weight) % 2:
         raise InputError(
             f"{op}: weight is {describe(args.weight)}, expected an even number of rows: the "
             "gate's, then the up projection's.",
@@ -35,18 +35,18 @@ def check_result(op: str, args: Any) -> None:
         )
 
 
-def result_of(product: torch.Tensor, gated: bool, in_parts: bool) -> torch.Tensor:
+def result_of(product: torch.Tensor, swiglu: bool, split_k_partials: bool) -> torch.Tensor:
     """Return the result of the references of both ops from their product, [T, N]."""
-    if gated:
+    if swiglu:
         return silu_and_mul(product)
-    return product[None] if in_parts else product
+    return product[None] if split_k_partials else product
 
 
 def empty_result(args: Any, bits: int) -> torch.Tensor:
     """Allocate the result of a product with numbers of so many bits."""
     x, (rows, inputs), outputs = args.x, args.x.shape, len(args.weight)
-    if not args.in_parts:
-        columns = outputs // 2 if args.gated else outputs
+    if not args.split_k_partials:
+        columns = outputs // 2 if args.swiglu else outputs
         return torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     parts = 1
     if x.device.type == "cuda":
@@ -67,8 +67,8 @@ def linear(
     x: Annotated[torch.Tensor, "[T, K >= 1] floating-point"],
     weight: Annotated[torch.Tensor, "[N >= 1, K] x.dtype"],
     bias: Annotated[torch.Tensor | None, "[N] x.dtype"] = None,
-    gated: bool = False,
-    in_parts: bool = False,
+    swiglu: bool = False,
+    split_k_partials: bool = False,
 ) -> torch.Tensor:
     """Multiply rows with a weight, as ``torch.nn.functional.linear`` does.
 
@@ -81,17 +81,17 @@ def linear(
         x: The rows.
         weight: The weight.
         bias: Added to the products.
-        gated: Whether to return ``silu_and_mul`` of the products. The weight has the rows of the
+        swiglu: Whether to return ``silu_and_mul`` of the products. The weight has the rows of the
             gate, then as many of the up projection.
-        in_parts: Whether to return the sums of parts of the inputs. ``add_rms_norm``,
-            ``rotated_heads`` and ``store_rotated_heads`` take them, so that no kernel adds them
-            before. The rows, the weight and the device decide on the number of parts.
+        split_k_partials: Whether to return the partial sums of a split of the inputs (split-K).
+            ``add_rms_norm``, ``rotated_heads`` and ``store_rotated_heads`` reduce them, so that no
+            kernel has to before. The rows, the weight and the device decide on their number.
 
     Returns:
-        The products, [T, N] of x's dtype; gated [T, N / 2]; in parts [S, T, N] of float32, or of
-        x's dtype if S is 1.
+        The products, [T, N] of x's dtype; with ``swiglu`` [T, N / 2]; partial sums [S, T, N] of
+        float32, or of x's dtype if S is 1.
     """
-    return result_of(functional.linear(x, weight, bias), gated, in_parts)
+    return result_of(functional.linear(x, weight, bias), swiglu, split_k_partials)
 
 
 def project(
@@ -99,8 +99,8 @@ def project(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    gated: bool = False,
-    in_parts: bool = False,
+    swiglu: bool = False,
+    split_k_partials: bool = False,
 ) -> torch.Tensor:
     """Return ``torch.nn.functional.linear``, by the op ``linear`` where it may be faster.
 
@@ -111,17 +111,17 @@ def project(
         x: Rows, [..., K].
         weight: The weight, [N, K].
         bias: Added to the products, [N].
-        gated: As for ``linear``.
-        in_parts: As for ``linear``.
+        swiglu: As for ``linear``.
+        split_k_partials: As for ``linear``.
 
     Returns:
-        The products, [..., N]; gated [..., N / 2]; in parts [S, ..., N].
+        The products, [..., N]; with ``swiglu`` [..., N / 2]; partial sums [S, ..., N].
     """
     is_fast = x.is_cuda and x.dtype in _FAST and x.dtype == weight.dtype
     if is_fast and not torch.is_grad_enabled():
-        out = linear(x.reshape(-1, x.shape[-1]), weight, bias, gated, in_parts)
+        out = linear(x.reshape(-1, x.shape[-1]), weight, bias, swiglu, split_k_partials)
         return out.view(*out.shape[:-2], *x.shape[:-1], out.shape[-1])
     out = functional.linear(x, weight, bias)
-    if gated:
+    if swiglu:
         return silu_and_mul(out.view(-1, len(weight))).view(*x.shape[:-1], len(weight) // 2)
-    return out[None] if in_parts else out
+    return out[None] if split_k_partials else out

@@ -1,7 +1,7 @@
 """Products with weights of eight or four bits, which are dequantised on the way.
 
 Dimensions: T rows, K inputs, N outputs, L bytes of a row of the weight, R rows and C columns of
-scales, S parts of the inputs. A block is 128 inputs or outputs.
+scales, S partial sums. A block is 128 inputs or outputs.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def quantized_linear(
     scale: Annotated[torch.Tensor, "[R, C] float32 or bfloat16 or float16"],
     zero_point: Annotated[torch.Tensor | None, "[R, C] uint8"] = None,
     bias: Annotated[torch.Tensor | None, "[N] floating-point"] = None,
-    gated: bool = False,
-    in_parts: bool = False,
+    swiglu: bool = False,
+    split_k_partials: bool = False,
 ) -> torch.Tensor:
     """Multiply rows with a quantised weight, as ``torch.nn.functional.linear`` does with another.
 
@@ -88,14 +88,14 @@ def quantized_linear(
         zero_point: Numbers of four bits that stand for 0, of each scale; None for 8, and for
             float8_e4m3fn.
         bias: Added to the products.
-        gated: As for ``linear``.
-        in_parts: As for ``linear``.
+        swiglu: As for ``linear``.
+        split_k_partials: As for ``linear``.
 
     Returns:
-        The products, [T, N] of x's dtype; gated [T, N / 2]; in parts [S, T, N] of float32, or of
-        x's dtype if S is 1.
+        The products, [T, N] of x's dtype; with ``swiglu`` [T, N / 2]; partial sums [S, T, N] of
+        float32, or of x's dtype if S is 1.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     matrix = dequantized(weight, scale, zero_point, x.shape[1], wide)
     product = linear(x.to(wide), matrix, None if bias is None else bias.to(wide)).to(x.dtype)
-    return result_of(product, gated, in_parts)
+    return result_of(product, swiglu, split_k_partials)

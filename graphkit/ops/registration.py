@@ -116,7 +116,7 @@ class RegisteredOp:
         pairs = zip(results, gradients, strict=True)
         used = [(result, gradient) for result, gradient in pairs if gradient is not None]
         is_variable = [isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args]
-        found = iter(
+        computed = iter(
             torch.autograd.grad(
                 [result for result, _ in used],
                 [arg for arg, is_one in zip(args, is_variable, strict=True) if is_one],
@@ -124,7 +124,7 @@ class RegisteredOp:
                 allow_unused=True,
             )
         )
-        return tuple(next(found) if is_one else None for is_one in is_variable)
+        return tuple(next(computed) if is_one else None for is_one in is_variable)
 
     def refuse_backward(self, *_: Any) -> None:
         """Refuse to differentiate an op without gradients."""

@@ -60,7 +60,7 @@ def test_a_tensor_that_a_kernel_copies_by_descriptor(kept_graph):
     scale = torch.ones(64, 1, device="cuda")
 
     def step():
-        quantized_linear(x, numbers, scale, in_parts=True)
+        quantized_linear(x, numbers, scale, split_k_partials=True)
 
     tensors = {"input": {"x": x}, "state": {"numbers": numbers}}
     (node,) = gk.inspect_graph(kept_graph(step), names=tensors).nodes

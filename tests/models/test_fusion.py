@@ -25,7 +25,7 @@ from graphkit.errors import TargetError
 from graphkit.models.fusion import linears
 from graphkit.models.fusion.products import DeferredProduct
 from graphkit.models.reference import reference_target
-from graphkit.models.residual import DeferredSums, PendingSum, normalised
+from graphkit.models.residual import DeferredResidualAdd, DeferredSums, normalised
 from graphkit.models.running import SelectedKeys, attending
 from small_models import small_model
 from two_ops_attention import TwoOps
@@ -379,7 +379,7 @@ class TestPendingSum:
     def sum(self):
         with DeferredSums({4}):
             found = self.terms[0] + self.terms[1]
-        assert isinstance(found, PendingSum)
+        assert isinstance(found, DeferredResidualAdd)
         return found
 
     @pytest.mark.parametrize(
@@ -401,14 +401,14 @@ class TestPendingSum:
         expected = residual + parts.sum(0)
         weight = torch.ones(4)
         for swap in (False, True):
-            product = PendingSum(parts, torch.float32)
+            product = DeferredResidualAdd(parts, torch.float32)
             with DeferredSums({4}):
                 found = product + residual if swap else residual + product
             assert product.is_unread_product
             assert found._total is None
             assert torch.equal(normalised(found, weight, 0.0), normalised(expected, weight, 0.0))
             assert torch.equal(found.total(), expected)
-        alone = PendingSum(parts, torch.float32)
+        alone = DeferredResidualAdd(parts, torch.float32)
         assert torch.equal(normalised(alone, weight, 0.0), normalised(parts.sum(0), weight, 0.0))
         assert not alone.is_unread_product
 

@@ -152,7 +152,7 @@ def compile_some(name: str, shape: tuple[int, int], kind: str, rows: int, first:
     op, tensors = op_and_tensors(kind, weight)
     for config in configurations(shape, kind, rows)[first::COMPILERS]:
         try:
-            op.launch(op.arguments(x, *tensors, gated=name == "gate_up"), config)
+            op.launch(op.arguments(x, *tensors, swiglu=name == "gate_up"), config)
         except Exception as error:  # a configuration that needs more shared memory, say
             print(f"{name}, {kind}, {rows}: {config}: {error}", file=sys.stderr)
 

@@ -73,13 +73,13 @@ class Chain:
         for layer, cache in zip(self._layers, self._caches, strict=True):
             qkv, out, gate_up, down = (partial(multiply, **_named(*each)) for each in layer.items())
             query = store_rotated_heads(
-                *cache, self._locations, qkv(normed, in_parts=True), self._locations,
+                *cache, self._locations, qkv(normed, split_k_partials=True), self._locations,
                 self._frequencies, *self._heads, dtype=stream.dtype,
             )  # fmt: skip
             attended = self._attend(query, *cache).flatten(1)
-            normed, stream = add_rms_norm(out(attended, in_parts=True), stream, norm, eps)
-            gated = gate_up(normed, gated=True)
-            normed, stream = add_rms_norm(down(gated, in_parts=True), stream, norm, eps)
+            normed, stream = add_rms_norm(out(attended, split_k_partials=True), stream, norm, eps)
+            gated = gate_up(normed, swiglu=True)
+            normed, stream = add_rms_norm(down(gated, split_k_partials=True), stream, norm, eps)
         return normed
 
     def _attend(
@@ -96,11 +96,11 @@ def _named(name: str, tensors: Tensors) -> dict[str, object]:
 
 
 def by_torch(
-    x: torch.Tensor, *, tensors: Tensors, gated: bool = False, **_: object
+    x: torch.Tensor, *, tensors: Tensors, swiglu: bool = False, **_: object
 ) -> torch.Tensor:
     """Multiply by the library of the device, in one part."""
     product = linear(x, *tensors)
-    return silu_and_mul(product) if gated else product
+    return silu_and_mul(product) if swiglu else product
 
 
 def by_op(
@@ -175,11 +175,11 @@ def make_humming_layers(
 
 
 def by_humming(
-    x: torch.Tensor, *, tensors: Sequence[HummingWeight], gated: bool = False, **_: object
+    x: torch.Tensor, *, tensors: Sequence[HummingWeight], swiglu: bool = False, **_: object
 ) -> torch.Tensor:
     """Multiply by ``humming-kernels``, in one part."""
     product: torch.Tensor = tensors[0].multiply(x)
-    return silu_and_mul(product) if gated else product
+    return silu_and_mul(product) if swiglu else product
 
 
 def nbytes_of(layer: Layer) -> int:

@@ -31,7 +31,7 @@ class GatedNetwork:
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Run the network over rows, [..., H]."""
-        out: torch.Tensor = self.down(self.gate_up(hidden_states, gated=True))
+        out: torch.Tensor = self.down(self.gate_up(hidden_states, swiglu=True))
         return out
 
 

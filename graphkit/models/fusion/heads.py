@@ -52,7 +52,7 @@ class RotatedAttention:
         """Run the module; takes its arguments."""
         running, (query_norm, key_norm) = running_forward(), self.norms or (None, None)
         rows = args[self.place] if isinstance(self.place, int) else kwargs[self.place]
-        parts = self.qkv(rows, in_parts=True)
+        parts = self.qkv(rows, split_k_partials=True)
         heads = ProjectedHeads(
             parts.reshape(len(parts), -1, parts.shape[-1]),
             running.positions,

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from graphkit.models.fusion.observation import ROWS, observe
 from graphkit.models.quantization import Linear, QuantizedLinear
-from graphkit.models.residual import DeferredSums, PendingSum
+from graphkit.models.residual import DeferredResidualAdd, DeferredSums
 
 
 class DeferredProduct:
@@ -24,7 +24,7 @@ class DeferredProduct:
 
     def __init__(self, layer: nn.Linear | QuantizedLinear) -> None:
         self._layer = layer
-        self._results: list[PendingSum] = []
+        self._results: list[DeferredResidualAdd] = []
         self._is_tried = False
 
     def __call__(self, input: torch.Tensor, **result: bool) -> torch.Tensor:  # noqa: A002 - the name in nn.Linear
@@ -36,8 +36,8 @@ class DeferredProduct:
         multiply = partial(kind.forward, self._layer, input)  # type: ignore[arg-type]
         if result:
             return multiply(**result)
-        parts = multiply(in_parts=True)
-        found = PendingSum(parts, input.dtype)
+        parts = multiply(split_k_partials=True)
+        found = DeferredResidualAdd(parts, input.dtype)
         if not self._is_tried:
             self._results.append(found)
         return found

@@ -76,7 +76,7 @@ class Eagle3Layer(nn.Module):
         if self.norm_before_residual:
             hidden_TH = normed_TI[:, hidden_TH.shape[1] :]
         normed_TH, hidden_TH = self.post_attention_layernorm(mixed_STH, hidden_TH)
-        return self.mlp(normed_TH, in_parts=True), hidden_TH
+        return self.mlp(normed_TH, split_k_partials=True), hidden_TH
 
 
 class Eagle3Head(nn.Module):

@@ -125,7 +125,7 @@ class Attention(MergesProjections):
             result: [S, T, H], the parts of the last projection, for the norm behind it.
         """
         heads = ProjectedHeads(
-            self.qkv_proj(hidden_TH, in_parts=True), *rotation, *self.heads,
+            self.qkv_proj(hidden_TH, split_k_partials=True), *rotation, *self.heads,
             self.q_norm.weight if self.has_qk_norm else None,
             self.k_norm.weight if self.has_qk_norm else None,
             self.eps, hidden_TH.dtype,
@@ -134,7 +134,7 @@ class Attention(MergesProjections):
             attended_TND = attend.projected(self.layer, heads)
         else:
             attended_TND = attend(self.layer, *heads.rotated())
-        out_STH: Tensor = self.o_proj(attended_TND.flatten(1), in_parts=True)
+        out_STH: Tensor = self.o_proj(attended_TND.flatten(1), split_k_partials=True)
         return out_STH
 
     def keys_and_values(self, hidden_TH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
@@ -159,10 +159,10 @@ class MLP(MergesProjections):
         )
         self.down_proj: nn.Linear = Linear(width, config.hidden_size, bias=False)
 
-    def forward(self, hidden_TH: Tensor, *, in_parts: bool = False) -> Tensor:
+    def forward(self, hidden_TH: Tensor, *, split_k_partials: bool = False) -> Tensor:
         """Return down(silu(gate(x)) * up(x)), [T, H]; in parts [S, T, H], for a norm."""
-        gated = self.gate_up_proj(hidden_TH, gated=True)
-        out: Tensor = self.down_proj(gated, in_parts=in_parts)
+        gated = self.gate_up_proj(hidden_TH, swiglu=True)
+        out: Tensor = self.down_proj(gated, split_k_partials=split_k_partials)
         return out
 
 
@@ -193,7 +193,7 @@ class DecoderLayer(nn.Module):
         rotation: Rotation,
         attend: Attend,
         *,
-        in_parts: bool = False,
+        split_k_partials: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Run the layer.
 
@@ -202,7 +202,7 @@ class DecoderLayer(nn.Module):
             hidden_TH: The residual stream.
             rotation: Rotation of the rows.
             attend: Stores keys and values, and attends.
-            in_parts: Whether the result of the MLP is in parts, for a norm.
+            split_k_partials: Whether the result of the MLP is in parts, for a norm.
 
         Returns:
             The result of the MLP, and the residual stream to which the caller adds it.
@@ -212,7 +212,7 @@ class DecoderLayer(nn.Module):
         """
         mixed_STH: Tensor = self.self_attn(normed_TH, rotation, attend)
         normed_TH, hidden_TH = self.post_attention_layernorm(mixed_STH, hidden_TH)
-        return self.mlp(normed_TH, in_parts=in_parts), hidden_TH
+        return self.mlp(normed_TH, split_k_partials=split_k_partials), hidden_TH
 
 
 def last_outputs(layer: nn.Linear | QuantizedLinear, rows_TH: Tensor, first: int) -> Tensor:
@@ -281,7 +281,7 @@ def run_layers(
     normed_TH: Tensor = norms[0](hidden_TH)
     for number, layer in enumerate(layers):
         aux.record(number, hidden_TH)
-        fed_STH, hidden_TH = layer(normed_TH, hidden_TH, rotation, attend, in_parts=True)
+        fed_STH, hidden_TH = layer(normed_TH, hidden_TH, rotation, attend, split_k_partials=True)
         normed_TH, hidden_TH = norms[number + 1](fed_STH, hidden_TH)
     aux.record(len(layers), hidden_TH)
     return normed_TH

@@ -54,13 +54,13 @@ class InputSplitLinear(nn.Linear):
         self._has_bias = has_bias and group.rank == 0  # one summand has it
         self._adds_up, self._collectives = adds_up, group.collectives
 
-    def forward(self, x: Tensor, *, in_parts: bool = False) -> Tensor:
+    def forward(self, x: Tensor, *, split_k_partials: bool = False) -> Tensor:
         """Return the product, [T, out], or parts of it, [S, T, out], for a ``SummingNorm``."""
         bias = self.bias if self._has_bias else None
         if self._adds_up:
             return self._collectives.all_reduce(project(x, self.weight, bias))
-        if in_parts and self._collectives.takes_parts(len(x), self.out_features, x.dtype):
-            parts = project(x, self.weight, bias, in_parts=True)
+        if split_k_partials and self._collectives.takes_parts(len(x), self.out_features, x.dtype):
+            parts = project(x, self.weight, bias, split_k_partials=True)
             return parts if len(parts) > 1 else parts[0]
         return project(x, self.weight, bias)
 

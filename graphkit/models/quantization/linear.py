@@ -30,11 +30,13 @@ class Linear(nn.Linear):
         self,
         input: torch.Tensor,  # noqa: A002 - the name in nn.Linear
         *,
-        gated: bool = False,
-        in_parts: bool = False,
+        swiglu: bool = False,
+        split_k_partials: bool = False,
     ) -> torch.Tensor:
         """Multiply rows, [..., K] to [..., N]; see ``graphkit.ops.linear.project``."""
-        return project(input, self.weight, self.bias, gated=gated, in_parts=in_parts)
+        return project(
+            input, self.weight, self.bias, swiglu=swiglu, split_k_partials=split_k_partials
+        )
 
 
 class QuantizedLinear(nn.Module):
@@ -97,11 +99,13 @@ class QuantizedLinear(nn.Module):
         self,
         input: torch.Tensor,  # noqa: A002 - the name in nn.Linear
         *,
-        gated: bool = False,
-        in_parts: bool = False,
+        swiglu: bool = False,
+        split_k_partials: bool = False,
     ) -> torch.Tensor:
         """Multiply rows, [..., K] to [..., N]; see ``graphkit.ops.linear.project``."""
-        return project_quantized(input, self.quantized, self.bias, gated=gated, in_parts=in_parts)
+        return project_quantized(
+            input, self.quantized, self.bias, swiglu=swiglu, split_k_partials=split_k_partials
+        )
 
     def extra_repr(self) -> str:
         """Describe the layer in the representation of its model."""
@@ -117,13 +121,13 @@ def project_quantized(
     weight: QuantizedWeight,
     bias: torch.Tensor | None = None,
     *,
-    gated: bool = False,
-    in_parts: bool = False,
+    swiglu: bool = False,
+    split_k_partials: bool = False,
 ) -> torch.Tensor:
     """Multiply rows with a quantised weight; see ``graphkit.ops.linear.project``."""
     out = quantized_linear(
         x.reshape(-1, weight.in_features), weight.numbers, weight.scale, weight.zero_point, bias,
-        gated, in_parts,
+        swiglu, split_k_partials,
     )  # fmt: skip
     return out.view(*out.shape[:-2], *x.shape[:-1], out.shape[-1])
 

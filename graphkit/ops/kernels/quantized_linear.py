@@ -117,7 +117,7 @@ def launch_product(args: Any, product: Product, x: torch.Tensor, **weight: Any) 
     """
     rows, outputs = len(x), weight["N"]
     splits = product.splits
-    is_gated = args.gated and splits == 1 and outputs % product.outputs == 0
+    is_gated = args.swiglu and splits == 1 and outputs % product.outputs == 0
     columns = outputs // 2 if is_gated else outputs
     dtype = x.dtype if splits == 1 else torch.float32
     parts: torch.Tensor = x.new_empty(splits, rows, columns, dtype=dtype)
@@ -125,7 +125,7 @@ def launch_product(args: Any, product: Product, x: torch.Tensor, **weight: Any) 
         launch_streamed(args, product, parts, x, is_gated, weight)
     else:
         launch_tiles(args, product, parts, x, is_gated, weight)
-    if args.in_parts:
+    if args.split_k_partials:
         return parts
     if is_gated:
         return parts[0]
@@ -141,6 +141,6 @@ def launch_product(args: Any, product: Product, x: torch.Tensor, **weight: Any) 
 
 def finished(args: Any, out: torch.Tensor) -> torch.Tensor:
     """Return what an op with these arguments returns, from the product of all inputs, [T, N]."""
-    if args.gated:
+    if args.swiglu:
         return gate_rows(args, out, out.new_empty(len(out), out.shape[1] // 2))
-    return out[None] if args.in_parts else out
+    return out[None] if args.split_k_partials else out

@@ -45,8 +45,8 @@ BARRIER_BYTES = 256
 """Most shared memory that barriers take."""
 
 
-class _Way(NamedTuple):
-    """A way to divide a quantised weight.
+class TilingCandidate(NamedTuple):
+    """One tiling of a quantised weight.
 
     Attributes:
         outputs: Outputs of a program; 0 if the weight cannot be divided so.
@@ -70,9 +70,9 @@ def choose_streamed(
 ) -> StreamedProduct | None:
     """Return how to stream a quantised weight, or ``None``.
 
-    There is no way for too many rows, for lines that do not divide the weight into equal parts, and
+    There is none for too many rows, for lines that do not divide the weight into equal parts, and
     where the shared memory is too small. Up to ``FEW_ROWS`` rows, the number of rows changes
-    neither whether there is a way, nor the parts and the lines of a step, so that a row's result
+    neither whether there is one, nor the parts and the lines of a step, so that a row's result
     has the same bits for all these numbers. The same holds above ``FEW_ROWS``.
 
     Args:
@@ -89,33 +89,35 @@ def choose_streamed(
     least_parts = -(-inputs // MOST_INPUTS)
     if rows <= FEW_ROWS:
         most_rows = FEW_ROWS
-        ways = _ways_of_few_rows(lines, outputs, least_parts, processors, bits)
+        candidates = _candidates_of_few_rows(lines, outputs, least_parts, processors, bits)
     else:
         most_rows = MOST_STREAMED_ROWS
-        ways = _ways_of_many_rows(lines, outputs, least_parts, processors)
-    for way in ways:
-        fitting = partial(_fitting_stages, way, groups_of_part(inputs, way.parts), bits)
-        least_stages = max(2, least_lines // way.lines)
-        is_divided = way.outputs > 0 and lines % (way.parts * way.lines) == 0
+        candidates = _candidates_of_many_rows(lines, outputs, least_parts, processors)
+    for candidate in candidates:
+        fitting = partial(_fitting_stages, candidate, groups_of_part(inputs, candidate.parts), bits)
+        least_stages = max(2, least_lines // candidate.lines)
+        is_divided = candidate.outputs > 0 and lines % (candidate.parts * candidate.lines) == 0
         if not is_divided or fitting(most_rows, shared_bytes) < least_stages:
             continue
-        programs = min(-(-(outputs // way.outputs) * way.parts // processors), way.programs)
+        programs = min(
+            -(-(outputs // candidate.outputs) * candidate.parts // processors), candidate.programs
+        )
         tile_rows = max(8, triton.next_power_of_2(rows))
         stages = max(least_stages, fitting(tile_rows, shared_bytes // programs))
-        stages = min(stages, way.most_lines // way.lines)
-        warps = way.warps * way.lines
-        stage_bytes = way.lines * 128 * way.outputs // pieces_of_line(tile_rows, bits)
+        stages = min(stages, candidate.most_lines // candidate.lines)
+        warps = candidate.warps * candidate.lines
+        stage_bytes = candidate.lines * 128 * candidate.outputs // pieces_of_line(tile_rows, bits)
         in_flight = stages_in_flight(stage_bytes, programs)
         return StreamedProduct(
-            way.outputs, tile_rows, way.parts, stages, warps, way.lines, in_flight
+            candidate.outputs, tile_rows, candidate.parts, stages, warps, candidate.lines, in_flight
         )
     return None
 
 
-def _ways_of_few_rows(
+def _candidates_of_few_rows(
     lines: int, outputs: int, least_parts: int, processors: int, bits: int
-) -> list[_Way]:
-    """Return ways to divide a quantised weight for up to ``FEW_ROWS`` rows, the best first.
+) -> list[TilingCandidate]:
+    """Return tilings of a quantised weight for up to ``FEW_ROWS`` rows, the best first.
 
     If there are at least 128 outputs per multiprocessor, numbers of four bits take the programs of
     ``WIDE_OF_4_BITS`` that leave fewer multiprocessors idle in their last round. Numbers of eight
@@ -134,36 +136,38 @@ def _ways_of_few_rows(
     if parts is None:
         return []
     warps, together = _warps_and_lines(-(-tiles * parts // processors), lines // parts, bits)
-    ways = [_Way(tile, warps, programs, together, most_lines, parts)]
+    candidates = [TilingCandidate(tile, warps, programs, together, most_lines, parts)]
     if outputs >= 2 * tile * processors:
         if bits == 4:
-            wide = [_Way(*each, 1, most_lines, parts) for each in WIDE_OF_4_BITS]
-            wide = [way for way in wide if outputs % way.outputs == 0]
+            wide = [TilingCandidate(*each, 1, most_lines, parts) for each in WIDE_OF_4_BITS]
+            wide = [candidate for candidate in wide if outputs % candidate.outputs == 0]
             wide.sort(key=partial(_idle_share, outputs, processors))
         else:
             even, (_, warps, programs) = even_outputs(outputs, 1, processors), LARGE
-            wide = [_Way(even, warps, programs, 1, WIDE_LINES, parts)]
-        ways = wide + ways
-    return ways
+            wide = [TilingCandidate(even, warps, programs, 1, WIDE_LINES, parts)]
+        candidates = wide + candidates
+    return candidates
 
 
-def _idle_share(outputs: int, processors: int, way: _Way) -> float:
+def _idle_share(outputs: int, processors: int, candidate: TilingCandidate) -> float:
     """Return the share of a device that is idle while programs of a weight run, all equally long.
 
     Args:
         outputs: Outputs of the weight.
         processors: Multiprocessors of the device.
-        way: How the weight is divided.
+        candidate: How the weight is divided.
     """
-    rounds = outputs / way.outputs / (way.programs * processors)
+    rounds = outputs / candidate.outputs / (candidate.programs * processors)
     return 1 - rounds / ceil(rounds)
 
 
-def _ways_of_many_rows(lines: int, outputs: int, least_parts: int, processors: int) -> list[_Way]:
-    """Return ways to divide a quantised weight for more than ``FEW_ROWS`` rows, the best first.
+def _candidates_of_many_rows(
+    lines: int, outputs: int, least_parts: int, processors: int
+) -> list[TilingCandidate]:
+    """Return tilings of a quantised weight for more than ``FEW_ROWS`` rows, the best first.
 
     A warp multiplies 16 outputs: a warpgroup has 64. The arguments are those of
-    ``_ways_of_few_rows``.
+    ``_candidates_of_few_rows``.
     """
     (tile, _, programs), (_, most_lines) = USUAL, LINES_IN_SHARED_MEMORY
     most = MOST_PARTS if outputs < tile * processors else 1
@@ -171,11 +175,13 @@ def _ways_of_many_rows(lines: int, outputs: int, least_parts: int, processors: i
     equal = [parts for parts in range(least_parts, most + 1) if lines % parts == 0]
     if not equal:
         return []
-    ways = [_Way(tile, tile // 16, programs, 1, most_lines, equal[-1])]
+    candidates = [TilingCandidate(tile, tile // 16, programs, 1, most_lines, equal[-1])]
     if outputs >= 2 * tile * processors:
         even, (_, _, programs) = even_outputs(outputs, 1, processors), LARGE
-        ways.insert(0, _Way(even, padded(even) // 16, programs, 1, most_lines, equal[-1]))
-    return ways
+        candidates.insert(
+            0, TilingCandidate(even, padded(even) // 16, programs, 1, most_lines, equal[-1])
+        )
+    return candidates
 
 
 def _warps_and_lines(programs: int, lines: int, bits: int) -> tuple[int, int]:
@@ -196,11 +202,13 @@ def _warps_and_lines(programs: int, lines: int, bits: int) -> tuple[int, int]:
     return warps // 2 if is_long and together == 2 else warps, together
 
 
-def _fitting_stages(way: _Way, groups: int, bits: int, rows: int, shared_bytes: int) -> int:
+def _fitting_stages(
+    candidate: TilingCandidate, groups: int, bits: int, rows: int, shared_bytes: int
+) -> int:
     """Return the stages of a program that fit into shared memory, beside its scales."""
-    outputs = padded(way.outputs)
+    outputs = padded(candidate.outputs)
     table_bytes = (6 if bits == 4 else 4) * outputs * groups  # of 32 bits, and 16 of a zero point
-    stage_bytes = way.lines * (outputs * 128 + 2 * rows * 1024 // bits)
+    stage_bytes = candidate.lines * (outputs * 128 + 2 * rows * 1024 // bits)
     stage_bytes //= pieces_of_line(rows, bits)
     return (shared_bytes - RESERVED_BYTES - BARRIER_BYTES - table_bytes) // stage_bytes
 

@@ -210,7 +210,7 @@ def test_numbers_of_four_bits_compile_for_each_capability(capability, monkeypatc
 
 @pytest.mark.slow
 @compiles
-@pytest.mark.parametrize("result", [{}, {"gated": True}], ids=str)
+@pytest.mark.parametrize("result", [{}, {"swiglu": True}], ids=str)
 @pytest.mark.parametrize("rows", [1, 32, 64])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_products_that_stream_their_weight_compile(dtype, rows, result, monkeypatch):
@@ -237,7 +237,7 @@ def test_products_that_stream_their_weight_compile(dtype, rows, result, monkeypa
 
 @pytest.mark.slow
 @compiles
-@pytest.mark.parametrize("result", [{}, {"gated": True}], ids=str)
+@pytest.mark.parametrize("result", [{}, {"swiglu": True}], ids=str)
 @pytest.mark.parametrize("rows", [1, 64])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_products_that_stream_a_weight_of_16_bits_compile(dtype, rows, result, monkeypatch):

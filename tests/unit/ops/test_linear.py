@@ -38,12 +38,12 @@ def test_products_have_the_bits_of_torch(rows, dtype):
 def test_results_may_be_gated_or_in_parts():
     x, weight, bias = torch.randn(3, 8), torch.randn(6, 8), torch.randn(6)
     whole = functional.linear(x, weight, bias)
-    assert torch.equal(linear(x, weight, bias, gated=True), silu_and_mul(whole))
-    assert torch.equal(linear(x, weight, bias, in_parts=True), whole[None])
+    assert torch.equal(linear(x, weight, bias, swiglu=True), silu_and_mul(whole))
+    assert torch.equal(linear(x, weight, bias, split_k_partials=True), whole[None])
     layer, rows = Linear(8, 6), torch.randn(2, 3, 8)
     gate, up = layer(rows).chunk(2, -1)
-    torch.testing.assert_close(layer(rows, gated=True), functional.silu(gate) * up)
-    assert torch.equal(layer(rows, in_parts=True), layer(rows)[None])
+    torch.testing.assert_close(layer(rows, swiglu=True), functional.silu(gate) * up)
+    assert torch.equal(layer(rows, split_k_partials=True), layer(rows)[None])
 
 
 def test_gradients_are_those_of_torch():
@@ -77,9 +77,9 @@ def test_refusals(x, weight, bias, text):
 def test_a_gate_needs_whole_sums_of_two_halves():
     x, weight = torch.ones(2, 8), torch.ones(5, 8)
     with pytest.raises(InputError, match=r"weight is \[5, 8\].*an even number of rows"):
-        linear(x, weight, gated=True)
-    with pytest.raises(InputError, match="gated and in_parts are both True"):
-        linear(x, weight[:4], gated=True, in_parts=True)
+        linear(x, weight, swiglu=True)
+    with pytest.raises(InputError, match="swiglu and split_k_partials are both True"):
+        linear(x, weight[:4], swiglu=True, split_k_partials=True)
 
 
 def test_dtypes_must_be_equal():
@@ -113,7 +113,7 @@ def test_layers_call_the_op_on_cuda_without_gradients(monkeypatch):
         assert called == [(6, 8)]
         with pytest.raises(RuntimeError, match="dtype"):  # as torch: the op is not called
             project(rows.half().as_subclass(OnCuda), layer.weight)
-        assert torch.equal(layer(rows.as_subclass(OnCuda), in_parts=True), expected[None])
+        assert torch.equal(layer(rows.as_subclass(OnCuda), split_k_partials=True), expected[None])
         assert called.pop() == (6, 8)
         wide = project(rows.float().as_subclass(OnCuda), layer.weight.float())
         assert wide.dtype == torch.float32
@@ -151,7 +151,7 @@ def launched(monkeypatch):
 def test_parts_are_left_to_the_next_kernel(run, shape, launched):
     for args in cases.plain_cases(CPU, [torch.float16], [3], [shape]):
         launched.clear()
-        parts = run(linear, *args, in_parts=True)
+        parts = run(linear, *args, split_k_partials=True)
         assert launched == ["linear_kernel"]
         assert parts.dtype == (torch.float16 if len(parts) == 1 else torch.float32)
         assert len(parts) == 1 or shape[1] == 1024
@@ -212,12 +212,12 @@ def test_products_match_those_in_float64(rows, dtype):
 @pytest.mark.parametrize(
     "shape", [(4096, 4096), (1024, 14336), (4096, 14336), (6144, 4096), (28672, 4096)], ids=str
 )
-@pytest.mark.parametrize("gated", [False, True])
-def test_a_row_does_not_depend_on_the_rows_beside_it(shape, gated):
+@pytest.mark.parametrize("swiglu", [False, True])
+def test_a_row_does_not_depend_on_the_rows_beside_it(shape, swiglu):
     for x, *others in cases.plain_cases(CUDA, [torch.bfloat16], [MOST_PLAIN_ROWS], (shape,)):
-        whole = linear(x, *others, gated=gated)
+        whole = linear(x, *others, swiglu=swiglu)
         for rows in (1, 5, 16, 17, 32, 33, 40):
-            assert torch.equal(linear(x[:rows], *others, gated=gated), whole[:rows]), rows
+            assert torch.equal(linear(x[:rows], *others, swiglu=swiglu), whole[:rows]), rows
 
 
 PRODUCTS = (
@@ -263,7 +263,7 @@ def test_streamed_weights_match(product, dtype):
         got = op.launch(op.arguments(*args), product)
         cases.assert_close(got, expected_of(*args), args[0].shape[1])
         x = args[0] / 16
-        gated = op.launch(op.arguments(x, *args[1:], gated=True), product)
+        gated = op.launch(op.arguments(x, *args[1:], swiglu=True), product)
         expected = silu_and_mul(expected_of(x, *args[1:]))
         cases.assert_close(gated, expected, args[0].shape[1])
 

@@ -159,9 +159,9 @@ def test_pairs_of_blocks_that_are_not_whole_match_the_reference(run, inputs, row
             args = x / 16, *others
             expected = quantized_linear(*args)
             cases.assert_close(run(quantized_linear, *args), expected, inputs)
-            gated = run(quantized_linear, *args, gated=True)
-            cases.assert_close(gated, quantized_linear(*args, gated=True), inputs)
-            parts = run(quantized_linear, *args, in_parts=True)
+            gated = run(quantized_linear, *args, swiglu=True)
+            cases.assert_close(gated, quantized_linear(*args, swiglu=True), inputs)
+            parts = run(quantized_linear, *args, split_k_partials=True)
             cases.assert_close(parts.sum(0).half(), expected, inputs)
             counts.add(len(parts))
     assert counts == {1, -(-inputs // 256)}
@@ -187,8 +187,8 @@ def test_a_product_applies_the_gate_itself_where_its_tiles_hold_both(
             assert config.choose_product(rows, shape[1], 128, 8, CPU, x.dtype).is_warpgroup
         x = x / 16  # products of gate and up projection stay within float16
         launched.clear()
-        got = run(quantized_linear, x, *others, gated=True)
-        cases.assert_close(got, quantized_linear(x, *others, gated=True), shape[1])
+        got = run(quantized_linear, x, *others, swiglu=True)
+        cases.assert_close(got, quantized_linear(x, *others, swiglu=True), shape[1])
         assert launched == names or len(others[0]) != shape[0]
 
 
@@ -224,9 +224,9 @@ def test_large_weights_match_the_reference(rows):
 def test_gates_and_parts_of_pairs_that_are_not_whole_match_the_reference(inputs, rows):
     for x, *others in cases.cases(CUDA, [torch.bfloat16], [rows], shapes=((256, inputs),)):
         args = x / 16, *others
-        gated = quantized_linear(*args, gated=True).cpu()
-        cases.assert_close(gated, quantized_linear(*on_cpu(args), gated=True), inputs)
-        parts = quantized_linear(*args, in_parts=True)
+        gated = quantized_linear(*args, swiglu=True).cpu()
+        cases.assert_close(gated, quantized_linear(*on_cpu(args), swiglu=True), inputs)
+        parts = quantized_linear(*args, split_k_partials=True)
         got = parts.sum(0).to(x.dtype).cpu()
         cases.assert_close(got, quantized_linear(*on_cpu(args)), inputs)
 
@@ -280,7 +280,7 @@ STREAMED += sanitized(StreamedProduct(96, 8, 1, 3, 8), StreamedProduct(48, 16, 2
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("result", [{}, {"gated": True}, {"in_parts": True}], ids=str)
+@pytest.mark.parametrize("result", [{}, {"swiglu": True}, {"split_k_partials": True}], ids=str)
 @pytest.mark.parametrize("product", STREAMED, ids=str)
 def test_streamed_weights_match_the_reference(product, result, dtype):
     op = OPS["quantized_linear"]
@@ -288,7 +288,7 @@ def test_streamed_weights_match_the_reference(product, result, dtype):
         args = x / 16, *others
         got = op.launch(op.arguments(*args, **result), product)
         expected = quantized_linear(*on_cpu(args), **result)
-        if "in_parts" in result:
+        if "split_k_partials" in result:
             got, expected = got.sum(0).to(dtype), expected[0]
         cases.assert_close(got.cpu(), expected, 1024)
 

@@ -47,8 +47,8 @@ STREAMED = [
 CALLS = [
     (product, result)
     for product in STREAMED
-    for result in ({"in_parts": True}, {"gated": True})
-    if product.splits == 1 or "in_parts" in result  # another kernel gates the sum of parts
+    for result in ({"split_k_partials": True}, {"swiglu": True})
+    if product.splits == 1 or "split_k_partials" in result  # another kernel gates the sum of parts
 ]
 
 
@@ -60,7 +60,7 @@ def test_streamed_weights_match_the_reference(product, result, dtype, interprete
         args = x / 16, *others
         got = op.launch(op.arguments(*args, **result), product)
         expected = quantized_linear(*args, **result)
-        if "in_parts" in result:
+        if "split_k_partials" in result:
             got, expected = got.sum(0).to(dtype), expected[0]
         quantized_cases.assert_close(got, expected, 1024)
 
@@ -77,13 +77,13 @@ PLAIN = [
 @pytest.mark.parametrize("product", PLAIN, ids=str)
 def test_streamed_weights_of_16_bits_match_the_reference(product, interpreted):
     op = OPS["linear"]
-    results = [{"in_parts": True}] + [{"gated": True}] * (product.splits == 1)
+    results = [{"split_k_partials": True}] + [{"swiglu": True}] * (product.splits == 1)
     for result in results:
         for x, *others in quantized_cases.plain_cases(CPU, [torch.bfloat16], [7], [(768, 1024)]):
             args = x / 16, *others
             got = op.launch(op.arguments(*args, **result), product)
             expected = linear(*args, **result)
-            if "in_parts" in result:
+            if "split_k_partials" in result:
                 got, expected = got.sum(0).to(x.dtype), expected[0]
             quantized_cases.assert_close(got, expected, 1024)
 
@@ -142,7 +142,7 @@ def test_few_stages_are_requested_at_a_time_while_the_kernel_before_runs(
         ]
     product = StreamedProduct(64, max(rows, bits), 1, stages, in_flight=in_flight)
     requests = Requests(monkeypatch)
-    OPS[name].launch(OPS[name].arguments(x, *tensors, in_parts=True), product)
+    OPS[name].launch(OPS[name].arguments(x, *tensors, split_k_partials=True), product)
     expected = {16: stages, 8: stages - 1, 4: min(in_flight, stages - 1)}[bits]
     assert requests.has_rows
     assert requests.made == expected
