@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from graphkit.records import GraphRecord
-from graphkit.views.module_runs import module_runs
+from graphkit.views.module_runs import Span, module_runs
 from graphkit.views.module_tree import nodes_in_modules
 from graphkit.views.node_parts import common_part, node_parts
 
@@ -51,31 +50,22 @@ class Level:
         return [box.begin for box in self.boxes]
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    begin: float
-    end: float
-    modules: tuple[str, ...]
-    part: str
-
-
 def module_levels(graph: GraphRecord) -> tuple[Level, ...]:
     """Return the modules of the measured nodes by depth, outermost first.
 
     In a whole step, the outermost level has its phases. A module that runs again after others has
     a box for each time.
     """
+    parts = node_parts(graph)
+    spans = [
+        Span(node, node.start_us, node.end_us, modules)
+        for modules, node in nodes_in_modules(graph)
+        if node.start_us is not None and math.isfinite(node.end_us)
+    ]
     levels: list[list[Box]] = []
-    for run in module_runs(_spans(graph)):
-        depth, part = len(run.modules) - 1, common_part(span.part for span in run.spans)
+    for run in module_runs(spans):
+        depth, part = len(run.modules) - 1, common_part(parts[s.node.index] for s in run.spans)
         if depth == len(levels):
             levels.append([])
         levels[depth].append(Box(run.begin, run.end, run.modules[-1], part))
     return tuple(Level(tuple(boxes)) for boxes in levels)
-
-
-def _spans(graph: GraphRecord) -> Iterator[_Span]:
-    parts = node_parts(graph)
-    for modules, node in nodes_in_modules(graph):
-        if node.start_us is not None and math.isfinite(node.end_us):
-            yield _Span(node.start_us, node.end_us, modules, parts[node.index])

@@ -6,25 +6,28 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Generic, Protocol, TypeVar
 
-
-class _Span(Protocol):
-    """The time of a node, and the names of the modules around it, outermost first."""
-
-    @property
-    def begin(self) -> float: ...
-    @property
-    def end(self) -> float: ...
-    @property
-    def modules(self) -> tuple[str, ...]: ...
-
-
-_S = TypeVar("_S", bound=_Span)
+from graphkit.records import Node
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleRun(Generic[_S]):
+class Span:
+    """The time of a node.
+
+    Attributes:
+        node: The node.
+        begin, end: Its time; an int in a unit in which times are exact.
+        modules: Names of the modules around it, outermost first.
+    """
+
+    node: Node
+    begin: float
+    end: float
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRun:
     """A run of nodes of one module.
 
     Attributes:
@@ -36,10 +39,10 @@ class ModuleRun(Generic[_S]):
     modules: tuple[str, ...]
     begin: float
     end: float
-    spans: Sequence[_S]
+    spans: Sequence[Span]
 
 
-def module_runs(spans: Iterable[_S]) -> Iterator[ModuleRun[_S]]:
+def module_runs(spans: Iterable[Span]) -> Iterator[ModuleRun]:
     """Yield the runs by time, each before those inside of it.
 
     A module that runs again after others has a run for each time. A run ends where the next one of
@@ -48,7 +51,7 @@ def module_runs(spans: Iterable[_S]) -> Iterator[ModuleRun[_S]]:
     return _runs(sorted(spans, key=lambda span: (span.begin, -span.end)), 0, math.inf)
 
 
-def _runs(spans: Sequence[_S], depth: int, limit: float) -> Iterator[ModuleRun[_S]]:
+def _runs(spans: Sequence[Span], depth: int, limit: float) -> Iterator[ModuleRun]:
     runs = [list(run) for _, run in groupby(spans, key=lambda span: span.modules[: depth + 1])]
     begins = [*(run[0].begin for run in runs), limit]
     for run, following in zip(runs, begins[1:], strict=True):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count
 from typing import Any
 
-from graphkit.records import GraphRecord, Node, extent
-from graphkit.views.module_runs import module_runs
+from graphkit.records import GraphRecord, extent
+from graphkit.views.module_runs import Span, module_runs
 from graphkit.views.module_tree import nodes_in_modules
 from graphkit.views.selection import NamedGraph
 
@@ -18,20 +17,6 @@ Event = dict[str, Any]
 _NOMINAL_NS = 1000
 _LIMIT_NS = 1 << 50
 """Times from here on, 13 days, are invalid: as microseconds, doubles hold no single nanoseconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """The time of a node in nanoseconds, and the names of the modules around it.
-
-    ``flow`` identifies the arrow from its module, uniquely in the file.
-    """
-
-    node: Node
-    begin: int
-    end: int
-    modules: tuple[str, ...]
-    flow: int
 
 
 def trace_text(graphs: Sequence[NamedGraph]) -> str:
@@ -52,7 +37,8 @@ def trace_text(graphs: Sequence[NamedGraph]) -> str:
 def _process(number: int, title: str, graph: GraphRecord, flows: Iterator[int]) -> Iterator[Event]:
     is_measured = any(node.duration_us is not None for node in graph.nodes)
     note = "" if is_measured else " (not measured: a nominal 1 us per node)"
-    spans = sorted(_spans(graph, is_measured, flows), key=lambda span: (span.begin, -span.end))
+    spans = sorted(_spans(graph, is_measured), key=lambda span: (span.begin, -span.end))
+    ids = {node.index: next(flows) for node in graph.nodes}
     tracks = free_lanes((span.begin, span.end) for span in spans)
     modules = number  # Perfetto reads thread 0 as the process's own, which has the process's number
     yield _name("process_name", number, modules, f"{title}{note}")
@@ -60,23 +46,23 @@ def _process(number: int, title: str, graph: GraphRecord, flows: Iterator[int]) 
     for track in range(1, max(tracks, default=0) + 1):
         name = "nodes" if track == 1 else f"nodes {track}"
         yield _name("thread_name", number, modules + track, name)
-    for event in _module_slices(spans):
+    for event in _module_slices(spans, ids):
         yield {**event, "pid": number, "tid": modules}
     for span, track in zip(spans, tracks, strict=True):
         place = {"pid": number, "tid": modules + track}
         yield {**_node_slice(span), **place}
         if span.modules:
-            yield {**_flow("f", span, span.begin), "bp": "e", **place}
+            yield {**_flow("f", ids[span.node.index], span.begin), "bp": "e", **place}
 
 
-def _spans(graph: GraphRecord, is_measured: bool, flows: Iterator[int]) -> Iterator[_Span]:
+def _spans(graph: GraphRecord, is_measured: bool) -> Iterator[Span]:
     at = 0
     for modules, node in nodes_in_modules(graph):
         begin, length = at, 0 if is_measured else _NOMINAL_NS
         if is_measured and node.duration_us is not None and node.start_us is not None:
             begin, length = _ns(node.start_us), _ns(node.duration_us)
         at = begin + length
-        yield _Span(node, begin, at, modules, next(flows))
+        yield Span(node, begin, at, modules)
 
 
 def _ns(time_us: float) -> int:
@@ -84,7 +70,7 @@ def _ns(time_us: float) -> int:
     return round(time) if 0 <= time < _LIMIT_NS else 0
 
 
-def _module_slices(spans: Sequence[_Span]) -> Iterator[Event]:
+def _module_slices(spans: Sequence[Span], ids: Mapping[int, int]) -> Iterator[Event]:
     """Yield a slice for each run of nodes of one module, and its flows.
 
     The flows start with the slice, before those inside it: Perfetto binds a flow to the slice of
@@ -94,10 +80,10 @@ def _module_slices(spans: Sequence[_Span]) -> Iterator[Event]:
         path = {"module": ".".join(run.modules), "nodes": len(run.spans)}
         yield _slice(run.modules[-1], "module", run.begin, run.end, path)
         own = (span for span in run.spans if span.modules == run.modules)
-        yield from (_flow("s", span, run.begin) for span in own)
+        yield from (_flow("s", ids[span.node.index], run.begin) for span in own)
 
 
-def _node_slice(span: _Span) -> Event:
+def _node_slice(span: Span) -> Event:
     node = span.node
     facts = {
         "node": node.index, "name": node.name, "grid": extent(node.grid),
@@ -113,8 +99,8 @@ def _slice(name: str, category: str, begin: float, end: float, facts: Event) -> 
     return {"ph": "X", "name": name or category, "cat": category, **times, "args": facts}
 
 
-def _flow(phase: str, span: _Span, time: float) -> Event:
-    return {"ph": phase, "name": "launch", "cat": "flow", "id": span.flow, "ts": _us(time)}
+def _flow(phase: str, number: int, time: float) -> Event:
+    return {"ph": phase, "name": "launch", "cat": "flow", "id": number, "ts": _us(time)}
 
 
 def _us(time_ns: float) -> float:
