@@ -94,9 +94,3 @@ class ErringOracle(Drafter):
         is_right[:, 0] &= node[:, 0] == 0
         is_right[:, 1:] &= (node.diff() > 0) | ~is_accepted[:, 1:]
         self.wrong_paths += (~is_right).any(1).sum()
-
-    def extend_accepted(self, verified, num_accepted_tokens):
-        self.extend(verified)
-        # A selection is the result of a batch of these requests alone.
-        picked = torch.tensor([len(num_accepted_tokens) - 1], device=self._table.device)
-        self.extend(verified.select(picked))

@@ -6,14 +6,14 @@ Suffixes: T tokens, I index_head_dim.
 # ruff: noqa: N803 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from graphkit.config import require_int
 from graphkit.engine.kv.mla import MLATokenToKVPool
 from graphkit.errors import AttentionError
 from graphkit.ops.argument_rules import describe
 from graphkit.ops.index_scores import SCALE_BYTES
-from graphkit.ops.inference import allocates
 from graphkit.ops.kv_cache import store_kv
 
 _FP8 = torch.float8_e4m3fn
@@ -21,6 +21,7 @@ _LEAST = 1e-30
 """Smallest magnitude used for a scale, so that a scale is a normal number and not zero."""
 
 
+@dataclass(eq=False)
 class DSATokenToKVPool(MLATokenToKVPool):
     """An ``MLATokenToKVPool`` that also stores each token's index key in eight bits.
 
@@ -39,22 +40,11 @@ class DSATokenToKVPool(MLATokenToKVPool):
         ConfigError: An argument is out of range; ``field`` names it.
     """
 
-    @allocates
-    def __init__(
-        self,
-        size: int,
-        page_size: int,
-        dtype: torch.dtype,
-        kv_lora_rank: int,
-        qk_rope_head_dim: int,
-        layer_num: int,
-        device: torch.device | str,
-        index_head_dim: int,
-    ) -> None:
-        super().__init__(size, page_size, dtype, kv_lora_rank, qk_rope_head_dim, layer_num, device)
-        require_int("DSATokenToKVPool", "index_head_dim", index_head_dim)
-        self.index_head_dim = index_head_dim
-        row = index_head_dim + SCALE_BYTES
+    index_head_dim: int
+
+    def _allocate(self) -> None:
+        super()._allocate()
+        row = self.index_head_dim + SCALE_BYTES
         self._index_k = self._add_buffers("index_k", row, dtype=torch.uint8)
 
     def get_index_k_buffer(self, layer: int) -> torch.Tensor:

@@ -6,12 +6,14 @@ Suffixes: T tokens, I index_head_dim.
 # ruff: noqa: N803 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
+from dataclasses import InitVar, dataclass
+
 import torch
 
 from graphkit.engine.kv.pool import TokenToKVPool
-from graphkit.ops.inference import allocates
 
 
+@dataclass(eq=False)
 class IndexKeyPool(TokenToKVPool):
     """One buffer of index keys per layer, in their own data type; see ``TokenToKVPool``.
 
@@ -24,18 +26,15 @@ class IndexKeyPool(TokenToKVPool):
         ConfigError: An argument is out of range; ``field`` names it.
     """
 
-    @allocates
-    def __init__(
-        self,
-        size: int,
-        page_size: int,
-        dtype: torch.dtype,
-        index_head_dim: int,
-        layer_num: int,
-        device: torch.device | str,
-    ) -> None:
-        super().__init__(size, page_size, dtype, layer_num, device, index_head_dim=index_head_dim)
-        self._index_k = self._add_buffers("index_k", index_head_dim)
+    size: int
+    page_size: int
+    dtype: torch.dtype
+    index_head_dim: int
+    layer_num: int
+    device: InitVar[torch.device | str]
+
+    def _allocate(self) -> None:
+        self._index_k = self._add_buffers("index_k", self.index_head_dim)
 
     def get_index_k_buffer(self, layer: int) -> torch.Tensor:
         """Return the index keys of one layer, [slots, I].

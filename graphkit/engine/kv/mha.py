@@ -6,6 +6,8 @@ Suffixes: T tokens, N query heads, M key-value heads, D head size.
 # ruff: noqa: N803 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
+from dataclasses import InitVar, dataclass, field
+
 import torch
 
 from graphkit.engine.kv.pool import TokenToKVPool
@@ -15,6 +17,7 @@ from graphkit.ops.inference import allocates
 from graphkit.ops.kv_cache import FP8, store_kv
 
 
+@dataclass(eq=False)
 class MHATokenToKVPool(TokenToKVPool):
     """One key and one value buffer per layer, addressed by token slot; see ``TokenToKVPool``.
 
@@ -37,39 +40,43 @@ class MHATokenToKVPool(TokenToKVPool):
 
     dtypes = (*TokenToKVPool.dtypes, FP8)
 
+    size: int
+    page_size: int
+    dtype: torch.dtype
+    head_num: int
+    head_dim: int
+    layer_num: int
+    device: InitVar[torch.device | str]
+    key_scale: InitVar[float | torch.Tensor | None] = field(default=None, kw_only=True)
+    value_scale: InitVar[float | torch.Tensor | None] = field(default=None, kw_only=True)
+
     @allocates
-    def __init__(
+    def __post_init__(
         self,
-        size: int,
-        page_size: int,
-        dtype: torch.dtype,
-        head_num: int,
-        head_dim: int,
-        layer_num: int,
         device: torch.device | str,
-        *,
-        key_scale: float | torch.Tensor | None = None,
-        value_scale: float | torch.Tensor | None = None,
+        key_scale: float | torch.Tensor | None,
+        value_scale: float | torch.Tensor | None,
     ) -> None:
-        super().__init__(
-            size, page_size, dtype, layer_num, device, head_num=head_num, head_dim=head_dim
-        )
-        self.head_num, self.head_dim = head_num, head_dim
-        is_fp8 = dtype == FP8
-        stored = torch.uint8 if is_fp8 else dtype  # bytes can be compared and filled everywhere
-        keys = self._add_buffers("key", head_num, head_dim, dtype=stored)
-        values = self._add_buffers("value", head_num, head_dim, dtype=stored)
-        self._keys = [buffer.view(dtype) for buffer in keys] if is_fp8 else keys
-        self._values = [buffer.view(dtype) for buffer in values] if is_fp8 else values
+        super().__post_init__(device)
         self._scales: list[torch.Tensor] = []
-        for field, scale in {"key_scale": key_scale, "value_scale": value_scale}.items():
-            if is_fp8:
-                self._scales.append(self._scale_of_heads(field, scale))
+        for name, scale in {"key_scale": key_scale, "value_scale": value_scale}.items():
+            if self.dtype == FP8:
+                self._scales.append(self._scale_of_heads(name, scale))
             elif scale is not None:
                 raise ConfigError(
-                    f"{field} is for a pool of float8_e4m3fn, but dtype is {dtype}. Pass None.",
-                    field=field,
+                    f"{name} is for a pool of float8_e4m3fn, but dtype is {self.dtype}. Pass None.",
+                    field=name,
                 )
+
+    def _allocate(self) -> None:
+        is_fp8 = self.dtype == FP8
+        stored = torch.uint8 if is_fp8 else self.dtype  # bytes can be compared, filled everywhere
+        keys, values = (
+            self._add_buffers(kind, self.head_num, self.head_dim, dtype=stored)
+            for kind in ("key", "value")
+        )
+        self._keys = [buffer.view(self.dtype) for buffer in keys] if is_fp8 else keys
+        self._values = [buffer.view(self.dtype) for buffer in values] if is_fp8 else values
 
     def _scale_of_heads(self, field: str, scale: float | torch.Tensor | None) -> torch.Tensor:
         """Return scales, [layer_num, M] float32."""

@@ -5,13 +5,15 @@ Suffixes: T tokens, R kv_lora_rank, E qk_rope_head_dim.
 
 from __future__ import annotations
 
+from dataclasses import InitVar, dataclass
+
 import torch
 
 from graphkit.engine.kv.pool import TokenToKVPool
-from graphkit.ops.inference import allocates
 from graphkit.ops.kv_cache import store_kv
 
 
+@dataclass(eq=False)
 class MLATokenToKVPool(TokenToKVPool):
     """One buffer per layer, which holds keys and values; see ``TokenToKVPool``.
 
@@ -29,23 +31,16 @@ class MLATokenToKVPool(TokenToKVPool):
         ConfigError: An argument is out of range; ``field`` names it.
     """
 
-    @allocates
-    def __init__(
-        self,
-        size: int,
-        page_size: int,
-        dtype: torch.dtype,
-        kv_lora_rank: int,
-        qk_rope_head_dim: int,
-        layer_num: int,
-        device: torch.device | str,
-    ) -> None:
-        super().__init__(
-            size, page_size, dtype, layer_num, device,
-            kv_lora_rank=kv_lora_rank, qk_rope_head_dim=qk_rope_head_dim,
-        )  # fmt: skip
-        self.kv_lora_rank, self.qk_rope_head_dim = kv_lora_rank, qk_rope_head_dim
-        self._kv = self._add_buffers("kv", 1, kv_lora_rank + qk_rope_head_dim)
+    size: int
+    page_size: int
+    dtype: torch.dtype
+    kv_lora_rank: int
+    qk_rope_head_dim: int
+    layer_num: int
+    device: InitVar[torch.device | str]
+
+    def _allocate(self) -> None:
+        self._kv = self._add_buffers("kv", 1, self.kv_lora_rank + self.qk_rope_head_dim)
 
     def get_key_buffer(self, layer: int) -> torch.Tensor:
         """Return the rows of one layer, [slots, 1, R + E].

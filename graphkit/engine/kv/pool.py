@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import ClassVar
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from graphkit.config import is_int, require_int
 from graphkit.engine.kv.contracts import require_device
 from graphkit.errors import AttentionError, ConfigError, short_repr
+from graphkit.ops.inference import allocates
 from graphkit.ops.kv_cache import buffer_table, move_kv
 
 
@@ -20,45 +22,47 @@ class TokenToKVPool:
     ``size + page_size`` slots, and keep their addresses for the life of the pool, so captured
     graphs may hold them.
 
-    Args:
+    Pools are dataclasses, whose fields are the arguments of the constructor, with further sizes
+    beside these. ``_allocate`` makes their buffers.
+
+    Attributes:
         size: Tokens that the pool holds.
         page_size: Slots per page.
         dtype: float16, bfloat16 or float32.
         layer_num: Layers; 0 for a model without a KV cache.
         device: Device of the buffers.
-        dims: Further sizes by name, each at least 1.
-
-    Attributes:
         dtypes: Data types that a pool of this class may have.
 
     Raises:
         ConfigError: An argument is out of range; ``field`` names it.
     """
 
+    size: int
+    page_size: int
+    dtype: torch.dtype
+    layer_num: int
+    device: torch.device
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float16, torch.bfloat16, torch.float32)
 
-    def __init__(
-        self,
-        size: int,
-        page_size: int,
-        dtype: torch.dtype,
-        layer_num: int,
-        device: torch.device | str,
-        **dims: int,
-    ) -> None:
+    @allocates
+    def __post_init__(self, device: torch.device | str) -> None:
         name = type(self).__name__
-        for field, value in ({"size": size, "page_size": page_size} | dims).items():
-            require_int(name, field, value)
-        require_int(name, "layer_num", layer_num, least=0)
-        if dtype not in self.dtypes:
+        for field in fields(self):  # type: ignore[arg-type]  # of a subclass
+            if field.type == "int":  # annotations are strings in these modules
+                least = int(field.name != "layer_num")
+                require_int(name, field.name, getattr(self, field.name), least)
+        if self.dtype not in self.dtypes:
             *names, last = (str(known).removeprefix("torch.") for known in self.dtypes)
             raise ConfigError(
-                f"{name}.dtype must be {', '.join(names)} or {last}, got {short_repr(dtype)}.",
+                f"{name}.dtype must be {', '.join(names)} or {last}, got {short_repr(self.dtype)}.",
                 field="dtype",
             )
-        self.size, self.page_size, self.dtype, self.layer_num = size, page_size, dtype, layer_num
-        self.device = require_device(type(self).__name__, device)
+        self.device = require_device(name, device)
         self._tensors: dict[str, torch.Tensor] = {}
+        self._allocate()
+
+    def _allocate(self) -> None:
+        """Make the buffers with ``_add_buffers``."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return every buffer by its kind and layer, such as ``key.0``."""

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from graphkit.engine.step.context import EngineContext
-from graphkit.engine.step.device_copies import to_device
 from graphkit.engine.step.draft_tree import ChainTree, DraftTree
 from graphkit.engine.step.prefill_batch import PrefillBatch, PrefillChunk
 from graphkit.engine.step.verified import Verified
@@ -130,15 +129,15 @@ class Drafter(ABC):
     def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:
         """Catch up on the accepted rows of the requests that continue (v1). May wait.
 
-        Calls ``extend`` for these requests. Override it to leave out rows that were not accepted.
+        Calls ``extend`` with all rows, as v2 does; what it keeps of requests that have finished is
+        never read. Override it to leave out rows.
 
         Args:
             verified: Result of the step, for all its requests.
             num_accepted_tokens: Accepted rows of each request, on the host; 0 if it has finished.
         """
-        live = [place for place, count in enumerate(num_accepted_tokens) if count]
-        if live:
-            self.extend(verified.select(to_device(live, verified.predict.device)))
+        if any(num_accepted_tokens):
+            self.extend(verified)
 
 
 class NullDrafter(Drafter):

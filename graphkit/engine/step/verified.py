@@ -134,28 +134,3 @@ class Verified:
             "num_accepted_tokens": self.counts.num_accepted_tokens,
         }
         return fields, select_index
-
-    def select(self, requests: torch.Tensor) -> Verified:
-        """Return the result of some requests, copied.
-
-        Args:
-            requests: Indices into the batch, int64 [selected].
-        """
-        batch_size = len(self.seq_lens)
-
-        def selected(rows: torch.Tensor) -> torch.Tensor:
-            return rows.view(batch_size, -1, *rows.shape[1:])[requests].flatten(0, 1)
-
-        # Flat rows count from the first request of the selection.
-        width = len(self.predict) // batch_size
-        index = self.accept_index[requests]
-        moved = width * (torch.arange(len(requests), device=requests.device) - requests)
-        return Verified(
-            req_pool_indices=self.req_pool_indices[requests],
-            seq_lens=self.seq_lens[requests],
-            out_cache_loc=selected(self.out_cache_loc),
-            predict=selected(self.predict),
-            hidden_states=None if self.hidden_states is None else selected(self.hidden_states),
-            accept_index=torch.where(index < 0, index, index + moved[:, None]).int(),
-            counts=AcceptedCounts.from_tokens(self.counts.num_accepted_tokens[requests]),
-        )
