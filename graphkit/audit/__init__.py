@@ -1,8 +1,15 @@
-"""Audits: each searches the graphs of a target for one cause of silently wrong replays.
+"""Is it right: searches for silently wrong replays, runs of a step and their comparison.
 
-``report.py`` runs them all. An audit is one file, or one folder whose ``audit.py`` says what it
-varies; beside it are what it compares, and in ``findings.py``, where that is long, how it words
-what it found. Runs come from ``graphkit.audit.runs``, and findings go to an ``AuditLog``.
+Read ``report.py`` first: it runs all audits of a target. An audit is one file, or one folder whose
+``audit.py`` says what it varies. What it reports has a kind of ``finding_kinds`` and goes to an
+``AuditLog``. Audits of memory work on a ``ReplayableGraph``, whoever captured the graph.
+
+- ``runs``: one batch with and without its graph, and the first node at which two runs differ.
+- ``host_objects``: what a forward can reach and read on the host.
+- ``foreign``: graphs that another program captures; it loads without torch.
+- ``kit``: the same checks as assertions and a pytest plugin, public as ``graphkit.testing``.
+
+Imports models, the engine and everything below them. Commands and ``testing`` import it.
 """
 
 from graphkit.lazy_names import public_names

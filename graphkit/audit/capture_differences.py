@@ -38,12 +38,12 @@ UnsetBytes = Mapping[tuple[int, int], frozenset[int]]
 
 def differing_bytes(*captures: Sequence[CanonicalNode]) -> UnsetBytes:
     """Return the bytes in which equal captures differ from the first one."""
-    found: dict[tuple[int, int], frozenset[int]] = {}
+    offsets: dict[tuple[int, int], frozenset[int]] = {}
     first, *others = captures
     for other in others:
         for key, before, after in _differing_arguments(first, other):
-            found[key] = found.get(key, frozenset()) | _differing_offsets(before, after)
-    return found
+            offsets[key] = offsets.get(key, frozenset()) | _differing_offsets(before, after)
+    return offsets
 
 
 def filled_bytes(zeros: Sequence[CanonicalNode], marked: Sequence[CanonicalNode]) -> UnsetBytes:

@@ -36,38 +36,38 @@ def audit_finite(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
             EqualStateRuns(runner, batch, size) as runs,
         ):
             check.text = f"output of {count_of(live, 'request')}"
-            found = first_not_finite(runs.replay(), even_owner(live))
-            if not on_any_rank(runner, found is not None):
+            mismatch = first_not_finite(runs.replay(), even_owner(live))
+            if not on_any_rank(runner, mismatch is not None):
                 continue
             with _first_modules(target.weights, runner.step.forward) as modules:
                 runs.unpadded()
-            if found is None:
+            if mismatch is None:
                 continue
             where = f", first in the output of module `{modules[0]}`" if modules else ""
             check.report(
                 FindingKind.NOT_FINITE_OUTPUT,
-                f"{row_text(found, live)} has {found.got} instead of a finite number{where}.",
-                cause=found.field,
-                field=found.field,
-                row=found.row,
-                request=found.request,
+                f"{row_text(mismatch, live)} has {mismatch.got} instead of a finite number{where}.",
+                cause=mismatch.field,
+                field=mismatch.field,
+                row=mismatch.row,
+                request=mismatch.request,
                 module=modules[0] if modules else "",
-                after=str(found.got),
+                after=str(mismatch.got),
             )
 
 
 @contextmanager
 def _first_modules(*roots: Any) -> Iterator[list[str]]:
     """Yield a list that receives the first module whose output is not finite in the block."""
-    found: list[str] = []
+    names: list[str] = []
 
     def hook(name: str) -> Any:
         def check(_module: nn.Module, _inputs: Any, output: Any) -> None:
             tensors = (value for value in tree_leaves(output) if isinstance(value, torch.Tensor))
-            if not found and any(
+            if not names and any(
                 len(not_finite_rows(tensor)) for tensor in tensors if tensor.dim()
             ):
-                found.append(name)
+                names.append(name)
 
         return check
 
@@ -79,7 +79,7 @@ def _first_modules(*roots: Any) -> Iterator[list[str]]:
                     seen.add(id(module))
                     handle = module.register_forward_hook(hook(name or type(root).__name__))
                     stack.callback(handle.remove)
-        yield found
+        yield names
 
 
 def _modules(roots: Any) -> Iterator[nn.Module]:

@@ -38,11 +38,11 @@ class Holder:
         """Return the tensor that it holds now; ``None`` without one."""
         owner = self.owner()
         for values in _attributes(owner):
-            found = values.get(self.key)
+            value = values.get(self.key)
             for entry in self.entry:
-                found = found.get(entry) if isinstance(found, dict) else None
-            if isinstance(found, torch.Tensor):
-                return found
+                value = value.get(entry) if isinstance(value, dict) else None
+            if isinstance(value, torch.Tensor):
+                return value
         return None
 
 
@@ -50,7 +50,7 @@ def weight_holders(begins: set[int]) -> dict[int, list[Holder]]:
     """Return the modules that hold storages as parameters or buffers, by address."""
     modules = find_objects(lambda kind: issubclass(kind, nn.Module))
     inner = {id(child) for module in modules for child in module._modules.values()}
-    found: dict[int, list[Holder]] = {}
+    holders: dict[int, list[Holder]] = {}
     for root in (module for module in modules if id(module) not in inner):
         for path, module in root.named_modules():
             prefix = ".".join(filter(None, (type(root).__name__, path)))
@@ -60,8 +60,8 @@ def weight_holders(begins: set[int]) -> dict[int, list[Holder]]:
                 begin = tensor.untyped_storage().data_ptr()
                 if begin in begins:
                     holder = Holder(weakref.ref(module), key, f"{prefix}.{key}", shape_text(tensor))
-                    found.setdefault(begin, []).append(holder)
-    return found
+                    holders.setdefault(begin, []).append(holder)
+    return holders
 
 
 def attribute_holders(tensors: list[torch.Tensor]) -> dict[int, list[Holder]]:
@@ -83,7 +83,7 @@ def attribute_holders(tensors: list[torch.Tensor]) -> dict[int, list[Holder]]:
         dicts = [referrer for referrer in outer if type(referrer) is dict]
         del outer
     del referrers, dicts
-    found: dict[int, list[Holder]] = {}
+    holders: dict[int, list[Holder]] = {}
     for owner in {id(owner): owner for owner in owners}.values():
         attributes = own_attributes(owner)
         if not attributes:
@@ -96,14 +96,14 @@ def attribute_holders(tensors: list[torch.Tensor]) -> dict[int, list[Holder]]:
         for key, value in list(attributes.items()):
             if id(value) in wanted:
                 holder = Holder(reference, key, f"{name}.{key}", shape_text(value))
-                found.setdefault(id(value), []).append(holder)
+                holders.setdefault(id(value), []).append(holder)
             elif id(value) in known:
                 for entry, held in list(value.items()):
                     if id(held) in wanted and isinstance(entry, (str, int)):
                         path = f"{name}.{key}[{entry!r}]"
                         holder = Holder(reference, key, path, shape_text(held), (entry,))
-                        found.setdefault(id(held), []).append(holder)
-    return found
+                        holders.setdefault(id(held), []).append(holder)
+    return holders
 
 
 def _holder_name(owner: Any) -> str:

@@ -53,9 +53,9 @@ class LiveTensors:
         """
         reached = [self._reached(address) for address in addresses]
         tensors = {
-            address: found[0]
+            address: views[0]
             for address, name in zip(addresses, reached, strict=True)
-            if not name and (found := self.tensors_at(address))
+            if not name and (views := self.tensors_at(address))
         }
         held = attribute_holders(list(tensors.values()))
         others = {
@@ -76,11 +76,11 @@ class LiveTensors:
     @cached_property
     def _tensors(self) -> _Storages[Sequence[torch.Tensor]]:
         """The tensors on each storage."""
-        found: dict[int, tuple[int, list[torch.Tensor]]] = {}
+        by_begin: dict[int, tuple[int, list[torch.Tensor]]] = {}
         for tensor in self._unrecorded_tensors:
             for begin, end in _storages([tensor]):
-                found.setdefault(begin, (end, []))[1].append(tensor)
-        return sorted(found), found
+                by_begin.setdefault(begin, (end, []))[1].append(tensor)
+        return sorted(by_begin), by_begin
 
     def _reached(self, address: int) -> str:
         """Return the path by which a forward reaches an address; empty if none does."""
@@ -89,12 +89,12 @@ class LiveTensors:
     @cached_property
     def _names(self) -> _Storages[str]:
         """The first path by which forwards reach each storage."""
-        found: dict[int, tuple[int, str]] = {}
+        by_begin: dict[int, tuple[int, str]] = {}
         for container, values in ReachableObjects(self._roots).entries:
             for key, value in values.items():
                 for begin, end in _storages([value]):
-                    found.setdefault(begin, (end, container.name(key)))
-        return sorted(found), found
+                    by_begin.setdefault(begin, (end, container.name(key)))
+        return sorted(by_begin), by_begin
 
     @cached_property
     def _found(self) -> list[Any]:
@@ -111,15 +111,15 @@ class LiveTensors:
 
     @cached_property
     def _unrecorded_tensors(self) -> list[torch.Tensor]:
-        found = self._found
+        objects = self._found
         without = {id(tensor) for tensor in self._ignored} | {
             id(tensor)
-            for op in found
+            for op in objects
             if isinstance(op, RecordedOp)
             for tensor in tensors_in((op.args, op.kwargs, op.results))
         }
         return [
-            value for value in found if type(value) is not RecordedOp and id(value) not in without
+            value for value in objects if type(value) is not RecordedOp and id(value) not in without
         ]
 
 
@@ -132,11 +132,11 @@ _Ranges = tuple[list[int], list[int]]
 
 def _at(storages: _Storages[_T], address: int, default: _T) -> _T:
     """Return what belongs to the storage that an address is in."""
-    begins, found = storages
+    begins, by_begin = storages
     index = bisect_right(begins, address) - 1
     if index < 0:
         return default
-    end, value = found[begins[index]]
+    end, value = by_begin[begins[index]]
     return value if address < end else default
 
 

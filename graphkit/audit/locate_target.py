@@ -55,15 +55,15 @@ def _import_target(text: str, arguments: Mapping[str, Any]) -> CaptureTarget:
             f"TARGET {text!r} names a file. Name the module as Python imports it from the working "
             "directory: package.module:attribute."
         )
-    found = _attribute(_module(module_name, text), attribute, text)
-    if isinstance(found, CaptureTarget):
-        return found
-    if not callable(found):
+    value = _attribute(_module(module_name, text), attribute, text)
+    if isinstance(value, CaptureTarget):
+        return value
+    if not callable(value):
         raise TargetError(
-            f"TARGET {text!r} is a {type(found).__name__}. Name a graphkit.CaptureTarget, or a "
+            f"TARGET {text!r} is a {type(value).__name__}. Name a graphkit.CaptureTarget, or a "
             "function that returns one."
         )
-    target = _call(found, arguments, text)
+    target = _call(value, arguments, text)
     if not isinstance(target, CaptureTarget):
         raise TargetError(
             f"TARGET {text!r} returned a {type(target).__name__}, not a graphkit.CaptureTarget."

@@ -167,15 +167,15 @@ class _Search:
         again = self._runs.eager(self.count)
         self._start.restore()
         for number, run in enumerate(again):
-            if found := self._differences(number, run):
-                names = listed(found, _SHOWN)
+            if differences := self._differences(number, run):
+                names = listed(differences, _SHOWN)
                 check.report(
                     FindingKind.NONDETERMINISTIC_STEP,
                     f"After {count_of(number, 'step')} without a graph, {names} differ "
                     "from the same steps before.",
                     severity="warning",
                     advice=_NOT_REPEATABLE,
-                    names=tuple(found),
+                    names=tuple(differences),
                 )
                 return False
         return True
@@ -193,9 +193,9 @@ class _Search:
         return wrong if index is None else index + 1
 
     def _report_step(self, number: int, check: Check) -> None:
-        found = self._differences(number, self._runs.launched(number, number))
-        name, (before, after) = next(iter(found.items()))
-        text = f"After step {number} of a launch, {listed(found, _SHOWN)} differ "
+        differences = self._differences(number, self._runs.launched(number, number))
+        name, (before, after) = next(iter(differences.items()))
+        text = f"After step {number} of a launch, {listed(differences, _SHOWN)} differ "
         text += f"from the same steps without a graph: {name} has {after} instead of {before}."
         if self._differences(number, self._runs.launched(number, 1)):
             kind, advice = FindingKind.FROZEN_VALUE, _FROZEN
@@ -211,7 +211,7 @@ class _Search:
             kind,
             text,
             advice=advice,
-            names=(*found, *self._unrepeated),
+            names=(*differences, *self._unrepeated),
             before=before,
             after=after,
             field=name,
@@ -219,7 +219,8 @@ class _Search:
 
     def _differences(self, steps: int, got: RequestRun) -> dict[str, tuple[str, str]]:
         """Return the expected and the actual value of what differs after some steps, by name."""
-        found = self.expected[steps].differences(got, self._rounding)
+        mismatches = self.expected[steps].differences(got, self._rounding)
         return {
-            name: distinct_text(mismatch.expected, mismatch.got) for name, mismatch in found.items()
+            name: distinct_text(mismatch.expected, mismatch.got)
+            for name, mismatch in mismatches.items()
         }

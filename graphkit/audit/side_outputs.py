@@ -80,21 +80,21 @@ def report_side_outputs(target: CaptureTarget, runner: Runner[Any, Any], log: Au
     try:
         with torch.no_grad(), runner.without_stats(), StateSnapshot(state, runner.device):
             first, second = (_left_by(runner, roots, batch) for batch in batches)
-            found = _side_outputs(first, second)
+            outputs = _side_outputs(first, second)
             before.restore()
-            lines = _lines(runner, batches, found)
+            lines = _lines(runner, batches, outputs)
     finally:
         before.restore()
     groups: dict[tuple[str, bool], list[str]] = {}
-    for name, (container, key, _) in found.items():
+    for name, (container, key, _) in outputs.items():
         is_read = reads(second.objects.functions, read_word(container, key))
         groups.setdefault((lines.get(name, ""), is_read), []).append(name)
     if not groups:
         return
     with log.check(Audit.WARMUP, runner.mode.name) as check:
-        check.text = f"ran the forward on two batches: it leaves {len(found)} tensors in objects"
+        check.text = f"ran the forward on two batches: it leaves {len(outputs)} tensors in objects"
         for (line, is_read), names in groups.items():
-            tensor = found[names[0]][2]
+            tensor = outputs[names[0]][2]
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             text = (
                 f"each call of the forward leaves a tensor in `{names[0]}` "
@@ -190,14 +190,14 @@ def _tensors_in(value: Any, depth: int) -> Iterator[torch.Tensor]:
 def _side_outputs(first: _Left, second: _Left) -> dict[str, tuple[Container, Any, torch.Tensor]]:
     """Return what the second run left and the first did not, except constants and inputs."""
     held = {id(tensor) for _, _, tensor in first.tensors.values()}
-    found: dict[str, tuple[Container, Any, torch.Tensor]] = {}
+    outputs: dict[str, tuple[Container, Any, torch.Tensor]] = {}
     for name, (container, key, tensor) in second.tensors.items():
         if id(tensor) in held or storage_id(tensor) in second.inputs:
             continue
         _, _, other = first.tensors.get(name, (None, None, None))
         if other is None or not _is_equal(tensor, other):
-            found[name] = container, key, tensor
-    return found
+            outputs[name] = container, key, tensor
+    return outputs
 
 
 def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -208,10 +208,10 @@ def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _lines(
     runner: Runner[Any, Any],
     batches: Sequence[Any],
-    found: dict[str, tuple[Container, Any, torch.Tensor]],
+    outputs: dict[str, tuple[Container, Any, torch.Tensor]],
 ) -> dict[str, str]:
     """Return the lines that leave tensors in the second of two runs without a graph, by name."""
-    if not found:
+    if not outputs:
         return {}
 
     def reader(container: Container, key: Any) -> Callable[[], Any]:
@@ -225,6 +225,6 @@ def _lines(
 
         return read
 
-    values = {name: reader(container, key) for name, (container, key, _) in found.items()}
+    values = {name: reader(container, key) for name, (container, key, _) in outputs.items()}
     runner.run_padded(batches[0])
     return changing_lines(lambda: runner.run_padded(batches[1]), values)

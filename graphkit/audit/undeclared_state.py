@@ -60,14 +60,14 @@ def undeclared_state(
                 tensor.copy_(_shifted(start.saved[name]))
 
         EqualStateRuns(runner, batch, size, start, prepare=shift).replay()
-        found = {
+        state = {
             name: tensor
             for name, tensor in searched.items()
             if _is_state_of_requests(
                 tensor, _shifted(start.saved[name]), batch, runner.sizes.page_size
             )
         }
-    return found, left
+    return state, left
 
 
 def declare_for_audits(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
@@ -79,11 +79,11 @@ def declare_for_audits(target: CaptureTarget, runner: Runner[Any, Any], log: Aud
         log: Receives the finding, and a check that lists tensors that were not searched.
     """
     batch = target.batch(runner.mode, runner.table.largest, SEED)
-    found, left = undeclared_state(runner, batch)
-    runner.mutable_state |= found
+    state, left = undeclared_state(runner, batch)
+    runner.mutable_state |= state
     known = (finding for finding in log.findings if finding.kind == FindingKind.UNDECLARED_STATE)
     reported = {name for finding in known for name in finding.names}
-    new = {name: tensor for name, tensor in found.items() if name not in reported}
+    new = {name: tensor for name, tensor in state.items() if name not in reported}
     if not new and not left:
         return
     lines = _lines(runner, batch, new)
@@ -121,15 +121,15 @@ def undeclared_tensors(
     """
     names = runner.memory_names(weights)
     known = {storage_id(tensor) for kind in names.values() for tensor in kind.values()}
-    found: dict[Any, tuple[str, torch.Tensor]] = {}
+    by_place: dict[Any, tuple[str, torch.Tensor]] = {}
     objects = ReachableObjects(walk_roots(runner.step.forward))
     for container, key, value in objects.values_of(torch.Tensor):
         is_weight = isinstance(value, nn.Parameter)
         is_dense = not is_weight and value.layout is torch.strided and not value.is_meta
         if is_dense and storage_id(value) not in known and not restore_problem(value):
             place = value.data_ptr(), value.shape, value.stride()
-            found.setdefault(place, (container.name(key), value))
-    tensors = dict(found.values())
+            by_place.setdefault(place, (container.name(key), value))
+    tensors = dict(by_place.values())
     by_size = sorted(tensors, key=lambda name: tensors[name].nbytes)
     ends = accumulate(tensors[name].nbytes for name in by_size)
     left = [name for name, end in zip(by_size, ends, strict=True) if end > COPY_BUDGET]

@@ -36,19 +36,19 @@ def audit_wrapper(target: CaptureTarget, log: AuditLog, *, device: str = "auto")
         check.text = f"{count_of(record.rows, 'row')} compared with the model"
         if record.not_reached:
             check.text += f"; no prompt is longer than {', '.join(record.not_reached)}"
-        found = record.difference
-        if found is not None:
+        difference = record.difference
+        if difference is not None:
             check.report(
                 FindingKind.WRAPPER_DIFFERS,
-                found.text,
-                advice=found.advice,
-                mode=found.mode,
+                difference.text,
+                advice=difference.advice,
+                mode=difference.mode,
                 cause="wrapper",
                 field="next_token_logits",
-                row=found.row,
-                request=found.request,
-                module=found.module,
-                source=found.source,
-                before=str(found.expected_token),
-                after=str(found.token),
+                row=difference.row,
+                request=difference.request,
+                module=difference.module,
+                source=difference.source,
+                before=str(difference.expected_token),
+                after=str(difference.token),
             )

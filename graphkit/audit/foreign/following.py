@@ -138,11 +138,11 @@ def compare_digest(
     for name, value in {"before": before, "after": after}.items():
         if not isinstance(value, GraphDigest) and (name == "before" or value is not None):
             raise ConfigError(f"{name} must be a GraphDigest, got {short_repr(value)}.", field=name)
-    found = differences(before, graph_digest() if after is None else after)
-    for difference in found:
+    all_differences = differences(before, graph_digest() if after is None else after)
+    for difference in all_differences:
         if difference.severity == "error" and _audits:
             _audits[0].results.add_finding(difference.finding())
-    return found
+    return all_differences
 
 
 def _running() -> ProgramAudit:

@@ -98,12 +98,12 @@ def differences(before: GraphDigest, after: GraphDigest) -> tuple[DigestDifferen
         if new is None:
             continue
         of_memory = _memory_differences(graph, old, new, was_replayed=was_replayed)
-        for found in (*_node_differences(graph, old, new), *of_memory):
-            key = found.kind, found.name, found.text
+        for difference in (*_node_differences(graph, old, new), *of_memory):
+            key = difference.kind, difference.name, difference.text
             earlier = merged.get(key)
             graphs = (*(earlier.graphs if earlier else ()), graph)
             merged[key] = DigestDifference(
-                found.kind, found.severity, found.name, found.text, graphs
+                difference.kind, difference.severity, difference.name, difference.text, graphs
             )
     return worst_first(merged.values())
 

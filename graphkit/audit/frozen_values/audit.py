@@ -53,10 +53,10 @@ def audit_frozen_values(target: CaptureTarget, runner: Runner[Any, Any], log: Au
             is_deterministic = not check.findings
         for change in host_changes(target, runner, recaptures):
             with log.check(Audit.FROZEN, runner.mode.name) as check:
-                found = confirmed_differences(recaptures, baseline, change)
-                for size, differences in found.items():
+                by_size = confirmed_differences(recaptures, baseline, change)
+                for size, differences in by_size.items():
                     report_change(check, change, differences, size, baseline.records[size])
-                check.text = f"changed {change.name}: {_counts(found, baseline)}"
+                check.text = f"changed {change.name}: {_counts(by_size, baseline)}"
         with log.check(Audit.FROZEN, runner.mode.name) as check:
             if target.group is not None:
                 check.text = "undeclared numbers: not searched on several ranks"
@@ -77,8 +77,8 @@ def _search_undeclared(
     numbers = UndeclaredNumbers(target, runner)
     search = NumberSearch(numbers, recaptures, baseline)
     search.run()
-    for candidate, found in search.followed:
-        report_followed(check, candidate, found, baseline.records)
+    for candidate, by_size in search.followed:
+        report_followed(check, candidate, by_size, baseline.records)
     constants = [*numbers.constants, *(candidate.first for candidate in search.fixed)]
     kept = report_constants(check, constants, baseline.records)
     check.text = (
@@ -94,11 +94,11 @@ def _search_undeclared(
 def _check_determinism(recaptures: Recaptures, check: Check) -> Baseline:
     """Capture twice without a change, and report differences."""
     baseline, second = recaptures.baseline()
-    found = baseline.differences(baseline.nodes, second)
-    check.text = f"captured again: {_counts(found, baseline)}"
+    by_size = baseline.differences(baseline.nodes, second)
+    check.text = f"captured again: {_counts(by_size, baseline)}"
     if any(baseline.unset.values()):
         check.text += "; ignored bytes that torch leaves unset"
-    for size, differences in found.items():
+    for size, differences in by_size.items():
         if not differences:
             continue
         first = differences[0]
@@ -114,9 +114,11 @@ def _check_determinism(recaptures: Recaptures, check: Check) -> Baseline:
     return baseline
 
 
-def _counts(found: DifferencesBySize, baseline: Baseline) -> str:
-    differences, nodes = (sum(map(len, by_size.values())) for by_size in (found, baseline.nodes))
+def _counts(by_change: DifferencesBySize, baseline: Baseline) -> str:
+    differences, nodes = (
+        sum(map(len, by_size.values())) for by_size in (by_change, baseline.nodes)
+    )
     return (
         f"{count_of(differences, 'difference')} in {count_of(nodes, 'node')} of "
-        f"{count_of(len(found), 'graph')}"
+        f"{count_of(len(by_change), 'graph')}"
     )

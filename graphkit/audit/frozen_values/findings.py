@@ -58,12 +58,12 @@ def report_change(
 def report_followed(
     check: Check,
     candidate: Candidate,
-    found: DifferencesBySize,
+    by_size: DifferencesBySize,
     records: Mapping[int, Sequence[Node]],
 ) -> None:
     """Report an undeclared number that graphs follow, once per size."""
     number = candidate.first
-    for size, differences in found.items():
+    for size, differences in by_size.items():
         if not differences:
             continue
         first, *others = comparable(differences)

@@ -113,17 +113,17 @@ def confirmed_differences(
 ) -> DifferencesBySize:
     """Return the differences that a change causes at each size, and undo the change."""
     try:
-        found: DifferencesBySize = baseline.differences(
+        by_size: DifferencesBySize = baseline.differences(
             baseline.nodes, recaptures.canonical_nodes(change.apply())
         )
         for stack_fill, changed_first in _CONFIRMATIONS:
-            if recaptures.on_any_rank(any(found.values())):
+            if recaptures.on_any_rank(any(by_size.values())):
                 again = _compare_again(recaptures, baseline, change, stack_fill, changed_first)
-                found = {
-                    size: [difference for difference in found[size] if difference in again[size]]
-                    for size in found
+                by_size = {
+                    size: [difference for difference in by_size[size] if difference in again[size]]
+                    for size in by_size
                 }
-        return _without_unset_bytes(found, recaptures, baseline, change)
+        return _without_unset_bytes(by_size, recaptures, baseline, change)
     finally:
         change.undo()
 
@@ -144,7 +144,7 @@ def _compare_again(
 
 
 def _without_unset_bytes(
-    found: DifferencesBySize, recaptures: Recaptures, baseline: Baseline, change: HostChange
+    by_size: DifferencesBySize, recaptures: Recaptures, baseline: Baseline, change: HostChange
 ) -> DifferencesBySize:
     """Drop differences in bytes that may be unset, if replays of the captures are equal."""
     certain = {
@@ -153,12 +153,12 @@ def _without_unset_bytes(
             for difference in differences
             if not _is_optional(difference, baseline.records[size])
         ]
-        for size, differences in found.items()
+        for size, differences in by_size.items()
     }
-    if not recaptures.on_any_rank(certain != found):
-        return found
+    if not recaptures.on_any_rank(certain != by_size):
+        return by_size
     with recaptures.captured(change.apply()) as graphs:
-        return certain if recaptures.compare_replays(graphs) == "equal" else found
+        return certain if recaptures.compare_replays(graphs) == "equal" else by_size
 
 
 def _is_optional(difference: CaptureDifference, nodes: Sequence[Node]) -> bool:

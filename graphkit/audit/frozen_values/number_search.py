@@ -54,15 +54,15 @@ class NumberSearch:
                 self.left += group
                 continue
             self.captures += 1
-            found = self._differences(group)
-            if found is None and len(group) == 1:
+            by_size = self._differences(group)
+            if by_size is None and len(group) == 1:
                 self.fixed += group
-            elif found is not None and len(group) == 1 and any(found.values()):
+            elif by_size is not None and len(group) == 1 and any(by_size.values()):
                 if self._recaptures.is_cuda:  # other contents of the bytes that torch leaves unset
-                    found = self._confirmed(group, found)
-                self.followed += [(group[0], found)] if any(found.values()) else []
-            elif found is None or any(found.values()):
-                rest = group if found is None else self._without_explained(group, found)
+                    by_size = self._confirmed(group, by_size)
+                self.followed += [(group[0], by_size)] if any(by_size.values()) else []
+            elif by_size is None or any(by_size.values()):
+                rest = group if by_size is None else self._without_explained(group, by_size)
                 half = len(rest) // 2
                 pending += [part for part in (rest[:half], rest[half:]) if part]
 
@@ -78,16 +78,18 @@ class NumberSearch:
                 return None
         return self._baseline.differences(self._baseline.nodes, nodes)
 
-    def _confirmed(self, group: Sequence[Candidate], found: DifferencesBySize) -> DifferencesBySize:
+    def _confirmed(
+        self, group: Sequence[Candidate], by_size: DifferencesBySize
+    ) -> DifferencesBySize:
         """Return the differences that show again with another fill of the stack."""
         again = self._differences(group, UNSET_MARKER) or {}
         return {
             size: [d for d in differences if d in again.get(size, ())]
-            for size, differences in found.items()
+            for size, differences in by_size.items()
         }
 
     def _without_explained(
-        self, group: Sequence[Candidate], found: DifferencesBySize
+        self, group: Sequence[Candidate], by_size: DifferencesBySize
     ) -> list[Candidate]:
         """Move the candidates that explain a difference to ``followed``, and return the others.
 
@@ -95,7 +97,7 @@ class NumberSearch:
         """
         explained: dict[int, dict[int, list[CaptureDifference]]] = {}
         is_complete = True
-        for size, differences in found.items():
+        for size, differences in by_size.items():
             for difference in comparable(differences):
                 by = [at for at, candidate in enumerate(group) if candidate.explains(difference)]
                 if len(by) == 1:

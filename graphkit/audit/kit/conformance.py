@@ -229,9 +229,9 @@ def _failure(test: Callable[[], None]) -> str:
     return ""
 
 
-def _require(field: str, holds: bool, expected: str, found: object) -> None:
+def _require(field: str, holds: bool, expected: str, value: object) -> None:
     if not holds:
         raise ConfigError(
-            f"attention_conformance: {field} must be {expected}, got {short_repr(found)}.",
+            f"attention_conformance: {field} must be {expected}, got {short_repr(value)}.",
             field=field,
         )

@@ -77,8 +77,8 @@ class CapturedMode:
             return
         if name not in self._audited:
             self._audit(name)
-        found = [finding for finding in self._audited[name]() if finding.batch_size in (0, size)]
-        fail_on_errors(found)
+        findings = [finding for finding in self._audited[name]() if finding.batch_size in (0, size)]
+        fail_on_errors(findings)
 
     def _audit(self, name: str) -> None:
         """Run an audit of all sizes once. Its error is raised by the checks of its property."""

@@ -84,11 +84,11 @@ class _BatchAudit:
         # All replays then follow one of this size.
         self._samples.leave(first.runs.padded_batch, batch.size)
         self._expected = self._replayed(first.runs)
-        found = list(self._compare(first))
-        self._is_unstable = bool(found)
-        yield from found
+        unrepeated = list(self._compare(first))
+        self._is_unstable = bool(unrepeated)
+        yield from unrepeated
         is_unusable = any(
-            wrong.kind is not FindingKind.NONDETERMINISTIC_ROUNDING for wrong in found
+            wrong.kind is not FindingKind.NONDETERMINISTIC_ROUNDING for wrong in unrepeated
         )
         if not self._on_any_rank(is_unusable):
             # All are replayed before the first cause is searched.

@@ -57,11 +57,11 @@ def report_wrong_replays(
     for replay in replays:
         name = replay.error.name if isinstance(replay.error, Write) else ""
         groups.setdefault((replay.kind, name), []).append(replay)
-    found: dict[tuple[FindingKind, str], tuple[Cause, list[WrongReplay]]] = {}
+    by_cause: dict[tuple[FindingKind, str], tuple[Cause, list[WrongReplay]]] = {}
     for (_, name), group in groups.items():
         cause = group[0].find_cause()
-        found.setdefault((cause.kind, name), (cause, []))[1].extend(group)
-    for (kind, name), (cause, (first, *others)) in found.items():
+        by_cause.setdefault((cause.kind, name), (cause, []))[1].extend(group)
+    for (kind, name), (cause, (first, *others)) in by_cause.items():
         text, facts = _text_and_facts(first)
         more = f" {count_of(len(others), 'more replay')} went wrong like this." if others else ""
         text = f"{text}{first.consequence}{cause.text}{more}"

@@ -112,8 +112,8 @@ class WatchedState:
         allowed = rows_of_batch(batch, self._page_size)
         judged = [watched for watched in self._watched if watched.axes]
         # The first axis is nearly always the right one, so the device is waited for only once.
-        found = [watched.stray_rows(watched.axes[0], allowed).any() for watched in judged]
-        suspect = torch.stack(found).tolist() if found else []
+        is_stray = [watched.stray_rows(watched.axes[0], allowed).any() for watched in judged]
+        suspect = torch.stack(is_stray).tolist() if is_stray else []
         writes = (
             watched.stray_write(allowed)
             for watched, is_suspect in zip(judged, suspect, strict=True)
@@ -144,7 +144,7 @@ class _WatchedTensor:
             (axis, self.stray_rows(axis, allowed).nonzero().flatten().tolist())
             for axis in self.axes
         ]
-        axis, rows = min(strays, key=lambda found: len(found[1]))
+        axis, rows = min(strays, key=lambda stray: len(stray[1]))
         return Write(self.name, rows[0], *self._values(axis, rows[0])) if rows else None
 
     def is_pool(self, axis: RowAxis, own: RowsByKind, reserved: RowsByKind) -> bool:

@@ -172,7 +172,9 @@ def _captured(
     if not checks:
         progress(total, total, f"{runner.mode.name} stays eager")
     mode: ModeRecord = replace(record.modes[0], sizes=tuple(measured), stats=runner.stats)
-    return _CapturedMode(mode, checks, [found for check in checks for found in check.mismatches])
+    return _CapturedMode(
+        mode, checks, [mismatch for check in checks for mismatch in check.mismatches]
+    )
 
 
 def _captured_step(

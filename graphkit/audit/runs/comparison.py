@@ -77,15 +77,15 @@ def compare_runs(
     largest = max(runs.largest_difference, largest_difference(padded, replayed))
 
     def mismatches() -> Iterator[Mismatch]:
-        for kind, found in (
+        for kind, mismatch in (
             (INPUT_WRITTEN, written),
             (GRAPH_DIFFERS, graph),
             (PADDING_LEAKS, padding),
             (NOT_FINITE, finite),
         ):
-            if found is not None:
+            if mismatch is not None:
                 yield replace(
-                    found,
+                    mismatch,
                     kind=kind,
                     mode=runner.mode.name,
                     batch_size=batch.batch_size,

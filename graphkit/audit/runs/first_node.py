@@ -82,10 +82,10 @@ def first_node(
         if not got.ops or not expected.ops:
             return smaller
         for allowed in (rounding.most, 0.0):
-            found = _DataFlow(expected, got, rows, rounding, allowed).first(call)
-            if found is not None and allowed:
-                return found
-            smaller = smaller or found
+            node = _DataFlow(expected, got, rows, rounding, allowed).first(call)
+            if node is not None and allowed:
+                return node
+            smaller = smaller or node
     raise AssertionError("unreachable: a step has a limited number of forwards")
 
 
@@ -172,14 +172,14 @@ class _DataFlow:
 
         Where the runs compute equal rows by different operations, nothing differs.
         """
-        found = []
+        read = []
         for reads in zip_longest(*(() if op is None else op.reads for op in ops)):
             both = list(zip(reads, self._causes, self._values, strict=True))
             values = [values.get(storage) for storage, _, values in both]
             one, other = values
             if one is None or other is None or not self._agree_in_live_rows(one, other):
-                found += [causes[storage] for storage, causes, _ in both if storage in causes]
-        return found
+                read += [causes[storage] for storage, causes, _ in both if storage in causes]
+        return read
 
     def _is_different(self, expected: TracedOp | None, got: TracedOp | None) -> bool | None:
         """Return whether what two operations wrote differs; ``None`` if it is not known."""

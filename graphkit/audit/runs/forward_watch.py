@@ -176,12 +176,12 @@ def _input_tensors(inputs: Any) -> dict[str, torch.Tensor]:
     Of several that are the same memory, only the first.
     """
     declared = [field.name for field in fields_of(type(inputs))]
-    found: dict[int, tuple[str, torch.Tensor]] = {}
+    by_address: dict[int, tuple[str, torch.Tensor]] = {}
     for name in (*declared, *(field.name for field in dataclasses.fields(inputs))):
         tensor = getattr(inputs, name)
         if isinstance(tensor, torch.Tensor) and tensor.numel():
-            found.setdefault(tensor.data_ptr(), (name, tensor))
-    return dict(found.values())
+            by_address.setdefault(tensor.data_ptr(), (name, tensor))
+    return dict(by_address.values())
 
 
 def _change(before: torch.Tensor, now: torch.Tensor, name: str, inputs: Any) -> Change | None:

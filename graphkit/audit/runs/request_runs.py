@@ -53,7 +53,7 @@ class RequestRun:
             got: The other run, of as many steps.
             rounding: Numbers may differ like those of two runs of one step.
         """
-        found: dict[str, Mismatch] = {}
+        mismatches: dict[str, Mismatch] = {}
         for request, (row, state) in enumerate(self.state.items()):
             for name, one in state.items():
                 other, title = got.state[row][name], f"{name} of row {row}"
@@ -63,10 +63,10 @@ class RequestRun:
                     {title: one}, {title: other}, even_owner(1), rounding, rounding.beside(0.0)
                 )
                 if mismatch is not None:
-                    found[title] = replace(mismatch, request=request)
+                    mismatches[title] = replace(mismatch, request=request)
         if self.reports != got.reports:
-            found["reports"] = _first_report(self.reports, got.reports)
-        return found
+            mismatches["reports"] = _first_report(self.reports, got.reports)
+        return mismatches
 
 
 class RequestRuns:
@@ -152,14 +152,14 @@ def request_state(step: SpecStep, rows: Sequence[int], positions: int) -> dict[s
         KV: [B * P, ...]. All others: [B, ...].
     """
     index = torch.tensor(rows, device=step.context.device)
-    found = {name: tensor[index] for name, tensor in step.request_tensors().items()}
+    state = {name: tensor[index] for name, tensor in step.request_tensors().items()}
     slots = step.context.req_to_token[index, :positions].long().flatten()
     column = torch.arange(positions, device=step.context.device)
     is_rejected = (column >= step.state.seq_lens[index, None]).flatten()
     for name, buffer in _kv_buffers(step).items():
-        found[name] = buffer[slots]
-        found[name][is_rejected] = 0
-    return found
+        state[name] = buffer[slots]
+        state[name][is_rejected] = 0
+    return state
 
 
 def _kv_buffers(step: SpecStep) -> dict[str, torch.Tensor]:

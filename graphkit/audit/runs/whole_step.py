@@ -189,13 +189,13 @@ def compare_steps(
 
     with EqualStateRuns(runner, batch, padded_batch_size, read_state=read_state) as runs:
         replayed, padded = runs.replay(), runs.padded()
-        found = runs.graph_difference(padded, replayed)
-        if found is not None:
-            found = runs.judge_graph(padded, replayed).wrong
+        mismatch = runs.graph_difference(padded, replayed)
+        if mismatch is not None:
+            mismatch = runs.judge_graph(padded, replayed).wrong
     mismatches: tuple[Mismatch, ...] = ()
-    if found is not None:
+    if mismatch is not None:
         where = runner.mode.name, batch.batch_size, padded_batch_size
-        mismatches = (_located(found, GRAPH_DIFFERS, *where),)
+        mismatches = (_located(mismatch, GRAPH_DIFFERS, *where),)
     return Comparison(replayed, mismatches, largest_difference(padded, replayed))
 
 
@@ -216,17 +216,17 @@ def compare_loop(runs: RequestRuns, steps: int = LOOP_STEPS) -> tuple[int, Misma
     runner, count = runs.runner, len(runs.requests)
     rounding = Rounding(runner.sizes.dtype)
     replayed, launched = runs.replayed(steps), runs.launched(steps, steps)
-    found = replayed.differences(launched, rounding)
-    is_repeatable = not found or not replayed.differences(runs.replayed(steps), rounding)
+    mismatches = replayed.differences(launched, rounding)
+    is_repeatable = not mismatches or not replayed.differences(runs.replayed(steps), rounding)
     runs.release()
     if not is_repeatable:
         return 0, None
-    mismatch = found.get("reports") or next(iter(found.values()), None)
+    mismatch = mismatches.get("reports") or next(iter(mismatches.values()), None)
     if mismatch is not None:
         size = runner.table.fit(count)
         mismatch = _located(mismatch, LOOP_DIFFERS, runner.mode.name, count, size)
     return len(launched.reports), mismatch
 
 
-def _located(found: Mismatch, kind: str, mode: str, batch_size: int, size: int) -> Mismatch:
-    return replace(found, kind=kind, mode=mode, batch_size=batch_size, padded_batch_size=size)
+def _located(mismatch: Mismatch, kind: str, mode: str, batch_size: int, size: int) -> Mismatch:
+    return replace(mismatch, kind=kind, mode=mode, batch_size=batch_size, padded_batch_size=size)

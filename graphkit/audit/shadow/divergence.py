@@ -107,14 +107,14 @@ def _first_memory_difference(
 ) -> int | None:
     """Return the first node that leaves different memory, beyond rounding if the outputs do."""
     got, expected = (replay(graph) for graph in graphs)
-    found, dtype = None, runner.sizes.dtype
+    index, dtype = None, runner.sizes.dtype
     rounding = Rounding(dtype)
     beyond = first_difference(expected, got, even_owner(1), rounding, rounding.most)
     if beyond is not None and dtype.itemsize <= 4:
-        found = first_memory_difference(graphs, nodes, replay, runner.device, dtype)
+        index = first_memory_difference(graphs, nodes, replay, runner.device, dtype)
     return (
-        found
-        if found is not None
+        index
+        if index is not None
         else first_memory_difference(graphs, nodes, replay, runner.device)
     )
 
@@ -191,9 +191,9 @@ def _common_differences(
     """
     unset = differing_bytes(*captures)
     first, *others = (list(capture_differences(graph, capture, unset)) for capture in captures)
-    found = [{_place(difference) for difference in other} for other in others]
+    places = [{_place(difference) for difference in other} for other in others]
     for difference in first:
-        if all(_place(difference) in other for other in found):
+        if all(_place(difference) in other for other in places):
             yield difference
 
 

@@ -47,12 +47,12 @@ class ShadowFindings:
 
     def report_frozen(self, runs: EqualStateRuns) -> bool:
         """Report host numbers that have changed since capture and that the graph keeps, if any."""
-        found = self._runner.frozen_values(runs.padded_batch_size)
-        for value in found:
+        frozen = self._runner.frozen_values(runs.padded_batch_size)
+        for value in frozen:
             values = {"before": value.before, "after": value.after, "names": (value.name,)}
             facts = {**values, "argument": value.argument, "node": value.node}
             self._report(FindingKind.FROZEN_VALUE, runs, value.name, value.text, **facts)
-        return bool(found)
+        return bool(frozen)
 
     def report_wrong_row(self, runs: EqualStateRuns, wrong: Mismatch) -> None:
         """Report a row of a replay that is wrong."""
@@ -143,8 +143,8 @@ class ShadowFindings:
         if not self._is_new(kind, runs, field):
             return
         if kind is FindingKind.GRAPH_BUG and self._bisect:
-            found = self._bisected(runs)
-            text, facts["node"] = f"{text} {found.text}", found.node
+            divergence = self._bisected(runs)
+            text, facts["node"] = f"{text} {divergence.text}", divergence.node
         facts |= {"field": field, "cause": field.partition(" of ")[0]}
         self._check.report(kind, text, batch_size=runs.padded_batch_size, **facts)
 

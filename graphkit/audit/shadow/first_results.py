@@ -174,9 +174,9 @@ def _pool_addresses(before: Nodes, after: Nodes) -> Iterator[tuple[int, int]]:
     """Yield pairs of addresses in the graphs' memory that the same argument of a node holds."""
     for one, other in zip(before, after, strict=True):
         for arguments in zip(one.arguments, other.arguments, strict=True):
-            found = [_pool_address(argument) for argument in arguments]
-            if found[0] and found[1]:
-                yield found[0], found[1]
+            pair = [_pool_address(argument) for argument in arguments]
+            if pair[0] and pair[1]:
+                yield pair[0], pair[1]
 
 
 def _pool_address(argument: Argument) -> int:
@@ -186,8 +186,8 @@ def _pool_address(argument: Argument) -> int:
 
 
 def _find_segment(address: int, segments: Sequence[Segment]) -> Segment:
-    found = (segment for segment in segments if segment[0] <= address < segment[0] + segment[1])
-    segment = next(found, None)
+    around = (segment for segment in segments if segment[0] <= address < segment[0] + segment[1])
+    segment = next(around, None)
     if segment is None:
         raise Incomparable("the allocator does not know the graph's memory")
     return segment

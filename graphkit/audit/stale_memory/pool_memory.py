@@ -65,9 +65,9 @@ def _address_words(data: torch.Tensor, segments: Sequence[Range]) -> torch.Tenso
         return torch.empty(0, dtype=torch.int64)
     edges = sorted(segments)
     begins, ends = (torch.tensor(edge, device=data.device) for edge in zip(*edges, strict=True))
-    found = []
+    indices = []
     for index, words in enumerate(data.view(torch.int64).split(_CHUNK // 8)):
         at = torch.bucketize(words, begins, right=True) - 1
         is_address = (at >= 0) & (words < ends[at.clamp(min=0)])
-        found.append(is_address.nonzero()[:, 0] + index * (_CHUNK // 8))
-    return torch.cat(found)
+        indices.append(is_address.nonzero()[:, 0] + index * (_CHUNK // 8))
+    return torch.cat(indices)

@@ -148,13 +148,13 @@ def without(ranges: Iterable[Range], holes: Iterable[Range]) -> list[Range]:
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
     """Return ranges in ascending order, those that touch or overlap as one."""
-    found: list[Range] = []
+    merged: list[Range] = []
     for begin, end in sorted(ranges):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
         else:
-            found.append((begin, end))
-    return found
+            merged.append((begin, end))
+    return merged
 
 
 def tensor_range(tensor: torch.Tensor) -> Range:

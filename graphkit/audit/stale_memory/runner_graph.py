@@ -78,10 +78,10 @@ class RunnerGraph(ReplayableGraph):
         except Exception as error:
             return Effect(f"the replay fails: {describe_exception(error)}", {})
         live = self._batch.batch_size
-        found = first_difference(self._expected, got, even_owner(live), runs.rounding)
-        if found is not None:
-            facts = {"field": found.field, **row_facts(found)}
-            text = f"{row_text(found, live)} is {facts['after']} instead of {facts['before']}"
+        mismatch = first_difference(self._expected, got, even_owner(live), runs.rounding)
+        if mismatch is not None:
+            facts = {"field": mismatch.field, **row_facts(mismatch)}
+            text = f"{row_text(mismatch, live)} is {facts['after']} instead of {facts['before']}"
             return Effect(text, facts)
         changed = changed_state(self._state, self._batch, self._runner.sizes.page_size)
         if not changed:

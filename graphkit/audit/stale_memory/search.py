@@ -132,21 +132,23 @@ def _allocation_at(graph: ReplayableGraph, address: int, *, is_live: bool) -> Al
     an uninitialised tensor of the graph itself.
     """
     allocations = [*reversed(graph.pool_allocations)] if is_live else graph.allocations
-    found = (
+    allocated = (
         allocation
         for allocation in allocations
         if allocation.begin <= address < allocation.end
         and (is_live or not allocation.is_initialised)
     )
-    return next(found, None)
+    return next(allocated, None)
 
 
 def first_pointing(nodes: Sequence[Node], around: Range) -> Node | None:
     """Return the first node with an argument that points to the tensor at the end of a range."""
     ordered = list(execution_order(nodes))
     nearest = max((nearest_argument(node, around)[0] for node in ordered), default=0)
-    found = (node for node in ordered if nearest and nearest_argument(node, around)[0] == nearest)
-    return next(found, None)
+    nearest_nodes = (
+        node for node in ordered if nearest and nearest_argument(node, around)[0] == nearest
+    )
+    return next(nearest_nodes, None)
 
 
 def nearest_argument(node: Node, around: Range) -> tuple[int, int | None]:
@@ -155,11 +157,11 @@ def nearest_argument(node: Node, around: Range) -> tuple[int, int | None]:
     The address is 0 if none points there.
     """
     begin, end = around
-    found = [
+    inside = [
         (pointer.address, index)
         for index, argument in enumerate(node.arguments)
         if not argument.name.startswith("->")  # a result of a recorded operation
         for pointer in argument.pointers
         if begin <= pointer.address < end
     ]
-    return max(found, default=(0, None), key=lambda found: found[0])
+    return max(inside, default=(0, None), key=lambda place: place[0])

@@ -107,7 +107,7 @@ def mib(num_bytes: int) -> str:
 
 def _foreign_ranges(device: Any, followed: FollowedGraph, mapped: Sequence[Range]) -> list[Range]:
     """Return the device memory outside of torch's allocator that the graph points to."""
-    found = []
+    ranges = []
     for reference in followed.references():
         pointer = reference.pointer
         if pointer.memory == "host" or _contains(mapped, pointer.address):
@@ -117,13 +117,13 @@ def _foreign_ranges(device: Any, followed: FollowedGraph, mapped: Sequence[Range
             if not reference.is_set:
                 continue
             raise NotChecked(f"node {reference.node.index} points to memory whose size is unknown")
-        found.append((span[0] // 8 * 8, span[1] // 8 * 8))
-    return without(joined(found), mapped)
+        ranges.append((span[0] // 8 * 8, span[1] // 8 * 8))
+    return without(joined(ranges), mapped)
 
 
 def _host_ranges(device: Any, followed: FollowedGraph) -> list[Range]:
     """Return the pinned host memory that the graph points to."""
-    found = []
+    ranges = []
     for reference in followed.references():
         if reference.pointer.memory != "host" or not reference.is_set:
             continue
@@ -132,8 +132,8 @@ def _host_ranges(device: Any, followed: FollowedGraph) -> list[Range]:
             raise NotChecked(
                 f"node {reference.node.index} points to host memory that is too large to copy"
             )
-        found.append(span)
-    return joined(found)
+        ranges.append(span)
+    return joined(ranges)
 
 
 def _copied(

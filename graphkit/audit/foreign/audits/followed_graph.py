@@ -66,16 +66,16 @@ class FollowedGraph:
         it is in an operand of the node's operation: kernels for tensors that are broadcast have the
         addresses of their operands behind strides that torch sets in part.
         """
-        found: dict[int, Reference] = {}
+        by_address: dict[int, Reference] = {}
         for reference in references(self.record):
-            pointer, before = reference.pointer, found.get(reference.pointer.address)
+            pointer, before = reference.pointer, by_address.get(reference.pointer.address)
             if pointer.memory == "pool" or (before is not None and before.is_set):
                 continue
             # Without names of memory, the inspection knows the sizes of operands alone.
             is_set = pointer.size > 0 or reference.is_set
             if before is None or is_set:
-                found[pointer.address] = replace(reference, is_set=is_set)
-        yield from found.values()
+                by_address[pointer.address] = replace(reference, is_set=is_set)
+        yield from by_address.values()
 
     def scratch(self, segments: Segments, storages: Iterable[Range]) -> list[Range]:
         """Return the ranges of the pool that a replay must write before it reads them.

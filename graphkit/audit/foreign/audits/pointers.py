@@ -65,8 +65,8 @@ class Blocks:
     def at(self, address: int) -> Block | None:
         """Return the block that holds an address; ``None`` outside of the allocator's memory."""
         index = bisect_right(self._blocks, address, key=lambda block: block.begin) - 1
-        found = self._blocks[index] if index >= 0 else None
-        return found if found is not None and address < found.end else None
+        block = self._blocks[index] if index >= 0 else None
+        return block if block is not None and address < block.end else None
 
 
 def check_capture(

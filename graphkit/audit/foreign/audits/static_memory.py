@@ -107,8 +107,8 @@ class StaticMemories:
             known = {begin: memory for begin, memory in self._known.items() if not memory.is_freed}
             self._known = known | dict(_described(new))
             self._begins = sorted(self._known)
-        found = {address: self._at(address) for address in addresses}
-        return {address: memory for address, memory in found.items() if memory is not None}
+        memories = {address: self._at(address) for address in addresses}
+        return {address: memory for address, memory in memories.items() if memory is not None}
 
     def _at(self, address: int) -> StaticMemory | None:
         """Return the storage at an address, if it is known and still exists."""
