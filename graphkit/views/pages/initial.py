@@ -15,6 +15,9 @@ from graphkit.views.pages.page_model import Page
 from graphkit.views.pages.timeline import timeline_page
 from graphkit.views.selection import select_graphs
 
+PAGES_BY = {"module": graph_page, "kernel": kernels_page, "time": timeline_page}
+"""Pages of the nodes of a graph by their order: in modules, by kernel, or as they ran."""
+
 
 def first_page(record: RecordWithGraphs) -> Page:
     """Return the page of the whole record; of a graph, its own page and where it was made."""
@@ -39,7 +42,7 @@ def initial_pages(
         record: A record of a capture, of a foreign program or of a graph.
         mode: Selects the first graph of this mode, or the graph of this name.
         batch_size: Selects the first graph of this size.
-        by: How to show the selected graph, or the first one: ``module``, ``kernel`` or ``time``.
+        by: How to show the selected graph, or the first one: a key of ``PAGES_BY``.
 
     Raises:
         ConfigError: The record has no such mode or size.
@@ -59,6 +62,5 @@ def initial_pages(
     if not isinstance(record, GraphRecord):
         pages.append(graph_page(group, index))
     if by != "module":
-        make_page = kernels_page if by == "kernel" else timeline_page
-        pages.append(make_page(group, index))
+        pages.append(PAGES_BY[by](group, index))
     return tuple(pages)

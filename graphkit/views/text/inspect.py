@@ -13,17 +13,12 @@ from graphkit.views.pages import (
     Page,
     buffers_page,
     first_page,
-    graph_page,
-    kernels_page,
     memory_page,
-    timeline_page,
 )
 from graphkit.views.pages.graph_groups import graph_groups
+from graphkit.views.pages.initial import PAGES_BY
 from graphkit.views.selection import NamedGraph, is_mode, select_graphs, with_only
 from graphkit.views.text.page import page_view
-
-ORDERS = ("module", "kernel", "time")
-"""Ways to show the nodes of a graph."""
 
 
 def inspect_view(
@@ -40,7 +35,7 @@ def inspect_view(
         record: A record of a capture, of a foreign program or of a graph.
         mode: Shows only this forward mode, or the graph of this name.
         batch_size: Shows only this captured size.
-        by: One of ``ORDERS``: nodes in their modules, by kernel, or as they ran.
+        by: How to show the nodes of a graph, a key of ``PAGES_BY``.
         has_pictures: False leaves out bars and other pictures, which a screen reader cannot read.
 
     Raises:
@@ -85,11 +80,7 @@ def _pages(
         for index, (name, graph) in enumerate(group.graphs):
             if name not in names:
                 continue
-            if by == "kernel":
-                yield kernels_page(group, index), True
-            elif by == "time":
-                yield timeline_page(group, index), True
-            elif not isinstance(record, GraphRecord):
-                yield graph_page(group, index), True
+            if by != "module" or not isinstance(record, GraphRecord):
+                yield PAGES_BY[by](group, index), True
             if by == "module" and graph.memory:
                 yield memory_page(group, index), False

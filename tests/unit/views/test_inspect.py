@@ -13,7 +13,7 @@ from graphkit.errors import ConfigError
 from graphkit.records import Argument, Node
 from graphkit.views import inspect_view
 from graphkit.views.pages import node_page
-from graphkit.views.text.inspect import ORDERS
+from graphkit.views.pages.initial import PAGES_BY
 from graphkit.views.text.page import page_view
 
 
@@ -172,7 +172,7 @@ def test_a_node_shows_all_of_its_arguments(graph, text):
     assert all(f"value {i} " in shown for i in range(40))
 
 
-@pytest.mark.parametrize("by", ORDERS)
+@pytest.mark.parametrize("by", PAGES_BY)
 def test_without_pictures_every_other_column_and_row_is_kept(capture, text, by):
     drawn = text(inspect_view(capture, by=by), 200)
     plain = text(inspect_view(capture, by=by, has_pictures=False), 200)
