@@ -1,4 +1,4 @@
-"""Runner of a forward mode: settings, capture, replay and inspection."""
+"""Runner of a forward mode: settings, capture and replay."""
 
 from __future__ import annotations
 
@@ -6,44 +6,28 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import torch
-from torch import nn
 
 from graphkit.buffers import AttentionBackend, InputBuffers, StepInputs, runner_capacity
 from graphkit.config import BufferSizes
-from graphkit.errors import ConfigError, InputError, ReplayError, SizeError, short_repr
-from graphkit.graphs import (
-    Attribution,
-    Backend,
-    CapturedGraph,
-    SizeTable,
-    backend_for,
-    caller_line,
-    environment,
-)
+from graphkit.errors import InputError, ReplayError, short_repr
+from graphkit.graphs import Attribution, Backend, SizeTable, backend_for, caller_line, environment
 from graphkit.graphs.snapshot import check_restorable
 from graphkit.graphs.streams import note_eager_step
 from graphkit.ops.inference import allocates
-from graphkit.records import (
-    CaptureRecord,
-    GraphRecord,
-    MemoryEstimate,
-    ModeRecord,
-    ReplayStats,
-    SizeRecord,
-)
+from graphkit.records import CaptureRecord, ReplayStats, SizeRecord
 from graphkit.runners.capture import SizeCapture, close_graphs, mode_record
+from graphkit.runners.captured_graphs import _CapturedGraphs
 from graphkit.runners.dispatch import Decision, Dispatch
-from graphkit.runners.host_objects import FrozenValue, FrozenValues, host_objects
-from graphkit.runners.known_memory import memory_names, memory_parts
-from graphkit.runners.mode_declaration import ModeDeclaration
+from graphkit.runners.host_objects import host_objects
 from graphkit.runners.observe import ObservedReplay, observed
 from graphkit.runners.outputs import Output
-from graphkit.runners.replayer import NO_REPLAYS, Replayer
+from graphkit.runners.replayer import NO_REPLAYS
 from graphkit.runners.sample_batch import sample_batch
 from graphkit.runners.settings import (
+    check_callable,
     check_draft_token_map,
     check_forward,
     check_group,
@@ -54,7 +38,6 @@ from graphkit.runners.settings import (
     value_limits,
 )
 from graphkit.runners.staged import StagedBatch, stage
-from graphkit.runners.step import Step
 from graphkit.spec import ForwardMode, SpecConfig
 
 if TYPE_CHECKING:
@@ -65,7 +48,7 @@ InputsT = TypeVar("InputsT", bound=StepInputs)
 OutputT = TypeVar("OutputT", bound=Output)
 
 
-class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
+class Runner(_CapturedGraphs[OutputT], Generic[InputsT, OutputT]):
     """Captures a forward once per batch size and replays it for live batches.
 
     A replay writes one mailbox entry and launches one graph. The first nodes of the graph copy the
@@ -113,9 +96,6 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         DeviceError: The device does not exist.
     """
 
-    status: Literal["planned", "captured", "closed"] = "planned"
-    """State of the life cycle."""
-
     @allocates
     def __init__(
         self,
@@ -149,7 +129,6 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         self.device = self.backend.device
         check_draft_token_map(draft_token_map, sizes, self.device)
         self.draft_token_map = draft_token_map
-        """Target token of each id of a reduced draft vocabulary, if any."""
         self.tokens_per_request = self._rows_per_request(spec)
         self.eager_reason = prepare_attention(
             attention,
@@ -158,7 +137,6 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             self.tokens_per_request,
             may_stay_eager=self.may_stay_eager,
         )
-        """Reason why no batch has a graph, or an empty string."""
         self.buffers = InputBuffers(
             runner_capacity(
                 spec,
@@ -179,8 +157,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             limits=value_limits(sizes, attention) if is_checking(check) else None,
         )
         self.mutable_state = check_restorable({} if mutable_state is None else mutable_state)
-        """Tensors that a step changes, by name."""
-        self.step: Step[OutputT] = self.step_type(
+        self.step = self.step_type(
             forward,
             self.mode,
             self.attention_mode or self.mode,
@@ -191,20 +168,16 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             attention,
             draft_token_map,
         )
-        """The forward with everything around it."""
         self.dispatch = Dispatch(self.table, self.buffers, self.inputs_type, self.eager_reason)
-        """Decides which batches have a graph."""
-        self.group: RunnerGroup | None = None
-        """Ranks that capture and replay together, if any."""
+        self.group = None
         self._consensus: ReplayConsensus | None = None
         if group is not None:
             self.join(group)
-        self._replayer: Replayer[OutputT] | None = None
+        self._replayer = None
         self._forward = forward
-        self._frozen: FrozenValues | None = None
+        self._frozen = None
         self._captured_at = ""
-        self._captured_mode: ModeRecord | None = None
-        """Record of the graphs of a captured runner."""
+        self._captured_mode = None
 
     # Life.
 
@@ -257,7 +230,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
                 "Create a new runner."
             )
         if progress is not None:
-            _check_callable("progress", progress)
+            check_callable("progress", progress)
         objects = host_objects(self._forward)
         objects.check_weights(self.device)
         if self._compares_attention and self.attention is not None:
@@ -292,113 +265,6 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         if not self.eager_reason:
             self.status = "captured"
         return record
-
-    def estimate(self, record: CaptureRecord | None = None) -> MemoryEstimate:
-        """Return the device memory that this runner takes once it is captured.
-
-        The tensors of the runner exist already, so their bytes are exact. The memory of the graphs
-        is predicted: the largest, the middle and the smallest size are captured, measured and
-        closed, which needs the memory of the largest one for a while. Other processes on the device
-        disturb the measurement. Runners that share a backend share its pool: estimate them
-        together, as ``SpeculativeEngine.estimate`` does.
-
-        A captured runner returns what its graphs took. With ``group`` all ranks call this.
-
-        Args:
-            record: Record of an earlier capture of the same model and settings, of any sizes, to
-                predict from; ``None`` captures.
-
-        Raises:
-            CaptureError: A size cannot be captured.
-            ConfigError: ``record`` is not a ``CaptureRecord``.
-            RecordError: ``record`` has no graphs of this mode and width.
-            ReplayError: The runner is closed.
-        """
-        from graphkit.runners.memory_estimate import estimate_memory
-
-        return estimate_memory(self.backend, [self], record)
-
-    @contextmanager
-    def trial_capture(self) -> Iterator[ModeRecord]:
-        """Capture the sizes that an estimate needs for a block, and yield their record.
-
-        A captured runner yields the record of its graphs.
-
-        Raises:
-            CaptureError: A size cannot be captured.
-            ReplayError: The runner is closed.
-        """
-        if self.status == "closed":
-            raise ReplayError("estimate() needs an open runner, but this one is closed.")
-        if self._captured_mode is not None:
-            yield self._captured_mode
-            return
-        if self.eager_reason:
-            yield mode_record(self.step, (), self.eager_reason)
-            return
-        from graphkit.runners.memory_estimate import trial_sizes
-
-        for size in self.table:
-            self.buffers.prepare(size)
-        table = trial_sizes(self.table)
-        capture = SizeCapture(self.step, table, self.capturing_backend(), self.mutable_state)
-        with capture.temporary_graphs():
-            yield mode_record(self.step, capture.records, "")
-
-    @property
-    def graph_bytes(self) -> int:
-        """Bytes by which the pool grew for the graphs of this runner, loops included."""
-        return 0 if self._captured_mode is None else self._captured_mode.graph_bytes
-
-    def memory_parts(self) -> dict[str, list[torch.Tensor]]:
-        """Return the tensors of this runner by the attribute of ``MemoryEstimate`` of each."""
-        return memory_parts(self.buffers, self.mutable_state, self.attention)
-
-    def recapture(
-        self,
-        make_batch: Callable[[int], Any] | None = None,
-        *,
-        batch_sizes: Iterable[int] | None = None,
-        backend: Backend | None = None,
-        attribution: Attribution | None = None,
-    ) -> AbstractContextManager[Mapping[int, CapturedGraph]]:
-        """Capture sizes again for a block, next to the runner's graphs, and close them after it.
-
-        The runner does not change. Nothing may be replayed during the captures.
-
-        Args:
-            make_batch: Returns the batch of a size that warm-ups and captures run on, instead of
-                pads.
-            batch_sizes: Sizes to capture; ``None`` selects the runner's.
-            backend: Backend that captures; ``None`` selects the runner's.
-            attribution: As for ``capture``.
-
-        Raises:
-            CaptureError: A size cannot be captured.
-            ConfigError: The runner has no such size, or an argument has a wrong type.
-        """
-        if make_batch is not None:
-            _check_callable("make_batch", make_batch)
-        table = self.table
-        chosen_backend = self.capturing_backend(
-            None if backend is None else backend_for("auto", backend)
-        )
-        if batch_sizes is not None:
-            table = table.subset(batch_sizes)
-        return SizeCapture(
-            self.step, table, chosen_backend, self.mutable_state, attribution, make_batch
-        ).temporary_graphs()
-
-    def capturing_backend(self, backend: Backend | None = None) -> Backend:
-        """Return a backend that captures on all ranks at once; without ``group`` as it is.
-
-        Args:
-            backend: Backend of this rank; ``None`` selects the runner's.
-        """
-        backend = backend or self.backend
-        if self.group is None:
-            return backend
-        return self.group.capturing_backend(backend, self._shared_settings())
 
     def close(self) -> None:
         """Close all graphs. May be called again. Outputs must not be used afterwards.
@@ -624,7 +490,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             ReplayError: The runner is not ``captured``.
         """
         replayer = self._require_captured("observe")
-        _check_callable("observer", observer)
+        check_callable("observer", observer)
         return observed(replayer, observer)
 
     @contextmanager
@@ -640,75 +506,6 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             if self._replayer is not None:
                 self._replayer.reset_counts(before)
 
-    # Sight.
-
-    def inspect(
-        self,
-        batch_size: int,
-        *,
-        weights: nn.Module | Mapping[str, torch.Tensor] | None = None,
-        replay: Callable[[], object] | None = None,
-    ) -> GraphRecord:
-        """Inspect the graph of a captured size; see ``graphkit.inspect_graph``.
-
-        Pointers are named by input field, by ``mutable_state``, by the attributes of the attention
-        backend, and by ``weights``.
-
-        Args:
-            batch_size: A captured size.
-            weights: The model, or its weights by name.
-            replay: Replays a batch at that size, so that the nodes of some replays are measured.
-
-        Raises:
-            InspectError: See ``inspect_graph``.
-            ReplayError: The runner is not ``captured``.
-            SizeError: The size was not captured.
-        """
-        from graphkit.graphs import inspect_graph  # no capture or replay needs it
-
-        graph = self._graph("inspect", batch_size)
-        record = inspect_graph(
-            graph,
-            names=self.memory_names(weights),
-            name=f"{self.mode.name} {batch_size}",
-            captured_at=self._captured_at,
-            replay=replay,
-        )
-        return replace(record, mode=self.mode.name, batch_size=batch_size)
-
-    def memory_names(
-        self, weights: nn.Module | Mapping[str, torch.Tensor] | None = None
-    ) -> dict[str, dict[str, torch.Tensor]]:
-        """Return every tensor that this runner can name, by kind of memory and by name.
-
-        Args:
-            weights: The model, or its weights by name.
-        """
-        names = memory_names(self.buffers, self.mutable_state, self.attention, weights)
-        if self.draft_token_map is not None:
-            names["weight"]["draft_token_map"] = self.draft_token_map
-        return names
-
-    def frozen_values(self, batch_size: int) -> list[FrozenValue]:
-        """Return the host numbers that have changed since capture and that a graph keeps.
-
-        Compares the attributes, closure variables, globals and list lengths that the forward can
-        read, except in the models of a ``SpecStepRunner``. If one has changed, captures the size
-        again with both values, next to the graphs; outputs of the pool become invalid. With
-        ``group`` all ranks call it.
-
-        Args:
-            batch_size: A captured size.
-
-        Raises:
-            CaptureError: The size cannot be captured again.
-            ReplayError: The runner is not ``captured``.
-            SizeError: The size was not captured.
-        """
-        self._graph("frozen_values", batch_size)
-        assert self._frozen is not None, "a captured runner has recorded its host numbers"
-        return self._frozen.find(batch_size)
-
     @property
     def stats(self) -> ReplayStats:
         """Replays and fallbacks so far; also after ``close``."""
@@ -719,25 +516,6 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             agreements=consensus.agreements if consensus else 0,
             idle=consensus.idle if consensus else 0,
         )
-
-    @property
-    def graphs(self) -> Mapping[int, CapturedGraph]:
-        """The captured graph of each size.
-
-        Raises:
-            ReplayError: The runner is not ``captured``.
-        """
-        return self._require_captured("graphs").graphs
-
-    def make_replayer(self, graphs: Mapping[int, CapturedGraph]) -> Replayer[OutputT]:
-        """Return a replayer of other graphs of this runner's step, such as ``recapture``'s.
-
-        Its replays do not count in ``stats``.
-        """
-        table = self.table
-        if len(graphs) < len(table.sizes):
-            table = SizeTable(max(graphs), list(graphs))
-        return Replayer(self.step, table, graphs, self.dispatch, self.backend)
 
     def _replay_on_ranks(
         self, batch: InputsT, padded_batch_size: int | None, clone: bool
@@ -768,60 +546,3 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         """Run a padded step on pads alone, for collectives that others run eagerly."""
         self.backend.wait_for_replays()
         return self.step.padded(None, self.table.sizes[0]).live(0, 0)
-
-    def _shared_settings(self) -> dict[str, str]:
-        """Return what must be the same on all ranks, by name."""
-        fields = [layout.name for layout in self.buffers.layouts]
-        return {
-            "the runner": f"{type(self).__name__} ({self.mode.name})",
-            "spec": repr(self.spec),
-            "sizes": repr(self.sizes),
-            "batch_sizes": str(list(self.table)),
-            "tokens_per_request": str(self.tokens_per_request),
-            "the captured fields": ", ".join(fields),
-            "attention": type(self.attention).__name__,
-            "check": str(self.buffers.value_checks is not None),
-            "same_batch": str(self.group is not None and self.group.same_batch),
-        }
-
-    def _graph(self, what: str, batch_size: int) -> CapturedGraph:
-        """Return the graph of a captured size, for ``what``.
-
-        Raises:
-            ReplayError: The runner is not ``captured``.
-            SizeError: The size was not captured.
-        """
-        graphs = self._require_captured(what).graphs
-        if batch_size not in list(graphs):  # a list takes unhashable values
-            raise SizeError(
-                f"batch size {batch_size} was not captured: captured are {list(self.table)}.",
-                batch_size=batch_size,
-                largest=self.table.largest,
-            )
-        return graphs[batch_size]
-
-    def _require_captured(self, what: str) -> Replayer[OutputT]:
-        """Return the replayer.
-
-        Args:
-            what: What needs it, for the text of the error.
-
-        Raises:
-            ReplayError: The runner is not ``captured``.
-        """
-        if self.eager_reason and self.status != "closed":
-            raise ReplayError(f"{what} needs a graph, but {self.eager_reason}. Use run(batch).")
-        if self.status != "captured":
-            remedy = "Call capture() first." if self.status == "planned" else "Create a new runner."
-            raise ReplayError(
-                f"{what} needs a captured runner, but this one is {self.status}. {remedy}"
-            )
-        assert self._replayer is not None, "a captured runner has a replayer"
-        return self._replayer
-
-
-def _check_callable(argument: str, value: object) -> None:
-    if not callable(value):
-        raise ConfigError(
-            f"{argument} must be a function, got {short_repr(value)}.", field=argument
-        )

@@ -95,6 +95,18 @@ def check_types(
     require_type(name, "check", check, (bool, NoneType), "True, False or None")
 
 
+def check_callable(argument: str, value: object) -> None:
+    """Check that an argument can be called.
+
+    Raises:
+        ConfigError: It cannot; ``field`` names it.
+    """
+    if not callable(value):
+        raise ConfigError(
+            f"{argument} must be a function, got {short_repr(value)}.", field=argument
+        )
+
+
 def check_group(group: object) -> None:
     """Check that an argument is a group of ranks.
 
