@@ -52,7 +52,7 @@ def attention(
             "attention: graphkit keeps one key per row and layer.",
             field="folder_or_model",
         )
-    unknown = {name: each for name, each in others.items() if name not in WITHOUT_EFFECT}
+    unknown = {name: value for name, value in others.items() if name not in WITHOUT_EFFECT}
     unknown |= {"attention_mask": attention_mask, "dropout": dropout}
     unknown["is_causal=False"] = others.get("is_causal") is False
     chunk = _chunk_size(module)
@@ -67,7 +67,7 @@ def attention(
         softcap=softcap or 0.0,
         sinks=s_aux,
         selected=indices,
-        others={name: each for name, each in unknown.items() if _has_effect(each)},
+        others={name: value for name, value in unknown.items() if _has_effect(value)},
     )
     return attend(call), None
 

@@ -101,8 +101,8 @@ class CacheUse:
             return count_tokens(*args, **kwargs)
 
         modules = list(self._model.modules())
-        hooks = [each.register_forward_pre_hook(enter, with_kwargs=True) for each in modules]
-        hooks += [each.register_forward_hook(leave, always_call=True) for each in modules]
+        hooks = [module.register_forward_pre_hook(enter, with_kwargs=True) for module in modules]
+        hooks += [module.register_forward_hook(leave, always_call=True) for module in modules]
         for name in filter(partial(hasattr, cache), _STATE_METHODS):
             setattr(cache, name, noting(getattr(cache, name), self.mixers))
         if hasattr(cache, "update_indexer"):

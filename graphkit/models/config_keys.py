@@ -86,7 +86,7 @@ def _is_off(name: str, value: object, data: Mapping[str, object], longest: objec
 
 def _reads(source: str, name: str) -> bool:
     names = _ROTATION if name in _ROTATION else (name,)  # transformers converts one to the other
-    return any(re.search(rf"\b{re.escape(each)}\b", source) for each in names)
+    return any(re.search(rf"\b{re.escape(spelling)}\b", source) for spelling in names)
 
 
 def _source(model: PreTrainedModel) -> tuple[str, str]:
@@ -94,7 +94,7 @@ def _source(model: PreTrainedModel) -> tuple[str, str]:
 
     Empty where the code cannot be read, as in a program that was compiled.
     """
-    owners = {type(each) for each in (*model.modules(), model.config)}
+    owners = {type(part) for part in (*model.modules(), model.config)}
     owners |= {type(getattr(model.config, name, None)) for name in model.config.sub_configs}
     modules = {cls.__module__ for owner in owners for cls in owner.__mro__}
     own: list[str] = []

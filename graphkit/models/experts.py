@@ -43,7 +43,7 @@ def experts(
             module, hidden_states, top_k_index, top_k_weights
         )
         return grouped
-    largest = max(each[0].nbytes for each in (first, module.down_proj))
+    largest = max(weight[0].nbytes for weight in (first, module.down_proj))
     rows = max(1, _GATHERED_BYTES // (largest * top_k_index.shape[-1]))
     parts = zip(
         hidden_states.split(rows), top_k_index.split(rows), top_k_weights.split(rows), strict=True

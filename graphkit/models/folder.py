@@ -118,7 +118,7 @@ class StoredWeights:
         forms: dict[str, Form] = {}
         for name, form in self.forms.items():
             if forms.setdefault(rename(name), form) is not form:
-                twins = sorted(each for each in self.forms if rename(each) == rename(name))
+                twins = sorted(other for other in self.forms if rename(other) == rename(name))
                 raise CheckpointError(
                     f"the checkpoint has {' and '.join(twins)}, which are one tensor of the model. "
                     "Delete one of them."

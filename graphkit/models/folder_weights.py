@@ -236,10 +236,10 @@ def _model_on_meta(
             for name, (sizes, form) in tensors.forms.items()
             if form in _DTYPES and len(sizes) > 1 and name not in tensors.quantized
         )
-        for each in configs:
-            dtype = dtype or each.dtype
+        for part in configs:
+            dtype = dtype or part.dtype
             for name in ("quantization_config", "compression_config"):
-                vars(each).pop(name, None)
+                vars(part).pop(name, None)
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 config, dtype=dtype or next(matrices, torch.bfloat16),

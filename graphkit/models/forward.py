@@ -41,7 +41,7 @@ def batch_forward(
     """
     metadata, slots = inputs.attention, inputs.out_cache_loc
     assert metadata is not None, "a runner sets it"
-    left = {module: iter(each) for module, each in numbers.items()}
+    left = {module: iter(indices) for module, indices in numbers.items()}
     return RunningForward(
         _BatchAttention(attention, left, slots, metadata),
         inputs.positions,

@@ -196,7 +196,7 @@ def stop_ids(ids: Any, owner: object) -> frozenset[int]:
         CheckpointError: The setting has another type, or an id is negative.
     """
     listed = ids if isinstance(ids, list) else [] if ids is None else [ids]
-    if not all(is_int(each) and each >= 0 for each in listed):
+    if not all(is_int(token) and token >= 0 for token in listed):
         raise CheckpointError(
             f"{owner}: eos_token_id must be a token id or a list of them, got {short_repr(ids)}. "
             "Correct "

@@ -109,7 +109,7 @@ def with_kv_scales(layout: ModelLayout, model: PreTrainedModel, scales: KVScales
         f", but not for latents ({abbreviate(latent)})" if latent else "",
     )
     return replace(
-        layout, attention=tuple(_scaled(each, scales, prefix) for each in layout.attention)
+        layout, attention=tuple(_scaled(layer, scales, prefix) for layer in layout.attention)
     )
 
 
@@ -120,7 +120,7 @@ def _names(layer: AttentionLayer, prefix: str) -> tuple[str, ...]:
 
 
 def _scaled(layer: AttentionLayer, scales: KVScales, prefix: str) -> AttentionLayer:
-    found = [scales[name] for name in _names(layer, prefix) if name in scales]
-    if not found or layer.latent is not None:
+    own = [scales[name] for name in _names(layer, prefix) if name in scales]
+    if not own or layer.latent is not None:
         return layer
-    return replace(layer, key_scale=found[0].get("k", ()), value_scale=found[0].get("v", ()))
+    return replace(layer, key_scale=own[0].get("k", ()), value_scale=own[0].get("v", ()))

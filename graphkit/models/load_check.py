@@ -57,13 +57,13 @@ def check_loaded(loaded: TransformersModel, stored_rows: StoredRows | None = Non
         raise ConfigError(
             f"{name} computes other logits through graphkit: {error}", field="folder_or_model"
         ) from error
-    left = [each for each in _windows(loaded).items() if each[1] >= record.prompt_length]
+    left = [window for window in _windows(loaded).items() if window[1] >= record.prompt_length]
     if left:
         longest = max(size for _, size in left) + BEYOND_WINDOW + _num_nodes(loaded)
         logger.info(
             "the check of %s at load does not test %s: its prompts have at most %d tokens. To test "
             "it, call graphkit.testing.check_wrapper(model.target(max_context_len=%d)).",
-            name, " and ".join(f"{each} {size}" for each, size in left), record.prompt_length,
+            name, " and ".join(f"{setting} {size}" for setting, size in left), record.prompt_length,
             min(longest, loaded.longest_context or longest),
         )  # fmt: skip
 

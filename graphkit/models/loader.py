@@ -289,7 +289,7 @@ def _shared_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 def _quantize(model: PreTrainedModel, quantize: str, device: torch.device) -> None:
     """Quantise the linear layers of a model but its output head, in place."""
-    if any(isinstance(each, QuantizedLinear) for each in model.modules()):
+    if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise ConfigError(
             f"quantize is {short_repr(quantize)}, but the weights are quantised already. Load "
             "them without "

@@ -358,7 +358,7 @@ class TransformersModel:
     def _models(self) -> list[PreTrainedModel]:
         """The model, and its draft model if that is one of transformers."""
         modules = (self.model, None if self.draft is None else self.draft.module)
-        return [each for each in modules if isinstance(each, PreTrainedModel)]
+        return [module for module in modules if isinstance(module, PreTrainedModel)]
 
     @property
     def _algorithms(self) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ def check_model(model: PreTrainedModel, field: str) -> None:
     name = type(model).__name__
     tensors = (*model.named_parameters(), *model.named_buffers())
     on_meta = next((path for path, tensor in tensors if tensor.is_meta), "")
-    compiled = next((path for path, each in model.named_modules() if _is_compiled(each)), None)
+    compiled = next((path for path, module in model.named_modules() if _is_compiled(module)), None)
     reason = ""
     if PREPARED in vars(model):
         reason = f"{name} was passed to load before, which changed it. Use that result, or a copy."
@@ -97,7 +97,7 @@ def _wrapped(passed: Any) -> object:
     """Return the module in a wrapper such as those of torch.compile and of parallel training."""
     names = ("_orig_mod", "module", "base_model", "model")
     inner = (getattr(passed, name, None) for name in names if isinstance(passed, nn.Module))
-    return next((each for each in inner if isinstance(each, nn.Module)), None)
+    return next((module for module in inner if isinstance(module, nn.Module)), None)
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -68,8 +68,8 @@ class LayerGroupAttention(PooledAttention):
         chosen = kind or attention_kind(device)
         tokens = all_slots(requests, page_size) if slots is None else slots
         members: dict[tuple[type[Pool], int, int], list[int]] = {}
-        for number, each in enumerate(layers):
-            members.setdefault(_pool_shape(each, dtype), []).append(number)
+        for number, member in enumerate(layers):
+            members.setdefault(_pool_shape(member, dtype), []).append(number)
         members = members or {(MHATokenToKVPool, 1, 1): []}
         pools: list[Pool] = [
             pool(

@@ -96,7 +96,7 @@ class _Probe:
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         name = self._name(call.module)
-        others = [key for key, each in call.others.items() if each is not self.mask]
+        others = [key for key, value in call.others.items() if value is not self.mask]
         if call.selected is not None and call.window:
             others += ["indices and sliding_window together"]
         if others:
@@ -125,7 +125,7 @@ class _Probe:
                 self._check_mixed(module, output)
 
         hooks = [
-            each.register_forward_hook(leave, always_call=True) for each in self.model.modules()
+            module.register_forward_hook(leave, always_call=True) for module in self.model.modules()
         ]
         try:
             yield

@@ -45,12 +45,12 @@ def rotation_limit(model: PreTrainedModel) -> int | None:
     """
     config = model.config.get_text_config(decoder=True)
     parameters = getattr(config, "rope_parameters", None) or {}
-    by_layer_type = [each for each in parameters.values() if isinstance(each, Mapping)]
+    by_layer_type = [settings for settings in parameters.values() if isinstance(settings, Mapping)]
     return min(
         (
-            each["original_max_position_embeddings"]
-            for each in by_layer_type or [parameters]
-            if each.get("rope_type") == "longrope"
+            settings["original_max_position_embeddings"]
+            for settings in by_layer_type or [parameters]
+            if settings.get("rope_type") == "longrope"
         ),
         default=None,
     )

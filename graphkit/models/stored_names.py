@@ -44,8 +44,8 @@ def targets(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Target]:
         names: Names of the stored tensors.
     """
     mapping, state = get_model_conversion_mapping(model), model.state_dict()
-    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
-    converters = [each for each in mapping if isinstance(each, WeightConverter)]
+    renamings = [step for step in mapping if isinstance(step, WeightRenaming)]
+    converters = [step for step in mapping if isinstance(step, WeightConverter)]
     stacks = {
         pattern
         for converter in converters

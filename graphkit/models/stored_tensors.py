@@ -76,7 +76,7 @@ def check_stored(
                 _check_dtype(folder, name, stored.forms[name][1])
     config = read_config(folder)
     has_parts = config.get("is_encoder_decoder") or any(
-        isinstance(each, Mapping) and "model_type" in each for each in config.values()
+        isinstance(part, Mapping) and "model_type" in part for part in config.values()
     )
     surplus = _surplus_layers(unused, model)
     if surplus:
@@ -192,6 +192,6 @@ def _without(
 def _surplus_layers(names: Collection[str], model: PreTrainedModel) -> list[str]:
     """Return the layers of unexpected tensors that continue a list of the model, without MTP."""
     modules = {name for name, _ in model.named_modules()}
-    found = {tuple(place.groups()) for place in map(_LAYER.match, names) if place}
-    layers = {f"{path}.{i}" for path, i in found if path in modules} - modules
+    numbered = {tuple(place.groups()) for place in map(_LAYER.match, names) if place}
+    layers = {f"{path}.{i}" for path, i in numbered if path in modules} - modules
     return sorted(layers - {name.partition(".eh_proj.")[0] for name in names})

@@ -373,7 +373,7 @@ def test_norms_add_the_parts_of_products_that_reach_the_residual_stream_unchange
     assert not deferred("granite")  # multiplies them by a number before
 
 
-class TestPendingSum:
+class TestDeferredResidualAdd:
     terms = torch.arange(12.0).view(1, 3, 4), torch.full((1, 3, 4), 0.5)
 
     def sum(self):

@@ -28,7 +28,7 @@ from mtp_folders import save_with_mtp
 from quantized_folders import write_quantized
 from rank_commands import own_store, run
 from rank_steps import rank_device, rank_group
-from small_models import KINDS, small_config, small_model
+from small_models import IS_OLD, KINDS, small_config, small_model
 
 PROMPTS = [[5, 9, 17, 3, 22, 41, 7, 8, 30], [2, 4, 6]]
 SPLIT_KINDS: dict[str, dict[str, object]] = {
@@ -84,7 +84,7 @@ def split_every_kind():
     """Ranks that have a part of a model each generate the text of one rank."""
     group = rank_group(same_batch=True)
     for kind, settings in SPLIT_KINDS.items():
-        if kind not in KINDS:  # in this version of transformers
+        if kind not in KINDS or (IS_OLD and kind == "qwen3_next"):  # see needs_recurrent
             continue
         with shared_folder() as folder:
             whole = small_model(kind, **settings)
@@ -161,7 +161,8 @@ def split_with_draft_heads():
 def split_with_mtp_layers():
     """MTP layers are split as the layer of the target that they are like, and draft the same."""
     group = rank_group(same_batch=True)
-    for kind, layout in (("deepseek_v3", None), ("qwen3_5_text", None), ("deepseek_v3", "fp8")):
+    cases = (("deepseek_v3", None), ("qwen3_5_text", None), ("deepseek_v3", "fp8"))
+    for kind, layout in cases[::2] if IS_OLD else cases:
         with shared_folder() as folder:
             if not group.rank:
                 save_with_mtp(

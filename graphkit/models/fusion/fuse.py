@@ -76,10 +76,10 @@ def _without_unused(
     heads: Iterable[RotatedAttention],
 ) -> list[nn.Module]:
     """Omit modules of frequencies whose results nothing uses any more, and return them."""
-    frequencies = {each.frequencies.data_ptr() for each in heads}
+    frequencies = {head.frequencies.data_ptr() for head in heads}
     expected, omitted = observe(model, positions).output, []
     for call in root.by_module().values():
-        owned = {each.data_ptr() for each in call.module.buffers(recurse=False)}
+        owned = {buffer.data_ptr() for buffer in call.module.buffers(recurse=False)}
         if not owned & frequencies or "forward" in vars(call.module):
             continue
         call.module.forward = _Omitted(call.output)

@@ -47,10 +47,10 @@ def find_gated_networks(
         linears: Modules that are linear layers.
         merged: Those that are merged, with their groups.
     """
-    found = {
+    networks = {
         module: _gated_network(call, linears, merged) for module, call in root.by_module().items()
     }
-    return {module: network for module, network in found.items() if network is not None}
+    return {module: network for module, network in networks.items() if network is not None}
 
 
 def _gated_network(
@@ -62,14 +62,14 @@ def _gated_network(
     used = [inner for inner in call.calls if inner.module in linears]
     if rows is None or not 2 <= len(used) <= 3 or "forward" in vars(call.module):
         return None
-    down, readers = used[-1].module, [each for each in used if each.only_input() is rows]
+    down, readers = used[-1].module, [inner for inner in used if inner.only_input() is rows]
     first = used[0].module
     if not isinstance(first, nn.Linear | QuantizedLinear):
         return None
     gate_up: Project = merged.get(first, first)
     layers = gate_up.layers if isinstance(gate_up, MergedLinears) else (first,)
     widths = {len(layer.weight) for layer in layers}  # type: ignore[arg-type]
-    if [each.module for each in readers] != list(layers) or len(used) != len(layers) + 1:
+    if [inner.module for inner in readers] != list(layers) or len(used) != len(layers) + 1:
         return None
     if len(widths) > 1 or sum(len(layer.weight) for layer in layers) % 2:  # type: ignore[arg-type,misc]
         return None

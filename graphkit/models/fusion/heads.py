@@ -95,13 +95,13 @@ def find_rotated_attention(
             if call.attention and "forward" not in vars(call.module):
                 by_module[call.module].append((call, positions))
     frequencies = _frequencies(root.module)
-    found = {}
+    replacements = {}
     for module, observations in by_module.items():
         for candidate in _candidates(observations[0][0], linears, merged, norms, frequencies):
-            if all(_computes_the_same(candidate, *each) for each in observations):
-                found[module] = candidate
+            if all(_computes_the_same(candidate, *observation) for observation in observations):
+                replacements[module] = candidate
                 break
-    return found
+    return replacements
 
 
 def _candidates(
@@ -167,7 +167,9 @@ def _values(call: AttentionCall) -> list[Any]:
 def _frequencies(model: nn.Module) -> list[torch.Tensor]:
     """Return what may be the frequencies of a rotation: small float buffers, and zeros."""
     vectors = [
-        each.float() for each in model.buffers() if each.dim() == 1 and each.is_floating_point()
+        buffer.float()
+        for buffer in model.buffers()
+        if buffer.dim() == 1 and buffer.is_floating_point()
     ]
-    zeros = {len(each): torch.zeros_like(each) for each in vectors}
+    zeros = {len(vector): torch.zeros_like(vector) for vector in vectors}
     return [*vectors, *zeros.values()]

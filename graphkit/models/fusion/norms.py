@@ -57,7 +57,7 @@ class WeightSums:
         if products is None or norm not in self.norms:
             return norm.parameter.float() + 1
         if self not in products:
-            weights = [each.parameter for each in self.norms]
+            weights = [norm.parameter for norm in self.norms]
             sizes = [len(weight) for weight in weights]
             sums = torch.cat(weights).float() + 1
             products[self] = dict(zip(self.norms, sums.split(sizes), strict=True))

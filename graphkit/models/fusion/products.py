@@ -37,10 +37,10 @@ class DeferredProduct:
         if result:
             return multiply(**result)
         parts = multiply(split_k_partials=True)
-        found = DeferredResidualAdd(parts, input.dtype)
+        product = DeferredResidualAdd(parts, input.dtype)
         if not self._is_tried:
-            self._results.append(found)
-        return found
+            self._results.append(product)
+        return product
 
     def end_trial(self) -> bool:
         """Return whether all results so far were read by norms, with the residual stream."""

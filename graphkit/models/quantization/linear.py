@@ -201,8 +201,8 @@ def quantize_linears(
     caller, expected = "quantize_linears", "a collection of modules"
     require_type(caller, "module", module, nn.Module, "a torch.nn.Module")
     require_type(caller, "kept", kept, Collection, expected)
-    for each in kept:
-        require_type(caller, "kept", each, nn.Module, expected)
+    for layer in kept:
+        require_type(caller, "kept", layer, nn.Module, expected)
     quantize = QUANTIZATIONS[check_quantization(quantization, "quantization")]
     done = dict[nn.Module, QuantizedLinear]()
     for owner in list(module.modules()):

@@ -71,15 +71,15 @@ def quantization_settings(config: Settings) -> Settings | None:
     """
     text = config.get("text_config")
     places = [config, text if isinstance(text, Mapping) else {}]
-    found = [
+    stored = [
         place[key]
         for place in places
         for key in ("quantization_config", "compression_config")
         if isinstance(place.get(key), Mapping)
     ]
-    if not found:
+    if not stored:
         return None
-    settings = dict(found[0])
+    settings = dict(stored[0])
     nested = settings.pop("quantization", None)  # as in hf_quant_config.json
     settings |= nested if isinstance(nested, Mapping) else {}
     if "quant_method" not in settings:

@@ -74,8 +74,8 @@ def check_wrapper(
         raise TargetError(
             f"target {target.name!r} cannot be compared with its model: {record.skipped}."
         )
-    found = record.difference
-    if found is not None:
-        line = f"\n  called at {found.source}" if found.source else ""
-        raise AssertionError(f"{found.mode}: {found.text}{line}\n  {found.advice}")
+    difference = record.difference
+    if difference is not None:
+        line = f"\n  called at {difference.source}" if difference.source else ""
+        raise AssertionError(f"{difference.mode}: {difference.text}{line}\n  {difference.advice}")
     return record

@@ -94,11 +94,11 @@ class BatchComparison:
         if wrong is not None:
             self._measure_decoding(batch)
             wrong = differences.first_beyond(self._ulps, self._rounding)
-        found = None
+        difference = None
         if wrong is not None:
-            found = self._difference(runner, batch, choices, wrong, differences)
-        self.record = WrapperRecord(rows=rows, largest_difference=largest, difference=found)
-        return found is None
+            difference = self._difference(runner, batch, choices, wrong, differences)
+        self.record = WrapperRecord(rows=rows, largest_difference=largest, difference=difference)
+        return difference is None
 
     def _measure_decoding(self, batch: WrapperBatch) -> None:
         """Allow what the model's own decoding of a batch's sequences differs by, if more.

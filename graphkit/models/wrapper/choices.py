@@ -34,7 +34,7 @@ def recorded_choices(modules: Mapping[nn.Module, str], num_rows: int) -> Iterato
         modules: Path of each module.
         num_rows: Number of rows of the run (T).
     """
-    found: Choices = {}
+    choices: Choices = {}
     counts: Counter[str] = Counter()
 
     def record(module: nn.Module, received: object, output: object) -> None:
@@ -44,7 +44,7 @@ def recorded_choices(modules: Mapping[nn.Module, str], num_rows: int) -> Iterato
         if chosen is None or any(map(_is_index, arguments)):
             return
         path = modules[module]
-        found[path, counts[path]] = {
+        choices[path, counts[path]] = {
             index: rows.detach().clone()
             for index, rows in enumerate(leaves)
             if rows is not None and rows.shape == chosen.shape
@@ -52,7 +52,7 @@ def recorded_choices(modules: Mapping[nn.Module, str], num_rows: int) -> Iterato
         counts[path] += 1
 
     with _after_calls(modules, record):
-        yield found
+        yield choices
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def recorded_rows(
         row: Index of the row.
         num_rows: Number of rows of the run. Tensors with another number of rows are ignored.
     """
-    found: dict[Key, RowValue] = {}
+    recorded: dict[Key, RowValue] = {}
     counts: Counter[tuple[str, str]] = Counter()
     calls = [("", "")]  # path and source of each call that runs
 
@@ -79,7 +79,7 @@ def recorded_rows(
             rows = rows_of_tensor(tensor, num_rows)
             if rows is not None:
                 values = rows[row].detach().flatten().clone()
-                found[path, what, counts[path, what]] = RowValue(values, caller, source)
+                recorded[path, what, counts[path, what]] = RowValue(values, caller, source)
                 counts[path, what] += 1
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -99,7 +99,7 @@ def recorded_rows(
                 module.register_forward_hook(after),
             ):
                 stack.callback(handle.remove)
-        yield found
+        yield recorded
 
 
 def first_module_difference(
@@ -130,12 +130,12 @@ def first_module_difference(
 
 def outer_modules(run: Callable[[], object]) -> list[nn.Module]:
     """Return the modules that a run calls outside of all other modules."""
-    found: list[nn.Module] = []
+    outer: list[nn.Module] = []
     running: list[nn.Module] = []
 
     def before(module: nn.Module, _args: Any) -> None:
         if not running:
-            found.append(module)
+            outer.append(module)
         running.append(module)
 
     def after(_module: nn.Module, _args: Any, _output: Any) -> None:
@@ -143,7 +143,7 @@ def outer_modules(run: Callable[[], object]) -> list[nn.Module]:
 
     with register_module_forward_pre_hook(before), register_module_forward_hook(after):
         run()
-    return found
+    return outer
 
 
 def module_paths(roots: Iterable[object], known: Mapping[nn.Module, str]) -> dict[nn.Module, str]:

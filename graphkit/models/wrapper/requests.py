@@ -61,7 +61,7 @@ def window_settings(*owners: object) -> dict[str, int]:
     Args:
         owners: A ``config`` among their attributes is read.
     """
-    found: dict[str, int] = {}
+    windows: dict[str, int] = {}
     for owner in owners:
         config: Any = getattr(owner, "config", None)
         text_config = getattr(config, "get_text_config", None)
@@ -69,8 +69,8 @@ def window_settings(*owners: object) -> dict[str, int]:
         for name in _WINDOWS:
             size = getattr(config, name, None)
             if isinstance(size, int) and not isinstance(size, bool) and size > 0:
-                found[name] = size
-    return found
+                windows[name] = size
+    return windows
 
 
 def tree_requests(
