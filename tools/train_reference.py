@@ -21,7 +21,7 @@ from training.loop import PEAK_RATE, optimise
 from training.recipes import RECIPES, Recipe, Results
 
 from graphkit.models import reference
-from graphkit.models.reference import LlamaModel
+from graphkit.models.sharded import LlamaModel
 
 WEIGHTS = reference.default_checkpoint().parent
 

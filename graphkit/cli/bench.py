@@ -86,9 +86,10 @@ Examples:
 def _add_models(parser: argparse.ArgumentParser) -> None:
     models = parser.add_mutually_exclusive_group()
     models.add_argument(
-        "--shape", metavar="NAME",
-        help="model with random weights, in bfloat16: llama-8b, qwen3-8b or tiny; the algorithm is "
-        "EAGLE, EAGLE3 or DFLASH, with a random head, NGRAM or NONE",
+        "--shape", metavar="NAME|FILE",
+        help="model with random weights, in bfloat16: llama-8b, qwen3-8b, tiny, or the config.json "
+        "of a causal language model of transformers; the algorithm is EAGLE, EAGLE3 or DFLASH, "
+        "with a random head, NGRAM or NONE",
     )  # fmt: skip
     add_checkpoint_options(parser, instead_of="the reference model", among=models, compares=True)
 
@@ -212,9 +213,9 @@ def _bench(
     bench = StepBench(
         engine=_engine(models, arguments.context),
         spec=models.spec,
-        algorithm=models.algorithm,
+        algorithm=models.model.algorithm,
         device=device,
-        dtype=models.models.dtype,
+        dtype=models.model.dtype,
         weights=_weights(models),
         variants=tuple(make_variants(generations, counts)),
         text_ids=_text_ids(models),
@@ -224,9 +225,17 @@ def _bench(
         accept_lengths=_accept_lengths(arguments, longest_path(models.spec)),
     )
     if group is None or not group.no_loop_reason:
-        bench = _fitted(bench, arguments, models.longest_context, generations, counts)
+        bench = _fitted(bench, arguments, models.model.longest_context, generations, counts)
     folder = "the reference model" if models.folder is None else models.folder.resolve().name
-    return bench, arguments.shape or folder, notes
+    return bench, _shape_name(arguments.shape) or folder, notes
+
+
+def _shape_name(shape: str | None) -> str | None:
+    """Return the name of a shape: that of the folder for a ``config.json``."""
+    if shape is None or not Path(shape).exists():
+        return shape
+    path = Path(shape).resolve()
+    return path.parent.name if path.name == "config.json" else path.stem
 
 
 def _fitted(
@@ -258,7 +267,7 @@ def _fitted(
 
 def _engine(models: OpenModels, context: int) -> Callable[..., SpeculativeEngine]:
     """Return what creates an engine over the models, and refuses a context that they lack."""
-    longest = models.longest_context
+    longest = models.model.longest_context
 
     def create(*, max_context_len: int, **options: Any) -> SpeculativeEngine:
         if longest is not None and max_context_len > longest:
@@ -305,12 +314,10 @@ def _steps_per_launch(
 def _weights(models: OpenModels) -> WeightBytes | None:
     """Return the weights that a step reads; ``None`` if its tokens choose the experts."""
     from graphkit.cli.benchmarks import WeightBytes
-    from graphkit.models.reference import EngineModels
 
-    loaded = models.models
-    if not isinstance(loaded, EngineModels) and loaded.has_experts:
+    if models.model.has_experts:
         return None
-    return WeightBytes.of(loaded, models.spec.longest.num_steps)
+    return WeightBytes.of(models.model, models.spec.longest.num_steps)
 
 
 def _text_ids(models: OpenModels) -> Sequence[int]:

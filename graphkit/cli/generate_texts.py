@@ -22,7 +22,7 @@ from graphkit.records import Completion, GenerateRecord
 from graphkit.views import generate_view, visible
 
 if TYPE_CHECKING:
-    from graphkit.models.reference import Tokenizer
+    from graphkit.models.byte_tokenizer import Tokenizer
 
 _INCOMPLETE = "\ufffd"
 _DEFAULT_PROMPT = "def read(self, size=-1):\n"

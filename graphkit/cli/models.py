@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphkit.cli.exits import UsageError
 from graphkit.cli.options import speculation_settings
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from graphkit.distributed import RankGroup
     from graphkit.engine import SpeculativeEngine
     from graphkit.models import TransformersModel
-    from graphkit.models.reference import EngineModels, Tokenizer
+    from graphkit.models.byte_tokenizer import Tokenizer
     from graphkit.spec import SpecConfig
 
 
@@ -34,22 +34,18 @@ class OpenModels:
     """Models of generate and bench, and the settings of their speculation.
 
     Attributes:
-        models: The models.
+        model: The target and its draft model.
         folder: The folder of the target; ``None`` for a model whose tokens are bytes.
-        algorithm: Name of the algorithm.
         spec: Settings of drafts.
-        longest_context: Most tokens of a request; ``None`` without a limit.
         engine: Creates an engine over the models, with the arguments of ``SpeculativeEngine``,
             ``max_batch_size`` and ``max_context_len``.
         load_tokenizer: Loads the tokenizer of the target. Raises ``CheckpointError`` for a folder
             without one.
     """
 
-    models: TransformersModel | EngineModels
+    model: TransformersModel
     folder: Path | None
-    algorithm: str
     spec: SpecConfig
-    longest_context: int | None
     engine: Callable[..., SpeculativeEngine]
     load_tokenizer: Callable[[], Tokenizer]
 
@@ -70,30 +66,28 @@ def open_models(
         ConfigError: A setting is out of range, or the models do not fit the algorithm.
     """
     from graphkit.graphs import resolve_device
+    from graphkit.models.byte_tokenizer import END_OF_TEXT
 
-    device = resolve_device(arguments.device)
-    if arguments.checkpoint is not None:
-        return _open_folder(arguments, device, group, quantize)
-    names = ("draft", "dtype", "trust_remote_code")
-    refuse_options(arguments, names, "applies to a --checkpoint. Give one.")
-    if device.type == "cpu":
-        use_one_thread()
-    from graphkit.models.reference import engine_of, spec_of
-    from graphkit.models.reference.tokenizer import END_OF_TEXT
-
-    models = _reference_models(arguments, device, group, quantize)
-    spec = spec_of(models.algorithm, **speculation_settings(arguments))
-    config = models.target.config
+    device, folder = resolve_device(arguments.device), arguments.checkpoint
+    options: dict[str, Any] = {"kv_dtype": kv_dtype(arguments)}
+    if folder is not None:
+        model = load_folder(arguments, device, group, quantize)
+    else:
+        names = ("draft", "dtype", "trust_remote_code")
+        refuse_options(arguments, names, "applies to a --checkpoint. Give one.")
+        if device.type == "cpu":
+            use_one_thread()
+        model = _shipped_or_random(arguments, device, group, quantize)
+        options["bos_token_id"] = END_OF_TEXT
+    settings = speculation_settings(arguments)
     return OpenModels(
-        models=models,
-        folder=None,
-        algorithm=models.algorithm,
-        spec=spec,
-        longest_context=config.max_position_embeddings,
-        engine=partial(
-            engine_of, models, spec, bos_token_id=END_OF_TEXT, kv_dtype=kv_dtype(arguments)
+        model=model,
+        folder=folder,
+        spec=model.spec(**settings),
+        engine=partial(model.engine, **options, **settings),
+        load_tokenizer=partial(
+            _load_tokenizer, arguments, model.model.config.get_text_config(decoder=True).vocab_size
         ),
-        load_tokenizer=partial(_load_tokenizer, arguments, config.vocab_size),
     )
 
 
@@ -110,13 +104,13 @@ def load_folder(
         CheckpointError: A folder cannot be loaded.
         ConfigError: The model cannot be served, or the draft model does not fit it.
     """
-    hf = _hf()
+    models = import_models()
     from transformers.utils import logging
 
     if not arguments.verbose:
         logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    model: TransformersModel = hf.load(
+    model: TransformersModel = models.load(
         arguments.checkpoint,
         draft=arguments.draft,
         algorithm=arguments.algorithm,
@@ -154,25 +148,24 @@ def use_one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _open_folder(
+def _shipped_or_random(
     arguments: argparse.Namespace,
     device: torch.device,
     group: RankGroup | None,
     quantize: str | None,
-) -> OpenModels:
-    model = load_folder(arguments, device, group, quantize)
-    settings = speculation_settings(arguments)
-    return OpenModels(
-        models=model,
-        folder=arguments.checkpoint,
-        algorithm=model.algorithm,
-        spec=model.spec(**settings),
-        longest_context=model.longest_context,
-        engine=partial(model.engine, kv_dtype=kv_dtype(arguments), **settings),
-        load_tokenizer=partial(
-            _load_tokenizer, arguments, model.model.config.get_text_config(decoder=True).vocab_size
-        ),
-    )
+) -> TransformersModel:
+    """Return the reference model, or a model of --shape with random weights."""
+    models, shape = import_models(), getattr(arguments, "shape", None)
+    algorithm, options = arguments.algorithm or "EAGLE", {"quantize": quantize, "group": group}
+    model: TransformersModel
+    if shape is not None:
+        model = models.random_model(shape, algorithm, device=device, **options)
+    else:
+        dtype = _dtype(arguments, device)
+        model = models.reference_model(
+            algorithm, device=device, dtype=dtype, **options
+        )
+    return model
 
 
 def _load_tokenizer(arguments: argparse.Namespace, vocab_size: int) -> Tokenizer:
@@ -183,48 +176,15 @@ def _load_tokenizer(arguments: argparse.Namespace, vocab_size: int) -> Tokenizer
     Raises:
         CheckpointError: The folder has no tokenizer, or it cannot be loaded.
     """
-    from graphkit.models.reference import ByteTokenizer
-    from graphkit.models.reference.tokenizer import VOCAB_SIZE
+    from graphkit.models.byte_tokenizer import VOCAB_SIZE, ByteTokenizer
 
     folder = arguments.checkpoint
     if folder is None or (vocab_size == VOCAB_SIZE and not (folder / "tokenizer.json").exists()):
         return ByteTokenizer()
-    tokenizer: Tokenizer = _hf().FolderTokenizer(
+    tokenizer: Tokenizer = import_models().FolderTokenizer(
         folder, vocab_size, trust_remote_code=bool(arguments.trust_remote_code)
     )
     return tokenizer
-
-
-def _reference_models(
-    arguments: argparse.Namespace,
-    device: torch.device,
-    group: RankGroup | None,
-    quantize: str | None,
-) -> EngineModels:
-    from graphkit.models.heads.folders import head_algorithm
-    from graphkit.models.reference import checkpoint_dtype, load_models, random_models
-    from graphkit.models.reference.engine_models import check_algorithm
-
-    folder, draft = arguments.checkpoint, arguments.draft
-    if arguments.algorithm is not None:
-        algorithm = check_algorithm(arguments.algorithm)
-    elif draft is not None:
-        algorithm = head_algorithm(draft)
-    else:
-        algorithm = "EAGLE" if folder is None else "NGRAM"
-    if getattr(arguments, "shape", None) is not None:
-        return random_models(
-            arguments.shape, algorithm, device=device, quantize=quantize, group=group
-        )
-    return load_models(
-        algorithm,
-        checkpoint=folder,
-        draft=draft,
-        device=device,
-        dtype=_dtype(arguments, device) or checkpoint_dtype(folder),
-        quantize=quantize,
-        group=group,
-    )
 
 
 def _dtype(arguments: argparse.Namespace, device: torch.device) -> torch.dtype | None:
@@ -245,13 +205,15 @@ def kv_dtype(arguments: argparse.Namespace) -> torch.dtype | None:
     return None if arguments.kv_dtype is None else torch.float8_e4m3fn
 
 
-def _hf() -> ModuleType:
-    """Import ``graphkit.models``.
+def import_models() -> ModuleType:
+    """Import ``graphkit.models``, and check that transformers is there.
 
     Raises:
         UsageError: The package transformers is missing.
     """
     try:
-        return import_module("graphkit.models")
+        models = import_module("graphkit.models")
+        assert models.load, "the function exists"
     except ImportError as error:
-        raise UsageError(f"--checkpoint cannot be loaded: {error}") from error
+        raise UsageError(f"models cannot be loaded: {error}") from error
+    return models

@@ -72,7 +72,13 @@ def complete(
             seconds = _run_to_end(engine, by_request, tokenizer.stop_ids, on_text)
         completions = tuple(map(_completion, shown, requests, streams))
         return _record(
-            arguments, sampling, models.algorithm, engine, completions, seconds, capture_seconds
+            arguments,
+            sampling,
+            models.model.algorithm,
+            engine,
+            completions,
+            seconds,
+            capture_seconds,
         )
 
 
@@ -92,7 +98,7 @@ def _engine(
     """Return an engine for so many prompts."""
     return models.engine(
         max_batch_size=min(num_prompts, _LARGEST_BATCH),
-        max_context_len=_context_length(arguments.max_context_len, models.longest_context),
+        max_context_len=_context_length(arguments.max_context_len, models.model.longest_context),
         generation=arguments.generation,
         steps_per_launch=arguments.steps_per_launch,
         seed=arguments.seed,

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphkit.cli.exits import UsageError
-from graphkit.cli.models import kv_dtype, load_folder, refuse_options, use_one_thread
+from graphkit.cli.models import (
+    import_models,
+    kv_dtype,
+    load_folder,
+    refuse_options,
+    use_one_thread,
+)
 from graphkit.cli.options import SPECULATION, speculation_settings
 from graphkit.cli.output import print_message, progress_on_stderr
 from graphkit.errors import ConfigError
@@ -23,7 +29,7 @@ if TYPE_CHECKING:
     from graphkit.runners.targets import CaptureTarget
     from graphkit.spec import ForwardMode
 
-_REFERENCE = "graphkit.models.reference:reference_target"
+_REFERENCE = "graphkit.models:reference_target"
 FOLDER_OPTIONS = (
     "draft", "dtype", "trust_remote_code", "kv_dtype", "algorithm", *SPECULATION,
     "max_context_len",
@@ -79,10 +85,12 @@ def select_target(arguments: argparse.Namespace, group: RankGroup | None = None)
             refuse_options(arguments, ("quantize",), why)
         if device.type == "cpu" and name == _REFERENCE:
             use_one_thread()
-        if arguments.quantize is None:
-            target = locate(name, str(device), group)
+        if name == _REFERENCE:
+            target = import_models().reference_target(
+                str(device), quantize=arguments.quantize, group=group
+            )
         else:
-            target = _reference_target(arguments, device, group)
+            target = locate(name, str(device), group)
     return TargetSelection(target, modes, arguments.batch_sizes, str(device))
 
 
@@ -169,14 +177,6 @@ def _folder_target(
         kv_dtype=kv_dtype(arguments),
         **speculation_settings(arguments),
     )
-
-
-def _reference_target(
-    arguments: argparse.Namespace, device: torch.device, group: RankGroup | None
-) -> CaptureTarget:
-    from graphkit.models.reference import reference_target
-
-    return reference_target(str(device), quantize=arguments.quantize, group=group)
 
 
 def _parse_modes(names: list[str] | None) -> list[ForwardMode] | None:

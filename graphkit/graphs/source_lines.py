@@ -24,7 +24,7 @@ Frame = tuple[FrameType, int]
 
 _ROOMS = {room.name: str(room.resolve()) for room in Path(__file__).parents[1].iterdir()}
 _ALL_ROOMS = tuple(_ROOMS.values())
-_MODELS = (f"{_ROOMS['models']}{os.sep}reference",)
+_MODELS = (f"{_ROOMS['models']}{os.sep}heads",)
 """Folders of graphkit with models. Their lines are shown like a user's."""
 _STEPS = (f"{_ROOMS['engine']}{os.sep}step",)
 """Folders with drafters and with what else is captured around forwards, outside of runners."""

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from graphkit.config import BufferSizes, require_int, require_type
 from graphkit.distributed import RankGroup
 from graphkit.engine import Drafter, EngineModel, NgramDrafter, SamplingParams, SpeculativeEngine
+from graphkit.engine.attention import PagedAttention
 from graphkit.engine.kv import ReqToTokenPool
 from graphkit.errors import ConfigError
 from graphkit.models.forward import TransformersForward
@@ -230,6 +231,7 @@ class TransformersModel:
         page_size: int = 1,
         kv_dtype: torch.dtype | None = None,
         kv_slots: int | None = None,
+        attention: type[PagedAttention] | None = None,
         **options: Any,
     ) -> SpeculativeEngine:
         """Create an engine with pools of its own. Nothing is captured yet.
@@ -249,6 +251,7 @@ class TransformersModel:
                 all texts need, requests are preempted. ``None`` selects what all requests need at
                 their longest, but on a GPU no more than fits in 70 % of its free memory, and
                 elsewhere no more than 1,024 per request; in any case enough for the longest one.
+            attention: Attention backend; ``None`` selects Triton on CUDA and torch elsewhere.
             **options: Further arguments of ``SpeculativeEngine``.
 
         Raises:
@@ -256,7 +259,9 @@ class TransformersModel:
         """
         spec = self.spec(algorithm, num_steps, topk, num_draft_tokens, page_size)
         context = self._context_len(max_context_len, 1024)
-        return self.engine_with(spec, max_batch_size, context, kv_dtype, kv_slots, **options)
+        return self.engine_with(
+            spec, max_batch_size, context, kv_dtype, kv_slots, attention, **options
+        )
 
     def engine_with(
         self,
@@ -265,16 +270,17 @@ class TransformersModel:
         max_context_len: int,
         kv_dtype: torch.dtype | None = None,
         kv_slots: int | None = None,
+        attention: type[PagedAttention] | None = None,
         **options: Any,
     ) -> SpeculativeEngine:
         """Create an engine with settings that ``spec`` returned; see ``engine``."""
         requests = ReqToTokenPool(max_batch_size, max_context_len, self.device)
         slots = self._kv_slots(kv_slots, requests, spec, kv_dtype)
         return SpeculativeEngine(
-            self._engine_model(requests, spec, kv_dtype, slots),
-            self._drafter(requests, spec, slots),
+            self.engine_model(requests, spec, kv_dtype, slots, attention),
+            self.drafter(requests, spec, slots, attention),
             spec=spec,
-            sizes=self._sizes(max_batch_size, max_context_len, spec),
+            sizes=self.sizes(max_batch_size, max_context_len, spec),
             device=self.device,
             group=self.group,
             **options,
@@ -286,6 +292,8 @@ class TransformersModel:
         max_batch_size: int = 8,
         max_context_len: int | None = None,
         kv_dtype: torch.dtype | None = None,
+        attention: type[PagedAttention] | None = None,
+        chain: DraftModel | None = None,
         **settings: Any,
     ) -> CaptureTarget:
         """Create a target for commands and audits, with pools of its own.
@@ -296,6 +304,8 @@ class TransformersModel:
                 positions of the model if it has fewer.
             kv_dtype: See ``engine``. A target whose keys and values have another data type than the
                 model is not compared with it.
+            attention: See ``engine``.
+            chain: MTP layers that run MULTI_LAYER_EAGLE beside the draft model; ``None`` for none.
             **settings: Arguments of ``spec``.
 
         Raises:
@@ -308,35 +318,43 @@ class TransformersModel:
         columns = -(-max_context_len // page_size) * page_size
         slots = page_size + torch.arange(max_batch_size * columns, device=self.device)
         requests.req_to_token[1:] = slots.view(max_batch_size, columns)[:, :max_context_len]
-        model, draft = self._engine_model(requests, spec, kv_dtype), self._draft_of(spec)
-        room = max_batch_size, max_context_len, kv_dtype
-        states = model.recurrent_state
+        model = self.engine_model(requests, spec, kv_dtype, attention=attention)
+        draft, states = self._draft_of(spec), model.recurrent_state
         modes = (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE)
         forwards = dict.fromkeys(modes, model.forward)
-        attention: Any = model.attention
-        weights: nn.Module = self.model
+        backends: dict[ForwardMode, Any] = dict.fromkeys(modes, model.attention)
+        modules = nn.ModuleDict({"target": self.model})
         state = {
             **model.attention.kv_pool.tensors(),
             **({} if states is None else states.tensors()),
         }
-        if draft is not None:
-            drafting = draft.engine_model(requests, spec)
-            forwards |= dict.fromkeys(draft.modes, drafting.forward)
-            attention = dict.fromkeys(modes, attention)
-            attention |= dict.fromkeys(draft.modes, drafting.attention)
-            weights = nn.ModuleDict({"target": self.model, "draft": draft.module})
-            tensors = drafting.attention.kv_pool.tensors()
-            state |= {f"draft.{name}": tensor for name, tensor in tensors.items()}
+        if chain is not None and draft is not None and draft.aux_layers:
+            raise ConfigError(
+                "chain reads the hidden states of one target layer, and the draft model reads "
+                "several. Create a target for each of them.",
+                field="chain",
+            )
+        for name, drafting in {"draft": draft, "chain": chain}.items():
+            if drafting is None:
+                continue
+            run = drafting.engine_model(requests, spec, attention=attention)
+            forwards |= dict.fromkeys(drafting.modes, run.forward)
+            backends |= dict.fromkeys(drafting.modes, run.attention)
+            modules[name] = drafting.module
+            tensors = run.attention.kv_pool.tensors()
+            state |= {f"{name}.{key}": tensor for key, tensor in tensors.items()}
         return CaptureTarget(
             name=type(self.model).__name__,
             spec=spec,
-            sizes=self._sizes(max_batch_size, max_context_len, spec),
+            sizes=self.sizes(max_batch_size, max_context_len, spec),
             forwards=forwards,
-            weights=weights,
+            weights=modules if len(modules) > 1 else self.model,
             mutable_state=state,
-            attention=attention,
+            attention=backends,
             draft_token_map=None if draft is None else draft.token_map,
-            engine=partial(_engine_of_target, self, spec, *room),
+            engine=partial(
+                _engine_of_target, self, spec, max_batch_size, max_context_len, kv_dtype, attention
+            ),
             model=self.original if kv_dtype in (None, self.dtype) else None,
             recurrent_state=states,
             group=self.group,
@@ -368,10 +386,20 @@ class TransformersModel:
         """Return the draft model if an algorithm drafts with it."""
         return None if str(spec.resolved.name) in WITHOUT_DRAFT else self.draft
 
-    def _drafter(self, requests: ReqToTokenPool, spec: SpecConfig, slots: int) -> Drafter | None:
+    def drafter(
+        self,
+        requests: ReqToTokenPool,
+        spec: SpecConfig,
+        slots: int | None = None,
+        attention: type[PagedAttention] | None = None,
+    ) -> Drafter | None:
+        """Return the drafter of an algorithm over new KV pools; arguments as for ``engine_model``.
+
+        ``None`` if the algorithm drafts nothing.
+        """
         draft = self._draft_of(spec)
         if draft is not None:
-            return draft.drafter(draft.engine_model(requests, spec, slots))
+            return draft.drafter(draft.engine_model(requests, spec, slots, attention))
         return NgramDrafter() if spec.num_steps else None
 
     def _context_len(self, requested: int | None, default: int) -> int:
@@ -393,7 +421,8 @@ class TransformersModel:
             )
         return requested
 
-    def _sizes(self, max_batch_size: int, max_context_len: int, spec: SpecConfig) -> BufferSizes:
+    def sizes(self, max_batch_size: int, max_context_len: int, spec: SpecConfig) -> BufferSizes:
+        """Return the sizes of the buffers of an engine or runner over these models."""
         vocab_size, hidden_size = head_shape(self.model)
         draft = self._draft_of(spec)
         aux_layers = () if draft is None else draft.aux_layers
@@ -430,28 +459,38 @@ class TransformersModel:
     def _slot_bytes(self, spec: SpecConfig, kv_dtype: torch.dtype | None) -> int:
         """Return the bytes of a slot in the KV pools of an engine, of the draft model, too."""
         requests = ReqToTokenPool(1, spec.page_size, self.device)
-        models, draft = [self._engine_model(requests, spec, kv_dtype)], self._draft_of(spec)
+        models, draft = [self.engine_model(requests, spec, kv_dtype)], self._draft_of(spec)
         if draft is not None:
             models.append(draft.engine_model(requests, spec))
         return max(1, sum(slot_bytes(model.attention) for model in models))
 
-    def _engine_model(
+    def engine_model(
         self,
         requests: ReqToTokenPool,
         spec: SpecConfig,
-        kv_dtype: torch.dtype | None,
+        kv_dtype: torch.dtype | None = None,
         slots: int | None = None,
+        attention: type[PagedAttention] | None = None,
     ) -> EngineModel:
-        attention = LayerGroupAttention(
+        """Return the model over new KV pools, for a ``SpecStepRunner`` or an engine of your own.
+
+        Args:
+            requests: Slots of each request.
+            spec: The drafting and verification settings.
+            kv_dtype: See ``engine``.
+            slots: KV slots; ``None`` selects those of every request at its longest.
+            attention: See ``engine``.
+        """
+        backend = LayerGroupAttention(
             requests, self.layout.attention, spec.page_size, kv_dtype or self.model.dtype,
-            self.layout.indexers, slots,
+            self.layout.indexers, slots, attention,
         )  # fmt: skip
         width = spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
         states = recurrent_states(self.layout, requests.size, width, self.device)
         draft = self._draft_of(spec)
         aux_layers = () if draft is None else draft.aux_layers
-        forward = TransformersForward(self.model, self.layout, attention, states, aux_layers)
-        return EngineModel(forward, attention, states)
+        forward = TransformersForward(self.model, self.layout, backend, states, aux_layers)
+        return EngineModel(forward, backend, states)
 
 
 def _engine_of_target(
@@ -460,9 +499,12 @@ def _engine_of_target(
     max_batch_size: int,
     max_context_len: int,
     kv_dtype: torch.dtype | None,
+    attention: type[PagedAttention] | None,
     *,
     device: object,  # noqa: ARG001 - commands pass it; the weights have it
     **options: Any,
 ) -> SpeculativeEngine:
     """Create the engine of a target; ``options`` are those that commands pass."""
-    return model.engine_with(spec, max_batch_size, max_context_len, kv_dtype, **options)
+    return model.engine_with(
+        spec, max_batch_size, max_context_len, kv_dtype, attention=attention, **options
+    )

@@ -65,7 +65,7 @@ class LayerGroupAttention(PooledAttention):
         kind: type[PagedAttention] | None = None,
     ) -> None:
         device = requests.device
-        chosen = kind or attention_kind(device)
+        chosen = attention_class(kind, device)
         tokens = all_slots(requests, page_size) if slots is None else slots
         members: dict[tuple[type[Pool], int, int], list[int]] = {}
         for number, member in enumerate(layers):
@@ -179,9 +179,27 @@ def slot_bytes(attention: PooledAttention) -> int:
     return sum(buffer[0].nbytes for buffer in buffers)
 
 
-def attention_kind(device: torch.device) -> type[PagedAttention]:
-    """Return the backend for a device: Triton on CUDA, and torch elsewhere."""
-    return TritonAttention if device.type == "cuda" else SdpaAttention
+def attention_class(attention: object, device: torch.device) -> type[PagedAttention]:
+    """Return the attention backend that a setting selects on a device.
+
+    ``None`` selects Triton on CUDA, and torch elsewhere.
+
+    Raises:
+        ConfigError: It is neither ``None`` nor a class of backends.
+    """
+    if attention is None:
+        return TritonAttention if device.type == "cuda" else SdpaAttention
+    if (
+        isinstance(attention, type)
+        and issubclass(attention, PagedAttention)
+        and not isabstract(attention)
+    ):
+        return attention
+    raise ConfigError(
+        "attention must be a class derived from graphkit.PagedAttention, such as "
+        f"graphkit.TritonAttention, or None, got {short_repr(attention)}.",
+        field="attention",
+    )
 
 
 def recurrent_states(
@@ -238,27 +256,6 @@ def _pool_shape(layer: AttentionLayer, dtype: torch.dtype) -> tuple[type[Pool], 
     if latent is not None and dtype in MLATokenToKVPool.dtypes:
         return MLATokenToKVPool, latent.rank, latent.rotated_size
     return MHATokenToKVPool, layer.heads, max(layer.key_size, layer.value_size)
-
-
-def attention_class(attention: object, device: torch.device) -> type[PagedAttention]:
-    """Return the attention backend that a setting selects on a device; see ``reference_engine``.
-
-    Raises:
-        ConfigError: It is neither ``None`` nor a class of backends.
-    """
-    if attention is None:
-        return TritonAttention if device.type == "cuda" else SdpaAttention
-    if (
-        isinstance(attention, type)
-        and issubclass(attention, PagedAttention)
-        and not isabstract(attention)
-    ):
-        return attention
-    raise ConfigError(
-        "attention must be a class derived from graphkit.PagedAttention, such as "
-        f"graphkit.TritonAttention, or None, got {short_repr(attention)}.",
-        field="attention",
-    )
 
 
 def all_slots(requests: ReqToTokenPool, page_size: int) -> int:

@@ -14,13 +14,8 @@ from graphkit.engine.step import SpecStepRunner
 from graphkit.errors import ReplayError
 from graphkit.graphs import RecorderBackend
 from graphkit.models.heads.config import LlamaConfig
-from graphkit.models.reference import (
-    ALGORITHMS,
-    LlamaModel,
-    default_checkpoint,
-    load_checkpoint,
-    save_checkpoint,
-)
+from graphkit.models.reference import ALGORITHMS, default_checkpoint
+from graphkit.models.sharded import LlamaModel, load_checkpoint, save_checkpoint
 from graphkit.records import GenerateRecord
 
 PLAIN = ("--algorithm", "none", "--eager")

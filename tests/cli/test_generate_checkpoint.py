@@ -342,7 +342,7 @@ def test_transformers_is_named_if_it_is_missing(run, folders, monkeypatch, comma
     monkeypatch.setitem(sys.modules, "graphkit.models", None)
     ended = run(*command, "--checkpoint", path)
     assert (ended.code, ended.out) == (2, "")
-    assert ended.error.startswith("error: --checkpoint cannot be loaded: import of graphkit.models")
+    assert ended.error.startswith("error: models cannot be loaded: import of graphkit.models")
 
 
 @pytest.mark.slow

@@ -26,11 +26,11 @@ from graphkit.engine import (
 )
 from graphkit.engine.attention import PagedAttention, SdpaAttention, TritonAttention
 from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
-from graphkit.models.heads.config import LlamaConfig
-from graphkit.models.reference import LlamaModel, StandaloneForward, full_logits
+from graphkit.models import TransformersModel
 from graphkit.spec import SpecConfig
 from graphkit.spec.config import default_spec
 from own_attention import BlockTable, GatherAttention, StackedPool
+from small_llama import StandaloneForward, full_logits, small_llama
 
 _MODELS = runpy.run_path(str(Path(__file__).with_name("imperfect_models.py")))
 LabellingForward, ErringForward = _MODELS["LabellingForward"], _MODELS["ErringForward"]
@@ -47,23 +47,9 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def model(device: str) -> LlamaModel:
+def model(device: str) -> TransformersModel:
     """Random weights, large enough for texts that do not repeat soon."""
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        intermediate_size=48,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=CONTEXT,
-    )
-    model = LlamaModel(config)
-    for name, parameter in model.named_parameters():
-        parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.3)
-    return model.eval().requires_grad_(False).to(device)
+    return small_llama(device=device)
 
 
 @pytest.fixture(scope="session")
@@ -79,7 +65,7 @@ def labelling_forward() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def plain(model: LlamaModel, device: str) -> Callable[..., list[list[int]]]:
+def plain(model: TransformersModel, device: str) -> Callable[..., list[list[int]]]:
     """``plain(prompts, counts)``: greedy continuations without a cache or an engine."""
     known: dict[str, list[list[int]]] = {}
 
@@ -139,7 +125,7 @@ def task(plain: Callable[..., list[list[int]]]) -> Task:
 class Assembly:
     """Creates engines over one model."""
 
-    def __init__(self, model: LlamaModel, device: str) -> None:
+    def __init__(self, model: TransformersModel, device: str) -> None:
         self.model, self.device = model, device
 
     def __call__(
@@ -204,7 +190,7 @@ class Assembly:
                 max_batch_size,
                 max_context_len,
                 HIDDEN,
-                self.model.config.vocab_size,
+                VOCAB,
                 torch.float32,
                 page_size=page_size,
                 spec_hidden_size=3 * HIDDEN if algorithm == "EAGLE3" else None,
@@ -241,7 +227,7 @@ class Assembly:
 
 
 @pytest.fixture
-def make_engine(model: LlamaModel, device: str) -> Iterator[Assembly]:
+def make_engine(model: TransformersModel, device: str) -> Iterator[Assembly]:
     """An ``Assembly`` whose engines are closed afterwards and checked to have freed all memory."""
     made: list[SpeculativeEngine] = []
 

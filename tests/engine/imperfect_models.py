@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from graphkit.engine.attention import PagedAttention
-from graphkit.models.reference import LlamaModel, VerifyForward
+from graphkit.models import TransformersModel
 from graphkit.runners import ForwardOutput
+from small_llama import LlamaForward
 
 
 def labels_of(tokens: torch.Tensor, positions: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -30,14 +31,16 @@ def with_errors(logits: torch.Tensor, labels: torch.Tensor, topk: int) -> torch.
     return logits.scatter(1, tokens.gather(1, rank), values[:, :1])
 
 
-class LabellingForward(VerifyForward):
+class LabellingForward(LlamaForward):
     """The target, with labels as hidden states.
 
     Args:
         num_layers: Target layers whose hidden states the draft model reads, as in EAGLE-3.
     """
 
-    def __init__(self, model: LlamaModel, attention: PagedAttention, num_layers: int = 1) -> None:
+    def __init__(
+        self, model: TransformersModel, attention: PagedAttention, num_layers: int = 1
+    ) -> None:
         super().__init__(model, attention)
         self._num_layers = num_layers
 
@@ -49,7 +52,7 @@ class LabellingForward(VerifyForward):
         return ForwardOutput(next_token_logits=output.next_token_logits, hidden_states=labels)
 
 
-class ErringForward:
+class ErringForward(LlamaForward):
     """A draft model with the target's weights and with errors that its labels determine.
 
     The labels are its input hidden states or, without these, its own tokens and positions.
@@ -61,28 +64,25 @@ class ErringForward:
 
     def __init__(
         self,
-        model: LlamaModel,
+        model: TransformersModel,
         attention: PagedAttention,
         topk: int,
         layer: int = 0,
         token_map: torch.Tensor | None = None,
     ) -> None:
-        self._model, self._attention, self._topk = model, attention, topk
+        super().__init__(model, attention)
+        self._topk = topk
         self._token_map = token_map
-        self._first_layer = layer * model.config.num_hidden_layers
+        self._first_layer = layer * len(model.layout.attention)
 
     def __call__(self, inputs: Any) -> ForwardOutput:
-        def attend(layer: int, *qkv: torch.Tensor) -> torch.Tensor:
-            layer += self._first_layer
-            return self._attention.attend(layer, *qkv, inputs.out_cache_loc, inputs.attention)
-
-        hidden = self._model(inputs.input_ids, inputs.positions, attend)
+        hidden = self._hidden(inputs, self._first_layer)
         labels, next_labels = inputs.hidden_states, None
         if labels is None:
             labels = labels_of(inputs.input_ids, inputs.positions, hidden)
         else:
             next_labels = labels_of(inputs.input_ids, labels[:, 1] + 1, hidden)
-        logits = with_errors(self._model.logits(hidden), labels, self._topk)
+        logits = with_errors(self._model.head(hidden), labels, self._topk)
         if self._token_map is not None:
             logits = logits.index_select(1, self._token_map)
         return ForwardOutput(next_token_logits=logits, hidden_states=next_labels)

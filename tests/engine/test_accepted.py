@@ -15,7 +15,7 @@ import torch
 
 from engine_runs import run_all
 from graphkit.engine import SamplingParams
-from graphkit.models.reference import full_logits
+from small_llama import full_logits
 
 STEPS, COUNT, PROMPTS = 4, 17, 8
 MARGIN = STEPS + 1

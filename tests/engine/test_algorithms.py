@@ -17,8 +17,8 @@ from graphkit.engine import (
     SamplingParams,
 )
 from graphkit.errors import CaptureError, ConfigError, OutputError
-from graphkit.models.reference import StandaloneForward
 from graphkit.spec import CustomSpecAlgorithm, FutureMap, SpecAlgorithm
+from small_llama import StandaloneForward
 
 REQUESTS = 20
 EXAMPLE = Path(__file__).parents[2] / "tools" / "examples" / "custom_algorithm.py"

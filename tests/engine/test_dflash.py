@@ -9,29 +9,23 @@ import torch
 
 import graphkit as gk
 from engine_runs import finish, outputs, refuses
-from graphkit.engine import DFlashDrafter, EngineModel, SamplingParams, SpeculativeEngine
+from graphkit.engine import DFlashDrafter, SamplingParams, SpeculativeEngine
 from graphkit.engine.attention import SdpaAttention, TritonAttention
 from graphkit.engine.kv import ReqToTokenPool
 from graphkit.errors import ConfigError, OutputError
 from graphkit.models.heads.config import LlamaConfig
 from graphkit.models.heads.dflash import DFlashHead
-from graphkit.models.heads.forwards import DFlashForward
-from graphkit.models.heads.layers import causal_attend
-from graphkit.models.heads.pools import PoolFactory
-from graphkit.models.heads.sources import AuxStates
-from graphkit.models.reference import EngineModels, LlamaModel, VerifyForward, engine_of
+from graphkit.models.heads.draft_model import DFlashDraft
+from graphkit.models.heads.load import head_sources
+from small_llama import small_llama, target_features
+from small_targets import randomise, with_draft
 
 VOCAB, BLOCK, CONTEXT, MASK = 7, 5, 80, 6
-CONFIG = LlamaConfig(
-    vocab_size=VOCAB,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=4,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=16,
-    max_position_embeddings=CONTEXT,
-)
+HEAD = LlamaConfig(
+    vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=1, head_dim=16, max_position_embeddings=CONTEXT,
+    qk_norm=True,
+)  # fmt: skip
 PROMPTS = [[1], [2, 5, 0, 3], [4] * 17, [0, 1, 2, 3, 4, 5], [3, 3, 1], list(range(7)) * 4]
 COUNTS = [13, 6, 19, 1, 24, 9]
 GREEDY = [SamplingParams(max_new_tokens=count) for count in COUNTS]
@@ -41,20 +35,17 @@ SAMPLED = [
 ]
 
 
-def randomised(module, device):
-    for name, parameter in module.named_parameters():
-        parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.3)
-    return module.eval().requires_grad_(False).to(device)
-
-
 @pytest.fixture(scope="module")
 def models(device):
     """Random weights. With few tokens, a few drafts are right."""
-    torch.manual_seed(2)
-    target = randomised(LlamaModel(CONFIG), device)
-    config = replace(CONFIG, num_hidden_layers=2, num_attention_heads=4, qk_norm=True)
-    head = DFlashHead(config, target, target_layer_ids=(2, 0), block_size=BLOCK, mask_token_id=MASK)
-    return target, randomised(head, device)
+    target = small_llama(
+        device=device, vocab_size=VOCAB, num_hidden_layers=4, max_position_embeddings=CONTEXT
+    )
+    head = DFlashHead(
+        HEAD, head_sources(target.model, target.layout), target_layer_ids=(2, 0),
+        block_size=BLOCK, mask_token_id=MASK,
+    )  # fmt: skip
+    return with_draft(target, DFlashDraft(randomise(head, 0.3).to(device)))
 
 
 @pytest.fixture
@@ -63,11 +54,9 @@ def make_engine(models):
     made = []
 
     def make(width, generation="v2", page_size=1, **options):
-        target, head = models
-        algorithm = "DFLASH" if width > 1 else "NONE"
-        engine = engine_of(
-            EngineModels(algorithm, target, head if width > 1 else None),
-            gk.SpecConfig(algorithm, 0, 1, width, page_size),
+        spec = gk.SpecConfig("DFLASH" if width > 1 else "NONE", 0, 1, width, page_size)
+        engine = models.engine_with(
+            spec,
             max_context_len=CONTEXT,
             generation=generation,
             chunked_prefill_size=6,
@@ -130,7 +119,7 @@ def test_eager_padded_and_exact_sizes_accept_the_same(make_engine, width):
 
 def test_drafts_are_those_of_the_head_over_the_whole_text(models, make_engine, monkeypatch):
     """The context in the pool is that of the committed tokens, whatever was rejected before."""
-    target, head = models
+    head = models.draft.module
     engine = make_engine(BLOCK, max_batch_size=2, batch_sizes=None)
     drafter, seen = engine._spec_step.drafter, []
     draft = drafter.draft
@@ -148,15 +137,14 @@ def test_drafts_are_those_of_the_head_over_the_whole_text(models, make_engine, m
     assert len(steps) > 5
     for _, length, bonus, drafted in steps:
         assert bonus == text[length]
-        assert drafted == expected_drafts(target, head, text, length), length
+        assert drafted == expected_drafts(models, head, text, length), length
 
 
 def expected_drafts(target, head, text, length):
     """Return the drafts behind the first ``length`` tokens, computed without a cache."""
     positions = torch.arange(length + BLOCK, device=text.device)
-    aux = AuxStates(head.aux_layers)
-    target(text[:length], positions[:length], causal_attend(1, length), aux=aux)
-    context = head.context_heads(head.encoder(aux.joined()), positions[:length])
+    features, _ = target_features(target, text[:length], head.aux_layers)
+    context = head.context_heads(head.encoder(features), positions[:length])
 
     def attend(layer, query, *block):
         query = query.transpose(0, 1)
@@ -201,23 +189,22 @@ class Drafting:
     """Creates engines from single models."""
 
     def __init__(self, models, device):
-        (self.target, self.head), self.device = models, device
+        self.models, self.device = models, device
 
     def __call__(self, spec, *, block_size=BLOCK, mask_token_id=MASK, aux=(3, 1)):
         kind = TritonAttention if self.device == "cuda" else SdpaAttention
-        pools = PoolFactory(ReqToTokenPool(2, CONTEXT, self.device), kind, 1, torch.float32)
-        own, drafting = pools.attention(CONFIG), pools.attention(self.head.config)
-        sizes = gk.BufferSizes(2, CONTEXT, 32, VOCAB, torch.float32, spec_hidden_size=64)
-        forward = VerifyForward(self.target, own, aux)
+        requests, known = ReqToTokenPool(2, CONTEXT, self.device), self.models.spec("DFLASH")
+        target = self.models.engine_model(requests, known, attention=kind)
         if not aux:
-            forward = without_hidden(forward)
+            target = replace(target, forward=without_hidden(target.forward))
         drafter = DFlashDrafter(
-            EngineModel(DFlashForward(self.head, drafting), drafting),
+            self.models.draft.engine_model(requests, known, attention=kind),
             block_size=block_size,
             mask_token_id=mask_token_id,
         )
+        sizes = self.models.sizes(2, CONTEXT, known)
         options = {"spec": spec, "sizes": sizes, "device": self.device, "generation": "v2"}
-        return SpeculativeEngine(EngineModel(forward, own), drafter, **options)
+        return SpeculativeEngine(target, drafter, **options)
 
 
 def without_hidden(forward):

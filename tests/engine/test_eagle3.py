@@ -10,10 +10,11 @@ from graphkit.engine import EagleDrafter, SamplingParams
 from graphkit.engine.attention import SdpaAttention, TritonAttention
 from graphkit.errors import ConfigError
 from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.draft_model import HeadDraft
 from graphkit.models.heads.eagle3 import Eagle3Head
-from graphkit.models.reference import LlamaModel, full_logits
-from graphkit.models.reference.engine import engine_of, spec_of
-from graphkit.models.reference.engine_models import EngineModels
+from graphkit.models.heads.load import head_sources
+from small_llama import full_logits, small_llama
+from small_targets import randomise, with_draft
 
 NEW = 14
 SIZES = {
@@ -52,18 +53,15 @@ def test_a_map_that_is_no_map_is_refused(make_engine, device):
 @pytest.fixture(scope="module")
 def models(device):
     """A random target of four layers, and a random head that drafts 60 of its 96 tokens."""
-    torch.manual_seed(2)
-    target = LlamaModel(LlamaConfig(num_hidden_layers=4, **SIZES))
+    target = small_llama(device=device, num_hidden_layers=4)
     head = Eagle3Head(
-        LlamaConfig(num_hidden_layers=1, **SIZES), target, aux_layers=(1, 2, 4),
-        draft_vocab_size=60,
+        LlamaConfig(num_hidden_layers=1, **SIZES), head_sources(target.model, target.layout),
+        aux_layers=(1, 2, 4), draft_vocab_size=60,
     )  # fmt: skip
-    for module in (target, head):
-        for name, parameter in module.named_parameters():
-            parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.3)
-        module.eval().requires_grad_(False).to(device)
-    head.d2t.copy_(torch.randperm(96)[:60].sort().values.to(device) - torch.arange(60).to(device))
-    return EngineModels("EAGLE3", target, head)
+    tokens = torch.randperm(96, generator=torch.Generator().manual_seed(2))[:60].sort().values
+    head.d2t.copy_(tokens - torch.arange(60))
+    head.to(device)
+    return with_draft(target, HeadDraft(randomise(head, 0.3), torch.float32))
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +73,7 @@ def plain_texts(models, device):
     for prompt in prompts:
         ids = torch.tensor([prompt], device=device)
         for _ in range(NEW):
-            ids = torch.cat([ids, full_logits(models.target, ids)[:, -1].argmax(-1)[:, None]], 1)
+            ids = torch.cat([ids, full_logits(models, ids)[:, -1].argmax(-1)[:, None]], 1)
         texts.append(ids[0, len(prompt) :].tolist())
     return prompts, texts
 
@@ -87,10 +85,9 @@ def test_a_head_with_a_reduced_vocabulary_is_lossless(
     models, plain_texts, device, generation, page_size, topk
 ):
     prompts, texts = plain_texts
-    engine = engine_of(
-        models, spec_of("EAGLE3", 3, topk, page_size=page_size), max_batch_size=3,
-        max_context_len=64, batch_sizes=[3], generation=generation,
-        attention=TritonAttention if device == "cuda" else SdpaAttention,
+    engine = models.engine(
+        topk=topk, page_size=page_size, max_batch_size=3, max_context_len=64, batch_sizes=[3],
+        generation=generation, attention=TritonAttention if device == "cuda" else SdpaAttention,
     )  # fmt: skip
     with engine:
         eager = engine.generate(prompts, SamplingParams(max_new_tokens=NEW))
@@ -105,7 +102,7 @@ def test_a_head_with_a_reduced_vocabulary_is_lossless(
 def test_drafts_are_those_of_the_head_run_by_hand(models, plain_texts, device, monkeypatch):
     """The chain after a prompt: features of three layers, then the head's own hidden states."""
     (_, prompt, _), (_, text, _) = plain_texts
-    target, head = models.target, models.draft
+    target, head = models.original, models.draft.module
     ids = torch.tensor([*prompt, text[0]], device=device)
     features = features_by_hand(target, ids[:-1]) @ head.fc.weight.T
     tokens, hidden = ids[1:], features
@@ -126,7 +123,7 @@ def test_drafts_are_those_of_the_head_run_by_hand(models, plain_texts, device, m
         return tree
 
     monkeypatch.setattr(EagleDrafter, "draft", spy)
-    with engine_of(models, spec_of("EAGLE3"), generation="v2", **options) as engine:
+    with models.engine(generation="v2", **options) as engine:
         engine.generate([prompt], SamplingParams(max_new_tokens=3))
     assert seen[0][1:] == drafts
 
@@ -140,7 +137,7 @@ def rotated(heads, theta=10000.0):
 
 
 def norm_by_hand(x, norm):
-    return x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight
+    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight
 
 
 def layer_by_hand(state, prefix, attended, residual):

@@ -16,36 +16,26 @@ from engine_runs import chain_and_tree, each_generation, finish, outputs, run_al
 from graphkit.engine import SamplingParams
 from graphkit.engine.step.acceptance import Draws, sample_tokens
 from graphkit.engine.step.processors import TargetLogits
-from graphkit.models.heads.config import LlamaConfig
-from graphkit.models.reference import LlamaModel
 from graphkit.ops.target_probs import target_probs
+from small_llama import full_logits, small_llama
 
 VOCAB, TEMPERATURES = 6, (0.6, 2.0)
 
 
 @pytest.fixture(scope="module")
-def markov(model):
+def markov(device):
     """The tiny target with a vocabulary of 6 tokens and without attention."""
-    torch.manual_seed(13)
-    config = LlamaConfig(**{**as_sizes(model.config), "vocab_size": VOCAB})
-    chain = LlamaModel(config)
-    for name, parameter in chain.named_parameters():
-        parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.3)
+    chain = small_llama(seed=13, vocab_size=VOCAB, device=device)
+    for name, parameter in chain.model.named_parameters():
         if "o_proj" in name:
             parameter.data.zero_()
-    chain.lm_head.weight.data.mul_(0.5)  # every token is drawn often enough
-    return chain.eval().requires_grad_(False).to(model.lm_head.weight.device)
-
-
-def as_sizes(config):
-    return {name: getattr(config, name) for name in config.__slots__}
+    chain.head.weight.data.mul_(0.5)  # every token is drawn often enough
+    return chain
 
 
 @pytest.fixture(scope="module")
 def logits(markov, device):
     """After each token, [V, V]."""
-    from graphkit.models.reference import full_logits
-
     tokens = torch.arange(VOCAB, device=device)[:, None]
     return full_logits(markov, tokens)[:, 0].cpu()
 

@@ -11,7 +11,7 @@ from engine_runs import finish, outputs
 from graphkit.engine import FinishReason, Request, SamplingParams
 from graphkit.engine.running_batch import RunningBatch
 from graphkit.errors import ConfigError, InputError
-from graphkit.models.reference import full_logits
+from small_llama import full_logits
 
 VOCAB, NEAR_TIE = 96, 1e-4
 

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoModelForCausalLM
 
 from accept_loops import accept_lengths, check_engine, head_drafts
 from engine_runs import outputs
 from graphkit.engine import SamplingParams
-from graphkit.models.heads.layers import causal_attend
-from graphkit.models.heads.sources import AuxStates
-from graphkit.models.reference import engine_of, full_logits, load_models, reference_engine, spec_of
+from graphkit.models.attention import attending
+from graphkit.models.reference import default_checkpoint, reference_engine, reference_model
+from small_llama import target_features
 
 CORPUS = Path(__file__).parents[2] / "tools" / "training" / "corpus.py"
 PROMPT, NEW = 96, 24
@@ -43,48 +44,49 @@ class Loop:
     """Drafts chains from the text so far. Nothing is cached: every forward has all rows.
 
     Args:
-        models: A target and its draft model.
+        model: A target and its draft model.
         drafts: Drafts of a step.
     """
 
-    def __init__(self, models, drafts):
-        self.models, self.drafts = models, drafts
-        self.draft_after = getattr(self, models.algorithm.lower())
+    def __init__(self, model, drafts):
+        self.model, self.draft, self.drafts = model, model.draft, drafts
+        if model.algorithm == "STANDALONE":
+            folder = default_checkpoint("standalone")
+            self.small = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.draft_after = getattr(self, model.algorithm.lower())
 
     def accept_lengths(self, text, prompt):
         """Return the accepted tokens of each step until NEW tokens are generated."""
-        ids = torch.tensor(text)
-        aux = AuxStates(self.models.aux_layers)
-        hidden = self.models.target(ids, torch.arange(len(ids)), causal(len(ids)), aux=aux)
-        self.features = aux.joined() if self.models.aux_layers else hidden
-        best = self.models.target.logits(hidden)[prompt - 1 : -1].argmax(-1)
+        layers = () if self.draft is None else self.draft.aux_layers
+        self.features, logits = target_features(self.model, torch.tensor(text), layers)
+        best = logits[prompt - 1 : -1].argmax(-1)
         assert best.tolist() == text[prompt:], "the text is greedy"
         return accept_lengths(self.draft_after, text, prompt, NEW)
 
     def standalone(self, text):
         for _ in range(self.drafts):
-            logits = full_logits(self.models.draft, torch.tensor([text]))
+            logits = self.small(torch.tensor([text]), use_cache=False).logits
             text = [*text, int(logits[0, -1].argmax())]
         return text[-self.drafts :]
 
     def eagle(self, text):
-        models = self.models
-        token_map = models.draft_token_map
-        return head_drafts(models.draft, self.features, text, self.drafts, token_map)
+        draft = self.draft
+        return head_drafts(draft.module, self.features, text, self.drafts, draft.token_map)
 
     eagle3 = eagle
 
     def multi_layer_eagle(self, text):
-        head, length = self.models.draft, len(text) - 1
+        head, length = self.draft.module, len(text) - 1
         hidden, positions = self.features[:length], torch.arange(length)
         for layer in range(self.drafts):
             ids = torch.tensor(text[1 + layer :])
-            hidden = head(layer, ids, hidden, positions, causal(length))
-            text = [*text, int(head.logits(layer, hidden[-1:])[0].argmax())]
+            with attending(causal_call, positions):
+                hidden = head(layer, ids, hidden, positions)
+            text = [*text, int(head.logits(hidden[-1:])[0].argmax())]
         return text[-self.drafts :]
 
     def dflash(self, text):
-        head, length = self.models.draft, len(text) - 1
+        head, length = self.draft.module, len(text) - 1
         context = head.encoder(self.features[:length])
         known = head.context_heads(context, torch.arange(length))
 
@@ -99,18 +101,20 @@ class Loop:
         return head.logits(hidden).argmax(-1).tolist()[1 : 1 + self.drafts]
 
 
-def causal(length):
-    return causal_attend(1, length)
+def causal_call(call):
+    parts = (call.query, call.key, call.value)
+    out = scaled_dot_product_attention(*parts, is_causal=True, scale=call.scaling, enable_gqa=True)
+    return out.transpose(1, 2)
 
 
 def check_accept_lengths(algorithm, prompts, generations):
     """Compare the accept lengths of engines with those of a loop, in the order of the steps."""
-    models = load_models(algorithm, device="cpu")
+    model = reference_model(algorithm, device="cpu")
     most = 2 * NEW  # the last step may accept tokens behind the end
     with reference_engine("NONE", device="cpu", max_context_len=192) as engine:
         plain = engine.generate(prompts, SamplingParams(max_new_tokens=most))
     texts = [[*request.prompt_ids, *request.output_ids] for request in plain]
-    loop = Loop(models, 3)
+    loop = Loop(model, 3)
     with torch.no_grad():
         expected = [
             loop.accept_lengths(text, len(prompt))
@@ -118,8 +122,8 @@ def check_accept_lengths(algorithm, prompts, generations):
         ]
     assert len({length for lengths in expected for length in lengths}) > 2
     for generation, chunk in generations.items():
-        with engine_of(
-            models, spec_of(algorithm), max_context_len=192, max_batch_size=8,
+        with model.engine(
+            max_context_len=192, max_batch_size=8,
             batch_sizes=[8], generation=generation, chunked_prefill_size=chunk,
         ) as engine:  # fmt: skip
             if generation == "v3":

@@ -9,15 +9,14 @@ from itertools import product
 import pytest
 import torch
 import triton
+from transformers import LlamaConfig
 
 from engine_runs import each_generation, finish
 from graphkit.engine import EagleDrafter, SamplingParams
 from graphkit.engine.attention import TritonAttention
 from graphkit.engine.step.admission import warm_up_chunks
 from graphkit.errors import CaptureError
-from graphkit.models.heads.config import LlamaConfig
-from graphkit.models.reference import shapes
-from graphkit.models.reference.engine import engine_of, spec_of
+from graphkit.models import random_model
 from graphkit.ops.kernels.step_state import begin_step_kernel
 from recorded_launches import record_launches
 
@@ -140,16 +139,16 @@ def random_chunks(seed, longest, budget, most_requests):
 @pytest.mark.parametrize(
     ("quantize", "context"), [(None, 512), ("fp8", 512), ("int4", 512), ("fp8", 90)]
 )
-def test_batches_of_prompts_launch_no_other_kernel(quantize, context, monkeypatch):
+def test_batches_of_prompts_launch_no_other_kernel(quantize, context, monkeypatch, tmp_path):
     sizes = LlamaConfig(
         vocab_size=64, hidden_size=256, intermediate_size=512, num_hidden_layers=1,
         num_attention_heads=4, num_key_value_heads=2, head_dim=128, max_position_embeddings=512,
     )  # fmt: skip
-    monkeypatch.setattr(shapes, "SHAPES", {"small": sizes})
-    models = shapes.random_models("small", "EAGLE", device="cpu", quantize=quantize)
+    sizes.save_pretrained(tmp_path)
+    model = random_model(tmp_path, "EAGLE", device="cpu", quantize=quantize)
     longest, budget, most = min(300, context), 300, 12
-    engine = engine_of(
-        models, spec_of("EAGLE"), max_batch_size=most, max_context_len=context, generation="v2",
+    engine = model.engine(
+        max_batch_size=most, max_context_len=context, generation="v2",
         attention=TritonAttention, chunked_prefill_size=budget,
     )  # fmt: skip
     prefill = partial(engine._admission._run_pads, is_greedy=True)

@@ -12,27 +12,13 @@ import torch
 from declared_modes import MODES
 from graphkit.audit.runs import compare_runs
 from graphkit.buffers import Axis
-from graphkit.models.heads.config import LlamaConfig
-from graphkit.models.heads.eagle import EagleHead
-from graphkit.models.reference import LlamaModel, MTPHead
-from graphkit.models.reference.target import model_target
 from graphkit.runners import Runner
 from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode
+from small_targets import drafted_llama, small_target
 
 Tensors = Mapping[str, torch.Tensor]
 LARGEST = 16
-SIZES = {
-    "vocab_size": 256,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-}
-
 LOOSE = {torch.bfloat16: 3e-2, torch.float32: 1e-4}
 """Relative and absolute difference allowed between padded and unpadded numbers."""
 
@@ -105,14 +91,9 @@ def topk(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="session")
 def target(device: str, topk: int) -> CaptureTarget:
-    torch.manual_seed(7)
-    model = LlamaModel(LlamaConfig(num_hidden_layers=2, **SIZES))
-    eagle = EagleHead(LlamaConfig(num_hidden_layers=1, **SIZES), model)
-    mtp = MTPHead(LlamaConfig(num_hidden_layers=3, **SIZES), model)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    for module in (model, eagle, mtp):
-        module.to(device, dtype).requires_grad_(False)
-    return model_target(model, eagle, mtp, name="tiny", topk=topk, max_batch_size=LARGEST)
+    model = drafted_llama(device=device, dtype=dtype)
+    return small_target(model, topk=topk, max_batch_size=LARGEST)
 
 
 @pytest.fixture(params=MODES, ids=lambda mode: mode.value)

@@ -12,8 +12,7 @@ import torch
 
 import graphkit as gk
 from graphkit.graphs.driver import driver_bytes
-from graphkit.models.heads.config import LlamaConfig
-from graphkit.models.reference import LlamaModel, StandaloneForward
+from small_llama import StandaloneForward, small_llama
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,15 +34,11 @@ def model():
 
 
 def make_model():
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=2816, num_hidden_layers=LAYERS,
-        num_attention_heads=16, num_key_value_heads=4, head_dim=64, max_position_embeddings=CONTEXT,
+    return small_llama(
+        std=0.02, device="cuda", dtype=torch.bfloat16, vocab_size=VOCAB, hidden_size=HIDDEN,
+        intermediate_size=2816, num_hidden_layers=LAYERS, num_attention_heads=16,
+        num_key_value_heads=4, head_dim=64, max_position_embeddings=CONTEXT,
     )  # fmt: skip
-    made = LlamaModel(config).eval().requires_grad_(False)
-    for parameter in made.parameters():
-        parameter.data.normal_(0.0, 0.02)
-    return made.to("cuda", torch.bfloat16)
 
 
 def make_engine(model, generation, spec):

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import graphkit as gk
+from graphkit.models.byte_tokenizer import END_OF_TEXT, ByteTokenizer
 from graphkit.models.quantization import QUANTIZATIONS, QuantizedLinear
-from graphkit.models.reference import ByteTokenizer, engine_of, load_models, spec_of
-from graphkit.models.reference.model import full_logits
-from graphkit.models.reference.tokenizer import END_OF_TEXT
+from graphkit.models.sharded import engine_of, load_models, spec_of
+from graphkit.models.sharded.model import full_logits
 from graphkit.ops.linear import project
 
 pytestmark = pytest.mark.gpu

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from graphkit.models.reference import default_checkpoint, load_checkpoint, save_checkpoint
+from graphkit.models.reference import default_checkpoint
+from graphkit.models.sharded import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.gpu
 

@@ -13,7 +13,7 @@ import graphkit as gk
 from graphkit import ConfigError, models
 from graphkit.errors import CheckpointError
 from graphkit.models.quantization import QuantizedLinear, weight
-from graphkit.models.reference import full_logits, load_checkpoint
+from graphkit.models.sharded import full_logits, load_checkpoint
 from graphkit.ops import quantized_layout, quantized_linear
 from quantized_folders import LAYOUTS, change_settings, linears, write_quantized
 

@@ -30,7 +30,7 @@ from graphkit.engine.kv import DSATokenToKVPool, MLATokenToKVPool, ReqToTokenPoo
 from graphkit.models.heads.config import LlamaConfig
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.forwards import EagleForward
-from graphkit.models.heads.pools import PoolFactory
+from graphkit.models.sharded.pools import PoolFactory
 from graphkit.ops.index_scores import dequantised
 from small_models import LATENT, small_model
 

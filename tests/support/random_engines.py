@@ -56,12 +56,11 @@ from graphkit.engine import (
 from graphkit.engine.attention import SdpaAttention
 from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.graphs import environment
-from graphkit.models.heads.config import LlamaConfig
-from graphkit.models.reference import LlamaModel, StandaloneForward, full_logits
 from graphkit.records import BenchReport, Measure
 from graphkit.spec import SpecConfig
 from graphkit.views import bench_view
 from interruptions import raising_after
+from small_llama import StandaloneForward, full_logits, small_llama
 
 _IMPERFECT = Path(__file__).parents[1] / "engine" / "imperfect_models.py"
 IMPERFECT = SimpleNamespace(**runpy.run_path(str(_IMPERFECT)))
@@ -162,14 +161,7 @@ class DenseTarget:
     kinds = "TREE", "NGRAM", "EAGLE", "STANDALONE", "LAYERS", "NONE"
 
     def __init__(self) -> None:
-        torch.manual_seed(3)
-        config = LlamaConfig(
-            vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-            num_attention_heads=2, num_key_value_heads=1, head_dim=16, max_position_embeddings=96,
-        )  # fmt: skip
-        self.model = LlamaModel(config).eval().requires_grad_(False)
-        for name, parameter in self.model.named_parameters():
-            parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.3)
+        self.model = small_llama()
 
     def logits_after(self, ids):
         return full_logits(self.model, torch.tensor([ids]))[0, -1].double().numpy()

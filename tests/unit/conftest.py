@@ -1,4 +1,4 @@
-"""What several rooms are tested with: a draft tree grown by hand, small models, an interpreter.
+"""What several rooms are tested with: a draft tree grown by hand, an interpreter.
 
 The tree grows with loops over one request: what the runners and ops must agree on. Its scores are
 products of float32, as on a device, so that ties fall alike.
@@ -89,27 +89,6 @@ def ranked(candidates):
 def grow_by_hand():
     """``grow_by_hand(first, propose, num_steps=)``: the class :class:`HandTree`."""
     return HandTree
-
-
-@pytest.fixture(scope="module")
-def models():
-    """A target, its Eagle head and its MTP layers, with weights of nothing in particular."""
-    import torch
-
-    from graphkit.models.heads.config import LlamaConfig
-    from graphkit.models.heads.eagle import EagleHead
-    from graphkit.models.reference import LlamaModel, MTPHead
-
-    torch.manual_seed(3)
-    facts = {
-        "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
-        "tie_word_embeddings": False,
-    }  # fmt: skip
-    model = LlamaModel(LlamaConfig(num_hidden_layers=2, **facts))
-    eagle = EagleHead(LlamaConfig(num_hidden_layers=1, **facts), model)
-    mtp = MTPHead(LlamaConfig(num_hidden_layers=3, **facts), model)
-    return [module.requires_grad_(False) for module in (model, eagle, mtp)]
 
 
 @pytest.fixture(scope="session")

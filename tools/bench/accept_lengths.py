@@ -20,7 +20,7 @@ import torch
 
 from graphkit import SamplingParams
 from graphkit.graphs import environment, resolve_device
-from graphkit.models.reference import engine_of, load_models, spec_of
+from graphkit.models.sharded import engine_of, load_models, spec_of
 from graphkit.records import BenchReport, Measure
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

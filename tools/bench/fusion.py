@@ -23,8 +23,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import graphkit as gk
 from graphkit.cli.benchmarks import device_ms, synchronise
 from graphkit.graphs import environment, resolve_device
-from graphkit.models.reference import model_target
-from graphkit.models.reference.shapes import SHAPES, random_models
+from graphkit.models.shapes import SHAPES
+from graphkit.models.sharded import model_target
+from graphkit.models.sharded.shapes import random_models
 from graphkit.records import BenchReport, Measure
 from graphkit.runners.targets import CaptureTarget
 

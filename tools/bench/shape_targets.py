@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from graphkit.models.reference import model_target
-from graphkit.models.reference.shapes import random_models
+from graphkit.models.sharded import model_target
+from graphkit.models.sharded.shapes import random_models
 from graphkit.runners.targets import CaptureTarget
 
 

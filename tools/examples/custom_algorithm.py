@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 import graphkit as gk
-from graphkit.engine import Drafter, DraftTree, EngineContext, EngineModel, PrefillChunk, Verified
-from graphkit.engine.attention import SdpaAttention, TritonAttention
+from graphkit.engine import Drafter, DraftTree, EngineContext, PrefillChunk, Verified
 from graphkit.engine.kv import ReqToTokenPool
-from graphkit.models import reference
+from graphkit.models import reference_engine, reference_model
+from graphkit.models.byte_tokenizer import decode, encode
 
 DRAFTS, CONTEXT, SAMPLING = 5, 160, gk.SamplingParams(max_new_tokens=48)
 PROMPTS = ["import os\nimport re\nimport ", "    def __sub__(self, other):\n        return "]
@@ -107,16 +107,14 @@ def latest_copy(text: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
 
 def engine_with(drafter: Drafter, device: torch.device) -> gk.SpeculativeEngine:
     """Create an engine from the reference model, its KV pool and a drafter."""
-    folder = reference.default_checkpoint()
-    model = reference.load_checkpoint(folder, device=device, dtype=torch.float32)
-    backend = TritonAttention if device.type == "cuda" else SdpaAttention
+    model = reference_model("NONE", device=device)
+    spec = gk.SpecConfig("COPY", num_steps=DRAFTS, topk=1, num_draft_tokens=DRAFTS)
     requests = ReqToTokenPool(len(PROMPTS), CONTEXT, device)
-    attention = reference.PoolFactory(requests, backend, 1, torch.float32).attention(model.config)
     return gk.SpeculativeEngine(
-        EngineModel(reference.VerifyForward(model, attention), attention),
+        model.engine_model(requests, spec),
         drafter,
-        spec=gk.SpecConfig("COPY", num_steps=DRAFTS, topk=1, num_draft_tokens=DRAFTS),
-        sizes=gk.BufferSizes(len(PROMPTS), CONTEXT, model.config.hidden_size, 256, torch.float32),
+        spec=spec,
+        sizes=model.sizes(len(PROMPTS), CONTEXT, spec),
         device=device,
     )
 
@@ -124,13 +122,13 @@ def engine_with(drafter: Drafter, device: torch.device) -> gk.SpeculativeEngine:
 def main() -> int:
     """Generate with captured graphs, compare with plain decoding, and print the acceptance."""
     gk.register_algorithm("COPY", CopyAlgorithm)
-    prompts, drafter = [reference.encode(prompt) for prompt in PROMPTS], CopyDrafter()
-    with reference.reference_engine("NONE", max_context_len=CONTEXT) as plain:
+    prompts, drafter = [encode(prompt) for prompt in PROMPTS], CopyDrafter()
+    with reference_engine("NONE", max_context_len=CONTEXT) as plain:
         expected = [request.output_ids for request in plain.generate(prompts, SAMPLING)]
     with engine_with(drafter, plain.device) as engine:
         engine.capture()
         output = [request.output_ids for request in engine.generate(prompts, SAMPLING)]
-        print(PROMPTS[1] + reference.decode(output[1]))
+        print(PROMPTS[1] + decode(output[1]))
         steps = drafter.future_map.steps.tolist()
         print(
             f"{engine.stats.accept_length:.2f} tokens per step; steps by accepted drafts: {steps}"

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 
 import graphkit as gk
-from graphkit.models import reference
+from graphkit.models import TransformersModel, reference_engine, reference_model
+from graphkit.models.byte_tokenizer import decode, encode
 
 HEADS, CONTEXT, SAMPLING = 3, 160, gk.SamplingParams(max_new_tokens=48)
 PROMPTS = ["import os\nimport re\nimport ", "    def __sub__(self, other):\n        return "]
@@ -45,15 +46,14 @@ class MedusaHeads(torch.nn.Module):
         text: Training text.
     """
 
-    def __init__(self, model: reference.LlamaModel, text: str) -> None:
+    def __init__(self, model: TransformersModel, text: str) -> None:
         super().__init__()
-        weight = model.lm_head.weight
-        ids = torch.tensor(reference.encode(text), device=weight.device)
+        weight = model.head.weight
+        ids = torch.tensor(encode(text), device=weight.device)
         ids = ids[: len(ids) // 128 * 128].view(-1, 128)
-        positions = torch.arange(128, device=ids.device).repeat(len(ids))
         with torch.no_grad():
-            hidden = model(ids.flatten(), positions, reference.causal_attend(len(ids), 128))
-        rows = hidden.view(*ids.shape, -1)[:, : -HEADS - 1].flatten(0, 1).float()
+            hidden = model.original.get_decoder()(ids).last_hidden_state
+        rows = hidden[:, : -HEADS - 1].flatten(0, 1).float()
         token = torch.nn.functional.one_hot(ids[:, 1:-HEADS].flatten(), len(weight)).float()
         features = torch.cat([rows, token], 1)
         gram = features.T @ features + 10 * torch.eye(features.shape[1], device=ids.device)
@@ -138,18 +138,16 @@ class MedusaAlgorithm(gk.CustomSpecAlgorithm):
 
 def engine_with_heads(device: torch.device) -> gk.SpeculativeEngine:
     """Create an engine over the reference model and heads trained on the source of argparse."""
-    folder = reference.default_checkpoint()
-    model = reference.load_checkpoint(folder, device=device, dtype=torch.float32)
-    kind = gk.TritonAttention if device.type == "cuda" else gk.SdpaAttention
+    model, spec = (
+        reference_model("NONE", device=device),
+        gk.SpecConfig("MEDUSA", HEADS, 1, HEADS + 1),
+    )
     requests = gk.ReqToTokenPool(len(PROMPTS), CONTEXT, device)
-    attention = reference.PoolFactory(requests, kind, 1, torch.float32).attention(model.config)
     return gk.SpeculativeEngine(
-        gk.EngineModel(reference.VerifyForward(model, attention), attention),
+        model.engine_model(requests, spec),
         MedusaDrafter(MedusaHeads(model, inspect.getsource(argparse)[:12_000])),
-        spec=gk.SpecConfig("MEDUSA", HEADS, 1, HEADS + 1),
-        sizes=gk.BufferSizes(
-            len(PROMPTS), CONTEXT, model.config.hidden_size, model.config.vocab_size, torch.float32
-        ),
+        spec=spec,
+        sizes=model.sizes(len(PROMPTS), CONTEXT, spec),
         device=device,
     )
 
@@ -157,13 +155,13 @@ def engine_with_heads(device: torch.device) -> gk.SpeculativeEngine:
 def main() -> int:
     """Generate with captured graphs, compare with plain decoding, and print the acceptance."""
     gk.register_algorithm("MEDUSA", MedusaAlgorithm)
-    prompts = [reference.encode(prompt) for prompt in PROMPTS]
-    with reference.reference_engine("NONE", max_context_len=CONTEXT) as plain:
+    prompts = [encode(prompt) for prompt in PROMPTS]
+    with reference_engine("NONE", max_context_len=CONTEXT) as plain:
         expected = [request.output_ids for request in plain.generate(prompts, SAMPLING)]
     with engine_with_heads(plain.device) as engine:
         engine.capture()
         output = [request.output_ids for request in engine.generate(prompts, SAMPLING)]
-        print(PROMPTS[1] + reference.decode(output[1]))
+        print(PROMPTS[1] + decode(output[1]))
         print(f"{engine.stats.accept_length:.2f} tokens per step")
     return 0 if output == expected and not engine.stats.fallbacks else 1
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import torch
 
 import graphkit as gk
-from graphkit.models import reference
+from graphkit.models import TransformersModel, reference_model
+from graphkit.models.byte_tokenizer import decode, encode
 from graphkit.ops.loop_layout import Report
 
 ROWS, CONTEXT, NEW, STEPS_PER_LAUNCH, NEWLINE = 2, 96, 24, 8, ord("\n")
@@ -77,27 +78,24 @@ class Scheduler:
             self.allocator.free(request.slots)
 
 
-def create_runner(model: reference.LlamaModel, pool: gk.ReqToTokenPool) -> gk.SpecStepRunner:
+def create_runner(model: TransformersModel, pool: gk.ReqToTokenPool) -> gk.SpecStepRunner:
     """Create a runner of the reference model with its EAGLE head."""
-    kind = gk.TritonAttention if pool.device.type == "cuda" else gk.SdpaAttention
-    pools = reference.PoolFactory(pool, kind, page_size=1, dtype=torch.float32)
-    head = reference.load_eagle_head(reference.default_checkpoint("eagle"), model)
-    target, draft = pools.attention(model.config), pools.attention(head.config)
+    spec = model.spec(num_steps=3)
     return gk.SpecStepRunner(
-        gk.EngineModel(reference.VerifyForward(model, target), target),
-        gk.EagleDrafter(gk.EngineModel(reference.EagleForward(head, draft), draft)),
-        spec=gk.SpecConfig("EAGLE", num_steps=3, topk=1, num_draft_tokens=4),
-        sizes=gk.BufferSizes(ROWS, CONTEXT, model.config.hidden_size, 256, torch.float32),
+        model.engine_model(pool, spec),
+        model.drafter(pool, spec),
+        spec=spec,
+        sizes=model.sizes(ROWS, CONTEXT, spec),
         device=pool.device,
         is_greedy=True,
     )
 
 
-def plain(model: reference.LlamaModel, prompt: list[int], device: torch.device) -> list[int]:
+def plain(model: TransformersModel, prompt: list[int], device: torch.device) -> list[int]:
     """Decode greedily without drafts, graphs or a KV cache."""
     ids = list(prompt)
     while len(ids) < len(prompt) + NEW and (len(ids) == len(prompt) or ids[-1] != NEWLINE):
-        logits = reference.full_logits(model, torch.tensor([ids], device=device))
+        logits = model.original(torch.tensor([ids], device=device)).logits
         ids.append(int(logits[0, -1].argmax()))
     return ids[len(prompt) :]
 
@@ -106,13 +104,13 @@ def main(device: str = "cpu") -> int:
     """Continue all texts in two rows, print them, and compare with plain decoding."""
     torch.set_num_threads(1)  # on the CPU, operations of a small model are too short for more
     pool = gk.ReqToTokenPool(ROWS, CONTEXT, device)
-    model = reference.load_checkpoint(reference.default_checkpoint(), device=pool.device)
-    requests = [Request(reference.encode(text)) for text in TEXTS]
+    model = reference_model("EAGLE", device=pool.device)
+    requests = [Request(encode(text)) for text in TEXTS]
     with create_runner(model, pool) as runner:
         runner.capture()
         steps = Scheduler(runner, pool).run(requests)
     for text, request in zip(TEXTS, requests, strict=True):
-        print(repr(text + reference.decode(request.tokens)))
+        print(repr(text + decode(request.tokens)))
     print("steps of each launch:", steps)
     return int(any(each.tokens != plain(model, each.prompt, pool.device) for each in requests))
 

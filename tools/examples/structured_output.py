@@ -13,7 +13,7 @@ import json
 import xgrammar
 
 import graphkit as gk
-from graphkit.models import reference
+from graphkit.models import reference_engine
 
 END, PROMPT = 0, b"import json\n# "
 SCHEMA = {
@@ -43,7 +43,7 @@ def compiled(schema: dict[str, object]) -> xgrammar.CompiledGrammar:
 def main() -> int:
     """Print a record for each temperature, and a text without a schema beside them."""
     grammar = compiled(SCHEMA)
-    with reference.reference_engine(
+    with reference_engine(
         topk=2, max_batch_size=3, max_context_len=96, batch_sizes=[3], structured_output=True
     ) as engine:
         engine.capture()

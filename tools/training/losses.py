@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy, smooth_l1_loss
 
 from graphkit.models.heads.layers import causal_attend
 from graphkit.models.heads.sources import AuxStates
-from graphkit.models.reference import LlamaModel, full_logits
+from graphkit.models.sharded import LlamaModel, full_logits
 from training.unroll import STEPS, Draft
 
 FEATURE_WEIGHT = 0.1

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from graphkit.models import reference
+from graphkit.models.byte_tokenizer import VOCAB_SIZE
 from graphkit.models.heads.config import LlamaConfig
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
-from graphkit.models.reference import LlamaModel, MTPHead
-from graphkit.models.reference.tokenizer import VOCAB_SIZE
+from graphkit.models.sharded import LlamaModel, MTPHead
 from training.losses import (
     Unroll,
     accept_length,

@@ -23,7 +23,7 @@ from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.layers import causal_attend
-from graphkit.models.reference import LlamaModel, MTPHead, full_logits
+from graphkit.models.sharded import LlamaModel, MTPHead, full_logits
 
 STEPS = 3
 BLOCK_DECAY = 4.0

@@ -18,7 +18,7 @@ from graphkit.graphs.streams import restore_fast_replays
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
-from graphkit.models.reference import EngineModels, MTPHead
+from graphkit.models.heads.mtp import MtpHead
 
 if TYPE_CHECKING:
     from graphkit.models import TransformersModel
@@ -85,19 +85,14 @@ class WeightBytes:
     drafts: int
 
     @classmethod
-    def of(cls, models: EngineModels | TransformersModel, num_steps: int) -> WeightBytes:
+    def of(cls, model: TransformersModel, num_steps: int) -> WeightBytes:
         """Return the bytes of a step with so many draft steps.
 
         An embedding reads a row per token, which is left out unless it is also the output head.
         """
-        target: nn.Module
-        draft: nn.Module | None
-        if isinstance(models, EngineModels):
-            target, head, draft = models.target, models.target.lm_head.weight.nbytes, models.draft
-        else:
-            target, head = models.model, models.head.weight.nbytes
-            draft = None if models.draft is None else models.draft.module
-        return cls(_bytes_read(target), _draft_bytes(draft, head, num_steps))
+        draft = None if model.draft is None else model.draft.module
+        head = model.head.weight.nbytes
+        return cls(_bytes_read(model.model), _draft_bytes(draft, head, num_steps))
 
     @property
     def total(self) -> int:
@@ -134,8 +129,8 @@ def _draft_bytes(draft: nn.Module | None, head: int, num_steps: int) -> int:
     match draft:
         case None:
             return 0
-        case MTPHead():
-            return sum(_bytes_read(layer) + head for layer in draft.layers[:num_steps])
+        case MtpHead():
+            return sum(_bytes_read(layer) + head for layer in draft.chain[:num_steps])
         case DFlashHead():
             return _bytes_read(draft) + head
         case EagleHead() | Eagle3Head():

@@ -16,6 +16,7 @@ from graphkit.engine import (
     EngineModel,
     MultiLayerDrafter,
 )
+from graphkit.engine.attention import PagedAttention
 from graphkit.engine.kv import ReqToTokenPool
 from graphkit.errors import ConfigError
 from graphkit.models.forward import TransformersForward
@@ -24,9 +25,9 @@ from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.forwards import DFlashForward, EagleForward
 from graphkit.models.heads.mtp import MtpForward, MtpHead
-from graphkit.models.heads.pools import PoolFactory
+from graphkit.models.heads.pools import head_attention
 from graphkit.models.layout import ModelLayout
-from graphkit.models.pools import LayerGroupAttention, attention_kind
+from graphkit.models.pools import LayerGroupAttention
 from graphkit.runners import ForwardOutput
 from graphkit.spec import ForwardMode, SpecConfig
 
@@ -58,7 +59,11 @@ class DraftModel(ABC):
 
     @abstractmethod
     def engine_model(
-        self, requests: ReqToTokenPool, spec: SpecConfig, slots: int | None = None
+        self,
+        requests: ReqToTokenPool,
+        spec: SpecConfig,
+        slots: int | None = None,
+        attention: type[PagedAttention] | None = None,
     ) -> EngineModel:
         """Return the model over new KV pools.
 
@@ -66,6 +71,7 @@ class DraftModel(ABC):
             requests: Slots of each request.
             spec: The drafting and verification settings.
             slots: KV slots; ``None`` selects those of every request at its longest.
+            attention: Attention backend; ``None`` selects Triton on CUDA and torch elsewhere.
         """
 
     def drafter(self, model: EngineModel) -> Drafter:
@@ -90,14 +96,18 @@ class HeadDraft(DraftModel):
             self.token_map = head.token_map()
 
     def engine_model(
-        self, requests: ReqToTokenPool, spec: SpecConfig, slots: int | None = None
+        self,
+        requests: ReqToTokenPool,
+        spec: SpecConfig,
+        slots: int | None = None,
+        attention: type[PagedAttention] | None = None,
     ) -> EngineModel:
         """See ``DraftModel.engine_model``."""
-        kind = attention_kind(requests.device)
-        pools = PoolFactory(requests, kind, spec.page_size, self._dtype, slots)
-        attention = pools.attention(self._head.config)
-        forward = EagleForward(self._head, attention)
-        return EngineModel(forward, attention, draft_token_map=self.token_map)
+        backend = head_attention(
+            self._head.config, requests, spec.page_size, self._dtype, slots, attention
+        )
+        forward = EagleForward(self._head, backend)
+        return EngineModel(forward, backend, draft_token_map=self.token_map)
 
 
 class DFlashDraft(DraftModel):
@@ -115,13 +125,18 @@ class DFlashDraft(DraftModel):
         self.aux_layers = head.aux_layers
 
     def engine_model(
-        self, requests: ReqToTokenPool, spec: SpecConfig, slots: int | None = None
+        self,
+        requests: ReqToTokenPool,
+        spec: SpecConfig,
+        slots: int | None = None,
+        attention: type[PagedAttention] | None = None,
     ) -> EngineModel:
         """See ``DraftModel.engine_model``."""
-        kind, dtype = attention_kind(requests.device), self._head.encoder.fc.weight.dtype
-        pools = PoolFactory(requests, kind, spec.page_size, dtype, slots)
-        attention = pools.attention(self._head.config)
-        return EngineModel(DFlashForward(self._head, attention), attention)
+        dtype = self._head.encoder.fc.weight.dtype
+        backend = head_attention(
+            self._head.config, requests, spec.page_size, dtype, slots, attention
+        )
+        return EngineModel(DFlashForward(self._head, backend), backend)
 
     def drafter(self, model: EngineModel) -> Drafter:
         """See ``DraftModel.drafter``."""
@@ -153,19 +168,23 @@ class StandaloneDraft(DraftModel):
         self.module, self._model, self._layout = model, model, layout
 
     def engine_model(
-        self, requests: ReqToTokenPool, spec: SpecConfig, slots: int | None = None
+        self,
+        requests: ReqToTokenPool,
+        spec: SpecConfig,
+        slots: int | None = None,
+        attention: type[PagedAttention] | None = None,
     ) -> EngineModel:
         """See ``DraftModel.engine_model``."""
-        attention = LayerGroupAttention(
+        backend = LayerGroupAttention(
             requests, self._layout.attention, spec.page_size, self._model.dtype,
-            self._layout.indexers, slots,
+            self._layout.indexers, slots, attention,
         )  # fmt: skip
-        run = TransformersForward(self._model, self._layout, attention)
+        run = TransformersForward(self._model, self._layout, backend)
 
         def forward(inputs: Any) -> ForwardOutput:
             return ForwardOutput(next_token_logits=run(inputs).next_token_logits)
 
-        return EngineModel(forward, attention)
+        return EngineModel(forward, backend)
 
 
 class MtpDraft(DraftModel):
@@ -186,7 +205,11 @@ class MtpDraft(DraftModel):
             self.num_steps = min(self.num_steps, len(head.chain))
 
     def engine_model(
-        self, requests: ReqToTokenPool, spec: SpecConfig, slots: int | None = None
+        self,
+        requests: ReqToTokenPool,
+        spec: SpecConfig,
+        slots: int | None = None,
+        attention: type[PagedAttention] | None = None,
     ) -> EngineModel:
         """See ``DraftModel.engine_model``.
 
@@ -202,15 +225,14 @@ class MtpDraft(DraftModel):
                 "algorithm EAGLE, which drafts with the first layer alone.",
                 field="num_steps",
             )
-        attention = LayerGroupAttention(
+        backend = LayerGroupAttention(
             requests, self._head.attention_layers, spec.page_size, self._head.dtype,
-            self._head.indexers, slots,
+            self._head.indexers, slots, attention,
         )  # fmt: skip
         forwards = [
-            MtpForward(self._head, layer, attention)
-            for layer in range(num_steps if is_chain else 1)
+            MtpForward(self._head, layer, backend) for layer in range(num_steps if is_chain else 1)
         ]
-        return EngineModel(forwards if is_chain else forwards[0], attention)
+        return EngineModel(forwards if is_chain else forwards[0], backend)
 
     def drafter(self, model: EngineModel) -> Drafter:
         """See ``DraftModel.drafter``."""

@@ -37,9 +37,10 @@ _ARCHITECTURES = {
 
 
 def head_algorithm(folder: str | Path) -> str:
-    """Return DFLASH, EAGLE3, EAGLE or STANDALONE, by the settings and the tensors of a folder.
+    """Return DFLASH, EAGLE3, EAGLE, MTP or STANDALONE, by the settings and tensors of a folder.
 
-    A head has ``fc``, which merges embedding and feature. A folder without it has a whole model.
+    A head has ``fc``, which merges embedding and feature, and MTP layers have ``eh_proj``. A folder
+    with layer 0, or without any of these, has a whole model.
 
     Raises:
         CheckpointError: A file is missing or damaged.
@@ -49,6 +50,10 @@ def head_algorithm(folder: str | Path) -> str:
     if dflash_layout.is_dflash(read_config(folder)):
         return "DFLASH"
     names = StoredWeights(folder).forms
+    if any(n.endswith(".eh_proj.weight") for n in names) and not any(
+        ".layers.0." in n for n in names
+    ):
+        return "MTP"
     if "fc.weight" not in map(eagle_layout.canonical_name, names):
         return "STANDALONE"
     return "EAGLE3" if eagle3_layout.is_eagle3(names) else "EAGLE"

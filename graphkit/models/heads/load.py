@@ -104,10 +104,11 @@ def load_draft(
         ConfigError: A head that was passed as a module does not fit the target.
     """
     if kind == "MTP":
-        assert target.folder is not None, "draft_kind checks it"
+        folder = target.folder if draft == "mtp" else str(draft)
+        assert folder is not None, "draft_kind checks it"
         split = target.split
         with nullcontext() if split is None else deciding_by(split.all):
-            head = load_mtp(target.original, target.layout, target.folder, split)
+            head = load_mtp(target.original, target.layout, folder, split)
         for layer in head.chain if quantize is not None else ():
             quantize_linears(layer.block, str(quantize))
         return MtpDraft(head, algorithm)

@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from graphkit.engine.attention import PagedAttention
 from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.models.heads.config import LlamaConfig
-from graphkit.models.pools import all_slots
+from graphkit.models.pools import all_slots, attention_class
 
 
-@dataclass(frozen=True, slots=True)
-class PoolFactory:
-    """Creates attention backends that share a request pool, each over a KV pool of its own.
+def head_attention(
+    config: LlamaConfig,
+    requests: ReqToTokenPool,
+    page_size: int,
+    dtype: torch.dtype,
+    slots: int | None = None,
+    kind: type[PagedAttention] | None = None,
+) -> PagedAttention:
+    """Return attention over a new KV pool of the layers of a head.
 
-    Attributes:
-        requests: The request pool that all models share.
-        kind: The backend class.
+    Args:
+        config: The layers.
+        requests: Slots of each request.
         page_size: Slots per page.
         dtype: Data type of keys and values.
-        slots: KV slots of each pool; ``None`` selects those of every request at its longest.
+        slots: KV slots; ``None`` selects those of every request at its longest.
+        kind: Attention backend; ``None`` selects Triton on CUDA and torch elsewhere.
     """
-
-    requests: ReqToTokenPool
-    kind: type[PagedAttention]
-    page_size: int
-    dtype: torch.dtype
-    slots: int | None = None
-
-    def attention(self, config: LlamaConfig) -> PagedAttention:
-        """Create a backend over a new pool, for a model's layers."""
-        slots = self.slots
-        if slots is None:
-            slots = all_slots(self.requests, self.page_size)
-        pool = MHATokenToKVPool(
-            slots, self.page_size, self.dtype, config.num_key_value_heads,
-            config.head_dim, config.num_hidden_layers, self.requests.device,
-        )  # fmt: skip
-        return self.kind(self.requests, pool)
+    if slots is None:
+        slots = all_slots(requests, page_size)
+    pool = MHATokenToKVPool(
+        slots, page_size, dtype, config.num_key_value_heads, config.head_dim,
+        config.num_hidden_layers, requests.device,
+    )  # fmt: skip
+    return attention_class(kind, requests.device)(requests, pool)

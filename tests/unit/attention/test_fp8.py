@@ -12,7 +12,8 @@ import graphkit as gk
 from graphkit import AttentionError, ConfigError
 from graphkit.engine.attention import SdpaAttention, TritonAttention
 from graphkit.engine.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
-from graphkit.models.reference import ByteTokenizer, reference_engine
+from graphkit.models.byte_tokenizer import ByteTokenizer
+from graphkit.models.reference import reference_engine
 from graphkit.ops.kv_cache import store_kv
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.registration import OPS

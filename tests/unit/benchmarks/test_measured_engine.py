@@ -12,8 +12,8 @@ from graphkit.cli.benchmarks import MeasuredEngine, Steps, Variant, measured_eng
 from graphkit.cli.benchmarks.step_bench import pieces
 from graphkit.engine.step import SpecStepRunner
 from graphkit.errors import ConfigError
-from graphkit.models.reference import engine_of, spec_of
-from graphkit.models.reference.shapes import random_models
+from graphkit.models.sharded import engine_of, spec_of
+from graphkit.models.sharded.shapes import random_models
 
 LOOP = Variant("loop of 3", "v3", 3)
 

@@ -17,7 +17,7 @@ from graphkit.cli.benchmarks import (
     measured_engine,
     step_bench,
 )
-from graphkit.models.reference import engine_of, load_models, random_models, spec_of
+from graphkit.models.sharded import engine_of, load_models, random_models, spec_of
 
 VARIANTS = tuple(make_variants(("v1", "v2", "v3"), (1, 2)))
 TIMES = ["time per step", "p50", "p99", "accept length", "tokens"]

@@ -14,9 +14,9 @@ from graphkit.cli.benchmarks import WeightBytes, copy_bandwidth, step_bound
 from graphkit.engine.step import SpecStepInputs
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
-from graphkit.models.reference import (
-    ALGORITHMS,
-    SHAPES,
+from graphkit.models.reference import ALGORITHMS
+from graphkit.models.shapes import SHAPES
+from graphkit.models.sharded import (
     EngineModels,
     LlamaModel,
     engine_of,

@@ -13,7 +13,7 @@ import torch
 from graphkit.models.heads.config import LlamaConfig
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
-from graphkit.models.reference import LlamaModel, MTPHead, save_checkpoint
+from graphkit.models.sharded import LlamaModel, MTPHead, save_checkpoint
 
 SIZES = {
     "vocab_size": 96,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from graphkit.models.heads.config import LlamaConfig
-from graphkit.models.reference import full_logits, load_checkpoint, save_checkpoint
+from graphkit.models.sharded import full_logits, load_checkpoint, save_checkpoint
 
 KINDS = [
     "llama",
@@ -98,7 +98,7 @@ def test_config_survives_the_round_trip(kind, hf_model):
 
 @pytest.mark.parametrize("kind", ["llama", "llama-tied-bias", "qwen3-bias"])
 def test_state_dict_loads_one_to_one(kind, hf_model):
-    from graphkit.models.reference import LlamaModel
+    from graphkit.models.sharded import LlamaModel
 
     theirs = hf_model(kind)
     ours = LlamaModel(LlamaConfig.from_dict(theirs.config.to_dict()))

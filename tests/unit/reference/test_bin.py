@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from graphkit.errors import CheckpointError
 from graphkit.models.heads.folders import load_eagle_head, save_draft_head
-from graphkit.models.reference import load_checkpoint, save_checkpoint
+from graphkit.models.sharded import load_checkpoint, save_checkpoint
 
 BIN = "pytorch_model.bin"
 

@@ -19,7 +19,8 @@ from graphkit.models.heads.folders import (
     save_draft_head,
 )
 from graphkit.models.heads.layers import causal_attend
-from graphkit.models.reference import default_checkpoint, load_checkpoint
+from graphkit.models.reference import default_checkpoint
+from graphkit.models.sharded import load_checkpoint
 
 LOADERS = {"eagle": load_eagle_head, "eagle3": load_eagle3_head, "mtp": load_mtp_head}
 

@@ -15,7 +15,7 @@ from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.layers import causal_attend
 from graphkit.models.heads.sources import AuxStates
-from graphkit.models.reference import LlamaModel, MTPHead
+from graphkit.models.sharded import LlamaModel, MTPHead
 
 LAYER = {
     "self_attn.q_proj.weight": (96, 64),

@@ -7,7 +7,8 @@ import inspect
 import pytest
 
 from graphkit.engine import EngineOptions, SpeculativeEngine
-from graphkit.models.reference import engine_of, reference_engine
+from graphkit.models.reference import reference_engine
+from graphkit.models.sharded import engine_of
 
 OWN = {"target", "drafter", "spec", "sizes", "device", "group"}
 """Arguments that such a function replaces by its own."""

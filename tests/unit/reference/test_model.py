@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from graphkit.errors import InputError
 from graphkit.models.heads.config import LlamaConfig
 from graphkit.models.heads.layers import causal_attend, initialise
-from graphkit.models.reference import LlamaModel, full_logits, load_checkpoint, save_checkpoint
+from graphkit.models.sharded import LlamaModel, full_logits, load_checkpoint, save_checkpoint
 
 CONFIG = LlamaConfig(
     vocab_size=96,

@@ -7,11 +7,11 @@ import torch
 
 import graphkit as gk
 from graphkit.errors import ConfigError
+from graphkit.models.byte_tokenizer import END_OF_TEXT, ByteTokenizer
 from graphkit.models.quantization import QUANTIZATIONS, Linear, QuantizedLinear
-from graphkit.models.reference import engine_of, load_models, random_models, spec_of
-from graphkit.models.reference.engine_models import EngineModels
-from graphkit.models.reference.model import full_logits
-from graphkit.models.reference.tokenizer import END_OF_TEXT, ByteTokenizer
+from graphkit.models.sharded import engine_of, load_models, random_models, spec_of
+from graphkit.models.sharded.engine_models import EngineModels
+from graphkit.models.sharded.model import full_logits
 from graphkit.ops.linear import project
 
 PROMPT = "def replay(self, batch):"

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.models.heads.config import LlamaConfig, RopeScaling
-from graphkit.models.reference import load_checkpoint
+from graphkit.models.sharded import load_checkpoint
 
 CONFIG = {
     "model_type": "llama",

@@ -12,7 +12,8 @@ from graphkit import ForwardMode
 from graphkit.engine.attention import TritonAttention
 from graphkit.models.heads.config import LlamaConfig
 from graphkit.models.heads.layers import AttendProjected, causal_attend
-from graphkit.models.reference import LlamaModel, reference_target
+from graphkit.models.reference import reference_target
+from graphkit.models.sharded import LlamaModel
 from two_ops_attention import TwoOps
 
 LAYERS = {

@@ -9,7 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphkit.errors import ConfigError
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
-from graphkit.models.reference import SHAPES, LlamaModel, random_models, shapes
+from graphkit.models.shapes import SHAPES
+from graphkit.models.sharded import LlamaModel, random_models, shapes
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,15 @@ import textwrap
 import pytest
 import torch
 
+from graphkit.models.byte_tokenizer import encode
 from graphkit.models.heads.folders import (
     load_dflash_head,
     load_eagle3_head,
     load_eagle_head,
     load_mtp_head,
 )
-from graphkit.models.reference import default_checkpoint, encode, load_checkpoint
+from graphkit.models.reference import default_checkpoint
+from graphkit.models.sharded import load_checkpoint
 
 FOLDERS = {
     "target": default_checkpoint(),

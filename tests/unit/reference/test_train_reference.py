@@ -7,13 +7,15 @@ import json
 import pytest
 import torch
 
+from graphkit.models.byte_tokenizer import decode
 from graphkit.models.heads.folders import (
     load_dflash_head,
     load_eagle3_head,
     load_eagle_head,
     load_mtp_head,
 )
-from graphkit.models.reference import decode, default_checkpoint, load_checkpoint
+from graphkit.models.reference import default_checkpoint
+from graphkit.models.sharded import load_checkpoint
 
 MODELS = ("target", "eagle", "eagle3", "dflash", "mtp", "standalone")
 

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.layers import initialise
-from graphkit.models.reference import LlamaModel, full_logits
+from graphkit.models.sharded import LlamaModel, full_logits
 
 STEPS = 3
 

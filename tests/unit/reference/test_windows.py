@@ -10,8 +10,8 @@ import torch
 from graphkit.engine import SamplingParams
 from graphkit.models.heads.config import LlamaConfig
 from graphkit.models.heads.eagle import EagleHead
-from graphkit.models.reference import EngineModels, LlamaModel, engine_of, full_logits
-from graphkit.models.reference.engine import spec_of
+from graphkit.models.sharded import EngineModels, LlamaModel, engine_of, full_logits
+from graphkit.models.sharded.engine import spec_of
 
 PROMPTS = [[3, 4] * 8, [7]]
 CONFIG = LlamaConfig(

@@ -18,17 +18,19 @@ from graphkit.models.heads.folders import (
     save_draft_head,
 )
 from graphkit.models.reference import (
-    checkpoint_dtype,
     default_checkpoint,
     dflash_target,
     eagle3_target,
+    reference_engine,
+    reference_target,
+)
+from graphkit.models.sharded import (
+    checkpoint_dtype,
     engine_of,
     load_checkpoint,
     load_models,
     model_target,
     random_models,
-    reference_engine,
-    reference_target,
     save_checkpoint,
     shard_model,
     spec_of,

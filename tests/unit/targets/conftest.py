@@ -1,4 +1,4 @@
-"""Two targets in every mode: one of an embedding and a linear layer, one of small real models."""
+"""A target of an embedding and a linear layer in every mode."""
 
 from __future__ import annotations
 
@@ -8,29 +8,12 @@ from torch import nn
 
 import graphkit as gk
 from graphkit.buffers import AcceptedCounts
-from graphkit.models.heads.config import LlamaConfig
-from graphkit.models.heads.eagle import EagleHead
-from graphkit.models.reference import LlamaModel, MTPHead
-from graphkit.models.reference.target import model_target
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 DRAFT, EXTEND = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND
 EXTEND_V2, LAYERS = gk.ForwardMode.DRAFT_EXTEND_V2, gk.ForwardMode.MULTI_LAYER_EAGLE
 VOCAB, HIDDEN, STEPS = 32, 8, 3
 TREE_WIDTH = 8
-COUNT = 6
-"""Requests of the small real models."""
-
-SIZES = {
-    "vocab_size": 256,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-}
 
 
 def spec_of(topk):
@@ -120,36 +103,5 @@ def make_target():
             "batch_sizes": [2],
         }
         return gk.CaptureTarget(**{**facts, **changes})
-
-    return make
-
-
-@pytest.fixture(scope="package")
-def models():
-    """Return a target, an Eagle head and MTP layers with random weights."""
-    torch.manual_seed(3)
-    model = LlamaModel(LlamaConfig(num_hidden_layers=2, **SIZES))
-    eagle = EagleHead(LlamaConfig(num_hidden_layers=1, **SIZES), model)
-    mtp = MTPHead(LlamaConfig(num_hidden_layers=STEPS, **SIZES), model)
-    return [module.requires_grad_(False) for module in (model, eagle, mtp)]
-
-
-@pytest.fixture(scope="package", params=[1, 2], ids=["chain", "tree"])
-def target(request, models):
-    """Return the models as a target."""
-    return model_target(*models, name="tiny", topk=request.param, max_batch_size=COUNT)
-
-
-@pytest.fixture
-def sample(target):
-    """Return ``sample(mode)``: a batch, its output, and text and length of each request."""
-
-    def make(mode, target=target):
-        batch = target.batch(mode, COUNT, 1)
-        output = target.runner(mode, device="cpu").fall_back(batch).tensors()
-        requests = target.sample_batch.requests
-        chosen = [requests.rows.tolist().index(row) for row in batch.req_pool_indices]
-        assert sorted(chosen) == list(range(COUNT))
-        return batch, output, [(requests.texts[i], int(requests.lengths[i])) for i in chosen]
 
     return make

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 import graphkit as gk
 from graphkit.errors import ConfigError
-from graphkit.models.heads.eagle3 import Eagle3Head
-from graphkit.models.reference.target import model_target
 from graphkit.spec import ForwardMode
+from small_targets import drafted_llama, mtp_chain, small_target
 
 DRAFT, EXTEND, VERIFY = (
     ForwardMode.DRAFT, ForwardMode.DRAFT_EXTEND, ForwardMode.TARGET_VERIFY
@@ -17,18 +15,14 @@ DRAFT, EXTEND, VERIFY = (
 
 
 @pytest.fixture(scope="module")
-def head(models):
-    """A random head that drafts every fifth token of the first 200."""
-    model, eagle, _ = models
-    torch.manual_seed(5)
-    head = Eagle3Head(eagle.config, model, aux_layers=(0, 1, 2), draft_vocab_size=40)
-    head.d2t.copy_(4 * torch.arange(40))
-    return head.requires_grad_(False)
+def model():
+    """The head drafts every fifth token of the first 200."""
+    return drafted_llama("EAGLE3")
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["chain", "tree"])
-def target(models, head, request):
-    return model_target(models[0], head, name="tiny", topk=request.param, max_batch_size=3)
+def target(model, request):
+    return small_target(model, topk=request.param, has_chain=False)
 
 
 @pytest.mark.slow
@@ -44,16 +38,18 @@ def test_batches_have_three_layers_and_target_tokens(target):
     assert target.batch(EXTEND, 3, 0).hidden_states.shape[1] == 3 * 32
     batch = target.batch(DRAFT, 3, 0)
     assert batch.hidden_states.shape == (3, 32)
-    assert set(batch.topk_index.ravel()) <= set(range(0, 200, 5))
     drafted = target.runner(DRAFT, device="cpu").fall_back(batch).draft_tokens
-    assert set(drafted.flatten().tolist()) <= set(range(0, 200, 5))
+    assert set(drafted.flatten().tolist()) <= {
+        *range(0, 200, 5),
+        *batch.topk_index.ravel().tolist(),
+    }
     batch = target.batch(VERIFY, 3, 0)
     nothing = {name: rows[:0] for name, rows in vars(batch).items() if rows is not None}
     idle = target.runner(VERIFY, device="cpu").run(type(batch)(**nothing))
     assert idle.hidden_states.shape == (0, 96)
 
 
-def test_layers_of_a_chain_cannot_read_the_states_of_eagle3(models, head):
-    with pytest.raises(ConfigError, match="mtp reads the hidden states of one") as caught:
-        model_target(models[0], head, models[2], name="tiny")
-    assert caught.value.field == "mtp"
+def test_layers_of_a_chain_cannot_read_the_states_of_eagle3(model):
+    with pytest.raises(ConfigError, match="chain reads the hidden states of one") as caught:
+        model.target(chain=mtp_chain(model))
+    assert caught.value.field == "chain"

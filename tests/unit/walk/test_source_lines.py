@@ -63,7 +63,7 @@ def line_of(text):
         (PACKAGE.parent / "runners" / "runner.py", True),  # where the package links to
         (PACKAGE / "spec" / "config.py", True),
         (PACKAGE / "engine" / "step" / "eagle.py", True),
-        (PACKAGE / "models" / "reference" / "model.py", False),
+        (PACKAGE / "models" / "heads" / "layers.py", False),
         ("/home/graphs/model.py", False),
         ("<string>", True),
     ],
@@ -84,9 +84,9 @@ def test_nodes_of_a_step_have_the_lines_of_drafters_and_models():
     (graph,) = record.graphs
     around = (Stage.REFRESH, Stage.METADATA, Stage.STEP)
     files = {node.source.partition(":")[0] for node in graph.nodes if node.module not in around}
-    assert {"step/eagle.py", "step/verifier.py", "reference/layers.py"} <= files
+    assert {"step/eagle.py", "step/verifier.py", "heads/layers.py"} <= files
     folders = {file.partition("/")[0] for file in files}
-    assert folders == {"step", "reference"}
+    assert folders == {"step", "heads", "llama"}
     assert graph.captured_at.startswith(f"walk/{Path(__file__).name}:")
 
 

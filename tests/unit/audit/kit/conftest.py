@@ -9,8 +9,8 @@ import pytest
 
 import graphkit as gk
 from graphkit.audit.kit import collection
-from graphkit.models.reference.target import model_target
 from graphkit.testing import assert_target_equivalent
+from small_targets import small_target
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 VOCAB = 16
@@ -57,9 +57,9 @@ def target_of():
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["chain", "tree"])
-def real_target(request, models):
+def real_target(request):
     """Return small real models in every mode."""
-    return model_target(*models, name="tiny", topk=request.param, max_batch_size=3)
+    return small_target(topk=request.param, max_batch_size=3)
 
 
 @pytest.fixture(scope="session")

@@ -20,9 +20,9 @@ from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.layers import RMSNorm
 from graphkit.models.heads.sharded_layers import split_head
-from graphkit.models.reference.engine_models import EngineModels, check_algorithm, quantized_models
-from graphkit.models.reference.model import LlamaModel
-from graphkit.models.reference.tensor_parallel import ShardedLlama, group_of
+from graphkit.models.sharded.engine_models import EngineModels, check_algorithm, quantized_models
+from graphkit.models.sharded.model import LlamaModel
+from graphkit.models.sharded.tensor_parallel import ShardedLlama, group_of
 from graphkit.ops.argument_rules import check_dtype
 
 SHAPES: Mapping[str, LlamaConfig] = {

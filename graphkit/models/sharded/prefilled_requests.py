@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from graphkit.engine.attention import PagedAttention
 from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.errors import ConfigError
+from graphkit.models.byte_tokenizer import encode
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.layers import Attend, causal_attend
 from graphkit.models.heads.mtp_chain import MTPHead
 from graphkit.models.heads.sources import AuxStates
-from graphkit.models.reference.model import LlamaModel
-from graphkit.models.reference.tokenizer import encode
+from graphkit.models.sharded.model import LlamaModel
 from graphkit.ops.logits import top_candidates
 from graphkit.spec import SpecConfig
 

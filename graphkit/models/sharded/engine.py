@@ -14,15 +14,15 @@ from graphkit.engine import EngineModel, EngineOptions, SpeculativeEngine
 from graphkit.engine.attention import PagedAttention
 from graphkit.engine.kv import ReqToTokenPool
 from graphkit.graphs import resolve_device
-from graphkit.models.heads.pools import PoolFactory
+from graphkit.models.byte_tokenizer import END_OF_TEXT
 from graphkit.models.pools import attention_class
-from graphkit.models.reference.engine_models import (
+from graphkit.models.sharded.engine_models import (
     EngineModels,
     check_algorithm,
     load_models,
 )
-from graphkit.models.reference.runner_forwards import VerifyForward
-from graphkit.models.reference.tokenizer import END_OF_TEXT
+from graphkit.models.sharded.pools import PoolFactory
+from graphkit.models.sharded.runner_forwards import VerifyForward
 from graphkit.runners.settings import show_options
 from graphkit.spec import SpecConfig
 from graphkit.spec.config import default_spec
@@ -107,7 +107,7 @@ def engine_of(
         ConfigError: A setting is out of range.
     """
     require_type(
-        "engine_of", "models", models, EngineModels, "a graphkit.models.reference.EngineModels"
+        "engine_of", "models", models, EngineModels, "a graphkit.models.sharded.EngineModels"
     )
     require_type("engine_of", "spec", spec, SpecConfig, "a graphkit.SpecConfig")
     device, target = models.device, models.target

@@ -1,5 +1,6 @@
 """A small trained model in Llama layout, its draft models, and loaders for such checkpoints."""
 
+from graphkit.models.byte_tokenizer import ByteTokenizer, Tokenizer, decode, encode
 from graphkit.models.heads.config import LlamaConfig, RopeScaling
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
@@ -22,29 +23,28 @@ from graphkit.models.heads.layers import (
     initialise,
 )
 from graphkit.models.heads.mtp_chain import MTPHead
-from graphkit.models.heads.pools import PoolFactory
 from graphkit.models.heads.rope import RotaryEmbedding
 from graphkit.models.heads.sources import AuxStates
-from graphkit.models.reference.checkpoint import (
+from graphkit.models.sharded.checkpoint import (
     checkpoint_dtype,
     default_checkpoint,
     load_checkpoint,
     save_checkpoint,
 )
-from graphkit.models.reference.engine import engine_of, reference_engine, spec_of
-from graphkit.models.reference.engine_models import ALGORITHMS, EngineModels, load_models
-from graphkit.models.reference.model import LlamaModel, full_logits
-from graphkit.models.reference.runner_forwards import MTPForward, StandaloneForward, VerifyForward
-from graphkit.models.reference.shapes import SHAPES, random_models
-from graphkit.models.reference.target import (
+from graphkit.models.sharded.engine import engine_of, reference_engine, spec_of
+from graphkit.models.sharded.engine_models import ALGORITHMS, EngineModels, load_models
+from graphkit.models.sharded.model import LlamaModel, full_logits
+from graphkit.models.sharded.pools import PoolFactory
+from graphkit.models.sharded.runner_forwards import MTPForward, StandaloneForward, VerifyForward
+from graphkit.models.sharded.shapes import SHAPES, random_models
+from graphkit.models.sharded.target import (
     dflash_target,
     eagle3_target,
     model_target,
     reference_target,
     tree_target,
 )
-from graphkit.models.reference.tensor_parallel import ShardedLlama, shard_model
-from graphkit.models.reference.tokenizer import ByteTokenizer, Tokenizer, decode, encode
+from graphkit.models.sharded.tensor_parallel import ShardedLlama, shard_model
 
 __all__ = [
     "ALGORITHMS",

@@ -19,7 +19,7 @@ from graphkit.models.heads.sharded_layers import (
     part_of,
     split_layers,
 )
-from graphkit.models.reference.model import LlamaModel
+from graphkit.models.sharded.model import LlamaModel
 from graphkit.models.weight_files import copy_part
 
 

@@ -26,15 +26,15 @@ from graphkit.models.heads.folders import load_mtp_head
 from graphkit.models.heads.forwards import DFlashForward, EagleForward
 from graphkit.models.heads.layers import quantize_layers
 from graphkit.models.heads.mtp_chain import MTPHead
-from graphkit.models.heads.pools import PoolFactory
 from graphkit.models.pools import attention_class
-from graphkit.models.reference.checkpoint import default_checkpoint
-from graphkit.models.reference.engine import engine_of, spec_of
-from graphkit.models.reference.engine_models import EngineModels, load_models
-from graphkit.models.reference.model import LlamaModel
-from graphkit.models.reference.prefilled_requests import CONTEXT, PrefilledRequests
-from graphkit.models.reference.runner_forwards import MTPForward, VerifyForward
-from graphkit.models.reference.sample_batches import SampleBatches
+from graphkit.models.sharded.checkpoint import default_checkpoint
+from graphkit.models.sharded.engine import engine_of, spec_of
+from graphkit.models.sharded.engine_models import EngineModels, load_models
+from graphkit.models.sharded.model import LlamaModel
+from graphkit.models.sharded.pools import PoolFactory
+from graphkit.models.sharded.prefilled_requests import CONTEXT, PrefilledRequests
+from graphkit.models.sharded.runner_forwards import MTPForward, VerifyForward
+from graphkit.models.sharded.sample_batches import SampleBatches
 from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode, SpecConfig
 

@@ -33,15 +33,15 @@ from graphkit.models.heads.forwards import DFlashForward, EagleForward
 from graphkit.models.heads.layers import quantize_layers
 from graphkit.models.heads.load import quantize_draft
 from graphkit.models.heads.mtp_chain import MTPHead
-from graphkit.models.heads.pools import PoolFactory
 from graphkit.models.quantization import check_quantization
-from graphkit.models.reference.checkpoint import (
+from graphkit.models.sharded.checkpoint import (
     default_checkpoint,
     load_checkpoint,
 )
-from graphkit.models.reference.model import LlamaModel
-from graphkit.models.reference.runner_forwards import MTPForward, StandaloneForward
-from graphkit.models.reference.tensor_parallel import group_of
+from graphkit.models.sharded.model import LlamaModel
+from graphkit.models.sharded.pools import PoolFactory
+from graphkit.models.sharded.runner_forwards import MTPForward, StandaloneForward
+from graphkit.models.sharded.tensor_parallel import group_of
 
 ALGORITHMS = ("NONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM", "DFLASH")
 """Algorithms of ``reference_engine``. MULTI_LAYER_EAGLE is EAGLE with a chain of draft layers."""

@@ -16,9 +16,9 @@ from graphkit.models.heads.config import LlamaConfig
 from graphkit.models.heads.layers import store_by_columns
 from graphkit.models.heads.sharded_layers import part_of
 from graphkit.models.quantization import stored_layout
-from graphkit.models.reference.model import LlamaModel
-from graphkit.models.reference.quantized_checkpoint import fill_quantized
-from graphkit.models.reference.tensor_parallel import ShardedLlama
+from graphkit.models.sharded.model import LlamaModel
+from graphkit.models.sharded.quantized_checkpoint import fill_quantized
+from graphkit.models.sharded.tensor_parallel import ShardedLlama
 from graphkit.ops.argument_rules import check_dtype
 
 _WEIGHTS = Path(__file__).parent / "weights"

@@ -14,7 +14,7 @@ from graphkit.engine.attention import PagedAttention
 from graphkit.models.heads.forwards import _attend, _last_rows
 from graphkit.models.heads.mtp_chain import MTPHead
 from graphkit.models.heads.sources import AuxStates
-from graphkit.models.reference.model import LlamaModel
+from graphkit.models.sharded.model import LlamaModel
 from graphkit.ops.rows import gather_rows
 from graphkit.runners import ForwardOutput
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from graphkit.buffers import DraftExtendInputs, DraftInputs, Field, StepInputs, fields_of
-from graphkit.models.reference.prefilled_requests import PrefilledRequests
+from graphkit.models.sharded.prefilled_requests import PrefilledRequests
 from graphkit.runners import RUNNERS, Runner
 from graphkit.runners.sample_rows import SampleRows
 from graphkit.spec import ForwardMode

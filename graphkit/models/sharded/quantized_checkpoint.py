@@ -11,8 +11,8 @@ from graphkit.errors import CheckpointError
 from graphkit.models.folder import StoredWeights
 from graphkit.models.heads.merged_linear import MergedLinear
 from graphkit.models.quantization import QuantizedLinear, QuantizedWeight, StoredLayout
-from graphkit.models.reference.model import LlamaModel
-from graphkit.models.reference.tensor_parallel import ShardedLlama
+from graphkit.models.sharded.model import LlamaModel
+from graphkit.models.sharded.tensor_parallel import ShardedLlama
 
 
 def fill_quantized(
