@@ -20,10 +20,11 @@ from training.corpus import CONTEXT, all_windows, random_windows, read_corpus
 from training.loop import PEAK_RATE, optimise
 from training.recipes import RECIPES, Recipe, Results
 
-from graphkit.models import reference
-from graphkit.models.sharded import LlamaModel
+from graphkit import models
+from graphkit.models import TransformersModel
+from graphkit.models.reference import default_checkpoint
 
-WEIGHTS = reference.default_checkpoint().parent
+WEIGHTS = default_checkpoint().parent
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -76,15 +77,17 @@ def train_model(
     return results
 
 
-def load_target(folder: Path | None, device: torch.device, dtype: torch.dtype) -> LlamaModel | None:
+def load_target(
+    folder: Path | None, device: torch.device, dtype: torch.dtype
+) -> TransformersModel | None:
     """Load the target from its folder; return ``None`` without a folder."""
-    return folder and reference.load_checkpoint(folder, device=device, dtype=dtype)
+    return folder and models.load(folder, device=device, dtype=dtype, fuse=False, check=False)
 
 
 def train(
     recipe: Recipe,
     model: nn.Module,
-    target: LlamaModel | None,
+    target: TransformersModel | None,
     corpus: Tensor,
     options: argparse.Namespace,
 ) -> int:
@@ -97,7 +100,8 @@ def train(
             return loss_of(model, target, next(windows))
 
     steps, limit = options.steps or recipe.steps, options.limit_seconds
-    return optimise(list(model.parameters()), next_loss, steps, limit, options.peak_rate)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    return optimise(weights, next_loss, steps, limit, options.peak_rate)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

@@ -162,9 +162,7 @@ def _shipped_or_random(
         model = models.random_model(shape, algorithm, device=device, **options)
     else:
         dtype = _dtype(arguments, device)
-        model = models.reference_model(
-            algorithm, device=device, dtype=dtype, **options
-        )
+        model = models.reference_model(algorithm, device=device, dtype=dtype, **options)
     return model
 
 

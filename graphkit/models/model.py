@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -13,7 +13,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from graphkit.config import BufferSizes, require_int, require_type
 from graphkit.distributed import RankGroup
-from graphkit.engine import Drafter, EngineModel, NgramDrafter, SamplingParams, SpeculativeEngine
+from graphkit.engine import (
+    Drafter,
+    EngineModel,
+    EngineOptions,
+    NgramDrafter,
+    SamplingParams,
+    SpeculativeEngine,
+)
 from graphkit.engine.attention import PagedAttention
 from graphkit.engine.kv import ReqToTokenPool
 from graphkit.errors import ConfigError
@@ -31,6 +38,7 @@ from graphkit.models.rotation import rotation_limit
 from graphkit.models.tensor_parallel import RankSplit
 from graphkit.models.tokenizer import load_tokenizer
 from graphkit.runners import Runner
+from graphkit.runners.settings import show_options
 from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.spec.config import default_spec
@@ -219,6 +227,7 @@ class TransformersModel:
             linear_attention=bool(self.layout.recurrent),
         )
 
+    @show_options(SpeculativeEngine.__init__, EngineOptions)
     def engine(
         self,
         *,
@@ -232,7 +241,7 @@ class TransformersModel:
         kv_dtype: torch.dtype | None = None,
         kv_slots: int | None = None,
         attention: type[PagedAttention] | None = None,
-        **options: Any,
+        **options: Unpack[EngineOptions],
     ) -> SpeculativeEngine:
         """Create an engine with pools of its own. Nothing is captured yet.
 
@@ -274,6 +283,7 @@ class TransformersModel:
         **options: Any,
     ) -> SpeculativeEngine:
         """Create an engine with settings that ``spec`` returned; see ``engine``."""
+        require_int("engine", "max_batch_size", max_batch_size)
         requests = ReqToTokenPool(max_batch_size, max_context_len, self.device)
         slots = self._kv_slots(kv_slots, requests, spec, kv_dtype)
         return SpeculativeEngine(
@@ -313,6 +323,7 @@ class TransformersModel:
         """
         spec = self.spec(**settings)
         page_size = spec.page_size
+        require_int("target", "max_batch_size", max_batch_size)
         max_context_len = self._context_len(max_context_len, 256)
         requests = ReqToTokenPool(max_batch_size, max_context_len, self.device)
         columns = -(-max_context_len // page_size) * page_size

@@ -8,14 +8,13 @@ import sys
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from graphkit.engine import SpeculativeEngine
 from graphkit.engine.step import SpecStepRunner
 from graphkit.errors import ReplayError
 from graphkit.graphs import RecorderBackend
-from graphkit.models.heads.config import LlamaConfig
 from graphkit.models.reference import ALGORITHMS, default_checkpoint
-from graphkit.models.sharded import LlamaModel, load_checkpoint, save_checkpoint
 from graphkit.records import GenerateRecord
 
 PLAIN = ("--algorithm", "none", "--eager")
@@ -68,18 +67,19 @@ def piped(monkeypatch):
 @pytest.fixture(scope="session")
 def constant_model(tmp_path_factory):
     """Return ``constant_model(byte)``: a checkpoint that generates only this byte."""
-    config = load_checkpoint(default_checkpoint()).config.to_dict()
-    small = LlamaConfig.from_dict(config | {"num_hidden_layers": 1, "tie_word_embeddings": False})
+    changes = {"num_hidden_layers": 1, "tie_word_embeddings": False}
+    small = AutoConfig.from_pretrained(default_checkpoint(), **changes)
 
     def folder(byte):
-        path, model = tmp_path_factory.mktemp("constant"), LlamaModel(small)
+        path = tmp_path_factory.mktemp("constant")
+        model = AutoModelForCausalLM.from_config(small, dtype=torch.float32)
         with torch.no_grad():
             for tensor in model.parameters():
                 tensor.zero_()
             model.model.embed_tokens.weight.fill_(1)
             model.model.norm.weight.fill_(1)
             model.lm_head.weight[byte] = 1
-        save_checkpoint(model, path)
+        model.save_pretrained(path)
         return path
 
     return folder

@@ -26,10 +26,8 @@ OF_TWO = (
     scenarios.preempt_and_adapt_together,
     scenarios.choose_lengths_by_the_same_times,
     scenarios.estimate_together,
-    models.split_every_variant,
     models.split_every_head,
-    models.make_random_parts,
-    models.refuse_an_uneven_split,
+    models.run_random_parts,
     models.replay_a_split_model,
     models.refuse_one_shot,
     plans.split_every_kind,
@@ -73,7 +71,6 @@ WAITING = (
 )
 """Scenarios of two ranks that wait for a time limit."""
 OF_FOUR = (
-    models.split_every_variant,
     models.split_every_head,
     scenarios.agree_on_random_steps,
     scenarios.refuse_a_batch,

@@ -8,8 +8,7 @@ import torch
 import graphkit as gk
 from graphkit.models.byte_tokenizer import END_OF_TEXT, ByteTokenizer
 from graphkit.models.quantization import QUANTIZATIONS, QuantizedLinear
-from graphkit.models.sharded import engine_of, load_models, spec_of
-from graphkit.models.sharded.model import full_logits
+from graphkit.models.reference import reference_model
 from graphkit.ops.linear import project
 
 pytestmark = pytest.mark.gpu
@@ -20,10 +19,10 @@ TOKENS = 64
 @pytest.mark.parametrize("quantize", QUANTIZATIONS)
 @pytest.mark.parametrize("generation", ["v1", "v3"])
 def test_text_is_that_of_the_dequantised_weights_in_float32(quantize, generation):
-    models = load_models("EAGLE3", device="cuda", quantize=quantize)
+    model = reference_model("EAGLE3", device="cuda", quantize=quantize)
     ids = list(ByteTokenizer().encode(PROMPT))
     options = {"max_batch_size": 2, "generation": generation, "bos_token_id": END_OF_TEXT}
-    with engine_of(models, spec_of("EAGLE3"), **options) as engine:
+    with model.engine(**options) as engine:
         engine.capture()
         (request,) = engine.generate([ids], gk.SamplingParams(max_new_tokens=TOKENS))
         assert engine.stats.accept_length > 1.5
@@ -33,12 +32,12 @@ def test_text_is_that_of_the_dequantised_weights_in_float32(quantize, generation
         weight = layer.quantized.dequantized(torch.float32)
         return project(rows, weight, layer.bias, **result)
 
-    for layer in models.target.modules():
+    for layer in model.original.modules():
         if isinstance(layer, QuantizedLinear):
             layer.forward = plain.__get__(layer)
     whole = torch.tensor([ids + request.output_ids], device="cuda")
     with torch.no_grad():
-        logits = full_logits(models.target, whole)[0, len(ids) - 1 : -1]
+        logits = model.original(whole).logits[0, len(ids) - 1 : -1]
     for place, token in enumerate(request.output_ids):
         best, second = logits[place].topk(2).values.tolist()
         is_tie = best - second < 1e-3 * abs(best)

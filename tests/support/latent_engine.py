@@ -30,7 +30,7 @@ from graphkit.engine.kv import DSATokenToKVPool, MLATokenToKVPool, ReqToTokenPoo
 from graphkit.models.heads.config import LlamaConfig
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.forwards import EagleForward
-from graphkit.models.sharded.pools import PoolFactory
+from graphkit.models.heads.pools import head_attention
 from graphkit.ops.index_scores import dequantised
 from small_models import LATENT, small_model
 
@@ -162,7 +162,7 @@ def engine(
     if algorithm == "EAGLE":
         kind = TritonAttention if device.type == "cuda" else SdpaAttention
         head = _random_head(model).to(device)
-        drafts = PoolFactory(requests, kind, page_size, model.dtype).attention(head.config)
+        drafts = head_attention(head.config, requests, page_size, model.dtype, kind=kind)
         drafter = EagleDrafter(EngineModel(EagleForward(head, drafts), drafts))
     return gk.SpeculativeEngine(
         EngineModel(forward, attention),

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from graphkit.cli import main, output
 from graphkit.distributed import Channel
-from graphkit.models import reference
+from graphkit.models import reference_target
 from graphkit.records import AuditReport, load_record
 from graphkit.views.diff import diff_records
 
@@ -29,9 +29,9 @@ attempts = itertools.count()
 
 def small_target(device, group, max_batch_size=1):
     """Return a target of the reference model that commands capture quickly."""
-    model = reference.load_checkpoint(reference.default_checkpoint(), device=device, group=group)
-    eagle = reference.load_eagle_head(reference.default_checkpoint("eagle"), model)
-    return reference.model_target(model, eagle, name="small", max_batch_size=max_batch_size)
+    return replace(
+        reference_target(device, max_batch_size=max_batch_size, group=group), name="small"
+    )
 
 
 def uneven_target(device, group):

@@ -7,7 +7,6 @@ import itertools
 import math
 import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,22 +14,19 @@ import torch.distributed as dist
 
 import graphkit as gk
 from engine_target import CONTEXT, ROWS, SIZES, TableForward
-from graphkit.models import reference, weight_files
+from graphkit.models import random_model, reference_engine, reference_target, shapes
+from graphkit.models.byte_tokenizer import encode
+from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.eagle import EagleHead
+from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.folders import load_eagle3_head, load_eagle_head, save_draft_head
+from graphkit.models.heads.layers import causal_attend
+from graphkit.models.heads.load import head_sources
 from graphkit.models.heads.sharded_layers import local_config
 from graphkit.ops.decoder import add_rms_norm
 from graphkit.ops.loop_layout import LoopEnd
 from rank_steps import rank_device, rank_group
-
-CONFIG = reference.LlamaConfig(
-    vocab_size=37, hidden_size=16, intermediate_size=24, num_hidden_layers=2, head_dim=4,
-    num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=64,
-)  # fmt: skip
-VARIANTS = {
-    "plain": {},
-    "tied": {"tie_word_embeddings": True},
-    "biases": {"attention_bias": True, "output_bias": True},
-    "qk_norm": {"qk_norm": True, "vocab_size": 40},
-}
+from small_llama import small_llama
 
 
 def is_same_on_all_ranks(tensor):
@@ -40,76 +36,31 @@ def is_same_on_all_ranks(tensor):
     return all(torch.equal(each, tensor) for each in both)
 
 
-def random_model(**options):
-    """Return a random model of a variant, the same on all ranks."""
-    values = {name: getattr(CONFIG, name) for name in CONFIG.__dataclass_fields__}
-    torch.manual_seed(3)
-    model = reference.LlamaModel(reference.LlamaConfig(**(values | options)))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
-    return model.eval().requires_grad_(False)
-
-
-def split_every_variant():
-    """A split model has the logits of the whole one, in memory and read from its folder."""
-    group, ids = rank_group(same_batch=True), torch.arange(12).view(2, 6)
-    for name, options in VARIANTS.items():
-        whole = random_model(**options)
-        expected = reference.full_logits(whole, ids)
-        sharded = reference.shard_model(whole, group)
-        got = reference.full_logits(sharded, ids)
-        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4, msg=name)
-        assert is_same_on_all_ranks(got), name
-        with tempfile.TemporaryDirectory() as folder:
-            reference.save_checkpoint(whole, folder)
-            loaded = read_in_parts(Path(folder), group, whole)
-        for key, tensor in sharded.state_dict().items():
-            assert torch.equal(loaded.state_dict()[key], tensor), (name, key)
-
-
-def read_in_parts(folder, group, whole):
-    """Load a split model, and check that no more than its parts are read."""
-    sizes, read = {}, weight_files.read_tensors
-
-    def noting(*args):
-        for name, part in read(*args):
-            sizes[name] = part.numel()
-            yield name, part
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weight_files, "read_tensors", noting)
-        loaded = reference.load_checkpoint(folder, group=group)
-    state = whole.state_dict()
-    for name, size in sizes.items():
-        is_split = name.split(".")[-2].endswith("_proj") and not name.endswith("o_proj.bias")
-        assert size * (group.size if is_split else 1) == state[name].numel() or "lm_head" in name
-    return loaded
-
-
 def split_every_head():
     """Draft heads that are read in parts have the results of whole ones."""
-    group, whole = rank_group(same_batch=True), random_model()
-    sharded = reference.shard_model(whole, group)
-    config = replace(whole.config, num_hidden_layers=1)
+    group = rank_group(same_batch=True)
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    heads_of = {"head_dim": 4, "num_attention_heads": 8, "num_key_value_heads": 4}
+    whole, split = (small_llama(**sizes, **heads_of, group=each) for each in (None, group))
+    sources = head_sources(whole.model, whole.layout)
+    config = LlamaConfig(
+        **{**sizes, "num_hidden_layers": 1}, **heads_of, max_position_embeddings=64
+    )
+    biased = replace(config, attention_bias=True, output_bias=True)
     heads = (
-        (reference.EagleHead(config, whole, fc_bias=True), reference.load_eagle_head),
+        (EagleHead(config, sources, fc_bias=True), load_eagle_head),
+        (EagleHead(biased, sources), load_eagle_head),
         (
-            reference.EagleHead(replace(config, attention_bias=True, output_bias=True), whole),
-            reference.load_eagle_head,
+            Eagle3Head(config, sources, aux_layers=(0, 1, 2), draft_vocab_size=13),
+            load_eagle3_head,
         ),
-        (
-            reference.Eagle3Head(config, whole, aux_layers=(0, 1, 2), draft_vocab_size=13),
-            reference.load_eagle3_head,
-        ),
-        (reference.MTPHead(config, whole), reference.load_mtp_head),
     )
     for head, load in heads:
         for parameter in head.requires_grad_(False).parameters():
             parameter.normal_(0.0, 0.3)
         with tempfile.TemporaryDirectory() as folder:
-            reference.save_draft_head(head, folder)
-            loaded = load(folder, sharded)
+            save_draft_head(head, folder)
+            loaded = load(folder, head_sources(split.model, split.layout, group))
         expected, got = (results_of(each) for each in (head, loaded))
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4, msg=str(load))
         assert all(is_same_on_all_ranks(each) for each in got)
@@ -118,66 +69,44 @@ def split_every_head():
 
 def results_of(head):
     """Return the hidden states and the logits of a draft head for seven rows of one request."""
-    ids, positions, attend = torch.arange(7), torch.arange(7), reference.causal_attend(1, 7)
-    size = head.fc.in_features if isinstance(head, reference.Eagle3Head) else 16
+    ids, positions, attend = torch.arange(7), torch.arange(7), causal_attend(1, 7)
+    size = head.fc.in_features if isinstance(head, Eagle3Head) else 16
     hidden = torch.linspace(-1, 1, 7 * size).view(7, size)
-    layer = (0,) if isinstance(head, reference.MTPHead) else ()
-    out = head(*layer, ids, hidden, positions, attend)
-    results = out, head.logits(*layer, out)
-    if isinstance(head, reference.Eagle3Head):
+    out = head(ids, hidden, positions, attend)
+    results = out, head.logits(out)
+    if isinstance(head, Eagle3Head):
         results += head(ids, hidden, positions, attend, with_logits=True)
     return results
 
 
-def make_random_parts():
-    """A shape with random weights is made in parts, the draft head too."""
+def run_random_parts():
+    """A shape with random weights is split, the draft head too."""
     group = rank_group(same_batch=True)
+    settings = {**shapes.SHAPES["tiny"], "num_key_value_heads": 2}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(reference.SHAPES, "small", CONFIG)
-        models = reference.random_models("small", device=rank_device(), group=group)
-    assert models.group is group
-    assert models.target.config.num_key_value_heads * group.size == CONFIG.num_key_value_heads
-    draft = models.draft.config
-    assert draft.num_key_value_heads * group.size == CONFIG.num_key_value_heads
-    assert (draft.num_hidden_layers, draft.hidden_size) == (1, CONFIG.hidden_size)
-    (request,) = reference.engine_of(
-        models, reference.spec_of("EAGLE"), max_context_len=48
-    ).generate([[1, 2, 3]], gk.SamplingParams(max_new_tokens=8))
+        patch.setattr(shapes, "SHAPES", {"tiny": settings})
+        model = random_model("tiny", device=rank_device(), group=group)
+    assert model.group is group
+    (request,) = model.engine(max_context_len=48).generate(
+        [[1, 2, 3]], gk.SamplingParams(max_new_tokens=8)
+    )
     assert len(request.output_ids) == 8
-
-
-def refuse_an_uneven_split():
-    """Heads that the ranks cannot share are refused before anything is read."""
-    group, config = rank_group(same_batch=True), random_model().config
-    for field in ("num_key_value_heads", "intermediate_size"):
-        options = {"num_key_value_heads": 1} if field == "num_key_value_heads" else {field: 25}
-        values = {name: getattr(config, name) for name in CONFIG.__dataclass_fields__} | options
-        with pytest.raises(gk.ConfigError, match=field) as caught:
-            reference.ShardedLlama(reference.LlamaConfig(**values), group)
-        assert caught.value.field == field
-
-
-def reference_modes(model):
-    """Return a target of all modes of the reference model and its draft heads."""
-    eagle = reference.load_eagle_head(reference.default_checkpoint("eagle"), model)
-    mtp = reference.load_mtp_head(reference.default_checkpoint("mtp"), model)
-    return reference.model_target(model, eagle, mtp, name="reference", max_batch_size=2)
 
 
 def replay_a_split_model(*, one_shot=False):
     """Every mode of the reference model is captured with its collectives, equal on all ranks."""
     group, device = rank_group(same_batch=True, one_shot=one_shot), rank_device()
-    alone = reference.load_checkpoint(reference.default_checkpoint(), device=device)
-    model = reference.load_checkpoint(reference.default_checkpoint(), device=device, group=group)
-    whole, target = reference_modes(alone), reference_modes(model)
+    options = {"max_batch_size": 2}
+    whole = reference_target(str(device), **options)
+    target = reference_target(str(device), group=group, **options)
     for mode in target.forwards:
-        batch = target.sample_batch(mode, 2, 1)
+        batch = target.batch(mode, 2, 1)
         with target.runner(mode, batch_sizes=[2]) as made:
             made.capture()
             replayed = made.replay(batch, clone=True).tensors()
             padded = made.run_padded(batch).tensors()
         with whole.runner(mode, batch_sizes=[2]) as unsplit:
-            expected = unsplit.fall_back(whole.sample_batch(mode, 2, 1)).tensors()
+            expected = unsplit.fall_back(whole.batch(mode, 2, 1)).tensors()
         for name, tensor in replayed.items():
             assert torch.equal(tensor, padded[name]), (mode, name)
             assert is_same_on_all_ranks(tensor), (mode, name)
@@ -226,7 +155,7 @@ PROMPTS = ("def __init__(self", "import os\nimport ", "for i in range(", "class 
 
 def generated(generation, group, steps_per_launch=16):
     """Return what an engine generates: two requests run, two wait, and one of each is aborted."""
-    engine = reference.reference_engine(
+    engine = reference_engine(
         "EAGLE", max_batch_size=2, max_context_len=160, batch_sizes=[1, 2], device=rank_device(),
         generation=generation, group=group, steps_per_launch=steps_per_launch,
     )  # fmt: skip
@@ -242,7 +171,7 @@ def generated(generation, group, steps_per_launch=16):
             logit_bias={32: -math.inf, 95: 1.5}, logprobs=True,
         )  # fmt: skip
         requests = [
-            engine.submit(reference.encode(prompt), sampling)
+            engine.submit(encode(prompt), sampling)
             for prompt, sampling in zip(PROMPTS, (greedy, sampled, processed, greedy), strict=True)
         ]
         while engine.has_work:
@@ -284,14 +213,14 @@ def loop_in_one_shot():
 def loop_on_all_ranks(*, one_shot=False):
     """Loops of all ranks end after the same step, also if one host stops one or does not read."""
     group = rank_group(same_batch=True, one_shot=one_shot)
-    runner = reference.reference_engine(
+    runner = reference_engine(
         "EAGLE", max_batch_size=2, max_context_len=160, batch_sizes=[1, 2], device=rank_device(),
         generation="v3", steps_per_launch=2, group=group,
     ).runners[0]  # fmt: skip
     runner.capture()
     runner.spec_step.context.req_to_token[1:3] = torch.arange(1, 321).view(2, 160)
     for row, limit in ((1, 120), (2, 40)):
-        runner.admit(row, reference.encode(PROMPTS[row]), max_new_tokens=limit)
+        runner.admit(row, encode(PROMPTS[row]), max_new_tokens=limit)
 
     def run(expected, stops=False, reads=True, **options):
         stream = runner.launch([1, 2], **options)

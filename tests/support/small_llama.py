@@ -25,14 +25,20 @@ Attend = Callable[..., torch.Tensor]
 
 
 def small_llama(
-    *, seed: int = 3, std: float = 0.3, device: str = "cpu", dtype: Any = None, **sizes: Any
+    *,
+    seed: int = 3,
+    std: float = 0.3,
+    device: str = "cpu",
+    dtype: Any = None,
+    group: Any = None,
+    **sizes: Any,
 ) -> models.TransformersModel:
     """Return a model, in float32 by default, whose texts do not repeat soon."""
     model = LlamaForCausalLM(LlamaConfig(**{**SIZES, **sizes}))
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         parameter.data.normal_(1.0 if "norm" in name else 0.0, std, generator=generator)
-    return models.load(model, device=device, dtype=dtype, check=False)
+    return models.load(model, device=device, dtype=dtype, check=False, group=group)
 
 
 def hidden_states(

@@ -20,7 +20,7 @@ import torch
 
 from graphkit import SamplingParams
 from graphkit.graphs import environment, resolve_device
-from graphkit.models.sharded import engine_of, load_models, spec_of
+from graphkit.models.reference import reference_model
 from graphkit.records import BenchReport, Measure
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -72,10 +72,9 @@ def texts_and_length(
     run: Run, prompts: list[list[int]], new_tokens: int, device: torch.device
 ) -> tuple[list[list[int]], float]:
     """Continue the prompts; return the texts and the mean tokens of a verify step."""
-    models = load_models(run.algorithm, device=device, quantize=run.quantize)
-    with engine_of(
-        models,
-        spec_of(run.algorithm, num_steps=run.drafts),
+    model = reference_model(run.algorithm, device=device, quantize=run.quantize)
+    with model.engine(
+        num_steps=run.drafts,
         max_batch_size=8,
         max_context_len=_PROMPT + new_tokens + 32,
         kv_dtype=run.kv_dtype,

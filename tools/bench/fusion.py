@@ -1,8 +1,8 @@
-"""A verify step of a model of transformers beside the fast layout, at the shape of an 8B Llama.
+"""A verify step of a fused model of transformers beside the plain one, at the shape of an 8B Llama.
 
-Three forwards with random bfloat16 weights: the fast Llama layout, ``gk.models.load``, and
-``gk.models.load(fuse=False)``. Each verifies chains of 4 tokens in a captured graph. The result is
-the number of nodes and the time of a replay on the device. Needs 55 GB on the device.
+Two forwards with random bfloat16 weights: ``gk.models.load`` and ``gk.models.load(fuse=False)``.
+Each verifies chains of 4 tokens in a captured graph. The result is
+the number of nodes and the time of a replay on the device. Needs 40 GB on the device.
 
     python tools/bench/fusion.py --out tools/bench/results/fusion.json
 """
@@ -12,65 +12,33 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
 import torch
 from timing import show
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 import graphkit as gk
 from graphkit.cli.benchmarks import device_ms, synchronise
 from graphkit.graphs import environment, resolve_device
-from graphkit.models.shapes import SHAPES
-from graphkit.models.sharded import model_target
-from graphkit.models.sharded.shapes import random_models
+from graphkit.models.shapes import SHAPES, shape_config
 from graphkit.records import BenchReport, Measure
 from graphkit.runners.targets import CaptureTarget
 
 MODE, BATCH_SIZES, REPLAYS = gk.ForwardMode.TARGET_VERIFY, (1, 8), 20
-FAST = "fast layout"
-
-
-def model_of_transformers(shape: str, device: torch.device) -> LlamaForCausalLM:
-    """Create a Llama of a shape with random weights, on the device."""
-    sizes = asdict(SHAPES[shape])
-    rope = {"rope_type": "default", "rope_theta": sizes["rope_theta"]}
-    if sizes["rope_scaling"]:
-        rope |= {"rope_type": "llama3", **sizes["rope_scaling"]}
-    names = (
-        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-        "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings",
-        "rms_norm_eps",
-    )  # fmt: skip
-    config = LlamaConfig(
-        **{name: sizes[name] for name in names}, rope_parameters=rope, dtype="bfloat16"
-    )
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with torch.device(device):
-            return LlamaForCausalLM(config)
-    finally:
-        torch.set_default_dtype(torch.float32)
+FUSED, PLAIN = "gk.models", "gk.models, fuse=False"
 
 
 def targets(shape: str, device: torch.device) -> Mapping[str, CaptureTarget]:
     """Return a target of each forward."""
-    largest = max(BATCH_SIZES)
-    models = random_models(shape, "NONE", device=device).target
-    fast = model_target(models, name=FAST, max_batch_size=largest)
-    context = fast.sizes.max_context_len  # attention splits longer contexts
-
-    def loaded(*, fuse: bool) -> CaptureTarget:
-        model = gk.models.load(model_of_transformers(shape, device), device=device.type, fuse=fuse)
-        return model.target(max_batch_size=largest, max_context_len=context)
-
-    return {
-        FAST: fast,
-        "gk.models": loaded(fuse=True),
-        "gk.models, fuse=False": loaded(fuse=False),
-    }
+    created: dict[str, CaptureTarget] = {}
+    for name, fuse in ((FUSED, True), (PLAIN, False)):
+        with torch.device(device):
+            plain = AutoModelForCausalLM.from_config(shape_config(shape), dtype=torch.bfloat16)
+        model = gk.models.load(plain, device=device.type, fuse=fuse)
+        created[name] = model.target(max_batch_size=max(BATCH_SIZES), max_context_len=128)
+    return created
 
 
 def measures(shape: str, device: torch.device, rounds: int) -> Iterator[Measure]:
@@ -96,9 +64,9 @@ def measures(shape: str, device: torch.device, rounds: int) -> Iterator[Measure]
         for name in runners:
             values = {
                 "nodes": (nodes[name], "nodes"),
-                "nodes over the fast layout": (nodes[name] / nodes[FAST], "x"),
+                "nodes over the fused model": (nodes[name] / nodes[FUSED], "x"),
                 "replay": (median(times[name]), "ms"),
-                "replay over the fast layout": (median(times[name]) / median(times[FAST]), "x"),
+                "replay over the fused model": (median(times[name]) / median(times[FUSED]), "x"),
             }
             for what, (value, unit) in values.items():
                 yield Measure(

@@ -7,17 +7,18 @@ The weights are made on the device. Their kernels are those of a trained model.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from graphkit.models.sharded import model_target
-from graphkit.models.sharded.shapes import random_models
+from graphkit.models import random_model
 from graphkit.runners.targets import CaptureTarget
 
 
 def shape_target(shape: str, device: torch.device | str) -> CaptureTarget:
     """Create a target of one request for a model of a shape and its EAGLE head."""
-    models = random_models(shape, "EAGLE", device=device)
-    return model_target(models.target, models.draft, name=f"{shape}, EAGLE", max_batch_size=1)
+    target = random_model(shape, "EAGLE", device=device).target(max_batch_size=1)
+    return replace(target, name=f"{shape}, EAGLE")
 
 
 def llama_8b(device: str = "cuda") -> CaptureTarget:

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, smooth_l1_loss
 
-from graphkit.models.heads.layers import causal_attend
-from graphkit.models.heads.sources import AuxStates
-from graphkit.models.sharded import LlamaModel, full_logits
+from graphkit.models import TransformersModel
 from training.unroll import STEPS, Draft
 
 FEATURE_WEIGHT = 0.1
@@ -24,13 +22,13 @@ FEATURE_WEIGHT = 0.1
 Unroll = Callable[[nn.Module, Tensor, Tensor], Iterator[Draft]]
 
 
-def next_token_loss(model: LlamaModel, windows: Tensor) -> Tensor:
+def next_token_loss(model: nn.Module, windows: Tensor) -> Tensor:
     """Return the mean loss in nats over windows [B, L + 1], each token given those before it."""
-    logits = full_logits(model, windows[:, :-1])
+    logits = model(windows[:, :-1], use_cache=False).logits
     return cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
 
 
-def held_out_bits(model: LlamaModel, windows: tuple[Tensor, ...]) -> float:
+def held_out_bits(model: nn.Module, windows: tuple[Tensor, ...]) -> float:
     """Return bits per byte over batches of windows [B, L + 1]."""
     with torch.no_grad():
         total = torch.stack([next_token_loss(model, part) * len(part) for part in windows]).sum()
@@ -38,24 +36,28 @@ def held_out_bits(model: LlamaModel, windows: tuple[Tensor, ...]) -> float:
 
 
 def target_features(
-    target: LlamaModel, ids: Tensor, layers: Sequence[int] = ()
+    target: TransformersModel, ids: Tensor, layers: Sequence[int] = ()
 ) -> tuple[Tensor, Tensor]:
     """Return the target's features [B, L, H] and its logits [B, L, V] for ids [B, L].
 
     With ``layers``, the features are the inputs of these layers, [B, L, layers x H].
     """
-    batch_size, length = ids.shape
-    positions = torch.arange(length, device=ids.device).repeat(batch_size)
-    aux = AuxStates(layers)
-    hidden = target(ids.flatten(), positions, causal_attend(batch_size, length), aux=aux)
-    features = aux.joined() if layers else hidden
-    return features.unflatten(0, ids.shape), target.logits(hidden).unflatten(0, ids.shape)
+    streams: list[Tensor] = []
+    decoder = target.original.get_decoder()
+    hook = decoder.norm.register_forward_pre_hook(lambda _module, args: streams.append(args[0]))
+    try:
+        out = target.original(ids, use_cache=False, output_hidden_states=True)
+    finally:
+        hook.remove()
+    streams = [*out.hidden_states[:-1], *streams]  # the last one is before the norm
+    features = [streams[layer] for layer in layers] or [out.hidden_states[-1]]
+    return torch.cat(features, -1), out.logits
 
 
 def draft_loss(
     unroll: Unroll,
     head: nn.Module,
-    target: LlamaModel,
+    target: TransformersModel,
     windows: Tensor,
     layers: Sequence[int] = (),
 ) -> Tensor:
@@ -83,7 +85,7 @@ def draft_loss(
 def accept_rates(
     unroll: Unroll,
     head: nn.Module,
-    target: LlamaModel,
+    target: TransformersModel,
     windows: tuple[Tensor, ...],
     layers: Sequence[int] = (),
 ) -> list[float]:

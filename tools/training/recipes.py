@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -10,14 +11,25 @@ from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers import AutoConfig, LlamaForCausalLM
 
-from graphkit.models import reference
+from graphkit.models import TransformersModel
 from graphkit.models.byte_tokenizer import VOCAB_SIZE
+from graphkit.models.folder import write_folder
 from graphkit.models.heads.config import LlamaConfig
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
-from graphkit.models.sharded import LlamaModel, MTPHead
+from graphkit.models.heads.folders import (
+    load_dflash_head,
+    load_eagle3_head,
+    load_eagle_head,
+    save_draft_head,
+)
+from graphkit.models.heads.load import head_sources
+from graphkit.models.heads.mtp import MtpHead, MtpLayer, load_mtp
+from graphkit.models.heads.sources import HeadSources
+from graphkit.models.layout import decoder_layers
 from training.losses import (
     Unroll,
     accept_length,
@@ -51,7 +63,9 @@ TARGET = LlamaConfig(
 )
 EAGLE = replace(TARGET, num_hidden_layers=1)
 EAGLE3 = replace(EAGLE, tie_word_embeddings=False)
-MTP = replace(TARGET, num_hidden_layers=STEPS, intermediate_size=512)
+MTP = replace(TARGET, num_hidden_layers=STEPS)
+MERGED = ("enorm", "hnorm", "eh_proj")
+"""Modules of an MTP layer that merge token and feature."""
 DFLASH = replace(TARGET, num_hidden_layers=2, tie_word_embeddings=False, qk_norm=True)
 MASK_TOKEN = 255
 """A byte that no UTF-8 text contains."""
@@ -66,17 +80,17 @@ class Recipe(Protocol):
     config: LlamaConfig
     steps: int
 
-    def build(self, target: LlamaModel | None, corpus: Tensor) -> nn.Module:
+    def build(self, target: TransformersModel | None, corpus: Tensor) -> nn.Module:
         """Build and initialise the model; ``corpus`` is the training text, uint8 [bytes]."""
 
-    def loss(self, model: nn.Module, target: LlamaModel | None, windows: Tensor) -> Tensor:
+    def loss(self, model: nn.Module, target: TransformersModel | None, windows: Tensor) -> Tensor:
         """Return the training loss of a batch of windows."""
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """Save the model to a folder."""
 
     def measure(
-        self, folder: Path, target: LlamaModel | None, windows: tuple[Tensor, ...]
+        self, folder: Path, target: TransformersModel | None, windows: tuple[Tensor, ...]
     ) -> Results:
         """Measure the saved weights on held-out windows, in bfloat16."""
 
@@ -88,26 +102,30 @@ class WholeModel:
     config: LlamaConfig
     steps: int
 
-    def build(self, target: LlamaModel | None, corpus: Tensor) -> LlamaModel:
+    def build(self, target: TransformersModel | None, corpus: Tensor) -> LlamaForCausalLM:
         """Build and initialise the model."""
         del target, corpus
-        return initialised(LlamaModel(self.config), self.config)
+        model = LlamaForCausalLM(AutoConfig.for_model(**self.config.to_dict()))
+        return initialised(model, self.config)
 
-    def loss(self, model: LlamaModel, target: LlamaModel | None, windows: Tensor) -> Tensor:
+    def loss(self, model: nn.Module, target: TransformersModel | None, windows: Tensor) -> Tensor:
         """Return the loss of next-token prediction."""
         del target
         return next_token_loss(model, windows)
 
-    def save(self, model: LlamaModel, folder: Path) -> None:
+    def save(self, model: nn.Module, folder: Path) -> None:
         """Save the model to a folder."""
-        reference.save_checkpoint(model, folder)
+        state = model.state_dict()
+        if self.config.tie_word_embeddings:
+            del state["lm_head.weight"]
+        write_folder(folder, self.config.to_dict(), state)
 
     def measure(
-        self, folder: Path, target: LlamaModel | None, windows: tuple[Tensor, ...]
+        self, folder: Path, target: TransformersModel | None, windows: tuple[Tensor, ...]
     ) -> Results:
         """Measure bits per byte and, for a draft model, its acceptance by the target."""
         device = windows[0].device
-        model = reference.load_checkpoint(folder, device=device, dtype=torch.bfloat16)
+        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device)
         results: Results = {"held_out_bits_per_byte": round(held_out_bits(model, windows), 4)}
         if target is not None:
             results |= acceptance(standalone_drafts, model, target, windows)
@@ -115,31 +133,75 @@ class WholeModel:
 
 
 @dataclass(frozen=True)
-class DraftHead:
-    """Recipe of a draft head, trained on the features and distributions of its target."""
+class Eagle:
+    """Recipe of an EAGLE head, trained on the features and distributions of its target."""
 
     config: LlamaConfig
     steps: int
-    kind: type[EagleHead | MTPHead]
-    loader: Callable[[Path, LlamaModel], nn.Module]
-    unroll: Unroll
 
-    def build(self, target: LlamaModel, corpus: Tensor) -> nn.Module:
+    def build(self, target: TransformersModel, corpus: Tensor) -> nn.Module:
         """Build and initialise the model."""
         del corpus
-        return initialised(self.kind(self.config, target), self.config)
+        return initialised(EagleHead(self.config, sources_of(target)), self.config)
 
-    def loss(self, model: nn.Module, target: LlamaModel, windows: Tensor) -> Tensor:
+    def loss(self, model: nn.Module, target: TransformersModel, windows: Tensor) -> Tensor:
         """Return the loss of the draft steps."""
-        return draft_loss(self.unroll, model, target, windows)
+        return draft_loss(eagle_drafts, model, target, windows)
 
-    def save(self, model: EagleHead | MTPHead, folder: Path) -> None:
+    def save(self, model: EagleHead, folder: Path) -> None:
         """Save the head to a folder, without the weights of its target."""
-        reference.save_draft_head(model, folder)
+        save_draft_head(model, folder)
 
-    def measure(self, folder: Path, target: LlamaModel, windows: tuple[Tensor, ...]) -> Results:
+    def measure(
+        self, folder: Path, target: TransformersModel, windows: tuple[Tensor, ...]
+    ) -> Results:
         """Measure the acceptance by the target."""
-        return acceptance(self.unroll, self.loader(folder, target), target, windows)
+        head = load_eagle_head(folder, sources_of(target))
+        return acceptance(eagle_drafts, head, target, windows)
+
+
+@dataclass(frozen=True)
+class Mtp:
+    """Recipe of MTP layers, which are layers of the target with two norms and a projection."""
+
+    config: LlamaConfig
+    steps: int
+
+    def build(self, target: TransformersModel, corpus: Tensor) -> MtpHead:
+        """Build and initialise the layers."""
+        del corpus
+        model, layers = target.original, decoder_layers(target.original, target.layout)
+        chain = [MtpLayer(model, layers, len(layers) - 1) for _ in range(STEPS)]
+        for layer in chain:
+            for part in (layer.block, layer.eh_proj):
+                initialised(part.requires_grad_(True), self.config)
+            for norm in (layer.enorm, layer.hnorm, layer.norm, *norms_of(layer.block)):
+                nn.init.ones_(norm.requires_grad_(True).weight)
+            layer.prepare()
+        return MtpHead(model, chain)
+
+    def loss(self, model: MtpHead, target: TransformersModel, windows: Tensor) -> Tensor:
+        """Return the loss of the draft steps."""
+        return draft_loss(mtp_drafts, model, target, windows)
+
+    def save(self, model: MtpHead, folder: Path) -> None:
+        """Save the layers to a folder, under the names of DeepSeek-V3."""
+        state = {}
+        for number, layer in enumerate(model.chain, TARGET.num_hidden_layers):
+            prefix = f"model.layers.{number}."
+            tensors = {f"{name}.weight": getattr(layer, name).weight for name in MERGED}
+            tensors["shared_head.norm.weight"] = layer.norm.weight
+            tensors |= layer.block.state_dict()
+            state |= {f"{prefix}{name}": tensor.detach() for name, tensor in tensors.items()}
+        entries = {"num_nextn_predict_layers": len(model.chain)}
+        write_folder(folder, TARGET.to_dict() | entries, state)
+
+    def measure(
+        self, folder: Path, target: TransformersModel, windows: tuple[Tensor, ...]
+    ) -> Results:
+        """Measure the acceptance by the target."""
+        head = load_mtp(target.original, target.layout, str(folder))
+        return acceptance(mtp_drafts, head, target, windows)
 
 
 @dataclass(frozen=True)
@@ -154,30 +216,34 @@ class Eagle3:
     layers: tuple[int, int, int]
     draft_vocab_size: int
 
-    def build(self, target: LlamaModel, corpus: Tensor) -> Eagle3Head:
+    def build(self, target: TransformersModel, corpus: Tensor) -> Eagle3Head:
         """Build and initialise the model."""
         size = self.draft_vocab_size
-        head = Eagle3Head(self.config, target, aux_layers=self.layers, draft_vocab_size=size)
+        head = Eagle3Head(
+            self.config, sources_of(target), aux_layers=self.layers, draft_vocab_size=size
+        )
         counts = torch.bincount(corpus.cpu(), minlength=self.config.vocab_size)
         tokens = counts.topk(size).indices.sort().values
         head.d2t.copy_(tokens - torch.arange(size))
         initialised(head, self.config)
         with torch.no_grad():
-            head.lm_head.weight.copy_(target.lm_head.weight[tokens])
-            head.norm.weight.copy_(target.model.norm.weight)
+            head.lm_head.weight.copy_(target.head.weight[tokens])
+            head.norm.weight.copy_(target.original.get_decoder().norm.weight)
         return head
 
-    def loss(self, model: Eagle3Head, target: LlamaModel, windows: Tensor) -> Tensor:
+    def loss(self, model: Eagle3Head, target: TransformersModel, windows: Tensor) -> Tensor:
         """Return the loss of the draft steps."""
         return draft_loss(eagle3_drafts, model, target, windows, self.layers)
 
     def save(self, model: Eagle3Head, folder: Path) -> None:
         """Save the head to a folder, without the weights of its target."""
-        reference.save_draft_head(model, folder)
+        save_draft_head(model, folder)
 
-    def measure(self, folder: Path, target: LlamaModel, windows: tuple[Tensor, ...]) -> Results:
+    def measure(
+        self, folder: Path, target: TransformersModel, windows: tuple[Tensor, ...]
+    ) -> Results:
         """Measure the acceptance by the target."""
-        head = reference.load_eagle3_head(folder, target)
+        head = load_eagle3_head(folder, sources_of(target))
         return acceptance(eagle3_drafts, head, target, windows, self.layers)
 
 
@@ -194,17 +260,17 @@ class DFlash:
     target_layer_ids: tuple[int, ...]
     block_size: int
 
-    def build(self, target: LlamaModel, corpus: Tensor) -> DFlashHead:
+    def build(self, target: TransformersModel, corpus: Tensor) -> DFlashHead:
         """Build and initialise the model."""
         del corpus
         head = DFlashHead(
             self.config,
-            target,
+            sources_of(target),
             target_layer_ids=self.target_layer_ids,
             block_size=self.block_size,
             mask_token_id=MASK_TOKEN,
         )
-        sources = target.model.layers[-len(head.layers) :]
+        sources = target.original.get_decoder().layers[-len(head.layers) :]
         with torch.no_grad():
             for layer, source in zip(head.layers, sources, strict=True):
                 attention, norm = layer.self_attn, source.input_layernorm.weight
@@ -217,20 +283,22 @@ class DFlash:
             nearest = head.encoder.fc.weight[:, -self.config.hidden_size :]
             nearest.add_(torch.eye(self.config.hidden_size))
             head.encoder.output_norm_enc.weight.copy_(sources[-1].input_layernorm.weight)
-            head.norm.weight.copy_(target.model.norm.weight)
+            head.norm.weight.copy_(target.original.get_decoder().norm.weight)
         return head
 
-    def loss(self, model: DFlashHead, target: LlamaModel, windows: Tensor) -> Tensor:
+    def loss(self, model: DFlashHead, target: TransformersModel, windows: Tensor) -> Tensor:
         """Return the loss of the drafts of blocks."""
         return draft_loss(dflash_drafts, model, target, windows, model.aux_layers)
 
     def save(self, model: DFlashHead, folder: Path) -> None:
         """Save the head to a folder, without the weights of its target."""
-        reference.save_draft_head(model, folder)
+        save_draft_head(model, folder)
 
-    def measure(self, folder: Path, target: LlamaModel, windows: tuple[Tensor, ...]) -> Results:
+    def measure(
+        self, folder: Path, target: TransformersModel, windows: tuple[Tensor, ...]
+    ) -> Results:
         """Measure the acceptance of as many drafts as other heads make, and of whole blocks."""
-        head = reference.load_dflash_head(folder, target)
+        head = load_dflash_head(folder, sources_of(target))
         rates = accept_rates(dflash_drafts, head, target, windows, head.aux_layers)
         return {
             "accept_rates": rates,
@@ -240,15 +308,35 @@ class DFlash:
 
 
 def initialised(model: Model, config: LlamaConfig) -> Model:
-    """Initialise the weights of a model for training, and return it."""
-    reference.initialise(model, config.num_hidden_layers)
+    """Initialise the weights of a model for training as GPT-2 does, and return it.
+
+    Weights are normal with standard deviation 0.02. Projections that add to the residual stream of
+    L layers have 0.02 / sqrt(2 L). Biases are 0.
+    """
+    for name, child in model.named_modules():
+        if isinstance(child, nn.Linear | nn.Embedding):
+            is_residual = name.endswith(("o_proj", "down_proj"))
+            std = 0.02 / math.sqrt(2 * config.num_hidden_layers) if is_residual else 0.02
+            nn.init.normal_(child.weight, std=std)
+        if isinstance(child, nn.Linear) and child.bias is not None:
+            nn.init.zeros_(child.bias)
     return model
+
+
+def norms_of(block: nn.Module) -> list[nn.Module]:
+    """Return the norms of a decoder layer of Llama."""
+    return [block.get_submodule(name) for name in ("input_layernorm", "post_attention_layernorm")]
+
+
+def sources_of(target: TransformersModel) -> HeadSources:
+    """Return what draft heads use of a target."""
+    return head_sources(target.original, target.layout)
 
 
 def acceptance(
     unroll: Unroll,
     head: nn.Module,
-    target: LlamaModel,
+    target: TransformersModel,
     windows: tuple[Tensor, ...],
     layers: Sequence[int] = (),
 ) -> Results:
@@ -260,10 +348,10 @@ def acceptance(
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "target": WholeModel(TARGET, 1500),
-        "eagle": DraftHead(EAGLE, 2000, EagleHead, reference.load_eagle_head, eagle_drafts),
+        "eagle": Eagle(EAGLE, 2000),
         "eagle3": Eagle3(EAGLE3, 5000, layers=(1, 2, 4), draft_vocab_size=128),
         "dflash": DFlash(DFLASH, 3000, target_layer_ids=(0, 1, 2), block_size=8),
-        "mtp": DraftHead(MTP, 2000, MTPHead, reference.load_mtp_head, mtp_drafts),
+        "mtp": Mtp(MTP, 2000),
         "standalone": WholeModel(STANDALONE, 3000),
     }
 )

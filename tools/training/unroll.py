@@ -16,14 +16,15 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from graphkit.models.attention import AttentionCall, attending
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.layers import causal_attend
-from graphkit.models.sharded import LlamaModel, MTPHead, full_logits
+from graphkit.models.heads.mtp import MtpHead
 
 STEPS = 3
 BLOCK_DECAY = 4.0
@@ -122,21 +123,27 @@ def eagle3_drafts(head: Eagle3Head, ids: Tensor, features: Tensor) -> Iterator[D
         yield Draft(per_window(head.logits(hidden), len(ids)), tokens=token_map)
 
 
-def mtp_drafts(head: MTPHead, ids: Tensor, features: Tensor) -> Iterator[Draft]:
+def mtp_drafts(head: MtpHead, ids: Tensor, features: Tensor) -> Iterator[Draft]:
     """Yield the S steps of MTP layers; arguments as for ``eagle_drafts``."""
-    attend, positions = causal_attend(len(ids), ids.shape[1] - STEPS), positions_of(ids)
+    causal, positions = causal_attend(len(ids), ids.shape[1] - STEPS), positions_of(ids)
+
+    def attend(call: AttentionCall) -> Tensor:
+        query, key, value = (x[0].transpose(0, 1) for x in (call.query, call.key, call.value))
+        return causal(0, query, key, value)[None]
 
     def run(step: int, tokens: Tensor, hidden: Tensor) -> Tensor:
-        return head(step, tokens, hidden, positions, attend)
+        with attending(attend, positions):
+            states: Tensor = head(step, tokens, hidden, positions)
+        return states
 
-    for step, hidden in chain(run, ids, features):
-        yield Draft(per_window(head.logits(step, hidden), len(ids)))
+    for _, hidden in chain(run, ids, features):
+        yield Draft(per_window(head.logits(hidden), len(ids)))
 
 
-def standalone_drafts(model: LlamaModel, ids: Tensor, features: Tensor) -> Iterator[Draft]:
+def standalone_drafts(model: nn.Module, ids: Tensor, features: Tensor) -> Iterator[Draft]:
     """Yield the S steps of a language model, which does not use ``features``."""
     del features
-    logits = full_logits(model, ids[:, 1:])
+    logits = model(ids[:, 1:], use_cache=False).logits
     for step in range(STEPS):
         yield Draft(logits[:, step:][:, : ids.shape[1] - STEPS])
 

@@ -20,7 +20,6 @@ from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.layers import store_by_columns
-from graphkit.models.heads.mtp_chain import MTPHead
 from graphkit.models.heads.settings import head_config
 from graphkit.models.heads.sharded_layers import part_of, split_head
 from graphkit.models.heads.sources import HeadSources
@@ -31,7 +30,6 @@ _FC_BIAS, _EMBEDDING, _HEAD = "fc.bias", "embed_tokens.weight", "lm_head.weight"
 _ARCHITECTURES = {
     EagleHead: "LlamaForCausalLMEagle",
     Eagle3Head: "LlamaForCausalLMEagle3",
-    MTPHead: "LlamaForCausalLMNextN",
     DFlashHead: dflash_layout.ARCHITECTURE,
 }
 
@@ -163,29 +161,7 @@ def load_dflash_head(folder: str | Path, target: HeadSources) -> DFlashHead:
     return _load(build, config, StoredWeights(folder), target, rename=dflash_layout.canonical_name)
 
 
-def load_mtp_head(folder: str | Path, target: HeadSources) -> MTPHead:
-    """Build the MTP layers of a folder that ``save_draft_head`` wrote.
-
-    Args:
-        folder: ``config.json``, with num_hidden_layers as the number of layers, and the weights.
-        target: The model that the layers were trained for. They use its embedding and output head.
-
-    Returns:
-        The head on the target's device and in its dtype, in evaluation mode and without gradients.
-
-    Raises:
-        CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
-            layers do not match the target.
-    """
-    folder = as_folder("load_mtp_head", folder)
-    config = LlamaConfig.from_dict(read_config(folder))
-    build = partial(MTPHead, target=target)
-    return _load(build, config, StoredWeights(folder), target)
-
-
-def save_draft_head(
-    head: EagleHead | Eagle3Head | MTPHead | DFlashHead, folder: str | Path
-) -> None:
+def save_draft_head(head: EagleHead | Eagle3Head | DFlashHead, folder: str | Path) -> None:
     """Write a head in its current dtype, without the weights that it shares with its target.
 
     Creates the folder; overwrites ``config.json`` and ``model.safetensors`` in it.

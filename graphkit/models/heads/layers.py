@@ -8,7 +8,6 @@ Every forward can be captured in a CUDA graph: no host synchronisation, static s
 
 from __future__ import annotations
 
-import math
 from typing import Protocol, overload, runtime_checkable
 
 import torch
@@ -249,21 +248,6 @@ def store_by_columns(model: nn.Module) -> None:
             weight = module.weight
             if weight.is_cuda and weight.dtype == torch.float32:
                 weight.data = weight.data.t().contiguous().t()
-
-
-def initialise(module: nn.Module, num_layers: int) -> None:
-    """Initialise weights for training as GPT-2 does, from torch's global generator.
-
-    Weights are normal with standard deviation 0.02. Projections that add to the residual stream of
-    ``num_layers`` layers have 0.02 / sqrt(2 * num_layers). Biases are 0.
-    """
-    for name, child in module.named_modules():
-        if isinstance(child, nn.Linear | nn.Embedding):
-            is_residual = name.endswith(("o_proj", "down_proj"))
-            std = 0.02 / math.sqrt(2 * num_layers) if is_residual else 0.02
-            nn.init.normal_(child.weight, std=std)
-        if isinstance(child, nn.Linear) and child.bias is not None:
-            nn.init.zeros_(child.bias)
 
 
 def run_layers(

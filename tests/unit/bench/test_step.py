@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +16,8 @@ from graphkit.cli.benchmarks import Variant
 from graphkit.engine.step import SpecStepRunner
 from graphkit.models import reference
 from graphkit.models.reference import reference_engine
-from graphkit.models.sharded import load_checkpoint
 from graphkit.records import BenchReport
+from small_targets import drafted_llama
 
 BENCH = Path(__file__).parents[3] / "tools" / "bench"
 LOOP = 2
@@ -30,15 +29,12 @@ def modules():
 
     @cache
     def load_one_layer(*arguments, **options):
-        model = load_checkpoint(*arguments, **options)
-        model.config = replace(model.config, num_hidden_layers=1)
-        model.model.layers = model.model.layers[:1]
-        return model
+        return drafted_llama(layers=1)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCH)
         step, engines = map(importlib.import_module, ("step", "step_engines"))
-        patch.setattr(reference.engine_models, "load_checkpoint", load_one_layer)
+        patch.setattr(reference, "reference_model", load_one_layer)
         patch.setattr(engines, "reference_engine", partial(reference_engine, num_steps=1))
         patch.setattr(engines, "WARM_UP_STEPS", 2 * LOOP)
         patch.setattr(engines, "CONTEXT", 128)

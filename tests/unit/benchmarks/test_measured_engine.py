@@ -12,15 +12,14 @@ from graphkit.cli.benchmarks import MeasuredEngine, Steps, Variant, measured_eng
 from graphkit.cli.benchmarks.step_bench import pieces
 from graphkit.engine.step import SpecStepRunner
 from graphkit.errors import ConfigError
-from graphkit.models.sharded import engine_of, spec_of
-from graphkit.models.sharded.shapes import random_models
+from graphkit.models import random_model
 
 LOOP = Variant("loop of 3", "v3", 3)
 
 
 @pytest.fixture(scope="module")
 def models():
-    return random_models("tiny", "EAGLE", device="cpu")
+    return random_model("tiny", "EAGLE", device="cpu")
 
 
 @pytest.fixture
@@ -29,8 +28,8 @@ def measured(models):
     with ExitStack() as stack:
 
         def opened(variant: Variant, *, context: int = 64) -> MeasuredEngine:
-            engine = engine_of(
-                models, spec_of("EAGLE", num_steps=1), max_batch_size=2, batch_sizes=[2],
+            engine = models.engine(
+                num_steps=1, max_batch_size=2, batch_sizes=[2],
                 max_context_len=context, generation=variant.generation,
                 steps_per_launch=variant.steps_per_launch,
             )  # fmt: skip

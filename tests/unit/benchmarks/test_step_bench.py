@@ -17,17 +17,17 @@ from graphkit.cli.benchmarks import (
     measured_engine,
     step_bench,
 )
-from graphkit.models.sharded import engine_of, load_models, random_models, spec_of
+from graphkit.models import random_model, reference_model
 
 VARIANTS = tuple(make_variants(("v1", "v2", "v3"), (1, 2)))
 TIMES = ["time per step", "p50", "p99", "accept length", "tokens"]
 
 
 def bench(algorithm="EAGLE", *, models=None, variants=VARIANTS, num_steps=1, **options):
-    models = models or random_models("tiny", algorithm, device="cpu")
-    spec = spec_of(algorithm, num_steps=num_steps)
+    models = models or random_model("tiny", algorithm, device="cpu")
+    spec = models.spec(num_steps=num_steps)
     return StepBench(
-        engine=partial(engine_of, models, spec), spec=spec, algorithm=algorithm,
+        engine=partial(models.engine_with, spec), spec=spec, algorithm=algorithm,
         device=models.device, dtype=models.dtype, weights=WeightBytes.of(models, 1),
         variants=variants, text_ids=range(100), context=5, steps=2, rounds=2, **options,
     )  # fmt: skip
@@ -154,7 +154,7 @@ def test_there_is_no_bare_step_without_v3(events):
 @pytest.mark.parametrize("algorithm", ["EAGLE", "NGRAM"])
 def test_all_variants_run_the_same_steps_and_no_request_ends(algorithm, monkeypatch):
     """Reference models accept most drafts, so that they need the most room."""
-    models, run, asked = load_models(algorithm, device="cpu"), MeasuredEngine.run, []
+    models, run, asked = reference_model(algorithm, device="cpu"), MeasuredEngine.run, []
 
     def noted(engine, steps, into):
         asked.append(steps)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import graphkit as gk
 from graphkit.errors import ConfigError
+from graphkit.models import reference_model
 from graphkit.models.byte_tokenizer import END_OF_TEXT, ByteTokenizer
-from graphkit.models.quantization import QUANTIZATIONS, Linear, QuantizedLinear
-from graphkit.models.sharded import engine_of, load_models, random_models, spec_of
-from graphkit.models.sharded.engine_models import EngineModels
-from graphkit.models.sharded.model import full_logits
+from graphkit.models.quantization import QUANTIZATIONS, QuantizedLinear
 from graphkit.ops.linear import project
 
 PROMPT = "def replay(self, batch):"
@@ -19,10 +18,9 @@ TOKENS = 32
 every_format = pytest.mark.parametrize("quantize", QUANTIZATIONS)
 
 
-def text(models):
+def text(model):
     """Return the tokens of the prompt, and the accept length."""
-    spec = spec_of(models.algorithm)
-    with engine_of(models, spec, max_batch_size=1, bos_token_id=END_OF_TEXT) as engine:
+    with model.engine(max_batch_size=1, bos_token_id=END_OF_TEXT) as engine:
         engine.capture()
         ids = ByteTokenizer().encode(PROMPT)
         (request,) = engine.generate([ids], gk.SamplingParams(max_new_tokens=TOKENS))
@@ -42,18 +40,18 @@ def greedy(target, count):
     ids = list(ByteTokenizer().encode(PROMPT))
     with torch.no_grad():
         for _ in range(count):
-            ids.append(full_logits(target, torch.tensor([ids]))[0, -1].argmax().item())
+            ids.append(target(torch.tensor([ids])).logits[0, -1].argmax().item())
     return ids[-count:]
 
 
 @pytest.mark.slow
 @every_format
 def test_drafted_text_is_that_of_the_dequantised_target(quantize):
-    models = load_models("EAGLE", device="cpu", quantize=quantize)
-    assert isinstance(models.draft.layers[0].mlp.down_proj, QuantizedLinear)
+    models = reference_model("EAGLE", device="cpu", quantize=quantize)
+    assert isinstance(models.draft.module.layers[0].mlp.down_proj, QuantizedLinear)
     output, accept_length = text(models)
     assert accept_length > 1.5
-    assert output == greedy(models.target, TOKENS)
+    assert output == greedy(models.original, TOKENS)
 
 
 @pytest.mark.slow
@@ -62,9 +60,9 @@ def test_drafted_text_is_that_of_the_dequantised_target(quantize):
     "algorithm", ["EAGLE3", "MULTI_LAYER_EAGLE", "STANDALONE", "DFLASH", "NGRAM"]
 )
 def test_every_algorithm_drafts_for_a_quantised_target(algorithm, quantize):
-    without = load_models("NONE", device="cpu", quantize=quantize)
+    without = reference_model("NONE", device="cpu", quantize=quantize)
     expected, one = text(without)
-    output, accept_length = text(load_models(algorithm, device="cpu", quantize=quantize))
+    output, accept_length = text(reference_model(algorithm, device="cpu", quantize=quantize))
     assert one == 1
     assert output == expected
     assert accept_length > 1
@@ -72,30 +70,19 @@ def test_every_algorithm_drafts_for_a_quantised_target(algorithm, quantize):
 
 @every_format
 def test_the_target_s_output_head_stays(quantize):
-    models = load_models("EAGLE", device="cpu", quantize=quantize)
-    assert type(models.target.lm_head) is Linear  # the draft head's, too
+    models = reference_model("EAGLE", device="cpu", quantize=quantize)
+    assert type(models.head) is nn.Linear  # the draft head's, too
     assert models.dtype == torch.float32
 
 
 @every_format
 def test_a_draft_head_is_quantised_as_a_whole(quantize):
-    models = load_models("EAGLE3", device="cpu", quantize=quantize)
-    assert isinstance(models.draft.lm_head, QuantizedLinear)
-    assert isinstance(models.draft.fc, QuantizedLinear)
-    assert type(models.target.lm_head) is Linear
+    models = reference_model("EAGLE3", device="cpu", quantize=quantize)
+    assert isinstance(models.draft.module.lm_head, QuantizedLinear)
+    assert isinstance(models.draft.module.fc, QuantizedLinear)
+    assert type(models.head) is nn.Linear
 
 
-def test_shapes_are_quantised():
-    models = random_models("tiny", "EAGLE3", device="cpu", quantize="int4")
-    assert isinstance(models.draft.midlayer.self_attn.qkv_proj, QuantizedLinear)
-    plain = random_models("tiny", "EAGLE3", device="cpu")
-    one, other = (each.target.model.norm.weight for each in (models, plain))
-    assert torch.equal(one, other)
-
-
-def test_ranks_and_unknown_formats_are_refused(monkeypatch):
+def test_unknown_formats_are_refused():
     with pytest.raises(ConfigError, match="expected 'fp8' or 'int4'"):
-        load_models("NONE", device="cpu", quantize="int3")
-    monkeypatch.setattr(EngineModels, "group", property(lambda _: object()))
-    with pytest.raises(ConfigError, match="ranks that split a model have their own layers"):
-        load_models("NONE", device="cpu", quantize="fp8")
+        reference_model("NONE", device="cpu", quantize="int3")

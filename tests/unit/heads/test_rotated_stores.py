@@ -10,10 +10,7 @@ import torch
 
 from graphkit import ForwardMode
 from graphkit.engine.attention import TritonAttention
-from graphkit.models.heads.config import LlamaConfig
-from graphkit.models.heads.layers import AttendProjected, causal_attend
 from graphkit.models.reference import reference_target
-from graphkit.models.sharded import LlamaModel
 from two_ops_attention import TwoOps
 
 LAYERS = {
@@ -44,33 +41,3 @@ def test_a_step_has_one_operation_less_per_layer(mode):
     counts = {"graphkit::rotated_heads": LAYERS[mode], "graphkit::store_kv": LAYERS[mode]}
     assert others - ops == counts
     assert ops - others == {"graphkit::store_rotated_heads": LAYERS[mode]}
-
-
-def test_what_attends_may_rotate_the_heads():
-    class Rotating:
-        """Rotates heads for an ``attend`` that does not."""
-
-        def __init__(self, attend):
-            self.attend, self.layers = attend, []
-
-        def __call__(self, layer, query, key, value):
-            raise AssertionError("called with rotated heads")
-
-        def projected(self, layer, heads):
-            self.layers.append(layer)
-            return self.attend(layer, *heads.rotated())
-
-    torch.manual_seed(0)
-    model = LlamaModel(
-        LlamaConfig(
-            vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
-            qk_norm=True,
-        )
-    ).requires_grad_(False)  # fmt: skip
-    ids, attend = torch.arange(6), causal_attend(2, 3)
-    rotating = Rotating(attend)
-    assert isinstance(rotating, AttendProjected)
-    assert not isinstance(attend, AttendProjected)
-    assert torch.equal(model(ids, ids, rotating), model(ids, ids, attend))
-    assert rotating.layers == [0, 1]

@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 
 from graphkit.errors import CheckpointError
 from graphkit.models.heads.folders import load_eagle_head, save_draft_head
-from graphkit.models.sharded import load_checkpoint, save_checkpoint
 
 BIN = "pytorch_model.bin"
 
@@ -84,11 +83,3 @@ def test_shards_are_read_by_their_index(folder, eagle, target):
         torch.save({name: tensors[name]}, folder / place)
     (folder / f"{BIN}.index.json").write_text(json.dumps({"weight_map": places}))
     assert torch.equal(load_eagle_head(folder, target).fc.weight, eagle.fc.weight)
-
-
-def test_whole_models_load_from_it(target, tmp_path):
-    save_checkpoint(target, tmp_path)
-    to_bin(tmp_path)
-    loaded = load_checkpoint(tmp_path)
-    assert torch.equal(loaded.lm_head.weight, target.lm_head.weight)
-    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight

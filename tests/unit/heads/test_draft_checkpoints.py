@@ -15,14 +15,11 @@ from graphkit.models.heads.folders import (
     head_algorithm,
     load_eagle3_head,
     load_eagle_head,
-    load_mtp_head,
     save_draft_head,
 )
 from graphkit.models.heads.layers import causal_attend
-from graphkit.models.reference import default_checkpoint
-from graphkit.models.sharded import load_checkpoint
 
-LOADERS = {"eagle": load_eagle_head, "eagle3": load_eagle3_head, "mtp": load_mtp_head}
+LOADERS = {"eagle": load_eagle_head, "eagle3": load_eagle3_head}
 
 
 def write(folder, state, config, **more):
@@ -52,12 +49,6 @@ def eagle3_folder(eagle3, tmp_path):
         draft_vocab_size=32, architectures=["LlamaForCausalLMEagle3"],
         eagle_aux_hidden_state_layer_ids=[0, 1, 2],
     )  # fmt: skip
-
-
-@pytest.fixture
-def mtp_folder(mtp, tmp_path):
-    save_draft_head(mtp, tmp_path / "mtp")
-    return tmp_path / "mtp"
 
 
 def to_bin(folder):
@@ -104,13 +95,12 @@ def test_a_loaded_head_computes_what_the_saved_one_did(eagle, eagle_folder, targ
     assert torch.equal(loaded.logits(loaded(*rows)), expected)
 
 
-def test_nothing_borrowed_is_in_the_file(eagle, mtp, target, tmp_path):
-    for name, head in (("one", eagle), ("two", mtp)):
-        save_draft_head(head, tmp_path / name)
-        with safe_open(tmp_path / name / "model.safetensors", framework="pt") as stored:
-            assert set(stored.keys()) == set(head.state_dict())
-            assert not any("embed" in key or "lm_head" in key for key in stored.keys())  # noqa: SIM118
-    config = json.loads((tmp_path / "one" / "config.json").read_text())
+def test_nothing_borrowed_is_in_the_file(eagle, target, tmp_path):
+    save_draft_head(eagle, tmp_path)
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as stored:
+        assert set(stored.keys()) == set(eagle.state_dict())
+        assert not any("embed" in key or "lm_head" in key for key in stored.keys())  # noqa: SIM118
+    config = json.loads((tmp_path / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLMEagle"]
     assert config["dtype"] == "float32"
 
@@ -152,9 +142,8 @@ def test_eagle3_with_a_full_vocabulary(eagle3, eagle3_folder, target):
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_another_target(kind, target, request):
-    folder = request.getfixturevalue(f"{kind}_folder")
-    other = load_checkpoint(default_checkpoint())
+def test_another_target(kind, make_target, request):
+    folder, other = request.getfixturevalue(f"{kind}_folder"), make_target(256, 256, 4)
     refused(LOADERS[kind], folder, other, "has hidden_size 64, but its target has 256")
 
 
@@ -182,9 +171,6 @@ def test_no_folder_and_no_weights(kind, target, tmp_path, request):
         ("eagle3", {"d2t": torch.ones(32)}, "d2t is stored as F32, but only I64, I32"),
         ("eagle3", {"d2t": None}, "has no d2t"),
         ("eagle3", {"lm_head__weight": torch.ones(96, 64)}, r"\[96, 64\], .*\[32, 64\]"),
-        ("mtp", {"layers__2__enorm__weight": None}, "has no layers.2.enorm.weight"),
-        ("mtp", {"layers__3__enorm__weight": torch.ones(64)}, "has layers.3.enorm.weight"),
-        ("mtp", {"layers__1__eh_proj__weight": torch.ones(64, 64)}, r"requires \[64, 128\]"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("is_bin", [False, True], ids=["safetensors", "bin"])

@@ -27,8 +27,11 @@ def make_head(target):
 
     def make(**options):
         torch.manual_seed(6)
-        sizes = target.config.to_dict() | {"num_hidden_layers": 2, "model_type": "qwen3"}
-        config = LlamaConfig.from_dict(sizes)
+        config = LlamaConfig(
+            vocab_size=96, hidden_size=64, intermediate_size=80, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+            max_position_embeddings=128, qk_norm=True,
+        )  # fmt: skip
         usual = {"target_layer_ids": (0,), "block_size": BLOCK, "mask_token_id": MASK}
         head = DFlashHead(config, target, **(usual | options))
         for name, parameter in head.named_parameters():
@@ -62,7 +65,7 @@ def block():
 
 @pytest.fixture
 def features(target):
-    return torch.randn(9, target.config.hidden_size, generator=torch.Generator().manual_seed(1))
+    return torch.randn(9, target.hidden_size, generator=torch.Generator().manual_seed(1))
 
 
 def test_blocks_are_those_of_transformers(make_head, target, features, block, tmp_path):
@@ -76,7 +79,7 @@ def test_blocks_are_those_of_transformers(make_head, target, features, block, tm
     model = transformers.AutoModel.from_pretrained(tmp_path, dtype=torch.float32).eval()
     cache = cache_utils.DFlashCache(config=model.config)
     cache.activate_past_recording()
-    noise = target.model.embed_tokens(block)[None]
+    noise = target.embedding(block)[None]
     for begin, end in ((0, 5), (5, 9)):
         if begin:
             cache.crop(-BLOCK)

@@ -9,11 +9,18 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from graphkit import models
+from graphkit.models.attention import attending
+from graphkit.models.heads.config import LlamaConfig
 from graphkit.models.heads.dflash import DFlashHead
-from graphkit.models.heads.layers import initialise
-from graphkit.models.sharded import LlamaModel, full_logits
+from small_llama import full_logits
+from small_targets import mtp_chain
 
 STEPS = 3
+TWO_LAYERS = LlamaConfig(
+    vocab_size=96, hidden_size=64, intermediate_size=80, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=128,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -75,10 +82,7 @@ def test_every_root_is_fed_as_the_shift_says(training):
     ids = torch.arange(10) + torch.tensor([[0], [100]])
     features = ids[..., None].float()
     roots = torch.arange(7).repeat(2)
-    for unroll, position_step in (
-        (training.unroll.eagle_drafts, 1),
-        (training.unroll.mtp_drafts, 0),
-    ):
+    for unroll, position_step in ((training.unroll.eagle_drafts, 1),):
         head = Recorder()
         drafts = list(unroll(head, ids, features))
         assert len(drafts) == len(head.calls) == STEPS
@@ -130,7 +134,7 @@ def test_eagle3_drafts_are_those_of_decoding_with_a_cache(training, eagle3, targ
 def test_dflash_drafts_are_those_of_a_block_behind_its_context(training, target, ids):
     """A block sees the context up to its root, and no other block."""
     torch.manual_seed(9)
-    config = replace(target.config, qk_norm=True)
+    config = replace(TWO_LAYERS, qk_norm=True)
     head = DFlashHead(config, target, target_layer_ids=(0,), block_size=4, mask_token_id=90)
     for name, parameter in head.named_parameters():
         parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.15)
@@ -167,40 +171,45 @@ def test_rates_of_a_block_count_drafts_behind_right_ones(training, monkeypatch):
     assert rates == [0.5, 1.0, 0.6667]
 
 
-def test_mtp_drafts_are_those_of_decoding_with_a_cache(training, mtp, target, ids, features):
-    for model in (target, mtp):
-        model.double()
+def test_mtp_drafts_are_those_of_decoding_with_a_cache(training, llama, ids, features):
+    head = mtp_chain(llama, 0.15).module.double()
+    llama.original.double()
     features = features.double()
-    drafts = list(training.unroll.mtp_drafts(mtp, ids, features))
+    drafts = list(training.unroll.mtp_drafts(head, ids, features))
     assert all(draft.hidden is None for draft in drafts)
     for window in range(2):
-        cache, hidden = Cache(), features[window, :9]
+        hidden = features[window, :9]
         for i, draft in enumerate(drafts):
-            tokens = ids[window, i + 1 : i + 10]
-            parts = [
-                mtp(i, tokens[rows], hidden[rows], torch.arange(9)[rows], cache)
-                for rows in (slice(0, 4), slice(4, 5), slice(5, 9))
-            ]
+            tokens, cache, parts = ids[window, i + 1 : i + 10], Cache(), []
+
+            def attend(call, cache=cache):
+                rows = (x[0].transpose(0, 1) for x in (call.query, call.key, call.value))
+                return cache(0, *rows)[None]
+
+            for rows in (slice(0, 4), slice(4, 5), slice(5, 9)):
+                positions = torch.arange(9)[rows]
+                with attending(attend, positions):
+                    parts.append(head(i, tokens[rows], hidden[rows], positions))
             hidden = torch.cat(parts)
-            torch.testing.assert_close(draft.logits[window], mtp.logits(i, hidden))
+            torch.testing.assert_close(draft.logits[window], head.logits(hidden))
 
 
-def test_standalone_drafts_are_the_models_own_predictions(training, target, ids):
-    whole = full_logits(target, ids[:, 1:])
-    drafts = list(training.unroll.standalone_drafts(target, ids, None))
+def test_standalone_drafts_are_the_models_own_predictions(training, llama, ids):
+    whole = full_logits(llama, ids[:, 1:])
+    drafts = list(training.unroll.standalone_drafts(llama.original, ids, None))
     assert len(drafts) == STEPS
     for k, draft in enumerate(drafts):
         assert torch.equal(draft.logits, whole[:, k : k + 9])
 
 
-def test_features_and_logits_are_the_targets(training, target, ids):
-    features, logits = training.losses.target_features(target, ids)
-    torch.testing.assert_close(logits, full_logits(target, ids))
-    torch.testing.assert_close(target.logits(features), logits)
-    streams, same = training.losses.target_features(target, ids, (2, 0))
-    normed = target.model.norm(streams[..., :64].flatten(0, 1))
-    torch.testing.assert_close(normed, features.flatten(0, 1))
-    torch.testing.assert_close(streams[..., 64:], target.model.embed_tokens(ids))
+def test_features_and_logits_are_the_targets(training, llama, ids):
+    features, logits = training.losses.target_features(llama, ids)
+    decoder = llama.original.get_decoder()
+    torch.testing.assert_close(logits, full_logits(llama, ids))
+    torch.testing.assert_close(llama.original.lm_head(features), logits)
+    streams, same = training.losses.target_features(llama, ids, (2, 0))
+    torch.testing.assert_close(decoder.norm(streams[..., :64]), features)
+    torch.testing.assert_close(streams[..., 64:], decoder.embed_tokens(ids))
     assert torch.equal(same, logits)
 
 
@@ -218,28 +227,28 @@ class Oracle:
             yield self.draft(logits[:, own], features[:, own] + 1)
 
 
-def test_draft_loss_of_a_perfect_head(training, target, ids):
+def test_draft_loss_of_a_perfect_head(training, llama, ids):
     """Cross entropy is the target's entropy; features are 1 off everywhere: smooth L1 of 0.5."""
     windows = torch.cat((ids, ids[:, :1]), 1)
-    loss = training.losses.draft_loss(Oracle(training, target), None, target, windows)
-    log_probs = full_logits(target, ids).log_softmax(-1)
+    loss = training.losses.draft_loss(Oracle(training, llama), None, llama, windows)
+    log_probs = full_logits(llama, ids).log_softmax(-1)
     entropy = -(log_probs.exp() * log_probs).sum(-1)
     expected = sum(entropy[:, k : k + 9].mean() for k in (1, 2, 3)) / 3 + 0.1 * 0.5
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    late = training.losses.draft_loss(Oracle(training, target, late=1), None, target, windows)
+    late = training.losses.draft_loss(Oracle(training, llama, late=1), None, llama, windows)
     assert late > loss + 0.1
 
 
-def test_accept_rates_count_the_targets_choices(training, target, ids):
+def test_accept_rates_count_the_targets_choices(training, llama, ids):
     batches = torch.cat((ids, ids[:, :1]), 1).split(1)
-    rates = training.losses.accept_rates(Oracle(training, target), None, target, batches)
+    rates = training.losses.accept_rates(Oracle(training, llama), None, llama, batches)
     assert rates == [1.0, 1.0, 1.0]
-    choice = full_logits(target, ids).argmax(-1)
+    choice = full_logits(llama, ids).argmax(-1)
     expected = [
         (choice[:, k : k + 9] == choice[:, k - 1 : k + 8]).double().mean() for k in (1, 2, 3)
     ]
-    late = Oracle(training, target, late=1)
-    rates = training.losses.accept_rates(late, None, target, batches)
+    late = Oracle(training, llama, late=1)
+    rates = training.losses.accept_rates(late, None, llama, batches)
     assert rates == [round(rate.item(), 4) for rate in expected]
 
 
@@ -248,37 +257,46 @@ def reduced(draft, tokens):
     return draft._replace(logits=draft.logits[..., tokens], hidden=None, tokens=tokens)
 
 
-def test_a_reduced_vocabulary_is_compared_in_the_targets(training, target, ids):
+def test_a_reduced_vocabulary_is_compared_in_the_targets(training, llama, ids):
     """The loss is over its tokens alone, and the best of them counts as the target's choice."""
-    oracle, tokens = Oracle(training, target), torch.arange(0, 96, 2).flip(0)
+    oracle, tokens = Oracle(training, llama), torch.arange(0, 96, 2).flip(0)
 
     def unroll(*given):
         return (reduced(draft, tokens) for draft in oracle(*given))
 
-    logits = full_logits(target, ids)
-    rates = training.losses.accept_rates(unroll, None, target, (torch.cat((ids, ids[:, :1]), 1),))
+    logits = full_logits(llama, ids)
+    rates = training.losses.accept_rates(unroll, None, llama, (torch.cat((ids, ids[:, :1]), 1),))
     is_even = logits.argmax(-1) % 2 == 0
     expected = [is_even[:, k : k + 9].double().mean().item() for k in (1, 2, 3)]
     assert rates == [round(rate, 4) for rate in expected]
     log_probs = logits[..., ::2].log_softmax(-1)
     entropy = -(log_probs.exp() * log_probs).sum(-1)
     expected = sum(entropy[:, k : k + 9].mean() for k in (1, 2, 3)) / 3
-    loss = training.losses.draft_loss(unroll, None, target, torch.cat((ids, ids[:, :1]), 1))
+    loss = training.losses.draft_loss(unroll, None, llama, torch.cat((ids, ids[:, :1]), 1))
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_the_draft_vocabulary_is_the_most_frequent_bytes(training):
     recipe = training.recipes.RECIPES["eagle3"]
-    target = LlamaModel(training.recipes.TARGET)
-    target.model.norm.weight.data.normal_()
+    target = plain_target(training)
+    norm = target.original.get_decoder().norm
+    norm.weight.data.normal_()
     corpus = torch.tensor([*range(256), *range(3, 256, 2)], dtype=torch.uint8)
     head = recipe.build(target, corpus)
     assert len(head.token_map()) == recipe.draft_vocab_size == 128
     assert set(head.token_map().tolist()) >= set(range(3, 256, 2))
     assert head.token_map().tolist() == sorted(head.token_map().tolist())
     assert head.aux_layers == recipe.layers
-    assert torch.equal(head.lm_head.weight, target.lm_head.weight[head.token_map()])
-    assert torch.equal(head.norm.weight, target.model.norm.weight)
+    assert torch.equal(head.lm_head.weight, target.head.weight[head.token_map()])
+    assert torch.equal(head.norm.weight, norm.weight)
+
+
+def plain_target(training):
+    """The target of the recipes with new weights, whose distributions are no even ones."""
+    model = training.recipes.RECIPES["target"].build(None, None)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(5)
+    return models.load(model, device="cpu", fuse=False, check=False)
 
 
 def test_accept_length(training):
@@ -291,26 +309,24 @@ def test_accept_length(training):
 def test_heads_learn_and_the_target_does_not(name, training):
     torch.manual_seed(0)
     recipe = training.recipes.RECIPES[name]
-    target = LlamaModel(training.recipes.TARGET).requires_grad_(False)
-    before = {key: tensor.clone() for key, tensor in target.state_dict().items()}
+    target = plain_target(training)
+    before = {key: tensor.clone() for key, tensor in target.original.state_dict().items()}
     head = recipe.build(target, torch.arange(256, dtype=torch.uint8))
     windows = torch.randint(256, (1, 33))
     first = recipe.loss(head, target, windows).item()
-    training.loop.optimise(
-        list(head.parameters()), lambda: recipe.loss(head, target, windows), 12, math.inf
-    )
+    weights = [weight for weight in head.parameters() if weight.requires_grad]
+    training.loop.optimise(weights, lambda: recipe.loss(head, target, windows), 12, math.inf)
     assert recipe.loss(head, target, windows).item() < first - 0.1
-    for key, tensor in target.state_dict().items():
+    for key, tensor in target.original.state_dict().items():
         assert torch.equal(tensor, before[key]), key
 
 
 def test_loss_and_bits_agree_with_their_definition(training):
     torch.manual_seed(0)
-    model = LlamaModel(training.recipes.TARGET)
-    initialise(model, 4)
+    model = training.recipes.RECIPES["target"].build(None, None)
     corpus = torch.randint(256, (3 * 512 + 1,), dtype=torch.uint8)
     windows = training.corpus.windows_at(corpus, torch.tensor([0, 512, 1024]))
-    log_probs = full_logits(model, windows[:, :-1]).log_softmax(-1)
+    log_probs = model(windows[:, :-1]).logits.log_softmax(-1)
     nats = -log_probs.gather(-1, windows[:, 1:, None]).mean().item()
     losses = training.losses
     assert losses.next_token_loss(model, windows).item() == pytest.approx(nats, rel=1e-5)

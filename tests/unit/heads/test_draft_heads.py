@@ -1,4 +1,4 @@
-"""EAGLE, EAGLE-3 and MTP heads: published layouts, arithmetic, and weights of the target."""
+"""EAGLE and EAGLE-3 heads: published layouts, arithmetic, and weights of the target."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from graphkit.models.heads import inputs as head_inputs
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.layers import causal_attend
-from graphkit.models.heads.sources import AuxStates
-from graphkit.models.sharded import LlamaModel, MTPHead
 
 LAYER = {
     "self_attn.q_proj.weight": (96, 64),
@@ -38,14 +36,6 @@ EAGLE3 = {f"midlayer.{name}": shape for name, shape in (LAYER | WIDE).items()} |
     "lm_head.weight": (32, 64),
     "d2t": (32,),
 }
-MTP_LAYER = LAYER | {
-    "input_layernorm.weight": (64,),
-    "enorm.weight": (64,),
-    "hnorm.weight": (64,),
-    "eh_proj.weight": (64, 128),
-    "shared_head.norm.weight": (64,),
-}
-MTP = {f"layers.{i}.{name}": shape for i in range(3) for name, shape in MTP_LAYER.items()}
 
 
 def layout(module):
@@ -98,7 +88,7 @@ def rows():
     return ids, hidden, torch.arange(7), causal_attend(1, 7)
 
 
-@pytest.mark.parametrize(("name", "expected"), [("eagle", EAGLE), ("eagle3", EAGLE3), ("mtp", MTP)])
+@pytest.mark.parametrize(("name", "expected"), [("eagle", EAGLE), ("eagle3", EAGLE3)])
 def test_layout_as_published(name, expected, request):
     assert layout(request.getfixturevalue(name)) == expected
 
@@ -118,25 +108,11 @@ def test_layout_with_optional_tensors(target, eagle):
 
 def test_eagle_by_hand(eagle, target, rows):
     ids, hidden, *_ = rows
-    merged = torch.cat((target.model.embed_tokens.weight[ids], hidden), 1) @ eagle.fc.weight.T
+    merged = torch.cat((target.embedding.weight[ids], hidden), 1) @ eagle.fc.weight.T
     expected = decoded(under("layers.0.", eagle), merged, merged)
     out = eagle(*rows)
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(eagle.logits(out), out @ target.lm_head.weight.T)
-
-
-def test_mtp_by_hand(mtp, target, rows):
-    ids, hidden, *rest = rows
-    for i in range(3):
-        state = under(f"layers.{i}.", mtp)
-        embedded = norm(target.model.embed_tokens.weight[ids], state["enorm.weight"])
-        both = torch.cat((embedded, norm(hidden, state["hnorm.weight"])), 1)
-        merged = both @ state["eh_proj.weight"].T
-        expected = decoded(state, norm(merged, state["input_layernorm.weight"]), merged)
-        hidden = mtp(i, ids, hidden, *rest)
-        torch.testing.assert_close(hidden, expected)
-        normed = norm(hidden, state["shared_head.norm.weight"])
-        torch.testing.assert_close(mtp.logits(i, hidden), normed @ target.lm_head.weight.T)
 
 
 @pytest.mark.parametrize("is_normed", [False, True])
@@ -147,7 +123,7 @@ def test_eagle3_by_hand(eagle3, target, rows, width, is_normed):
     features = torch.randn(7, width)
     state = under("midlayer.", eagle3)
     hidden = features if width == 64 else features @ eagle3.fc.weight.T
-    embedded = norm(target.model.embed_tokens.weight[ids], state["input_layernorm.weight"])
+    embedded = norm(target.embedding.weight[ids], state["input_layernorm.weight"])
     normed = norm(hidden, state["hidden_norm.weight"])
     both = torch.cat((embedded, normed), 1)
     out = eagle3(ids, features, *rest)
@@ -174,35 +150,19 @@ def test_target_layers_that_do_not_exist_are_refused(eagle3, target, layers, tex
     assert caught.value.field == "aux_layers"
 
 
-def test_the_default_layers_are_those_of_published_heads(target):
-    deep = LlamaModel(replace(target.config, num_hidden_layers=12))
-    config = replace(target.config, num_hidden_layers=1)
-    assert Eagle3Head(config, deep).aux_layers == (2, 6, 9)
-
-
-def test_aux_states_are_the_inputs_of_layers_and_the_output_of_the_last(target, rows):
-    ids, _, *rest = rows
-    seen, handles = [], []
-    for layer in target.model.layers:
-        record = lambda _, given, out: seen.extend((given[1], out[0].sum(0) + out[1]))  # noqa: E731
-        handles.append(layer.register_forward_hook(record))
-    aux = AuxStates((2, 0, 1))
-    hidden = target(ids, *rest, aux=aux)
-    assert torch.equal(hidden, target(ids, *rest))
-    before, between, _, after = seen[:4]
-    assert torch.equal(aux.joined(), torch.cat((after, before, between), 1))
-    assert torch.equal(target.model.norm(after), hidden)
+def test_the_default_layers_are_those_of_published_heads(eagle, make_target):
+    assert Eagle3Head(eagle.config, make_target(num_hidden_layers=12)).aux_layers == (2, 6, 9)
 
 
 def test_an_own_embedding_is_used(eagle, target, rows):
     own = EagleHead(eagle.config, target, has_embedding=True)
     own.load_state_dict(eagle.state_dict(), strict=False)
-    own.embed_tokens.weight.data = target.model.embed_tokens.weight.flip(0)
+    own.embed_tokens.weight.data = target.embedding.weight.flip(0)
     ids, *rest = rows
     torch.testing.assert_close(own(95 - ids, *rest), eagle(ids, *rest))
 
 
-def test_attend_gets_the_layer_number(eagle, eagle3, mtp, rows):
+def test_attend_gets_the_layer_number(eagle, eagle3, rows):
     ids, hidden, positions, _ = rows
     seen = []
 
@@ -212,9 +172,7 @@ def test_attend_gets_the_layer_number(eagle, eagle3, mtp, rows):
 
     eagle(ids, hidden, positions, attend)
     eagle3(ids, hidden, positions, attend)
-    for i in (2, 0, 1):
-        mtp(i, ids, hidden, positions, attend)
-    assert [layer for layer, *_ in seen] == [0, 0, 2, 0, 1]
+    assert [layer for layer, *_ in seen] == [0, 0]
     assert {tuple(shapes) for _, *shapes in seen} == {((7, 4, 24), (7, 2, 24), (7, 2, 24))}
 
 
@@ -232,7 +190,7 @@ def joined(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "eagle3 normed", "mtp"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "eagle3 normed"])
 def test_one_op_joins_the_inputs_if_no_gradient_is_recorded(
     name, dtype, target, rows, joined, request
 ):
@@ -241,7 +199,7 @@ def test_one_op_joins_the_inputs_if_no_gradient_is_recorded(
     if name == "eagle3 normed":
         head.midlayer.norm_before_residual = True
     ids, hidden, *rest = rows
-    args = ((0,) if name == "mtp" else ()) + (ids, hidden.to(dtype), *rest)
+    args = ids, hidden.to(dtype), *rest
     with torch.no_grad():
         got = head(*args)
     assert len(joined) == 1
@@ -290,7 +248,7 @@ def test_other_embeddings_run_as_modules(kind, rows, joined):
     assert torch.equal(got, torch.cat((embedding(ids), hidden), 1))
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3"])
 def test_heads_do_not_own_the_target(name, target, request):
     head = request.getfixturevalue(name)
     theirs = {id(parameter) for parameter in target.parameters()}
@@ -307,11 +265,11 @@ def test_heads_follow_changes_of_the_target(eagle, target, rows):
     eagle.to(torch.float64)
     after = eagle(rows[0], rows[1].double(), *rows[2:])
     torch.testing.assert_close(after.float(), before)
-    target.model.embed_tokens.weight.data.zero_()
+    target.embedding.weight.data.zero_()
     assert not eagle.logits(after).any(), "the tied head went to zero"
 
 
-@pytest.mark.parametrize("kind", [EagleHead, Eagle3Head, MTPHead])
+@pytest.mark.parametrize("kind", [EagleHead, Eagle3Head])
 @pytest.mark.parametrize(
     ("field", "value", "allowed"), [("hidden_size", 32, 64), ("vocab_size", 97, 96)]
 )
@@ -329,11 +287,10 @@ def test_eagle_has_one_layer(kind, eagle, target):
     assert caught.value.field == "num_hidden_layers"
 
 
-def test_no_rows_narrow_ids_and_bfloat16(eagle, mtp, target, rows):
+def test_no_rows_narrow_ids_and_bfloat16(eagle, target, rows):
     ids, hidden, positions, attend = rows
     none = causal_attend(0, 3)
     assert eagle(ids[:0], hidden[:0], positions[:0], none).shape == (0, 64)
-    assert mtp.logits(1, mtp(1, ids[:0], hidden[:0], positions[:0], none)).shape == (0, 96)
     narrow = eagle(ids.int(), hidden, positions.int(), attend)
     assert torch.equal(narrow, eagle(*rows))
     for module in (target, eagle):
@@ -342,13 +299,12 @@ def test_no_rows_narrow_ids_and_bfloat16(eagle, mtp, target, rows):
     assert out.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3"])
 def test_nothing_depends_on_values(name, target, request):
     """Meta tensors have no values: host synchronisations and data-dependent shapes raise."""
     head = request.getfixturevalue(name).to("meta")
     target.to("meta")
     ids = torch.zeros(6, dtype=torch.long, device="meta")
     hidden = torch.zeros(6, 64, device="meta")
-    step = (0,) if name == "mtp" else ()
-    out = head(*step, ids, hidden, ids, causal_attend(2, 3))
-    assert head.logits(*step, out).shape == (6, 32 if name == "eagle3" else 96)
+    out = head(ids, hidden, ids, causal_attend(2, 3))
+    assert head.logits(out).shape == (6, 32 if name == "eagle3" else 96)
