@@ -130,15 +130,13 @@ def reference_target(
         max_batch_size: Number of requests; ``None`` selects 64 on CUDA and 8 elsewhere.
         attention: Attention backend; ``None`` selects Triton on CUDA and torch elsewhere.
         quantize: As for ``load``.
-        group: As for ``load``. The MTP layers, which ranks do not split, are left out.
+        group: As for ``load``.
 
     Raises:
         ConfigError: An argument has a wrong type or is out of range.
     """
     model = _on(device, "EAGLE", quantize, group)
-    chain = None
-    if group is None:
-        chain = load_draft("MTP", default_checkpoint("mtp"), model, None, quantize)
+    chain = load_draft("MTP", default_checkpoint("mtp"), model, None, quantize)
     target = _target(model, max_batch_size, topk=topk, attention=attention, chain=chain)
     return replace(target, name="reference model")
 

@@ -15,7 +15,7 @@ from graphkit.buffers import Axis
 from graphkit.runners import Runner
 from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode
-from small_targets import drafted_llama, small_target
+from small_targets import drafted_llama, llama_target
 
 Tensors = Mapping[str, torch.Tensor]
 LARGEST = 16
@@ -93,7 +93,7 @@ def topk(request: pytest.FixtureRequest) -> int:
 def target(device: str, topk: int) -> CaptureTarget:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     model = drafted_llama(device=device, dtype=dtype)
-    return small_target(model, topk=topk, max_batch_size=LARGEST)
+    return llama_target(model, topk=topk, max_batch_size=LARGEST)
 
 
 @pytest.fixture(params=MODES, ids=lambda mode: mode.value)

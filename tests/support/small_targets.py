@@ -94,7 +94,7 @@ def randomise(module: Any, std: float, seed: int = 1) -> Any:
     return module.eval().requires_grad_(False)
 
 
-def small_target(
+def llama_target(
     model: TransformersModel | None = None,
     *,
     topk: int = 1,

@@ -13,8 +13,8 @@ from graphkit.audit.pads import audit_pads
 from graphkit.audit.runs import live_sizes
 from graphkit.graphs import SizeTable
 from no_metadata import NoMetadata
-from tiny_target import SLOTS, VERIFY, VOCAB, WIDTH, log_of, small_target
 from small_targets import llama_target
+from tiny_target import SLOTS, VERIFY, VOCAB, WIDTH, log_of, small_target
 
 HIDDEN = 8
 LEAK, STRAY = "leaking pad row", "write outside live slots"
@@ -78,7 +78,7 @@ def storing(cache, slots=lambda inputs: inputs.out_cache_loc):
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 @every_mode
 def test_real_models_have_no_finding_in_any_mode(mode, topk):
-    target = small_target(topk=topk, max_batch_size=3)
+    target = llama_target(topk=topk, max_batch_size=3)
     log = AuditLog()
     with target.runner(mode, batch_sizes=[1, 3], device="cpu") as runner:
         runner.capture()

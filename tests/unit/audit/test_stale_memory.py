@@ -12,7 +12,7 @@ from declared_modes import every_mode
 from graphkit.audit import AuditLog, audit_target
 from graphkit.audit.stale_memory import audit_stale_memory
 from graphkit.errors import TargetError
-from small_targets import small_target
+from small_targets import llama_target
 from tiny_target import (
     REQUESTS,
     VERIFY,
@@ -222,7 +222,7 @@ def test_reserved_rows_of_state_are_not_compared(audited):
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 @every_mode
 def test_real_models_have_no_finding_in_any_mode(mode, topk):
-    target = small_target(topk=topk, max_batch_size=3)
+    target = llama_target(topk=topk, max_batch_size=3)
     log = AuditLog()
     with target.runner(mode, batch_sizes=[1, 3], device="cpu") as runner:
         runner.capture(attribution=gk.Attribution())

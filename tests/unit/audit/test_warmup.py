@@ -20,8 +20,8 @@ from graphkit.audit.host_objects.reachable_objects import ReachableObjects
 from graphkit.audit.object_snapshot import ObjectSnapshot, checksum
 from graphkit.audit.warmup import audit_warmup
 from graphkit.engine.kv import MHATokenToKVPool
-from tiny_target import VERIFY, VOCAB, log_of, small_target
 from small_targets import drafted_llama, llama_target
+from tiny_target import VERIFY, VOCAB, log_of, small_target
 
 HIDDEN = 8
 LEAK, CACHE, REPLACED = "warm-up leak", "lazy cache", "replaced buffer"
@@ -64,7 +64,7 @@ def of_model(step, **changes):
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 @every_mode
 def test_real_models_have_no_finding_in_any_mode(mode, topk):
-    target = small_target(topk=topk, max_batch_size=2)
+    target = llama_target(topk=topk, max_batch_size=2)
     log = AuditLog()
     with target.runner(mode, batch_sizes=[1, 2], device="cpu") as runner:
         audit_warmup(target, runner, log)
@@ -360,7 +360,7 @@ def test_methods_and_partial_functions():
 
 def test_state_of_attention_backends_and_pools_is_ignored():
     """A capture writes slot 0 of every pool, declared or not."""
-    target = replace(small_target(drafted_llama(None), has_chain=False), mutable_state=None)
+    target = replace(llama_target(drafted_llama(None), has_chain=False), mutable_state=None)
     log = AuditLog()
     with target.runner(VERIFY, device="cpu") as runner:
         audit_warmup(target, runner, log)

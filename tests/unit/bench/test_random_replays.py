@@ -10,11 +10,11 @@ import torch
 import graphkit as gk
 from graphkit.records import BenchReport
 from graphkit.runners import RUNNERS
-from small_targets import small_target
+from small_targets import llama_target
 
 
 def tiny_target(topk, most):
-    target = small_target(topk=topk, max_batch_size=most)
+    target = llama_target(topk=topk, max_batch_size=most)
     return replace(target, batch_sizes=(2,))
 
 

@@ -12,7 +12,7 @@ from graphkit.engine.kv import ReqToTokenPool
 from graphkit.errors import ConfigError
 from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode
-from small_targets import drafted_llama, mtp_chain, small_target
+from small_targets import drafted_llama, llama_target, mtp_chain
 
 VERIFY, STEP = ForwardMode.TARGET_VERIFY, ForwardMode.STEP
 BLOCK, COUNT = 6, 3
@@ -50,7 +50,7 @@ def test_blocks_replay_as_they_run(worker):
 
 @pytest.mark.slow
 def test_the_step_replays_as_it_runs(model):
-    target = small_target(model, has_chain=False)
+    target = llama_target(model, has_chain=False)
     record = gk.capture_target(target, modes=[STEP], device="cpu", batch_sizes=[1, 3])
     assert record.mismatches == ()
 
@@ -63,7 +63,7 @@ def test_the_runner_is_that_of_a_draft_worker(worker):
 
 @pytest.mark.slow
 def test_audits_find_nothing(model):
-    target = small_target(model, has_chain=False)
+    target = llama_target(model, has_chain=False)
     report = gk.audit_target(target, batch_sizes=[1, 3], device="cpu")
     assert [found for found in report.findings if found.severity == "error"] == []
     loop = [check.text for check in report.checks if check.audit == "loop"]

@@ -7,7 +7,7 @@ import pytest
 import graphkit as gk
 from graphkit.errors import ConfigError
 from graphkit.spec import ForwardMode
-from small_targets import drafted_llama, mtp_chain, small_target
+from small_targets import drafted_llama, llama_target, mtp_chain
 
 DRAFT, EXTEND, VERIFY = (
     ForwardMode.DRAFT, ForwardMode.DRAFT_EXTEND, ForwardMode.TARGET_VERIFY
@@ -22,7 +22,7 @@ def model():
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["chain", "tree"])
 def target(model, request):
-    return small_target(model, topk=request.param, has_chain=False)
+    return llama_target(model, topk=request.param, has_chain=False)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import graphkit as gk
 from declared_modes import MODES
 from graphkit.engine.attention import TritonAttention
 from graphkit.models.reference import reference_target
-from small_targets import STEPS, drafted_llama, small_target
+from small_targets import STEPS, drafted_llama, llama_target
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 DRAFT, EXTEND = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND
@@ -14,7 +14,7 @@ EXTEND_V2, LAYERS = gk.ForwardMode.DRAFT_EXTEND_V2, gk.ForwardMode.MULTI_LAYER_E
 
 
 def test_parts_have_pools_of_their_own():
-    target = small_target()
+    target = llama_target()
     parts = {name.split(".")[0] for name in target.mutable_state}
     assert parts >= {"draft", "chain"}
     assert {name for name, _ in target.weights.named_children()} == {"target", "draft", "chain"}
@@ -29,10 +29,10 @@ def test_parts_have_pools_of_their_own():
 
 def test_a_model_without_draft_models_has_fewer_modes():
     model, plain = drafted_llama(), drafted_llama(None)
-    assert set(small_target(plain, has_chain=False).forwards) == {VERIFY, DECODE}
-    with_head = small_target(model, has_chain=False)
+    assert set(llama_target(plain, has_chain=False).forwards) == {VERIFY, DECODE}
+    with_head = llama_target(model, has_chain=False)
     assert set(with_head.forwards) == {VERIFY, DECODE, DRAFT, EXTEND, EXTEND_V2}
-    assert set(small_target(plain).forwards) == {VERIFY, DECODE, LAYERS}
+    assert set(llama_target(plain).forwards) == {VERIFY, DECODE, LAYERS}
 
 
 def test_the_shipped_target_has_every_mode():

@@ -10,7 +10,7 @@ import pytest
 import graphkit as gk
 from graphkit.audit.kit import collection
 from graphkit.testing import assert_target_equivalent
-from small_targets import small_target
+from small_targets import llama_target
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 VOCAB = 16
@@ -59,7 +59,7 @@ def target_of():
 @pytest.fixture(scope="module", params=[1, 2], ids=["chain", "tree"])
 def real_target(request):
     """Return small real models in every mode."""
-    return small_target(topk=request.param, max_batch_size=3)
+    return llama_target(topk=request.param, max_batch_size=3)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import graphkit as gk
 from graphkit.audit import ShadowWatch
-from small_targets import small_target
+from small_targets import llama_target
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 LAYERS = gk.ForwardMode.MULTI_LAYER_EAGLE
@@ -155,7 +155,7 @@ def test_a_bisection_that_fails_still_reports_the_bug(capture, batch_of, watched
 
 @pytest.mark.usefixtures("unseen_numbers")
 def test_a_chain_of_graphs_is_bisected_as_one(capture):
-    target = small_target(max_batch_size=2)
+    target = llama_target(max_batch_size=2)
     head, calls = target.forwards[LAYERS][1], {"scale": 1.0}
 
     def scaled_layer(inputs):

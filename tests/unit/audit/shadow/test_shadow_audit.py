@@ -8,7 +8,7 @@ import graphkit as gk
 from declared_modes import every_mode
 from graphkit.audit import AuditLog
 from graphkit.audit.shadow import audit_shadow
-from small_targets import small_target
+from small_targets import llama_target
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 GRAPH = "graph bug"
@@ -17,7 +17,7 @@ GRAPH = "graph bug"
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 @every_mode
 def test_real_models_have_no_finding_in_any_mode(mode, topk, capture):
-    target = small_target(topk=topk, max_batch_size=3)
+    target = llama_target(topk=topk, max_batch_size=3)
     log = AuditLog()
     with target.runner(mode, batch_sizes=[1, 3], device="cpu") as runner:
         runner.capture()
