@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from accept_loops import accept_lengths, check_engine, head_drafts
 from engine_runs import outputs
 from graphkit.engine import SamplingParams
-from graphkit.models.attention import attending
 from graphkit.models.reference import default_checkpoint, reference_engine, reference_model
+from graphkit.models.running import attending
 from small_llama import target_features
 
 CORPUS = Path(__file__).parents[2] / "tools" / "training" / "corpus.py"

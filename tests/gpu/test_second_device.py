@@ -20,7 +20,7 @@ def test_a_runner_on_another_device_than_the_current_one():
         runner.capture()
         assert torch.cuda.current_device() == 0
         for requests in (1, 3, 4):
-            batch = target.sample_batch(VERIFY, requests, requests)
+            batch = target.batch(VERIFY, requests, requests)
             replayed = runner.replay(batch, clone=True).next_token_logits
             assert replayed.device == torch.device("cuda", 1)
             assert torch.equal(runner.run_padded(batch).next_token_logits, replayed)

@@ -193,7 +193,7 @@ def capture_every_mode():
         record = made.capture()
         assert [size.batch_size for size in record.modes[0].sizes] == [1, 2]
         requests = 2 if is_rank(0) else 1
-        mine = target.sample_batch(mode, requests, 3)
+        mine = target.batch(mode, requests, 3)
         got, want = made.replay(mine), expected.run_padded(mine, padded_batch_size=2)
         for name, tensor in want.tensors().items():
             torch.testing.assert_close(getattr(got, name), tensor)

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from graphkit import models
 from graphkit.buffers import DraftExtendInputs
-from graphkit.models.attention import AttentionCall, attending
+from graphkit.models.running import AttentionCall, attending
 from graphkit.ops.rows import gather_rows
 from graphkit.runners import ForwardOutput
 

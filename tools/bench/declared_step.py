@@ -1,4 +1,4 @@
-"""A STEP for a target of the reference models, which have forwards for all other modes."""
+"""A STEP for a target of the reference models, and batches that do not depend on each other."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 import graphkit as gk
+from graphkit.runners import RUNNERS
+from graphkit.runners.sample_rows import SampleRows
 
 
 @dataclass(kw_only=True, eq=False)
@@ -29,6 +31,36 @@ class HeadOutput(gk.Output):
     best: torch.Tensor = gk.declare_output(gk.Axis.REQUEST, row=())
 
 
+def steady_batch(
+    target: gk.CaptureTarget, mode: gk.ForwardMode, batch_size: int, seed: int
+) -> gk.StepInputs:
+    """Return a random batch whose requests have the same prefixes in every batch of every mode.
+
+    No batch then writes keys and values that another one reads, so that results do not depend on
+    the order of replays.
+    """
+    batch, runner = target.batch(mode, batch_size, seed), RUNNERS[mode]
+    attention = target.attention[mode]
+    rows = np.asarray(batch.req_pool_indices).astype(np.int64)
+    counts = getattr(batch, "num_accepted_tokens", np.ones(batch_size, np.int64))
+    width = runner.width(target.spec)
+    is_tree = getattr(batch, "custom_mask", None) is not None
+    sample = SampleRows(
+        rows=rows,
+        committed=8 + 7 * rows % 40,
+        accepted=np.asarray(counts).astype(np.int64),
+        slots=attention.req_to_token_pool.req_to_token.cpu().numpy().astype(np.int64),
+        parents=np.tile(np.maximum(np.arange(width) - 1, 0), (batch_size, 1)) if is_tree else None,
+    )
+    places = runner.sample_fields(target.spec, sample)
+    own = {name: values for name, values in vars(batch).items() if values is not None}
+    changed = {
+        name: np.asarray(places[name]).astype(np.asarray(own[name]).dtype)
+        for name in own.keys() & places.keys()
+    }
+    return replace(batch, **changed)
+
+
 def with_declared_step(target: gk.CaptureTarget) -> gk.CaptureTarget:
     """Return the target with a forward for STEP: a head over a hidden state and some tokens."""
     sizes, width = target.sizes, target.spec.num_draft_tokens
@@ -45,7 +77,7 @@ def with_declared_step(target: gk.CaptureTarget) -> gk.CaptureTarget:
 
     def sample(mode: gk.ForwardMode, batch_size: int, seed: int) -> gk.StepInputs:
         if mode is not gk.ForwardMode.STEP:
-            return target.sample_batch(mode, batch_size, seed)
+            return steady_batch(target, mode, batch_size, seed)
         random = np.random.default_rng([seed, batch_size])
         hidden = torch.from_numpy(random.standard_normal((batch_size, sizes.hidden_size)))
         return HeadInputs(

@@ -48,7 +48,7 @@ def main() -> int:
     with target.runner(VERIFY, device=device) as runner:
         runner.capture()
         for requests in (3, 8, 1):
-            batch = target.sample_batch(VERIFY, requests, requests)
+            batch = target.batch(VERIFY, requests, requests)
             drafts = drafts_for(runner, batch)
             accepted = accepted_drafts(verify(runner, batch, drafts), drafts).tolist()
             print(f"batch of {requests}, size {runner.table.fit(requests)}: accepted {accepted}")

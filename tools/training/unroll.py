@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from graphkit.models.attention import AttentionCall, attending
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.layers import causal_attend
 from graphkit.models.heads.mtp import MtpHead
+from graphkit.models.running import AttentionCall, attending
 
 STEPS = 3
 BLOCK_DECAY = 4.0

@@ -10,9 +10,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from graphkit import models
-from graphkit.models.attention import attending
 from graphkit.models.heads.config import LlamaConfig
 from graphkit.models.heads.dflash import DFlashHead
+from graphkit.models.running import attending
 from small_llama import full_logits
 from small_targets import mtp_chain
 
