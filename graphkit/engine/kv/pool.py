@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import ClassVar
 
 import torch
@@ -22,35 +21,43 @@ class TokenToKVPool:
     ``size + page_size`` slots, and keep their addresses for the life of the pool, so captured
     graphs may hold them.
 
-    Pools are dataclasses, whose fields are the arguments of the constructor, with further sizes
+    Subclasses are dataclasses, whose fields are the arguments of their constructors: further sizes
     beside these. ``_allocate`` makes their buffers.
 
-    Attributes:
+    Args:
         size: Tokens that the pool holds.
         page_size: Slots per page.
         dtype: float16, bfloat16 or float32.
         layer_num: Layers; 0 for a model without a KV cache.
         device: Device of the buffers.
+
+    Attributes:
         dtypes: Data types that a pool of this class may have.
 
     Raises:
         ConfigError: An argument is out of range; ``field`` names it.
     """
 
-    size: int
-    page_size: int
-    dtype: torch.dtype
-    layer_num: int
     device: torch.device
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float16, torch.bfloat16, torch.float32)
+
+    def __init__(
+        self,
+        size: int,
+        page_size: int,
+        dtype: torch.dtype,
+        layer_num: int,
+        device: torch.device | str,
+    ) -> None:
+        self.size, self.page_size, self.dtype, self.layer_num = size, page_size, dtype, layer_num
+        self.__post_init__(device)
 
     @allocates
     def __post_init__(self, device: torch.device | str) -> None:
         name = type(self).__name__
-        for field in fields(self):  # type: ignore[arg-type]  # of a subclass
-            if field.type == "int":  # annotations are strings in these modules
-                least = int(field.name != "layer_num")
-                require_int(name, field.name, getattr(self, field.name), least)
+        for field, value in vars(self).items():  # the arguments, all sizes but one
+            if field != "dtype":
+                require_int(name, field, value, least=int(field != "layer_num"))
         if self.dtype not in self.dtypes:
             *names, last = (str(known).removeprefix("torch.") for known in self.dtypes)
             raise ConfigError(
