@@ -19,8 +19,8 @@ from torch import nn
 from graphkit.buffers import AttentionBackend, MultiLayerDraftExtendInputs
 from graphkit.config import BufferSizes, require_int
 from graphkit.errors import ConfigError, OutputError
-from graphkit.ops import rotate_input_ids
 from graphkit.ops.logits import top_candidates
+from graphkit.ops.step_rows import rotate_input_ids
 from graphkit.runners.outputs import LastRowOutput, LayersOutput
 from graphkit.runners.runner import Runner
 from graphkit.runners.settings import RunnerOptions, check_types, show_options

@@ -13,7 +13,7 @@ import numpy as np
 from graphkit.buffers import TargetVerifyInputs
 from graphkit.errors import ConfigError, short_repr
 from graphkit.graphs import scope
-from graphkit.ops import apply_token_bitmask
+from graphkit.ops.logits import apply_token_bitmask
 from graphkit.runners.outputs import ForwardOutput
 from graphkit.runners.runner import Runner
 from graphkit.runners.sample_rows import SampleRows

@@ -2,7 +2,18 @@
 
 Each is a function that calls one op of the dispatcher, ``torch.ops.graphkit.NAME``: a torch
 reference on the CPU, Triton kernels of ``graphkit.ops.kernels`` on CUDA. None waits for the device;
-all may be captured and compiled.
+all may be captured and compiled. Read ``registration`` first, then ``rows`` as an example of an op.
+
+The core, ``spec``, ``graphs``, ``buffers`` and ``runners``, imports these files alone:
+
+- ``registration``, ``argument_rules``, ``docstrings``, ``inference``: what every op is made of.
+- ``refresh``: fills and pads the inputs of a captured graph.
+- ``rows``, ``step_rows``, ``packed``: copy rows, and compute rows of a forward.
+- ``logits``, ``tree``, ``tree_growth``: the choice of draft tokens within a captured draft.
+
+Layers of models and attention: ``decoder``, ``heads``, ``linear``, ``quantized_*``, ``kv_cache``,
+``paged_*``, ``attention_layout``, ``index_scores``. All others belong to steps: verification,
+sampling, the state of requests and loops on the device.
 """
 
 from graphkit.lazy_names import public_names

@@ -47,6 +47,11 @@ CORE = {
     "runners",
 }  # fmt: skip
 """Rooms that a server with its own engine needs. They import nothing else."""
+CORE_OPS = {
+    "argument_rules", "docstrings", "inference", "logits", "packed", "refresh", "registration",
+    "rows", "step_rows", "tree", "tree_growth",
+}  # fmt: skip
+"""Files of ops that the core imports, and those that these import."""
 DOOR = "graphkit.runners.host_objects", "graphkit.audit.host_objects"
 """The only file of the core that imports another room, inside a function: captures note the numbers
 that a forward can read, and objects are walked in ``audit`` alone."""
@@ -187,6 +192,20 @@ def test_the_core_imports_nothing_else():
         if module.split(".")[1:2] and module.split(".")[1] not in CORE
     }
     assert not outside
+
+
+@pytest.mark.slow
+def test_the_core_imports_few_files_of_ops():
+    graph, door = file_imports(), "graphkit.ops."
+    core_ops = {f"{door}{name}" for name in CORE_OPS}
+    reached = {
+        module
+        for name, modules in graph.items()
+        for module in modules
+        if module.startswith("graphkit.ops")
+        and (name in core_ops or (name.split(".")[1:2] or [""])[0] in CORE - {"ops"})
+    }
+    assert reached == core_ops
 
 
 def test_views_import_records_alone():
