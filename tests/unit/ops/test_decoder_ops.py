@@ -14,7 +14,7 @@ from graphkit.ops.heads import ProjectedHeads, rotated_heads, store_rotated_head
 from graphkit.ops.kernels import decoder, heads as head_kernels
 from graphkit.ops.kv_cache import FP8, store_kv
 from graphkit.ops.registration import OPS
-from op_devices import CUDA, INTERPRETER, by
+from op_devices import CPU, CUDA, INTERPRETER, by
 
 ROWS, WIDTH = 3, 8
 FREQUENCIES = torch.tensor([1.0, 0.1])
@@ -306,6 +306,20 @@ def test_parts_are_added_and_rounded_before(count):
     rest = torch.arange(ROWS), FREQUENCIES, 2, 1
     got = rotated_heads(parts, *rest, dtype=torch.bfloat16)
     assert all(map(torch.equal, got, rotated_heads(rows, *rest)))
+
+
+@by(CPU, INTERPRETER, CUDA)
+def test_queries_or_keys_alone_may_be_normalised(run):
+    generator = torch.Generator().manual_seed(6)
+    qkv, weight = (torch.randn(shape, generator=generator) for shape in ((ROWS, 16), (4,)))
+    args = qkv, torch.arange(ROWS), FREQUENCIES, 2, 1
+    query, key, _ = run(rotated_heads, *args)
+    normed_query, normed_key, _ = run(rotated_heads, *args, weight, weight, 1e-6)
+    assert not torch.equal(query, normed_query)
+    got = run(rotated_heads, *args, weight, None, 1e-6)
+    assert all(map(torch.equal, got[:2], (normed_query, key)))
+    got = run(rotated_heads, *args, None, weight, 1e-6)
+    assert all(map(torch.equal, got[:2], (query, normed_key)))
 
 
 @pytest.mark.parametrize("rows", [1, 3])
