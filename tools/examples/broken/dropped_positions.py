@@ -5,7 +5,7 @@ graphkit audit tools.examples.broken.dropped_positions:target
 Error: without ``position_ids`` the model numbers the rows of each forward from 0.
 Effect: prompts that are prefilled at once are right, and every step after them is wrong. Every
 replay equals the wrapper without a graph, so that only a comparison with the model finds it.
-``hf.load`` makes the comparison unless it is turned off, as here.
+``gk.models.load`` makes the comparison unless it is turned off, as here.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ graphkit audit tools.examples.broken.dropped_window:target
 
 Error: the attention function takes any keyword and does not use ``sliding_window``.
 Effect: the text changes as soon as a request is longer than the window. Every replay equals the
-wrapper without a graph, so that only a comparison with the model finds it. ``hf.load`` makes the
-comparison unless it is turned off, as here.
+wrapper without a graph, so that only a comparison with the model finds it. ``gk.models.load``
+makes the comparison unless it is turned off, as here.
 """
 
 from __future__ import annotations
