@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.layers import RMSNorm
+from graphkit.models.heads.sharded_layers import split_head
 from graphkit.models.heads.sources import HeadSources
 from graphkit.models.layout import output_head
 from graphkit.models.loader import load
@@ -87,7 +89,8 @@ def random_model(
         dtype: Data type of the weights.
         seed: Seed of the weights, an int from -2**63 to 2**64 - 1.
         quantize: As for ``load``. The random weights are those without it, quantised.
-        group: As for ``load``. Each rank makes the whole model before it is split.
+        group: As for ``load``. Each rank makes the whole model before it is split, and its part of
+            the draft head.
 
     Raises:
         ConfigError: An argument has a wrong type or is out of range, the shape is unknown, or the
@@ -105,7 +108,7 @@ def random_model(
     with torch.random.fork_rng([used] if used.type == "cuda" else []), torch.device(used):
         torch.manual_seed(int(seed))
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
-        draft = _draft_head(name, model)
+        draft = _draft_head(name, model, group)
         if draft is not None:
             _fill(draft.to(dtype))
     return load(
@@ -141,36 +144,39 @@ def shape_config(shape: str | Path) -> PreTrainedConfig:
 
 
 def _draft_head(
-    algorithm: str, model: PreTrainedModel
+    algorithm: str, model: PreTrainedModel, group: RankGroup | None
 ) -> EagleHead | Eagle3Head | DFlashHead | None:
-    """Return the draft head of an algorithm; ``None`` if it needs none."""
+    """Return the draft head of an algorithm, or this rank's part of it; ``None`` without one."""
     if algorithm in WITHOUT_DRAFT:
         return None
     text = model.config.get_text_config(decoder=True)
     layers = text.num_hidden_layers
     sources = HeadSources(model.get_input_embeddings(), output_head(model), layers)
     if algorithm == "EAGLE":
-        return EagleHead(_layer_config(text), sources)
+        return split_head(partial(EagleHead, target=sources), _layer_config(text), group)
     if algorithm == "EAGLE3":
-        head = Eagle3Head(
-            _layer_config(text, model_type="llama"),
-            sources,
+        build = partial(
+            Eagle3Head,
+            target=sources,
             aux_layers=None if layers > 4 else (0, layers // 2, layers),
             draft_vocab_size=min(_DRAFT_VOCAB_SIZE, text.vocab_size // 4),
         )
+        head = split_head(build, _layer_config(text, model_type="llama"), group)
         assert head.d2t is not None, "the vocabulary is reduced"
         draft = torch.arange(len(head.d2t))
         head.d2t.copy_(draft * text.vocab_size // len(draft) - draft)
         return head
     last = layers - 2
     count = min(_DFLASH_LAYERS, last + 1)
-    return DFlashHead(
-        _layer_config(text, model_type="qwen3", num_hidden_layers=max(count, 1)),
-        sources,
+    build_dflash = partial(
+        DFlashHead,
+        target=sources,
         target_layer_ids=[i * last // max(count - 1, 1) for i in range(count)],
         block_size=_BLOCK_SIZE,
         mask_token_id=text.vocab_size - 1,
     )
+    config = _layer_config(text, model_type="qwen3", num_hidden_layers=max(count, 1))
+    return split_head(build_dflash, config, group)
 
 
 def _layer_config(text: PreTrainedConfig, **changes: Any) -> LlamaConfig:

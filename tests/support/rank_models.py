@@ -87,6 +87,7 @@ def run_random_parts():
         patch.setattr(shapes, "SHAPES", {"tiny": settings})
         model = random_model("tiny", device=rank_device(), group=group)
     assert model.group is group
+    assert model.draft.module.config.num_key_value_heads * group.size == 2
     (request,) = model.engine(max_context_len=48).generate(
         [[1, 2, 3]], gk.SamplingParams(max_new_tokens=8)
     )
