@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphkit.audit.kit.attention_batch import AttentionBatch
 from graphkit.audit.kit.random_attention import attention_batch
 from graphkit.buffers.attention import EXTENDING
+from graphkit.engine.attention import SdpaAttention, TritonAttention
 from graphkit.engine.kv import MLATokenToKVPool
 from graphkit.spec import ForwardMode
 
@@ -72,6 +73,12 @@ class CalledOps(TorchDispatchMode):
 def called_ops():
     """Return a context that has the ``names`` of the ops that are called within it."""
     return CalledOps()
+
+
+@pytest.fixture(params=[SdpaAttention, TritonAttention])
+def backend_type(request):
+    """Each backend."""
+    return request.param
 
 
 @pytest.fixture

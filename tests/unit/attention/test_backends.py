@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -11,35 +13,49 @@ from graphkit.errors import AttentionError, ConfigError
 from graphkit.spec import ForwardMode
 
 VERIFY = ForwardMode.TARGET_VERIFY
-BACKENDS = [SdpaAttention, TritonAttention]
+TOLERANCES = {torch.float16: 2e-3, torch.bfloat16: 2e-2}
 LENGTHS = {1: [5, 1, 9], 4: [3, 4, 5, 8, 1], 16: [15, 16, 17, 31]}
 
 
-@pytest.mark.parametrize("backend_type", BACKENDS)
-@pytest.mark.parametrize("page_size", [1, 4, 16])
-@pytest.mark.parametrize("width", [1, 3, 4, 8])
-@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-def test_matches_loops(make_case, assert_attends, backend_type, page_size, width, tree):
-    case = make_case(LENGTHS[page_size], width=width, page_size=page_size, tree=tree, pads=2)
-    assert_attends(case.attend(backend_type), case)
+def cases():
+    """Yield what cases have in common, the lengths of their requests, and their options."""
+    for page_size, width, tree in product((1, 4, 16), (1, 3, 4, 8), (False, True)):
+        shape = {"width": width, "page_size": page_size, "tree": tree, "pads": 2}
+        yield "pages", LENGTHS[page_size], shape
+    for group, head_dim in product((1, 2, 4, 7), (16, 24, 80)):
+        shape = {"heads": 2 * group, "kv_heads": 2, "head_dim": head_dim, "tree": True}
+        yield "groups", [6, 2], {"width": 4, **shape}
+    for dtype in TOLERANCES:
+        yield "half", [7, 12], {"width": 3, "page_size": 4, "dtype": dtype, "pads": 1}
+    yield "no history", [0, 4], {"width": 3, "page_size": 4}
+    for page_size, tree in product((1, 16), (False, True)):
+        shape = {"page_size": page_size, "tree": tree, "heads": 8, "head_dim": 24, "latent": 16}
+        yield "latents", LENGTHS[page_size], {"width": 3, "pads": 1, **shape}
+    for tree, chunked in product((False, True), (False, True)):
+        shape = {"tree": tree, "chunked": chunked}
+        for window in (4, 5, 30):
+            more = {"width": 4, "page_size": 4, "pads": 1, "window": window}
+            yield "windows", [5, 1, 29, 31], shape | more
+        yield "windows within the rows", [5, 0, 7], {"width": 8, "window": 3, **shape}
+    for latent, option in product((0, 8), ({"softcap": 0.5}, {"sinks": True}, {"window": 4})):
+        shape = {"width": 3, "heads": 4, "pads": 1, "latent": latent, **option}
+        yield "options", [6, 0, 9], shape
+    shape = {"width": 3, "tree": True, "window": 5, "softcap": 0.5, "sinks": True}
+    yield "all options", [6, 9], shape
+    # Slots behind a request's last key hold NaN.
+    shape = {"width": 4, "rows": [1, 4, 2], "page_size": 4, "window": 3}
+    yield "fewer rows", [9, 3, 17], {"mode": ForwardMode.DRAFT_EXTEND, **shape}
 
 
-@pytest.mark.parametrize("backend_type", BACKENDS)
-@pytest.mark.parametrize("group", [1, 2, 4, 7])
-@pytest.mark.parametrize("head_dim", [16, 24, 80])
-def test_query_heads_share_their_group(make_case, assert_attends, backend_type, group, head_dim):
-    case = make_case([6, 2], width=4, heads=2 * group, kv_heads=2, head_dim=head_dim, tree=True)
-    assert_attends(case.attend(backend_type), case)
+@pytest.mark.parametrize(
+    ("lengths", "options"),
+    [pytest.param(*case, id=f"{name}-{case[1]}") for name, *case in cases()],
+)
+def test_attention_is_that_of_loops(make_case, assert_attends, backend_type, lengths, options):
+    case = make_case(lengths, **options)
+    assert_attends(case.attend(backend_type), case, TOLERANCES.get(options.get("dtype"), 2e-5))
 
 
-@pytest.mark.parametrize("backend_type", BACKENDS)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
-def test_half_precision(make_case, assert_attends, backend_type, dtype, tolerance):
-    case = make_case([7, 12], width=3, page_size=4, dtype=dtype, pads=1)
-    assert_attends(case.attend(backend_type), case, tolerance)
-
-
-@pytest.mark.parametrize("backend_type", BACKENDS)
 def test_a_hidden_row_does_not_change_the_output(make_case, assert_attends, backend_type):
     case = make_case([6, 3], width=4, tree=True)
     case.inputs.custom_mask[0, :, 3] = False
@@ -47,43 +63,6 @@ def test_a_hidden_row_does_not_change_the_output(make_case, assert_attends, back
     assert_attends(case.attend(backend_type), case)
 
 
-@pytest.mark.parametrize("backend_type", BACKENDS)
-def test_a_request_without_history(make_case, assert_attends, backend_type):
-    case = make_case([0, 4], width=3, page_size=4)
-    assert_attends(case.attend(backend_type), case)
-
-
-@pytest.mark.parametrize("backend_type", BACKENDS)
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-def test_latents(make_case, assert_attends, backend_type, page_size, tree):
-    case = make_case(
-        LENGTHS[page_size], width=3, page_size=page_size, tree=tree, pads=1, heads=8, head_dim=24,
-        latent=16,
-    )  # fmt: skip
-    assert_attends(case.attend(backend_type), case)
-
-
-@pytest.mark.parametrize("backend_type", BACKENDS)
-@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-@pytest.mark.parametrize("window", [4, 5, 30])
-@pytest.mark.parametrize("chunked", [False, True], ids=["sliding", "chunked"])
-def test_windows(make_case, assert_attends, backend_type, tree, window, chunked):
-    case = make_case(
-        [5, 1, 29, 31], width=4, page_size=4, tree=tree, pads=1, window=window, chunked=chunked
-    )
-    assert_attends(case.attend(backend_type), case)
-
-
-@pytest.mark.parametrize("backend_type", BACKENDS)
-@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-@pytest.mark.parametrize("chunked", [False, True], ids=["sliding", "chunked"])
-def test_windows_that_begin_within_the_rows(make_case, assert_attends, backend_type, tree, chunked):
-    case = make_case([5, 0, 7], width=8, tree=tree, window=3, chunked=chunked)
-    assert_attends(case.attend(backend_type), case)
-
-
-@pytest.mark.parametrize("backend_type", BACKENDS)
 def test_a_row_in_a_new_chunk_reads_no_key_before(make_case, assert_attends, backend_type):
     case = make_case([8], window=4, chunked=True)
     before = case.requests.req_to_token[case.inputs.req_pool_indices[0], :8].long()
@@ -92,17 +71,6 @@ def test_a_row_in_a_new_chunk_reads_no_key_before(make_case, assert_attends, bac
     assert torch.equal(case.attend(backend_type), case.value)
 
 
-@pytest.mark.parametrize("backend_type", BACKENDS)
-@pytest.mark.parametrize("latent", [0, 8])
-@pytest.mark.parametrize("options", [{"softcap": 0.5}, {"sinks": True}, {"window": 4}], ids=str)
-def test_options_of_a_layer(make_case, assert_attends, backend_type, latent, options):
-    case = make_case([6, 0, 9], width=3, heads=4, pads=1, latent=latent, **options)
-    assert_attends(case.attend(backend_type), case)
-    both = make_case([6, 9], width=3, tree=True, window=5, softcap=0.5, sinks=True)
-    assert_attends(both.attend(backend_type), both)
-
-
-@pytest.mark.parametrize("backend_type", BACKENDS)
 def test_keys_outside_the_window_are_not_read(make_case, assert_attends, backend_type):
     case = make_case([20], width=2, window=4)
     outside = case.requests.req_to_token[case.inputs.req_pool_indices[0], :17].long()
@@ -111,7 +79,6 @@ def test_keys_outside_the_window_are_not_read(make_case, assert_attends, backend
     assert_attends(case.attend(backend_type), case)
 
 
-@pytest.mark.parametrize("backend_type", BACKENDS)
 def test_rows_attend_to_the_positions_that_they_name(make_case, assert_attends, backend_type):
     case = make_case([5, 0, 9], width=3, page_size=4, tree=True, heads=4, sinks=True)
     position_TK = torch.full((case.live_rows + 1, 12), -1)
@@ -128,18 +95,6 @@ def test_rows_attend_to_the_positions_that_they_name(make_case, assert_attends, 
     assert out[-1].eq(0).all()
 
 
-@pytest.mark.parametrize("backend_type", BACKENDS)
-def test_requests_of_fewer_rows_read_no_key_behind_their_last(
-    make_case, assert_attends, backend_type
-):
-    """Slots behind a request's last key hold NaN."""
-    case = make_case(
-        [9, 3, 17], mode=ForwardMode.DRAFT_EXTEND, width=4, rows=[1, 4, 2], page_size=4, window=3
-    )
-    assert_attends(case.attend(backend_type), case)
-
-
-@pytest.mark.parametrize("backend_type", BACKENDS)
 def test_pages_before_the_window_may_be_gone(make_case, assert_attends, backend_type):
     """Their entries of the page table are not read, whatever they hold."""
     case = make_case([20], width=2, page_size=4, window=4)
@@ -147,7 +102,6 @@ def test_pages_before_the_window_may_be_gone(make_case, assert_attends, backend_
     assert_attends(case.attend(backend_type), case)
 
 
-@pytest.mark.parametrize("backend_type", BACKENDS)
 def test_layers_with_a_window_may_have_a_pool_of_their_own(make_case, assert_attends, backend_type):
     """The second pool has other slots and pages, and as few tokens as its windows need."""
     full = make_case([9, 20], width=3, page_size=4)

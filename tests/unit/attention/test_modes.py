@@ -7,17 +7,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from graphkit.engine.attention import SdpaAttention, TritonAttention
+from graphkit.engine.attention import TritonAttention
 from graphkit.errors import AttentionError
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.spec import ForwardMode
 
 DRAFT, V1, V2 = ForwardMode.DRAFT, ForwardMode.DRAFT_EXTEND, ForwardMode.DRAFT_EXTEND_V2
 MODES = [ForwardMode.DECODE, ForwardMode.TARGET_VERIFY, DRAFT, V1, V2]
-BACKENDS = [SdpaAttention, TritonAttention]
 
 
-@pytest.mark.parametrize("backend_type", BACKENDS)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("rows", [[4, 1, 3], [1, 1, 1], [4, 4, 4], [2, 4, 1]], ids=str)
 def test_accepted_rows_alone_extend(make_case, assert_attends, backend_type, page_size, rows):
@@ -27,7 +25,6 @@ def test_accepted_rows_alone_extend(make_case, assert_attends, backend_type, pag
     assert out[sum(rows) + 2 :].eq(0).all()  # behind the pads' one row each
 
 
-@pytest.mark.parametrize("backend_type", BACKENDS)
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_a_batch_may_bring_no_more_rows_than_it_has(make_case, assert_attends, backend_type, rows):
     case = make_case([7, 3], mode=V1, width=5, rows=[rows, 1])
@@ -37,7 +34,6 @@ def test_a_batch_may_bring_no_more_rows_than_it_has(make_case, assert_attends, b
     assert_attends(case.attend(backend_type), case)
 
 
-@pytest.mark.parametrize("backend_type", BACKENDS)
 @pytest.mark.parametrize("width", [1, 3, 4])
 def test_uniform_rows_extend(make_case, assert_attends, backend_type, width):
     case = make_case([15, 0, 9], mode=V2, width=width, page_size=4, pads=2)
@@ -48,7 +44,6 @@ def test_uniform_rows_extend(make_case, assert_attends, backend_type, width):
     assert_attends(case.attend(backend_type), case)
 
 
-@pytest.mark.parametrize("backend_type", BACKENDS)
 def test_the_rows_of_a_pad_before_its_one_key_see_nothing(make_case, backend_type):
     case = make_case([15], mode=V2, width=4, pads=1)
     case.key[4:], case.value[4:] = 1.0, 2.0
@@ -57,7 +52,6 @@ def test_the_rows_of_a_pad_before_its_one_key_see_nothing(make_case, backend_typ
     assert out[7].eq(2).all()
 
 
-@pytest.mark.parametrize("backend_type", BACKENDS)
 def test_a_dummy_slot_of_nan_stays_with_the_rows_that_see_it(
     make_case, assert_attends, backend_type
 ):
@@ -67,7 +61,6 @@ def test_a_dummy_slot_of_nan_stays_with_the_rows_that_see_it(
     assert out[4:7].eq(0).all()
 
 
-@pytest.mark.parametrize("backend_type", BACKENDS)
 @pytest.mark.parametrize(("topk", "steps"), [(1, 4), (2, 3), (4, 2), (3, 5)])
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_draft_branches_see_their_ancestors(
@@ -85,13 +78,11 @@ def test_draft_branches_see_their_ancestors(
     assert_attends(case.attend(backend_type), case)
 
 
-@pytest.mark.parametrize("backend_type", BACKENDS)
 def test_columns_before_the_first_key_do_not_exist(make_case, assert_attends, backend_type):
     case = make_case([1, 0, 2], mode=DRAFT, width=3, columns=7, tree=True)
     assert_attends(case.attend(backend_type), case)
 
 
-@pytest.mark.parametrize("backend_type", BACKENDS)
 def test_a_draft_slot_that_no_branch_sees_cannot_leak(make_case, assert_attends, backend_type):
     case = make_case([15, 9], mode=DRAFT, width=2, columns=6, tree=True)
     case.inputs.custom_mask[0, :, 1] = False
@@ -102,7 +93,6 @@ def test_a_draft_slot_that_no_branch_sees_cannot_leak(make_case, assert_attends,
 
 
 @pytest.mark.parametrize("mode", [*MODES, ForwardMode.IDLE])
-@pytest.mark.parametrize("backend_type", BACKENDS)
 def test_no_requests_in_any_mode(make_case, backend_type, mode):
     case = make_case([5], context=20, page_size=4)
     case.inputs = SimpleNamespace(
@@ -123,7 +113,6 @@ def test_no_requests_in_any_mode(make_case, backend_type, mode):
     assert out.shape == (0, 2, 16)
 
 
-@pytest.mark.parametrize("backend_type", BACKENDS)
 def test_requests_may_have_no_rows_at_all(make_case, backend_type):
     case = make_case([7, 3], mode=V1, width=3)
     case.inputs.num_accepted_tokens.zero_()

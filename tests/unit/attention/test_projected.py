@@ -11,8 +11,6 @@ from graphkit.engine.kv import MHATokenToKVPool, MLATokenToKVPool
 from graphkit.errors import AttentionError
 from graphkit.ops.kv_cache import FP8
 
-BACKENDS = [SdpaAttention, TritonAttention]
-
 
 def projected(rows, heads, key_heads, size):
     """Return random heads with norms, in two parts."""
@@ -66,7 +64,6 @@ def test_gradients_are_those_of_attend(make_case, name):
     assert gradients[0].any() == (name != "key_weight")
 
 
-@pytest.mark.parametrize("backend_type", BACKENDS)
 @pytest.mark.parametrize(
     "options",
     [
@@ -80,7 +77,6 @@ def test_results_are_those_of_attend(make_case, backend_type, options):
     assert_equal_outcomes(case.backend(backend_type), case)
 
 
-@pytest.mark.parametrize("backend_type", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, FP8])
 def test_pools_of_other_dtypes(make_case, backend_type, dtype):
     case = make_case([9, 20], width=3)
@@ -92,7 +88,6 @@ def test_pools_of_other_dtypes(make_case, backend_type, dtype):
     assert_equal_outcomes(backend_type(case.requests, pool), case)
 
 
-@pytest.mark.parametrize("backend_type", BACKENDS)
 def test_layers_with_a_window_may_have_a_pool_of_their_own(make_case, backend_type):
     full = make_case([9, 20], width=3, page_size=4)
     split = make_case([9, 20], width=3, window=5)
