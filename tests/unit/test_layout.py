@@ -127,5 +127,6 @@ def expected_files():
         Path(folder).relative_to(ROOT).joinpath(file).as_posix()
         for folder, _, files in os.walk(ROOT / "graphkit", followlinks=True)
         for file in files
-        if file.endswith((".py", "py.typed")) or {"weights", "web"} & set(Path(folder).parts)
+        if file.endswith((".py", ".pyi", "py.typed"))
+        or {"weights", "web"} & set(Path(folder).parts)
     }
