@@ -80,8 +80,12 @@ class Ended:
 
     @property
     def messages(self):
-        """Lines on stderr after the announcement of the work."""
-        lines = [line for line in self.err.splitlines() if line]
+        """Lines on stderr after the announcement of the work.
+
+        Without those of progress, which a slow machine prints every ten seconds.
+        """
+        progress = re.compile(r"\(\d+ of \d+ done\)$")
+        lines = [line for line in self.err.splitlines() if line and not progress.search(line)]
         return lines[bool(lines and re.match("(capturing|auditing|measuring) ", lines[0])) :]
 
     @property
