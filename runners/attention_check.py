@@ -71,23 +71,9 @@ def check_attention(runner: Any, states: RecurrentStates | None = None) -> None:
     Raises:
         AttentionError: Half of the rows of a request, or more, differ beyond rounding.
     """
-    attention, fields = runner.attention, {layout.name for layout in runner.buffers.layouts}
-    table = getattr(getattr(attention, "req_to_token_pool", None), "req_to_token", None)
-    pools = kv_pools(attention)
-    window_requests = getattr(attention, "window_req_to_token_pool", None)
-    if (
-        runner.mode not in _MODES
-        or type(attention).__module__.partition(".")[0] == "graphkit"
-        or table is None
-        or not pools
-        or window_requests not in (None, attention.req_to_token_pool)
-        or runner.group is not None
-        or runner.buffers.bound_fields
-        or runner.spec.is_draft_worker
-        or (runner.spec.linear_attention and states is None)
-        or not fields <= _SERVED
-    ):
+    if not _is_comparable(runner, states):
         return
+    table, pools = runner.attention.req_to_token_pool.req_to_token, kv_pools(runner.attention)
     width, page = runner.tokens_per_request, pools[0].page_size
     length = width + 2 if width > 1 else 4
     pages = -(-length // page)
@@ -113,7 +99,7 @@ def check_attention(runner: Any, states: RecurrentStates | None = None) -> None:
         first = page * (1 + pages * torch.arange(requests, device=runner.device))
         slots = first[:, None] + torch.arange(length, device=runner.device)
         changed["table"].copy_(slots)
-        text = _Text(runner, states, slots, has_mask="custom_mask" in fields)
+        text = _Text(runner, states, slots, has_mask=_has_mask(runner))
         compared = text.compare_tree, partial(text.compare_prefill, 2), text.compare_prefill
         for compare in (text.run_chains, *compared):
             try:
@@ -122,7 +108,30 @@ def check_attention(runner: Any, states: RecurrentStates | None = None) -> None:
                 logger.info("The attention of %s was not compared: %r.", runner.label, error)
                 continue
             if wrong is not None:
-                raise AttentionError(f"{type(attention).__name__} {wrong}")
+                raise AttentionError(f"{type(runner.attention).__name__} {wrong}")
+
+
+def _is_comparable(runner: Any, states: RecurrentStates | None) -> bool:
+    """Return whether the batches of this file show what the attention of a runner computes."""
+    attention = runner.attention
+    requests = getattr(attention, "req_to_token_pool", None)
+    if getattr(requests, "req_to_token", None) is None or not kv_pools(attention):
+        return False  # the slots of the text are unknown
+    if getattr(attention, "window_req_to_token_pool", None) not in (None, requests):
+        return False  # layers with a window read another table
+    if type(attention).__module__.partition(".")[0] == "graphkit":
+        return False  # has tests of its own
+    if runner.spec.linear_attention and states is None:
+        return False  # the states of the text cannot be restored
+    # One rank alone would wait in a collective; rows of a draft worker may see later ones.
+    if runner.group is not None or runner.spec.is_draft_worker:
+        return False
+    fields = {layout.name for layout in runner.buffers.layouts}
+    return runner.mode in _MODES and fields <= _SERVED and not runner.buffers.bound_fields
+
+
+def _has_mask(runner: Any) -> bool:
+    return any(layout.name == "custom_mask" for layout in runner.buffers.layouts)
 
 
 class _Text:
