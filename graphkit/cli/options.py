@@ -20,7 +20,8 @@ SPECULATION = ("topk", "num_steps", "num_draft_tokens", "page_size")
 class HelpFormatter(argparse.HelpFormatter):
     """Wraps the paragraphs of a description or an epilog; keeps a block with indented lines.
 
-    Names such as ``pool-poison`` stay on one line.
+    The formatters of ``argparse`` wrap a text as one paragraph or not at all. Names such as
+    ``pool-poison`` stay on one line.
     """
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:

@@ -181,6 +181,8 @@ def progress_on_stderr() -> Iterator[Callable[[int, int, str], None]]:
 def _progress_lines() -> Iterator[Callable[[int, int, str], None]]:
     """Print a line about the present step every ``_SECONDS``, as a log of CI shows them.
 
+    Without a terminal, the progress of rich prints nothing before its end.
+
     Steps that take long, such as a compilation, are printed again: a thread prints.
     """
     present: list[str] = []
