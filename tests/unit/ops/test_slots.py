@@ -13,6 +13,7 @@ from graphkit.graphs.recorder import RecorderBackend
 from graphkit.ops.accepted_path import compact_accepted_to_front
 from graphkit.ops.kernels import packed_accepted
 from graphkit.ops.packed_accepted import (
+    create_extend_after_decode_spec_info,
     create_num_accepted_drafts_filter,
     filter_finished_cache_loc,
     get_src_tgt_cache_loc,
@@ -20,7 +21,7 @@ from graphkit.ops.packed_accepted import (
 )
 from graphkit.ops.registration import OPS
 from graphkit.ops.step_rows import rotate_input_ids
-from op_devices import CUDA, INTERPRETER, by, by_each
+from op_devices import CPU, CUDA, INTERPRETER, by, by_each
 from slot_cases import CASES, Draw
 
 loops_to_a_tensor = pytest.mark.skipif(
@@ -204,6 +205,16 @@ def test_the_tree_path_becomes_a_chain(requests):
     ids = compact_accepted_to_front(predict, accept_index, width).view(requests, width)
     assert ids[:, :2].flatten().tolist() == predict[::2].tolist()
     assert ids[:, 3].tolist() == predict[3::4].tolist()
+
+
+@loops_to_a_tensor
+@by(CPU, INTERPRETER, CUDA)
+def test_a_request_without_accepted_tokens_keeps_its_bonus_token(run):
+    positions, bonus = torch.full((5,), -7), torch.full((3,), -7)
+    tokens, seq_lens, counts = torch.arange(10, 14), i32(8, 5, 9), i32(2, 0, 2)
+    run(create_extend_after_decode_spec_info, tokens, seq_lens, counts, positions, bonus)
+    assert positions.tolist() == [6, 7, 7, 8, -7]
+    assert bonus.tolist() == [11, -7, 13]
 
 
 def test_a_window_moves_and_takes_its_token():

@@ -83,7 +83,7 @@ def test_an_equal_sibling_adds_nothing():
 
 
 def test_a_token_of_no_mass_is_never_accepted_nor_drawn():
-    target = [[0.0, 0.5, 0.0, 0.5]] * 3
+    target = [[0.0, 0.5, 0.0, 0.5, 0.0]] * 3
     for final in (0.0, 0.499, 0.5, 1 - 2**-24, 1.0, NAN, -0.5):  # the last three are no coins
         after, path = sample(PAIR, [9, 0, 2], [0.0, 0.0, 0.0], final, target, single=0.0, acc=0.0)
         assert after in ([1], [3])
