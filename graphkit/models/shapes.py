@@ -16,7 +16,7 @@ from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError, short_repr
 from graphkit.graphs import resolve_device
 from graphkit.models.folder_errors import one_line
-from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
@@ -179,12 +179,12 @@ def _draft_head(
     return split_head(build_dflash, config, group)
 
 
-def _layer_config(text: PreTrainedConfig, **changes: Any) -> LlamaConfig:
+def _layer_config(text: PreTrainedConfig, **changes: Any) -> LayerConfig:
     """Return the settings of one layer of a head with the sizes of a target."""
     types = ("llama", "mistral", "qwen2", "qwen3")
     kind = text.model_type if text.model_type in types else "llama"
     settings = {**text.to_dict(), "model_type": kind, "num_hidden_layers": 1, **changes}
-    return LlamaConfig.from_dict(settings)
+    return LayerConfig.from_dict(settings)
 
 
 def _fill(head: nn.Module) -> None:

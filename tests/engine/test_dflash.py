@@ -13,7 +13,7 @@ from graphkit.engine import DFlashDrafter, SamplingParams, SpeculativeEngine
 from graphkit.engine.attention import SdpaAttention, TritonAttention
 from graphkit.engine.kv import ReqToTokenPool
 from graphkit.errors import ConfigError, OutputError
-from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.draft_model import DFlashDraft
 from graphkit.models.heads.load import head_sources
@@ -21,7 +21,7 @@ from small_llama import small_llama, target_features
 from small_targets import randomise, with_draft
 
 VOCAB, BLOCK, CONTEXT, MASK = 7, 5, 80, 6
-HEAD = LlamaConfig(
+HEAD = LayerConfig(
     vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
     num_attention_heads=4, num_key_value_heads=1, head_dim=16, max_position_embeddings=CONTEXT,
     qk_norm=True,

@@ -8,7 +8,7 @@ import torch
 import graphkit as gk
 from graphkit import models
 from graphkit.errors import CheckpointError
-from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.folders import save_draft_head
 from graphkit.models.heads.load import head_sources
@@ -22,7 +22,7 @@ def head_for(kind):
     """A random head of two layers that reads the first layer of a target."""
     other = models.load(small_model(kind), device="cpu", check=False)
     shared = head_sources(other.model, other.layout)
-    config = LlamaConfig(
+    config = LayerConfig(
         vocab_size=shared.vocab_size, hidden_size=shared.hidden_size,
         intermediate_size=96, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
         head_dim=16, max_position_embeddings=64, qk_norm=True,

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from causal_attention import causal_attend
 from graphkit.engine import SamplingParams, SpeculativeEngine
-from graphkit.models.heads.layers import causal_attend
 
 
 def accept_lengths(

@@ -27,7 +27,7 @@ from graphkit.engine.attention import (
     TritonAttention,
 )
 from graphkit.engine.kv import DSATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
-from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.forwards import EagleForward
 from graphkit.models.heads.pools import head_attention
@@ -187,7 +187,7 @@ def generated(engine: gk.SpeculativeEngine) -> list[list[int]]:
 
 
 def _random_head(model: Any) -> EagleHead:
-    config = LlamaConfig(
+    config = LayerConfig(
         vocab_size=model.config.vocab_size, hidden_size=model.config.hidden_size,
         intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
         head_dim=16, max_position_embeddings=CONTEXT,

@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 
 import graphkit as gk
+from causal_attention import causal_attend
 from engine_target import CONTEXT, ROWS, SIZES, TableForward
 from graphkit.models import random_model, reference_engine, reference_target, shapes
 from graphkit.models.byte_tokenizer import encode
-from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.folders import load_eagle3_head, load_eagle_head, save_draft_head
-from graphkit.models.heads.layers import causal_attend
 from graphkit.models.heads.load import head_sources
 from graphkit.models.heads.sharded_layers import local_config
 from graphkit.ops.decoder import add_rms_norm
@@ -43,7 +43,7 @@ def split_every_head():
     heads_of = {"head_dim": 4, "num_attention_heads": 8, "num_key_value_heads": 4}
     whole, split = (small_llama(**sizes, **heads_of, group=each) for each in (None, group))
     sources = head_sources(whole.model, whole.layout)
-    config = LlamaConfig(
+    config = LayerConfig(
         **{**sizes, "num_hidden_layers": 1}, **heads_of, max_position_embeddings=64
     )
     biased = replace(config, attention_bias=True, output_bias=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from graphkit.models import TransformersModel
-from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.draft_model import DFlashDraft, DraftModel, HeadDraft, MtpDraft
 from graphkit.models.heads.eagle import EagleHead
@@ -24,7 +24,7 @@ SIZES = {
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
 }  # fmt: skip
 STEPS = 3
-LAYER = LlamaConfig(num_hidden_layers=1, **SIZES)
+LAYER = LayerConfig(num_hidden_layers=1, **SIZES)
 
 
 def drafted_llama(

@@ -16,7 +16,7 @@ from transformers import AutoConfig, LlamaForCausalLM
 from graphkit.models import TransformersModel
 from graphkit.models.byte_tokenizer import VOCAB_SIZE
 from graphkit.models.folder import write_folder
-from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
@@ -50,7 +50,7 @@ from training.unroll import (
 Model = TypeVar("Model", bound=nn.Module)
 Results = dict[str, object]
 
-TARGET = LlamaConfig(
+TARGET = LayerConfig(
     vocab_size=VOCAB_SIZE,
     hidden_size=256,
     intermediate_size=768,
@@ -77,7 +77,7 @@ STANDALONE = replace(
 class Recipe(Protocol):
     """Interface of a model to the command; ``target`` is ``None`` for the target itself."""
 
-    config: LlamaConfig
+    config: LayerConfig
     steps: int
 
     def build(self, target: TransformersModel | None, corpus: Tensor) -> nn.Module:
@@ -99,7 +99,7 @@ class Recipe(Protocol):
 class WholeModel:
     """Recipe of a language model, trained on text alone."""
 
-    config: LlamaConfig
+    config: LayerConfig
     steps: int
 
     def build(self, target: TransformersModel | None, corpus: Tensor) -> LlamaForCausalLM:
@@ -136,7 +136,7 @@ class WholeModel:
 class Eagle:
     """Recipe of an EAGLE head, trained on the features and distributions of its target."""
 
-    config: LlamaConfig
+    config: LayerConfig
     steps: int
 
     def build(self, target: TransformersModel, corpus: Tensor) -> nn.Module:
@@ -164,7 +164,7 @@ class Eagle:
 class Mtp:
     """Recipe of MTP layers, which are layers of the target with two norms and a projection."""
 
-    config: LlamaConfig
+    config: LayerConfig
     steps: int
 
     def build(self, target: TransformersModel, corpus: Tensor) -> MtpHead:
@@ -211,7 +211,7 @@ class Eagle3:
     Its output head and norm start as the target's.
     """
 
-    config: LlamaConfig
+    config: LayerConfig
     steps: int
     layers: tuple[int, int, int]
     draft_vocab_size: int
@@ -255,7 +255,7 @@ class DFlash:
     the target lacks: their weights start as the usual size of the target's queries and keys.
     """
 
-    config: LlamaConfig
+    config: LayerConfig
     steps: int
     target_layer_ids: tuple[int, ...]
     block_size: int
@@ -307,7 +307,7 @@ class DFlash:
         }
 
 
-def initialised(model: Model, config: LlamaConfig) -> Model:
+def initialised(model: Model, config: LayerConfig) -> Model:
     """Initialise the weights of a model for training as GPT-2 does, and return it.
 
     Weights are normal with standard deviation 0.02. Projections that add to the residual stream of

@@ -22,7 +22,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
-from graphkit.models.heads.layers import causal_attend
 from graphkit.models.heads.mtp import MtpHead
 from graphkit.models.running import AttentionCall, attending
 
@@ -125,11 +124,15 @@ def eagle3_drafts(head: Eagle3Head, ids: Tensor, features: Tensor) -> Iterator[D
 
 def mtp_drafts(head: MtpHead, ids: Tensor, features: Tensor) -> Iterator[Draft]:
     """Yield the S steps of MTP layers; arguments as for ``eagle_drafts``."""
-    causal, positions = causal_attend(len(ids), ids.shape[1] - STEPS), positions_of(ids)
+    positions = positions_of(ids)
 
     def attend(call: AttentionCall) -> Tensor:
-        query, key, value = (x[0].transpose(0, 1) for x in (call.query, call.key, call.value))
-        return causal(0, query, key, value)[None]
+        parts = (
+            rows[0].unflatten(1, (len(ids), -1)) for rows in (call.query, call.key, call.value)
+        )
+        windows = (part.transpose(0, 1) for part in parts)
+        out = scaled_dot_product_attention(*windows, is_causal=True, enable_gqa=True)
+        return out.transpose(1, 2).flatten(0, 1)[None]
 
     def run(step: int, tokens: Tensor, hidden: Tensor) -> Tensor:
         with attending(attend, positions):

@@ -1,4 +1,4 @@
-"""Configuration of a Llama-layout model, read from and written to ``config.json``."""
+"""Settings of the decoder layers of draft heads, read from and written to ``config.json``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SUPPORTED: dict[str, tuple[object, ...]] = {
     "rope_type": ("default", "llama3"),
     "use_sliding_window": (False,),
 }
-"""Values of options that the reference models do not implement otherwise; ``None`` is one."""
+"""Values of options that the layers do not implement otherwise; ``None`` is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +69,8 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaConfig:
-    """Sizes and options of a dense decoder.
+class LayerConfig:
+    """Sizes and options of the dense decoder layers of a draft head.
 
     Attributes:
         vocab_size: Size of the vocabulary (V).
@@ -114,36 +114,36 @@ class LlamaConfig:
 
     def __post_init__(self) -> None:
         for field in _SIZES:
-            require_int("LlamaConfig", field, getattr(self, field))
+            require_int("LayerConfig", field, getattr(self, field))
         if self.sliding_window is not None:
-            require_int("LlamaConfig", "sliding_window", self.sliding_window)
+            require_int("LayerConfig", "sliding_window", self.sliding_window)
             if self.attention_bias or self.output_bias or self.qk_norm:
                 raise ConfigError(
-                    "LlamaConfig has a sliding_window with biases or qk_norm, which no supported "
+                    "LayerConfig has a sliding_window with biases or qk_norm, which no supported "
                     "model type has. Set sliding_window to None, or the others to False.",
                     field="sliding_window",
                 )
         for field in ("rms_norm_eps", "rope_theta"):
             expected = "a number > 0"
-            require_type("LlamaConfig", field, getattr(self, field), (int, float), expected)
+            require_type("LayerConfig", field, getattr(self, field), (int, float), expected)
             if not getattr(self, field) > 0:
-                raise ConfigError(f"LlamaConfig.{field} must be {expected}.", field=field)
+                raise ConfigError(f"LayerConfig.{field} must be {expected}.", field=field)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ConfigError(
-                f"LlamaConfig.num_key_value_heads is {self.num_key_value_heads}, but it must "
+                f"LayerConfig.num_key_value_heads is {self.num_key_value_heads}, but it must "
                 f"divide num_attention_heads, which is {self.num_attention_heads}. Change one of "
                 "them.",
                 field="num_key_value_heads",
             )
         if self.head_dim % 2:
             raise ConfigError(
-                f"LlamaConfig.head_dim is {self.head_dim}, but rotary embedding needs an even "
+                f"LayerConfig.head_dim is {self.head_dim}, but rotary embedding needs an even "
                 "number. Set an even head_dim.",
                 field="head_dim",
             )
         if self.attention_bias != self.output_bias and (self.output_bias or self.qk_norm):
             raise ConfigError(
-                f"LlamaConfig has attention_bias {self.attention_bias}, output_bias "
+                f"LayerConfig has attention_bias {self.attention_bias}, output_bias "
                 f"{self.output_bias} and qk_norm {self.qk_norm}, which no supported model type "
                 "has. Set output_bias equal to attention_bias. Only a Qwen2 model, which has no "
                 "qk_norm, has attention_bias alone.",
@@ -155,9 +155,8 @@ class LlamaConfig:
         cls,
         data: Mapping[str, object],
         *,
-        advice: str = "Use a dense llama, mistral, qwen2 or qwen3 checkpoint, or load the folder "
-        "by graphkit.models.",
-    ) -> LlamaConfig:
+        advice: str = "Use a head whose layers are those of llama, mistral, qwen2 or qwen3.",
+    ) -> LayerConfig:
         """Create a configuration from a ``config.json``.
 
         That of ``to_dict`` names all values. transformers supplies what others leave out.
@@ -218,7 +217,7 @@ class LlamaConfig:
 
 
 def _settings(kind: str, values: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``LlamaConfig`` for a complete ``config.json``."""
+    """Return the arguments of ``LayerConfig`` for a complete ``config.json``."""
     output_bias = kind in ("llama", "qwen3") and bool(values.get("attention_bias"))
     longest = values["max_position_embeddings"]
     head_dim = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from graphkit.config import require_int
 from graphkit.errors import ConfigError
-from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.layers import Attend, Attention, DecoderLayer, RMSNorm, run_layers
 from graphkit.models.heads.rope import RotaryEmbedding
 from graphkit.models.heads.sources import HeadSources, check_fit
@@ -28,7 +28,7 @@ class ContextEncoder(nn.Module):
         num_layers: Target layers (n).
     """
 
-    def __init__(self, config: LlamaConfig, num_layers: int) -> None:
+    def __init__(self, config: LayerConfig, num_layers: int) -> None:
         super().__init__()
         size = config.hidden_size
         self.fc = Linear(num_layers * size, size, bias=False)
@@ -65,7 +65,7 @@ class DFlashHead(nn.Module):
 
     def __init__(
         self,
-        config: LlamaConfig,
+        config: LayerConfig,
         target: HeadSources,
         *,
         target_layer_ids: Sequence[int],
@@ -143,7 +143,7 @@ def _checked(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
     return tuple(layers)
 
 
-def _token(token: int, config: LlamaConfig) -> int:
+def _token(token: int, config: LayerConfig) -> int:
     if not 0 <= token < config.vocab_size:
         raise ConfigError(
             f"mask_token_id is {token}, but the target has tokens 0 to {config.vocab_size - 1}. "

@@ -11,7 +11,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from graphkit.errors import ConfigError
-from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.inputs import join_inputs
 from graphkit.models.heads.layers import Attend, DecoderLayer, Embedding
 from graphkit.models.heads.rope import RotaryEmbedding
@@ -45,7 +45,7 @@ class EagleHead(nn.Module):
 
     def __init__(
         self,
-        config: LlamaConfig,
+        config: LayerConfig,
         target: HeadSources,
         *,
         fc_bias: bool = False,
@@ -98,7 +98,7 @@ class EagleHead(nn.Module):
         return logits_TV
 
 
-def check_one_layer(config: LlamaConfig) -> None:
+def check_one_layer(config: LayerConfig) -> None:
     """Check that a head has one layer.
 
     Raises:

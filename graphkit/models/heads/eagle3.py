@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from graphkit.errors import ConfigError
-from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.eagle import check_one_layer
 from graphkit.models.heads.inputs import join_inputs
 from graphkit.models.heads.layers import MLP, Attend, Attention, Embedding, RMSNorm
@@ -35,7 +35,7 @@ class Eagle3Layer(nn.Module):
         norm_before_residual: Whether the residual stream starts with the normalised feature.
     """
 
-    def __init__(self, config: LlamaConfig, *, norm_before_residual: bool = False) -> None:
+    def __init__(self, config: LayerConfig, *, norm_before_residual: bool = False) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
         self.self_attn = Attention(config, 0, input_size=2 * size)
@@ -109,7 +109,7 @@ class Eagle3Head(nn.Module):
 
     def __init__(
         self,
-        config: LlamaConfig,
+        config: LayerConfig,
         target: HeadSources,
         *,
         aux_layers: Sequence[int] | None = None,

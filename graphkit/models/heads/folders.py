@@ -15,7 +15,7 @@ from graphkit.config import is_int, require_type
 from graphkit.errors import CheckpointError, ConfigError, short_repr
 from graphkit.models.folder import StoredWeights, as_folder, read_config, write_folder
 from graphkit.models.heads import dflash_layout, eagle3_layout, eagle_layout
-from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
@@ -190,8 +190,8 @@ def _on_meta_device() -> Iterator[None]:
 
 
 def _load(
-    build: Callable[[LlamaConfig], Head],
-    config: LlamaConfig,
+    build: Callable[[LayerConfig], Head],
+    config: LayerConfig,
     stored: StoredWeights,
     target: HeadSources,
     ignored: frozenset[str] = frozenset(),

@@ -16,7 +16,7 @@ from graphkit.buffers import (
     TargetVerifyInputs,
 )
 from graphkit.engine.attention import PagedAttention, ProjectedHeads
-from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
@@ -120,7 +120,7 @@ class _BatchAttention:
         return attended
 
 
-def _attend(attention: PagedAttention, inputs: Inputs, config: LlamaConfig) -> Attend:
+def _attend(attention: PagedAttention, inputs: Inputs, config: LayerConfig) -> Attend:
     assert inputs.attention is not None, "the runner has an attention backend"
     window = config.sliding_window or 0
     return _BatchAttention(attention, inputs.out_cache_loc, inputs.attention, window)

@@ -12,9 +12,8 @@ from typing import Protocol, overload, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
-from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.merged_linear import MergedLinear, MergesProjections
 from graphkit.models.heads.rope import Rotation
 from graphkit.models.heads.sources import AuxStates
@@ -97,7 +96,7 @@ class Attention(MergesProjections):
         input_size: Width of the input rows; ``None`` selects the hidden size.
     """
 
-    def __init__(self, config: LlamaConfig, layer: int, *, input_size: int | None = None) -> None:
+    def __init__(self, config: LayerConfig, layer: int, *, input_size: int | None = None) -> None:
         super().__init__()
         self.layer = layer
         self.heads = config.num_attention_heads, config.num_key_value_heads
@@ -150,7 +149,7 @@ class Attention(MergesProjections):
 class MLP(MergesProjections):
     """SwiGLU feed-forward network."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LayerConfig) -> None:
         super().__init__()
         width = config.intermediate_size
         self.gate_up_proj = MergedLinear(
@@ -177,7 +176,7 @@ class DecoderLayer(nn.Module):
         has_input_norm: Whether attention has a norm before it; EAGLE's layer has none.
     """
 
-    def __init__(self, config: LlamaConfig, layer: int, *, has_input_norm: bool = True) -> None:
+    def __init__(self, config: LayerConfig, layer: int, *, has_input_norm: bool = True) -> None:
         super().__init__()
         self.self_attn = Attention(config, layer)
         self.mlp = MLP(config)
@@ -269,28 +268,3 @@ def run_layers(
         normed_TH, hidden_TH = norms[number + 1](fed_STH, hidden_TH)
     aux.record(len(layers), hidden_TH)
     return normed_TH
-
-
-def causal_attend(batch_size: int, length: int, window: int | None = None) -> Attend:
-    """Return an ``attend`` without a cache, for B sequences of length L packed as T = B * L rows.
-
-    Row b * L + i attends to rows b * L to b * L + i, or to the last ``window`` of them. For
-    training and full-sequence runs.
-    """
-
-    def heads_first(x: Tensor) -> Tensor:
-        return x.reshape(batch_size, length, *x.shape[1:]).transpose(1, 2)
-
-    def attend(layer: int, query_TND: Tensor, key_TMD: Tensor, value_TMD: Tensor) -> Tensor:
-        del layer  # all layers use the same mask
-        query, key, value = (heads_first(x) for x in (query_TND, key_TMD, value_TMD))
-        mask = None
-        if window is not None:
-            ones = torch.ones(length, length, dtype=torch.bool, device=query.device)
-            mask = ones.tril().triu(1 - window)
-        out = scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=True
-        )
-        return out.transpose(1, 2).flatten(0, 1)
-
-    return attend

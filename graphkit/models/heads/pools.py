@@ -6,12 +6,12 @@ import torch
 
 from graphkit.engine.attention import PagedAttention
 from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
-from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.config import LayerConfig
 from graphkit.models.pools import all_slots, attention_class
 
 
 def head_attention(
-    config: LlamaConfig,
+    config: LayerConfig,
     requests: ReqToTokenPool,
     page_size: int,
     dtype: torch.dtype,

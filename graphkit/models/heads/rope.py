@@ -13,13 +13,13 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.config import LayerConfig
 
 Rotation = tuple[Tensor, Tensor]
 """Positions, [T], and inverse frequencies, [D / 2] float32, as ``rotated_heads`` takes them."""
 
 
-def inverse_frequencies(config: LlamaConfig) -> Tensor:
+def inverse_frequencies(config: LayerConfig) -> Tensor:
     """Return the rotary frequencies, float32 [D / 2] on the CPU.
 
     Scaling of type ``llama3`` divides low frequencies by ``factor``, keeps high ones and
@@ -45,7 +45,7 @@ class RotaryEmbedding(nn.Module):
 
     inv_freq: Tensor
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LayerConfig) -> None:
         super().__init__()
         self.config = config
         frequencies = inverse_frequencies(config).to(torch.get_default_device())

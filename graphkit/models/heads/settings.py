@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from graphkit.errors import CheckpointError, short_repr
-from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.config import LayerConfig
 
 _LAYER = frozenset({
     "attention_bias", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "layer_types",
@@ -17,7 +17,7 @@ _LAYER = frozenset({
     "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "rope_type",
     "sliding_window", "tie_word_embeddings", "use_sliding_window", "vocab_size",
 })  # fmt: skip
-"""Settings of the layers, which ``layer_settings`` and ``LlamaConfig.from_dict`` read."""
+"""Settings of the layers, which ``layer_settings`` and ``LayerConfig.from_dict`` read."""
 _ROTATION = frozenset({
     "factor", "high_freq_factor", "low_freq_factor", "mrope_interleaved", "mrope_section",
     "original_max_position_embeddings", "partial_rotary_factor", "rope_theta", "rope_type", "type",
@@ -102,7 +102,7 @@ def check_settings(
             )
 
 
-def head_config(data: Mapping[str, object]) -> LlamaConfig:
+def head_config(data: Mapping[str, object]) -> LayerConfig:
     """Return the configuration of the layers of an EAGLE or EAGLE-3 head.
 
     A window of ``layer_types`` is that of Mistral, whatever the type of the layer.
@@ -138,7 +138,7 @@ def head_config(data: Mapping[str, object]) -> LlamaConfig:
         data = {**data, "model_type": "mistral"}
     elif own and data.get("model_type") == "mistral":
         data = {**data, "sliding_window": None}
-    return LlamaConfig.from_dict(
+    return LayerConfig.from_dict(
         data, advice="Use a draft head whose layers are those of Llama, Mistral, Qwen2 or Qwen3."
     )
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError
-from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.eagle3 import Eagle3Head, Eagle3Layer
 from graphkit.models.heads.layers import DecoderLayer, RMSNorm
 from graphkit.ops.linear import project
@@ -119,7 +119,7 @@ def split_layers(module: nn.Module, group: RankGroup, *, adds_up: bool) -> None:
 
 
 def split_head(
-    build: Callable[[LlamaConfig], Head], config: LlamaConfig, group: RankGroup | None
+    build: Callable[[LayerConfig], Head], config: LayerConfig, group: RankGroup | None
 ) -> Head:
     """Return this rank's part of a draft head.
 
@@ -144,7 +144,7 @@ def split_head(
     return head
 
 
-def local_config(config: LlamaConfig, ranks: int) -> LlamaConfig:
+def local_config(config: LayerConfig, ranks: int) -> LayerConfig:
     """Return the sizes of one rank's layers.
 
     Raises:

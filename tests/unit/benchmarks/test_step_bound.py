@@ -15,7 +15,7 @@ from graphkit import models
 from graphkit.cli.benchmarks import WeightBytes, copy_bandwidth, step_bound
 from graphkit.engine.step import SpecStepInputs
 from graphkit.models import reference, shapes
-from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.sources import HeadSources
@@ -98,7 +98,7 @@ def test_an_eagle_3_step_of_the_8b_shape_reads_the_layer_and_the_small_head(llam
 
 @pytest.mark.parametrize("kind", [EagleHead, Eagle3Head])
 def test_a_draft_reads_one_output_head_its_own_or_that_of_the_target(llama_8b, kind):
-    config = LlamaConfig.from_dict({**llama_8b.config.to_dict(), "num_hidden_layers": 1})
+    config = LayerConfig.from_dict({**llama_8b.config.to_dict(), "num_hidden_layers": 1})
     sources = HeadSources(llama_8b.get_input_embeddings(), llama_8b.lm_head, 32)
     with torch.device("meta"):
         heads = [kind(config, sources, has_head=has_head) for has_head in (False, True)]

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.folders import (
     head_algorithm,
@@ -27,7 +27,7 @@ def make_head(target):
 
     def make(**options):
         torch.manual_seed(6)
-        config = LlamaConfig(
+        config = LayerConfig(
             vocab_size=96, hidden_size=64, intermediate_size=80, num_hidden_layers=2,
             num_attention_heads=4, num_key_value_heads=2, head_dim=16,
             max_position_embeddings=128, qk_norm=True,

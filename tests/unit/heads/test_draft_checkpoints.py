@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from causal_attention import causal_attend
 from graphkit.errors import CheckpointError
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.folders import (
@@ -17,7 +18,6 @@ from graphkit.models.heads.folders import (
     load_eagle_head,
     save_draft_head,
 )
-from graphkit.models.heads.layers import causal_attend
 
 LOADERS = {"eagle": load_eagle_head, "eagle3": load_eagle3_head}
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
+from causal_attention import causal_attend
 from graphkit.errors import ConfigError
 from graphkit.models.heads import inputs as head_inputs
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
-from graphkit.models.heads.layers import causal_attend
 
 LAYER = {
     "self_attn.q_proj.weight": (96, 64),

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from causal_attention import causal_attend
 from graphkit.errors import CheckpointError
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.folders import load_eagle3_head, save_draft_head
-from graphkit.models.heads.layers import causal_attend
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 AUTHORS = {"draft_vocab_size": 32, LAYER_IDS: [0, 1, 2]}

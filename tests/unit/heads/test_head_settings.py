@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from causal_attention import causal_attend
 from graphkit.errors import CheckpointError
-from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.folders import (
     head_algorithm,
@@ -18,7 +19,6 @@ from graphkit.models.heads.folders import (
     load_eagle_head,
     save_draft_head,
 )
-from graphkit.models.heads.layers import causal_attend
 
 LOADERS = {"eagle": load_eagle_head, "eagle3": load_eagle3_head, "dflash": load_dflash_head}
 NESTED = {"eagle": "eagle_config", "eagle3": "eagle_config", "dflash": "dflash_config"}
@@ -27,7 +27,7 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 
 @pytest.fixture
 def dflash(target):
-    config = LlamaConfig(
+    config = LayerConfig(
         vocab_size=96, hidden_size=64, intermediate_size=80, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=128,
         qk_norm=True,

@@ -6,8 +6,9 @@ import pytest
 import torch
 import transformers as hf
 
-from graphkit.models.heads.config import LlamaConfig
-from graphkit.models.heads.layers import AttendProjected, DecoderLayer, causal_attend
+from causal_attention import causal_attend
+from graphkit.models.heads.config import LayerConfig
+from graphkit.models.heads.layers import AttendProjected, DecoderLayer
 from graphkit.models.heads.rope import RotaryEmbedding
 
 SIZES = {
@@ -40,7 +41,7 @@ def both(kind):
     for number, (name, weight) in enumerate(model.named_parameters()):
         generator = torch.Generator().manual_seed(number)
         weight.normal_(1.0 if "norm" in name else 0.0, 0.15, generator=generator)
-    return LlamaConfig.from_dict(config.to_dict()), model
+    return LayerConfig.from_dict(config.to_dict()), model
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -59,7 +60,7 @@ def test_a_layer_is_that_of_transformers(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_config_survives_the_round_trip(kind):
     config, _ = both(kind)
-    assert LlamaConfig.from_dict(config.to_dict()) == config
+    assert LayerConfig.from_dict(config.to_dict()) == config
 
 
 def test_rotary_frequencies_survive_casts_and_moves():

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.models.heads.config import LlamaConfig, RopeScaling
+from graphkit.models.heads.config import LayerConfig, RopeScaling
 from graphkit.models.heads.folders import load_eagle_head
 
 CONFIG = {
@@ -63,16 +63,16 @@ def refused(folder, match, target=None):
 )
 def test_config_values(change, match):
     with pytest.raises(CheckpointError, match=match) as caught:
-        LlamaConfig.from_dict(CONFIG | change)
+        LayerConfig.from_dict(CONFIG | change)
     assert "\n" not in str(caught.value)
 
 
 def test_absent_keys_have_the_defaults_of_transformers():
-    config = LlamaConfig.from_dict(CONFIG)
+    config = LayerConfig.from_dict(CONFIG)
     assert (config.num_key_value_heads, config.head_dim, config.rope_theta) == (4, 16, 10000.0)
     assert not config.tie_word_embeddings
-    assert LlamaConfig.from_dict(CONFIG | {"model_type": "qwen3"}).head_dim == 128
-    scaled = LlamaConfig.from_dict(
+    assert LayerConfig.from_dict(CONFIG | {"model_type": "qwen3"}).head_dim == 128
+    scaled = LayerConfig.from_dict(
         CONFIG | {"rope_scaling": LLAMA3, "max_position_embeddings": 512}
     )
     assert scaled.rope_scaling == RopeScaling(
@@ -81,9 +81,9 @@ def test_absent_keys_have_the_defaults_of_transformers():
 
 
 def test_qwen2_ignores_attention_bias():
-    config = LlamaConfig.from_dict(CONFIG | {"model_type": "qwen2", "attention_bias": True})
+    config = LayerConfig.from_dict(CONFIG | {"model_type": "qwen2", "attention_bias": True})
     assert (config.attention_bias, config.output_bias) == (True, False)
-    assert LlamaConfig.from_dict(CONFIG | {"model_type": "qwen2"}) == config
+    assert LayerConfig.from_dict(CONFIG | {"model_type": "qwen2"}) == config
 
 
 @pytest.mark.parametrize(
@@ -97,45 +97,45 @@ def test_qwen2_ignores_attention_bias():
     ],
 )
 def test_a_mistral_attends_within_its_window(change, window):
-    config = LlamaConfig.from_dict(CONFIG | {"model_type": "mistral"} | change)
+    config = LayerConfig.from_dict(CONFIG | {"model_type": "mistral"} | change)
     assert config.sliding_window == window
     assert config.max_position_embeddings == change["max_position_embeddings"]
-    assert LlamaConfig.from_dict(config.to_dict()) == config
+    assert LayerConfig.from_dict(config.to_dict()) == config
 
 
 def test_mistral_has_no_bias():
     changes = {"model_type": "mistral", "sliding_window": None, "max_position_embeddings": 64}
-    config = LlamaConfig.from_dict(CONFIG | changes | {"attention_bias": True})
-    assert config == LlamaConfig.from_dict(CONFIG | {"max_position_embeddings": 64})
+    config = LayerConfig.from_dict(CONFIG | changes | {"attention_bias": True})
+    assert config == LayerConfig.from_dict(CONFIG | {"max_position_embeddings": 64})
 
 
 def test_a_config_that_names_all_values_needs_no_defaults(monkeypatch):
     """So that the models of the package load without transformers."""
-    data = LlamaConfig.from_dict(CONFIG).to_dict()
+    data = LayerConfig.from_dict(CONFIG).to_dict()
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert LlamaConfig.from_dict(data).to_dict() == data
+    assert LayerConfig.from_dict(data).to_dict() == data
     for change in ({"rms_norm_eps": "tiny"}, {"rope_theta": 0}, {"head_dim": 15}):
         with pytest.raises(CheckpointError, match=next(iter(change))):
-            LlamaConfig.from_dict(data | change)
+            LayerConfig.from_dict(data | change)
     with pytest.raises(CheckpointError, match="cannot be read by transformers"):
-        LlamaConfig.from_dict(CONFIG)
+        LayerConfig.from_dict(CONFIG)
 
 
 def test_a_config_built_by_hand_is_checked():
     sizes = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 8)
     sizes |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
     sizes |= {"head_dim": 4, "max_position_embeddings": 8}
-    assert LlamaConfig(**sizes).model_type == "llama"
+    assert LayerConfig(**sizes).model_type == "llama"
     with pytest.raises(ConfigError, match="hidden_size must be an int >= 1, got -8"):
-        LlamaConfig(**sizes | {"hidden_size": -8})
+        LayerConfig(**sizes | {"hidden_size": -8})
     with pytest.raises(ConfigError, match="sliding_window must be an int >= 1, got 0"):
-        LlamaConfig(**sizes, sliding_window=0)
+        LayerConfig(**sizes, sliding_window=0)
     with pytest.raises(ConfigError, match="sliding_window with biases or qk_norm"):
-        LlamaConfig(**sizes, sliding_window=4, qk_norm=True)
+        LayerConfig(**sizes, sliding_window=4, qk_norm=True)
     with pytest.raises(ConfigError, match="Set output_bias equal to attention_bias"):
-        LlamaConfig(**sizes, output_bias=True)
+        LayerConfig(**sizes, output_bias=True)
     with pytest.raises(ConfigError, match="Set output_bias equal to attention_bias"):
-        LlamaConfig(**sizes, attention_bias=True, qk_norm=True)
+        LayerConfig(**sizes, attention_bias=True, qk_norm=True)
 
 
 def test_no_folder(tmp_path):

@@ -10,14 +10,14 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from graphkit import models
-from graphkit.models.heads.config import LlamaConfig
+from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.running import attending
 from small_llama import full_logits
 from small_targets import mtp_chain
 
 STEPS = 3
-TWO_LAYERS = LlamaConfig(
+TWO_LAYERS = LayerConfig(
     vocab_size=96, hidden_size=64, intermediate_size=80, num_hidden_layers=2,
     num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=128,
 )  # fmt: skip
