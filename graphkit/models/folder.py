@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -17,9 +17,7 @@ from graphkit.models.weight_files import (
     Form,
     PartOf,
     check_tensors,
-    copy_tensors,
     open_tensors,
-    read_tensors,
     shard_files,
     stored_tensors,
 )
@@ -108,7 +106,8 @@ class StoredWeights:
             rename: Returns the name in the module for a stored name.
             expected: Tensors by name with the shapes of the stored ones; ``None`` selects the
                 module's own. Differs from them if the module has only a slice of each tensor.
-            part_of: Returns the slice of a stored tensor that the module has; see ``PartOf``.
+            part_of: Returns the slice of a stored tensor that the module has; see ``PartOf``. Rows
+                of the module behind it become 0.
             advice: See ``check_tensors``.
 
         Raises:
@@ -129,8 +128,15 @@ class StoredWeights:
         check_tensors(forms, tensors, optional, advice=advice)
         module.to_empty(device=device)
         state = module.state_dict()
-        targets = {name: state[rename(name)] for name in self.forms if rename(name) in state}
-        self.copy(targets, part_of)
+        with torch.no_grad():
+            for name in self.forms:
+                target = state.get(rename(name))
+                if target is None:
+                    continue
+                tensor = self.tensor(name)
+                part = tensor[part_of(name, tensor.shape)]
+                target[len(part) :].zero_()
+                target[: len(part)].copy_(part)
 
     def tensor(self, name: str) -> Tensor:
         """Return a stored tensor, on the CPU, as it is."""
@@ -138,18 +144,6 @@ class StoredWeights:
         if file not in self._open:
             self._open[file] = open_tensors(file)
         return self._open[file](name)
-
-    def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield stored tensors by name, on the CPU, as they are."""
-        for file in dict.fromkeys(self._places[name] for name in names):
-            yield from read_tensors(file, frozenset(names))
-
-    def copy(
-        self, targets: Mapping[str, Tensor], part_of: PartOf = lambda _name, _shape: ()
-    ) -> None:
-        """Copy stored tensors into ``targets``, by stored name; see ``copy_tensors``."""
-        for file in self._files:
-            copy_tensors(file, targets, part_of)
 
 
 def write_folder(folder: Path, config: Mapping[str, object], state: Mapping[str, Tensor]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -95,12 +94,6 @@ class PlainTensors(StoredWeights):
                 f"{name} is not what the tensors of {self.layout.method} stand for. Report this "
                 "with the config.json of the folder."
             )
-
-    def copy(self, targets: Mapping[str, torch.Tensor], *_: Any) -> None:
-        """Copy tensors into ``targets``, by their names."""
-        with torch.no_grad():
-            for name, target in targets.items():
-                target.copy_(self.tensor(name))
 
 
 def checked_rows(outputs: int) -> torch.Tensor:

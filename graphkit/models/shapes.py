@@ -104,6 +104,8 @@ def random_model(
             f"random_model.seed must be an int from -2**63 to 2**64 - 1, got {short_repr(seed)}.",
             field="seed",
         )
+    if group is not None:
+        require_type("random_model", "group", group, RankGroup, "a graphkit.RankGroup")
     used = resolve_device(device)
     with torch.random.fork_rng([used] if used.type == "cuda" else []), torch.device(used):
         torch.manual_seed(int(seed))

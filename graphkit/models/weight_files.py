@@ -1,8 +1,8 @@
-"""Weight files of a model, safetensors or ``torch.save``: find them, check them, copy tensors."""
+"""Weight files of a model, safetensors or ``torch.save``: find them, check them, read tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -106,47 +106,9 @@ def check_tensors(
         _check_form(name, forms[name], expected[name])
 
 
-def copy_tensors(
-    file: Path,
-    targets: Mapping[str, Tensor],
-    part_of: PartOf = lambda _name, _shape: (),
-) -> None:
-    """Copy the stored tensors that have a target, one at a time, converted to its dtype.
-
-    Args:
-        file: The file.
-        targets: Receive the tensors, by their stored names. Rows behind a part become 0.
-        part_of: Returns the slice to copy. No more of a safetensors file is read.
-    """
-    with torch.no_grad():
-        for name, part in read_tensors(file, frozenset(targets), part_of):
-            copy_part(part, targets[name])
-
-
-def copy_part(part: Tensor, target: Tensor) -> None:
-    """Copy a part into a tensor; rows behind it become 0."""
-    target[len(part) :].zero_()
-    target[: len(part)].copy_(part)
-
-
 def abbreviate(names: list[str]) -> str:
     """Return the first three names and the number of the others."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def read_tensors(
-    file: Path, names: frozenset[str], part_of: PartOf = lambda _name, _shape: ()
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the stored tensors of these names, or the parts of them that are wanted."""
-    if file.suffix == ".bin":
-        tensors = _read_bin(file, "cpu").items()
-        yield from ((name, x[part_of(name, x.shape)]) for name, x in tensors if name in names)
-        return
-    with safe_open(file, framework="pt") as stored:
-        for name in names & set(stored.keys()):
-            tensor = stored.get_slice(name)
-            part = part_of(name, tensor.get_shape())
-            yield name, tensor[part] if part else stored.get_tensor(name)
 
 
 def open_tensors(file: Path) -> Callable[[str], Tensor]:

@@ -23,7 +23,7 @@ from graphkit import models
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.folders import save_draft_head
 from graphkit.models.heads.load import head_sources
-from graphkit.models.tensor_parallel import GatheredColumns
+from graphkit.models.rank_hooks import GatheredColumns
 from mtp_folders import save_with_mtp
 from quantized_folders import write_quantized
 from rank_commands import own_store, run

@@ -54,7 +54,7 @@ def test_the_eagle_3_head_drafts_a_quarter_of_a_small_vocabulary():
 def test_the_eagle_3_head_of_a_shape_is_as_published_ones(shape):
     model = on_meta(shape)
     with torch.device("meta"):
-        head = shapes._draft_head("EAGLE3", model)
+        head = shapes._draft_head("EAGLE3", model, None)
     layers, size = SHAPES[shape]["num_hidden_layers"], SHAPES[shape]["hidden_size"]
     assert head.aux_layers == (2, layers // 2, layers - 3)
     assert head.fc.weight.shape == (size, 3 * size)
