@@ -47,13 +47,13 @@ def create_num_accepted_drafts_filter_kernel(
     """One program per request, which searches for it in unfinished_index."""
     request = tl.program_id(0)
     each = tl.arange(0, COUNTS)
-    found = tl.zeros([COUNTS], tl.int32)
+    matches = tl.zeros([COUNTS], tl.int32)
     for first in range(0, unfinished, COUNTS):
         entry = first + each
         index = tl.load(unfinished_index + entry, mask=entry < unfinished, other=-1)
-        found += (index == request).to(tl.int32)
+        matches += (index == request).to(tl.int32)
     tokens = tl.load(num_accepted_drafts + request) + 1
-    kept = tl.where(tl.sum(found, 0) > 0, tokens, 0)
+    kept = tl.where(tl.sum(matches, 0) > 0, tokens, 0)
     tl.store(num_accepted_drafts_filter + request, kept)
     tl.store(seq_lens + request, tl.load(seq_lens + request) + tokens)
 

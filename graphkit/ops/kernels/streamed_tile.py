@@ -145,10 +145,10 @@ def barriers(COUNT: gl.constexpr):
     gives the memory of barriers to other tensors after the last use of any of them, which is
     undefined before ``mbarrier.inval`` (PTX ISA, "Operations on mbarrier objects").
     """
-    found = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for place in gl.static_range(COUNT):
-        mbarrier.init(found.index(place), count=1)
-    return found
+        mbarrier.init(made.index(place), count=1)
+    return made
 
 
 @gluon.jit

@@ -327,8 +327,8 @@ def write_probs_kernel(
             left = sum_above + _sum_from(weights, count, bound, BLOCK)
         if top_p < 1:
             goal = top_p * left
-            found = _largest_bound(weights, count, sum_above, goal, False, BOUNDS, TILE, BLOCK)
-            bound = tl.maximum(bound, found)
+            nucleus = _largest_bound(weights, count, sum_above, goal, False, BOUNDS, TILE, BLOCK)
+            bound = tl.maximum(bound, nucleus)
         bound = tl.maximum(bound, min_p)
         total = sum_above + _sum_from(weights, count, bound, BLOCK)
     else:

@@ -30,8 +30,8 @@ def _parents(
     parent = tl.where(is_drafted, 0, tl.where(node == 0, -1, -2))
     for earlier in range(1, WIDTH):
         selected = tl.load(top_scores_index + earlier - 1)
-        found = (wanted == selected) & (wanted >= 0) & (earlier < node) & (parent == 0)
-        parent = tl.where(found, earlier, parent)
+        is_parent = (wanted == selected) & (wanted >= 0) & (earlier < node) & (parent == 0)
+        parent = tl.where(is_parent, earlier, parent)
     return parent
 
 

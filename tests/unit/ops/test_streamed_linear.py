@@ -88,6 +88,15 @@ def test_streamed_weights_of_16_bits_match_the_reference(product, interpreted):
             quantized_cases.assert_close(got, expected, 1024)
 
 
+@pytest.mark.parametrize("rows", [8, 64])
+def test_no_rows_have_no_products(rows, interpreted):
+    op, product = OPS["quantized_linear"], StreamedProduct(64, rows, 2, 3)
+    for x, *others in quantized_cases.cases(CPU, [torch.float16], [0], shapes=((768, 1024),)):
+        for result in ({}, {"swiglu": True}, {"split_k_partials": True}):
+            got = op.launch(op.arguments(x, *others, **result), product)
+            assert got.shape[-2:] == (0, 384 if "swiglu" in result else 768)
+
+
 class Requests:
     """The requests of a weight before those of rows: all, and the most in flight."""
 
