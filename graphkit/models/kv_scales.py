@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from graphkit.distributed import RankGroup
 from graphkit.errors import CheckpointError
 from graphkit.models.folder import StoredWeights
 from graphkit.models.layout import AttentionLayer, ModelLayout
@@ -78,8 +79,19 @@ def read_kv_scales(
     return scales
 
 
-def with_kv_scales(layout: ModelLayout, model: PreTrainedModel, scales: KVScales) -> ModelLayout:
+def with_kv_scales(
+    layout: ModelLayout,
+    model: PreTrainedModel,
+    scales: KVScales,
+    group: RankGroup | None = None,
+) -> ModelLayout:
     """Return a layout whose layers have their scales, for pools of float8_e4m3fn.
+
+    Args:
+        layout: The layers, with the heads of this rank.
+        model: The model.
+        scales: The scales of all heads.
+        group: Ranks that split the model.
 
     Raises:
         CheckpointError: A scale belongs to no attention of the model, or not to its heads.
@@ -89,6 +101,11 @@ def with_kv_scales(layout: ModelLayout, model: PreTrainedModel, scales: KVScales
     prefix = f"{model.base_model_prefix}."
     names = {name: layer for layer in layout.attention for name in _names(layer, prefix)}
     modules = {name.removeprefix(prefix) for name, _ in model.named_modules()}
+    if group is not None:
+        scales = {
+            path: {kind: _of_rank(s, names.get(path), group) for kind, s in by_kind.items()}
+            for path, by_kind in scales.items()
+        }
     for path, by_kind in scales.items():
         layer = names.get(path)
         block = _BLOCK.match(path)  # those of MTP layers and of other parts are in no block
@@ -111,6 +128,15 @@ def with_kv_scales(layout: ModelLayout, model: PreTrainedModel, scales: KVScales
     return replace(
         layout, attention=tuple(_scaled(layer, scales, prefix) for layer in layout.attention)
     )
+
+
+def _of_rank(
+    scales: tuple[float, ...], layer: AttentionLayer | None, group: RankGroup
+) -> tuple[float, ...]:
+    """Return the scales of this rank's heads, if there is one of each head."""
+    if layer is None or len(scales) == 1 or len(scales) != layer.heads * group.size:
+        return scales
+    return scales[layer.heads * group.rank : layer.heads * (group.rank + 1)]
 
 
 def _names(layer: AttentionLayer, prefix: str) -> tuple[str, ...]:

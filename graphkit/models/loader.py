@@ -174,7 +174,7 @@ def _loaded(
     original = _shared_copy(model)
     with nullcontext() if split is None else deciding_by(split.all):
         layout = prepare_model(model, fuse=fuse)
-    layout = with_kv_scales(layout, model, scales)
+    layout = with_kv_scales(layout, model, scales, group)
     _refuse_encoder(model, layout)
     loaded = TransformersModel(model, original, layout, folder, split=split)
     if check:

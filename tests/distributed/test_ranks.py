@@ -33,6 +33,7 @@ OF_TWO = (
     plans.split_every_kind,
     plans.split_model_objects,
     plans.split_quantised_folders,
+    plans.split_scales_of_keys,
     plans.split_with_draft_heads,
     plans.split_with_mtp_layers,
     plans.capture_a_split_target,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -281,6 +282,11 @@ def test_the_slots_of_an_engine_fit_in_the_free_memory_of_a_gpu(monkeypatch):
     for free, slots in ((10**6, 700), (10**9, 4 * 512), (1000, 512)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 10**10))
         assert loaded._kv_slots(None, requests, spec, None) == slots
+    loaded.split = SimpleNamespace(least=lambda room: room // 1000 - 400)  # another rank has fewer
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10**9, 10**10))
+    assert loaded._kv_slots(None, requests, spec, None) == 512
+    loaded.split = SimpleNamespace(least=lambda room: room - 699_000)
+    assert loaded._kv_slots(None, requests, spec, None) == 1000
 
 
 def test_a_model_whose_own_forward_fails_is_refused(monkeypatch):

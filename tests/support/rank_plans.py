@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 
 import graphkit as gk
 from drafted_models import head_config
@@ -127,6 +128,23 @@ def split_quantised_folders():
             dist.barrier()
             split = check_split(lambda folder=folder: folder / "quantised", group)
         assert any("Quantized" in type(module).__name__ for module in split.model.modules())
+
+
+def split_scales_of_keys():
+    """Pools have the stored scales of the heads of their rank."""
+    group = rank_group(same_batch=True)
+    with shared_folder() as folder:
+        if not group.rank:
+            small_model("llama").save_pretrained(folder)
+            file = folder / "model.safetensors"
+            path, scale = "model.layers.0.self_attn", torch.tensor([1.5, 2.5])
+            tensors = load_file(file) | {f"{path}.k_scale": scale, f"{path}.v_scale": scale.clone()}
+            save_file(tensors, file, metadata={"format": "pt"})
+        dist.barrier()
+        split = models.load(folder, device=rank_device(), group=group, check=False)
+    first, second = split.layout.attention
+    assert (first.key_scale, first.value_scale) == 2 * (((1.5, 2.5)[group.rank],),)
+    assert second.key_scale == ()
 
 
 def split_with_draft_heads():
