@@ -89,6 +89,9 @@ def split_every_kind():
             continue
         with shared_folder() as folder:
             whole = small_model(kind, **settings)
+            for name, parameter in whole.named_parameters():
+                if name.endswith(".bias"):  # zeros before
+                    parameter.normal_(std=0.5)
             whole.save_pretrained(folder)
             dist.barrier()
             split = check_split(lambda folder=folder: folder, group)
