@@ -17,9 +17,8 @@ NEW_TOKENS = 8
 
 def rows_of(target):
     """Shape and dtype of a slot of each buffer."""
-    return {
-        (tuple(each.shape[1:]), each.dtype) for each in target.attention.kv_pool.tensors().values()
-    }
+    pool = target.attention[gk.ForwardMode.TARGET_VERIFY].kv_pool
+    return {(tuple(rows.shape[1:]), rows.dtype) for rows in pool.tensors().values()}
 
 
 def texts(engine):

@@ -225,7 +225,7 @@ def test_wrong_options_of_a_load_are_refused_by_name(field, value):
 def test_pages_of_a_target_belong_to_one_request():
     loaded = models.load(small_model("llama"), device="cpu", check=False)
     target = loaded.target(max_batch_size=2, max_context_len=63, page_size=4)
-    table = target.attention.req_to_token_pool.req_to_token
+    (table,) = {each.req_to_token_pool.req_to_token for each in target.attention.values()}
     assert set((table[1] // 4).tolist()).isdisjoint((table[2] // 4).tolist())
     assert (table[1:, ::4] % 4 == 0).all()
 
