@@ -46,6 +46,15 @@ def test_results_may_be_gated_or_in_parts():
     assert torch.equal(layer(rows, split_k_partials=True), layer(rows)[None])
 
 
+@pytest.mark.parametrize("result", [{}, {"swiglu": True}, {"split_k_partials": True}], ids=str)
+def test_the_schema_and_the_fake_are_those_of_the_op(result):
+    """With sizes for which the kernels would split the inputs."""
+    x, weight = torch.randn(3, 1024).bfloat16(), torch.randn(64, 1024).bfloat16()
+    checks = ("test_schema", "test_faketensor")
+    op = torch.ops.graphkit.linear.default
+    torch.library.opcheck(op, (x, weight), result, test_utils=checks)
+
+
 def test_gradients_are_those_of_torch():
     def gradients(function):
         generator = torch.Generator().manual_seed(1)
