@@ -190,7 +190,7 @@ class Assembly:
                 max_batch_size,
                 max_context_len,
                 HIDDEN,
-                VOCAB,
+                len(self.model.head.weight),
                 torch.float32,
                 page_size=page_size,
                 spec_hidden_size=3 * HIDDEN if algorithm == "EAGLE3" else None,

@@ -48,7 +48,8 @@ def test_a_custom_algorithm_is_lossless(
     assert outputs(requests) == task.expected
     assert isinstance(drafter.future_map, example["CountingFutureMap"])
     steps = drafter.future_map.steps
-    assert steps.sum() >= engine.stats.num_verifies
+    # In v1 the drafter does not see the last steps, with which all requests of a batch end.
+    assert steps.sum() >= engine.stats.num_verifies - (generation == "v1") * len(requests)
     assert steps[1:].sum() > 0, "some drafts were accepted"
 
 
