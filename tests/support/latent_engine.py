@@ -9,7 +9,6 @@ from __future__ import annotations
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -31,6 +30,7 @@ from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.forwards import EagleForward
 from graphkit.models.heads.pools import head_attention
+from graphkit.models.heads.sources import HeadSources
 from graphkit.ops.index_scores import dequantised
 from small_models import LATENT, small_model
 
@@ -192,7 +192,7 @@ def _random_head(model: Any) -> EagleHead:
         intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
         head_dim=16, max_position_embeddings=CONTEXT,
     )  # fmt: skip
-    parts = {"embedding": model.get_input_embeddings(), "lm_head": model.lm_head}
-    target = SimpleNamespace(config=model.config, logits=model.lm_head, **parts)
+    layers = model.config.num_hidden_layers
+    target = HeadSources(model.get_input_embeddings(), model.lm_head, layers)
     torch.manual_seed(1)
     return EagleHead(config, target).eval().requires_grad_(False)
