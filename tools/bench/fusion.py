@@ -1,8 +1,8 @@
 """A verify step of a fused model of transformers beside the plain one, at the shape of an 8B Llama.
 
 Two forwards with random bfloat16 weights: ``gk.models.load`` and ``gk.models.load(fuse=False)``.
-Each verifies chains of 4 tokens in a captured graph. The result is
-the number of nodes and the time of a replay on the device. Needs 40 GB on the device.
+Each verifies chains of 4 tokens in a captured graph. The result is the number of nodes and the time
+of a replay on the device. Needs 40 GB on the device.
 
     python tools/bench/fusion.py --out tools/bench/results/fusion.json
 """
@@ -17,7 +17,7 @@ from statistics import median
 
 import torch
 from timing import show
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import graphkit as gk
 from graphkit.cli.benchmarks import device_ms, synchronise
@@ -30,12 +30,20 @@ MODE, BATCH_SIZES, REPLAYS = gk.ForwardMode.TARGET_VERIFY, (1, 8), 20
 FUSED, PLAIN = "gk.models", "gk.models, fuse=False"
 
 
+def model_of_transformers(shape: str, device: torch.device) -> PreTrainedModel:
+    """Return a model of a shape with random weights in bfloat16, on the device."""
+    with torch.device(device):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            shape_config(shape), dtype=torch.bfloat16
+        )
+    return model
+
+
 def targets(shape: str, device: torch.device) -> Mapping[str, CaptureTarget]:
     """Return a target of each forward."""
     created: dict[str, CaptureTarget] = {}
     for name, fuse in ((FUSED, True), (PLAIN, False)):
-        with torch.device(device):
-            plain = AutoModelForCausalLM.from_config(shape_config(shape), dtype=torch.bfloat16)
+        plain = model_of_transformers(shape, device)
         model = gk.models.load(plain, device=device.type, fuse=fuse)
         created[name] = model.target(max_batch_size=max(BATCH_SIZES), max_context_len=128)
     return created
