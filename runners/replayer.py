@@ -102,10 +102,8 @@ class Replayer(Generic[OutputT]):
         self._checks, self._bound_fields = self.buffers.checks, self.buffers.bound_fields
         self._absent = self._checks.absent
         self.plan_on_host = step.plan_on_host if step.plans_on_host else None
-        self._ragged, self.compares_fields = (
-            self.buffers.capacity.ragged,
-            self._checks.compares_fields,
-        )
+        self._ragged = self.buffers.capacity.ragged
+        self.compares_fields = self._checks.compares_fields
         self.consensus: ReplayConsensus | None = None
         """Agrees with other ranks on staged batches. They have agreed on other batches before."""
         self.frozen: FrozenValues | None = None
@@ -223,8 +221,8 @@ class Replayer(Generic[OutputT]):
         tokens = plan.tokens
         if self._ragged:
             tokens = self._checks.count_tokens(batch)
-            if self._checks.wrong_width(plan.requests, tokens):
-                self._checks.check_width(plan.requests, tokens)  # raises
+            if wrong := self._checks.wrong_width(plan.requests, tokens):
+                raise InputError(f"{wrong}.", field="num_tokens")
         self._checks.compare_fields(batch, tokens)
         return tokens
 

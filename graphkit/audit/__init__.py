@@ -2,7 +2,7 @@
 
 Read ``report.py`` first: it runs all audits of a target. An audit is one file, or one folder whose
 ``audit.py`` says what it varies. What it reports has a kind of ``finding_kinds`` and goes to an
-``AuditLog``. Audits of memory work on a ``ReplayableGraph``, whoever captured the graph.
+``AuditLog``. Audits of memory work on a ``ReplayableGraph``, of a runner or of another program.
 
 - ``runs``: one batch with and without its graph, and the first node at which two runs differ.
 - ``host_objects``: what a forward can reach and read on the host.

@@ -1,4 +1,4 @@
-"""A captured graph as audits see it, whoever captured it.
+"""A captured graph as audits see it: one of a runner, or of another program.
 
 ``stale_memory.runner_graph`` adapts a captured size of a runner, and
 ``foreign.audits.foreign_graph`` a graph of another program.
