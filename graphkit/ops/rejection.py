@@ -95,8 +95,7 @@ def accept_by_rejection(
         q_sum_B1 = torch.where(accepted_B1, 1.0, q_sum_B1)
 
     bonus_B = sample_rows(p_BV, p_BWV[request_B, walk.node_B], samples[:, width])
-    after_BA = candidates.gather(1, walk.path_BA.clamp(min=0)).roll(-1, 1)
-    token_BA = torch.where(walk.is_last(), bonus_B[:, None], after_BA)
+    token_BA = walk.tokens_after(candidates, bonus_B)
     path = empty_path(candidates, longest_path)
     write_paths(*path, flat_rows(candidates), walk, token_BA)
     return ordered_paths(width, *path)

@@ -60,7 +60,10 @@ def tree_speculative_sampling_target_only(
     Contract of SGLang's op of this name (sgl-kernel, speculative_sampling.cu), with two
     differences: equal siblings count their probability once, and a token of probability 0 is
     refused at every threshold. What is written, and how damaged links are treated, is as in
-    ``verify_tree_greedy``. A drafted token outside the vocabulary has p = 0.
+    ``verify_tree_greedy``. A node that a path visits several times, along a cycle, gets the token
+    after its last visit. A drafted token outside the vocabulary has p = 0. A sample outside [0, 1)
+    is compared like any other; a final sample of 1, above it or NaN draws the last token that has a
+    probability.
 
     Args:
         predicts: Tokens by flat id, written along the accepted paths.
@@ -102,6 +105,5 @@ def tree_speculative_sampling_target_only(
         left_BV = left_BV - draft_probs[request_B, walk.node_B]
     fallback_BV = target_probs[request_B, walk.node_B]
     final_B = sample_rows(left_BV.relu(), fallback_BV, uniform_samples_for_final_sampling)
-    after_BA = candidates.gather(1, walk.path_BA.clamp(min=0)).roll(-1, 1)
-    token_BA = torch.where(walk.is_last(), final_B[:, None], after_BA)
+    token_BA = walk.tokens_after(candidates, final_B)
     write_paths(predicts, accept_index, accept_token_num, retrieve_index, walk, token_BA)

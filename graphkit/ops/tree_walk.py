@@ -59,6 +59,19 @@ class TreeWalk:
         self._child_B = torch.where(self.has_child_B, child_B, -1)
         return accepted_B
 
+    def tokens_after(self, candidates: torch.Tensor, bonus_B: torch.Tensor) -> torch.Tensor:
+        """Return the token after each accepted node: that of the next node, or the bonus token.
+
+        A path along a cycle visits nodes again. All visits have the token after the last one.
+
+        Shapes:
+            candidates: [B, W] int64. bonus_B: [B] int64. Returns [B, A] int64.
+        """
+        next_BA = pick_columns(candidates, self.path_BA).roll(-1, 1)
+        token_BA = torch.where(self.is_last(), bonus_B[:, None], next_BA)
+        is_same_node_BAA = self.path_BA[:, :, None] == self.path_BA[:, None]
+        return token_BA.gather(1, torch.where(is_same_node_BAA, self._column_A, 0).amax(2))
+
     def is_last(self) -> torch.Tensor:
         """Return which column holds the last accepted node, bool [B, A]."""
         return self._column_A == self.num_drafts_B[:, None]
@@ -67,6 +80,11 @@ class TreeWalk:
 def pick(rows_BX: torch.Tensor, column_B: torch.Tensor) -> torch.Tensor:
     """Return one entry of each row, [B]."""
     return rows_BX.gather(1, column_B[:, None])[:, 0]
+
+
+def pick_columns(rows_BW: torch.Tensor, column_BA: torch.Tensor) -> torch.Tensor:
+    """Return some entries of each row, [B, A]; the first one for a negative column."""
+    return rows_BW.gather(1, column_BA.clamp(min=0))
 
 
 def write_paths(
@@ -85,10 +103,10 @@ def write_paths(
         accept_token_num: Receives the numbers of accepted drafts, int32 [B].
         retrieve_index: Flat id of each node, int64 [B, W].
         walk: The walk, at its end.
-        token_BA: The token after each accepted node.
+        token_BA: The token after each accepted node, the same for all visits of a node.
     """
     on_path_BA = walk.path_BA >= 0
-    flat_BA = retrieve_index.gather(1, walk.path_BA.clamp(min=0))
+    flat_BA = pick_columns(retrieve_index, walk.path_BA)
     accept_index.copy_(torch.where(on_path_BA, flat_BA, -1))
     accept_token_num.copy_(walk.num_drafts_B)
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import torch
 
 from graphkit.ops.registration import register_op
-from graphkit.ops.tree_walk import TreeWalk, pick, write_paths
+from graphkit.ops.tree_walk import TreeWalk, pick, pick_columns, write_paths
 
 
 @register_op(
@@ -55,7 +55,7 @@ def verify_tree_greedy(
     for child_B in walk:
         wanted_B = pick(target_predict, walk.node_B)
         walk.settle(child_B, pick(candidates, child_B) == wanted_B)
-    token_BA = target_predict.gather(1, walk.path_BA.clamp(min=0))
+    token_BA = pick_columns(target_predict, walk.path_BA)
     write_paths(predicts, accept_index, accept_token_num, retrieve_index, walk, token_BA)
 
 

@@ -55,7 +55,7 @@ def accept_by_rejection_kernel(
     tokens = tl.zeros([BLOCK_W], tl.int64)
 
     left += request * VOCAB
-    row = first * VOCAB
+    node = tl.full((), 0, tl.int64)
     has_left = False  # whether p is `left`
     p_sum = 1.0
     q_sum = 1.0
@@ -66,6 +66,7 @@ def accept_by_rejection_kernel(
         while (child >= 0) & (child < WIDTH) & (tried < WIDTH - 1) & (drafts < COLUMNS - 1):
             token = tl.load(candidates + first + child)
             is_token = (token >= 0) & (token < VOCAB)
+            row = (first + node) * VOCAB
             p = target_probs + row
             if has_left:
                 p = left
@@ -75,10 +76,10 @@ def accept_by_rejection_kernel(
             link = retrieve_next_sibling
             if (drafted > 0) & ((share >= 0) | (share != share)):  # -1 is refused
                 if coin * tl.div_rn(drafted, q_sum) < tl.div_rn(share, p_sum):
-                    tokens = tl.where(column == drafts, token, tokens)
+                    tokens = tl.where(path == node, token, tokens)  # of all visits of the node
                     drafts += 1
                     path = tl.where(column == drafts, child, path)
-                    row = (first + child) * VOCAB
+                    node = child
                     has_left = False
                     p_sum = 1.0
                     q_sum = 1.0
@@ -92,12 +93,13 @@ def accept_by_rejection_kernel(
             tried += 1
 
     coin = tl.sum(tl.where(draw == WIDTH, samples, 0), 0)
+    row = (first + node) * VOCAB
     p = target_probs + row
     if has_left:
         p = left
     # p of refused tokens is below 0, which draws none of them.
     bonus = draw_token(p, None, None, target_probs + row, coin, VOCAB, BLOCK_V, BLOCKS)
-    tokens = tl.where(column == drafts, bonus, tokens)
+    tokens = tl.where(path == node, bonus, tokens)
     write_accepted(predict, accept_index, num_accepted_drafts, num_accepted_tokens, request, path,
                    tokens, drafts, WIDTH, COLUMNS, BLOCK_W)  # fmt: skip
 

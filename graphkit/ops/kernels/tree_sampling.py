@@ -19,9 +19,10 @@ def walk_by_samples(
 ):  # fmt: skip
     """Return one request's accepted nodes (-1 behind the last), the token after each, their number.
 
-    The pointers point to the request's W entries; ``draft_probs`` may be None for zeros.
-    ``samples`` holds the sample of each node, then the one of the bonus token. The number excludes
-    the root.
+    All visits of a node, along a cycle, have the token after the last one: stores to the same place
+    in one instruction have no order. The pointers point to the request's W entries;
+    ``draft_probs`` may be None for zeros. ``samples`` holds the sample of each node, then the one
+    of the bonus token. The number excludes the root.
     """
     column = tl.arange(0, BLOCK_A)
     path = tl.where(column == 0, 0, -1).to(tl.int64)
@@ -30,7 +31,7 @@ def walk_by_samples(
 
     turn = tl.arange(0, BLOCK_W)
     refused = tl.full([BLOCK_W], -1, tl.int64)
-    row = tl.full((), 0, tl.int64)
+    node = tl.full((), 0, tl.int64)
     coin = tl.sum(tl.where(draw == 0, samples, 0), 0)
     child = tl.load(next_token)
     summed = 0.0
@@ -38,16 +39,18 @@ def walk_by_samples(
     drafts = 0
     while (child >= 0) & (child < WIDTH) & (tried < WIDTH - 1) & (drafts < COLUMNS - 1):
         token = tl.load(candidates + child)
-        p = tl.load(target_probs + row + token, mask=(token >= 0) & (token < VOCAB), other=0)
+        p = tl.load(
+            target_probs + node * VOCAB + token, mask=(token >= 0) & (token < VOCAB), other=0
+        )
         is_new = tl.max((refused == token).to(tl.int32), 0) == 0
         p = tl.where((p > 0) & is_new, p, 0)
         summed += p
         link = next_sibling
         if (p > 0) & ((coin * threshold_acc < summed) | (p >= threshold_single)):
-            tokens = tl.where(column == drafts, token, tokens)
+            tokens = tl.where(path == node, token, tokens)
             drafts += 1
             path = tl.where(column == drafts, child, path)
-            row = child * VOCAB
+            node = child
             coin = tl.sum(tl.where(draw == child, samples, 0), 0)
             link = next_token
             summed = 0.0
@@ -60,10 +63,10 @@ def walk_by_samples(
     coin = tl.sum(tl.where(draw == WIDTH, samples, 0), 0)
     draft = draft_probs
     if draft_probs is not None:
-        draft = draft_probs + row
-    target = target_probs + row
+        draft = draft_probs + node * VOCAB
+    target = target_probs + node * VOCAB
     drawn = draw_token(target, draft, refused, target, coin, VOCAB, BLOCK_V, BLOCKS)
-    return path, tl.where(column == drafts, drawn, tokens), drafts
+    return path, tl.where(path == node, drawn, tokens), drafts
 
 
 @triton.jit(do_not_specialize=["rows"])

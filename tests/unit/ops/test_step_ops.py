@@ -24,7 +24,7 @@ from graphkit.ops.target_probs import target_probs
 from graphkit.ops.tree import chain_candidates
 from graphkit.ops.tree_growth import choose_nodes, grow_tree
 from graphkit.ops.verification import accept_tokens
-from op_devices import INTERPRETER, by, by_each
+from op_devices import CPU, CUDA, INTERPRETER, by, by_each
 from sanitized import sanitized
 from step_cases import CASES, WRITTEN, assert_equal, results
 
@@ -92,6 +92,21 @@ def test_many_refused_siblings(run, small_blocks):
     op, make, _ = CASES["accept_by_rejection"]
     args = make(90, 7)
     assert_equal(run(op, *args), op(*args))
+
+
+@of_numpy
+@by(CPU, INTERPRETER, CUDA)
+def test_all_visits_of_a_cycle_have_the_token_after_the_last(run, small_blocks):
+    """The root and node 1 are each other's first child. The bonus token follows node 1."""
+    op, make, _ = CASES["accept_by_rejection"]
+    draws = make(1, 2)[5:8]
+    tokens, child = torch.tensor([[3, 4, 0, 0]]), torch.tensor([[1, 0, -1, -1]])
+    target, draft = torch.zeros(2, 4, 7)
+    target[0, 4] = draft[0, 4] = 1
+    target[1, 3], target[1, 5], draft[1, 3], draft[1, 6] = 0.02, 0.98, 0.01, 0.99
+    predict, path, *_ = run(op, tokens, child, -torch.ones_like(child), target, draft, *draws, 4)
+    assert path.tolist() == [[0, 1, 0, 1]]
+    assert predict.tolist() == [4, 5, 4, 5]
 
 
 @pytest.mark.parametrize("name", CASES)
