@@ -30,7 +30,7 @@ from graphkit.engine.kv import (
     RecurrentStatePool,
     ReqToTokenPool,
 )
-from graphkit.engine.kv.index_keys import IndexKeyPool
+from graphkit.engine.kv.dsa import IndexKeyPool
 from graphkit.engine.kv.layer_groups import LayerGroupKVPool
 from graphkit.errors import ConfigError, short_repr
 from graphkit.models.attention import padded_to

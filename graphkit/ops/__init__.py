@@ -12,8 +12,8 @@ The core, ``spec``, ``graphs``, ``buffers`` and ``runners``, imports these files
 - ``logits``, ``tree``, ``tree_growth``: the choice of draft tokens within a captured draft.
 
 Layers of models and attention: ``decoder``, ``heads``, ``linear``, ``quantized_*``, ``kv_cache``,
-``paged_*``, ``attention_layout``, ``index_scores``. All others belong to steps: verification,
-sampling, the state of requests and loops on the device.
+``paged_*``, ``attention_layout``. All others belong to steps: verification, sampling, the state of
+requests and loops on the device.
 """
 
 from graphkit.lazy_names import public_names

@@ -1,4 +1,4 @@
-"""Latents, windows, sinks, softcaps and sparse layers: CUDA against the CPU's references."""
+"""Latents, windows, sinks, softcaps and selected keys: CUDA against the CPU's references."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from graphkit.engine.attention import IndexRows, SdpaAttention, SparseAttention, TritonAttention
-from graphkit.engine.kv import DSATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
-from graphkit.ops.index_scores import index_scores
+from graphkit.engine.attention import SdpaAttention, TritonAttention
+from graphkit.engine.kv import MLATokenToKVPool, ReqToTokenPool
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.spec import ForwardMode
 from sanitized import sanitized
@@ -159,67 +158,40 @@ def test_a_captured_layer_of_latents(backend_type):
         torch.testing.assert_close(out, step(SdpaAttention), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("page_size", [1, 64])
-@pytest.mark.parametrize("columns", [0, 4, 12], ids=["chain", "tree", "draft tree"])
-@pytest.mark.parametrize(("heads", "size"), [(3, 20), (64, 128)])
-def test_index_scores(dtype, page_size, columns, heads, size):
-    torch.manual_seed(0)
-    width, requests, pages = 4, len(LENGTHS), -(-max(LENGTHS) // page_size)
-    slots = requests * pages * page_size
-    pool = DSATokenToKVPool(slots, page_size, torch.float32, 4, 4, 1, "cpu", size)
-    every = torch.arange(slots + page_size)
-    pool.set_index_k_buffer(0, every, torch.randn(len(every), size))
-    table = (torch.randperm(requests * pages) + 1).view(requests, pages).int()
-    starts = torch.arange(0, (requests + 1) * width, width, dtype=torch.int32)
-    mask = torch.rand(requests, width, columns) < 0.5 if columns else None
-    query = torch.randn(requests * width, heads, size).to(dtype)
-    weights = torch.randn(requests * width, heads).to(dtype)
-    args = [query.float(), weights.float(), pool.get_index_k_buffer(0), table,
-            torch.tensor(LENGTHS, dtype=torch.int32), starts, mask, page_size, width]  # fmt: skip
-    want = index_scores(*args)
-    args[:2] = query, weights
-    got = index_scores(*(each.cuda() if isinstance(each, torch.Tensor) else each for each in args))
-    torch.testing.assert_close(got.cpu(), want, atol=1e-3 * heads**0.5, rtol=1e-4)
-
-
 @pytest.mark.parametrize("kind", [TritonAttention, SdpaAttention])
-def test_a_captured_sparse_layer(kind):
-    """Replays select keys by the index queries of the moment, as the eager layer on the CPU."""
+def test_a_captured_layer_follows_the_selected_keys(kind):
+    """Replays attend to the positions of the moment, as the eager layer on the CPU."""
     made = {}
     for device in ("cuda", "cpu"):
-        requests = ReqToTokenPool(3, 64, device)
-        pool = DSATokenToKVPool(192, 1, torch.float32, 32, 16, 1, device, 24)
+        requests, pool = (
+            ReqToTokenPool(3, 64, device),
+            MLATokenToKVPool(192, 1, torch.float32, 32, 16, 1, device),
+        )
         requests.req_to_token[1:] = torch.arange(1, 193, dtype=torch.int32).view(3, 64)
         torch.manual_seed(0)
         pool.get_key_buffer(0).copy_(torch.randn(193, 1, 48))
-        keys = torch.randn(193, 24).to(device)
-        pool.set_index_k_buffer(0, torch.arange(193, device=device), keys)
         inputs = SimpleNamespace(
             req_pool_indices=torch.tensor([2, 1, 3], device=device),
             seq_lens=torch.tensor([9, 30, 17], dtype=torch.int32, device=device),
             batch_size=3, num_tokens=12, tokens_per_request=4, custom_mask=None,
         )  # fmt: skip
-        shapes = ((12, 8, 48), (12, 1, 32), (12, 1, 16), (12, 8, 24), (12, 8), (12, 24))
-        rows = [torch.randn(shape).to(device) for shape in shapes]
-        places = inputs.seq_lens[:, None] + torch.arange(4, device=device)
-        loc = requests.req_to_token[inputs.req_pool_indices[:, None], places].flatten().long()
-        made[device] = (requests, pool, inputs, rows, loc)
+        query, positions = torch.randn(12, 8, 48), torch.randint(-1, 9, (12, 6)).sort().values
+        made[device] = requests, pool, inputs, query.to(device), positions.flip(1).to(device)
 
     def step(device):
-        requests, pool, inputs, rows, loc = made[device]
-        backend = SparseAttention(requests, pool, scale=0.2, topk=6, kind=kind)
+        requests, pool, inputs, query, positions = made[device]
+        backend = kind(requests, pool, scale=0.2)
         metadata = backend.metadata(ForwardMode.TARGET_VERIFY, inputs)
-        index = IndexRows(*rows[3:])
-        return backend.attend_selected(0, *rows[:3], index, loc, metadata)
+        return backend.attend_positions(0, query, positions, metadata)
 
     step("cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = step("cuda")
     for _ in range(2):
-        for ours, others in zip(made["cuda"][3], made["cpu"][3], strict=True):
-            others.normal_()
-            ours.copy_(others)
+        for device in made:
+            query, positions = made[device][3:]
+            query.copy_(query.flip(0))
+            positions.copy_(positions.roll(1, 0))
         graph.replay()
         torch.testing.assert_close(out.cpu(), step("cpu"), atol=1e-4, rtol=1e-4)

@@ -19,6 +19,7 @@ def kind(request):
     return request.param
 
 
+@pytest.mark.parametrize("kind", [*DIFFERENT_KINDS, "deepseek_v32"])
 def test_captured_loops_give_the_text_of_transformers(kind):
     loaded = models.load(small_model(kind), device="cuda")
     expected = [

@@ -64,7 +64,7 @@ def test_each_row_attends_to_as_many_keys_as_the_model_selects(shared, monkeypat
 def test_prompts_in_chunks_give_the_text_of_transformers(shared):
     prompts = [PROMPT, PROMPT[5:25], PROMPT[::-1]]
     with shared.engine(
-        topk=2, max_batch_size=3, max_context_len=64, chunked_prefill_size=16
+        topk=2, max_batch_size=3, max_context_len=64, chunked_prefill_size=16, page_size=4
     ) as engine:
         requests = engine.generate(prompts, gk.SamplingParams(max_new_tokens=NEW_TOKENS))
     assert [each.output_ids for each in requests] == [expected(shared, each) for each in prompts]

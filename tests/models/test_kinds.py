@@ -17,7 +17,7 @@ NEW_TOKENS = 14
 ALL = "GRAPHKIT_ALL_MODELS" in os.environ  # `make models`
 
 
-@pytest.fixture(scope="module", params=KINDS if ALL else DIFFERENT_KINDS)
+@pytest.fixture(scope="module", params=KINDS if ALL else (*DIFFERENT_KINDS, "deepseek_v32"))
 def loaded(request):
     model = small_model(request.param)
     try:

@@ -4,16 +4,13 @@ from graphkit.engine.attention.absorbed import AbsorbedProjections
 from graphkit.engine.attention.backend import PooledAttention
 from graphkit.engine.attention.paged import PagedAttention
 from graphkit.engine.attention.paged_backends import SdpaAttention, TritonAttention
-from graphkit.engine.attention.sparse import IndexRows, SparseAttention
 from graphkit.ops.heads import ProjectedHeads
 
 __all__ = [
     "AbsorbedProjections",
-    "IndexRows",
     "PagedAttention",
     "PooledAttention",
     "ProjectedHeads",
     "SdpaAttention",
-    "SparseAttention",
     "TritonAttention",
 ]

@@ -11,8 +11,6 @@ import pytest
 import torch
 import triton
 
-from graphkit.engine.kv import DSATokenToKVPool
-from graphkit.ops.index_scores import index_scores
 from graphkit.ops.kernels import paged_attention as kernels
 from graphkit.ops.kernels.attention_config import (
     AttentionConfig,
@@ -317,35 +315,6 @@ def test_windows_that_begin_within_the_rows(
     config = AttentionConfig(block_rows=16, block_keys=16)
     for splits in (1, 3):
         assert_attends(launch(paged_attention, *case.op_args(), splits=splits, config=config), case)
-
-
-@loops_to_a_tensor
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize(
-    "shape",
-    [
-        {"width": 3},
-        {"width": 3, "tree": True},
-        {"width": 2, "columns": 5, "tree": True},
-        {"width": 4, "rows": [1, 4, 2], "mode": ForwardMode.DRAFT_EXTEND},
-    ],
-    ids=str,
-)
-def test_index_scores(make_case, page_size, shape):
-    case = make_case([70, 5, 9], page_size=page_size, pads=1, **shape)
-    torch.manual_seed(0)
-    _, _, _, table, lengths, starts, mask, _, _, width, *_ = case.op_args()
-    slots = torch.arange(len(case.pool.get_key_buffer(0)))
-    pool = DSATokenToKVPool(len(slots) - page_size, page_size, torch.float32, 4, 4, 1, "cpu", 5)
-    pool.set_index_k_buffer(0, slots, torch.randn(len(slots), 5))
-    cache = pool.get_index_k_buffer(0)
-    rows = case.query.shape[0] + 1  # the last belongs to no request
-    args = (torch.randn(rows, 3, 5), torch.randn(rows, 3), cache, table, lengths, starts, mask,
-            page_size, width)  # fmt: skip
-    got, want = launch(index_scores, *args), index_scores(*args)
-    live = slice(0, case.live_rows)  # pads may read NaN
-    torch.testing.assert_close(got[live], want[live])
-    assert got[-1].eq(-torch.inf).all()
 
 
 @loops_to_a_tensor

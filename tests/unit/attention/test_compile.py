@@ -11,7 +11,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from graphkit.ops.index_scores import index_scores
 from graphkit.ops.kernels.kv_cache import move_kv_kernel, store_kv_kernel
 from graphkit.ops.kernels.paged_metadata import paged_metadata_kernel
 from graphkit.ops.paged_attention import paged_attention
@@ -183,17 +182,3 @@ def test_kernels_that_start_early(compiled, monkeypatch):
     )  # fmt: skip
     OPS["paged_attention"].launch(given, 4)
     assert compiled == ["paged_attention_kernel (early)", "join_splits_kernel (early)"]
-
-
-@pytest.mark.parametrize("columns", [0, 4], ids=["chain", "tree"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_index_scores(compiled, dtype, columns):
-    ints = {"dtype": torch.int32}
-    given = OPS[index_scores.__name__].arguments(
-        torch.zeros(8, 64, 128, dtype=dtype), torch.zeros(8, 64, dtype=dtype),
-        torch.zeros(64, 132, dtype=torch.uint8), torch.zeros(2, 16, **ints),
-        torch.zeros(2, **ints), torch.zeros(3, **ints),
-        torch.zeros(2, 4, columns, dtype=torch.bool) if columns else None, 16, 4,
-    )  # fmt: skip
-    OPS["index_scores"].launch(given)
-    assert compiled == ["index_scores_kernel"]

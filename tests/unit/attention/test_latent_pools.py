@@ -1,4 +1,4 @@
-"""The pools of latent and of sparse attention: layout, writes, quantised index keys, refusals."""
+"""The pools of latents and of index keys: layout, writes, refusals."""
 
 from __future__ import annotations
 
@@ -93,41 +93,15 @@ def test_writes_are_checked(made, changes, text):
         pool_type(**arguments).set_mla_kv_buffer(**given | changes)
 
 
-def _read(pool, layer, slots):
-    """Index keys and scales as the layout has them."""
-    rows = pool.get_index_k_buffer(layer)[slots]
-    eight_bits, scale = rows[:, :16].contiguous(), rows[:, 16:].contiguous()
-    scale = scale.view(torch.float32)
-    return eight_bits.view(torch.float8_e4m3fn).float() * scale, scale[:, 0]
-
-
+@pytest.mark.parametrize("size", [1, 16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("size", [1e-20, 1e-3, 1.0, 1e6, 3e38])
 def test_index_keys_come_back(dtype, size):
-    torch.manual_seed(0)
-    pool, loc = DSATokenToKVPool(**DSA), torch.tensor([11, 4, 5])
-    keys = (torch.rand(3, 16) * 2 - 1) * size
-    keys = keys.to(dtype)
+    pool, loc = DSATokenToKVPool(**DSA | {"index_head_dim": size}), torch.tensor([11, 4, 5])
+    keys = torch.randn(3, size).to(dtype)
     pool.set_index_k_buffer(2, loc, keys)
-    got, scale = _read(pool, 2, loc)
-    largest = keys.float().abs().amax(-1)
-    torch.testing.assert_close(scale, largest / 448, rtol=1e-6, atol=0)
-    # Of four significant bits the last is off by half at most; near zero, by half the smallest.
-    error = (got - keys.float()).abs()
-    assert (error <= keys.float().abs() / 16 + scale[:, None] * 2**-10).all()
-    assert error.any(), "nothing was quantised"
-    assert torch.equal(got.abs().amax(-1), scale * 448)
-    assert pool.get_index_k_buffer(1).eq(0).all()
+    assert torch.equal(pool.get_index_k_buffer(2)[loc], keys.bfloat16())
     assert pool.get_index_k_buffer(2)[[0, 1, 2, 3, 6, 7, 8, 9, 10]].eq(0).all()
-
-
-def test_an_index_key_of_zeros_stays_zeros():
-    pool = DSATokenToKVPool(**DSA)
-    pool.set_index_k_buffer(0, torch.tensor([4]), torch.zeros(1, 16))
-    got, scale = _read(pool, 0, [4])
-    assert got.eq(0).all()
-    assert scale.isfinite().all()
-    assert scale.gt(0).all()
+    assert sum(int(tensor.any()) for tensor in pool.tensors().values()) == 1
 
 
 def test_index_layout():
@@ -136,7 +110,7 @@ def test_index_layout():
     for layer in range(3):
         buffer = pool.get_index_k_buffer(layer)
         assert buffer is pool.tensors()[f"index_k.{layer}"]
-        assert (buffer.shape, buffer.dtype) == ((12, 20), torch.uint8)
+        assert (buffer.shape, buffer.dtype) == ((12, 16), torch.bfloat16)
     assert pool.index_head_dim == 16
 
 
@@ -145,8 +119,8 @@ def test_index_layout():
     [
         (3, torch.zeros(1, 16), "no layer 3"),
         ("0", torch.zeros(1, 16), "no layer '0'"),
-        (0, torch.zeros(1, 15), r"key_TMD is \[1, 1, 15\] uint8 .* = \[1, 1, 16\]"),
-        (0, torch.zeros(2, 16), r"key_TMD is \[2, 1, 16\]"),
+        (0, torch.zeros(1, 15), r"index_k_TI is \[1, 15\] float32 .* = \[T, 16\]"),
+        (0, torch.zeros(2, 16), r"key_TMD is \[2, 1, 8\]"),
         (0, torch.zeros(1, 1, 16), r"index_k_TI is \[1, 1, 16\]"),
         (0, torch.zeros(1, 16).int(), r"\[1, 16\] int32 .* floating-point dtype"),
     ],
