@@ -17,7 +17,7 @@ from graphkit.audit.pads.state_writes import WatchedState
 from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.runs.first_node import FirstNode, first_node, node_at
 from graphkit.audit.runs.forward_trace import ForwardTrace, traced
-from graphkit.audit.runs.live_rows import LiveRows, reordered_rows, same_rows
+from graphkit.audit.runs.live_rows import LiveRows, RowPlaces, matched_rows, same_rows
 from graphkit.audit.undeclared_state import undeclared_tensors
 from graphkit.graphs import StateSnapshot
 from graphkit.runners import Runner
@@ -144,9 +144,9 @@ class SampleBatches:
             expected, got = in_order(output, order), reordered()
             return first_difference(expected, got, even_owner(1), rounding, rounding.most) is None
 
-        first = self._first_node(
-            (usual, reordered), reordered_rows(order, requests.token_rows(order).tolist())
-        )
+        tokens = requests.token_rows(order).tolist()
+        places = map(RowPlaces.in_order, (order, tokens))
+        first = self._first_node((usual, reordered), matched_rows(*places))
         read = () if first is None else first.outside
         cache = cache_at_fault(self.runner, read, lambda: output.update(usual()), agrees)
         return Cause(kind if cache is None else cache.kind, first, cache)

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from graphkit.audit.runs.first_node import FirstNode, first_node
 from graphkit.audit.runs.forward_trace import Weights
-from graphkit.audit.runs.live_rows import padded_rows, same_rows
+from graphkit.audit.runs.live_rows import RowPlaces, matched_rows, same_rows
 from graphkit.audit.runs.teacher_forcing import TeacherForcing, first_mismatch
 from graphkit.graphs import CapturedGraph, StateSnapshot
 from graphkit.records import Mismatch
@@ -142,9 +142,9 @@ class EqualStateRuns:
         Args:
             weights: The model, or its weights by name, to name modules by.
         """
-        rows = padded_rows(self.batch.batch_size, self.padded_batch_size)
+        places = RowPlaces.before_pads(self.batch.batch_size, self.padded_batch_size)
         runs = self.padding_difference, self.padded
-        return first_node(self.runner.step, runs, rows, self.rounding, weights)
+        return first_node(self.runner.step, runs, matched_rows(places), self.rounding, weights)
 
     def first_unstable_node(self, weights: Weights = None) -> FirstNode | None:
         """Return the first node at which two runs of the padded step differ."""

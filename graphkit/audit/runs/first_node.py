@@ -7,7 +7,7 @@ length of a batch with pads may differ, and every live row still be right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from itertools import count, zip_longest
@@ -70,18 +70,44 @@ def first_node(
         The operation from which a different output of the second run follows; ``None`` if nothing
         in the forward explains one.
     """
-    smaller: FirstNode | None = None
     for run in reversed(runs):  # what a first call makes and keeps is not part of the comparison
         run()
-    for call in count():
+
+    def traces(call: int) -> tuple[ForwardTrace, ForwardTrace]:
         # The second run first: it records the results that are forced on the other one.
         with traced(step, call, weights) as got:
             runs[1]()
         with traced(step, call, weights) as expected:
             runs[0]()
+        return expected, got
+
+    return first_node_in(traces, rows, rounding, (rounding.most, 0.0))
+
+
+def first_node_in(
+    traces: Callable[[int], tuple[ForwardTrace, ForwardTrace]],
+    rows: LiveRows,
+    rounding: Rounding,
+    limits: Sequence[float],
+) -> FirstNode | None:
+    """Return the first node that differs in the calls of a forward in two runs.
+
+    Args:
+        traces: Returns the traces of a call of the forward in the run that is right and in the
+            other one, by its index; without operations behind the last call.
+        rows: Reads the live rows of both.
+        rounding: Rounding of the step.
+        limits: Differences in ulp that count as equal, the preferred one first.
+
+    Returns:
+        As for ``first_node``.
+    """
+    smaller: FirstNode | None = None
+    for call in count():
+        expected, got = traces(call)
         if not got.ops or not expected.ops:
             return smaller
-        for allowed in (rounding.most, 0.0):
+        for allowed in limits:
             node = _DataFlow(expected, got, rows, rounding, allowed).first(call)
             if node is not None and allowed:
                 return node

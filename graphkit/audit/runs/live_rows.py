@@ -7,6 +7,7 @@ parts with a row per request. Every possibility is a pair of tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 import torch
@@ -24,15 +25,41 @@ def same_rows(
         yield expected, got
 
 
-def padded_rows(requests: int, size: int) -> LiveRows:
-    """Return a function that pairs the live rows of a run without pads and of one with pads.
+@dataclass(frozen=True, slots=True)
+class RowPlaces:
+    """Where two runs have the rows that must agree, in units such as requests or tokens.
 
-    The dimension of the requests is where the shapes differ. Pads are at its end, or at the end of
-    each of its parts if another dimension is merged into it, as in ``[heads * requests]``.
+    Attributes:
+        expected, got: Index of each unit in the first and in the second run.
+        num_expected, num_got: Number of units in either run.
+    """
+
+    expected: Sequence[int]
+    got: Sequence[int]
+    num_expected: int
+    num_got: int
+
+    @classmethod
+    def before_pads(cls, live: int, size: int) -> RowPlaces:
+        """Return the places of live requests, which pads follow in the second run."""
+        return cls(range(live), range(live), live, size)
+
+    @classmethod
+    def in_order(cls, order: Sequence[int]) -> RowPlaces:
+        """Return the places of units that the second run has in another order."""
+        return cls(order, range(len(order)), len(order), len(order))
+
+
+def matched_rows(*places: RowPlaces) -> LiveRows:
+    """Return a function that pairs the rows of two runs that have them at different places.
+
+    Any dimension whose length is a multiple of the units may hold the rows, also if another
+    dimension is merged into it, as in ``[heads * requests]``. Other dimensions may differ in
+    length, as that of the longest request does; their fronts are compared.
 
     Args:
-        requests: Live requests.
-        size: Requests of the run with pads.
+        places: The places of requests, and those of token rows where requests have different
+            numbers of them.
     """
 
     def pair(
@@ -40,63 +67,45 @@ def padded_rows(requests: int, size: int) -> LiveRows:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         if expected.dim() != got.dim():
             return
-        differing = [d for d in range(got.dim()) if expected.shape[d] != got.shape[d]]
-        yield _narrowed(expected, got.shape), _narrowed(got, expected.shape)
-        for dim in differing if len(differing) == 1 else ():
-            width, rest = divmod(expected.shape[dim], requests)
-            if rest or got.shape[dim] != width * size:
-                continue
-            for parts in range(2, width + 1):
-                if width % parts == 0:
-                    split = [
-                        tensor.unflatten(dim, (parts, -1)).narrow(
-                            dim + 1, 0, requests * width // parts
-                        )
-                        for tensor in (expected, got)
-                    ]
-                    yield split[0], split[1]
-
-    return pair
-
-
-def reordered_rows(requests: Sequence[int], tokens: Sequence[int]) -> LiveRows:
-    """Return a function that pairs the rows of runs of the same requests in different orders.
-
-    Any dimension whose length is a multiple of the requests or tokens may hold their rows.
-
-    Args:
-        requests: Index in the first run of each request of the second run.
-        tokens: Index in the first run of each token row of the second run.
-    """
-    orders = [torch.tensor(requests), torch.tensor(tokens)]
-
-    def pair(
-        expected: torch.Tensor, got: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        if expected.shape != got.shape:
-            return
-        yield expected, got  # a result that does not depend on the order
-        for order in orders:
-            dims = [d for d in range(got.dim()) if got.shape[d] and got.shape[d] % len(order) == 0]
+        yield _narrowed(expected, got)  # a result that does not depend on the places
+        for units in places:
+            dims = [dim for dim in range(got.dim()) if _holds(units, expected, got, dim)]
             for dim in dims:
-                width = got.shape[dim] // len(order)
+                width = got.shape[dim] // units.num_got
                 for parts in (p for p in range(1, width + 1) if width % p == 0):
-                    yield _reordered(expected, dim, order, parts), got
+                    yield _narrowed(*_taken(units, expected, got, dim, parts))
             for first, second in combinations(dims, 2):  # such as a mask of rows by rows
-                reordered = _reordered(expected, first, order, 1)
-                yield _reordered(reordered, second, order, 1), got
+                taken = _taken(units, *_taken(units, expected, got, first), second)
+                yield _narrowed(*taken)
 
     return pair
 
 
-def _narrowed(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Return the front of a tensor that is no longer than ``shape`` in any dimension."""
-    for dim, length in enumerate(shape):
-        tensor = tensor.narrow(dim, 0, min(length, tensor.shape[dim]))
-    return tensor
+def _holds(units: RowPlaces, expected: torch.Tensor, got: torch.Tensor, dim: int) -> bool:
+    """Return whether a dimension may hold the rows of all units, as many of each."""
+    width, rest = divmod(expected.shape[dim], units.num_expected)
+    return not rest and width > 0 and got.shape[dim] == width * units.num_got
 
 
-def _reordered(tensor: torch.Tensor, dim: int, order: torch.Tensor, parts: int) -> torch.Tensor:
-    """Return a tensor with the requests of each part of a dimension in another order."""
-    shape = *tensor.shape[:dim], parts, len(order), -1, *tensor.shape[dim + 1 :]
-    return tensor.reshape(shape).index_select(dim + 1, order.to(tensor.device)).view_as(tensor)
+def _taken(
+    units: RowPlaces, expected: torch.Tensor, got: torch.Tensor, dim: int, parts: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rows of the units in each part of a dimension of two tensors."""
+
+    def rows(tensor: torch.Tensor, count: int, places: Sequence[int]) -> torch.Tensor:
+        index = torch.tensor(places, device=tensor.device)
+        split: torch.Tensor = tensor.unflatten(dim, (parts, count, -1))
+        return split.index_select(dim + 1, index).flatten(dim, dim + 2)
+
+    return (
+        rows(expected, units.num_expected, units.expected),
+        rows(got, units.num_got, units.got),
+    )
+
+
+def _narrowed(expected: torch.Tensor, got: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the fronts that two tensors share in every dimension."""
+    for dim, (one, other) in enumerate(zip(expected.shape, got.shape, strict=True)):
+        length = min(one, other)
+        expected, got = expected.narrow(dim, 0, length), got.narrow(dim, 0, length)
+    return expected, got

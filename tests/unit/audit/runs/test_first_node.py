@@ -9,7 +9,7 @@ import graphkit as gk
 from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.runs.first_node import first_node
 from graphkit.audit.runs.forward_trace import traced
-from graphkit.audit.runs.live_rows import reordered_rows, same_rows
+from graphkit.audit.runs.live_rows import RowPlaces, matched_rows, same_rows
 from graphkit.graphs import StateSnapshot
 from graphkit.runners.comparison import Rounding
 
@@ -72,7 +72,8 @@ def in_order(runner, order):
     )
     tokens = torch.arange(len(order) * WIDTH).view(-1, WIDTH)[list(order)].flatten().tolist()
     runs = (lambda: runner.fall_back(batch)), (lambda: runner.fall_back(other))
-    return first_node(runner.step, runs, reordered_rows(order, tokens), Rounding(torch.float32))
+    rows = matched_rows(*map(RowPlaces.in_order, (order, tokens)))
+    return first_node(runner.step, runs, rows, Rounding(torch.float32))
 
 
 def places(first):
