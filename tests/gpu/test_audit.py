@@ -58,7 +58,7 @@ def model():
 def test_the_reference_target_has_no_finding(topk):
     target = reference_target("cuda", topk=topk, max_batch_size=8)
     report = audit_target(target, only=QUICK, batch_sizes=[2, 8], device="cuda")
-    assert not report.findings
+    assert {finding.kind for finding in report.findings} == {"architecture constants"}
     certificates = [check for check in report.checks if check.text.startswith("captured again")]
     assert len(certificates) == len(target.forwards)
     assert all(": 0 differences" in check.text for check in certificates)

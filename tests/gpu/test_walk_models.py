@@ -63,7 +63,7 @@ def test_pointers_have_names(verify):
     assert {"weight", "input", "state", "mailbox", "pool"} <= kinds
     assert "freed" not in kinds
     names = {pointer.name for pointer in pointers if pointer.memory == "weight"}
-    assert any(name.endswith("qkv_proj.weight") for name in names)
+    assert any(name.endswith("self_attn.q_proj.weight") for name in names)
     fields = {pointer.name for pointer in pointers if pointer.memory == "input"}
     assert {"input_ids", "positions", "seq_lens", "out_cache_loc"} <= fields
 

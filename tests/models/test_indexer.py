@@ -45,6 +45,29 @@ def test_index_keys_are_learnt_from_a_forward(shared):
     ]
 
 
+@pytest.mark.parametrize("kind", ["deepseek_v32", "glm_moe_dsa"])
+def test_a_selection_may_differ_by_rounding(kind):
+    """Scores of keys that are nearly equal in bfloat16 select other keys in batches of other sizes.
+
+    Issue 57: models with indexers were refused in bfloat16.
+    """
+    models.load(small_model(kind), device="cpu", dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_wrong_selection_is_refused(monkeypatch, dtype):
+    select = models.indexer.PooledIndexer.__call__
+
+    def earliest(*args, **kwargs):
+        positions = select(*args, **kwargs).positions
+        number = positions.shape[1] - 1 - torch.arange(positions.shape[1])
+        return models.running.SelectedKeys(torch.where(positions >= 0, number, -1))
+
+    monkeypatch.setattr(models.indexer.PooledIndexer, "__call__", earliest)
+    with pytest.raises(ConfigError, match="other logits through graphkit"):
+        models.load(small_model("deepseek_v32"), device="cpu", dtype=dtype)
+
+
 def test_each_row_attends_to_as_many_keys_as_the_model_selects(shared, monkeypatch):
     seen = []
     attend = models.pools.LayerGroupAttention.attend

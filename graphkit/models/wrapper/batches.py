@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from graphkit.models.wrapper.requests import TreeRequest
 from graphkit.runners import Runner
@@ -30,12 +31,15 @@ class RowSource:
         tokens: The tokens that the model runs on, int64 [N].
         rows: Indices of rows of the batch.
         positions: Position of each of these rows in the sequence.
+        keys: Index of each token among the keys of its request, int64 [N]. The drafts of a tree
+            have their keys behind the prompt, in the order of the nodes.
     """
 
     request: int
     tokens: Numbers
     rows: Sequence[int]
     positions: Sequence[int]
+    keys: Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,15 @@ class WrapperBatch:
     sources: Sequence[RowSource]
     advice: str
     prompt_start: int | None = None
+
+    def keys(self) -> torch.Tensor:
+        """Return the keys of each row's sequence up to its own, -1 behind it, int64 [T, N]."""
+        longest = max(len(source.tokens) for source in self.sources)
+        keys = torch.full((self.inputs.num_tokens, longest), -1)
+        for source in self.sources:
+            for row, position in zip(source.rows, source.positions, strict=True):
+                keys[row, : position + 1] = torch.as_tensor(source.keys[: position + 1])
+        return keys
 
 
 class WrapperBatches:
@@ -99,7 +112,8 @@ class WrapperBatches:
                 nodes = [node for node in path if which * width + node not in taken]
                 rows = [which * width + node for node in nodes]
                 positions = [len(request.prompt) + int(depths[which, node]) for node in nodes]
-                sources.append(RowSource(index, tokens, rows, positions))
+                keys = np.concatenate([np.arange(lengths[which]), lengths[which] + path])
+                sources.append(RowSource(index, tokens, rows, positions, keys))
         named = " beside ".join(f"request {index}" for index in indices)
         what = "the drafts" if self._mode is ForwardMode.TARGET_VERIFY else "the next token"
         fields = {
@@ -134,7 +148,8 @@ class WrapperBatches:
                 "out_cache_loc": request.slots[positions],
             }
             rows = range(len(positions))
-            sources = [RowSource(index, request.prompt, rows, positions.tolist())]
+            keys = np.arange(len(request.prompt))
+            sources = [RowSource(index, request.prompt, rows, positions.tolist(), keys)]
             advice = "Check what the wrapper passes to its attention: mask, positions, scaling."
             name = f"the prompt of request {index}"
             chunk = self._batch(name, fields, _OMITTED_IN_PROMPTS, sources, advice)
