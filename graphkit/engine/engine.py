@@ -172,7 +172,8 @@ class SpeculativeEngine:
         self.memory = RequestMemory(rows, kv_pool.size, kv_pool.page_size)
         self._admission = Admission(spec_step, self.context_limit)
         self.group, self._broadcast = group, None if group is None else CallBroadcast(group)
-        self._slots = SlotReservation(self.memory, slots, steps_per_launch)
+        most_slots = sizes.max_batch_size * self.memory.whole_pages(sizes.max_context_len)
+        self._slots = SlotReservation(self.memory, slots, steps_per_launch, most_slots)
         self._schedule: Schedule
         if self.generation == "v3":
             self._schedule = DeviceSchedule(SpecStepRunner.from_step(spec_step), self._slots)

@@ -14,8 +14,8 @@ from graphkit.engine.request import Request
 from graphkit.engine.step.device_copies import to_device
 
 _STEPS_AHEAD = 1024
-"""Steps for which slots are reserved while at least half of the pool is free: 16 of the longest
-usual launches, so that writing the table costs less than a CUDA call per launch."""
+"""Steps for which slots are reserved where the pool has many: 16 of the longest usual launches, so
+that writing the table, which is about eight CUDA calls, costs less than one per launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,14 +204,19 @@ class SlotReservation:
     Args:
         memory: Provides the slots.
         step_slots: Slots that steps need.
-        steps_at_once: Most steps to reserve slots for when the pool is more than half full.
+        steps_at_once: Most steps to reserve slots for when a pool that may become short is more
+            than half full.
+        most_slots: Slots of all requests at their longest. A pool of as many is never short.
 
     Attributes:
         steps_at_once: As passed.
     """
 
-    def __init__(self, memory: RequestMemory, step_slots: StepSlots, steps_at_once: int) -> None:
+    def __init__(
+        self, memory: RequestMemory, step_slots: StepSlots, steps_at_once: int, most_slots: int
+    ) -> None:
         self._memory, self._step_slots, self.steps_at_once = memory, step_slots, steps_at_once
+        self._is_never_short = memory.total_slots >= most_slots
         self._requests: Sequence[Request] = ()
         """The batch that slots are reserved for."""
         self._steps_left = 0
@@ -248,13 +253,14 @@ class SlotReservation:
     def _reserve(self, in_flight: int) -> int:
         """Reserve slots for as many steps as possible, and return how many.
 
-        While most of the pool is free, that is for several launches: the table on the device is
-        then rarely written.
+        While most of the pool is free, or if it is never short, that is for several launches: the
+        table on the device is then rarely written.
         """
         steps, memory = self.steps_at_once, self._memory
         most = max(steps, _STEPS_AHEAD)
         lengths = self._lengths(self._requests, in_flight + most)
-        if 2 * memory.held_slots <= memory.total_slots and memory.reserve(lengths):
+        has_many = self._is_never_short or 2 * memory.held_slots <= memory.total_slots
+        if has_many and memory.reserve(lengths):
             return most
         while steps and not memory.reserve(self._lengths(self._requests, in_flight + steps)):
             steps //= 2

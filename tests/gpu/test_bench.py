@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 )
 def test_a_shape_with_random_weights(capsys, options):
     arguments = (
-        "bench --shape tiny --device cuda --steps 4 --rounds 1 --context 8 --batch-sizes 1,3 "
+        "bench --shape tiny --device cuda --steps 4 --rounds 1 --context 128 --batch-sizes 1,3 "
         "--steps-per-launch 1,4 --json"
     )
     assert main([*arguments.split(), *options]) == 0
