@@ -55,21 +55,45 @@ def check_keys(folder: Path, model: PreTrainedModel) -> None:
     text = model.config.get_text_config(decoder=True)
     longest, unread = getattr(text, "max_position_embeddings", None), []
     for name, value in (item for part in parts for item in part.items()):
-        if name.startswith("_") or _reads(own, name):
+        if name.startswith("_"):
+            continue
+        if _reads(own, name):
+            for key, setting in _rotation_settings(name, value):
+                is_read = re.search(rf"[\"']{re.escape(key)}[\"']", general)
+                if not (is_read or (setting is not True and setting in (*_OFF, 1))):
+                    raise _unread_setting(folder, model, f"{name}.{key}", setting)
             continue
         if name in _CHANGES_TEXT and not _is_off(name, value, data, longest):
-            raise CheckpointError(
-                f"config.json of {folder} sets {name} to {short_repr(value)}, which "
-                f"{type(model).__name__} "
-                f"of transformers {transformers.__version__} does not read: its text would be that "
-                "of another model. Correct model_type or the name, update transformers, or remove "
-                f"{name} if the model was trained without it."
-            )
+            raise _unread_setting(folder, model, name, value)
         if not _reads(general, name):
             unread.append(name)
     if unread:
         names = ", ".join(dict.fromkeys(unread))
         logger.info("config.json of %s has %s, which its model does not read.", folder, names)
+
+
+def _unread_setting(
+    folder: Path, model: PreTrainedModel, name: str, value: object
+) -> CheckpointError:
+    return CheckpointError(
+        f"config.json of {folder} sets {name} to {short_repr(value)}, which {type(model).__name__} "
+        f"of transformers {transformers.__version__} does not read: its text would be that of "
+        "another model. Correct model_type or the name, update transformers, or remove "
+        f"{name} if the model was trained without it."
+    )
+
+
+def _rotation_settings(name: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield the settings of a rotation, which may be grouped by type of layer.
+
+    Without ``finetuned``, which says how a model was trained.
+    """
+    if name in _ROTATION and isinstance(value, Mapping):
+        for key, setting in value.items():
+            if isinstance(setting, Mapping):
+                yield from _rotation_settings(name, setting)
+            elif key != "finetuned":
+                yield key, setting
 
 
 def _is_off(name: str, value: object, data: Mapping[str, object], longest: object) -> bool:

@@ -62,6 +62,22 @@ def test_a_setting_that_would_change_text_is_refused_by_name(kind, entries, fold
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("layers", [False, True], ids=["one", "by type of layer"])
+def test_settings_of_a_rotation_that_no_code_reads_are_refused(layers, folder):
+    """Issue 57: dynamic scaling by ``alpha`` is a setting of Hunyuan, which Llama ignores."""
+    settings = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0, "finetuned": True}
+
+    def load(value):
+        kind = "gemma3_text" if layers else "llama"
+        default = {"rope_type": "default", "rope_theta": 10000.0}
+        rotation = {"full_attention": value, "sliding_attention": default} if layers else value
+        models.load(folder(kind, {"rope_parameters": rotation}), device="cpu", check=False)
+
+    load(settings)
+    with pytest.raises(CheckpointError, match=r"sets rope_parameters\.alpha to 1000\.0"):
+        load(settings | {"alpha": 1000.0})
+
+
 @pytest.mark.parametrize("kind", OFF)
 def test_a_value_that_changes_nothing_is_taken(kind, folder):
     models.load(folder(kind, OFF[kind]), device="cpu", check=False, fuse=False)
