@@ -1,7 +1,6 @@
 """Nodes of a captured graph in a form that is equal for equal captures.
 
-Addresses in the graph's own pool become offsets into the pool, which do not depend on where the
-allocator placed it.
+Addresses become names of memory, which do not depend on where the allocator placed it.
 """
 
 from __future__ import annotations
@@ -13,36 +12,18 @@ from typing import Any
 
 import torch
 
+from graphkit.audit.canonical_memory import CanonicalMemory, Constant
+from graphkit.audit.object_snapshot import checksum
+from graphkit.graphs.attribution import NodeOrigin
 from graphkit.graphs.cuda_graph import CudaGraph
 from graphkit.graphs.driver import memory_kind
 from graphkit.graphs.host_memory import HostMemory
+from graphkit.graphs.pool_memory import device_bytes
 from graphkit.graphs.recorded_graph import RecordedGraph
-from graphkit.graphs.walk.arguments import Parameter
 from graphkit.graphs.walk.driver_nodes import DriverNode, DriverWalk
-from graphkit.graphs.walk.memory_map import MemoryMap, NamedTensors
+from graphkit.graphs.walk.memory_map import AddressRange, MemoryMap, NamedTensors
 from graphkit.graphs.walk.recorder_walk import recorded_nodes
 from graphkit.records import Argument, extent
-
-_LOWEST_ADDRESS = 1 << 16
-"""Linux maps nothing below (``vm.mmap_min_addr``)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """A tensor that a recorded operation reads and that was neither named nor made by the capture.
-
-    At an equal address the contents may change between replays; at another address the tensor is a
-    constant of its capture.
-
-    Attributes:
-        address: Its address.
-        digest: Digest of its contents.
-        tensor: The tensor. Holding it keeps later captures from reusing the address.
-    """
-
-    address: int
-    digest: str
-    tensor: torch.Tensor = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +33,14 @@ class CanonicalArgument:
     Attributes:
         name: The parameter's name; empty if it is unknown.
         data: On CUDA its bytes, on the recorder its text.
-        constants: On the recorder, the constants in it.
+        constants: The constants that it points to.
+        kept: The constants of the recorder, which keeps later captures from using their addresses.
     """
 
     name: str
     data: bytes | str
     constants: tuple[Constant, ...] = ()
+    kept: tuple[torch.Tensor, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +63,40 @@ def canonical_nodes(graph: Any, names: NamedTensors) -> tuple[CanonicalNode, ...
 
     Args:
         graph: A ``CudaGraph``, a ``RecordedGraph``, or a ``GraphSequence`` of them.
-        names: As for ``inspect_graph``; on the recorder, tensors are compared by name.
+        names: As for ``inspect_graph``: tensors with a name are compared by it on the recorder, and
+            by their address on CUDA.
     """
     graphs: Sequence[Any] = getattr(graph, "graphs", (graph,))
     if isinstance(graphs[0], RecordedGraph):
         return tuple(_recorder_nodes(graphs, names))
-    return tuple(node for graph in graphs for node in _cuda_nodes(graph))
+    return tuple(_cuda_nodes(graphs, names))
 
 
-def _cuda_nodes(graph: CudaGraph) -> Iterator[CanonicalNode]:
-    memory = MemoryMap({}, torch.cuda.memory_snapshot(), graph.graph.pool())
-    host = HostMemory()
-    for node in DriverWalk(graph.graph.raw_cuda_graph()).nodes:
-        arguments = [
-            CanonicalArgument(p.name, _canonical_bytes(p, memory, host)) for p in node.parameters
-        ]
-        yield CanonicalNode(node.name, _launch_settings(node), tuple(arguments))
+def _cuda_nodes(graphs: Sequence[CudaGraph], names: NamedTensors) -> Iterator[CanonicalNode]:
+    host, pool = HostMemory(), MemoryMap({}, torch.cuda.memory_snapshot(), graphs[0].graph.pool())
+    memory = CanonicalMemory(
+        pool,
+        MemoryMap(names),
+        lambda address: address in host and not memory_kind(address),
+        lambda block: _device_digest(block, graphs[0].device),
+    )
+    for graph in graphs:
+        memory.add_graph(graph.allocations)
+        outer: list[int] = []
+        for index, node in enumerate(DriverWalk(graph.graph.raw_cuda_graph()).nodes):
+            outer.append(index if node.parent is None else outer[node.parent])
+            is_known = outer[index] < len(graph.origins)
+            origin = graph.origins[outer[index]] if is_known else NodeOrigin()
+            contents = memory.arguments(outer[index], node.parameters, origin)
+            arguments = [
+                CanonicalArgument(parameter.name, *content)
+                for parameter, content in zip(node.parameters, contents, strict=True)
+            ]
+            yield CanonicalNode(node.name, _launch_settings(node), tuple(arguments))
+
+
+def _device_digest(block: AddressRange, device: torch.device) -> str:
+    return f"#{checksum(device_bytes(block.begin, block.end - block.begin, device)):x}"
 
 
 def _launch_settings(node: DriverNode) -> tuple[tuple[str, str], ...]:
@@ -107,24 +108,6 @@ def _launch_settings(node: DriverNode) -> tuple[tuple[str, str], ...]:
         ("shared memory", str(node.shared_memory_bytes)),
         ("attributes", attributes),
     )
-
-
-def _canonical_bytes(parameter: Parameter, memory: MemoryMap, host: HostMemory) -> bytes:
-    """Return the bytes with pool addresses as offsets and host addresses as zeros.
-
-    A second pass finds addresses left on the stack, which may be aligned to four bytes only.
-    """
-    data = bytearray(parameter.data or b"")
-    for at, word in (
-        *parameter.addresses(_LOWEST_ADDRESS),
-        *parameter.addresses(_LOWEST_ADDRESS, shift=4),
-    ):
-        offset = memory.pool_offset(word)
-        if offset is not None:
-            data[at : at + 8] = offset.to_bytes(8, "little")
-        elif word in host and not memory_kind(word):
-            data[at : at + 8] = bytes(8)
-    return bytes(data)
 
 
 def _recorder_nodes(
@@ -141,13 +124,13 @@ def _recorder_nodes(
 def _canonical_argument(
     argument: Argument, tensors: Mapping[int, torch.Tensor]
 ) -> CanonicalArgument:
-    external = [pointer.address for pointer in argument.pointers if pointer.memory == "external"]
-    constants = tuple(
-        Constant(address, _digest(tensors[address]), tensors[address])
-        for address in external
-        if address in tensors
-    )
-    return CanonicalArgument(argument.name, argument.text, constants)
+    external = [
+        tensors[pointer.address]
+        for pointer in argument.pointers
+        if pointer.memory == "external" and pointer.address in tensors
+    ]
+    constants = tuple(Constant(tensor.data_ptr(), _digest(tensor)) for tensor in external)
+    return CanonicalArgument(argument.name, argument.text, constants, tuple(external))
 
 
 def _digest(tensor: torch.Tensor) -> str:

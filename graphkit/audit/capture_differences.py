@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from graphkit.audit.canonical_nodes import CanonicalArgument, CanonicalNode
+from graphkit.audit.places import argument_text
 from graphkit.graphs.host_memory import UNSET_MARKER
 from graphkit.graphs.walk.arguments import has_short_form, number_text
 from graphkit.graphs.walk.kernel_names import short_name
+from graphkit.records import Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,28 @@ def comparable(differences: Sequence[CaptureDifference]) -> Iterator[CaptureDiff
             return
 
 
+def location(difference: CaptureDifference, nodes: Sequence[Node]) -> str:
+    """Return where two captures differ, such as ``argument 1 of `mul` (node 4)``.
+
+    Args:
+        difference: The difference.
+        nodes: Nodes of the first capture.
+    """
+    if difference.what == "number of nodes":
+        return "the number of nodes"
+    if difference.what == "kernel":
+        return f"the kernel of node {difference.node}"
+    if difference.argument is not None:
+        node = nodes[difference.node]
+        return argument_text(node, difference.argument, difference.offset or 0)
+    return f"{difference.what} of `{node_name(difference, nodes)}` (node {difference.node})"
+
+
+def node_name(difference: CaptureDifference, nodes: Sequence[Node]) -> str:
+    """Return the short name of the node that differs; empty if only the second capture has it."""
+    return nodes[difference.node].short_name if difference.node < len(nodes) else ""
+
+
 def _argument_differences(
     node: int,
     argument: int,
@@ -119,9 +143,9 @@ def _argument_differences(
     unset: frozenset[int],
 ) -> Iterator[CaptureDifference]:
     one, other = before.data, after.data
-    if one == other:
+    if one == other:  # on CUDA equal addresses, on the recorder equal texts
         for constant, new in zip(before.constants, after.constants, strict=False):
-            if constant.address != new.address and constant.digest != new.digest:
+            if not constant.is_same(new):
                 values = f"constant {constant.digest}", f"constant {new.digest}"
                 yield CaptureDifference(node, "argument", *values, argument)
         return
@@ -129,10 +153,23 @@ def _argument_differences(
         yield CaptureDifference(node, "argument", str(one), str(other), argument)
         return
     width = 8 if not unset and _is_one_number(one, other) else 4
-    offsets = _differing_offsets(one, other) - unset
+    offsets = _differing_offsets(one, other) - unset - _same_constants(before, after)
     for at in sorted({offset // width * width for offset in offsets}):
         values = number_text(one[at : at + width]), number_text(other[at : at + width])
         yield CaptureDifference(node, "argument", *values, argument, at)
+
+
+def _same_constants(before: CanonicalArgument, after: CanonicalArgument) -> frozenset[int]:
+    """Return the offsets of addresses that differ although they point to the same contents."""
+    others = {constant.offset: constant for constant in after.constants}
+    return frozenset(
+        constant.offset + i
+        for constant in before.constants
+        if constant.offset is not None
+        and constant.offset in others
+        and constant.is_same(others[constant.offset])
+        for i in range(8)
+    )
 
 
 def _is_one_number(one: bytes, other: bytes) -> bool:

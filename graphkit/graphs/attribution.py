@@ -173,9 +173,9 @@ class Attribution:
             origin = NodeOrigin(module, op, line, "/".join(self._scopes), operands)
             self.origins += [origin] * new
 
-    def add_allocations(self, func: OpOverload, out: Any) -> None:
-        """Record the memory that an operation allocated."""
-        self.allocations += new_allocations(func, out, self._line_of_results)
+    def add_allocations(self, func: OpOverload, out: Any, node: int) -> None:
+        """Record the memory that an operation allocated, after so many nodes."""
+        self.allocations += new_allocations(func, out, self._line_of_results, node)
 
     def _line_of_results(self, is_initialised: bool) -> str:
         """Return the line of an operation that has just run, from its nodes if it has some."""
@@ -268,8 +268,9 @@ class _OperationMode(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         self._attribution.add_new_nodes()
+        num_nodes = len(self._attribution.origins)
         fill_stack(self._attribution._stack_fill)
         out = func(*args, **(kwargs or {}))
         self._attribution.add_new_nodes(func.name(), (args, kwargs, out))
-        self._attribution.add_allocations(func, out)
+        self._attribution.add_allocations(func, out, num_nodes)
         return out

@@ -97,6 +97,7 @@ class CudaGraph:
 
     Attributes:
         graph: The ``torch.cuda.CUDAGraph``, which keeps its template (``keep_graph=True``).
+        device: Its device.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class CudaGraph:
         pool_bytes: int,
         attribution: Attribution | None,
     ) -> None:
-        self.graph = graph
+        self.graph, self.device = graph, pool.device
         self.origins: tuple[NodeOrigin, ...] = tuple(attribution.origins) if attribution else ()
         self.allocations: tuple[Allocation, ...] = (
             tuple(attribution.allocations) if attribution else ()

@@ -52,6 +52,7 @@ class Allocation(NamedTuple):
         op: The operation, such as ``aten::empty.memory_format``.
         source: The user's line, as in ``NodeOrigin``.
         is_initialised: False if the operation wrote nothing.
+        node: Number of nodes that the graph had before the operation.
     """
 
     begin: int
@@ -60,10 +61,11 @@ class Allocation(NamedTuple):
     op: str
     source: str
     is_initialised: bool
+    node: int = 0
 
 
 def new_allocations(
-    func: OpOverload, out: Any, source: Callable[[bool], str]
+    func: OpOverload, out: Any, source: Callable[[bool], str], node: int
 ) -> Iterator[Allocation]:
     """Yield the memory of the results that an operation allocated.
 
@@ -71,6 +73,7 @@ def new_allocations(
         func: The operation.
         out: What it returned.
         source: Returns the user's line; takes whether the operation wrote its results.
+        node: Number of nodes before the operation.
     """
     facts = _op_facts(func)
     results = out if facts.num_results > 1 and isinstance(out, (tuple, list)) else (out,)
@@ -87,6 +90,7 @@ def new_allocations(
                     facts.name,
                     source(facts.is_initialised),
                     facts.is_initialised,
+                    node,
                 )
 
 

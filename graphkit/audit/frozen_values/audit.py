@@ -11,22 +11,21 @@ from __future__ import annotations
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog, Check
+from graphkit.audit.capture_differences import location
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.frozen_values.findings import (
-    location,
     report_change,
     report_constants,
     report_followed,
 )
 from graphkit.audit.frozen_values.host_changes import (
-    DifferencesBySize,
-    confirmed_differences,
     host_changes,
+    sample_batches,
     set_first_values,
 )
 from graphkit.audit.frozen_values.number_search import NumberSearch
-from graphkit.audit.frozen_values.recaptures import Baseline, Recaptures
 from graphkit.audit.frozen_values.undeclared import UndeclaredNumbers
+from graphkit.audit.recaptures import Baseline, DifferencesBySize, Recaptures
 from graphkit.records import count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
@@ -46,14 +45,16 @@ def audit_frozen_values(target: CaptureTarget, runner: Runner[Any, Any], log: Au
         TargetError: A host value has fewer than two values.
     """
     set_first_values(target)
-    recaptures = Recaptures(target, runner)
+    draw = sample_batches(target, runner, seed=1)
+    recaptures = Recaptures(runner, draw, weights=target.weights)
     with recaptures.first_kept():
         with log.check(Audit.FROZEN, runner.mode.name) as check:
             baseline = _check_determinism(recaptures, check)
             is_deterministic = not check.findings
-        for change in host_changes(target, runner, recaptures):
+        for change in host_changes(target, runner):
             with log.check(Audit.FROZEN, runner.mode.name) as check:
-                by_size = confirmed_differences(recaptures, baseline, change)
+                by_size = recaptures.differences(baseline, change.change)
+                by_size = recaptures.confirmed(baseline, change.change, by_size)
                 for size, differences in by_size.items():
                     report_change(check, change, differences, size, baseline.records[size])
                 check.text = f"changed {change.name}: {_counts(by_size, baseline)}"
@@ -93,8 +94,8 @@ def _search_undeclared(
 
 def _check_determinism(recaptures: Recaptures, check: Check) -> Baseline:
     """Capture twice without a change, and report differences."""
-    baseline, second = recaptures.baseline()
-    by_size = baseline.differences(baseline.nodes, second)
+    baseline = recaptures.baseline(is_repeated=True)
+    by_size = baseline.repeated
     check.text = f"captured again: {_counts(by_size, baseline)}"
     if any(baseline.unset.values()):
         check.text += "; ignored bytes that torch leaves unset"

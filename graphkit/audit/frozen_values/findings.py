@@ -9,12 +9,17 @@ from dataclasses import replace
 from typing import Any
 
 from graphkit.audit.audit_log import Check
-from graphkit.audit.capture_differences import CaptureDifference, comparable
+from graphkit.audit.capture_differences import (
+    CaptureDifference,
+    comparable,
+    location,
+    node_name,
+)
 from graphkit.audit.finding_kinds import FindingKind
-from graphkit.audit.frozen_values.host_changes import DifferencesBySize, HostChange
+from graphkit.audit.frozen_values.host_changes import HostChange
 from graphkit.audit.frozen_values.undeclared import Candidate
 from graphkit.audit.host_objects.host_numbers import HostNumber, value_text
-from graphkit.audit.places import argument_text
+from graphkit.audit.recaptures import DifferencesBySize
 from graphkit.records import Node, count_of
 
 _VALUE = (
@@ -42,7 +47,7 @@ def report_change(
     """Report one finding per captured value, which many nodes may share, such as all layers."""
     groups: dict[Any, list[CaptureDifference]] = {}
     for difference in comparable(differences):
-        shared = _name(difference, nodes), replace(difference, node=0)  # all but the node
+        shared = node_name(difference, nodes), replace(difference, node=0)  # all but the node
         groups.setdefault(shared, []).append(difference)
     for first, *others in groups.values():
         more = f" The same holds for {count_of(len(others), 'more node')}." if others else ""
@@ -154,19 +159,3 @@ def _sentence(difference: CaptureDifference, change: HostChange, nodes: Sequence
         values = f"{before} for {change.before}, then {after} for {change.after}"
     place = location(difference, nodes)
     return f"{place} follows {change.subject} ({values}): the graph captured {captured}."
-
-
-def location(difference: CaptureDifference, nodes: Sequence[Node]) -> str:
-    """Return where two captures differ, such as ``argument 1 of `mul` (node 4)``."""
-    if difference.what == "number of nodes":
-        return "the number of nodes"
-    if difference.what == "kernel":
-        return f"the kernel of node {difference.node}"
-    if difference.argument is not None:
-        node = nodes[difference.node]
-        return argument_text(node, difference.argument, difference.offset or 0)
-    return f"{difference.what} of `{_name(difference, nodes)}` (node {difference.node})"
-
-
-def _name(difference: CaptureDifference, nodes: Sequence[Node]) -> str:
-    return nodes[difference.node].short_name if difference.node < len(nodes) else ""

@@ -8,16 +8,15 @@ other nodes differ, the search halves the candidates.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from graphkit.audit.capture_differences import CaptureDifference, comparable
-from graphkit.audit.frozen_values.host_changes import DifferencesBySize
-from graphkit.audit.frozen_values.recaptures import Baseline, Recaptures
 from graphkit.audit.frozen_values.undeclared import Candidate, UndeclaredNumbers
+from graphkit.audit.recaptures import Baseline, Change, DifferencesBySize, Recaptures
 from graphkit.errors import CaptureError
-from graphkit.graphs import UNSET_MARKER
 
 MAX_CAPTURES = 10
-"""Captures of a search. The audit takes six others if the target declares no host values."""
+"""Captures of a search, without those that confirm what it finds."""
 
 
 class NumberSearch:
@@ -54,39 +53,24 @@ class NumberSearch:
                 self.left += group
                 continue
             self.captures += 1
-            by_size = self._differences(group)
+            change = Change(partial(self._numbers.changed, group))
+            by_size = self._differences(change)
             if by_size is None and len(group) == 1:
                 self.fixed += group
             elif by_size is not None and len(group) == 1 and any(by_size.values()):
-                if self._recaptures.is_cuda:  # other contents of the bytes that torch leaves unset
-                    by_size = self._confirmed(group, by_size)
+                by_size = self._recaptures.confirmed(self._baseline, change, by_size)
                 self.followed += [(group[0], by_size)] if any(by_size.values()) else []
             elif by_size is None or any(by_size.values()):
                 rest = group if by_size is None else self._without_explained(group, by_size)
                 half = len(rest) // 2
                 pending += [part for part in (rest[:half], rest[half:]) if part]
 
-    def _differences(
-        self, group: Sequence[Candidate], stack_fill: int = 0
-    ) -> DifferencesBySize | None:
+    def _differences(self, change: Change) -> DifferencesBySize | None:
         """Return what changes with some candidates; ``None`` if the capture fails."""
-        with self._numbers.changed(group):
-            try:
-                draw = self._recaptures.batches(seed=1)
-                nodes = self._recaptures.canonical_nodes(draw, stack_fill)
-            except CaptureError:
-                return None
-        return self._baseline.differences(self._baseline.nodes, nodes)
-
-    def _confirmed(
-        self, group: Sequence[Candidate], by_size: DifferencesBySize
-    ) -> DifferencesBySize:
-        """Return the differences that show again with another fill of the stack."""
-        again = self._differences(group, UNSET_MARKER) or {}
-        return {
-            size: [d for d in differences if d in again.get(size, ())]
-            for size, differences in by_size.items()
-        }
+        try:
+            return self._recaptures.differences(self._baseline, change)
+        except CaptureError:
+            return None
 
     def _without_explained(
         self, group: Sequence[Candidate], by_size: DifferencesBySize

@@ -6,7 +6,6 @@ Both should consist of the same nodes with the same arguments, and compute the s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ from graphkit.audit.capture_differences import (
     differing_bytes,
 )
 from graphkit.audit.node_switches import Incomparable
+from graphkit.audit.recaptures import Recaptures
 from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.runs.forward_trace import Weights
 from graphkit.audit.shadow.first_results import (
@@ -26,6 +26,7 @@ from graphkit.audit.shadow.first_results import (
 from graphkit.graphs import (
     UNSET_MARKER,
     Attribution,
+    Backend,
     CapturedGraph,
     CudaBackend,
     NamedTensors,
@@ -79,8 +80,15 @@ def first_divergence(
     graph = runner.graphs[size]
     is_recorded = runner.backend.name == "recorder"
     runs.start.restore()
-    others = () if is_recorded else _other_captures(runner, size, names)
-    with _new_capture(runner, size, Attribution(weights)) as new:
+    recaptures = Recaptures(
+        runner,
+        weights=weights,
+        batch_sizes=[other for other in runner.table if other >= size],  # as the runner captured
+        backend=_new_pool(runner.backend),
+    )
+    others = () if is_recorded else _other_captures(recaptures, size, names)
+    with recaptures.captured(attribution=Attribution(weights)) as graphs:
+        new = graphs[size]
         before, after = (inspect_graph(captured, names=names).nodes for captured in (graph, new))
         captures = [canonical_nodes(new, names), *others]
         differences = list(_common_differences(canonical_nodes(graph, names), captures))
@@ -202,26 +210,20 @@ def _place(difference: CaptureDifference) -> tuple[int, int | None, int | None]:
 
 
 def _other_captures(
-    runner: Runner[Any, Any], size: int, names: NamedTensors
+    recaptures: Recaptures, size: int, names: NamedTensors
 ) -> Sequence[CanonicalNodes]:
     """Capture with different values in unset bytes, and once without attribution."""
     nodes = []
     for attribution in (None, Attribution(), Attribution(stack_fill=UNSET_MARKER)):
-        with _new_capture(runner, size, attribution) as new:
-            nodes.append(canonical_nodes(new, names))
+        with recaptures.captured(attribution=attribution) as graphs:
+            nodes.append(canonical_nodes(graphs[size], names))
     return nodes
 
 
-@contextmanager
-def _new_capture(
-    runner: Runner[Any, Any], size: int, attribution: Attribution | None
-) -> Iterator[CapturedGraph]:
-    """Capture a size as the runner does, after the larger ones, but in a new memory pool."""
-    sizes = [other for other in runner.table if other >= size]
-    backend = runner.backend
-    if isinstance(backend, CudaBackend):
-        new_pool = CudaBackend(runner.device)
-        new_pool.stream = backend.stream  # libraries keep a workspace per stream
-        backend = new_pool
-    with runner.recapture(batch_sizes=sizes, backend=backend, attribution=attribution) as graphs:
-        yield graphs[size]
+def _new_pool(backend: Backend) -> Backend:
+    """Return a backend with a memory pool of its own; the recorder needs none."""
+    if not isinstance(backend, CudaBackend):
+        return backend
+    new = CudaBackend(backend.device)
+    new.stream = backend.stream  # libraries keep a workspace per stream
+    return new

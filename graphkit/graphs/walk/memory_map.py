@@ -98,12 +98,9 @@ class MemoryMap:
             return None
         return Pointer(address=address, memory=memory, name=f"{memory} memory", offset=offset)
 
-    def pool_offset(self, address: int) -> int | None:
-        """Return the offset of an address in the graph's own pool; ``None`` outside of it."""
-        memory = self._ranges.find(address)
-        if memory is None or memory.origin is None:
-            return None
-        return address - memory.begin + memory.origin
+    def range_of(self, address: int) -> AddressRange | None:
+        """Return the innermost known range around an address; ``None`` outside of all."""
+        return self._ranges.find(address)
 
     def segments_with(self, addresses: Iterable[int]) -> tuple[Segment, ...]:
         """Return the allocator's segments that contain any of the addresses."""

@@ -123,8 +123,8 @@ def test_offsets_in_the_pool_continue_over_its_segments():
     memory = MemoryMap({}, segments, POOL)
     assert names_at(memory, 0, 2 * MIB - 1, 2 * MIB) == ["pool+0x0", f"pool+{2 * MIB - 1:#x}", None]
     assert name_at(memory, BASE + 8 * MIB + 5) == f"pool+{2 * MIB + 5:#x}"
-    offsets = [memory.pool_offset(BASE + at * MIB) for at in (0, 1, 2, 4, 8)]
-    assert offsets == [0, MIB, None, None, 2 * MIB]
+    ranges = [memory.range_of(BASE + at * MIB) for at in (0, 1, 2, 4, 8)]
+    assert [each and each.memory for each in ranges] == ["pool", "pool", None, "external", "pool"]
     assert [(s.address, s.size, s.used, s.pool) for s in memory.segments] == [
         (BASE, 2 * MIB, 512, "graph"), (BASE + 4 * MIB, 2 * MIB, 0, "default"),
         (BASE + 8 * MIB, 2 * MIB, MIB, "graph"), (BASE + 16 * MIB, 2 * MIB, 0, "other"),
