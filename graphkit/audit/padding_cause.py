@@ -32,11 +32,13 @@ class Cause:
         kind: Kind of finding.
         first: The operation at which the runs begin to differ; ``None`` if it is unknown.
         cache: The cache that it reads, if that is the cause.
+        runs: What the two runs are, as phrases.
     """
 
     kind: FindingKind
     first: FirstNode | None = None
     cache: ForwardCache | None = None
+    runs: tuple[str, str] = ("the step without pads", "the padded step")
 
     @property
     def text(self) -> str:
@@ -47,8 +49,7 @@ class Cause:
         if self.first.only_in is None:
             text = f" The first node that differs is {name}."
         else:
-            steps = "the step without pads", "the padded step"
-            text = f" Only {steps[self.first.only_in]} runs {name}."
+            text = f" Only {self.runs[self.first.only_in]} runs {name}."
         return text if self.cache is None else f"{text} {self.cache.text}"
 
     @property

@@ -20,6 +20,7 @@ from graphkit.audit.loop import audited_step
 from graphkit.audit.pads import audit_pads
 from graphkit.audit.pointers import audit_pointers
 from graphkit.audit.ranks import NOT_ON_RANKS
+from graphkit.audit.rows import audit_rows
 from graphkit.audit.shadow import audit_shadow
 from graphkit.audit.side_outputs import report_side_outputs
 from graphkit.audit.stale_memory import audit_stale_memory
@@ -30,7 +31,7 @@ from graphkit.config import require_type
 from graphkit.errors import ConfigError, TargetError, short_repr
 from graphkit.graphs import Attribution, SizeTable, backend_for, environment
 from graphkit.records import AuditReport, GraphBaseline, GraphRecord
-from graphkit.records.audit import AUDITS, Audit
+from graphkit.records.audit import AUDITS, USUAL_AUDITS, Audit
 from graphkit.runners import Runner
 from graphkit.runners.comparison import check_tolerance
 from graphkit.runners.targets import CaptureTarget, selected_modes
@@ -56,6 +57,8 @@ AFTER_CAPTURE: dict[Audit, RunnerAudit] = {
     Audit.LAUNCH: audit_launch,
 }
 """Audits of a captured runner, by name."""
+BY_NAME: dict[Audit, RunnerAudit] = {Audit.ROWS: audit_rows}
+"""Audits of a captured runner that run only if they are named."""
 
 
 def audit_target(
@@ -76,7 +79,7 @@ def audit_target(
 
     Args:
         target: The target.
-        only: Names of audits to run; ``None`` runs all of ``AUDITS``.
+        only: Names of audits to run; ``None`` runs all of ``AUDITS`` but ``rows``.
         modes: Modes to audit; ``None`` audits all modes of the target.
         batch_sizes: Sizes to capture; ``None`` captures the smallest, a middle one and the largest.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -168,7 +171,7 @@ def _chosen(only: Collection[str] | None) -> Collection[Audit]:
         raise ConfigError(
             f"unknown audit {short_repr(unknown[0])}; audits are {', '.join(AUDITS)}.", field="only"
         )
-    return AUDITS if only is None else [Audit(name) for name in only]
+    return USUAL_AUDITS if only is None else [Audit(name) for name in only]
 
 
 @contextmanager
@@ -193,11 +196,13 @@ def _audited(
             if name in chosen and not runner.eager_reason:
                 audit(target, runner, log)
         runner.capture(attribution=Attribution(target.weights))
-        if not runner.eager_reason and not {Audit.WARMUP, *AFTER_CAPTURE}.isdisjoint(chosen):
+        if not runner.eager_reason and not {Audit.WARMUP, *AFTER_CAPTURE, *BY_NAME}.isdisjoint(
+            chosen
+        ):
             declare_for_audits(target, runner, log)
         if not runner.eager_reason and Audit.WARMUP in chosen:
             report_side_outputs(target, runner, log)
-        for name, audit in AFTER_CAPTURE.items():
+        for name, audit in (AFTER_CAPTURE | BY_NAME).items():
             if name not in chosen or runner.eager_reason:
                 continue
             if target.group is not None and name in NOT_ON_RANKS:

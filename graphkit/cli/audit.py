@@ -33,6 +33,7 @@ Examples:
   graphkit audit engine.targets:llama
   torchrun --nproc-per-node 2 -m graphkit audit engine.targets:llama --tp 2
   graphkit audit engine.targets:llama --only frozen,pads --mode target_verify
+  graphkit audit engine.targets:llama --only rows
   graphkit audit engine.targets:llama --lock graphs.lock.json
   graphkit audit engine.targets:llama --check graphs.lock.json
 """,
@@ -43,7 +44,7 @@ Examples:
     parser.add_argument(
         "--only", type=_parse_names, metavar="frozen,pads",
         help="audits to run, of warmup, frozen, forward, pointers, pool-poison, finite, pads, "
-        "shadow, launch, loop, misses, wrapper; default: all, none with --check",
+        "shadow, launch, loop, misses, wrapper, rows; default: all but rows, none with --check",
     )  # fmt: skip
     parser.add_argument(
         "--tolerance", type=float, default=1.0, metavar="X",

@@ -34,6 +34,7 @@ class Audit(StrEnum):
     LOOP = "loop"
     MISSES = "misses"
     WRAPPER = "wrapper"
+    ROWS = "rows"
     LOCK = "lock"
     FAULT = "fault"
     FINGERPRINT = "fingerprint"
@@ -43,6 +44,9 @@ AUDITS = tuple(
     audit for audit in Audit if audit not in (Audit.LOCK, Audit.FAULT, Audit.FINGERPRINT)
 )
 """The audits of a target, in the order in which they run."""
+USUAL_AUDITS = tuple(audit for audit in AUDITS if audit is not Audit.ROWS)
+"""Those that run unless others are named. Rows that differ by rounding are wrong only for those who
+need equal bits: they name ``rows``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from torch import nn
 
 from graphkit.errors import GraphkitError, TargetError
 from graphkit.graphs.capture_failure import describe_exception
-from graphkit.models.wrapper.batches import RowSource, WrapperBatch
+from graphkit.models.wrapper.batches import RowSource, WrapperBatch, run_batch
 from graphkit.models.wrapper.choices import Choices, joined_choices, taking_choices
 from graphkit.models.wrapper.model_logits import ModelLogits
 from graphkit.models.wrapper.module_rows import (
@@ -146,14 +146,11 @@ class BatchComparison:
     def _run(self, runner: Runner[Any, Any], batch: WrapperBatch, choices: Choices) -> torch.Tensor:
         """Return the wrapper's logits for a batch, [T, V]. Commit the states of a prompt."""
         paths = self._paths(runner, batch) if choices else {}
-        states, row = self._target.recurrent_state, torch.as_tensor(batch.inputs.req_pool_indices)
-        if states is not None and batch.prompt_start == 0:
-            states.reset(row.to(states.device))
         try:
             with taking_choices(
                 paths, choices, batch.inputs.num_tokens, batch.keys(), self._least_agreement
             ):
-                output = runner.fall_back(batch.inputs, without=batch.without)
+                output: Any = run_batch(self._target, runner, batch)
         except GraphkitError:
             raise
         except Exception as error:
@@ -162,9 +159,6 @@ class BatchComparison:
                 f"{batch.inputs.num_tokens} rows: {describe_exception(error)}. An engine runs "
                 f"prompts through the forward of {runner.mode.name}, too."
             ) from error
-        if states is not None and batch.prompt_start is not None:
-            last = min(batch.inputs.num_tokens, states.width) - 1
-            states.commit(row.to(states.device), torch.full_like(row, last).to(states.device))
         logits: torch.Tensor = output.next_token_logits
         return logits
 

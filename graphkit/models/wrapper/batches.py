@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from graphkit.models.wrapper.requests import TreeRequest
-from graphkit.runners import Runner
+from graphkit.runners import Output, Runner
 from graphkit.runners.sample_rows import Numbers, tree_masks
+from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode
 
 _OMITTED_IN_PROMPTS = ("custom_mask", "token_bitmask")
@@ -51,8 +52,9 @@ class WrapperBatch:
         inputs: The mode's inputs.
         without: Optional fields that the batch omits.
         sources: Where the model computes the rows, each row once.
-        prompt_start: Position of the first row in its prompt; ``None`` for drafts.
         advice: What to look at if a row differs although all earlier batches agree.
+        is_step: Whether the rows are those of a step, and not of prompts.
+        commits: Whether the states behind the rows are committed, as those of prompts are.
     """
 
     name: str
@@ -60,7 +62,8 @@ class WrapperBatch:
     without: tuple[str, ...]
     sources: Sequence[RowSource]
     advice: str
-    prompt_start: int | None = None
+    is_step: bool = True
+    commits: bool = False
 
     def keys(self) -> torch.Tensor:
         """Return the keys of each row's sequence up to its own, -1 behind it, int64 [T, N]."""
@@ -79,15 +82,21 @@ class WrapperBatches:
         runner: Runner of TARGET_VERIFY or DECODE.
         requests: The requests.
         rows_at_once: Most rows of a prompt in one batch.
+        width: Rows per request of a step; ``None`` selects those of the runner.
     """
 
     def __init__(
-        self, runner: Runner[Any, Any], requests: Sequence[TreeRequest], rows_at_once: int
+        self,
+        runner: Runner[Any, Any],
+        requests: Sequence[TreeRequest],
+        rows_at_once: int,
+        *,
+        width: int | None = None,
     ) -> None:
         self._inputs_type, self._requests = runner.buffers.inputs, requests
         self._fields = {layout.name for layout in runner.buffers.layouts}
-        self._mode, self._width = runner.mode, runner.tokens_per_request
-        self._rows_at_once = rows_at_once
+        self._mode, self._width = runner.mode, width or runner.tokens_per_request
+        self._rows_at_once, self._device = rows_at_once, runner.device
 
     def all(self) -> Iterator[WrapperBatch]:
         """Yield the prompt and the step of the first request, then both requests side by side."""
@@ -137,23 +146,47 @@ class WrapperBatches:
 
     def _prompt(self, index: int) -> Iterator[WrapperBatch]:
         """Yield the chunks of a prompt, as an engine prefills it."""
-        request, most = self._requests[index], self._rows_at_once
-        for start in range(0, len(request.prompt), most):
-            positions = np.arange(start, min(start + most, len(request.prompt)))
-            fields = {
-                "req_pool_indices": np.array([request.row]),
-                "seq_lens": np.array([start], dtype=np.int32),
-                "input_ids": request.prompt[positions],
-                "positions": positions,
-                "out_cache_loc": request.slots[positions],
-            }
-            rows = range(len(positions))
-            keys = np.arange(len(request.prompt))
-            sources = [RowSource(index, request.prompt, rows, positions.tolist(), keys)]
-            advice = "Check what the wrapper passes to its attention: mask, positions, scaling."
-            name = f"the prompt of request {index}"
-            chunk = self._batch(name, fields, _OMITTED_IN_PROMPTS, sources, advice)
-            yield replace(chunk, prompt_start=start)
+        length, most = len(self._requests[index].prompt), self._rows_at_once
+        for start in range(0, length, most):
+            yield self.chunk([(index, range(start, min(start + most, length)))])
+
+    def chunk(self, spans: Sequence[tuple[int, range]], *, is_packed: bool = False) -> WrapperBatch:
+        """Return chunks of the prompts of some requests, each request once.
+
+        Args:
+            spans: Indices of requests, and the positions of their chunks.
+            is_packed: Whether to pass the lengths of the chunks, as engines do. Several requests
+                need them.
+        """
+        chosen = [(self._requests[index], np.array(span)) for index, span in spans]
+        lengths = np.array([len(span) for _, span in spans], dtype=np.int32)
+        fields = {
+            "req_pool_indices": np.array([request.row for request, _ in chosen]),
+            "seq_lens": np.array([span.start for _, span in spans], dtype=np.int32),
+            "input_ids": np.concatenate([request.prompt[places] for request, places in chosen]),
+            "positions": np.concatenate([places for _, places in chosen]),
+            "out_cache_loc": np.concatenate([request.slots[places] for request, places in chosen]),
+        }
+        ends = lengths.cumsum().tolist()
+        sources = [
+            RowSource(
+                index,
+                self._requests[index].prompt,
+                range(end - len(span), end),
+                [*span],
+                np.arange(len(self._requests[index].prompt)),
+            )
+            for (index, span), end in zip(spans, ends, strict=True)
+        ]
+        advice = "Check what the wrapper passes to its attention: mask, positions, scaling."
+        name = "the prompt of " + " beside ".join(f"request {index}" for index, _ in spans)
+        batch = self._batch(name, fields, _OMITTED_IN_PROMPTS, sources, advice)
+        if is_packed:
+            packed = torch.from_numpy(lengths).to(self._device)
+            positions = [span for _, span in spans]
+            batch.inputs.lengths, batch.inputs.width = packed, int(lengths.max())
+            batch.inputs.spans = positions
+        return replace(batch, is_step=False, commits=True)
 
     def _batch(
         self,
@@ -166,3 +199,23 @@ class WrapperBatches:
         fields["mrope_positions"] = np.tile(fields["positions"], (3, 1))
         present = {name: value for name, value in fields.items() if name in self._fields}
         return WrapperBatch(name, self._inputs_type(**present), without, sources, advice)
+
+
+def run_batch(target: CaptureTarget, runner: Runner[Any, Any], batch: WrapperBatch) -> Output:
+    """Run a batch without a graph; reset the states of new requests, and commit those of prompts.
+
+    Args:
+        target: Has the states of recurrent layers, if any.
+        runner: One of the target's.
+        batch: The batch.
+    """
+    states, rows = target.recurrent_state, torch.as_tensor(batch.inputs.req_pool_indices)
+    new = rows[torch.as_tensor(batch.inputs.seq_lens) == 0]
+    if states is not None and len(new):
+        states.reset(new.to(states.device))
+    output: Output = runner.fall_back(batch.inputs, without=batch.without)
+    if states is not None and batch.commits:
+        width = batch.inputs.width or batch.inputs.num_tokens
+        last = torch.full_like(rows, min(width, states.width) - 1)
+        states.commit(rows.to(states.device), last.to(states.device))
+    return output

@@ -63,12 +63,12 @@ def compare_wrapper(
             token, or its logits of a prompt depend on later tokens.
     """
     modes = [mode for mode in WRAPPED_MODES if mode in target.forwards]
-    skipped = _skip_reason(target, modes)
+    skipped = skip_reason(target, modes)
     if skipped:
         return WrapperRecord(skipped=skipped)
     with ExitStack() as stack:
         runners = [stack.enter_context(target.runner(mode, device=device)) for mode in modes]
-        unserved = _unserved_field(runners)
+        unserved = unserved_field(runners)
         if unserved:
             return WrapperRecord(skipped=unserved)
         windows = window_settings(model, target.weights, *target.forwards.values())
@@ -106,7 +106,7 @@ def _batches(
         yield runner, WrapperBatches(runner, requests, rows).step(range(len(requests)))
 
 
-def _skip_reason(target: CaptureTarget, modes: Sequence[ForwardMode]) -> str:
+def skip_reason(target: CaptureTarget, modes: Sequence[ForwardMode]) -> str:
     """Return why the target cannot be compared, as a phrase; empty if it can."""
     if not modes:
         return "the target has no forward for TARGET_VERIFY or DECODE"
@@ -117,7 +117,7 @@ def _skip_reason(target: CaptureTarget, modes: Sequence[ForwardMode]) -> str:
     return ""
 
 
-def _unserved_field(runners: Sequence[Runner[Any, Any]]) -> str:
+def unserved_field(runners: Sequence[Runner[Any, Any]]) -> str:
     """Return which field of the inputs has no values here, as a phrase; empty if none."""
     for runner in runners:
         for layout in runner.buffers.layouts:

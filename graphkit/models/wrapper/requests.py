@@ -137,8 +137,8 @@ def _slots(target: CaptureTarget, runner: Runner[Any, Any], rows: Sequence[int])
         table = getattr(pool, "req_to_token", None)
     if table is None:
         raise TargetError(
-            f"target {target.name!r} has a model to compare with, but the KV slots of its requests "
-            "are unknown: its attention has no req_to_token_pool. Pass kv_slots=, the slot of each "
+            f"target {target.name!r}: the KV slots of its requests are unknown, so no text runs. "
+            "Its attention has no req_to_token_pool. Pass kv_slots=, the slot of each "
             "position of each request row."
         )
     if max(rows) >= len(table):

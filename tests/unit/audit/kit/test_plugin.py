@@ -34,11 +34,11 @@ def test_there_is_a_test_per_mode_size_and_property(run_target):
 
 
 def test_every_audit_of_the_library_is_a_property(run_target):
-    from graphkit.audit import AUDITS
+    from graphkit.records.audit import USUAL_AUDITS
 
     result = run_target(RIGHT, "--collect-only", "-q")
     names = {each.rpartition("::")[2].partition("[")[0] for each in ids(result)}
-    assert names == {*OURS, *AUDITS} - {
+    assert names == {*OURS, *USUAL_AUDITS} - {
         "loop",
         "misses",
         "wrapper",

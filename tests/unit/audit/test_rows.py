@@ -1,0 +1,135 @@
+"""The audit of rows: bits that depend on the number of rows, their places, chunks and drafts."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import graphkit as gk
+from graphkit.audit import AUDITS, audit_target
+from graphkit.audit.locate_target import locate
+from graphkit.audit.rows.known_rows import same_bits
+from small_llama import SIZES
+
+ROOT = Path(gk.__file__).parents[1]
+SETTINGS = {"num_steps": 3, "topk": 2, "num_draft_tokens": 6}
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch):
+    """Change to the folder in which the examples can be imported."""
+    monkeypatch.chdir(ROOT)
+
+
+class RowWise(nn.Linear):
+    """A linear layer whose sums are exact, but for a planted error.
+
+    It splits the sum of a row where ``splits`` says so of the rows [T, K] of a call. A buffer keeps
+    the fusion of a load from replacing it.
+    """
+
+    def __init__(self, linear, splits=lambda rows: False):
+        super().__init__(linear.in_features, linear.out_features, bias=False)
+        self.weight, self.splits = linear.weight, splits
+        self.register_buffer("own", torch.zeros(()))
+
+    def forward(self, x):
+        rows = x.reshape(-1, x.shape[-1]).double()
+        if self.splits(rows):
+            columns, weights = rows.chunk(2, 1), self.weight.double().chunk(2, 1)
+            parts = [
+                (part @ own.t()).to(x.dtype) for part, own in zip(columns, weights, strict=True)
+            ]
+            return sum(parts).view(*x.shape[:-1], -1)
+        return (rows @ self.weight.double().t()).to(x.dtype).view(*x.shape[:-1], -1)
+
+
+def row_wise(model, path="", splits=None):
+    """Replace every linear layer of a model; the one at a path splits sums."""
+    for name, module in [*model.named_modules()]:
+        for child, linear in [*module.named_children()]:
+            if isinstance(linear, nn.Linear):
+                is_planted = splits is not None and f"{name}.{child}" == path
+                setattr(module, child, RowWise(linear, splits) if is_planted else RowWise(linear))
+
+
+def llama(dtype, path="", splits=None):
+    """Return a loaded Llama with exact sums in its linear layers; one of them may split sums."""
+    sizes = {**SIZES, "num_hidden_layers": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes))
+    for parameter in model.parameters():
+        parameter.data.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(0))
+    row_wise(model, path, splits)
+    return gk.models.load(model, device="cpu", dtype=dtype, check=False)
+
+
+def rows_report(target, **options):
+    return audit_target(target, only=["rows"], device="cpu", **options)
+
+
+PLANTED = "model.layers.1.mlp.down_proj"
+
+
+def test_exact_sums_have_equal_bits():
+    report = rows_report(llama(torch.bfloat16).target(**SETTINGS))
+    assert not report.findings
+    (verify,) = [check for check in report.checks if check.mode == "TARGET_VERIFY"]
+    assert int(verify.text.split()[0].replace(",", "")) > 1000
+
+
+@pytest.mark.parametrize(
+    ("splits", "text"),
+    [
+        (lambda rows: len(rows) > 12, "among 3 requests"),
+        (lambda rows: len(rows) == 1, "in a prefill of 1 tokens"),
+        (lambda rows: len(rows) == 7, "in a prefill of 7 tokens"),
+        (lambda rows: len(rows) in (6, 12), "among 3 requests"),  # one or two trees
+        (lambda rows: len(rows) == 85, "in a prefill of 64 and 21 tokens"),
+    ],
+)
+def test_a_linear_that_splits_by_the_number_of_rows_is_named(splits, text):
+    target = llama(torch.bfloat16, PLANTED, splits).target(**SETTINGS)
+    report = rows_report(target, modes=[gk.ForwardMode.TARGET_VERIFY])
+    (finding,) = report.findings
+    assert finding.severity == "error"
+    assert finding.kind == "rounding depends on other rows"
+    assert finding.module.endswith(PLANTED)
+    assert "test_rows.py" in finding.source
+    assert finding.kernel
+    assert text in finding.text
+
+
+def test_a_mode_without_texts_says_so():
+    target = locate("tools.examples.broken.sound:target", "cpu")
+    (check,) = rows_report(target).checks
+    assert "KV slots of its requests are unknown" in check.text
+
+
+def test_rows_that_depend_on_their_place_are_named():
+    target = locate("tools.examples.broken.batch_size_branch:target", "cpu")
+    (finding,) = rows_report(target).findings
+    assert finding.kind == "dependence on the batch size"
+    assert "batch_size_branch.py" in finding.source
+
+
+def test_random_numbers_by_row_are_not_compared():
+    target = locate("tools.examples.broken.active_dropout:target", "cpu")
+    report = rows_report(target)
+    assert not report.findings
+    assert "draws random numbers" in report.checks[0].text
+
+
+def test_rows_run_only_if_they_are_named():
+    target = locate("tools.examples.broken.sound:target", "cpu")
+    names = {check.audit for check in audit_target(target, device="cpu").checks}
+    assert "rows" in AUDITS
+    assert "rows" not in names
+
+
+def test_signed_zeros_have_other_bits():
+    zeros = torch.tensor([0.0]), torch.tensor([-0.0])
+    assert not same_bits(*zeros)
+    assert same_bits(torch.tensor([torch.nan]), torch.tensor([torch.nan]))
+    assert not same_bits(zeros[0], zeros[0].double())
