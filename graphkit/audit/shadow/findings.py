@@ -81,14 +81,16 @@ class ShadowFindings:
 
         self._report_cause(kind, runs, unstable, _REPEATED, find_cause)
 
-    def report_padding(self, runs: EqualStateRuns, wrong: Mismatch) -> None:
-        """Report a live row that padding changes."""
+    def report_padding(
+        self, runs: EqualStateRuns, wrong: Mismatch, kind: FindingKind | None = None
+    ) -> None:
+        """Report a live row that padding changes; ``kind`` as for ``padding_cause``."""
         self._report_cause(
-            FindingKind.LEAKING_PAD_ROW,
+            kind or FindingKind.LEAKING_PAD_ROW,
             runs,
             wrong,
             ("with pads", "without them"),
-            lambda: padding_cause(runs, self._weights),
+            lambda: padding_cause(runs, self._weights, kind),
         )
 
     def _report_cause(

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import torch
 
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.host_objects.reachable_objects import ReachableObjects
 from graphkit.audit.row_axes import changed_state
 from graphkit.audit.runs import EqualStateRuns
@@ -43,6 +44,8 @@ class ShadowWatch:
         bisect: Whether to capture the size of a wrong graph again, next to it, and find the first
             node that differs; and, if a host number has changed since capture, whether the graph
             keeps it. Takes as long as a capture, and runs the forward.
+        equal_bits: Whether to report rows whose bits differ within rounding when they run without
+            pads, as a note. Takes one more run of the forward.
 
     Attributes:
         compared: Number of replays compared so far.
@@ -61,11 +64,13 @@ class ShadowWatch:
         weights: Weights = None,
         bisect: bool = False,
         tolerance: float = 1.0,
+        equal_bits: bool = False,
     ) -> None:
         require_type("ShadowWatch", "runner", runner, Runner, "a runner")
         require_int("ShadowWatch", "every", every)
         check_tolerance(tolerance)
         self.compared, self._tolerance = 0, tolerance
+        self._compares_bits = equal_bits
         self._runner, self._every, self._bisect = runner, every, bisect
         self._findings = ShadowFindings(runner, weights, bisect=bisect)
         self._count, self._exits = 0, ExitStack()
@@ -122,9 +127,11 @@ class ShadowWatch:
         graph = runs.graph_difference(padded, replayed)
         if (graph is not None or state) and not self._judge_graph(runs, padded, replayed, state):
             return  # the unpadded run would differ as well
-        padding = runs.padding_difference()
+        padding, kind = runs.padding_difference(), None
+        if padding is None and self._compares_bits:
+            padding, kind = runs.padding_difference(0.0), FindingKind.ROUNDING_DEPENDS_ON_OTHER_ROWS
         if padding is not None:
-            self._findings.report_padding(runs, padding)
+            self._findings.report_padding(runs, padding, kind)
 
     def _judge_graph(
         self, runs: EqualStateRuns, padded: Tensors, replayed: Tensors, state: Sequence[str]

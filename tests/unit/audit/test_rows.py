@@ -133,3 +133,15 @@ def test_signed_zeros_have_other_bits():
     assert not same_bits(*zeros)
     assert same_bits(torch.tensor([torch.nan]), torch.tensor([torch.nan]))
     assert not same_bits(zeros[0], zeros[0].double())
+
+
+def test_a_watch_reports_other_bits_as_a_note():
+    target = locate("tools.examples.broken.split_sum:target", "cpu")
+    found = []
+    for options in ({}, {"equal_bits": True}):
+        with target.runner(gk.ForwardMode.TARGET_VERIFY, device="cpu") as runner:
+            runner.capture()
+            with gk.ShadowWatch(runner, every=1, **options) as watch:
+                runner.replay(target.batch(runner.mode, 1, 0))
+            found.append([(finding.severity, finding.kind) for finding in watch.findings])
+    assert found == [[], [("note", "rounding depends on other rows")]]
