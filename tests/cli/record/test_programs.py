@@ -13,7 +13,7 @@ from graphkit.records import ForeignRecord
 
 PRINT_STATE = """
 import json, os, sys
-print(json.dumps([sys.argv, sys.path, __name__, __file__, os.getcwd(), sys.flags.optimize,
+print(json.dumps([sys.argv, sys.path, __name__, __file__, os.getcwd(), sys.flags.quiet,
     sys.warnoptions, sys.dont_write_bytecode, sys.stdin.read()]))
 print("to stderr", file=sys.stderr)
 sys.exit(9)
@@ -43,7 +43,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("start", [("s.py",), ("-m", "s")])
 def test_a_program_behaves_as_under_plain_python(program, start, record_in_shell):
     program(PRINT_STATE)
-    options = ("-O", "-B", "-W", "ignore::ImportWarning")
+    options = ("-B", "-q", "-W", "ignore::ImportWarning")
     given = (*start, "a", "-v", "--x=1", "", "-h")
     plain = subprocess.run(
         [sys.executable, *options, *given], input="text", capture_output=True, text=True,

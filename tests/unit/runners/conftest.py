@@ -68,6 +68,7 @@ def _batch(requests, width=WIDTH, *, seed=0, kind="numpy", cls=TargetVerifyInput
 
 
 def _same(got, expected):
+    assert got.tensors().keys() == expected.tensors().keys()
     for name, tensor in expected.tensors().items():
         assert torch.equal(getattr(got, name), tensor), name
 
@@ -147,6 +148,31 @@ def expect(model):
 def assert_same():
     """``assert_same(got, expected)``: every field of the output, to the bit."""
     return _same
+
+
+@pytest.fixture(scope="session")
+def stage():
+    """``stage(runner, batch, **fields)``: a staged batch with these rows, all of them assigned."""
+
+    def stage(runner, batch, **fields):
+        staged = runner.stage(batch.batch_size, batch.num_tokens)
+        for name, rows in (vars(batch) | fields).items():
+            if rows is not None:
+                setattr(staged, name, rows)
+        return staged
+
+    return stage
+
+
+@pytest.fixture(scope="session")
+def poison():
+    """``poison(runner)``: garbage in every row of every field that a refresh should write."""
+
+    def fill(runner):
+        for tensor in runner.buffers.arena.tensors.values():
+            tensor.fill_(1 if tensor.dtype is torch.bool else 55)
+
+    return fill
 
 
 @pytest.fixture

@@ -179,14 +179,3 @@ class DraftCase:
 def draft_case(grow_by_hand):
     """``draft_case(num_steps, topk, width, algorithm)``: a :class:`DraftCase`."""
     return lambda *settings: DraftCase(grow_by_hand, *settings)
-
-
-@pytest.fixture(scope="session")
-def poison():
-    """``poison(runner)``: garbage in every row of every field that a refresh should write."""
-
-    def fill(runner):
-        for tensor in runner.buffers.arena.tensors.values():
-            tensor.fill_(1 if tensor.dtype is torch.bool else 55)
-
-    return fill

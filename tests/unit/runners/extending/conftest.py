@@ -180,14 +180,3 @@ def by_hand():
         rows, top = staticmethod(rows_by_hand), staticmethod(top_by_hand)
 
     return ByHand
-
-
-@pytest.fixture(scope="session")
-def poison():
-    """``poison(runner)``: garbage in every row of every field that a refresh should write."""
-
-    def fill(runner):
-        for tensor in runner.buffers.arena.tensors.values():
-            tensor.fill_(3)
-
-    return fill

@@ -41,17 +41,6 @@ SELECT = {
 }
 
 
-def staged(runner):
-    def replay(batch):
-        entry = runner.stage(batch.batch_size)
-        for name, rows in vars(batch).items():
-            if rows is not None:
-                setattr(entry, name, rows)
-        return entry.replay()
-
-    return replay
-
-
 @pytest.fixture(params=["v2", "layers"])
 def runner_and_batch(request, extend_case, make_model):
     """``(runner, batch)``; ``batch(**fields)`` has two requests that accepted 2 and 3 tokens."""
@@ -65,30 +54,38 @@ def runner_and_batch(request, extend_case, make_model):
     return runner, lambda **fields: case.batch([2, 3], width=6, seed=1, **{**select, **fields})
 
 
-def refuses(runner, good, bad, assert_in_step):
-    wanted = {name: rows.clone() for name, rows in runner.replay(good).tensors().items()}
-    for run in (runner.replay, runner.run, runner.fall_back, staged(runner)):
-        with pytest.raises(InputError) as caught:
-            run(bad)
-        assert caught.value.field in str(caught.value)
-    assert runner.can_replay(bad).kind is Reason.BAD_FIELD
-    for run in (runner.replay, staged(runner)):
-        for name, rows in run(good).tensors().items():
-            assert torch.equal(rows, wanted[name]), name
-    assert runner.stats.fallbacks == {}
-    assert_in_step(runner)
+@pytest.fixture
+def refuses(assert_same, assert_in_step, stage):
+    """``refuses(runner, good, bad)``: every way refuses one batch, and takes the other after it."""
+
+    def check(runner, good, bad):
+        def staged(batch):
+            return stage(runner, batch).replay()
+
+        wanted = runner.replay(good, clone=True)
+        for run in (runner.replay, runner.run, runner.fall_back, staged):
+            with pytest.raises(InputError) as caught:
+                run(bad)
+            assert caught.value.field in str(caught.value)
+        assert runner.can_replay(bad).kind is Reason.BAD_FIELD
+        for run in (runner.replay, staged):
+            assert_same(run(good), wanted)
+        assert runner.stats.fallbacks == {}
+        assert_in_step(runner)
+
+    return check
 
 
 @pytest.mark.parametrize("kind", [lambda rows: rows, torch.from_numpy], ids=["numpy", "torch"])
 @pytest.mark.parametrize("bad", BAD)
-def test_counts(runner_and_batch, assert_in_step, bad, kind):
+def test_counts(runner_and_batch, refuses, bad, kind):
     runner, batch = runner_and_batch
     fields = {name: kind(rows) for name, rows in BAD[bad].items()}
-    refuses(runner, batch(), batch(**fields), assert_in_step)
+    refuses(runner, batch(), batch(**fields))
 
 
 @pytest.mark.parametrize("bad", SELECT)
-def test_selected_rows(extend_case, make_model, assert_in_step, bad):
+def test_selected_rows(extend_case, make_model, refuses, bad):
     case = extend_case()
     runner = case.runner(MultiLayerEagleRunner, [make_model(layer=i) for i in range(3)])
     good = {"cls": MultiLayerDraftExtendInputs, "select_index": np.array([1, 8])}
@@ -96,7 +93,7 @@ def test_selected_rows(extend_case, make_model, assert_in_step, bad):
     def batch(**fields):
         return case.batch([2, 3], width=6, seed=1, **{**good, **fields})
 
-    refuses(runner, batch(), batch(**SELECT[bad]), assert_in_step)
+    refuses(runner, batch(), batch(**SELECT[bad]))
 
 
 @pytest.mark.parametrize(

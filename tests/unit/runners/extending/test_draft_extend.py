@@ -19,12 +19,6 @@ COUNTS = [[4, 4, 4, 4], [1], [2, 3, 1, 4], [1, 1, 1, 1], [4], [3, 1], [1, 4, 2],
 FORMS = [("token", "token"), ("request", "request"), ("token", "request"), ("request", "token")]
 
 
-def same(got, expected):
-    assert got.tensors().keys() == expected.tensors().keys()
-    for name, rows in expected.tensors().items():
-        assert torch.equal(getattr(got, name), rows), name
-
-
 @pytest.fixture(scope="session")
 def check(by_hand):
     """``check(case, output, batch)``: the last row of each request, and its top-k."""
@@ -49,7 +43,7 @@ def check(by_hand):
 @pytest.mark.parametrize("form", FORMS, ids="-".join)
 @pytest.mark.parametrize("topk", [1, 2])
 def test_every_way_selects_the_last_rows(
-    extend_case, make_model, poison, check, assert_in_step, form, topk
+    extend_case, make_model, poison, check, assert_in_step, form, topk, assert_same
 ):
     """Also in buffers full of garbage, and at every size that holds the batch."""
     case, model = extend_case("EAGLE", 3, topk, 4), make_model(0, *form)
@@ -59,9 +53,9 @@ def test_every_way_selects_the_last_rows(
         poison(runner)
         output = runner.replay(batch, clone=True)
         check(case, output, batch)
-        same(runner.replay(batch, padded_batch_size=4), output)
-        same(runner.run_padded(batch), output)
-        same(runner.fall_back(batch), output)
+        assert_same(runner.replay(batch, padded_batch_size=4), output)
+        assert_same(runner.run_padded(batch), output)
+        assert_same(runner.fall_back(batch), output)
     assert_in_step(runner)
 
 
@@ -151,40 +145,29 @@ def test_padded_rows_are_counted_in_tokens(extend_case, make_model):
 
 
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
-def test_a_staged_batch_is_a_batch(extend_case, make_model, check, assert_in_step, counts):
+def test_a_staged_batch_is_a_batch(extend_case, make_model, check, assert_in_step, stage, counts):
     case = extend_case()
     runner = case.runner(DraftExtendRunner, make_model())
     for seed in range(3):
         batch = case.batch(counts, seed=seed)
-        staged = runner.stage(len(counts), sum(counts))
-        for name, rows in vars(batch).items():
-            if isinstance(rows, np.ndarray):
-                assert getattr(staged, name).shape == rows.shape, name
-                getattr(staged, name)[:] = rows
-        staged.hidden_states = batch.hidden_states
+        staged = stage(runner, batch)
+        assert staged.input_ids.shape == (sum(counts),)
         check(case, staged.replay(), batch)
     assert_in_step(runner)
 
 
-def test_a_staged_batch_has_all_rows_unless_said(extend_case, make_model, check):
+def test_a_staged_batch_has_all_rows_unless_said(extend_case, make_model, check, stage):
     case = extend_case()
     runner, batch = case.runner(DraftExtendRunner, make_model()), case.batch([4, 4, 4])
-    staged = runner.stage(3)
-    assert staged.input_ids.shape == (12,)
-    for name, rows in vars(batch).items():
-        if rows is not None:
-            setattr(staged, name, rows)
-    check(case, staged.replay(), batch)
+    assert runner.stage(3).input_ids.shape == (12,)
+    check(case, stage(runner, batch).replay(), batch)
 
 
-def test_an_overtaken_batch_says_so(extend_case, make_model):
+def test_an_overtaken_batch_says_so(extend_case, make_model, stage):
     """Its slot holds the other batch's counts by now; that is not what is wrong with it."""
     case = extend_case()
     runner, batch = case.runner(DraftExtendRunner, make_model()), case.batch([2, 3])
-    staged = runner.stage(2, 5)
-    for name, rows in vars(batch).items():
-        if rows is not None:
-            setattr(staged, name, rows)
+    staged = stage(runner, batch)
     runner.replay(case.batch([1, 1]))
     with pytest.raises(ReplayError, match="this staged batch is no longer valid"):
         staged.replay()

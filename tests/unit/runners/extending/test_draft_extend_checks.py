@@ -62,16 +62,8 @@ def test_replay_refuses_by_name_and_loses_nothing(runner, case, assert_in_step, 
     assert_in_step(runner)
 
 
-def stage(runner, batch, **over):
-    staged = runner.stage(batch.batch_size, batch.num_tokens)
-    for name, rows in (vars(batch) | over).items():
-        if rows is not None:
-            setattr(staged, name, rows)
-    return staged
-
-
 @pytest.mark.parametrize("bad", ["wrong sum", "drafts as tokens", "no token"])
-def test_a_staged_replay_refuses_and_may_be_mended(runner, case, assert_in_step, bad):
+def test_a_staged_replay_refuses_and_may_be_corrected(runner, case, assert_in_step, stage, bad):
     good = case.batch(GOOD, seed=1)
     expected = runner.replay(good, clone=True)
     staged = stage(runner, good, **BAD[bad])

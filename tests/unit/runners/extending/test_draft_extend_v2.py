@@ -13,12 +13,6 @@ from graphkit.runners import DraftExtendOutput, DraftExtendV2Runner, Reason
 SETTINGS = [("EAGLE", 3, 1, 4), ("EAGLE", 3, 2, 6), ("EAGLE", 2, 3, 5), ("EAGLE", 4, 4, 1)]
 
 
-def same(got, expected):
-    assert got.tensors().keys() == expected.tensors().keys()
-    for name, rows in expected.tensors().items():
-        assert torch.equal(getattr(got, name), rows), name
-
-
 def check(case, output, batch):
     """A row for each token, and nothing else."""
     assert type(output) is DraftExtendOutput
@@ -32,7 +26,9 @@ def check(case, output, batch):
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_every_way_has_every_row(extend_case, make_model, poison, assert_in_step, settings):
+def test_every_way_has_every_row(
+    extend_case, make_model, poison, assert_in_step, settings, assert_same
+):
     """Also in buffers full of garbage, at every size, accepted or not."""
     case, model = extend_case(*settings), make_model()
     runner, width = case.runner(DraftExtendV2Runner, model), settings[3]
@@ -44,11 +40,11 @@ def test_every_way_has_every_row(extend_case, make_model, poison, assert_in_step
         poison(runner)
         calls = model.calls
         output = runner.replay(batch, clone=True)
-        same(runner.replay(batch, padded_batch_size=4), output)
+        assert_same(runner.replay(batch, padded_batch_size=4), output)
         assert model.calls == calls, "Python ran again"
         check(case, output, batch)
-        same(runner.run_padded(batch), output)
-        same(runner.fall_back(batch), output)
+        assert_same(runner.run_padded(batch), output)
+        assert_same(runner.fall_back(batch), output)
     assert_in_step(runner)
 
 
@@ -96,15 +92,7 @@ def test_counts_of_a_tree_may_reach_the_width(extend_case, make_model):
         assert caught.value.field == "num_accepted_tokens"
 
 
-def stage(runner, batch, skip=()):
-    staged = runner.stage(batch.batch_size)
-    for name, rows in vars(batch).items():
-        if rows is not None and name not in skip:
-            setattr(staged, name, rows)
-    return staged
-
-
-def test_a_staged_batch_is_a_batch(extend_case, make_model, assert_in_step):
+def test_a_staged_batch_is_a_batch(extend_case, make_model, assert_in_step, stage):
     case = extend_case()
     runner = case.runner(DraftExtendV2Runner, make_model())
     for seed in range(6):
@@ -117,7 +105,7 @@ def test_a_staged_batch_is_a_batch(extend_case, make_model, assert_in_step):
     "names", [["num_accepted_drafts", "num_accepted_tokens"], ["num_accepted_tokens"]]
 )
 @pytest.mark.parametrize("way", ["replay", "run", "fall_back", "stage"])
-def test_counts_may_be_bound(extend_case, make_model, names, way):
+def test_counts_may_be_bound(extend_case, make_model, stage, names, way):
     """As in the overlapped step, where another graph counts what was accepted."""
     case = extend_case()
     storage = {name: torch.zeros(4, dtype=torch.int32) for name in names}

@@ -13,12 +13,6 @@ from graphkit.runners import DraftExtendOutput, MultiLayerEagleRunner, Reason
 SETTINGS = [("EAGLE", 4, 1, 5), ("EAGLE", 3, 2, 6), ("EAGLE", 1, 3, 4)]
 
 
-def same(got, expected):
-    assert got.tensors().keys() == expected.tensors().keys()
-    for name, rows in expected.tensors().items():
-        assert torch.equal(getattr(got, name), rows), name
-
-
 @pytest.fixture(scope="session")
 def chain(extend_case, make_model):
     """``chain(settings, front=, logits=, **options)``: a case, its layers, and a runner."""
@@ -80,7 +74,7 @@ def check(by_layer):
 @pytest.mark.parametrize("logits", ["token", "request"], ids=["every row", "pruned"])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_every_way_turns_the_windows(
-    chain, poison, check, assert_in_step, settings, logits, one_graph
+    chain, poison, check, assert_in_step, settings, logits, one_graph, assert_same
 ):
     """Also in buffers full of garbage, and at every size that holds the batch."""
     case, layers, runner = chain(settings, logits=logits, one_graph=one_graph)
@@ -90,19 +84,19 @@ def test_every_way_turns_the_windows(
         poison(runner)
         calls = layers[-1].calls
         output = runner.replay(batch, clone=True)
-        same(runner.replay(batch, padded_batch_size=4), output)
+        assert_same(runner.replay(batch, padded_batch_size=4), output)
         assert layers[-1].calls == calls, "Python ran again"
         check(case, output, batch)
-        same(runner.run_padded(batch), output)
-        same(runner.fall_back(batch), output)
+        assert_same(runner.run_padded(batch), output)
+        assert_same(runner.fall_back(batch), output)
     assert_in_step(runner)
 
 
-def test_one_graph_and_a_graph_per_layer_agree_to_the_bit(chain):
+def test_one_graph_and_a_graph_per_layer_agree_to_the_bit(chain, assert_same):
     (case, _, one), (_, _, each) = chain(), chain(one_graph=False)
     for seed in range(8):
         batch = windows(case, np.random.default_rng(seed).integers(1, 5, 1 + seed % 4), seed=seed)
-        same(each.replay(batch, clone=True), one.replay(batch))
+        assert_same(each.replay(batch, clone=True), one.replay(batch))
 
 
 @pytest.mark.parametrize("way", ["padded", "fall_back"])
@@ -139,13 +133,13 @@ def test_pads_touch_no_live_row(chain, check):
     assert last[:6].tolist()[1:5] == first[:6].tolist()[3:] + first[:6].tolist()[-1:]
 
 
-def test_a_request_selects_among_its_own_rows_alone(chain, monkeypatch):
+def test_a_request_selects_among_its_own_rows_alone(chain, monkeypatch, assert_same):
     """Inside the graph too: the host cannot check the values of a device tensor."""
     monkeypatch.setattr(MultiLayerDraftExtendInputs, "check", classmethod(lambda *_: None))
     case, _, runner = chain()
     outside = windows(case, [3, 1, 4], select_index=np.array([999, -5, 15]))
     inside = windows(case, [3, 1, 4], select_index=np.array([5, 6, 15]))
-    same(runner.replay(outside, clone=True), runner.replay(inside))
+    assert_same(runner.replay(outside, clone=True), runner.replay(inside))
 
 
 def test_a_chain_leaves_its_inputs_as_it_found_them(chain, poison):
@@ -221,16 +215,11 @@ def test_windows_of_another_width_fall_back(chain, check, width):
 
 
 @pytest.mark.parametrize("one_graph", [True, False])
-def test_a_staged_batch_is_a_batch(chain, check, one_graph):
+def test_a_staged_batch_is_a_batch(chain, check, stage, one_graph):
     case, _, runner = chain(one_graph=one_graph)
     for seed in range(6):
         batch = windows(case, [3, 1, 4], seed=seed)
-        staged = runner.stage(3)
-        for name, rows in vars(batch).items():
-            if isinstance(rows, np.ndarray):
-                getattr(staged, name)[:] = rows
-        staged.hidden_states = batch.hidden_states
-        check(case, staged.replay(), batch)
+        check(case, stage(runner, batch).replay(), batch)
 
 
 def test_the_turn_is_that_of_the_op(chain):
