@@ -1,10 +1,15 @@
-"""Earlier contents of the buffers do not affect live rows."""
+"""Live batch sizes, staged batches, and what is behind the live rows, against the padded step."""
 
+from __future__ import annotations
+
+import numpy as np
+import pytest
 import torch
 
 from graphkit.audit.batch_variants import Requests
 
 SIZES = 2, 8, 12, 16
+
 """One set for all tests, since captures take most of their time."""
 
 
@@ -108,3 +113,87 @@ def test_rows_do_not_depend_on_their_index(capture):
         wanted = rows.unflatten(0, (8, -1))[order].flatten(0, 1)
         loose = 1e-5 if rows.is_floating_point() else 0
         torch.testing.assert_close(moved[name], wanted, rtol=loose, atol=loose)
+
+
+@pytest.mark.slow
+def test_every_live_size_runs_at_the_smallest_size_that_holds_it(capture):
+    captured = capture()
+    table = captured.runner.table
+    for live in range(1, table.max_batch_size + 1):
+        batch = captured.batch(live, live)
+        assert captured.runner.can_replay(batch).padded_batch_size == table.fit(live)
+        captured.poison()
+        captured.assert_right(batch)
+    assert captured.runner.stats.replays_by_size.keys() == set(table)
+
+
+@pytest.mark.slow
+def test_every_captured_size_takes_every_smaller_batch(capture):
+    captured = capture()
+    for size in (3, 7, 16):
+        for live in range(1, size + 1):
+            captured.poison()
+            captured.assert_right(captured.batch(live, 100 + live), size)
+
+
+@pytest.mark.slow
+def test_the_empty_batch_gives_empty_rows(capture):
+    captured = capture()
+    batch, before = captured.batch(1, 0), captured.runner.stats.replays
+    idle = type(batch)(**{name: rows[:0] for name, rows in vars(batch).items() if rows is not None})
+    full, empty = captured.replay(batch), captured.replay(idle)
+    assert {name: (0, *rows.shape[1:]) for name, rows in full.items()} == {
+        name: tuple(rows.shape) for name, rows in empty.items()
+    }
+    assert captured.runner.stats.replays == before + 1
+
+
+def fields(batch):
+    return {name: rows for name, rows in vars(batch).items() if rows is not None}
+
+
+def test_staged_equals_replay(capture, assert_same):
+    captured = capture(8, 16)
+    for live in (3, 8, 13, 1):
+        batch = captured.batch(live, live)
+        wanted = captured.replay(batch)
+        staged = captured.runner.stage(live, batch.num_tokens)
+        for name, rows in fields(batch).items():
+            if isinstance(rows, torch.Tensor):
+                setattr(staged, name, rows)
+            else:
+                getattr(staged, name)[:] = rows
+        assert_same(wanted, staged.replay().tensors())
+
+
+def test_the_last_assignment_of_a_field_counts(capture, device, assert_same):
+    """An array after a device tensor: the graph reads the entry again, not the address."""
+    captured = capture(8)
+    batch = captured.batch(5, 1)
+    wanted = captured.replay(batch)
+    staged = captured.runner.stage(5, batch.num_tokens)
+    for name, rows in fields(batch).items():
+        setattr(staged, name, torch.zeros_like(torch.as_tensor(rows)).to(device))
+    for name, rows in fields(batch).items():
+        setattr(staged, name, rows)
+    assert_same(wanted, staged.replay().tensors())
+
+
+def test_numpy_cpu_and_device_tensors_give_the_same_rows(capture, device, assert_same):
+    captured = capture(8, 16)
+    batch = captured.batch(5, 0)
+    wanted = captured.replay(batch)
+    as_cpu = {name: torch.as_tensor(rows).cpu() for name, rows in fields(batch).items()}
+    as_device = {name: torch.as_tensor(rows).to(device) for name, rows in fields(batch).items()}
+    mixed = {**as_cpu, "positions": as_device["positions"], "seq_lens": batch.seq_lens}
+    for given in (as_cpu, as_device, mixed, fields(batch)):
+        assert_same(wanted, captured.replay(type(batch)(**given)))
+
+
+def test_host_values_are_cast_when_that_loses_nothing(capture, assert_same):
+    captured = capture(8, 16)
+    batch = captured.batch(5, 0)
+    wanted = captured.replay(batch)
+    batch.seq_lens = batch.seq_lens.astype(np.int64)
+    batch.positions = batch.positions.astype(np.int32)
+    assert_same(wanted, captured.replay(batch))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import re
+import runpy
 from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 from rich.console import Console
@@ -13,6 +17,7 @@ from graphkit.views import inspect_view
 from graphkit.views.columns import clip
 
 SIZES = ((60, 24), (80, 24), (120, 40))
+
 WALK = {
     "overview": (),
     "graph": ("down", "down", "down", "enter"),
@@ -32,6 +37,7 @@ WALK = {
     "nothing": ("ctrl+u", "type:no such thing", "enter"),
     "help": ("?",),
 }
+
 """Pages in the order of one walk, each with the keys that lead to it."""
 
 COMPILED = {
@@ -42,6 +48,7 @@ COMPILED = {
     "compiled-compare": ("escape", "c", "tab", "down"),
     "compiled-memory": ("escape", "m", "+", "end"),
 }
+
 """A walk through the record of a compiled program."""
 
 
@@ -342,3 +349,20 @@ def test_the_line_of_a_module_is_in_sight_in_80_columns(h200, drive):
     shown = drive(h200, script, mode="TARGET_VERIFY", batch_size=1)
     assert re.search(r"\w\.py:\d+ \+\d+\n", shown), "in the column"
     assert re.search(r"\w\.py:\d+ in \w+", shown), "in the note of the selected row"
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def shown(svg):
+    return [text.replace("\xa0", " ").strip() for text in ET.fromstring(svg).itertext()]
+
+
+@pytest.mark.slow
+def test_the_picture_is_up_to_date_and_not_taller_than_wide():
+    taken = asyncio.run(runpy.run_path(str(DOCS / "figures" / "screen.py"))["picture"]())
+    stored = (DOCS / "inspect.svg").read_text(encoding="utf-8")
+    begin = next(at for at, text in enumerate(shown(stored)) if text == "graphkit inspect")
+    assert shown(taken)[begin:] == shown(stored)[begin:], "run docs/figures/screen.py again"
+    _, _, width, height = map(float, ET.fromstring(stored).get("viewBox").split())
+    assert height <= width

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 
 import pytest
@@ -17,8 +18,10 @@ from graphkit import (
     TargetVerifyInputs,
     TargetVerifyRunner,
 )
+from graphkit.runners import RUNNERS, RunnerOptions, StepRunner
 
 COUNTS = [(None,), ("2",), ([2],), (1.5,), (1, "4"), (1, [4]), (1, 4.0)]
+
 NO_BATCH = [None, {"input_ids": [1]}, [1, 2], torch.zeros(3), 5, TargetVerifyInputs]
 
 
@@ -111,3 +114,24 @@ def test_inputs_must_allow_assignment(make_runner):
 
     with pytest.raises(ConfigError, match="Frozen restricts assignment"):
         make_runner(inputs_type=Frozen)
+
+
+OWN = {StepRunner: {"attention", "inputs_type"}}
+
+"""Options that a runner replaces by its own."""
+
+
+@pytest.mark.parametrize("kind", RUNNERS.values())
+def test_a_signature_lists_every_option_with_its_default(kind):
+    known, shown = inspect.signature(Runner).parameters, inspect.signature(kind).parameters
+    assert next(iter(shown)) == "forward"
+    assert shown.keys() >= known.keys() - OWN.get(kind, set())
+    for name in RunnerOptions.__annotations__:
+        assert shown[name] == known[name]
+    assert not [each for each in shown.values() if each.kind is each.VAR_KEYWORD]
+    assert inspect.signature(kind.__init__).parameters.keys() == {"self", *shown}
+
+
+def test_an_unknown_option_is_refused(spec, sizes):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'batchsizes'"):
+        MultiLayerEagleRunner([print] * spec.num_steps, spec=spec, sizes=sizes, batchsizes=[1])

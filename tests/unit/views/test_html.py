@@ -25,10 +25,12 @@ from graphkit.views.pages.timeline import replay_spans
 from graphkit.views.selection import named_graphs, select_graphs
 
 DATA = Path(__file__).parents[2] / "data"
+
 PARTS = (
     "refresh", "metadata", "draft", "build", "verify", "accept", "extend", "norm", "attn", "mlp",
     "embed", "head", "other",
 )  # fmt: skip
+
 VOID = {"meta", "link", "input", "br"}
 
 
@@ -303,3 +305,25 @@ def test_nodes_with_equal_and_odd_indices_are_all_drawn(graph):
     (view,), _ = drawn(html_text(odd, named_graphs(odd)))
     assert len(view["nodes"]) == len(nodes)
     assert len(view["bars"]) == sum(node.start_us is not None for node in nodes)
+
+
+LAYERS = "target.model.layers."
+
+RECORD = Path(__file__).parents[2] / "data" / "h200-8b-step.json"
+
+
+@pytest.fixture(scope="module")
+def record():
+    return load_record(RECORD)
+
+
+def test_the_page_is_small(record):
+    assert len(html_text(record, named_graphs(record)).encode()) < 2e6
+
+
+def test_phases_and_layers_are_recorded(record):
+    (graph,) = record.graphs
+    phases = {node.scope.partition("/")[0] for node in graph.nodes}
+    assert phases >= {"draft", "build", "verify", "accept", "extend"}
+    layers = {node.module.split(".")[3] for node in graph.nodes if LAYERS in node.module}
+    assert len(layers) == 32

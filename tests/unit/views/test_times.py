@@ -1,4 +1,4 @@
-"""Each time of a graph has one name and one value on all screens."""
+"""Times, gaps, branches and uses of memory along a replay, the same wherever they are shown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkit.records import figure_heading, figure_name, load_record
+from graphkit.records import Edge, GraphRecord, Node, figure_heading, figure_name, load_record
 from graphkit.views import capture_view, diff_view
 from graphkit.views.diff import diff_records
 from graphkit.views.formatting import us
@@ -16,6 +16,8 @@ from graphkit.views.html_data import drawing
 from graphkit.views.pages import first_page, timeline_page
 from graphkit.views.pages.graph import graph_page
 from graphkit.views.pages.graph_groups import graph_groups
+from graphkit.views.pages.memory import live_counts, node_uses
+from graphkit.views.pages.timeline import node_branches
 from graphkit.views.selection import named_graphs
 
 DATA = Path(__file__).parents[2] / "data"
@@ -82,3 +84,72 @@ def diff_of(capture):
         capture.graphs[0], timing=dataclasses.replace(capture.graphs[0].timing, p50_us=1.0)
     )
     return diff_records(capture, dataclasses.replace(capture, graphs=(later, *capture.graphs[1:])))
+
+
+@pytest.fixture
+def make(graph):
+    """``make(times, edges)``: nodes by start and duration, or ``None``, and pairs of them."""
+
+    def graph_of(times, edges=()):
+        nodes = [
+            Node(
+                index=index, kind="kernel", name="k", short_name="k",
+                start_us=time and float(time[0]), duration_us=time and float(time[1]),
+            )
+            for index, time in enumerate(times)
+        ]  # fmt: skip
+        return GraphRecord(
+            name="g", backend="cuda", environment=graph.environment, nodes=tuple(nodes),
+            edges=tuple(Edge(source=source, target=target) for source, target in edges),
+        )  # fmt: skip
+
+    return graph_of
+
+
+def test_a_chain_is_one_branch_even_if_its_nodes_overlap(make):
+    times = [(0, 10), (4, 10), (9, 3)]
+    assert node_branches(make(times, [(0, 1), (1, 2)])) == [0, 0, 0]
+
+
+def test_a_fork_has_two_branches_and_its_join_continues_the_first(make):
+    times = [(0, 2), (2, 8), (3, 4), (7, 2), (10, 1)]
+    edges = [(0, 1), (0, 2), (2, 3), (1, 4), (3, 4)]
+    assert node_branches(make(times, edges)) == [0, 0, 1, 1, 0]
+
+
+def test_without_edges_nodes_that_run_together_are_on_branches_of_their_own(make):
+    assert node_branches(make([(0, 10), (1, 10), (2, 3), (12, 1)])) == [0, 1, 2, 0]
+
+
+def test_an_overlap_of_up_to_half_a_node_is_no_second_branch(make):
+    assert node_branches(make([(0, 10), (9, 2)])) == [0, 0]
+    assert node_branches(make([(0, 10), (8.5, 2)])) == [0, 1]
+
+
+def test_nodes_without_a_time_have_no_branch(make):
+    record = make([None, (0, 1), (float("nan"), 1), (1e13, 1), (0, float("inf"))])
+    assert node_branches(record) == [None, 0, None, None, None]
+    assert record.timeline.gaps == ()
+
+
+def test_an_address_is_drawn_from_its_first_to_its_last_use():
+    assert node_uses({2, 7}, 10).draw(10) == "  █░░░░█"
+    assert node_uses({9}, 10).draw(10) == " " * 9 + "█"
+    assert node_uses({2, 7}, 10).draw(5) == " █░█"
+
+
+def test_counts_are_those_of_addresses_between_first_and_last_use():
+    uses = [node_uses(nodes, 6) for nodes in ({0, 3}, {1}, {1, 5})]
+    live = live_counts(uses, 6)
+    assert live.counts == (1, 3, 2, 2, 1, 1)
+    assert live.draw(6) == "▃█▆▆▃▃"
+
+
+def test_a_cell_has_the_largest_count_of_its_nodes():
+    live = live_counts([node_uses({0}, 4), node_uses({0}, 4), node_uses({3}, 4)], 4)
+    assert live.counts == (2, 0, 0, 1)
+    assert live.draw(2) == "█▄"
+
+
+def test_nothing_in_use_is_an_empty_picture():
+    assert live_counts([], 4).draw(8) == ""
