@@ -183,44 +183,6 @@ def test_an_exception_of_a_target_is_an_error_on_one_line(run, tiny):
         run("-v", "audit", f"{tiny}:bad_setter")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (("no_such_module_here:x",), "cannot be imported"),
-        (("nonsense",), "does not have the form package.module:attribute"),
-        (("os:getcwd",), "returned a str, not a graphkit.CaptureTarget"),
-        (("{}:absent",), "has no attribute 'absent'"),
-        (
-            ("{}:right", "--mode", "verify"),
-            "unknown mode 'verify': modes are DECODE, TARGET_VERIFY",
-        ),
-        (("{}:right", "--mode", "idle"), "unknown mode 'idle': modes are DECODE, TARGET_VERIFY"),
-        (("{}:right", "--mode", "draft"), "no forward for DRAFT"),
-        (("{}:right", "--batch-sizes", "0"), "batch_sizes must hold ints >= 1, got 0"),
-        (("{}:right", "--batch-sizes", "-1"), "got -1"),
-        (("{}:right", "--batch-sizes", "1,1"), "holds a size twice"),
-        (("{}:right", "--batch-sizes", "1,99"), "holds 99, but max_batch_size is 2"),
-    ],
-)
-def test_a_wrong_argument_is_a_usage_error(run, tiny, arguments, text):
-    ended = run("capture", *[each.format(tiny) for each in arguments])
-    assert (ended.code, ended.out) == (2, "")
-    assert text in ended.error
-
-
-@pytest.mark.parametrize("sizes", ["", "x", "1;2", "1,,2", "1.5"])
-def test_sizes_that_are_no_list_are_a_usage_error(run, tiny, sizes):
-    ended = run("capture", f"{tiny}:right", "--batch-sizes", sizes)
-    assert (ended.code, ended.out) == (2, "")
-    assert f"{sizes!r} is not a list of sizes such as 1,2,4" in ended.err
-
-
-def test_a_missing_cuda_device_exits_with_3(run, tiny):
-    ended = run("capture", f"{tiny}:right", "--device", "cuda")
-    assert (ended.code, ended.out) == (3, "")
-    assert "no CUDA device for device='cuda'" in ended.error
-
-
 @pytest.mark.parametrize("verbose", [(), ("-v",)])
 def test_an_interruption_exits_with_130_without_a_traceback(run, tiny, verbose):
     ended = run(*verbose, "capture", f"{tiny}:stops")

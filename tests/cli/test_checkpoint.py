@@ -136,22 +136,6 @@ def test_mtp_layers_in_the_folder_draft(run, here, count, algorithm):
     assert texts[algorithm] == texts["NONE"]
 
 
-@pytest.mark.parametrize("command", ["capture", "inspect", "audit"])
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (("a:b", "--checkpoint", "folder"), "--checkpoint is given with the TARGET 'a:b'"),
-        (("--topk", 2), "--topk applies to a --checkpoint: a TARGET has its own settings."),
-        (("a:b", "--max-context-len", 9), "--max-context-len applies to a --checkpoint"),
-        (("--checkpoint", "folder"), "folder has no config.json"),
-    ],
-)
-def test_what_cannot_be_loaded_is_refused_on_one_line(run, here, command, options, text):
-    ended = run(command, *options)
-    assert (ended.code, ended.out) == (2, "")
-    assert text in ended.error
-
-
 def test_a_setting_that_the_model_refuses_is_one_line(run, folders):
     ended = run("capture", "--checkpoint", folders("qwen3"), "--max-context-len", 999)
     assert (ended.code, ended.out) == (2, "")

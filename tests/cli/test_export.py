@@ -84,14 +84,6 @@ def test_svg_can_show_any_name(run, saved, here, name):
     assert name in "".join(root.itertext()).replace("\xa0", " ")
 
 
-@pytest.mark.parametrize("name", ["out.png", "out", "out.svg.gz", "out.html2", "out.trace"])
-def test_an_unknown_format_is_a_usage_error(run, saved, here, name):
-    ended = run("export", saved, "--out", name)
-    assert (ended.code, ended.out) == (2, "")
-    assert "formats are .json, .html, .svg, .trace.json." in ended.error
-    assert not (here / name).exists()
-
-
 @pytest.mark.parametrize(
     ("name", "begins", "holds"),
     [
@@ -125,30 +117,6 @@ def test_a_graph_is_selected_by_mode_and_size(run, with_nodes, here):
     assert "module and node" in picture
     assert "DECODE 2" in picture
     assert "DECODE 1" not in picture
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (("--mode", "DRAFT"), "no mode 'DRAFT' in this record: TARGET_VERIFY, DECODE."),
-        (("--batch-size", "7"), "no batch size 7 of any mode in this record: 1, 2."),
-    ],
-)
-def test_a_selection_of_no_graph_is_a_usage_error(run, with_nodes, here, options, text):
-    ended = run("export", with_nodes, "--out", "one.html", *options)
-    assert (ended.code, ended.out) == (2, "")
-    assert text in ended.error
-    assert not (here / "one.html").exists()
-
-
-@pytest.mark.parametrize("name", ["out.html", "out.trace.json"])
-def test_a_record_without_nodes_is_refused(run, saved, here, name):
-    body = json.loads(saved.read_text())
-    saved.write_text(json.dumps({**body, "graphs": []}))
-    ended = run("export", saved, "--out", name)
-    assert (ended.code, ended.out) == (2, "")
-    assert "the record holds no nodes" in ended.error
-    assert not (here / name).exists()
 
 
 def test_a_graph_and_a_recording_are_exported_too(run, with_nodes, here):

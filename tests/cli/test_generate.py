@@ -295,3 +295,10 @@ def test_a_pipe_gets_control_characters_unchanged(generate, constant_model):
 def test_json_on_a_terminal_is_only_the_record(recorded, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert recorded(*PLAIN, "--prompt", "a").new_tokens == 8
+
+
+def test_a_closed_stdin_is_a_usage_error(generate, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    ended = generate("--prompt", "-")
+    assert (ended.code, ended.out) == (2, "")
+    assert "cannot read a prompt from stdin" in ended.error

@@ -6,8 +6,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from graphkit.records import (
     CaptureRecord,
     Environment,
@@ -86,48 +84,6 @@ def test_single_graphs_and_recordings_are_records_too(run, saved, here):
     assert isinstance(load_record(here / "graph.json"), GraphRecord)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (("--batch-sizes", "1,2"), "--batch-sizes applies to a TARGET"),
-        (("--mode", "decode", "--mode", "draft"), "--mode was given 2 times"),
-        (("--mode", "nonsense"), "no mode 'nonsense'"),
-        (("--batch-size", "3"), "no batch size 3"),
-        (("--topk", "2"), "--topk applies to a --checkpoint"),
-        (("--quantize", "fp8"), "--quantize applies to a --checkpoint"),
-    ],
-)
-def test_an_option_that_does_not_apply_to_the_record_is_a_usage_error(run, saved, options, text):
-    ended = run("inspect", saved, *options)
-    assert (ended.code, ended.out) == (2, "")
-    assert text in ended.error
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (("nonsense",), "cannot inspect 'nonsense': it is not a file. Name the file of a saved"),
-        (("bugs.py",), "it is a Python file. Name a TARGET in it, such as bugs:target, as Python"),
-        (("folder/bugs.py",), "a Python file. Name a TARGET in it, such as folder.bugs:target, as"),
-        (("folder/",), "cannot inspect 'folder/': it is a folder. Load a model with --checkpoint"),
-        (("{}:right", "--mode", "no"), "unknown mode 'no': modes are DECODE, TARGET_VERIFY"),
-    ],
-)
-def test_neither_a_record_nor_a_target_is_a_usage_error(run, tiny, here, arguments, text):
-    (here / "folder").mkdir()
-    for path in ("bugs.py", "folder/bugs.py"):
-        (here / path).write_text("target = None\n")
-    ended = run("inspect", *(each.format(tiny) for each in arguments))
-    assert (ended.code, ended.out) == (2, "")
-    assert text in ended.error
-
-
-def test_a_python_file_outside_of_the_folder_is_named_by_its_own_name(run, here, tmp_path_factory):
-    file = tmp_path_factory.mktemp("elsewhere") / "bugs.py"
-    file.write_text("target = None\n")
-    assert "such as bugs:target, as Python imports it" in run("inspect", file).error
-
-
 def test_wrong_replays_of_a_target_are_a_failure(run, tiny, here):
     ended = run("inspect", f"{tiny}:leaks", "--mode", "decode")
     assert ended.code == 1
@@ -150,18 +106,6 @@ def test_text_of_a_record_needs_neither_torch_nor_textual(saved):
     loaded = done.stdout.rpartition("LOADED")[2].split()
     assert loaded[0] == "0"
     assert not {"torch", "textual"} & set(loaded)
-
-
-def test_help_does_not_load_the_screen():
-    code = (
-        "import sys; from graphkit.cli import main\n"
-        "for command in [], ['inspect'], ['export']:\n"
-        "    try: main([*command, '--help'])\n"
-        "    except SystemExit: pass\n"
-        "sys.exit('textual' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
-    assert done.returncode == 0
 
 
 def test_the_screen_opens_only_on_a_terminal(run, saved, monkeypatch):

@@ -107,10 +107,3 @@ def test_the_code_of_model_and_tokenizer_runs_with_the_option(run, folder, here)
     ended = run("capture", *on_cpu, "--batch-sizes", 2, "--mode", "decode", "--out", "r.json")
     assert ended.code == 0
     assert CaptureRecord.load(here / "r.json").target == "OwnForCausalLM"
-
-
-def test_the_option_needs_a_folder(run):
-    for command in (("generate", "--prompt", "a"), ("capture",)):
-        ended = run(*command, "--trust-remote-code")
-        assert ended.code == 2
-        assert "--trust-remote-code applies to a --checkpoint" in ended.err

@@ -107,54 +107,6 @@ def test_version(run):
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        (),
-        ("nothing",),
-        ("capture", "--nothing"),
-        ("capture", "--device", "tpu"),
-        ("capture", "--mode"),
-        ("capture", "a:b", "c:d"),
-        ("export",),
-        ("export", "record.json"),
-        ("diff", "record.json"),
-        ("doctor", "now"),
-    ],
-)
-def test_wrong_arguments_are_a_usage_error(run, arguments):
-    ended = run(*arguments)
-    assert (ended.code, ended.out) == (2, "")
-    assert "usage: graphkit" in ended.err
-    assert "error: " in ended.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (("capture", "models/"), "TARGET 'models/' is a folder. Load a model with --checkpoint"),
-        (("audit", "models/"), "TARGET 'models/' is a folder. Load a model with --checkpoint"),
-        (("inspect", "models/"), "'models/': it is a folder. Load a model with --checkpoint"),
-        (("inspect", "models.json"), "it is a folder. Name the file of a saved record."),
-        (("diff", "models", RECORD), "it is a folder. Name the file of a saved record."),
-        (
-            ("export", "models", "--out", "a.html"),
-            "it is a folder. Name the file of a saved record.",
-        ),
-        (("export", RECORD, "--out", "models.json"), "cannot write models.json: it is a folder."),
-        (("audit", "a:b", "--check", "models"), "it is a folder. Name the file of a saved record."),
-    ],
-    ids=lambda each: " ".join(map(str, each[:2])) if isinstance(each, tuple) else "",
-)
-def test_a_folder_is_refused_with_what_is_expected(run, here, arguments, text):
-    for name in ("models", "models.json"):
-        (here / name).mkdir()
-    ended = run(*arguments)
-    assert ended.code in (1, 2)
-    assert ended.out == ""
-    assert text in ended.error
-
-
-@pytest.mark.parametrize(
     ("error", "code"),
     [
         (DeviceError("no"), 3),

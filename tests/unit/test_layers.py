@@ -312,10 +312,10 @@ def test_the_package_stays_without_torch():
     [[], ["capture"], ["inspect"], ["audit"], ["diff"], ["export"], ["record"], ["generate"],
      ["bench"], ["doctor"]],
 )  # fmt: skip
-def test_help_stays_without_torch(words):
+def test_help_stays_without_torch_and_the_screen(words):
     code = (
         "from graphkit.cli import main\n"
         f"try: main([*{words!r}, '--help'])\n"
         "except SystemExit as exit: assert exit.code == 0"
     )
-    assert not {"torch", "numpy", "triton"} & loaded_after(code)
+    assert not {"torch", "numpy", "triton", "textual"} & loaded_after(code)
