@@ -112,12 +112,13 @@ class _CapturedGraphs(ModeDeclaration, Generic[OutputT]):
         return names
 
     def frozen_values(self, batch_size: int) -> list[FrozenValue]:
-        """Return the host numbers that have changed since capture and that a graph keeps.
+        """Return what the forward reads on the host, has changed since capture, and a graph keeps.
 
         Compares the attributes, closure variables, globals and list lengths that the forward can
         read, except in the models of a ``SpecStepRunner``. If one has changed, captures the size
-        again with both values, next to the graphs; outputs of the pool become invalid. With
-        ``group`` all ranks call it.
+        again with both values, next to the graphs; outputs of the pool become invalid. A weight or
+        another tensor that is replaced counts if a node reads the earlier one. With ``group`` all
+        ranks call it.
 
         Args:
             batch_size: A captured size.

@@ -17,15 +17,16 @@ from graphkit.records import Node
 
 @dataclass(frozen=True, slots=True)
 class FrozenValue:
-    """A host number that has changed since capture, and that a graph keeps.
+    """A host number or a tensor that has changed since capture, and that a graph keeps.
 
     Attributes:
-        name: Path of the number, such as ``Model.temperature``.
-        before, after: Its value at capture and now, as text.
+        name: Its path, such as ``Model.temperature``.
+        before, after: Its value at capture and now, as text; of a tensor dtype and shape.
         text: Description of the change and of the argument that keeps it.
         node: The first node that depends on it; ``None`` if only a new capture has it.
         argument: Index of the argument that is the number or derived from it; ``None`` if the
             number decides which nodes the graph has.
+        advice: What to do about it.
     """
 
     name: str
@@ -34,19 +35,20 @@ class FrozenValue:
     text: str
     node: Node | None
     argument: int | None
+    advice: str
 
 
 class FrozenValues(Protocol):
-    """The host numbers that a forward could read when it was captured."""
+    """The host numbers and tensors that a forward could read when it was captured."""
 
     def find(self, size: int) -> list[FrozenValue]:
-        """Return the numbers that have changed and that the graph of a size keeps."""
+        """Return the numbers and tensors that have changed and that the graph of a size keeps."""
 
     def check(self, size: int) -> None:
         """Refuse a replay of a graph that keeps a number which has changed.
 
         Raises:
-            ReplayError: Names the number, the node and its line.
+            ReplayError: Names the number or tensor, the node and its line.
         """
 
 
@@ -54,14 +56,14 @@ class HostObjects(Protocol):
     """The objects that a forward, or each of several, can reach."""
 
     def check_weights(self, device: torch.device) -> None:
-        """Check that the weights are on the device of the runner.
+        """Check that the weights are on the device of the runner, and note them before a capture.
 
         Raises:
             ConfigError: All of them are on other devices.
         """
 
     def frozen_values(self, runner: Any) -> FrozenValues:
-        """Note the numbers that the forward can read, for a runner that has just captured it."""
+        """Note what the forward can read, for a runner that has just captured it."""
 
     def held_weights(self) -> nn.Module | None:
         """Return the module that the forward holds, or several by name; ``None`` without any.

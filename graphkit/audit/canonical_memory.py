@@ -2,15 +2,19 @@
 
 The allocator may place the same tensor elsewhere in each capture. An address in the graph's own
 pool therefore becomes the number of the allocation that holds it at its node, and the offset there.
-Memory outside of the pool that has no name is compared by address or by content.
+Memory outside of the pool is compared by its address, and if it is small and has no name also by
+its contents.
 """
 
 from __future__ import annotations
 
+import zlib
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import torch
 
 from graphkit.graphs import Allocation
 from graphkit.graphs.attribution import NodeOrigin
@@ -25,24 +29,46 @@ _MOST_BYTES = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """Memory that a node reads and that was neither named nor allocated by the capture.
+    """Memory that a node reads and that the capture did not allocate.
 
     At an equal address the contents may change between replays; at another address the memory is a
     constant of its capture.
 
     Attributes:
         address: Its address.
-        digest: Digest of its contents.
         offset: Offset of the address in its argument, in bytes; ``None`` on the recorder.
+        name: Name of the memory, if it has one on the recorder.
+        text: Dtype and shape of the tensor there, with the name; empty on CUDA.
+        contents: Digest of its contents, or the tensor, which keeps later captures from using its
+            address; ``None`` compares the address alone.
     """
 
     address: int
-    digest: str
     offset: int | None = None
+    name: str = ""
+    text: str = ""
+    contents: str | torch.Tensor | None = field(default=None, compare=False, repr=False)
 
     def is_same(self, other: Constant) -> bool:
         """Return whether a node computes the same from both."""
-        return self.address == other.address or self.digest == other.digest
+        if self.address == other.address:
+            return True
+        if self.name and other.name and self.name != other.name:  # such as two rows of a pool
+            return False
+        return "" != self._digest == other._digest
+
+    def difference(self, other: Constant) -> tuple[str, str]:
+        """Return what tells both constants apart, as two texts."""
+        if self.text != other.text:
+            return self.text, other.text
+        return f"constant {self._digest}", f"constant {other._digest}"
+
+    @property
+    def _digest(self) -> str:
+        if isinstance(self.contents, torch.Tensor):
+            values = self.contents.detach().contiguous().view(-1).view(torch.uint8)
+            return f"#{zlib.crc32(values.numpy().tobytes()):08x}"
+        return self.contents or ""
 
 
 class CanonicalMemory:
@@ -50,7 +76,7 @@ class CanonicalMemory:
 
     Args:
         pool: Finds memory by the blocks of the allocator. The graph's own pool is ``pool``.
-        named: Finds memory that has a name; its addresses stay as they are.
+        named: Finds memory that has a name, such as that of weights. Its contents are not read.
         is_host: Returns whether an address is one of host memory that no kernel can use.
         digest: Returns the digest of a block's contents.
     """
@@ -83,15 +109,15 @@ class CanonicalMemory:
         """
         self._held.advance(node)
         for parameter in parameters:
-            data, constants = bytearray(parameter.data or b""), []
+            data, constants = bytearray(parameter.data or b""), list[Constant]()
             # A second pass finds addresses that the stack held, which may be aligned to four bytes.
             aligned = parameter.addresses(_LOWEST_ADDRESS)
             for at, word in (*aligned, *parameter.addresses(_LOWEST_ADDRESS, shift=4)):
                 block = self._pool.range_of(word)
                 if block is not None and block.memory == "pool":
                     data[at : at + 8] = self._place(word, origin)
-                elif block is not None and at % 8 == 0 and self._is_constant(word, block):
-                    constants.append(Constant(word, self._digest_of(block), at))
+                elif block is not None and at % 8 == 0 and block.memory == "external":
+                    constants.append(Constant(word, at, contents=self._digest_of(word, block)))
                 elif self._is_host(word):
                     data[at : at + 8] = bytes(8)
             yield bytes(data), tuple(constants)
@@ -108,14 +134,13 @@ class CanonicalMemory:
         number, offset = held
         return (offset & 0xFFFFFFFF).to_bytes(4, "little") + number.to_bytes(4, "little")
 
-    def _is_constant(self, address: int, block: AddressRange) -> bool:
-        is_allocated = block.memory == "external" and block.end - block.begin <= _MOST_BYTES
-        return is_allocated and self._named.range_of(address) is None
-
-    def _digest_of(self, block: AddressRange) -> str:
+    def _digest_of(self, address: int, block: AddressRange) -> str | None:
+        is_large = block.end - block.begin > _MOST_BYTES
+        if is_large or self._named.range_of(address) is not None:
+            return None
         if block.begin not in self._digests:
             self._digests[block.begin] = self._digest(block)
-        return self._digests[block.begin]
+        return f"{self._digests[block.begin]}+{address - block.begin:#x}"
 
 
 class _HeldAllocations:

@@ -5,9 +5,8 @@ Addresses become names of memory, which do not depend on where the allocator pla
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +24,9 @@ from graphkit.graphs.walk.memory_map import AddressRange, MemoryMap, NamedTensor
 from graphkit.graphs.walk.recorder_walk import recorded_nodes
 from graphkit.records import Argument, extent
 
+_CONSTANTS = "weight", "external"
+"""Kinds of memory that no step is known to write."""
+
 
 @dataclass(frozen=True, slots=True)
 class CanonicalArgument:
@@ -34,13 +36,11 @@ class CanonicalArgument:
         name: The parameter's name; empty if it is unknown.
         data: On CUDA its bytes, on the recorder its text.
         constants: The constants that it points to.
-        kept: The constants of the recorder, which keeps later captures from using their addresses.
     """
 
     name: str
     data: bytes | str
     constants: tuple[Constant, ...] = ()
-    kept: tuple[torch.Tensor, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,7 @@ def canonical_nodes(graph: Any, names: NamedTensors) -> tuple[CanonicalNode, ...
 
     Args:
         graph: A ``CudaGraph``, a ``RecordedGraph``, or a ``GraphSequence`` of them.
-        names: As for ``inspect_graph``: tensors with a name are compared by it on the recorder, and
-            by their address on CUDA.
+        names: As for ``inspect_graph``. State and inputs are compared by name on the recorder.
     """
     graphs: Sequence[Any] = getattr(graph, "graphs", (graph,))
     if isinstance(graphs[0], RecordedGraph):
@@ -124,15 +123,11 @@ def _recorder_nodes(
 def _canonical_argument(
     argument: Argument, tensors: Mapping[int, torch.Tensor]
 ) -> CanonicalArgument:
-    external = [
-        tensors[pointer.address]
-        for pointer in argument.pointers
-        if pointer.memory == "external" and pointer.address in tensors
-    ]
-    constants = tuple(Constant(tensor.data_ptr(), _digest(tensor)) for tensor in external)
-    return CanonicalArgument(argument.name, argument.text, constants, tuple(external))
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    values = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    return f"#{zlib.crc32(values.numpy().tobytes()):08x}"
+    text, constants = argument.text, list[Constant]()
+    for pointer in argument.pointers:
+        if pointer.memory in _CONSTANTS and pointer.address in tensors:
+            name = pointer.name if pointer.memory == "weight" else ""
+            contents = tensors[pointer.address]
+            constants.append(Constant(pointer.address, None, name, argument.text, contents))
+            text = text.replace(f" at {pointer.name}", " at a constant")
+    return CanonicalArgument(argument.name, text, tuple(constants))

@@ -24,6 +24,7 @@ class CaptureDifference:
         before, after: Both values, decoded.
         argument: Index of the argument; ``None`` if the difference is in none.
         offset: Offset in the argument, in bytes; ``None`` where it has none.
+        is_memory: Whether the captures read different memory that neither of them allocated.
     """
 
     node: int
@@ -32,6 +33,17 @@ class CaptureDifference:
     after: str
     argument: int | None = None
     offset: int | None = None
+    is_memory: bool = False
+
+    def is_repeated_in(self, others: Sequence[CaptureDifference]) -> bool:
+        """Return whether other captures differ alike.
+
+        What replaces memory may make it anew each time, so that its address and contents vary.
+        """
+        if not self.is_memory:
+            return self in others
+        places = ((d.node, d.argument, d.offset) for d in others if d.is_memory)
+        return (self.node, self.argument, self.offset) in places
 
 
 UnsetBytes = Mapping[tuple[int, int], frozenset[int]]
@@ -143,20 +155,21 @@ def _argument_differences(
     unset: frozenset[int],
 ) -> Iterator[CaptureDifference]:
     one, other = before.data, after.data
-    if one == other:  # on CUDA equal addresses, on the recorder equal texts
+    if one == other:
         for constant, new in zip(before.constants, after.constants, strict=False):
             if not constant.is_same(new):
-                values = f"constant {constant.digest}", f"constant {new.digest}"
-                yield CaptureDifference(node, "argument", *values, argument)
+                values = constant.difference(new)
+                yield CaptureDifference(node, "argument", *values, argument, is_memory=True)
         return
     if isinstance(one, str) or isinstance(other, str):
         yield CaptureDifference(node, "argument", str(one), str(other), argument)
         return
     width = 8 if not unset and _is_one_number(one, other) else 4
     offsets = _differing_offsets(one, other) - unset - _same_constants(before, after)
+    addresses = {constant.offset for constant in (*before.constants, *after.constants)}
     for at in sorted({offset // width * width for offset in offsets}):
         values = number_text(one[at : at + width]), number_text(other[at : at + width])
-        yield CaptureDifference(node, "argument", *values, argument, at)
+        yield CaptureDifference(node, "argument", *values, argument, at, at in addresses)
 
 
 def _same_constants(before: CanonicalArgument, after: CanonicalArgument) -> frozenset[int]:

@@ -192,15 +192,13 @@ class Recaptures:
         baseline = Baseline(first, records, unset, {})
         return Baseline(first, records, unset, baseline.differences(first, second))
 
-    def differences(
-        self, baseline: Baseline, change: Change, stack_fill: int = 0
-    ) -> DifferencesBySize:
+    def differences(self, baseline: Baseline, change: Change) -> DifferencesBySize:
         """Capture with a change, and return what differs from the baseline.
 
         Raises:
             CaptureError: The step cannot be captured with the change.
         """
-        return baseline.differences(baseline.nodes, self.nodes(change, stack_fill))
+        return baseline.differences(baseline.nodes, self.nodes(change))
 
     def confirmed(
         self, baseline: Baseline, change: Change, by_size: DifferencesBySize
@@ -216,8 +214,8 @@ class Recaptures:
             if self.on_any_rank(any(by_size.values())):
                 again = self._compare_again(baseline, change, stack_fill, changed_first)
                 by_size = {
-                    size: [difference for difference in by_size[size] if difference in again[size]]
-                    for size in by_size
+                    size: [d for d in differences if d.is_repeated_in(again[size])]
+                    for size, differences in by_size.items()
                 }
         certain = {
             size: [d for d in differences if not _is_optional(d, baseline.records[size])]

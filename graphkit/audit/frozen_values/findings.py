@@ -152,6 +152,8 @@ def _sentence(difference: CaptureDifference, change: HostChange, nodes: Sequence
     captured = "a value derived from it"
     if difference.what in ("kernel", "number of nodes"):
         captured = "one case"
+    elif difference.is_memory:
+        captured = "the tensor that it replaces"
     elif (before, after) == (change.before, change.after):
         captured = "its value"
     values = f"{before}, then {after}"

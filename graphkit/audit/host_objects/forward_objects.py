@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from graphkit.audit.host_objects.frozen_values import FrozenValues
+from graphkit.audit.host_objects.held_tensors import HeldTensors
 from graphkit.audit.host_objects.reachable_objects import (
     SEARCH_DEPTH,
     ReachableObjects,
@@ -31,9 +32,12 @@ class ForwardObjects:
 
     def __init__(self, forward: Any) -> None:
         self._forward = forward
+        self._held: HeldTensors | None = None
 
     def check_weights(self, device: torch.device) -> None:
         """Check that the weights that the forward reaches are on the device of its runner.
+
+        Notes the tensors that it holds before its capture.
 
         Weights on several devices are left to the capture: the forward may not use all of them.
 
@@ -41,6 +45,7 @@ class ForwardObjects:
             ConfigError: All of them are on other devices.
         """
         objects = ReachableObjects(walk_roots(self._forward))
+        self._held = HeldTensors(objects)
         devices = dict.fromkeys(str(w.device) for _, _, w in objects.values_of(nn.Parameter))
         if devices and str(device) not in devices:
             raise ConfigError(
@@ -51,8 +56,10 @@ class ForwardObjects:
             )
 
     def frozen_values(self, runner: Any) -> FrozenValues:
-        """Note the numbers that the forward can read, for a runner that has just captured it."""
-        return FrozenValues(runner, self._forward)
+        """Note what the forward can read, for a runner that has just captured it."""
+        if self._held is not None:
+            self._held.keep_unchanged()
+        return FrozenValues(runner, self._forward, self._held)
 
     def held_weights(self) -> nn.Module | None:
         """Return the module that the forward holds, or several by name; ``None`` without any.

@@ -1,17 +1,22 @@
-"""Host numbers that have changed since a runner's capture, and that its graphs keep."""
+"""Host numbers and tensors that have changed since a runner's capture, and that its graphs keep."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 from weakref import proxy
 
+from graphkit.audit.host_objects.held_tensors import HeldTensor, HeldTensors
 from graphkit.audit.host_objects.host_numbers import HostNumber, HostNumbers, value_text
 from graphkit.errors import CaptureError, ReplayError
+from graphkit.records import Node
 from graphkit.runners.host_objects import FrozenValue
 
 _ADVICE = "Read it from a tensor that every replay refreshes, or capture again."
+_TENSOR_ADVICE = "Write the new values into the tensor in place, or capture again."
+_OF_THE_STEP = "pool", "input", "mailbox"
+"""Kinds of memory that a graph does not keep from outside."""
 
 
 class FrozenValues:
@@ -19,13 +24,17 @@ class FrozenValues:
 
     A change alone is not an error: the step is captured again with both values, and only a graph
     that differs keeps one. A number that a graph does not keep is not compared again for its size.
+    A tensor that is replaced is an error if a node has an address in its memory.
 
     Args:
         runner: Captures. Its forward has just been captured.
         forward: The forward, as the user passed it.
+        held: The tensors that it held before and after its capture; ``None`` compares none.
     """
 
-    def __init__(self, runner: Any, forward: Any) -> None:
+    def __init__(self, runner: Any, forward: Any, held: HeldTensors | None = None) -> None:
+        self._held = held
+        self._unread: set[tuple[int, HeldTensor]] = set()
         self.numbers = HostNumbers(forward)
         self._runner = proxy(runner)  # a reference cycle would keep the graphs alive
         self._harmless: set[tuple[int, HostNumber]] = set()
@@ -35,17 +44,17 @@ class FrozenValues:
         """Refuse a replay of a graph that keeps a number which has changed.
 
         Raises:
-            ReplayError: Names the number, the node and its line.
+            ReplayError: Names the number or tensor, the node and its line.
         """
         frozen = self.find(size)
         if frozen:
             node = frozen[0].node
             origin = ", ".join(filter(None, (node.module, node.source))) if node else ""
             made_by = f" The node is made by {origin}." if origin else ""
-            raise ReplayError(f"size {size}: {frozen[0].text}{made_by} {_ADVICE}")
+            raise ReplayError(f"size {size}: {frozen[0].text}{made_by} {frozen[0].advice}")
 
     def find(self, size: int) -> list[FrozenValue]:
-        """Return the numbers that have changed and that the graph of a size keeps.
+        """Return the numbers and tensors that have changed and that the graph of a size keeps.
 
         If a number has changed, waits for the device and captures the size again; outputs in the
         runner's pool become invalid.
@@ -55,7 +64,35 @@ class FrozenValues:
         if new:
             self._compare(size, changed, new)
         values = (self._found.get((size, number, number.now_text)) for number in changed)
-        return [value for value in values if value is not None]
+        return [*filter(None, values), *self._replaced(size)]
+
+    def _replaced(self, size: int) -> Iterator[FrozenValue]:
+        """Yield the replaced tensors whose earlier memory the graph of a size reads."""
+        held = self._held.replaced() if self._held is not None else ()
+        replaced = [tensor for tensor in held if (size, tensor) not in self._unread]
+        if not replaced:
+            return
+        from graphkit.graphs import inspect_graph  # loads when a tensor was replaced
+
+        graph, names = self._runner.graphs[size], self._runner.memory_names()
+        nodes = inspect_graph(graph, names=names).nodes
+        for tensor in replaced:
+            place = next(_readers(nodes, tensor), None)
+            if place is None:
+                self._unread.add((size, tensor))
+                continue
+            node, argument = place
+            yield FrozenValue(
+                tensor.name,
+                tensor.text,
+                "another tensor",
+                f"`{tensor.name}` is another tensor than at capture, and the graph reads the "
+                f"earlier one ({tensor.text}) in argument {argument} of `{node.short_name}` "
+                f"(node {node.index}).",
+                node,
+                argument,
+                _TENSOR_ADVICE,
+            )
 
     def _compare(self, size: int, changed: Sequence[HostNumber], new: Sequence[HostNumber]) -> None:
         """Capture with the values of the runner's capture, and with each new value.
@@ -101,4 +138,15 @@ class FrozenValues:
                     f"the graph keeps its value in {location(first, nodes)}.",
                     nodes[first.node] if first.node < len(nodes) else None,
                     first.argument,
+                    _ADVICE,
                 )
+
+
+def _readers(nodes: Sequence[Node], tensor: HeldTensor) -> Iterator[tuple[Node, int]]:
+    """Yield the nodes and the arguments that have an address in the memory of a tensor."""
+    for node in nodes:
+        for index, argument in enumerate(node.arguments):
+            for pointer in argument.pointers:
+                is_inside = tensor.begin <= pointer.address < tensor.end
+                if is_inside and pointer.memory not in _OF_THE_STEP:
+                    yield node, index

@@ -46,11 +46,12 @@ class ShadowFindings:
         self._report(FindingKind.SHADOW_FAILED, runs, "", text)
 
     def report_frozen(self, runs: EqualStateRuns) -> bool:
-        """Report host numbers that have changed since capture and that the graph keeps, if any."""
+        """Report what has changed on the host since capture and the graph keeps, if anything."""
         frozen = self._runner.frozen_values(runs.padded_batch_size)
         for value in frozen:
             values = {"before": value.before, "after": value.after, "names": (value.name,)}
             facts = {**values, "argument": value.argument, "node": value.node}
+            facts["advice"] = value.advice
             self._report(FindingKind.FROZEN_VALUE, runs, value.name, value.text, **facts)
         return bool(frozen)
 

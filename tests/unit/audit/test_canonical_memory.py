@@ -103,7 +103,7 @@ def test_a_table_without_a_name_is_compared_by_its_place_or_its_content():
     assert not differences(plain, capture([0, 1, 2, 3], table=(BASE, "#2")))
     assert not differences(plain, capture([0, 1, 2, 3], table=(BASE + UNIT, "#1")))
     (found,) = capture_differences(plain, capture([0, 1, 2, 3], table=(BASE + UNIT, "#2")), {})
-    assert (found.node, found.argument, found.offset) == (0, 1, 0)
+    assert (found.node, found.argument, found.offset, found.is_memory) == (0, 1, 0, True)
 
 
 def test_a_place_that_a_later_tensor_took_is_the_later_one():

@@ -72,6 +72,41 @@ def test_a_scalar_is_reported_with_its_node_and_both_values(model, settings):
     assert settings.temperature == 0.5
 
 
+def new_weight(model, value):
+    model.weight = nn.Parameter(torch.full((32, 32), value), requires_grad=False)
+
+
+def new_random_weight(model, _value):
+    model.weight = nn.Parameter(torch.randn(32, 32), requires_grad=False)
+
+
+def new_data(model, value):
+    model.weight.data = torch.full((32, 32), value)
+
+
+@pytest.mark.parametrize("replace", [new_weight, new_random_weight, new_data])
+def test_a_setter_that_replaces_a_weight_is_reported(model, replace):
+    log = audited(
+        lambda i: model(i.input_ids), model,
+        version=(lambda value: replace(model, value), [1.0, 2.0]),
+    )  # fmt: skip
+    assert [(each.kind, each.batch_size) for each in log.findings] == [
+        ("frozen value", 2), ("frozen value", 4),
+    ]  # fmt: skip
+    assert log.findings[0].text.startswith("argument 0 of `embedding` (node ")
+    assert "follows `version` (" in log.findings[0].text
+    assert log.findings[0].text.endswith("the graph captured the tensor that it replaces.")
+
+
+def test_a_setter_that_writes_a_weight_in_place_or_makes_an_equal_one_is_accepted(model):
+    for setter in (
+        lambda value: model.weight.data.fill_(value),
+        lambda _value: new_weight(model, 1.0),
+    ):
+        log = audited(lambda i: model(i.input_ids), model, version=(setter, [1.0, 2.0]))
+        assert not log.findings
+
+
 def test_one_host_value_is_changed_at_a_time(model, settings):
     log = audited(
         lambda i: model(i.input_ids) / settings.temperature,

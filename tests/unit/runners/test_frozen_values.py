@@ -223,6 +223,69 @@ def test_numbers_that_no_code_of_the_forward_names_do_not_count():
     assert "Scaled.settings.scale" not in names
 
 
+def new_parameter(model):
+    model.embedding.weight = nn.Parameter(torch.ones(32, 32), requires_grad=False)
+
+
+def new_data(model):
+    model.embedding.weight.data = torch.ones(32, 32)
+
+
+def new_module(model):
+    model.embedding = nn.Embedding(32, 32)
+
+
+def new_attribute(model):
+    model.settings.bias = torch.ones(32)
+
+
+REPLACEMENTS = {
+    new_parameter: "Scaled.embedding.weight",
+    new_data: "Scaled.embedding.weight",
+    new_module: "Scaled.embedding.weight",
+    new_attribute: "Scaled.settings.bias",
+}
+
+
+@pytest.mark.parametrize("replace", REPLACEMENTS)
+def test_a_tensor_that_is_replaced_is_refused_with_its_path_and_line(make_runner, batch, replace):
+    model = Scaled(lambda m: m.settings.bias)
+    model.settings.bias = torch.zeros(32)
+    runner = make_runner(model, check=True)
+    runner.capture(attribution=gk.Attribution(model))
+    runner.replay(batch)
+    replace(model)
+    name = REPLACEMENTS[replace]
+    for _ in range(2):
+        with pytest.raises(gk.ReplayError) as caught:
+            runner.replay(batch)
+        text = str(caught.value)
+        assert f"size 2: `{name}` is another tensor than at capture, and the graph reads" in text
+        assert "test_frozen_values.py:" in text
+        assert text.endswith("Write the new values into the tensor in place, or capture again.")
+    (found,) = runner.frozen_values(4)
+    assert found.name == name
+
+
+def test_what_no_graph_reads_from_its_capture_may_be_replaced(make_runner, batch):
+    """A tensor that the forward sets in each step, and one that it does not read."""
+
+    def factor(model):
+        model.settings.seen = model.embedding.weight * 2
+        return model.settings.seen[0]
+
+    model = Scaled(factor)
+    model.settings.unread = torch.zeros(32)
+    runner = make_runner(model, check=True)
+    runner.capture()
+    model.settings.unread = torch.ones(32)
+    runner.fall_back(batch)
+    model.embedding.weight.data.fill_(2.0)
+    for _ in range(2):
+        runner.replay(batch)
+    assert runner.frozen_values(2) == []
+
+
 def test_a_proxy_whose_object_is_gone_does_not_prevent_the_walk():
     class Owner:
         pass

@@ -114,7 +114,7 @@ def capture(target_of):
 
 @pytest.fixture
 def unseen_numbers(monkeypatch):
-    """Hide host numbers from the watch, like values that the walk of objects does not reach."""
+    """Hide what has changed on the host, like values that the walk of objects does not reach."""
     monkeypatch.setattr(gk.Runner, "frozen_values", lambda *_: [])
 
 

@@ -49,6 +49,7 @@ def test_without_bisection_no_node_is_named(capture, batch_of, watched, scaled):
     assert finding.node is None
 
 
+@pytest.mark.usefixtures("unseen_numbers")
 def test_a_weight_that_was_replaced_is_a_graph_bug(capture, batch_of, watched):
     runner, model = capture()
     model.head.weight = nn.Parameter(torch.randn(VOCAB, HIDDEN), requires_grad=False)
@@ -61,6 +62,7 @@ def test_a_weight_that_was_replaced_is_a_graph_bug(capture, batch_of, watched):
     assert (finding.kernel, finding.module) == ("addmm", "head")
 
 
+@pytest.mark.usefixtures("unseen_numbers")
 def test_undeclared_memory_that_was_replaced_is_a_graph_bug(capture, batch_of, watched):
     table = {"bias": torch.randn(HIDDEN)}
     runner, _ = capture(lambda model, hidden, inputs: hidden + table["bias"])
@@ -71,6 +73,7 @@ def test_undeclared_memory_that_was_replaced_is_a_graph_bug(capture, batch_of, w
     assert finding.source.endswith("in <lambda>")
 
 
+@pytest.mark.usefixtures("unseen_numbers")
 def test_a_node_with_equal_arguments_is_found_by_its_results(capture, batch_of, watched):
     """Tensors in a list are compared by dtype and shape only."""
     table = {"order": torch.arange(HIDDEN)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 import torch
 
 from graphkit.audit.shadow.first_results import written_tensors
@@ -39,6 +40,7 @@ def test_uninitialised_results_are_ignored(capture):
     assert [len(list(written_tensors(op))) for op in graph.ops] == [0, 1, 1]
 
 
+@pytest.mark.usefixtures("unseen_numbers")
 def test_every_run_of_a_bisection_starts_from_the_same_state(capture, batch_of, watched, storing):
     table = {"order": torch.arange(HIDDEN)}
     runner, _ = capture(
@@ -50,6 +52,7 @@ def test_every_run_of_a_bisection_starts_from_the_same_state(capture, batch_of, 
     assert finding.source.endswith("in <lambda>")
 
 
+@pytest.mark.usefixtures("unseen_numbers")
 def test_writes_in_place_are_compared(capture, batch_of, watched):
     table = {"order": torch.arange(4)}
 
