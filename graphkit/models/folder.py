@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from safetensors.torch import save_file
@@ -12,10 +13,10 @@ from torch import Tensor, nn
 
 from graphkit.config import require_type
 from graphkit.errors import CheckpointError, short_repr
+from graphkit.models.tensor_parallel import Part
 from graphkit.models.weight_files import (
     ADVICE,
     Form,
-    PartOf,
     check_tensors,
     open_tensors,
     shard_files,
@@ -93,7 +94,7 @@ class StoredWeights:
         ignored: frozenset[str] = frozenset(),
         rename: Callable[[str], str] = lambda name: name,
         expected: Mapping[str, Tensor] | None = None,
-        part_of: PartOf = lambda _name, _shape: (),
+        parts: Mapping[str, Part] = MappingProxyType({}),
         advice: str = ADVICE,
     ) -> None:
         """Move a module from the meta device to ``device`` and copy the stored tensors into it.
@@ -106,8 +107,7 @@ class StoredWeights:
             rename: Returns the name in the module for a stored name.
             expected: Tensors by name with the shapes of the stored ones; ``None`` selects the
                 module's own. Differs from them if the module has only a slice of each tensor.
-            part_of: Returns the slice of a stored tensor that the module has; see ``PartOf``. Rows
-                of the module behind it become 0.
+            parts: The part of a tensor that the module has, by name in the module.
             advice: See ``check_tensors``.
 
         Raises:
@@ -134,9 +134,8 @@ class StoredWeights:
                 if target is None:
                     continue
                 tensor = self.tensor(name)
-                part = tensor[part_of(name, tensor.shape)]
-                target[len(part) :].zero_()
-                target[: len(part)].copy_(part)
+                part = parts.get(rename(name))
+                target.copy_(tensor if part is None else part.of(tensor))
 
     def tensor(self, name: str) -> Tensor:
         """Return a stored tensor, on the CPU, as it is."""

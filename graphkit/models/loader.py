@@ -125,7 +125,7 @@ def load(
     if kind == "STANDALONE":
         drafting = standalone_draft(_loaded(draft, "draft", **options), loaded)
     elif kind is not None:
-        drafting = load_draft(kind, draft, loaded, algorithm, quantize)
+        drafting = load_draft(kind, draft, loaded, algorithm, quantize, fuse=fuse)
     generation = getattr(loaded.original, "generation_config", None)
     name = loaded.folder or type(loaded.original).__name__
     generation_defaults(generation, frozenset(), loaded.head.out_features).report(name)

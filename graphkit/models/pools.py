@@ -130,6 +130,13 @@ class LayerGroupAttention(PooledAttention):
         )  # fmt: skip
         return IndexBatch(self._indexers[first:], layout, out_cache_loc)
 
+    def store(
+        self, layer: int, key: torch.Tensor, value: torch.Tensor, out_cache_loc: torch.Tensor
+    ) -> None:
+        """Store keys and values, [T, M, D] each, of a layer's rows."""
+        group, index = self._place[layer]
+        group.store(index, key, value, out_cache_loc)
+
     def attend(
         self,
         layer: int,

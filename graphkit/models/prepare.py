@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -12,9 +13,10 @@ from graphkit.models import experts
 from graphkit.models.attention import IMPLEMENTATION
 from graphkit.models.cache import PastLength
 from graphkit.models.fusion import fuse_modules
+from graphkit.models.fusion.observation import random_logits
 from graphkit.models.indexer import convert_indexers, pass_mask
 from graphkit.models.latent import convert_latents
-from graphkit.models.layout import ModelLayout
+from graphkit.models.layout import ModelLayout, output_head
 from graphkit.models.probe import learn_layout
 from graphkit.models.recurrent import convert_mixers
 from graphkit.models.rotation import fix_rotations
@@ -48,7 +50,11 @@ def prepare_model(model: PreTrainedModel, *, fuse: bool = True) -> ModelLayout:
     _replace_past_lengths(model, layout)
     pass_mask(model, layout)
     if fuse:
-        layout = fuse_modules(model, layout)
+        text = model.config.get_text_config(decoder=True)
+        layout = fuse_modules(
+            model, layout, partial(random_logits, model), model.device,
+            longest=getattr(text, "max_position_embeddings", None), kept=[output_head(model)],
+        )  # fmt: skip
     convert_latents(model, layout)
     convert_mixers(model, layout)
     convert_indexers(model, layout)

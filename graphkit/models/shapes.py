@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,15 @@ from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError, short_repr
 from graphkit.graphs import resolve_device
 from graphkit.models.folder_errors import one_line
-from graphkit.models.heads.config import LayerConfig
+from graphkit.models.heads.config import TYPES, layer_config
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
-from graphkit.models.heads.layers import RMSNorm
-from graphkit.models.heads.sharded_layers import split_head
 from graphkit.models.heads.sources import HeadSources
 from graphkit.models.layout import output_head
 from graphkit.models.loader import load
 from graphkit.models.model import WITHOUT_DRAFT, TransformersModel, check_algorithm
+from graphkit.models.tensor_parallel import RankSplit
 from graphkit.ops.argument_rules import check_dtype
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {
@@ -89,8 +87,8 @@ def random_model(
         dtype: Data type of the weights.
         seed: Seed of the weights, an int from -2**63 to 2**64 - 1.
         quantize: As for ``load``. The random weights are those without it, quantised.
-        group: As for ``load``. Each rank makes the whole model before it is split, and its part of
-            the draft head.
+        group: As for ``load``. Each rank makes the whole model and the whole draft head before they
+            are split.
 
     Raises:
         ConfigError: An argument has a wrong type or is out of range, the shape is unknown, or the
@@ -110,9 +108,13 @@ def random_model(
     with torch.random.fork_rng([used] if used.type == "cuda" else []), torch.device(used):
         torch.manual_seed(int(seed))
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
-        draft = _draft_head(name, model, group)
+        draft = _draft_head(name, model)
         if draft is not None:
             _fill(draft.to(dtype))
+    if draft is not None and group is not None:
+        split = RankSplit(draft, group)
+        split.cut(draft)
+        split.install(draft)
     return load(
         model, draft=draft, algorithm=name, quantize=quantize, device=used, check=False, group=group
     )
@@ -146,47 +148,43 @@ def shape_config(shape: str | Path) -> PreTrainedConfig:
 
 
 def _draft_head(
-    algorithm: str, model: PreTrainedModel, group: RankGroup | None
+    algorithm: str, model: PreTrainedModel
 ) -> EagleHead | Eagle3Head | DFlashHead | None:
-    """Return the draft head of an algorithm, or this rank's part of it; ``None`` without one."""
+    """Return the draft head of an algorithm; ``None`` without one."""
     if algorithm in WITHOUT_DRAFT:
         return None
     text = model.config.get_text_config(decoder=True)
     layers = text.num_hidden_layers
     sources = HeadSources(model.get_input_embeddings(), output_head(model), layers)
     if algorithm == "EAGLE":
-        return split_head(partial(EagleHead, target=sources), _layer_config(text), group)
+        return EagleHead(_layer_config(text), sources)
     if algorithm == "EAGLE3":
-        build = partial(
-            Eagle3Head,
-            target=sources,
+        head = Eagle3Head(
+            _layer_config(text, model_type="llama"),
+            sources,
             aux_layers=None if layers > 4 else (0, layers // 2, layers),
             draft_vocab_size=min(_DRAFT_VOCAB_SIZE, text.vocab_size // 4),
         )
-        head = split_head(build, _layer_config(text, model_type="llama"), group)
         assert head.d2t is not None, "the vocabulary is reduced"
         draft = torch.arange(len(head.d2t))
         head.d2t.copy_(draft * text.vocab_size // len(draft) - draft)
         return head
     last = layers - 2
     count = min(_DFLASH_LAYERS, last + 1)
-    build_dflash = partial(
-        DFlashHead,
-        target=sources,
+    return DFlashHead(
+        _layer_config(text, model_type="qwen3", num_hidden_layers=max(count, 1)),
+        sources,
         target_layer_ids=[i * last // max(count - 1, 1) for i in range(count)],
         block_size=_BLOCK_SIZE,
         mask_token_id=text.vocab_size - 1,
     )
-    config = _layer_config(text, model_type="qwen3", num_hidden_layers=max(count, 1))
-    return split_head(build_dflash, config, group)
 
 
-def _layer_config(text: PreTrainedConfig, **changes: Any) -> LayerConfig:
+def _layer_config(text: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
     """Return the settings of one layer of a head with the sizes of a target."""
-    types = ("llama", "mistral", "qwen2", "qwen3")
-    kind = text.model_type if text.model_type in types else "llama"
+    kind = text.model_type if text.model_type in TYPES else "llama"
     settings = {**text.to_dict(), "model_type": kind, "num_hidden_layers": 1, **changes}
-    return LayerConfig.from_dict(settings)
+    return layer_config(settings)
 
 
 def _fill(head: nn.Module) -> None:
@@ -194,9 +192,9 @@ def _fill(head: nn.Module) -> None:
     head.eval().requires_grad_(False)
     for owner in head.modules():
         for name, tensor in owner.named_parameters(recurse=False):
-            if isinstance(owner, RMSNorm):
-                tensor.fill_(1)
-            elif name == "bias":
+            if name == "bias":
                 tensor.zero_()
+            elif tensor.dim() == 1:  # of a norm
+                tensor.fill_(1)
             else:
                 tensor.normal_(std=_STD)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -109,7 +110,7 @@ class RankSplit:
     """How ranks split a model. Creation is collective.
 
     Args:
-        model: The whole model, which may be on the meta device.
+        model: The whole model of transformers or draft head, which may be on the meta device.
         group: The ranks.
 
     Attributes:
@@ -121,14 +122,15 @@ class RankSplit:
             be split evenly.
     """
 
-    def __init__(self, model: PreTrainedModel, group: RankGroup) -> None:
+    def __init__(self, model: nn.Module, group: RankGroup) -> None:
         self.group, self._channel = group, Channel(group)
-        plan: Mapping[str, str] = model.tp_plan or {}
+        plan: Mapping[str, str] = getattr(model, "tp_plan", None) or {}
         named = {**dict(model.named_modules()), **dict(model.named_parameters())}
         styles = {
             name: plan[_NUMBER.sub(".*", name)] for name in named if _NUMBER.sub(".*", name) in plan
         }
-        head, name = output_head(model), type(model).__name__
+        name = type(model).__name__
+        head = output_head(model) if isinstance(model, PreTrainedModel) else None
         unknown = {path: style for path, style in styles.items() if style not in _STYLES}
         if unknown:
             path, style = next(iter(unknown.items()))
@@ -160,7 +162,7 @@ class RankSplit:
         """Return the least number of all ranks, all of which call this."""
         return min(mine for (mine,) in self._channel.gather([number]))
 
-    def cut(self, model: PreTrainedModel, names: Iterable[str] | None = None) -> None:
+    def cut(self, model: nn.Module, names: Iterable[str] | None = None) -> None:
         """Replace parameters of a whole model by this rank's parts; in place.
 
         A tied output head becomes a parameter of its own.
@@ -177,7 +179,7 @@ class RankSplit:
             parameter = nn.Parameter(part.of(whole.data), whole.requires_grad)
             setattr(module, name, parameter)
 
-    def install(self, model: PreTrainedModel) -> None:
+    def install(self, model: nn.Module) -> None:
         """Let the modules of a model that has this rank's parts use collectives; in place."""
         for path, style in self._styles.items():
             try:
@@ -221,13 +223,14 @@ class RankSplit:
         begins = [piece * number + share * rank for number in range(pieces)]
         return Part(dim, size, tuple((begin, begin + share) for begin in begins))
 
-    def _check_heads(self, model: PreTrainedModel) -> None:
+    def _check_heads(self, model: nn.Module) -> None:
         """Check that each rank has whole heads.
 
         Raises:
             ConfigError: It would not.
         """
-        config = model.config.get_text_config(decoder=True)
+        whole: Any = model.config
+        config = whole.get_text_config(decoder=True)
         splits_heads = any(
             path.endswith(_PROJECTIONS) and not style.result and style.dim
             for path, style in self._styles.items()

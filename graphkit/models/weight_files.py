@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -27,8 +27,6 @@ Form = tuple[list[int], str]
 """Shape and dtype of a stored tensor, the dtype as safetensors names it."""
 ADVICE = "Correct config.json, or write a CaptureTarget for this model."
 """What to do about a tensor that a language model does not have."""
-PartOf = Callable[[str, Sequence[int]], tuple[slice, ...]]
-"""Returns the slice of a tensor that is wanted, from its name and shape; empty for all of it."""
 
 
 def shard_files(folder: Path, index: Mapping[str, object]) -> list[Path]:

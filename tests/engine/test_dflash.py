@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import Qwen3Config
 
 import graphkit as gk
+from causal_attention import run_head
 from engine_runs import finish, outputs, refuses
 from graphkit.engine import DFlashDrafter, SamplingParams, SpeculativeEngine
 from graphkit.engine.attention import SdpaAttention, TritonAttention
 from graphkit.engine.kv import ReqToTokenPool
 from graphkit.errors import ConfigError, OutputError
-from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.draft_model import DFlashDraft
 from graphkit.models.heads.load import head_sources
@@ -21,11 +22,10 @@ from small_llama import small_llama, target_features
 from small_targets import randomise, with_draft
 
 VOCAB, BLOCK, CONTEXT, MASK = 7, 5, 80, 6
-HEAD = LayerConfig(
+HEAD = Qwen3Config(
     vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
     num_attention_heads=4, num_key_value_heads=1, head_dim=16, max_position_embeddings=CONTEXT,
-    qk_norm=True,
-)  # fmt: skip
+    )  # fmt: skip
 PROMPTS = [[1], [2, 5, 0, 3], [4] * 17, [0, 1, 2, 3, 4, 5], [3, 3, 1], list(range(7)) * 4]
 COUNTS = [13, 6, 19, 1, 24, 9]
 GREEDY = [SamplingParams(max_new_tokens=count) for count in COUNTS]
@@ -156,7 +156,7 @@ def expected_drafts(target, head, text, length):
 
     block = torch.full((BLOCK,), MASK, device=text.device)
     block[0] = text[length]
-    hidden = head(block, positions[length:], attend)
+    hidden = run_head(head, block, positions[length:], attend)
     return head.logits(hidden).argmax(-1)[1:].tolist()
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from engine_runs import chain_and_tree, outputs, run_all
 from graphkit.engine import EagleDrafter, SamplingParams
 from graphkit.engine.attention import SdpaAttention, TritonAttention
 from graphkit.errors import ConfigError
-from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.draft_model import HeadDraft
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.load import head_sources
@@ -55,13 +55,13 @@ def models(device):
     """A random target of four layers, and a random head that drafts 60 of its 96 tokens."""
     target = small_llama(device=device, num_hidden_layers=4)
     head = Eagle3Head(
-        LayerConfig(num_hidden_layers=1, **SIZES), head_sources(target.model, target.layout),
+        LlamaConfig(num_hidden_layers=1, **SIZES), head_sources(target.model, target.layout),
         aux_layers=(1, 2, 4), draft_vocab_size=60,
     )  # fmt: skip
     tokens = torch.randperm(96, generator=torch.Generator().manual_seed(2))[:60].sort().values
     head.d2t.copy_(tokens - torch.arange(60))
     head.to(device)
-    return with_draft(target, HeadDraft(randomise(head, 0.3), torch.float32))
+    return with_draft(target, HeadDraft(randomise(head, 0.3)))
 
 
 @pytest.fixture(scope="module")

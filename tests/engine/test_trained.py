@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM
 
 from accept_loops import accept_lengths, check_engine, head_drafts
+from causal_attention import run_head
 from engine_runs import outputs
 from graphkit.engine import SamplingParams
 from graphkit.models.reference import default_checkpoint, reference_engine, reference_model
@@ -97,7 +98,7 @@ class Loop:
             return scaled_dot_product_attention(*heads, enable_gqa=True)[0].transpose(0, 1)
 
         ids = torch.tensor([text[-1], *[head.mask_token_id] * (head.block_size - 1)])
-        hidden = head(ids, length + torch.arange(head.block_size), attend)
+        hidden = run_head(head, ids, length + torch.arange(head.block_size), attend)
         return head.logits(hidden).argmax(-1).tolist()[1 : 1 + self.drafts]
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import Qwen3Config
 
 import graphkit as gk
 from graphkit import models
 from graphkit.errors import CheckpointError
-from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.folders import save_draft_head
 from graphkit.models.heads.load import head_sources
@@ -22,11 +22,10 @@ def head_for(kind):
     """A random head of two layers that reads the first layer of a target."""
     other = models.load(small_model(kind), device="cpu", check=False)
     shared = head_sources(other.model, other.layout)
-    config = LayerConfig(
+    config = Qwen3Config(
         vocab_size=shared.vocab_size, hidden_size=shared.hidden_size,
         intermediate_size=96, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        head_dim=16, max_position_embeddings=64, qk_norm=True,
-    )  # fmt: skip
+        head_dim=16, max_position_embeddings=64, )  # fmt: skip
     torch.manual_seed(1)
     head = DFlashHead(config, shared, target_layer_ids=(0,), block_size=6, mask_token_id=4)
     for weight in head.parameters():

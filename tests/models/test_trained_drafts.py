@@ -7,11 +7,11 @@ from copy import deepcopy
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import LlamaConfig
 
 import graphkit as gk
 from accept_loops import accept_lengths, check_engine, head_drafts
 from graphkit import models
-from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.folders import save_draft_head
@@ -29,7 +29,7 @@ NEW_TOKENS, STEPS = 24, 3
 def with_head(kind, folder, create, layers=(), **options):
     target = trained(small_model(kind))
     torch.manual_seed(1)
-    config = LayerConfig(
+    config = LlamaConfig(
         vocab_size=128, hidden_size=64, intermediate_size=128, num_hidden_layers=1,
         num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=128,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from causal_attention import causal_attend
+from causal_attention import causal_attend, run_head
 from graphkit.engine import SamplingParams, SpeculativeEngine
 
 
@@ -41,7 +41,7 @@ def head_drafts(
         hidden = head.fc(hidden)
     for _ in range(drafts):
         ids, rows = torch.tensor(text[1:]), len(text) - 1
-        out = head(ids, hidden, torch.arange(rows), causal_attend(1, rows))
+        out = run_head(head, ids, hidden, torch.arange(rows), causal_attend(1, rows))
         best = head.logits(out[-1:])[0].argmax()
         text = [*text, int(best if token_map is None else token_map[best])]
         hidden = torch.cat([hidden, out[-1:]])

@@ -5,11 +5,30 @@ Tensor suffixes: T tokens, N query heads, M key and value heads, D head dim.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from graphkit.models.heads.layers import Attend
+from graphkit.models.running import AttentionCall, attending
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""Attends in a layer: its number, queries [T, N, D], keys and values [T, M, D], to [T, N, D]."""
+
+
+def run_head(head: Any, *rows_and_attend: Any, **options: Any) -> Any:
+    """Call a draft head with rows, the last of which are positions, within an ``Attend``."""
+    *rows, attend = rows_and_attend
+
+    def attend_to(call: AttentionCall) -> Tensor:
+        parts = (part[0].transpose(0, 1) for part in (call.query, call.key, call.value))
+        attended: Tensor = attend(call.module.layer_idx, *parts)
+        return attended[None]
+
+    with attending(attend_to, rows[-1]):
+        return head(*rows, **options)
 
 
 def causal_attend(batch_size: int, length: int, window: int | None = None) -> Attend:

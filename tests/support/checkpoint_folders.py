@@ -120,13 +120,14 @@ def write_eagle3_head(folder, checkpoint, draft_vocab_size=96):
 
 def _parts_of_heads(checkpoint):
     """Return the configuration of a head for the target in a folder, and what it shares."""
+    from transformers import LlamaConfig
+
     from graphkit import models
-    from graphkit.models.heads.config import LayerConfig
     from graphkit.models.heads.load import head_sources
 
     loaded = models.load(checkpoint, device="cpu", check=False)
     target = head_sources(loaded.model, loaded.layout)
-    config = LayerConfig(
+    config = LlamaConfig(
         vocab_size=target.vocab_size, hidden_size=target.hidden_size,
         intermediate_size=96, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
         head_dim=16, max_position_embeddings=128,

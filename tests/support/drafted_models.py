@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import LlamaConfig
 
 from graphkit import models
-from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.folders import save_draft_head
@@ -28,9 +28,9 @@ def two_gemmas(_: Path, device: str = "cpu") -> models.TransformersModel:
     return models.load(target, draft=draft, device=device)
 
 
-def head_config(model: Any) -> LayerConfig:
+def head_config(model: Any) -> LlamaConfig:
     """Return the sizes of a Llama layer of the width of a target."""
-    return LayerConfig(
+    return LlamaConfig(
         vocab_size=model.config.vocab_size, hidden_size=model.config.hidden_size,
         intermediate_size=96, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
         head_dim=16, max_position_embeddings=64,

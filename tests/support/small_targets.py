@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from transformers import LlamaConfig, Qwen3Config
 
 from graphkit.models import TransformersModel
-from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.draft_model import DFlashDraft, DraftModel, HeadDraft, MtpDraft
 from graphkit.models.heads.eagle import EagleHead
@@ -24,7 +24,7 @@ SIZES = {
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
 }  # fmt: skip
 STEPS = 3
-LAYER = LayerConfig(num_hidden_layers=1, **SIZES)
+LAYER = LlamaConfig(num_hidden_layers=1, **SIZES)
 
 
 def drafted_llama(
@@ -58,10 +58,10 @@ def drafted_llama(
         head = Eagle3Head(LAYER, sources, **options)
         head.d2t.copy_(4 * torch.arange(len(head.d2t)))  # every fifth of the first tokens
     else:
-        config = replace(LAYER, num_hidden_layers=2, qk_norm=True)
+        config = Qwen3Config(num_hidden_layers=2, **SIZES)
         head = DFlashHead(config, sources, **options)
     randomise(head, std).to(device, dtype)
-    draft = DFlashDraft(head) if kind == "DFLASH" else HeadDraft(head, dtype)
+    draft = DFlashDraft(head) if kind == "DFLASH" else HeadDraft(head)
     return with_draft(model, draft)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
+from causal_attention import run_head
 from graphkit.models.heads.mtp import MtpHead
 from graphkit.models.heads.sources import HeadSources
 from graphkit.models.running import AttentionCall, attending
@@ -94,7 +95,8 @@ def head_run(head: Any) -> Run:
         return causal(query, key, value).transpose(1, 2).flatten(0, 1)
 
     def run(ids: Tensor, features: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = head(ids.flatten(), features.flatten(0, 1), positions.flatten(), attend)
+        rows = ids.flatten(), features.flatten(0, 1), positions.flatten()
+        hidden = run_head(head, *rows, attend)
         return hidden.unflatten(0, ids.shape), head.logits(hidden).unflatten(0, ids.shape)
 
     return run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -11,12 +12,12 @@ from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, Qwen3Config
 
 from graphkit.models import TransformersModel
 from graphkit.models.byte_tokenizer import VOCAB_SIZE
 from graphkit.models.folder import write_folder
-from graphkit.models.heads.config import LayerConfig
+from graphkit.models.heads.config import config_entries
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
@@ -50,23 +51,18 @@ from training.unroll import (
 Model = TypeVar("Model", bound=nn.Module)
 Results = dict[str, object]
 
-TARGET = LayerConfig(
-    vocab_size=VOCAB_SIZE,
-    hidden_size=256,
-    intermediate_size=768,
-    num_hidden_layers=4,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-    head_dim=32,
-    max_position_embeddings=1024,
-    tie_word_embeddings=True,
-)
+SIZES: Mapping[str, int] = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32,
+    "max_position_embeddings": 1024,
+}  # fmt: skip
+TARGET = LlamaConfig(**SIZES, tie_word_embeddings=True)
 EAGLE = replace(TARGET, num_hidden_layers=1)
 EAGLE3 = replace(EAGLE, tie_word_embeddings=False)
 MTP = replace(TARGET, num_hidden_layers=STEPS)
 MERGED = ("enorm", "hnorm", "eh_proj")
 """Modules of an MTP layer that merge token and feature."""
-DFLASH = replace(TARGET, num_hidden_layers=2, tie_word_embeddings=False, qk_norm=True)
+DFLASH = Qwen3Config(**SIZES | {"num_hidden_layers": 2})
 MASK_TOKEN = 255
 """A byte that no UTF-8 text contains."""
 STANDALONE = replace(
@@ -77,7 +73,7 @@ STANDALONE = replace(
 class Recipe(Protocol):
     """Interface of a model to the command; ``target`` is ``None`` for the target itself."""
 
-    config: LayerConfig
+    config: PreTrainedConfig
     steps: int
 
     def build(self, target: TransformersModel | None, corpus: Tensor) -> nn.Module:
@@ -99,13 +95,13 @@ class Recipe(Protocol):
 class WholeModel:
     """Recipe of a language model, trained on text alone."""
 
-    config: LayerConfig
+    config: PreTrainedConfig
     steps: int
 
     def build(self, target: TransformersModel | None, corpus: Tensor) -> LlamaForCausalLM:
         """Build and initialise the model."""
         del target, corpus
-        model = LlamaForCausalLM(AutoConfig.for_model(**self.config.to_dict()))
+        model = LlamaForCausalLM(deepcopy(self.config))
         return initialised(model, self.config)
 
     def loss(self, model: nn.Module, target: TransformersModel | None, windows: Tensor) -> Tensor:
@@ -118,7 +114,7 @@ class WholeModel:
         state = model.state_dict()
         if self.config.tie_word_embeddings:
             del state["lm_head.weight"]
-        write_folder(folder, self.config.to_dict(), state)
+        write_folder(folder, _entries(self.config), state)
 
     def measure(
         self, folder: Path, target: TransformersModel | None, windows: tuple[Tensor, ...]
@@ -136,7 +132,7 @@ class WholeModel:
 class Eagle:
     """Recipe of an EAGLE head, trained on the features and distributions of its target."""
 
-    config: LayerConfig
+    config: PreTrainedConfig
     steps: int
 
     def build(self, target: TransformersModel, corpus: Tensor) -> nn.Module:
@@ -164,7 +160,7 @@ class Eagle:
 class Mtp:
     """Recipe of MTP layers, which are layers of the target with two norms and a projection."""
 
-    config: LayerConfig
+    config: PreTrainedConfig
     steps: int
 
     def build(self, target: TransformersModel, corpus: Tensor) -> MtpHead:
@@ -194,7 +190,7 @@ class Mtp:
             tensors |= layer.block.state_dict()
             state |= {f"{prefix}{name}": tensor.detach() for name, tensor in tensors.items()}
         entries = {"num_nextn_predict_layers": len(model.chain)}
-        write_folder(folder, TARGET.to_dict() | entries, state)
+        write_folder(folder, _entries(TARGET) | entries, state)
 
     def measure(
         self, folder: Path, target: TransformersModel, windows: tuple[Tensor, ...]
@@ -211,7 +207,7 @@ class Eagle3:
     Its output head and norm start as the target's.
     """
 
-    config: LayerConfig
+    config: PreTrainedConfig
     steps: int
     layers: tuple[int, int, int]
     draft_vocab_size: int
@@ -255,7 +251,7 @@ class DFlash:
     the target lacks: their weights start as the usual size of the target's queries and keys.
     """
 
-    config: LayerConfig
+    config: PreTrainedConfig
     steps: int
     target_layer_ids: tuple[int, ...]
     block_size: int
@@ -275,11 +271,10 @@ class DFlash:
             for layer, source in zip(head.layers, sources, strict=True):
                 attention, norm = layer.self_attn, source.input_layernorm.weight
                 layer.load_state_dict(source.state_dict(), strict=False)
-                query, key, _ = (attention.qkv_proj.weight * norm).split(
-                    list(attention.qkv_proj.parts.values())
-                )
-                attention.q_norm.weight.fill_(query.square().sum(1).mean().sqrt())
-                attention.k_norm.weight.fill_(key.square().sum(1).mean().sqrt())
+                for name in ("q", "k"):
+                    heads = attention.get_submodule(f"{name}_proj").weight * norm
+                    size = heads.square().sum(1).mean().sqrt()
+                    attention.get_submodule(f"{name}_norm").weight.fill_(size)
             nearest = head.encoder.fc.weight[:, -self.config.hidden_size :]
             nearest.add_(torch.eye(self.config.hidden_size))
             head.encoder.output_norm_enc.weight.copy_(sources[-1].input_layernorm.weight)
@@ -307,7 +302,7 @@ class DFlash:
         }
 
 
-def initialised(model: Model, config: LayerConfig) -> Model:
+def initialised(model: Model, config: PreTrainedConfig) -> Model:
     """Initialise the weights of a model for training as GPT-2 does, and return it.
 
     Weights are normal with standard deviation 0.02. Projections that add to the residual stream of
@@ -343,6 +338,10 @@ def acceptance(
     """Return the accept rate of each draft step and the accept length."""
     rates = accept_rates(unroll, head, target, windows, layers)
     return {"accept_rates": rates, "accept_length": round(accept_length(rates), 2)}
+
+
+def _entries(config: PreTrainedConfig) -> dict[str, object]:
+    return config_entries(config) | {"architectures": [LlamaForCausalLM.__name__]}
 
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(

@@ -66,9 +66,9 @@ class UnrolledAttention:
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attend in the next step: query [T, N, D], key and value [T, M, D] to [T, N, D]."""
-        del layer  # there is only one
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Attend in the next step; there is one layer."""
+        query, key, value = rows_of(call)
         groups = query.shape[1] // key.shape[1]
         self._keys.append(self._heads_first(key.repeat_interleave(groups, 1)))
         self._values.append(self._heads_first(value.repeat_interleave(groups, 1)))
@@ -79,7 +79,7 @@ class UnrolledAttention:
             torch.cat(self._values, dim=2),
             attn_mask=visible(query.shape[2], len(self._keys), query.device),
         )
-        return out.transpose(1, 2).flatten(0, 1)
+        return out.transpose(1, 2).flatten(0, 1)[None]
 
     def _heads_first(self, rows: Tensor) -> Tensor:
         return per_window(rows, self._batch_size).transpose(1, 2)
@@ -101,7 +101,9 @@ def eagle_drafts(head: EagleHead, ids: Tensor, features: Tensor) -> Iterator[Dra
     attend, positions = UnrolledAttention(len(ids)), positions_of(ids)
 
     def run(step: int, tokens: Tensor, hidden: Tensor) -> Tensor:
-        return head(tokens, hidden, positions + step, attend)
+        with attending(attend, positions + step):
+            states: Tensor = head(tokens, hidden, positions + step)
+        return states
 
     for _, hidden in chain(run, ids, features):
         yield Draft(*(per_window(rows, len(ids)) for rows in (head.logits(hidden), hidden)))
@@ -115,7 +117,9 @@ def eagle3_drafts(head: Eagle3Head, ids: Tensor, features: Tensor) -> Iterator[D
     attend, positions = UnrolledAttention(len(ids)), positions_of(ids)
 
     def run(step: int, tokens: Tensor, hidden: Tensor) -> Tensor:
-        return head(tokens, hidden, positions + step, attend)
+        with attending(attend, positions + step):
+            states: Tensor = head(tokens, hidden, positions + step)
+        return states
 
     token_map = head.token_map()
     for _, hidden in chain(run, ids, features):
@@ -177,9 +181,10 @@ class BlockAttention:
         mask = torch.cat((sees_context, own.repeat_interleave(block_size, 1)), dim=1)
         self._mask = mask.repeat_interleave(block_size, 0)
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attend in one layer: query [T, N, D], key and value [T, M, D] to [T, N, D]."""
-        both = zip(self._context[layer], (key, value), strict=True)
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Attend in one layer."""
+        query, key, value = rows_of(call)
+        both = zip(self._context[call.module.layer_idx], (key, value), strict=True)
         keys, values = (
             torch.cat([per_window(rows, self._batch_size) for rows in pair], dim=1).transpose(1, 2)
             for pair in both
@@ -188,7 +193,7 @@ class BlockAttention:
         out = scaled_dot_product_attention(
             queries, keys, values, attn_mask=self._mask, enable_gqa=True
         )
-        return out.transpose(1, 2).flatten(0, 1)
+        return out.transpose(1, 2).flatten(0, 1)[None]
 
 
 def dflash_drafts(head: DFlashHead, ids: Tensor, features: Tensor) -> Iterator[Draft]:
@@ -208,8 +213,8 @@ def dflash_drafts(head: DFlashHead, ids: Tensor, features: Tensor) -> Iterator[D
     block = torch.full((windows, len(roots), size), head.mask_token_id, device=device)
     block[..., 0] = ids[:, 1::size][:, : len(roots)]
     rows = (roots[:, None] + 1 + torch.arange(size, device=device)).flatten().repeat(windows)
-    attend = BlockAttention(context, windows, roots, size)
-    hidden = head(block.flatten(), rows, attend)
+    with attending(BlockAttention(context, windows, roots, size), rows):
+        hidden = head(block.flatten(), rows)
     logits = head.logits(hidden).unflatten(0, block.shape)
     for step in range(1, size):
         weight = math.exp((1 - step) / BLOCK_DECAY)
@@ -225,6 +230,11 @@ def chain(
     for step in range(STEPS):
         hidden = run(step, ids[:, step + 1 :][:, :roots].flatten(), hidden)
         yield step, hidden
+
+
+def rows_of(call: AttentionCall) -> list[Tensor]:
+    """Return queries [T, N, D], keys and values [T, M, D] of a call of attention."""
+    return [heads[0].transpose(0, 1) for heads in (call.query, call.key, call.value)]
 
 
 def positions_of(ids: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from types import MethodType
 from typing import Any
@@ -10,34 +10,48 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
-from transformers import PreTrainedModel
 
 from graphkit.models.fusion.agreement import agree
 from graphkit.models.fusion.gates import find_gated_networks
 from graphkit.models.fusion.heads import RotatedAttention, find_rotated_attention
 from graphkit.models.fusion.linears import MergedLinears, merge_linears, plain_linears
 from graphkit.models.fusion.norms import find_norms
-from graphkit.models.fusion.observation import ROWS, ModuleCall, observe
+from graphkit.models.fusion.observation import ROWS, ModuleCall, Run, observe, run_at
 from graphkit.models.fusion.products import defer_products
-from graphkit.models.layout import ModelLayout, output_head
+from graphkit.models.layout import ModelLayout
 from graphkit.models.quantization import Linear
 
 
-def fuse_modules(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
+def fuse_modules(
+    model: nn.Module,
+    layout: ModelLayout,
+    run: Run,
+    device: torch.device,
+    *,
+    longest: int | None,
+    kept: Collection[nn.Module] = (),
+) -> ModelLayout:
     """Let modules of a model run through graphkit's ops, in place, and return what was replaced.
 
     Parameters keep their names and values, and are held once: those of merged layers become views
     of one tensor.
+
+    Args:
+        model: The model, or a part of one.
+        layout: Its layers with state.
+        run: Runs it; see ``Run``.
+        device: Its device.
+        longest: Its largest number of positions; ``None`` if unknown.
+        kept: Linear layers that stay as they are.
     """
-    near = torch.arange(ROWS, device=model.device)
-    most = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    far = (near + 1) * max(1, (most or 64) // ROWS) - 1
-    observed = [(observe(model, far), far), (observe(model, near), near)]
+    near = torch.arange(ROWS, device=device)
+    far = (near + 1) * max(1, (longest or 64) // ROWS) - 1
+    observed = [(observe(model, run, far), far), (observe(model, run, near), near)]
     root, _ = observed[-1]
     linears = plain_linears(root)
     groups = merge_linears(root, linears, near)
     merged = {layer: group for group in groups for layer in group.layers}
-    alone = linears - {*merged, output_head(model)}
+    alone = linears - {*merged, *kept}
     others = [
         layer for layer in root.by_module() if layer in alone and isinstance(layer, nn.Linear)
     ]
@@ -49,13 +63,13 @@ def fuse_modules(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
     forwards: dict[nn.Module, Callable[..., Any]] = {**norms, **networks, **heads}
     for module, forward in forwards.items():
         module.forward = forward
-    unused = _without_unused(model, root, near, heads.values())
+    unused = _without_unused(root, run, near, heads.values())
     norm_sizes = frozenset(
         len(norms[call.module].weight)
         for call in root.walk()
         if call.module in norms and call.output.dim() == 3
     )
-    defer_products(model, alone, norm_sizes)
+    defer_products(run, near, alone, norm_sizes)
     names = {module: name for name, module in model.named_modules()}
     return replace(
         layout,
@@ -70,21 +84,21 @@ def fuse_modules(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
 
 
 def _without_unused(
-    model: PreTrainedModel,
     root: ModuleCall,
+    run: Run,
     positions: torch.Tensor,
     heads: Iterable[RotatedAttention],
 ) -> list[nn.Module]:
     """Omit modules of frequencies whose results nothing uses any more, and return them."""
     frequencies = {head.frequencies.data_ptr() for head in heads}
-    expected, omitted = observe(model, positions).output, []
+    (expected, _), omitted = run_at(positions, run, positions), []
     for call in root.by_module().values():
         owned = {buffer.data_ptr() for buffer in call.module.buffers(recurse=False)}
         if not owned & frequencies or "forward" in vars(call.module):
             continue
         call.module.forward = _Omitted(call.output)
         try:
-            same = agree(expected["logits"], observe(model, positions).output["logits"])
+            same = agree(expected, run_at(positions, run, positions)[0])
         except (TypeError, AttributeError):  # None, where a result is used
             same = False
         if same:

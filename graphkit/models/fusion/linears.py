@@ -57,7 +57,7 @@ class MergedLinears:
             merge_quantized(self._quantized)
         else:
             _merge([layer.weight for layer in layers])  # type: ignore[misc]
-            _merge(self._biases())
+            _merge(_biases(layers))
         self._forwards = [layer.forward for layer in layers]
         for index, layer in enumerate(layers):
             layer.forward = partial(self._columns_of_layer, index)
@@ -92,14 +92,7 @@ class MergedLinears:
 
     def _product(self, rows: torch.Tensor, **result: bool) -> torch.Tensor:
         first: torch.Tensor = self.layers[0].weight  # type: ignore[assignment]
-        biases = self._biases()
-        bias = join_rows(biases) if biases else None
-        if self._quantized:
-            quantized = QuantizedWeight.join([layer.quantized for layer in self._quantized])
-            weight, product = quantized.numbers, project_quantized(rows, quantized, bias, **result)
-        else:
-            weight = join_rows([layer.weight for layer in self.layers])  # type: ignore[misc]
-            product = project(rows, weight, bias, **result)
+        weight, product = _joint_product(self.layers, rows, **result)
         if weight.data_ptr() != first.data_ptr():
             warnings.warn(
                 f"{_SLOW} Load the model again, or write new weights into the old ones (copy_).",
@@ -107,12 +100,35 @@ class MergedLinears:
             )
         return product
 
-    def _biases(self) -> list[torch.Tensor]:
-        biases = (layer.bias for layer in self.layers)
-        return [bias for bias in biases if isinstance(bias, torch.Tensor)]
-
     def _parameters(self) -> list[torch.Tensor]:
         return [tensor for layer in self.layers for tensor in layer.parameters(recurse=False)]
+
+
+def project_merged(layers: Sequence[nn.Module], rows: torch.Tensor) -> torch.Tensor:
+    """Return the columns of linear layers side by side, [..., C], as one product.
+
+    No copy is made of the weights of layers that are neighbours in ``MergedLinears``.
+    """
+    return _joint_product(layers, rows)[1]
+
+
+def _joint_product(
+    layers: Sequence[nn.Module], rows: torch.Tensor, **result: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weights of layers as one, and the product with it; see ``project``."""
+    biases = _biases(layers)
+    bias = join_rows(biases) if biases else None
+    quantized = [layer.quantized for layer in layers if isinstance(layer, QuantizedLinear)]
+    if quantized:
+        joint = QuantizedWeight.join(quantized)
+        return joint.numbers, project_quantized(rows, joint, bias, **result)
+    weight = join_rows([layer.weight for layer in layers])  # type: ignore[misc]
+    return weight, project(rows, weight, bias, **result)
+
+
+def _biases(layers: Sequence[nn.Module]) -> list[torch.Tensor]:
+    biases = (layer.bias for layer in layers)
+    return [bias for bias in biases if isinstance(bias, torch.Tensor)]
 
 
 def plain_linears(root: ModuleCall) -> set[nn.Module]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,8 @@ from graphkit.models.running import AttentionCall, attending
 
 ROWS = 6
 """Rows of the observed forward."""
+Run = Callable[[torch.Tensor], Any]
+"""Runs a model over random tokens at positions, [ROWS], and returns what its modules compute."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,28 +70,30 @@ class ModuleCall:
         return agree(self.output, output)
 
 
-def observe(model: PreTrainedModel, positions: torch.Tensor) -> ModuleCall:
+def observe(model: nn.Module, run: Run, positions: torch.Tensor) -> ModuleCall:
     """Run a model over random tokens at positions, [ROWS], and return its calls.
 
     Attention returns random numbers.
+
+    Args:
+        model: The model.
+        run: Runs it; see ``Run``.
+        positions: The positions.
+
+    Returns:
+        The call of the model. Where ``run`` calls other modules, too, it has no output and the
+        calls that ``run`` makes.
     """
-    ids = torch.randint(
-        model.config.get_text_config(decoder=True).vocab_size,
-        (1, len(positions)),
-        generator=torch.Generator().manual_seed(0),
-    ).to(positions.device)
-    stack: list[ModuleCall] = []
-    done: list[ModuleCall] = []
+    root = ModuleCall(model, (), {})
+    stack = [root]
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call = ModuleCall(module, args, kwargs)
-        if stack:
-            stack[-1].calls.append(call)
+        stack[-1].calls.append(call)
         stack.append(call)
 
     def leave(_module: nn.Module, _args: Any, output: Any) -> None:
-        stack[-1].output = output
-        done.append(stack.pop())
+        stack.pop().output = output
 
     def attend(call: AttentionCall) -> torch.Tensor:
         stack[-1].attention.append(call)
@@ -99,8 +103,21 @@ def observe(model: PreTrainedModel, positions: torch.Tensor) -> ModuleCall:
         for module in model.modules():
             hooks.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
             hooks.enter_context(module.register_forward_hook(leave))
-        model(input_ids=ids, position_ids=positions[None], use_cache=False)
-    return done[-1]
+        run(positions)
+    return root.calls[0] if len(root.calls) == 1 else root
+
+
+def random_logits(model: PreTrainedModel, positions: torch.Tensor) -> torch.Tensor:
+    """Return the logits of a language model for random tokens at positions: a ``Run``."""
+    ids = torch.randint(
+        model.config.get_text_config(decoder=True).vocab_size,
+        (1, len(positions)),
+        generator=torch.Generator().manual_seed(0),
+    ).to(positions.device)
+    logits: torch.Tensor = model(
+        input_ids=ids, position_ids=positions[None], use_cache=False
+    ).logits
+    return logits
 
 
 def run_at(

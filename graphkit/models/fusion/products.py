@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
-from graphkit.models.fusion.observation import ROWS, observe
+from graphkit.models.fusion.observation import Run, run_at
 from graphkit.models.quantization import Linear, QuantizedLinear
 from graphkit.models.residual import DeferredResidualAdd, DeferredSums
 
@@ -50,14 +49,15 @@ class DeferredProduct:
 
 
 def defer_products(
-    model: PreTrainedModel, layers: Iterable[nn.Module], norm_sizes: Collection[int]
+    run: Run, positions: torch.Tensor, layers: Iterable[nn.Module], norm_sizes: Collection[int]
 ) -> None:
     """Let norms add the parts of products that the model adds to the residual stream; in place.
 
     A forward over random tokens shows which products a model adds to the stream unchanged.
 
     Args:
-        model: The model.
+        run: Runs the model; see ``Run``.
+        positions: Positions of the rows, [ROWS].
         layers: Layers that are not merged.
         norm_sizes: Row sizes of the norms.
     """
@@ -70,7 +70,7 @@ def defer_products(
     for layer, product in tried.items():
         layer.forward = product  # type: ignore[method-assign]
     with DeferredSums(norm_sizes):
-        observe(model, torch.arange(ROWS, device=model.device))
+        run_at(positions, run, positions)
     for layer, product in tried.items():
         if not product.end_trial():
             vars(layer).pop("forward")

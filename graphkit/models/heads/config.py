@@ -1,33 +1,32 @@
-"""Settings of the decoder layers of draft heads, read from and written to ``config.json``."""
+"""Configurations of the decoder layers of draft heads, read from and written to ``config.json``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from copy import deepcopy
 from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
 
 from graphkit.config import require_int, require_type
 from graphkit.errors import CheckpointError, ConfigError, short_repr
 
+TYPES = ("llama", "mistral", "qwen2", "qwen3")
+"""Types of transformers whose layers published heads have."""
+LAYER_SETTINGS = frozenset({
+    "attention_bias", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "layer_types",
+    "max_position_embeddings", "mlp_bias", "model_type", "num_attention_heads",
+    "num_hidden_layers", "num_key_value_heads", "partial_rotary_factor", "quantization_config",
+    "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "rope_type",
+    "sliding_window", "tie_word_embeddings", "use_sliding_window", "vocab_size",
+})  # fmt: skip
+"""Settings of the layers, which ``layer_config`` reads."""
 _SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-)
-_ORIGINAL = "original_max_position_embeddings"
-_SAME_NAME = (*_SIZES, "rms_norm_eps", "rope_theta", "tie_word_embeddings")
-_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-_SUPPORTED: dict[str, tuple[object, ...]] = {
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings",
+)  # fmt: skip
+_ADVICE = "Use a draft head whose layers are those of Llama, Mistral, Qwen2 or Qwen3."
+_SUPPORTED: Mapping[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
     "mlp_bias": (False,),
     "partial_rotary_factor": (1.0,),
@@ -35,239 +34,108 @@ _SUPPORTED: dict[str, tuple[object, ...]] = {
     "rope_type": ("default", "llama3"),
     "use_sliding_window": (False,),
 }
-"""Values of options that the layers do not implement otherwise; ``None`` is one."""
+"""Values of settings with which a head computes what published ones do; ``None`` is one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeScaling:
-    """Scaling of rotary frequencies of type ``llama3`` (Llama 3.1 and later).
+def layer_config(data: Mapping[str, Any]) -> PreTrainedConfig:
+    """Return the configuration of the layers of a head, of the class of its ``model_type``.
 
-    Attributes:
-        factor: Divisor of low frequencies.
-        low_freq_factor: Frequencies with fewer turns than this over the original context are low.
-        high_freq_factor: Frequencies with more turns than this are kept.
-        original_max_position_embeddings: Context length of pretraining, in tokens.
+    A window of Mistral that is as long as the longest context is none.
+
+    Args:
+        data: ``config.json``. transformers supplies what it leaves out.
 
     Raises:
-        ConfigError: A factor is not positive, or the low factor is not below the high one.
+        CheckpointError: A value is missing, malformed or unsupported.
     """
+    kind = data.get("model_type")
+    if not isinstance(kind, str) or kind not in TYPES:
+        raise CheckpointError(_unsupported("model_type", kind, TYPES))
+    names = LAYER_SETTINGS - _without_use(kind)
+    settings = {name: value for name, value in data.items() if name in names}
+    try:
+        config: PreTrainedConfig = AutoConfig.for_model(**deepcopy(settings))  # it changes them
+    except Exception as error:  # transformers raises errors of many classes
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise CheckpointError(f"config.json cannot be read by transformers: {reason}") from error
+    window = getattr(config, "sliding_window", None)
+    if kind == "mistral" and window is not None and window >= config.max_position_embeddings:
+        config.sliding_window = None
+    try:
+        check_layers(config)
+    except ConfigError as error:
+        raise CheckpointError(f"config.json is inconsistent: {error}") from error
+    return config
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
 
-    def __post_init__(self) -> None:
-        require_int("RopeScaling", _ORIGINAL, getattr(self, _ORIGINAL))
-        if self.factor <= 0 or not 0 < self.low_freq_factor < self.high_freq_factor:
+def check_layers(config: PreTrainedConfig) -> None:
+    """Check that draft heads can have layers of a configuration.
+
+    Raises:
+        ConfigError: It has another type, a value is out of range or unsupported, or two values
+            contradict each other.
+    """
+    require_type("a draft head", "config", config, PreTrainedConfig, "a config of transformers")
+    rope: Mapping[str, Any] = config.rope_parameters
+    settings = {"rope_type": rope.get("rope_type", "default"), **vars(config), **rope}
+    for name, allowed in {"model_type": TYPES, **_SUPPORTED}.items():
+        value = config.model_type if name == "model_type" else settings.get(name)
+        if value is not None and value not in allowed:
+            raise ConfigError(_unsupported(name, value, allowed), field=name)
+    for name in _SIZES:
+        require_int(
+            type(config).__name__, name, head_dim(config) if name == "head_dim" else settings[name]
+        )
+    for name in ("rms_norm_eps", "rope_theta"):
+        if not settings[name] > 0:
+            raise ConfigError(f"{name} is {settings[name]}, expected a number > 0.", field=name)
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise ConfigError(
+            f"num_key_value_heads is {config.num_key_value_heads}, but it must divide "
+            f"num_attention_heads, which is {config.num_attention_heads}. Change one of them.",
+            field="num_key_value_heads",
+        )
+    if rope.get("rope_type") == "llama3":
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        if rope["factor"] <= 0 or not 0 < low < high:
             raise ConfigError(
-                "RopeScaling needs factor > 0 and 0 < low_freq_factor < high_freq_factor, got "
-                f"factor {self.factor}, low_freq_factor {self.low_freq_factor} and "
-                f"high_freq_factor {self.high_freq_factor}. Correct these values.",
+                "rotation of the type llama3 needs factor > 0 and 0 < low_freq_factor < "
+                f"high_freq_factor, got factor {rope['factor']}, low_freq_factor {low} and "
+                f"high_freq_factor {high}. Correct these values.",
                 field="factor",
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerConfig:
-    """Sizes and options of the dense decoder layers of a draft head.
+def head_dim(config: PreTrainedConfig) -> int:
+    """Return the width of one head of attention (D)."""
+    size: int = getattr(config, "head_dim", None) or (
+        config.hidden_size // config.num_attention_heads
+    )
+    return size
 
-    Attributes:
-        vocab_size: Size of the vocabulary (V).
-        hidden_size: Width of the residual stream (H).
-        intermediate_size: Width of the SwiGLU's hidden layer.
-        num_hidden_layers: Decoder layers.
-        num_attention_heads: Query heads (N).
-        num_key_value_heads: Key and value heads (M); divides N.
-        head_dim: Width of one head (D), even; N x D need not be H.
-        max_position_embeddings: Longest context that the model supports, in tokens.
-        rms_norm_eps: Added to the mean square before the square root.
-        rope_theta: Base of the rotary frequencies.
-        rope_scaling: Scaling of those frequencies, or ``None``.
-        tie_word_embeddings: Whether the output head shares the embedding's weight.
-        attention_bias: Whether the q, k and v projections have a bias.
-        output_bias: Whether the o projection has a bias (Llama with ``attention_bias``; not Qwen2).
-        qk_norm: Whether each query and key head is normalised before rotation (Qwen3).
-        sliding_window: Most tokens that a token attends to, itself included, in all layers
-            (Mistral); ``None`` for all tokens.
 
-    Raises:
-        ConfigError: A value is out of range, or two values contradict each other.
+def config_entries(config: PreTrainedConfig) -> dict[str, object]:
+    """Return the entries of ``config.json``, from which ``layer_config`` returns the configuration.
+
+    Those of rotation have the keys of transformers 4, which version 5 reads too.
     """
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    max_position_embeddings: int
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 10000.0
-    rope_scaling: RopeScaling | None = None
-    tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    output_bias: bool = False
-    qk_norm: bool = False
-    sliding_window: int | None = None
-
-    def __post_init__(self) -> None:
-        for field in _SIZES:
-            require_int("LayerConfig", field, getattr(self, field))
-        if self.sliding_window is not None:
-            require_int("LayerConfig", "sliding_window", self.sliding_window)
-            if self.attention_bias or self.output_bias or self.qk_norm:
-                raise ConfigError(
-                    "LayerConfig has a sliding_window with biases or qk_norm, which no supported "
-                    "model type has. Set sliding_window to None, or the others to False.",
-                    field="sliding_window",
-                )
-        for field in ("rms_norm_eps", "rope_theta"):
-            expected = "a number > 0"
-            require_type("LayerConfig", field, getattr(self, field), (int, float), expected)
-            if not getattr(self, field) > 0:
-                raise ConfigError(f"LayerConfig.{field} must be {expected}.", field=field)
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ConfigError(
-                f"LayerConfig.num_key_value_heads is {self.num_key_value_heads}, but it must "
-                f"divide num_attention_heads, which is {self.num_attention_heads}. Change one of "
-                "them.",
-                field="num_key_value_heads",
-            )
-        if self.head_dim % 2:
-            raise ConfigError(
-                f"LayerConfig.head_dim is {self.head_dim}, but rotary embedding needs an even "
-                "number. Set an even head_dim.",
-                field="head_dim",
-            )
-        if self.attention_bias != self.output_bias and (self.output_bias or self.qk_norm):
-            raise ConfigError(
-                f"LayerConfig has attention_bias {self.attention_bias}, output_bias "
-                f"{self.output_bias} and qk_norm {self.qk_norm}, which no supported model type "
-                "has. Set output_bias equal to attention_bias. Only a Qwen2 model, which has no "
-                "qk_norm, has attention_bias alone.",
-                field="output_bias",
-            )
-
-    @classmethod
-    def from_dict(
-        cls,
-        data: Mapping[str, object],
-        *,
-        advice: str = "Use a head whose layers are those of llama, mistral, qwen2 or qwen3.",
-    ) -> LayerConfig:
-        """Create a configuration from a ``config.json``.
-
-        That of ``to_dict`` names all values. transformers supplies what others leave out.
-
-        Args:
-            data: The settings.
-            advice: What to do about an unsupported one, for the error.
-
-        Raises:
-            CheckpointError: A value is missing, malformed or unsupported.
-        """
-        kind = data.get("model_type")
-        if not isinstance(kind, str) or kind not in _ARCHITECTURES:
-            raise _unsupported("model_type", kind, tuple(_ARCHITECTURES), advice)
-        names = {*_SIZES, "rms_norm_eps", "tie_word_embeddings"}
-        names -= set() if kind == "qwen3" else {"head_dim"}  # of others, the hidden size has it
-        is_whole = all(data.get(name) is not None for name in names)
-        is_whole &= kind != "mistral" or "sliding_window" in data
-        values = data if is_whole else _with_defaults(data)
-        rope = _rope(values)
-        for key, allowed in _SUPPORTED.items():
-            value = rope.get(key, data.get(key, values.get(key)))
-            if value is not None and value not in allowed:
-                raise _unsupported(key, value, allowed, advice)
-        try:
-            return cls(**_settings(kind, values, rope))
-        except (ConfigError, TypeError, ZeroDivisionError) as error:
-            raise CheckpointError(
-                f"config.json is inconsistent: {error} Correct config.json."
-            ) from error
-
-    @property
-    def model_type(self) -> str:
-        """The Hugging Face ``model_type``; Mistral without a window is ``llama``."""
-        if self.sliding_window is not None:
-            return "mistral"
-        if self.qk_norm:
-            return "qwen3"
-        return "qwen2" if self.attention_bias and not self.output_bias else "llama"
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the configuration as a Hugging Face ``config.json``, the inverse of ``from_dict``.
-
-        Rotary settings use the keys of transformers 4, which version 5 reads too.
-        """
-        data: dict[str, object] = {name: getattr(self, name) for name in _SAME_NAME}
-        kind = self.model_type
-        data |= {"model_type": kind, "architectures": [_ARCHITECTURES[kind]]}
-        # The defaults of transformers, 1 and 2, are ordinary tokens of the byte vocabulary.
-        data |= {"hidden_act": "silu", "bos_token_id": None, "eos_token_id": None}
-        if kind == "mistral":
-            data["sliding_window"] = self.sliding_window
-        elif kind != "qwen2":
-            data["attention_bias"] = self.attention_bias
-        if self.rope_scaling is not None:
-            data["rope_scaling"] = {"rope_type": "llama3"} | asdict(self.rope_scaling)
-        return data
+    names = LAYER_SETTINGS - _without_use(config.model_type)
+    data = {name: value for name, value in config.to_dict().items() if name in names}
+    rope = dict(data.pop("rope_parameters"))
+    data["rope_theta"] = rope.pop("rope_theta")
+    if rope.get("rope_type", "default") != "default":
+        data["rope_scaling"] = rope
+    # The defaults of transformers, 1 and 2, are ordinary tokens of the byte vocabulary.
+    return data | {"bos_token_id": None, "eos_token_id": None}
 
 
-def _settings(kind: str, values: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``LayerConfig`` for a complete ``config.json``."""
-    output_bias = kind in ("llama", "qwen3") and bool(values.get("attention_bias"))
-    longest = values["max_position_embeddings"]
-    head_dim = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
-    window = values.get("sliding_window") if kind == "mistral" else None
-    factors = "factor", "low_freq_factor", "high_freq_factor"
-    scaling: dict[str, Any] = {name: rope.get(name) for name in factors}
-    return {
-        **{name: values.get(name) for name in _SAME_NAME},
-        "head_dim": head_dim,
-        "rope_theta": rope["rope_theta"],
-        "rope_scaling": None
-        if rope["rope_type"] == "default"
-        else RopeScaling(**scaling, original_max_position_embeddings=rope.get(_ORIGINAL, longest)),
-        "attention_bias": output_bias or kind == "qwen2",
-        "output_bias": output_bias,
-        "qk_norm": kind == "qwen3",
-        # A window of the longest context is none.
-        "sliding_window": None if isinstance(window, int) and window >= longest else window,
-    }
+def _without_use(kind: str) -> set[str]:
+    """Return the settings that layers of a type do not use: heads have one type of layers."""
+    return {"layer_types"} if kind == "mistral" else {"layer_types", "sliding_window"}
 
 
-def _rope(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rotary settings of transformers 4 or 5 under the names of version 5."""
-    rope = {"rope_theta": values.get("rope_theta", 10000.0)}
-    for key in ("rope_scaling", "rope_parameters"):
-        found = values.get(key) or {}
-        if not isinstance(found, Mapping):
-            raise CheckpointError(
-                f"config.json: {key} must be an object, got {short_repr(found)}. Correct "
-                "config.json."
-            )
-        rope |= found
-    return {"rope_type": rope.get("type", "default")} | rope
-
-
-def _with_defaults(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a ``config.json`` with the values that its type has by default in transformers."""
-    try:
-        from transformers import AutoConfig
-
-        return {**AutoConfig.for_model(**data).to_dict()}
-    except Exception as error:  # transformers raises errors of many classes
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise CheckpointError(f"config.json cannot be read by transformers: {reason}") from error
-
-
-def _unsupported(
-    key: str, value: object, allowed: tuple[object, ...], advice: str
-) -> CheckpointError:
+def _unsupported(name: str, value: object, allowed: tuple[object, ...]) -> str:
     names = " or ".join(str(one) for one in allowed) or "none"
-    return CheckpointError(
-        f"config.json has {key} {short_repr(value)}, but only {names} is supported. {advice}"
+    return (
+        f"the draft head has {name} {short_repr(value)}, but only {names} is supported. {_ADVICE}"
     )

@@ -9,30 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from graphkit.config import require_int
 from graphkit.errors import ConfigError
-from graphkit.models.heads.config import LayerConfig
-from graphkit.models.heads.layers import Attend, Attention, DecoderLayer, RMSNorm, run_layers
-from graphkit.models.heads.rope import RotaryEmbedding
-from graphkit.models.heads.sources import HeadSources, check_fit
+from graphkit.models.fusion.linears import project_merged
+from graphkit.models.heads.config import head_dim
+from graphkit.models.heads.layers import DraftHead
+from graphkit.models.heads.sources import HeadSources
 from graphkit.models.quantization import Linear
+from graphkit.ops.heads import ProjectedHeads
 
 
 class ContextEncoder(nn.Module):
     """Projects the outputs of several target layers to one row per token.
 
     Args:
-        config: Sizes of the head.
+        size: The hidden size.
         num_layers: Target layers (n).
+        norm: The norm of the projection.
     """
 
-    def __init__(self, config: LayerConfig, num_layers: int) -> None:
+    def __init__(self, size: int, num_layers: int, norm: nn.Module) -> None:
         super().__init__()
-        size = config.hidden_size
         self.fc = Linear(num_layers * size, size, bias=False)
-        self.output_norm_enc = RMSNorm(size, config.rms_norm_eps)
+        self.output_norm_enc = norm
 
     def forward(self, features_TF: Tensor) -> Tensor:
         """Return the normalised projection, [T, H]."""
@@ -40,7 +43,7 @@ class ContextEncoder(nn.Module):
         return context_TH
 
 
-class DFlashHead(nn.Module):
+class DFlashHead(DraftHead):
     """A DFLASH draft model, with the parameter names of transformers' Muse Glimmer assistant.
 
     Each layer attends to two kinds of keys and values: those of the context, which it projects from
@@ -65,25 +68,21 @@ class DFlashHead(nn.Module):
 
     def __init__(
         self,
-        config: LayerConfig,
+        config: PreTrainedConfig,
         target: HeadSources,
         *,
         target_layer_ids: Sequence[int],
         block_size: int,
         mask_token_id: int,
     ) -> None:
-        super().__init__()
-        check_fit(config, target)
+        super().__init__(config, target)
         require_int("DFlashHead", "block_size", block_size, least=2)
-        self.config = config
         self.target_layer_ids = _checked(target_layer_ids, target.num_hidden_layers)
         self.block_size, self.mask_token_id = block_size, _token(mask_token_id, config)
-        self.encoder = ContextEncoder(config, len(self.target_layer_ids))
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, i) for i in range(config.num_hidden_layers)
-        )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rotary_emb = RotaryEmbedding(config)
+        size, context_layers = config.hidden_size, len(self.target_layer_ids)
+        self.encoder = ContextEncoder(size, context_layers, self.new_norm())
+        self.layers = nn.ModuleList(map(self.new_layer, range(config.num_hidden_layers)))
+        self.norm = self.new_norm()
         # Bound methods, because assigning a module would register it as a submodule.
         self._embed, self._target_logits = target.embedding.forward, target.logits
 
@@ -103,28 +102,47 @@ class DFlashHead(nn.Module):
         Shapes:
             context_TH: [T, H]. positions_T: [T] int32 or int64. results: [T, M, D] each.
         """
-        rotation = self.rotary_emb(positions_T)
-        attentions = (layer.get_submodule("self_attn") for layer in self.layers)
-        return [
-            attention.keys_and_values(context_TH, rotation)
-            for attention in attentions
-            if isinstance(attention, Attention)
-        ]
+        frequencies = self.rotary_emb.get_buffer("inv_freq")
+        kept = []
+        for layer in self.layers:
+            attention = layer.get_submodule("self_attn")
+            rows = self._keys_and_values(attention, context_TH)
+            norm = getattr(attention, "k_norm", None)  # of Qwen3
+            heads = ProjectedHeads(
+                rows, positions_T, frequencies, 0, rows.shape[-1] // (2 * head_dim(self.config)),
+                None, None if norm is None else norm.weight, self.config.rms_norm_eps,
+            )  # fmt: skip
+            _, key_TMD, value_TMD = heads.rotated()
+            kept.append((key_TMD, value_TMD))
+        return kept
 
-    def forward(self, input_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+    def _keys_and_values(self, attention: nn.Module, context_TH: Tensor) -> Tensor:
+        """Return projected keys and values side by side, [T, 2 M D]."""
+        projections = [attention.get_submodule(name) for name in ("k_proj", "v_proj")]
+        if torch.is_grad_enabled():  # joint products have no gradients of their weights
+            return torch.cat([projection(context_TH) for projection in projections], -1)
+        return project_merged(projections, context_TH)
+
+    def run_random(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``DraftHead.run_random``."""
+        size = self.encoder.fc.in_features
+        ids_T, features_TF = self.random_rows(len(positions_T), size)
+        return self.encoder(features_TF), self(ids_T, positions_T)
+
+    def forward(self, input_ids_T: Tensor, positions_T: Tensor) -> Tensor:
         """Run the head over the rows of blocks.
 
         Args:
             input_ids_T: Bonus and mask tokens.
             positions_T: Position of each row in its request.
-            attend: Stores keys and values of the block and attends to the context and the block.
 
         Shapes:
             input_ids_T, positions_T: [T] int32 or int64.
             result: [T, H], after the final norm.
         """
-        rotation = self.rotary_emb(positions_T)
-        return run_layers(self.layers, self.norm, self._embed(input_ids_T), rotation, attend)
+        hidden_1TH = self.decode(self.layers, self._embed(input_ids_T), positions_T)
+        normed_TH: Tensor = self.norm(hidden_1TH)[0]
+        return normed_TH
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
         """Apply the target's output head: [T, H] to [T, V]."""
@@ -143,7 +161,7 @@ def _checked(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
     return tuple(layers)
 
 
-def _token(token: int, config: LayerConfig) -> int:
+def _token(token: int, config: PreTrainedConfig) -> int:
     if not 0 <= token < config.vocab_size:
         raise ConfigError(
             f"mask_token_id is {token}, but the target has tokens 0 to {config.vocab_size - 1}. "

@@ -108,7 +108,10 @@ def config_entries(head: DFlashHead) -> dict[str, object]:
         "model_type": MODEL_TYPE,
         "pad_token_id": None,  # the default of transformers is outside of small vocabularies
         "layer_types": ["full_attention"] * config.num_hidden_layers,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": config.rope_parameters["rope_theta"],
+        },
         "target_layer_ids": list(head.target_layer_ids),
         "block_size": head.block_size,
         "mask_token_id": head.mask_token_id,

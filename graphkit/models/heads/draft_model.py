@@ -25,7 +25,6 @@ from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.forwards import DFlashForward, EagleForward
 from graphkit.models.heads.mtp import MtpForward, MtpHead
-from graphkit.models.heads.pools import head_attention
 from graphkit.models.layout import ModelLayout
 from graphkit.models.pools import LayerGroupAttention
 from graphkit.runners import ForwardOutput
@@ -40,6 +39,8 @@ class DraftModel(ABC):
 
     Attributes:
         module: The weights that are not the target's.
+        layout: Its layers with state.
+        dtype: Data type of its keys and values.
         algorithm: The algorithm that it drafts for.
         modes: Modes that it runs.
         num_steps: Draft steps if none are given.
@@ -49,6 +50,8 @@ class DraftModel(ABC):
     """
 
     module: nn.Module
+    layout: ModelLayout
+    dtype: torch.dtype
     algorithm: str
     modes: tuple[ForwardMode, ...] = (
         ForwardMode.DRAFT, ForwardMode.DRAFT_EXTEND, ForwardMode.DRAFT_EXTEND_V2,
@@ -57,7 +60,6 @@ class DraftModel(ABC):
     aux_layers: tuple[int, ...] = ()
     token_map: torch.Tensor | None = None
 
-    @abstractmethod
     def engine_model(
         self,
         requests: ReqToTokenPool,
@@ -72,42 +74,44 @@ class DraftModel(ABC):
             spec: The drafting and verification settings.
             slots: KV slots; ``None`` selects those of every request at its longest.
             attention: Attention backend; ``None`` selects Triton on CUDA and torch elsewhere.
+
+        Raises:
+            ConfigError: ``spec`` has more steps than a chain of MTP layers.
         """
+        backend = LayerGroupAttention(
+            requests, self.layout.attention, spec.page_size, self.dtype, self.layout.indexers,
+            slots, attention,
+        )  # fmt: skip
+        return EngineModel(self._forward(spec, backend), backend, draft_token_map=self.token_map)
 
     def drafter(self, model: EngineModel) -> Drafter:
         """Return the drafter of an engine; ``model`` is what ``engine_model`` returned."""
         return EagleDrafter(model)
 
+    @abstractmethod
+    def _forward(self, spec: SpecConfig, attention: LayerGroupAttention) -> Any:
+        """Return the forward over pools, or those of a chain."""
+
 
 class HeadDraft(DraftModel):
-    """An EAGLE or EAGLE-3 head.
+    """An EAGLE or EAGLE-3 head, which then runs through graphkit alone.
 
     Args:
-        head: The head, on the device of its target.
-        dtype: Data type of keys and values: that of hidden states.
+        head: The head, on the device and in the dtype of its target.
+        fuse: As for ``graphkit.models.load``.
     """
 
-    def __init__(self, head: EagleHead | Eagle3Head, dtype: torch.dtype) -> None:
+    def __init__(self, head: EagleHead | Eagle3Head, *, fuse: bool = True) -> None:
         self.module = self._head = head
-        self._dtype = dtype
+        self.layout, self.dtype = head.prepare(fuse=fuse), head.dtype
         self.algorithm = "EAGLE"
         if isinstance(head, Eagle3Head):
             self.algorithm, self.aux_layers = "EAGLE3", head.aux_layers
             self.token_map = head.token_map()
 
-    def engine_model(
-        self,
-        requests: ReqToTokenPool,
-        spec: SpecConfig,
-        slots: int | None = None,
-        attention: type[PagedAttention] | None = None,
-    ) -> EngineModel:
-        """See ``DraftModel.engine_model``."""
-        backend = head_attention(
-            self._head.config, requests, spec.page_size, self._dtype, slots, attention
-        )
-        forward = EagleForward(self._head, backend)
-        return EngineModel(forward, backend, draft_token_map=self.token_map)
+    def _forward(self, spec: SpecConfig, attention: LayerGroupAttention) -> Any:
+        del spec
+        return EagleForward(self._head, attention)
 
 
 class DFlashDraft(DraftModel):
@@ -115,33 +119,25 @@ class DFlashDraft(DraftModel):
 
     Args:
         head: The head, on the device and in the dtype of its target.
+        fuse: As for ``graphkit.models.load``.
     """
 
     algorithm = "DFLASH"
     modes = ()  # in a target, TARGET_VERIFY is the mode of the target's own forward
 
-    def __init__(self, head: DFlashHead) -> None:
+    def __init__(self, head: DFlashHead, *, fuse: bool = True) -> None:
         self.module = self._head = head
+        self.layout, self.dtype = head.prepare(fuse=fuse), head.dtype
         self.aux_layers = head.aux_layers
-
-    def engine_model(
-        self,
-        requests: ReqToTokenPool,
-        spec: SpecConfig,
-        slots: int | None = None,
-        attention: type[PagedAttention] | None = None,
-    ) -> EngineModel:
-        """See ``DraftModel.engine_model``."""
-        dtype = self._head.encoder.fc.weight.dtype
-        backend = head_attention(
-            self._head.config, requests, spec.page_size, dtype, slots, attention
-        )
-        return EngineModel(DFlashForward(self._head, backend), backend)
 
     def drafter(self, model: EngineModel) -> Drafter:
         """See ``DraftModel.drafter``."""
         head = self._head
         return DFlashDrafter(model, block_size=head.block_size, mask_token_id=head.mask_token_id)
+
+    def _forward(self, spec: SpecConfig, attention: LayerGroupAttention) -> Any:
+        del spec
+        return DFlashForward(self._head, attention)
 
 
 class StandaloneDraft(DraftModel):
@@ -165,26 +161,17 @@ class StandaloneDraft(DraftModel):
                 "with attention alone.",
                 field="draft",
             )
-        self.module, self._model, self._layout = model, model, layout
+        self.module, self._model = model, model
+        self.layout, self.dtype = layout, model.dtype
 
-    def engine_model(
-        self,
-        requests: ReqToTokenPool,
-        spec: SpecConfig,
-        slots: int | None = None,
-        attention: type[PagedAttention] | None = None,
-    ) -> EngineModel:
-        """See ``DraftModel.engine_model``."""
-        backend = LayerGroupAttention(
-            requests, self._layout.attention, spec.page_size, self._model.dtype,
-            self._layout.indexers, slots, attention,
-        )  # fmt: skip
-        run = TransformersForward(self._model, self._layout, backend)
+    def _forward(self, spec: SpecConfig, attention: LayerGroupAttention) -> Any:
+        del spec
+        run = TransformersForward(self._model, self.layout, attention)
 
         def forward(inputs: Any) -> ForwardOutput:
             return ForwardOutput(next_token_logits=run(inputs).next_token_logits)
 
-        return EngineModel(forward, backend)
+        return forward
 
 
 class MtpDraft(DraftModel):
@@ -198,42 +185,26 @@ class MtpDraft(DraftModel):
 
     def __init__(self, head: MtpHead, algorithm: str | None = None) -> None:
         self.module = self._head = head
+        self.layout, self.dtype = head.layout, head.dtype
         name = (_CHAIN if len(head.chain) > 1 else "EAGLE") if algorithm is None else algorithm
         self.algorithm = "EAGLE"
         if name.upper() == _CHAIN:
             self.algorithm, self.modes = _CHAIN, (ForwardMode.MULTI_LAYER_EAGLE,)
             self.num_steps = min(self.num_steps, len(head.chain))
 
-    def engine_model(
-        self,
-        requests: ReqToTokenPool,
-        spec: SpecConfig,
-        slots: int | None = None,
-        attention: type[PagedAttention] | None = None,
-    ) -> EngineModel:
-        """See ``DraftModel.engine_model``.
+    def drafter(self, model: EngineModel) -> Drafter:
+        """See ``DraftModel.drafter``."""
+        return MultiLayerDrafter(model) if self.algorithm == _CHAIN else EagleDrafter(model)
 
-        Raises:
-            ConfigError: The chain has fewer layers than ``spec`` has steps.
-        """
-        layers = len(self._head.chain)
-        is_chain, num_steps = self.algorithm == _CHAIN, spec.longest.num_steps
-        if is_chain and num_steps > layers:
+    def _forward(self, spec: SpecConfig, attention: LayerGroupAttention) -> Any:
+        layers, num_steps = len(self._head.chain), spec.longest.num_steps
+        if self.algorithm != _CHAIN:
+            return MtpForward(self._head, 0, attention)
+        if num_steps > layers:
             raise ConfigError(
                 f"num_steps is {num_steps}, but the folder has {layers} MTP layers, one per step. "
                 f"Set num_steps to a value from 1 to {layers}, or load the model with the "
                 "algorithm EAGLE, which drafts with the first layer alone.",
                 field="num_steps",
             )
-        backend = LayerGroupAttention(
-            requests, self._head.attention_layers, spec.page_size, self._head.dtype,
-            self._head.indexers, slots, attention,
-        )  # fmt: skip
-        forwards = [
-            MtpForward(self._head, layer, backend) for layer in range(num_steps if is_chain else 1)
-        ]
-        return EngineModel(forwards if is_chain else forwards[0], backend)
-
-    def drafter(self, model: EngineModel) -> Drafter:
-        """See ``DraftModel.drafter``."""
-        return MultiLayerDrafter(model) if self.algorithm == _CHAIN else EagleDrafter(model)
+        return [MtpForward(self._head, layer, attention) for layer in range(num_steps)]

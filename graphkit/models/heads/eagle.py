@@ -9,17 +9,16 @@ from __future__ import annotations
 from functools import partial
 
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from graphkit.errors import ConfigError
-from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.inputs import join_inputs
-from graphkit.models.heads.layers import Attend, DecoderLayer, Embedding
-from graphkit.models.heads.rope import RotaryEmbedding
-from graphkit.models.heads.sources import HeadSources, check_fit
+from graphkit.models.heads.layers import DraftHead
+from graphkit.models.heads.sources import HeadSources
 from graphkit.models.quantization import Linear
 
 
-class EagleHead(nn.Module):
+class EagleHead(DraftHead):
     """The head of EAGLE and EAGLE-2, in the layout of its published weights.
 
     Row p of a request takes the target's feature (its hidden state after the final norm) at
@@ -45,22 +44,21 @@ class EagleHead(nn.Module):
 
     def __init__(
         self,
-        config: LayerConfig,
+        config: PreTrainedConfig,
         target: HeadSources,
         *,
         fc_bias: bool = False,
         has_embedding: bool = False,
         has_head: bool = False,
     ) -> None:
-        super().__init__()
-        check_fit(config, target)
+        super().__init__(config, target)
         check_one_layer(config)
-        self.config = config
         if has_embedding:
-            self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.fc = Linear(2 * config.hidden_size, config.hidden_size, bias=fc_bias)
-        self.layers = nn.ModuleList([DecoderLayer(config, 0, has_input_norm=False)])
-        self.rotary_emb = RotaryEmbedding(config)
+        layer = self.new_layer(0)
+        layer.input_layernorm = nn.Identity()
+        self.layers = nn.ModuleList([layer])
         if has_head:
             self.lm_head: nn.Linear = Linear(config.hidden_size, config.vocab_size, bias=False)
         # Not modules: assigning one would register it as a submodule.
@@ -69,26 +67,26 @@ class EagleHead(nn.Module):
         )
         self._target_logits = None if has_head else target.logits
 
-    def forward(
-        self, input_ids_T: Tensor, hidden_TH: Tensor, positions_T: Tensor, attend: Attend
-    ) -> Tensor:
+    def run_random(self, positions_T: Tensor) -> Tensor:
+        """See ``DraftHead.run_random``."""
+        ids_T, hidden_TH = self.random_rows(len(positions_T), self.config.hidden_size)
+        out_TH: Tensor = self(ids_T, hidden_TH, positions_T)
+        return out_TH
+
+    def forward(self, input_ids_T: Tensor, hidden_TH: Tensor, positions_T: Tensor) -> Tensor:
         """Run the head over flat tokens.
 
         Args:
             input_ids_T: Token of the position after each row.
             hidden_TH: The target's features, or the result of the previous draft step.
             positions_T: Position of each row in its request.
-            attend: Stores keys and values and attends; called with layer 0.
 
         Shapes:
             input_ids_T, positions_T: [T] int32 or int64.
             hidden_TH, result: [T, H].
         """
         merged_TH = self.fc(self._inputs(input_ids_T, hidden_TH))
-        rotation = self.rotary_emb(positions_T)
-        fed_TH: Tensor
-        fed_TH, hidden_TH = self.layers[0](merged_TH, merged_TH, rotation, attend)
-        return fed_TH + hidden_TH
+        return self.decode(self.layers, merged_TH, positions_T)[0]
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
         """Apply the output head: [T, H] to [T, V]."""
@@ -98,7 +96,7 @@ class EagleHead(nn.Module):
         return logits_TV
 
 
-def check_one_layer(config: LayerConfig) -> None:
+def check_one_layer(config: PreTrainedConfig) -> None:
     """Check that a head has one layer.
 
     Raises:

@@ -1,85 +1,88 @@
 """The draft head of EAGLE-3: features of three target layers and a reduced vocabulary.
 
-Tensor suffixes: T tokens, S parts of a product, H hidden, I input of attention (2 H), F features
+Tensor suffixes: T tokens, H hidden, I input of attention (2 H), F features
 (H or 3 H), V draft vocabulary.
 """
 # ruff: noqa: N803, N806 -- the suffixes are shapes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from graphkit.errors import ConfigError
-from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.eagle import check_one_layer
 from graphkit.models.heads.inputs import join_inputs
-from graphkit.models.heads.layers import MLP, Attend, Attention, Embedding, RMSNorm
-from graphkit.models.heads.rope import RotaryEmbedding, Rotation
-from graphkit.models.heads.sources import HeadSources, check_fit
+from graphkit.models.heads.layers import DraftHead
+from graphkit.models.heads.sources import HeadSources
 from graphkit.models.quantization import Linear
 
 
 class Eagle3Layer(nn.Module):
     """A decoder layer whose attention reads the concatenation of embedding and feature.
 
-    The caller applies ``input_norms``, and a norm that adds the result of the MLP to the residual
-    stream.
+    The caller applies ``input_layernorm`` and ``hidden_norm``.
 
     Args:
-        config: Sizes and options of the layer.
+        layer: A decoder layer of transformers, whose modules this one takes over.
+        hidden_norm: The norm of features.
         norm_before_residual: Whether the residual stream starts with the normalised feature.
     """
 
-    def __init__(self, config: LayerConfig, *, norm_before_residual: bool = False) -> None:
+    def __init__(
+        self, layer: nn.Module, hidden_norm: nn.Module, *, norm_before_residual: bool = False
+    ) -> None:
         super().__init__()
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.self_attn = Attention(config, 0, input_size=2 * size)
-        self.mlp = MLP(config)
-        self.hidden_norm = RMSNorm(size, eps)
-        self.input_layernorm = RMSNorm(size, eps)
-        self.post_attention_layernorm = RMSNorm(size, eps)
+        self.self_attn: nn.Module
+        self.mlp: nn.Module
+        self.input_layernorm: nn.Module
+        self.post_attention_layernorm: nn.Module
+        for name, module in layer.named_children():
+            setattr(self, name, module)
+        self.hidden_norm = hidden_norm
         self.norm_before_residual = norm_before_residual
-
-    @property
-    def input_norms(self) -> tuple[RMSNorm, RMSNorm]:
-        """The norms of embeddings and of features."""
-        return self.input_layernorm, self.hidden_norm
+        for name in ("q_proj", "k_proj", "v_proj"):
+            plain: Any = self.self_attn.get_submodule(name)
+            has_bias = plain.bias is not None
+            wide = nn.Linear(2 * plain.in_features, plain.out_features, bias=has_bias)
+            setattr(self.self_attn, name, wide)
 
     def forward(
         self,
-        normed_TI: Tensor,
-        hidden_TH: Tensor,
-        rotation: Rotation,
-        attend: Attend,
-    ) -> tuple[Tensor, Tensor]:
+        normed_1TI: Tensor,
+        hidden_1TH: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+    ) -> Tensor:
         """Run the layer.
 
         Args:
-            normed_TI: Embeddings and features side by side, after ``input_norms``.
-            hidden_TH: The features, with which the residual stream starts.
-            rotation: Rotation of the rows.
-            attend: Stores keys and values, and attends.
+            normed_1TI: Normalised embeddings and features side by side.
+            hidden_1TH: The features, with which the residual stream starts.
+            position_embeddings: Rotation of the rows, as transformers computes it.
 
         Returns:
-            Parts of the result of the MLP, and the residual stream to which a norm adds them.
+            The residual stream. Its last sum may wait for a norm, see ``DraftHead.decode``.
 
         Shapes:
-            normed_TI: [T, 2 H].
-            hidden_TH, results: [T, H]; parts are [S, T, H].
+            normed_1TI: [1, T, 2 H].
+            hidden_1TH, result: [1, T, H].
         """
-        mixed_STH: Tensor = self.self_attn(normed_TI, rotation, attend)
         if self.norm_before_residual:
-            hidden_TH = normed_TI[:, hidden_TH.shape[1] :]
-        normed_TH, hidden_TH = self.post_attention_layernorm(mixed_STH, hidden_TH)
-        return self.mlp(normed_TH, split_k_partials=True), hidden_TH
+            hidden_1TH = normed_1TI[..., hidden_1TH.shape[-1] :]
+        mixed_1TH, _ = self.self_attn(
+            hidden_states=normed_1TI, attention_mask=None, position_embeddings=position_embeddings
+        )
+        hidden_1TH = hidden_1TH + mixed_1TH
+        fed_1TH: Tensor = self.mlp(self.post_attention_layernorm(hidden_1TH))
+        return hidden_1TH + fed_1TH
 
 
-class Eagle3Head(nn.Module):
+class Eagle3Head(DraftHead):
     """The head of EAGLE-3 (arXiv 2503.01840), in the layout of its published weights.
 
     Tokens are shifted as in ``EagleHead``. Rows of committed tokens read three residual streams of
@@ -109,7 +112,7 @@ class Eagle3Head(nn.Module):
 
     def __init__(
         self,
-        config: LayerConfig,
+        config: PreTrainedConfig,
         target: HeadSources,
         *,
         aux_layers: Sequence[int] | None = None,
@@ -119,32 +122,41 @@ class Eagle3Head(nn.Module):
         has_head: bool = True,
         norm_before_residual: bool = False,
     ) -> None:
-        super().__init__()
-        check_fit(config, target)
+        super().__init__(config, target)
         check_one_layer(config)
         size, vocab_size = config.hidden_size, draft_vocab_size or config.vocab_size
-        self.config = config
         self.aux_layers = _checked(aux_layers, target.num_hidden_layers)
         if has_embedding:
-            self.embed_tokens = Embedding(config.vocab_size, size)
+            self.embed_tokens = nn.Embedding(config.vocab_size, size)
         self.fc = Linear(3 * size, size, bias=fc_bias)
-        self.midlayer = Eagle3Layer(config, norm_before_residual=norm_before_residual)
-        self.norm = RMSNorm(size, config.rms_norm_eps)
+        self.midlayer = Eagle3Layer(
+            self.new_layer(0), self.new_norm(), norm_before_residual=norm_before_residual
+        )
+        self.norm = self.new_norm()
         if has_head:
             self.lm_head: nn.Linear = Linear(size, vocab_size, bias=False)
         has_map = draft_vocab_size is not None
         self.register_buffer("d2t", torch.zeros(vocab_size, dtype=torch.int64) if has_map else None)
-        self.rotary_emb = RotaryEmbedding(config)
         # Not modules: assigning one would register it as a submodule.
         self._inputs = partial(
             join_inputs, self.embed_tokens if has_embedding else target.embedding
         )
         self._target_logits = None if has_head else target.logits
 
+    def run_random(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``DraftHead.run_random``."""
+        ids_T, hidden_TF = self.random_rows(len(positions_T), 3 * self.config.hidden_size)
+        out: tuple[Tensor, Tensor] = self(ids_T, hidden_TF, positions_T, with_logits=True)
+        return out
+
+    @property
+    def tp_plan(self) -> Mapping[str, str]:
+        """See ``DraftHead.tp_plan``."""
+        plan = super().tp_plan.items()
+        return {name.replace("layers.*.", "midlayer."): style for name, style in plan}
+
     @overload
-    def forward(
-        self, input_ids_T: Tensor, hidden_TF: Tensor, positions_T: Tensor, attend: Attend
-    ) -> Tensor: ...
+    def forward(self, input_ids_T: Tensor, hidden_TF: Tensor, positions_T: Tensor) -> Tensor: ...
 
     @overload
     def forward(
@@ -152,7 +164,6 @@ class Eagle3Head(nn.Module):
         input_ids_T: Tensor,
         hidden_TF: Tensor,
         positions_T: Tensor,
-        attend: Attend,
         *,
         with_logits: Literal[True],
     ) -> tuple[Tensor, Tensor]: ...
@@ -162,7 +173,6 @@ class Eagle3Head(nn.Module):
         input_ids_T: Tensor,
         hidden_TF: Tensor,
         positions_T: Tensor,
-        attend: Attend,
         *,
         with_logits: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
@@ -173,7 +183,6 @@ class Eagle3Head(nn.Module):
             hidden_TF: Three residual streams of the target, or the result of the previous draft
                 step.
             positions_T: Position of each row in its request.
-            attend: Stores keys and values and attends; called with layer 0.
             with_logits: Whether to return the logits of all rows, too.
 
         Returns:
@@ -186,10 +195,13 @@ class Eagle3Head(nn.Module):
             hidden states: [T, H]. logits: [T, V].
         """
         hidden_TH = self.fc(hidden_TF) if hidden_TF.shape[1] == self.fc.in_features else hidden_TF
-        normed_TI = self._inputs(input_ids_T, hidden_TH, self.midlayer.input_norms)
-        rotation = self.rotary_emb(positions_T)
-        fed_STH, hidden_TH = self.midlayer(normed_TI, hidden_TH, rotation, attend)
-        normed_TH, out_TH = self.norm(fed_STH, hidden_TH)
+        norms = self.midlayer.input_layernorm, self.midlayer.hidden_norm
+        eps = self.config.rms_norm_eps
+        normed_1TI = self._inputs(input_ids_T, hidden_TH, norms, eps)[None]
+        rotation = self.rotary_emb(normed_1TI, positions_T[None])
+        out_1TH = self.midlayer(normed_1TI, hidden_TH[None], rotation)
+        normed_TH = self.norm(out_1TH)[0]  # first, since it computes the last sum
+        out_TH: Tensor = out_1TH[0]
         return (self._logits_of(normed_TH), out_TH) if with_logits else out_TH
 
     def logits(self, hidden_TH: Tensor) -> Tensor:

@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from torch import nn
+from transformers import PreTrainedConfig
 
 from graphkit.config import is_int, require_type
 from graphkit.errors import CheckpointError, ConfigError, short_repr
 from graphkit.models.folder import StoredWeights, as_folder, read_config, write_folder
 from graphkit.models.heads import dflash_layout, eagle3_layout, eagle_layout
-from graphkit.models.heads.config import LayerConfig
+from graphkit.models.heads.config import config_entries
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
-from graphkit.models.heads.layers import store_by_columns
+from graphkit.models.heads.layers import DraftHead
 from graphkit.models.heads.settings import head_config
-from graphkit.models.heads.sharded_layers import part_of, split_head
 from graphkit.models.heads.sources import HeadSources
+from graphkit.models.tensor_parallel import RankSplit
 
-Head = TypeVar("Head", bound=nn.Module)
+Head = TypeVar("Head", bound=DraftHead)
 
 _FC_BIAS, _EMBEDDING, _HEAD = "fc.bias", "embed_tokens.weight", "lm_head.weight"
 _ARCHITECTURES = {
@@ -171,7 +171,7 @@ def save_draft_head(head: EagleHead | Eagle3Head | DFlashHead, folder: str | Pat
     """
     folder = as_folder("save_draft_head", folder)
     require_type("save_draft_head", "head", head, tuple(_ARCHITECTURES), "a draft head")
-    config = head.config.to_dict() | {"architectures": [_ARCHITECTURES[type(head)]]}
+    config = config_entries(head.config) | {"architectures": [_ARCHITECTURES[type(head)]]}
     if isinstance(head, Eagle3Head):
         config |= eagle3_layout.config_entries(head)
     if isinstance(head, DFlashHead):
@@ -190,8 +190,8 @@ def _on_meta_device() -> Iterator[None]:
 
 
 def _load(
-    build: Callable[[LayerConfig], Head],
-    config: LayerConfig,
+    build: Callable[[PreTrainedConfig], Head],
+    config: PreTrainedConfig,
     stored: StoredWeights,
     target: HeadSources,
     ignored: frozenset[str] = frozenset(),
@@ -199,16 +199,21 @@ def _load(
 ) -> Head:
     target_weight, group = target.lm_head.get_parameter("weight"), getattr(target, "group", None)
     with _on_meta_device():
-        whole, head = build(config), split_head(build, config, group)
+        head = build(config)
+        expected = head.state_dict()
+        split = None if group is None else RankSplit(head, group)
+    if split is not None:
+        split.cut(head)
     head.to(target_weight.dtype)
     stored.fill(
         head,
         target_weight.device,
         ignored=ignored,
         rename=rename,
-        expected=whole.state_dict(),
-        part_of=partial(part_of, group=group),
+        expected=expected,
+        parts={} if split is None else split.parts,
         advice="Use a draft head without them, in the dtype of its training.",
     )
-    store_by_columns(head)
+    if split is not None:
+        split.install(head)
     return head.eval().requires_grad_(False)

@@ -9,17 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from graphkit.models.heads.layers import Embedding, RMSNorm
 from graphkit.ops.decoder import embed_and_join
-
-_PLAIN = (nn.Embedding.forward, Embedding.forward)
 
 
 def join_inputs(
     embedding: nn.Module,
     input_ids_T: Tensor,
     hidden_TH: Tensor,
-    norms: tuple[RMSNorm, RMSNorm] | None = None,
+    norms: tuple[nn.Module, nn.Module] | None = None,
+    eps: float = 0.0,
 ) -> Tensor:
     """Embed tokens and put features beside them.
 
@@ -30,7 +28,8 @@ def join_inputs(
         embedding: Maps token ids to rows; of the head, or of its target.
         input_ids_T: Token of each row.
         hidden_TH: Feature of each row.
-        norms: Norms of embeddings and of features, with one epsilon; ``None`` for none.
+        norms: Root mean square norms of embeddings and of features; ``None`` for none.
+        eps: Added to the mean squares by both norms.
 
     Shapes:
         input_ids_T: [T] int32 or int64. hidden_TH: [T, H]. result: [T, 2 H].
@@ -43,15 +42,15 @@ def join_inputs(
         return torch.cat((embedded_TH, hidden_TH), dim=-1)
     if norms is None:
         return embed_and_join(input_ids_T, table, hidden_TH)
-    first, second = norms
-    return embed_and_join(input_ids_T, table, hidden_TH, first.weight, second.weight, first.eps)
+    first, second = (norm.get_parameter("weight") for norm in norms)
+    return embed_and_join(input_ids_T, table, hidden_TH, first, second, eps)
 
 
 def _table(embedding: nn.Module) -> Tensor | None:
     """Return the rows of an embedding by token; ``None`` if it does more than look them up."""
     if not isinstance(embedding, nn.Embedding) or embedding.max_norm is not None:
         return None
-    if getattr(embedding.forward, "__func__", None) not in _PLAIN:
+    if getattr(embedding.forward, "__func__", None) is not nn.Embedding.forward:
         return None
     weight: Tensor = embedding.weight
     return weight if type(weight) is nn.Parameter else None  # quantised ones are of other types

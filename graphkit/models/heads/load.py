@@ -29,7 +29,6 @@ from graphkit.models.heads.folders import (
     load_eagle3_head,
     load_eagle_head,
 )
-from graphkit.models.heads.layers import quantize_layers
 from graphkit.models.heads.mtp import load_mtp
 from graphkit.models.heads.sources import HeadSources, check_fit
 from graphkit.models.layout import ModelLayout, decoder_layers, output_head
@@ -89,6 +88,8 @@ def load_draft(
     target: TransformersModel,
     algorithm: str | None,
     quantize: str | None = None,
+    *,
+    fuse: bool = True,
 ) -> DraftModel:
     """Return a draft head or MTP layers for a target.
 
@@ -98,6 +99,7 @@ def load_draft(
         target: The target.
         algorithm: As for ``load``.
         quantize: As for ``load``.
+        fuse: As for ``load``.
 
     Raises:
         CheckpointError: The weights cannot be loaded, or do not fit the target.
@@ -118,9 +120,10 @@ def load_draft(
     check_fit(draft.config, shared)
     if quantize is not None:
         quantize_draft(draft, quantize)
-    if isinstance(draft, DFlashHead):
-        return DFlashDraft(draft)
-    return HeadDraft(draft, target.dtype)
+    with nullcontext() if target.split is None else deciding_by(target.split.all):
+        if isinstance(draft, DFlashHead):
+            return DFlashDraft(draft, fuse=fuse)
+        return HeadDraft(draft, fuse=fuse)
 
 
 def head_sources(
@@ -166,7 +169,4 @@ def quantize_draft(draft: nn.Module, quantize: str) -> None:
         draft: The draft model.
         quantize: See ``load_models``.
     """
-    if isinstance(draft, EagleHead | Eagle3Head):
-        quantize_linears(draft, quantize)
-    else:
-        quantize_layers(draft, quantize)
+    quantize_linears(draft.layers if isinstance(draft, DFlashHead) else draft, quantize)

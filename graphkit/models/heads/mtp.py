@@ -23,7 +23,6 @@ from graphkit.models.folder import read_quantized_config
 from graphkit.models.forward import batch_forward
 from graphkit.models.layout import (
     AttentionLayer,
-    IndexLayer,
     ModelLayout,
     decoder_layers,
     head_shape,
@@ -174,14 +173,11 @@ class MtpHead(nn.Module):
         return self.chain[0].eh_proj.weight.dtype
 
     @property
-    def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        """The attention of each layer."""
-        return tuple(layer.attention for layer in self.chain)
-
-    @property
-    def indexers(self) -> tuple[IndexLayer, ...]:
-        """The indexers of all layers."""
-        return tuple(indexer for layer in self.chain for indexer in layer.layout.indexers)
+    def layout(self) -> ModelLayout:
+        """The attention and the indexers of all layers."""
+        layouts = [layer.layout for layer in self.chain]
+        indexers = tuple(indexer for layout in layouts for indexer in layout.indexers)
+        return ModelLayout(tuple(layer.attention for layer in self.chain), (), indexers)
 
     def forward(
         self, layer: int, input_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor

@@ -7,17 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from graphkit.errors import CheckpointError, short_repr
-from graphkit.models.heads.config import LayerConfig
+from transformers import PreTrainedConfig
 
-_LAYER = frozenset({
-    "attention_bias", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "layer_types",
-    "max_position_embeddings", "mlp_bias", "model_type", "num_attention_heads",
-    "num_hidden_layers", "num_key_value_heads", "partial_rotary_factor", "quantization_config",
-    "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "rope_type",
-    "sliding_window", "tie_word_embeddings", "use_sliding_window", "vocab_size",
-})  # fmt: skip
-"""Settings of the layers, which ``layer_settings`` and ``LayerConfig.from_dict`` read."""
+from graphkit.errors import CheckpointError, short_repr
+from graphkit.models.heads.config import LAYER_SETTINGS, layer_config
+
 _ROTATION = frozenset({
     "factor", "high_freq_factor", "low_freq_factor", "mrope_interleaved", "mrope_section",
     "original_max_position_embeddings", "partial_rotary_factor", "rope_theta", "rope_type", "type",
@@ -81,7 +75,10 @@ def check_settings(
     Raises:
         CheckpointError: There is such a setting.
     """
-    values, known = {**_ALLOWED, **allowed}, {*used, *_LAYER, *_WITHOUT_EFFECT} - allowed.keys()
+    values, known = (
+        {**_ALLOWED, **allowed},
+        {*used, *LAYER_SETTINGS, *_WITHOUT_EFFECT} - allowed.keys(),
+    )
     for name, value in data.items():
         if value is None or name in known or name.startswith("_"):
             continue
@@ -102,7 +99,7 @@ def check_settings(
             )
 
 
-def head_config(data: Mapping[str, object]) -> LayerConfig:
+def head_config(data: Mapping[str, object]) -> PreTrainedConfig:
     """Return the configuration of the layers of an EAGLE or EAGLE-3 head.
 
     A window of ``layer_types`` is that of Mistral, whatever the type of the layer.
@@ -138,9 +135,7 @@ def head_config(data: Mapping[str, object]) -> LayerConfig:
         data = {**data, "model_type": "mistral"}
     elif own and data.get("model_type") == "mistral":
         data = {**data, "sliding_window": None}
-    return LayerConfig.from_dict(
-        data, advice="Use a draft head whose layers are those of Llama, Mistral, Qwen2 or Qwen3."
-    )
+    return layer_config(data)
 
 
 def as_object(data: Mapping[str, object], name: str) -> Mapping[str, object]:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError
-from graphkit.models.heads.config import LayerConfig
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +72,7 @@ class AuxStates:
         return torch.cat([self._states[layer] for layer in self._layers], dim=-1)
 
 
-def check_fit(config: LayerConfig, target: HeadSources) -> None:
+def check_fit(config: PreTrainedConfig, target: HeadSources) -> None:
     """Check that a draft head has the hidden size and vocabulary of its target.
 
     Raises:

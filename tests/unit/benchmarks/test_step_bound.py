@@ -15,7 +15,7 @@ from graphkit import models
 from graphkit.cli.benchmarks import WeightBytes, copy_bandwidth, step_bound
 from graphkit.engine.step import SpecStepInputs
 from graphkit.models import reference, shapes
-from graphkit.models.heads.config import LayerConfig
+from graphkit.models.heads.config import layer_config
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.sources import HeadSources
@@ -79,7 +79,7 @@ def read_with(model, head, num_steps):
 
 def test_a_step_of_the_8b_shape_reads_19_7_gigabytes(llama_8b):
     with torch.device("meta"):
-        read = read_with(llama_8b, shapes._draft_head("EAGLE", llama_8b, None), 3)
+        read = read_with(llama_8b, shapes._draft_head("EAGLE", llama_8b), 3)
     assert read.verify == 15_009_849_344
     assert round(read.total / 1e9, 1) == 19.7
 
@@ -88,7 +88,7 @@ def test_a_step_of_the_8b_shape_reads_19_7_gigabytes(llama_8b):
 def test_an_eagle_3_step_of_the_8b_shape_reads_the_layer_and_the_small_head(llama_8b, num_steps):
     """Each draft step reads 0.75 GB, where that of EAGLE reads 1.56; the features merge once."""
     with torch.device("meta"):
-        read = read_with(llama_8b, shapes._draft_head("EAGLE3", llama_8b, None), num_steps)
+        read = read_with(llama_8b, shapes._draft_head("EAGLE3", llama_8b), num_steps)
     hidden, intermediate, keys_and_values = 4096, 14336, 2048
     layer = hidden * (2 * hidden + 2 * keys_and_values + hidden + 3 * intermediate)
     norms, output_head, merge = 4 * hidden, 32_000 * hidden, 3 * hidden * hidden
@@ -98,7 +98,7 @@ def test_an_eagle_3_step_of_the_8b_shape_reads_the_layer_and_the_small_head(llam
 
 @pytest.mark.parametrize("kind", [EagleHead, Eagle3Head])
 def test_a_draft_reads_one_output_head_its_own_or_that_of_the_target(llama_8b, kind):
-    config = LayerConfig.from_dict({**llama_8b.config.to_dict(), "num_hidden_layers": 1})
+    config = layer_config({**llama_8b.config.to_dict(), "num_hidden_layers": 1})
     sources = HeadSources(llama_8b.get_input_embeddings(), llama_8b.lm_head, 32)
     with torch.device("meta"):
         heads = [kind(config, sources, has_head=has_head) for has_head in (False, True)]

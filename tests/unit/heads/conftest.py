@@ -9,15 +9,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig
 
-from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.folders import save_draft_head
 from small_llama import small_llama
 
 TOOLS = Path(__file__).parents[3] / "tools"
-HEAD = LayerConfig(
+HEAD = LlamaConfig(
     vocab_size=96,
     hidden_size=64,
     intermediate_size=112,

@@ -7,9 +7,10 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Qwen3Config
 
+from causal_attention import run_head
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.folders import (
     head_algorithm,
@@ -17,6 +18,7 @@ from graphkit.models.heads.folders import (
     load_eagle_head,
     save_draft_head,
 )
+from graphkit.models.running import attending
 
 BLOCK, MASK = 4, 90
 
@@ -27,11 +29,10 @@ def make_head(target):
 
     def make(**options):
         torch.manual_seed(6)
-        config = LayerConfig(
+        config = Qwen3Config(
             vocab_size=96, hidden_size=64, intermediate_size=80, num_hidden_layers=2,
             num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-            max_position_embeddings=128, qk_norm=True,
-        )  # fmt: skip
+            max_position_embeddings=128, )  # fmt: skip
         usual = {"target_layer_ids": (0,), "block_size": BLOCK, "mask_token_id": MASK}
         head = DFlashHead(config, target, **(usual | options))
         for name, parameter in head.named_parameters():
@@ -55,7 +56,7 @@ def run(head, features, block):
         out = torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True)
         return out.transpose(0, 1)
 
-    return head(block, positions[length:], attend)
+    return run_head(head, block, positions[length:], attend)
 
 
 @pytest.fixture
@@ -97,16 +98,22 @@ def test_blocks_are_those_of_transformers(make_head, target, features, block, tm
 
 def test_keys_and_values_are_those_of_the_whole_projection(make_head, features):
     head = make_head()
-    attention, rotation = head.layers[1].self_attn, head.rotary_emb(torch.arange(9))
-    seen = []
+    seen, positions = [], torch.arange(9)
 
-    def attend(_layer, query, key, value):
-        seen.extend((key, value))
-        return query
+    def attend(call):
+        seen.append([part[0].transpose(0, 1) for part in (call.key, call.value)])
+        return call.query.transpose(1, 2)
 
-    attention(features, rotation, attend)
-    for got, expected in zip(attention.keys_and_values(features, rotation), seen, strict=True):
-        torch.testing.assert_close(got, expected)
+    with attending(attend, positions):
+        for layer in head.layers:
+            rotation = head.rotary_emb(features[None], positions[None])
+            layer.self_attn(features[None], rotation, None)
+    assert len(seen) == 2
+    for is_prepared in (False, True):
+        if is_prepared:
+            head.prepare()
+        with torch.no_grad():
+            torch.testing.assert_close(head.context_heads(features, positions), [*map(tuple, seen)])
 
 
 def test_a_saved_head_is_loaded_again(make_head, target, features, block, tmp_path):

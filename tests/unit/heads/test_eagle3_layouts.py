@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from causal_attention import causal_attend
+from causal_attention import causal_attend, run_head
 from graphkit.errors import CheckpointError
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.folders import load_eagle3_head, save_draft_head
@@ -50,7 +50,7 @@ def test_specforge_names_layers_by_their_outputs(eagle3, state, load, rows):
     entries = {"draft_vocab_size": 32, "eagle_config": {LAYER_IDS: [0, 1, 1]}}
     head = load(state, eagle3.config.to_dict() | entries)
     assert head.aux_layers == (1, 2, 2)
-    assert torch.equal(head(*rows), eagle3(*rows))
+    assert torch.equal(run_head(head, *rows), run_head(eagle3, *rows))
     assert torch.equal(head.token_map(), eagle3.token_map())
 
 
@@ -65,7 +65,7 @@ def test_speculators_nest_the_configuration_and_number_the_layer(
     head = load(renamed, entries | {"norm_before_residual": is_normed})
     assert head.aux_layers == (0, 1, 2)
     head._inputs = eagle3._inputs
-    assert torch.equal(head(*rows), eagle3(*rows))
+    assert torch.equal(run_head(head, *rows), run_head(eagle3, *rows))
     assert torch.equal(head.embed_tokens.weight, renamed["embed_tokens.weight"])
 
 
@@ -75,7 +75,7 @@ def test_a_prefix_of_the_whole_model_is_ignored(eagle3, state, load, rows):
         for name, each in state.items()
     }
     head = load(prefixed, eagle3.config.to_dict() | AUTHORS)
-    assert torch.equal(head.logits(head(*rows)), eagle3.logits(eagle3(*rows)))
+    assert torch.equal(head.logits(run_head(head, *rows)), eagle3.logits(run_head(eagle3, *rows)))
 
 
 @pytest.mark.parametrize("is_reduced", [False, True])

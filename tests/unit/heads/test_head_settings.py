@@ -7,10 +7,10 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import Qwen3Config
 
-from causal_attention import causal_attend
+from causal_attention import causal_attend, run_head
 from graphkit.errors import CheckpointError
-from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.folders import (
     head_algorithm,
@@ -27,11 +27,10 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 
 @pytest.fixture
 def dflash(target):
-    config = LayerConfig(
+    config = Qwen3Config(
         vocab_size=96, hidden_size=64, intermediate_size=80, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=128,
-        qk_norm=True,
-    )  # fmt: skip
+        )  # fmt: skip
     options = {"target_layer_ids": (0,), "block_size": 4, "mask_token_id": 95}
     return DFlashHead(config, target, **options).requires_grad_(False)
 
@@ -144,10 +143,12 @@ def test_settings_without_effect_are_taken(kind, load, request):
 )
 def test_the_window_of_a_layer_is_that_of_its_type(kind, entries, window, load, request):
     head, original = load(kind, entries), request.getfixturevalue(kind)
-    assert head.config.sliding_window == window
+    assert getattr(head.config, "sliding_window", None) == window
+    assert head.prepare().attention[0].window == (window or 0)
     rows = torch.arange(5), torch.randn(5, 64), torch.arange(5)
-    expected = original(*rows, causal_attend(1, 5, window))
-    assert torch.equal(head(*rows, causal_attend(1, 5, head.config.sliding_window)), expected)
+    expected = run_head(original, *rows, causal_attend(1, 5, window))
+    got = run_head(head, *rows, causal_attend(1, 5, window))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_the_eagle_3_head_drafts_a_quarter_of_a_small_vocabulary():
 def test_the_eagle_3_head_of_a_shape_is_as_published_ones(shape):
     model = on_meta(shape)
     with torch.device("meta"):
-        head = shapes._draft_head("EAGLE3", model, None)
+        head = shapes._draft_head("EAGLE3", model)
     layers, size = SHAPES[shape]["num_hidden_layers"], SHAPES[shape]["hidden_size"]
     assert head.aux_layers == (2, layers // 2, layers - 3)
     assert head.fc.weight.shape == (size, 3 * size)
@@ -87,7 +87,7 @@ def test_a_file_of_settings_is_a_shape(tmp_path):
 
 def test_shapes_are_quantised():
     model = random_model("tiny", "EAGLE3", device="cpu", quantize="int4")
-    assert isinstance(model.draft.module.midlayer.self_attn.qkv_proj, QuantizedLinear)
+    assert isinstance(model.draft.module.midlayer.self_attn.q_proj, QuantizedLinear)
     plain = random_model("tiny", "EAGLE3", device="cpu")
     one, other = (each.head.weight for each in (model, plain))
     assert torch.equal(one, other)

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import Qwen3Config
 
+from causal_attention import run_head
 from graphkit import models
-from graphkit.models.heads.config import LayerConfig
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.running import attending
 from small_llama import full_logits
 from small_targets import mtp_chain
 
 STEPS = 3
-TWO_LAYERS = LayerConfig(
-    vocab_size=96, hidden_size=64, intermediate_size=80, num_hidden_layers=2,
-    num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=128,
-)  # fmt: skip
+TWO_LAYERS = {
+    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "max_position_embeddings": 128,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ class Recorder:
         self.calls = []
 
     def __call__(self, *arguments):
-        *step, tokens, hidden, positions, _ = arguments
+        *step, tokens, hidden, positions = arguments
         self.calls.append((*step, tokens, hidden, positions))
         return hidden + 1
 
@@ -108,7 +109,7 @@ def test_eagle_drafts_are_those_of_decoding_with_a_cache(training, eagle, target
             for step, draft in enumerate(drafts):
                 rows = slice(root + step if step else 0, root + step + 1)
                 positions = torch.arange(12)[rows]
-                hidden = eagle(ids[window, 1:][rows], hidden, positions, cache)[-1:]
+                hidden = run_head(eagle, ids[window, 1:][rows], hidden, positions, cache)[-1:]
                 torch.testing.assert_close(draft.hidden[window, root], hidden[0])
                 torch.testing.assert_close(draft.logits[window, root], eagle.logits(hidden)[0])
 
@@ -126,7 +127,7 @@ def test_eagle3_drafts_are_those_of_decoding_with_a_cache(training, eagle3, targ
             for step, draft in enumerate(drafts):
                 rows = slice(root + step if step else 0, root + step + 1)
                 positions = torch.arange(12)[rows]
-                hidden = eagle3(ids[window, 1:][rows], hidden, positions, cache)[-1:]
+                hidden = run_head(eagle3, ids[window, 1:][rows], hidden, positions, cache)[-1:]
                 torch.testing.assert_close(draft.logits[window, root], eagle3.logits(hidden)[0])
                 assert torch.equal(draft.tokens, eagle3.token_map())
 
@@ -134,7 +135,7 @@ def test_eagle3_drafts_are_those_of_decoding_with_a_cache(training, eagle3, targ
 def test_dflash_drafts_are_those_of_a_block_behind_its_context(training, target, ids):
     """A block sees the context up to its root, and no other block."""
     torch.manual_seed(9)
-    config = replace(TWO_LAYERS, qk_norm=True)
+    config = Qwen3Config(**TWO_LAYERS)
     head = DFlashHead(config, target, target_layer_ids=(0,), block_size=4, mask_token_id=90)
     for name, parameter in head.named_parameters():
         parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.15)
@@ -147,7 +148,7 @@ def test_dflash_drafts_are_those_of_a_block_behind_its_context(training, target,
             rows[0] = ids[window, root + 1]
             context = head.encoder(features[window, : root + 1])
             cache = Context(head.context_heads(context, torch.arange(root + 1)))
-            logits = head.logits(head(rows, root + 1 + torch.arange(4), cache))
+            logits = head.logits(run_head(head, rows, root + 1 + torch.arange(4), cache))
             for step, draft in enumerate(drafts, 1):
                 torch.testing.assert_close(draft.logits[window, block], logits[step])
 

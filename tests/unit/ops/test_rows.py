@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from graphkit import InputError
-from graphkit.models.heads.layers import Embedding
 from graphkit.ops.kernels import rows as kernels
 from graphkit.ops.rows import gather_rows, scatter_rows
 from op_devices import CPU, CUDA, INTERPRETER, by
@@ -143,19 +142,3 @@ def test_an_index_outside_the_rows_is_an_error_on_the_cpu(row):
 def test_refusals(call, text):
     with pytest.raises(InputError, match=text):
         call()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("is_tied", [False, True], ids=["by rows", "by columns"])
-@torch.no_grad()
-def test_an_embedding_reads_its_weight_in_place(is_tied):
-    embedding = Embedding(50, 96, device="cuda")
-    if is_tied:  # as store_by_columns leaves a float32 weight that is also the output head
-        embedding.weight.data = embedding.weight.data.t().contiguous().t()
-    ids = torch.randint(50, (2, 7), device="cuda")
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    got = embedding(ids)
-    most = torch.cuda.max_memory_allocated() - before
-    assert torch.equal(got, embedding.weight[ids])
-    assert most < embedding.weight.nbytes
