@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from graphkit.graphs import CapturedGraph
 from graphkit.records import Node
 
 
@@ -70,6 +71,14 @@ class HostObjects(Protocol):
 
         Raises:
             ConfigError: One is in training mode.
+        """
+
+    def warn_of_side_outputs(self, label: str, graph: CapturedGraph) -> None:
+        """Log a warning if the capture of a graph has left tensors in objects.
+
+        Args:
+            label: Name of the runner.
+            graph: The graph that was captured last.
         """
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -78,10 +78,11 @@ class Runner(_CapturedGraphs[OutputT], Generic[InputsT, OutputT]):
         check: Whether to check values, too: indices in range, no duplicate KV slots, finite
             numbers. Values on the host are checked before a replay. Values on the device are
             checked inside the graph, and the next call raises ``InputError``. A replay raises
-            ``ReplayError`` if a host number has changed since capture and the graph keeps it, see
-            ``frozen_values``; not with ``group``. ``None`` reads the environment variable
-            ``GRAPHKIT_CHECK``. Only ``False`` lets ``capture`` skip the comparison of what the
-            attention backend computes for trees and packed prefills with chains.
+            ``ReplayError`` if a host number has changed, or a weight was replaced, since capture
+            and the graph keeps it, see ``frozen_values``; not with ``group``. A capture logs a
+            warning if the forward leaves a tensor in an object. ``None`` reads the environment
+            variable ``GRAPHKIT_CHECK``. Only ``False`` lets ``capture`` skip the comparison of what
+            the attention backend computes for trees and packed prefills with chains.
         draft_token_map: Target token of each id of a reduced draft vocabulary (d2t in other
             engines, there as differences), int64 [V] on the device with V =
             ``sizes.draft_vocab_size``. The logits of a draft model's forward then have V columns;
@@ -246,6 +247,8 @@ class Runner(_CapturedGraphs[OutputT], Generic[InputsT, OutputT]):
             graphs = capture.capture(progress)
             try:
                 self._frozen = objects.frozen_values(self)
+                if self.buffers.value_checks is not None:
+                    objects.warn_of_side_outputs(self.label, graphs[min(graphs)])
                 self._replayer = self.make_replayer(graphs)
             except BaseException:
                 close_graphs(graphs.values())

@@ -11,13 +11,8 @@ itself, as layers read a context object, is reported as a note: others may read 
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -29,6 +24,7 @@ from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.host_objects.containers import Container, containers
 from graphkit.audit.host_objects.host_numbers import read_word
 from graphkit.audit.host_objects.reachable_objects import SEARCH_DEPTH, ReachableObjects, walk_roots
+from graphkit.audit.host_objects.read_words import reads
 from graphkit.audit.object_snapshot import checksum
 from graphkit.audit.runs.teacher_forcing import wrapped_forward
 from graphkit.graphs import StateSnapshot
@@ -41,10 +37,6 @@ from graphkit.runners.object_attributes import is_a
 from graphkit.runners.targets import CaptureTarget
 
 _PLAIN = torch.Tensor, nn.Parameter
-_WRITING = frozenset(
-    {"append", "appendleft", "extend", "insert", "clear", "update", "setdefault", "add"}
-)
-"""Methods of collections whose call reads nothing that was left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,51 +103,6 @@ def report_side_outputs(target: CaptureTarget, runner: Runner[Any, Any], log: Au
                 source=line,
                 cause=line or names[0],
             )
-
-
-def reads(functions: Sequence[FunctionType], word: str) -> bool:
-    """Return whether code reads what an attribute or a variable holds, apart from adding to it.
-
-    Args:
-        functions: The forward, then other functions; those without a source are not searched.
-            Attributes of the forward's inputs, by the name of its parameter, do not count.
-        word: The name.
-    """
-    inputs: set[str] = set()
-    for function in functions:
-        with suppress(OSError, TypeError, SyntaxError, ValueError):
-            inputs = inputs or set(inspect.signature(function).parameters) - {"self"}
-            tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-            if _reads(tree, word, inputs):
-                return True
-    return False
-
-
-def _reads(tree: ast.AST, word: str, inputs: set[str]) -> bool:
-    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-    for node in ast.walk(tree):
-        is_attribute = isinstance(node, ast.Attribute) and node.attr == word
-        is_name = isinstance(node, ast.Name) and node.id == word
-        if not (is_attribute or is_name) or not isinstance(node.ctx, ast.Load):  # type: ignore[attr-defined]
-            continue
-        base = getattr(node, "value", None)
-        if isinstance(base, ast.Name) and base.id in inputs:
-            continue
-        if not _is_written(node, parents):
-            return True
-    return False
-
-
-def _is_written(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
-    """Return whether an expression is the target of a store, or of a call that adds to it."""
-    parent = parents.get(node)
-    while isinstance(parent, ast.Subscript) and parent.value is node:
-        if not isinstance(parent.ctx, ast.Load):
-            return True
-        node, parent = parent, parents.get(parent)
-    if isinstance(parent, ast.Attribute) and parent.value is node:
-        return not isinstance(parent.ctx, ast.Load) or parent.attr in _WRITING
-    return False
 
 
 def _left_by(runner: Runner[Any, Any], roots: dict[str, Any], batch: Any) -> _Left:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,15 +11,21 @@ from torch import nn
 
 from graphkit.audit.host_objects.frozen_values import FrozenValues
 from graphkit.audit.host_objects.held_tensors import HeldTensors
+from graphkit.audit.host_objects.host_numbers import read_word
 from graphkit.audit.host_objects.reachable_objects import (
     SEARCH_DEPTH,
     ReachableObjects,
     walk_roots,
 )
+from graphkit.audit.host_objects.read_words import reads
 from graphkit.errors import ConfigError
+from graphkit.graphs import CapturedGraph
+from graphkit.graphs.operations import has_storage
+from graphkit.records import tensor_text
 from graphkit.runners.known_memory import attribute_tensors
 from graphkit.runners.object_attributes import is_a
 
+logger = logging.getLogger(__name__)
 _POOL_DEPTH = 2
 """Attributes down to the tensors of an object of graphkit, such as a KV pool."""
 
@@ -90,6 +97,31 @@ class ForwardObjects:
                 elif type(value).__module__.partition(".")[0] == "graphkit":
                     for inner, tensor in attribute_tensors(value, _POOL_DEPTH):
                         yield f"{name}.{inner}", tensor
+
+    def warn_of_side_outputs(self, label: str, graph: CapturedGraph) -> None:
+        """Log a warning if the capture of a graph has left tensors in objects.
+
+        A tensor that the code of the forward reads itself, as layers read a context, is not named:
+        it may be for its own use alone. ``audit_target`` reports it as a note.
+        """
+        blocks = [(block.begin, block.end) for block in graph.pool_memory()]
+        objects = self._objects()
+        left = [
+            f"`{container.name(key)}` ({tensor_text(tensor.dtype, tensor.shape)})"
+            for container, key, tensor in objects.values_of(torch.Tensor)
+            if has_storage(tensor)
+            and any(begin <= tensor.data_ptr() < end for begin, end in blocks)
+            and not reads(objects.functions, read_word(container, key))
+        ]
+        if left:
+            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            logger.warning(
+                "%s: the forward leaves a tensor in %s%s. Replays run no Python, so that what it "
+                "holds after them is of the capture. Return it in the output.",
+                label,
+                left[0],
+                more,
+            )
 
     def _modules(self) -> dict[str, nn.Module]:
         """Return the modules that the forward is, is bound to or reaches, outermost ones alone."""

@@ -288,3 +288,19 @@ def test_the_host_is_restored():
     with make_target(captured).runner(VERIFY, device="cpu") as runner:
         runner.capture()
     assert len(model.aux_states) == len(captured.aux_states) > 0
+
+
+@pytest.mark.parametrize("leave", [attribute, fresh_list, cleared_list])
+def test_a_capture_in_the_checking_mode_warns_of_a_side_output(leave, caplog):
+    with make_target(Model(leave)).runner(VERIFY, device="cpu", check=True) as runner:
+        runner.capture()
+    (warning,) = [each for each in caplog.records if "leaves a tensor" in each.getMessage()]
+    name = "state" if leave is attribute else "aux_states[0]"
+    assert f"the forward leaves a tensor in `Model.{name}` (float32 [" in warning.getMessage()
+
+
+@pytest.mark.parametrize(("leave", "check"), [(attribute, False), (lambda *_: None, True)])
+def test_a_capture_warns_in_the_checking_mode_and_of_side_outputs_alone(leave, check, caplog):
+    with make_target(Model(leave)).runner(VERIFY, device="cpu", check=check) as runner:
+        runner.capture()
+    assert not [each for each in caplog.records if "leaves a tensor" in each.getMessage()]
