@@ -10,9 +10,10 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -112,12 +113,27 @@ def _description(module: str, name: str) -> list[str]:
         text = [f"   {line}" for line in _constant_doc(module, name).splitlines()]
         return [f".. py:data:: {name}", f"   :module: {module}", "", *text]
     if inspect.isclass(thing):
-        # The methods of a private base are those of the class itself.
-        is_private = any(base.__name__.startswith("_") for base in thing.__bases__)
-        bases = ":inherited-members: Enum" if is_private else ":show-inheritance:"
-        options = [":members:", *([bases] if thing.__bases__ != (object,) else [])]
+        options = [":members:"]
+        if any(base.__name__.startswith("_") for base in thing.__bases__):
+            # The methods of a private base are those of the class itself, up to a public base.
+            own = [thing, *takewhile(lambda base: not _is_public(base), thing.__mro__[1:])]
+            others = {*_names(thing.__mro__[len(own) :])} - {*_names(own)}
+            options += [":inherited-members: Enum", f":exclude-members: {', '.join(others)}"]
+        elif thing.__bases__ != (object,):
+            options.append(":show-inheritance:")
         return [f".. autoclass:: {module}.{name}", *(f"   {option}" for option in options)]
     return [f".. autofunction:: {module}.{name}"]
+
+
+def _names(classes: Iterable[type]) -> Iterator[str]:
+    """Yield the public names that classes define."""
+    for each in classes:
+        names = {**vars(each), **vars(each).get("__annotations__", {})}
+        yield from (name for name in names if not name.startswith("_"))
+
+
+def _is_public(base: type) -> bool:
+    return getattr(graphkit, base.__name__, None) is base
 
 
 def _is_constant(name: str, thing: Any) -> bool:

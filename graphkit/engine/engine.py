@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
-from typing import Literal, Self
+from collections.abc import Callable, Iterable
+from typing import Literal
 
 import torch
 
 from graphkit.config import BufferSizes, require_int, require_type
 from graphkit.distributed import RankGroup
-from graphkit.engine.call_broadcast import CallBroadcast
+from graphkit.engine.call_broadcast import CallBroadcast, LocalCalls
+from graphkit.engine.continuous_batching import _ContinuousBatching
 from graphkit.engine.device_schedule import DeviceSchedule
 from graphkit.engine.kv.contracts import check_request_pool
 from graphkit.engine.kv.pool_use import PoolUse, check_unused
 from graphkit.engine.queue import RequestQueue
-from graphkit.engine.request import FinishReason, NewTokens, Request
 from graphkit.engine.request_memory import RequestMemory, SlotReservation, StepSlots
-from graphkit.engine.running_batch import RunningBatch
 from graphkit.engine.schedule import Schedule
 from graphkit.engine.settings import (
     check_free_rows,
@@ -28,20 +25,16 @@ from graphkit.engine.settings import (
     no_loop_reason,
     plan_generation,
 )
-from graphkit.engine.stats import EngineStats, Tally
 from graphkit.engine.step import (
     Admission,
     Drafter,
     EngineContext,
     EngineModel,
-    SamplingParams,
     SpecStep,
     SpecStepRunner,
     StepOptions,
 )
 from graphkit.engine.step.request_checks import RequestChecks
-from graphkit.engine.token_matcher import TokenMatcher
-from graphkit.errors import InputError, ReplayError, short_repr
 from graphkit.graphs import Backend, backend_for
 from graphkit.ops.inference import allocates
 from graphkit.records import CaptureRecord, MemoryEstimate
@@ -49,7 +42,7 @@ from graphkit.runners.memory_estimate import estimate_memory
 from graphkit.spec import SpecConfig
 
 
-class SpeculativeEngine:
+class SpeculativeEngine(_ContinuousBatching):
     """Generates text by drafting, verifying, accepting and catching up with captured graphs.
 
     Output equals the target's own decoding token for token, greedy or sampled, unless drafts are
@@ -154,8 +147,7 @@ class SpeculativeEngine:
         )
         context = EngineContext.create(target, spec, sizes, options, owner="SpeculativeEngine")
         check_tokens(seed, bos_token_id, sizes.vocab_size)
-        self.spec, self.sizes, self.device = spec, sizes, context.device
-        self.structured_output = structured_output
+        self.spec, self.sizes = spec, sizes
         attention = target.attention
         rows = check_request_pool("target.attention.req_to_token_pool", attention.req_to_token_pool)
         check_unused("SpeculativeEngine", target.pools, allocates=True)
@@ -169,43 +161,42 @@ class SpeculativeEngine:
         # v2 enqueues one more step after the one that finishes a request.
         self.context_limit = context_limit_of(sizes, slots.max_path + slots.ahead)
         kv_pool = attention.kv_pool
-        self.memory = RequestMemory(rows, kv_pool.size, kv_pool.page_size)
+        memory = RequestMemory(rows, kv_pool.size, kv_pool.page_size)
         self._admission = Admission(spec_step, self.context_limit)
-        self.group, self._broadcast = group, None if group is None else CallBroadcast(group)
-        most_slots = sizes.max_batch_size * self.memory.whole_pages(sizes.max_context_len)
-        self._slots = SlotReservation(self.memory, slots, steps_per_launch, most_slots)
-        self._schedule: Schedule
+        calls = LocalCalls() if group is None else CallBroadcast(group)
+        most_slots = sizes.max_batch_size * memory.whole_pages(sizes.max_context_len)
+        reservation = SlotReservation(memory, slots, steps_per_launch, most_slots)
+        schedule: Schedule
         if self.generation == "v3":
-            self._schedule = DeviceSchedule(SpecStepRunner.from_step(spec_step), self._slots)
+            schedule = DeviceSchedule(SpecStepRunner.from_step(spec_step), reservation)
         else:
             if group is not None:
                 for step_runner in spec_step.runners:
                     step_runner.join(group)
-            self._schedule = Schedule(spec_step, self._slots, waits=self.generation == "v1")
-        self.runners = self._schedule.runners
-        self._queue = RequestQueue(
+            schedule = Schedule(spec_step, reservation, waits=self.generation == "v1")
+        queue = RequestQueue(
             RequestChecks(
                 sizes.vocab_size, self.context_limit, seed=seed, bos_token_id=bos_token_id
             ),
             self._admission,
-            self.memory,
+            memory,
             slots,
             max_running=sizes.max_batch_size,
             spare_steps=steps_per_launch,
             fails_alone=group is None,
         )
-        self._batch: RunningBatch | None = None
-        self._tally = Tally()
-        self._ended: dict[Request, None] = {}
-        """Requests that ended since ``step`` returned tokens, in order."""
-        self._errors: list[Exception] = []
-        """Errors of requests that no step has raised yet."""
-        self._is_interrupted = self._closed = self._is_released = False
-        # Last, so that an engine that could not be created does not hold its pools.
-        self._use = PoolUse("SpeculativeEngine", spec_step.pools, allocates=True)
-        # Not at exit: the modules and the CUDA context that it needs may be gone by then.
-        weakref.finalize(self, _free, self._schedule, self.memory).atexit = False
-        self.memory.open()
+        super().__init__(
+            queue,
+            schedule,
+            reservation,
+            memory,
+            # Last, so that an engine that could not be created does not hold its pools.
+            PoolUse("SpeculativeEngine", spec_step.pools, allocates=True),
+            device=context.device,
+            group=group,
+            calls=calls,
+            structured_output=structured_output,
+        )
 
     def capture(self, progress: Callable[[str], None] = lambda _message: None) -> None:
         """Capture the graphs of all runners that have not been captured yet.
@@ -264,325 +255,7 @@ class SpeculativeEngine:
         if record is None and is_planned and self.generation != "v3":
             backend = self.runners[0].capturing_backend()
             self._admission.warm_up(backend)
-            self._spec_step.warm_up_steps(
-                backend
-            )  # some state is allocated when it is first written
+            # Some state is allocated when it is first written.
+            self._spec_step.warm_up_steps(backend)
         more = [self._spec_step.memory_parts()]
         return estimate_memory(self.runners[0].backend, self.runners, record, more)
-
-    def submit(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: SamplingParams | None = None,
-        *,
-        matcher: TokenMatcher | None = None,
-    ) -> Request:
-        """Queue a prompt. A later ``step`` admits it as soon as there is room.
-
-        Args:
-            prompt_ids: Token ids to continue.
-            sampling: ``None`` selects the defaults of ``SamplingParams``.
-            matcher: Constrains the output to a grammar, from its first token on. Needs
-                ``structured_output``. The request ends when the matcher terminates. ``top_k``,
-                ``top_p`` and ``min_p`` apply to the tokens that it allows.
-
-        Returns:
-            The request, whose ``output_ids`` grow with each ``step``.
-
-        Raises:
-            InputError: The prompt is empty without a ``bos_token_id``, contains something other
-                than token ids, or is too long for the context or the KV pool. ``sampling`` is not a
-                ``SamplingParams``, or has a stop token outside the vocabulary. The engine has no
-                structured output, or the matcher is not a ``TokenMatcher``, has terminated, or is
-                for another vocabulary.
-            ReplayError: The engine is closed.
-        """
-        self._check_open()
-        if matcher is not None and not self.structured_output:
-            raise InputError(
-                "submit got a matcher, but the engine was created without structured output. Pass "
-                "structured_output=True to SpeculativeEngine.",
-                field="matcher",
-            )
-        if matcher is not None and self._broadcast is not None:
-            raise InputError(
-                "submit got a matcher, which an engine with several ranks cannot pass on. Use an "
-                "engine without group.",
-                field="matcher",
-            )
-        request = self._queue.create(prompt_ids, sampling, matcher)
-        self._put([request])
-        return request
-
-    def abort(self, request: Request) -> None:
-        """End a request. It keeps its tokens, with ``finish_reason`` ``ABORTED``, and gets no more.
-
-        A waiting request leaves the queue. The row and the KV slots of a running one are freed by
-        the next ``step``, before waiting requests join; device loops of v3 end after the steps
-        that they run. Does nothing for a request that has finished. Does not wait.
-
-        Raises:
-            InputError: ``request`` is not a ``Request``, or belongs to another engine.
-            ReplayError: The engine is closed.
-        """
-        self._check_open()
-        if not isinstance(request, Request):
-            raise InputError(
-                f"abort got {short_repr(request)}, expected a Request that submit returned.",
-                field="request",
-            )
-        if request.is_finished:
-            return
-        if request not in self._queue:
-            raise InputError(
-                "abort got a request that neither waits nor runs in this engine. Pass a Request "
-                "that submit of this engine returned.",
-                field="request",
-            )
-        request.finish_reason = FinishReason.ABORTED  # first: an interrupted call ends it, too
-        if self._queue.drop(request):
-            self._end([request])
-        else:
-            self._schedule.interrupt()
-        if self._broadcast is not None:
-            self._broadcast.aborted(request)
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a request is waiting or running."""
-        return bool(self._queue)
-
-    @property
-    def stats(self) -> EngineStats:
-        """Counts over all requests so far, as a snapshot."""
-        return self._tally.stats(self._queue, self.memory, self.runners)
-
-    @torch.no_grad()
-    def step(self) -> NewTokens:
-        """Admit waiting requests, prefill, run one step for all running ones, remove finished ones.
-
-        At most one forward prefills prompts, with up to ``chunked_prefill_size`` tokens of all
-        admitted requests together, so that running requests wait for one chunk at most. If the KV
-        pool runs out, the requests that were admitted last are preempted: they wait again, before
-        all others, and their text does not change.
-
-        v1 drafts and verifies, waits for the accepted tokens, then catches up on them. It returns
-        the tokens of this step.
-
-        v2 enqueues the whole step, then waits for the tokens of the previous step and returns them.
-        The call that finishes the last request returns all remaining tokens.
-
-        v3 launches a loop if none runs, and the next one if no request waits. It returns the tokens
-        of all completed steps, at least one. A waiting request ends the loops as soon as it has
-        room, and joins when they have ended. While prompts are prefilled, a call runs one step.
-
-        A batch with a matcher waits for its drafts, and for all earlier tokens, before it verifies.
-
-        A request whose prefill or matcher raises an exception ends with ``FinishReason.FAILED``.
-        The step completes for all other requests, then raises the exception.
-
-        Returns:
-            The new tokens of each request that has some. After a step that raised, the next call
-            also returns the tokens that it had delivered.
-        """
-        return self._step() if self.group is None else self.group.guard(self._step)
-
-    def _step(self) -> NewTokens:
-        self._check_open()
-        if self._broadcast is not None:
-            self._broadcast.step()
-        if self._is_interrupted:
-            self._restart()
-        self._is_interrupted = True
-        self._remove_finished()  # requests that were aborted
-        if self._queue.prefilling or self._queue.can_admit:
-            self._schedule.interrupt()
-            if self._schedule.can_admit:
-                self._queue.admit()
-                if self._queue.prefilling:
-                    self._queue.prefill(self._schedule.begin)
-                self._remove_finished()  # requests that failed
-        if self._schedule.can_admit:
-            self._make_room()
-        if self._queue.running:
-            self._schedule.advance(
-                self._running_batch(),
-                is_anyone_waiting=self._queue.num_waiting > 0,
-                is_prefilling=bool(self._queue.prefilling),
-            )
-            self._remove_finished()
-        if not self._queue.running:
-            self._schedule.drain()
-        self._is_interrupted = False
-        if self._errors:
-            errors, self._errors = self._errors, []
-            raise errors[0]
-        ended = list(self._ended)
-        new_tokens = self._take_new_tokens()
-        if self._broadcast is not None:
-            self._broadcast.check(new_tokens, ended)
-        return new_tokens
-
-    def worker_loop(self) -> None:
-        """Repeat the calls of rank 0 until it closes its engine. For the other ranks of ``group``.
-
-        Raises:
-            RankError: A rank has ended, or generated other tokens than rank 0.
-            ReplayError: The engine has no group, is closed, or this is rank 0.
-        """
-        self._check_open()
-        if self.group is None or self._broadcast is None or not self.group.rank:
-            raise ReplayError(
-                "worker_loop() is for ranks other than 0 of an engine with group=. "
-                "Call submit and step."
-            )
-        self._broadcast.worker_loop(self.submit, self.abort, self.step)
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | None = None
-    ) -> list[Request]:
-        """Continue all prompts until they finish; return the requests in the same order.
-
-        If a step raises an exception, all requests of this call are aborted.
-
-        Raises:
-            InputError: As for ``submit``, or ``prompts`` cannot be iterated. No prompt is queued.
-            ReplayError: The engine is closed.
-        """
-        self._check_open()
-        if not isinstance(prompts, Iterable):
-            raise InputError(
-                f"generate got {short_repr(prompts)}, expected a sequence of prompts.",
-                field="prompts",
-            )
-        requests = [self._queue.create(prompt, sampling) for prompt in prompts]
-        self._put(requests)
-        try:
-            while self.has_work:
-                self.step()
-        except BaseException:
-            for request in requests:  # the caller cannot: they were not returned
-                self.abort(request)
-            raise
-        return requests
-
-    def close(self) -> None:
-        """Close all runners and free what unfinished requests hold. May be called repeatedly.
-
-        Unfinished requests keep the tokens generated so far, with ``finish_reason`` ``None``.
-
-        Raises:
-            RankError: A rank of ``group`` fails meanwhile, or generated other tokens. Everything is
-                closed and freed nevertheless. After a failure of a rank, ``close`` does not wait.
-        """
-        if self._is_released:
-            return
-        self._closed = True
-        with ExitStack() as last_first:  # closes and frees everything, also if a rank has failed
-            for runner in reversed(self.runners):
-                last_first.callback(runner.close)
-            last_first.callback(self._release)
-            if self._broadcast is not None:
-                self._broadcast.close()
-            if not self._is_interrupted:
-                self._is_interrupted = True
-                if self.group is None:
-                    self._schedule.drain()
-                elif not self.group.is_lost:  # after a failure of a rank, no tokens arrive
-                    self.group.guard(self._schedule.drain)
-        self._is_released = True
-
-    def _release(self) -> None:
-        """Free what unfinished requests hold, and give up the pools."""
-        if self.group is None:
-            self._schedule.reset()
-        self._requeue()
-        for request in self._queue.clear():
-            self._tally.add(request)
-        self.memory.close()
-        self._use.end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
-        if error is not None and self.group is not None:
-            self.group.leave(error)
-        self.close()
-
-    def _put(self, requests: Sequence[Request]) -> None:
-        self._queue.put(requests)
-        if self._broadcast is not None:
-            for request in requests:
-                self._broadcast.submitted(request)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ReplayError(
-                "the engine is closed: it takes no requests and no capture. Create a new engine."
-            )
-
-    def _make_room(self) -> None:
-        """Reserve KV slots for the next step, and preempt requests if the pool has too few."""
-        if not self._queue.running or self._schedule.make_room(self._running_batch()):
-            return
-        self._schedule.drain()  # after that, the host knows what each request needs
-        self._remove_finished()
-        if self._queue.running:
-            self._slots.give_back(self._queue.running)
-        while self._queue.running and not self._schedule.make_room(self._running_batch()):
-            self._queue.preempt()
-            self._batch = None
-
-    def _remove_finished(self) -> None:
-        finished = [request for request in self._queue.admitted if request.is_finished]
-        self._end(finished)
-        self._queue.remove(finished)
-
-    def _end(self, requests: Iterable[Request]) -> None:
-        """Count finished requests, each once even if an interrupted call is repeated."""
-        for request in requests:
-            if request in self._ended:
-                continue
-            self._ended[request] = None
-            self._tally.add(request)
-            if request.error is not None:
-                self._errors.append(request.error)
-
-    def _restart(self) -> None:
-        """Requeue the running requests. An interrupted step leaves their device state unknown."""
-        self._schedule.reset()
-        self._requeue()
-        self._batch = None
-
-    def _requeue(self) -> None:
-        """Let the admitted requests wait again, and end those that have finished."""
-        self._queue.requeue()
-        self._end(self._queue.admitted)
-        self._queue.drop_finished()
-
-    def _take_new_tokens(self) -> NewTokens:
-        """Return the tokens that no call has returned yet."""
-        requests = (*self._ended, *self._queue.started)
-        new_tokens = [
-            (request, request.output_ids[request.num_returned :])
-            for request in requests
-            if len(request.output_ids) > request.num_returned
-        ]
-        for request, tokens in new_tokens:
-            request.num_returned += len(tokens)
-        self._ended.clear()
-        return new_tokens
-
-    def _running_batch(self) -> RunningBatch:
-        """Return the running requests, a new batch only when they have changed."""
-        running = self._queue.running
-        if self._batch is None or self._batch.requests != running:
-            self._batch = RunningBatch(running, self.device)
-        return self._batch
-
-
-def _free(schedule: Schedule, memory: RequestMemory) -> None:
-    """Free the memory of an engine that was dropped without ``close``."""
-    schedule.interrupt()
-    memory.close()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from graphkit.engine.queue import RequestQueue
-from graphkit.engine.request import Request
+from graphkit.engine.request import NewTokens, Request
 from graphkit.engine.request_memory import RequestMemory
 from graphkit.runners import Runner
 
@@ -55,25 +55,72 @@ class EngineStats:
         return accepted / self.num_verifies if accepted else 0.0
 
 
-class Tally:
-    """Sums the counters of finished requests."""
+@dataclass
+class _Counts:
+    """Counters of requests."""
 
-    def __init__(self) -> None:
-        self._new_tokens = 0
-        self._accepted: Counter[int] = Counter()
-        self._drafted: Counter[int] = Counter()
+    new_tokens: int = 0
+    accepted: Counter[int] = field(default_factory=Counter)
+    drafted: Counter[int] = field(default_factory=Counter)
 
     def add(self, request: Request) -> None:
-        """Add a finished request."""
-        self._new_tokens += len(request.output_ids)
-        self._accepted.update(request.accepted_lengths)
-        self._drafted.update(request.drafted_lengths)
+        self.new_tokens += len(request.output_ids)
+        self.accepted.update(request.accepted_lengths)
+        self.drafted.update(request.drafted_lengths)
+
+
+class Tally:
+    """Counts the requests that have ended, and keeps their tokens and errors for the next step."""
+
+    def __init__(self) -> None:
+        self._counts = _Counts()
+        self._ended: dict[Request, None] = {}
+        """Requests whose last tokens no step has returned, in the order in which they ended."""
+        self._errors: list[Exception] = []
+        """Errors of requests that no step has raised."""
+
+    def end(self, requests: Iterable[Request]) -> None:
+        """Count finished requests, each once even if an interrupted call is repeated."""
+        for request in requests:
+            if request in self._ended:
+                continue
+            self._ended[request] = None
+            self.add(request)
+            if request.error is not None:
+                self._errors.append(request.error)
+
+    def raise_error(self) -> None:
+        """Raise the first error of the requests that have failed, and forget the others."""
+        if self._errors:
+            errors, self._errors = self._errors, []
+            raise errors[0]
+
+    def take_new_tokens(self, started: Iterable[Request]) -> tuple[NewTokens, list[Request]]:
+        """Return tokens that no call has returned, and the requests that ended since the last call.
+
+        Args:
+            started: Requests that have not ended and may have tokens.
+        """
+        ended = list(self._ended)
+        new_tokens = [
+            (request, request.output_ids[request.num_returned :])
+            for request in (*ended, *started)
+            if len(request.output_ids) > request.num_returned
+        ]
+        for request, tokens in new_tokens:
+            request.num_returned += len(tokens)
+        self._ended.clear()
+        return new_tokens, ended
+
+    def add(self, request: Request) -> None:
+        """Add the counters of a request."""
+        self._counts.add(request)
 
     def stats(
         self, queue: RequestQueue, memory: RequestMemory, runners: Iterable[Runner[Any, Any]]
     ) -> EngineStats:
         """Return the counts, unfinished requests included."""
-        total = copy.deepcopy(self)
+        total = copy.deepcopy(self._counts)
         for request in queue.started:
             total.add(request)
         replays: Counter[str] = Counter()
@@ -84,9 +131,9 @@ class Tally:
             if stats.fallbacks:
                 fallbacks.setdefault(runner.label, Counter()).update(stats.fallbacks)
         return EngineStats(
-            new_tokens=total._new_tokens,
-            accepted_lengths=dict(sorted(total._accepted.items())),
-            drafted_lengths=dict(sorted(total._drafted.items())),
+            new_tokens=total.new_tokens,
+            accepted_lengths=dict(sorted(total.accepted.items())),
+            drafted_lengths=dict(sorted(total.drafted.items())),
             replays=replays,
             fallbacks=fallbacks,
             running=len(list(queue.admitted)),

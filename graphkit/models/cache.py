@@ -21,7 +21,7 @@ from torch import nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from graphkit.engine.kv.dsa import IndexKeyPool
+from graphkit.engine.kv import IndexKeyPool
 from graphkit.errors import ConfigError
 from graphkit.models.versions import RECURRENT
 from graphkit.models.wrapper.own_decoding import cache_argument

@@ -25,12 +25,12 @@ from graphkit.engine.attention import (
 )
 from graphkit.engine.attention.cache import Pool
 from graphkit.engine.kv import (
+    IndexKeyPool,
     MHATokenToKVPool,
     MLATokenToKVPool,
     RecurrentStatePool,
     ReqToTokenPool,
 )
-from graphkit.engine.kv.dsa import IndexKeyPool
 from graphkit.engine.kv.layer_groups import LayerGroupKVPool
 from graphkit.errors import ConfigError, short_repr
 from graphkit.models.attention import padded_to

@@ -15,8 +15,7 @@ import torch
 
 from graphkit.buffers import Inputs
 from graphkit.engine.attention import AbsorbedProjections, ProjectedHeads
-from graphkit.engine.kv import RecurrentStatePool
-from graphkit.engine.kv.dsa import IndexKeyPool
+from graphkit.engine.kv import IndexKeyPool, RecurrentStatePool
 from graphkit.engine.kv.recurrent import StateSlots
 from graphkit.errors import AttentionError
 from graphkit.models.prompt_parts import PromptPart, prompt_parts

@@ -141,13 +141,13 @@ def test_an_interrupt_within_a_recorded_loop(service):
         interrupt(service, line, 1 + i * 7 % counts[line])
 
 
-RECOVERY = "_restart", "reset", "requeue", "resume", "free_all", "_end", "drop_finished"
+RECOVERY = "_restart", "reset", "requeue", "resume", "free_all", "end", "drop_finished"
 
 
 def test_an_interrupt_while_the_next_step_recovers_from_one(service):
     """The first one comes while the host removes requests that have ended."""
     service.run()
-    ends = lines_of(service.run, lambda code: code.co_qualname == "SpeculativeEngine._end")
+    ends = lines_of(service.run, lambda code: code.co_qualname == "Tally.end")
     first = min(ends, key=lambda line: (ends[line], line.number))  # within the loop
     lines = lines_of(
         lambda: interrupt(service, first, 1),

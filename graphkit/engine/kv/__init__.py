@@ -1,7 +1,7 @@
 """Paged KV pools, recurrent states, and the allocation of KV slots to requests."""
 
 from graphkit.engine.kv.contracts import KVPool, RequestPool, RequestTable
-from graphkit.engine.kv.dsa import DSATokenToKVPool
+from graphkit.engine.kv.dsa import DSATokenToKVPool, IndexKeyPool
 from graphkit.engine.kv.mha import MHATokenToKVPool
 from graphkit.engine.kv.mla import MLATokenToKVPool
 from graphkit.engine.kv.pool import TokenToKVPool
@@ -11,6 +11,7 @@ from graphkit.engine.kv.slots import TokenSlotAllocator
 
 __all__ = [
     "DSATokenToKVPool",
+    "IndexKeyPool",
     "KVPool",
     "MHATokenToKVPool",
     "MLATokenToKVPool",
