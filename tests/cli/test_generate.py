@@ -279,19 +279,6 @@ def test_a_terminal_gets_dimmed_prompts_and_escaped_control_characters(
     assert (ended.code, ended.out) == (0, "\n".join(lines))
 
 
-def test_a_pipe_gets_control_characters_unchanged(generate, constant_model):
-    arguments = (
-        *PLAIN,
-        "--checkpoint",
-        constant_model(0x1B),
-        "--prompt",
-        "a",
-        "--max-new-tokens",
-        "2",
-    )
-    assert generate(*arguments).out == "\x1b\x1b\n"
-
-
 def test_json_on_a_terminal_is_only_the_record(recorded, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert recorded(*PLAIN, "--prompt", "a").new_tokens == 8

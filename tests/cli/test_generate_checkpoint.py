@@ -29,7 +29,6 @@ hf = pytest.importorskip("graphkit.models")
 PROMPT, COUNT = "The verifier reads é日", 24
 PLAIN = ("--algorithm", "none", "--eager")
 """The fastest settings."""
-MORE_LAYERS = {"num_hidden_layers": 3, "layer_types": None}
 
 
 @dataclass

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pty
-import select
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,6 +13,7 @@ import pytest
 
 from graphkit.cli import main
 from graphkit.cli.exits import Terminated, signals_as_exceptions, signals_as_exit
+from terminals import on_terminal
 
 RECORD = Path(__file__).parents[1] / "data" / "h200-capture.json"
 SIGNALS = pytest.mark.parametrize(
@@ -40,34 +38,20 @@ sys.exit(main(["inspect", "record.json"]))
 """A command that shows a progress bar and then waits; it imports no torch, which takes seconds."""
 
 
-def on_terminal(number, arguments, ready):
+def signalled(number, arguments, ready):
     """Run Python on a terminal, send a signal once ``ready`` is written; return output and code."""
-    main_end, its_end = pty.openpty()
-    command = subprocess.Popen(
-        [sys.executable, *map(str, arguments)],
-        stdin=its_end, stdout=its_end, stderr=its_end, start_new_session=True,
-    )  # fmt: skip
-    os.close(its_end)
-    written, is_sent, end = b"", False, time.monotonic() + 60
-    while time.monotonic() < end:
-        if select.select([main_end], [], [], 1)[0]:
-            try:
-                written += os.read(main_end, 1 << 16)
-            except OSError:  # the command has closed the terminal
-                break
-        if not is_sent and ready in written:
-            command.send_signal(number)
-            is_sent = True
-    os.close(main_end)
-    try:
-        return written, command.wait(timeout=120)
-    finally:
-        command.kill()
+    left = [number]
+
+    def send(written, _terminal, command, _is_quiet):
+        if left and ready in written:
+            command.send_signal(left.pop())
+
+    return on_terminal(arguments, send)
 
 
 @SIGNALS
 def test_a_signal_ends_a_command_and_restores_the_cursor(number, code, text):
-    written, ended = on_terminal(number, ("-c", WAITING), b"ready")
+    written, ended = signalled(number, ("-c", WAITING), b"ready")
     assert ended == code, written.decode(errors="replace")
     assert written.rindex(b"\x1b[?25h") > written.rindex(b"\x1b[?25l"), "the cursor is visible"
     assert written.endswith(f"\r\nerror: {text}\r\n".encode())
@@ -78,7 +62,7 @@ def test_a_signal_ends_a_command_and_restores_the_cursor(number, code, text):
 @SIGNALS
 def test_a_signal_ends_the_screen_and_restores_the_terminal(number, code, text):
     screen = ("-m", "graphkit", "inspect", RECORD)
-    written, ended = on_terminal(number, screen, b"reference model")
+    written, ended = signalled(number, screen, b"reference model")
     assert ended == code, written.decode(errors="replace")
     assert written.count(b"\x1b[?1049h") == written.count(b"\x1b[?1049l") == 1
     assert written.endswith(f"error: {text}\r\n".encode())

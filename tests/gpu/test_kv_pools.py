@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from graphkit.engine.kv import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
+from launched_kernels import launches
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,16 +38,6 @@ def _pools(kind, layers=3):
 def _same(ours, reference):
     for name, tensor in reference.tensors().items():
         assert torch.equal(ours.tensors()[name].cpu(), tensor), name
-
-
-def _kernels(act):
-    act()
-    torch.cuda.synchronize()
-    cuda = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=cuda, acc_events=True) as profile:
-        act()
-        torch.cuda.synchronize()
-    return [event.name for event in profile.events() if event.device_type.name == "CUDA"]
 
 
 KINDS = pytest.mark.parametrize("kind", ["MHA", "odd", "MLA", "DSA"])
@@ -86,10 +77,10 @@ def test_slots_outside_move_nothing(kind):
 def test_layers_cost_no_launches(kind, layers):
     ours, _ = _pools(kind, layers)
     target, source = (torch.tensor(loc, device="cuda") for loc in ([1, 2, 3], [2, 3, 4]))
-    assert _kernels(lambda: ours.move_kv_cache(target, source)) == ["move_kv_kernel"] * 2
-    assert _kernels(lambda: ours.move_kv_cache(target[:0], source[:0])) == []
+    assert launches(lambda: ours.move_kv_cache(target, source)) == ["move_kv_kernel"] * 2
+    assert launches(lambda: ours.move_kv_cache(target[:0], source[:0])) == []
     empty, _ = _pools(kind, 0)
-    assert _kernels(lambda: empty.move_kv_cache(target, source)) == []
+    assert launches(lambda: empty.move_kv_cache(target, source)) == []
 
 
 @KINDS
@@ -116,7 +107,7 @@ def test_latents_are_stored_by_one_kernel(kind):
     loc = torch.tensor([79, 0, 4, 9, 5])
     reference.set_mla_kv_buffer(1, loc, latent, rotated)
     on_device = [tensor.cuda() for tensor in (loc, latent, rotated)]
-    assert _kernels(lambda: ours.set_mla_kv_buffer(1, *on_device)) == ["store_kv_kernel"]
+    assert launches(lambda: ours.set_mla_kv_buffer(1, *on_device)) == ["store_kv_kernel"]
     _same(ours, reference)
     outside = torch.tensor([-1, SLOTS, 10**12, -SLOTS, SLOTS + 1], device="cuda")
     ours.set_mla_kv_buffer(1, outside, *on_device[1:])

@@ -9,6 +9,7 @@ from graphkit.ops.logits import argmax_rows, top_candidates
 from graphkit.ops.rows import gather_rows, scatter_rows
 from graphkit.ops.sampling import philox_uniform
 from graphkit.ops.target_probs import target_probs
+from launched_kernels import launches
 from op_devices import on_cuda
 from slot_cases import CASES as SLOT_CASES, Draw
 from step_cases import CASES as STEP_CASES, assert_equal, results
@@ -48,17 +49,6 @@ def captured(call):
     with torch.cuda.graph(graph):
         returned = call()
     return graph, returned
-
-
-def launches(call):
-    """Return the kernels, copies and fills of a call that has run before."""
-    call()
-    torch.cuda.synchronize()
-    cuda = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=cuda, acc_events=True) as profile:
-        call()
-        torch.cuda.synchronize()
-    return [event.name for event in profile.events() if event.device_type.name == "CUDA"]
 
 
 def kernels_of(call):

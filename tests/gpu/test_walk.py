@@ -78,29 +78,27 @@ def test_parallel_branches_are_bound_by_name(kept_graph):
     assert all(node.duration_us > 0 for node in record.nodes)
 
 
+def add_to_capture(add):
+    """Continue the capture after the node that ``add(graph, after)`` adds to its graph."""
+    bindings = runtime()
+    stream = bindings.cudaStream_t(torch.cuda.current_stream().cuda_stream)
+    info = checked(bindings.cudaStreamGetCaptureInfo(stream))
+    if info[1]:  # a warm-up captures nothing
+        flag = bindings.cudaStreamUpdateCaptureDependenciesFlags.cudaStreamSetCaptureDependencies
+        node = add(info[2], info[3])
+        checked(bindings.cudaStreamUpdateCaptureDependencies(stream, [node], None, 1, flag))
+
+
 def test_nodes_of_child_graphs_are_recorded(kept_graph):
     x = torch.zeros(64, device="cuda")
     child = kept_graph(lambda: x.add_(1))
     bindings = runtime()
 
-    def step():
-        x.mul_(2)
-        stream = bindings.cudaStream_t(torch.cuda.current_stream().cuda_stream)
-        info = checked(bindings.cudaStreamGetCaptureInfo(stream))
-        if not info[1]:
-            return
+    def add(graph, after):
         inner = bindings.cudaGraph_t(child.raw_cuda_graph())
-        node = checked(bindings.cudaGraphAddChildGraphNode(info[2], info[3], len(info[3]), inner))[
-            0
-        ]
-        flag = bindings.cudaStreamUpdateCaptureDependenciesFlags
-        checked(
-            bindings.cudaStreamUpdateCaptureDependencies(
-                stream, [node], None, 1, flag.cudaStreamSetCaptureDependencies
-            )
-        )
+        return checked(bindings.cudaGraphAddChildGraphNode(graph, after, len(after), inner))[0]
 
-    record = gk.inspect_graph(kept_graph(step))
+    record = gk.inspect_graph(kept_graph(lambda: (x.mul_(2), add_to_capture(add))))
     assert [node.kind for node in record.nodes] == ["kernel", "child graph", "kernel"]
     assert [node.parent for node in record.nodes] == [None, None, 1]
     assert [(edge.source, edge.target) for edge in record.edges] == [(0, 1)]
@@ -123,30 +121,20 @@ def test_nodes_of_conditional_bodies_are_recorded(kept_graph):
     body = kept_graph(lambda: x.add_(1))
     bindings = runtime()
 
-    def step():
-        x.mul_(2)
-        stream = bindings.cudaStream_t(torch.cuda.current_stream().cuda_stream)
-        info = checked(bindings.cudaStreamGetCaptureInfo(stream))
-        if not info[1]:
-            return
-        handle = checked(bindings.cudaGraphConditionalHandleCreate(info[2], 0, 1))[0]
+    def add(graph, after):
+        handle = checked(bindings.cudaGraphConditionalHandleCreate(graph, 0, 1))[0]
         params = bindings.cudaGraphNodeParams()
         params.type = bindings.cudaGraphNodeType.cudaGraphNodeTypeConditional
         params.conditional.handle = handle
         params.conditional.type = bindings.cudaGraphConditionalNodeType.cudaGraphCondTypeIf
         params.conditional.size = 1
-        node = checked(bindings.cudaGraphAddNode(info[2], info[3], None, len(info[3]), params))[0]
+        node = checked(bindings.cudaGraphAddNode(graph, after, None, len(after), params))[0]
         inside = params.conditional.phGraph_out[0]
         inner = bindings.cudaGraph_t(body.raw_cuda_graph())
         checked(bindings.cudaGraphAddChildGraphNode(inside, None, 0, inner))
-        flag = bindings.cudaStreamUpdateCaptureDependenciesFlags
-        checked(
-            bindings.cudaStreamUpdateCaptureDependencies(
-                stream, [node], None, 1, flag.cudaStreamSetCaptureDependencies
-            )
-        )
+        return node
 
-    record = gk.inspect_graph(kept_graph(step))
+    record = gk.inspect_graph(kept_graph(lambda: (x.mul_(2), add_to_capture(add))))
     assert [node.kind for node in record.nodes] == [
         "kernel", "conditional", "child graph", "kernel",
     ]  # fmt: skip

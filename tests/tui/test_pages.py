@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from graphkit.errors import ConfigError
 from graphkit.records import Argument, Edge, Mismatch, Node, Pointer
 from graphkit.views.pages import initial_pages
 from graphkit.views.tui.listing import Listing
@@ -269,13 +268,6 @@ def test_a_recording_without_graphs_or_processes_says_so(recording):
     assert (page.rows, page.empty) == ((), "the program captured no graph")
     lost = Reader(initial_pages(replace(recording, processes=()))[0])
     assert lost.cells("process 1")["process, line and graph"] == "process #1"
-
-
-def test_an_unknown_mode_or_size_is_refused(capture):
-    with pytest.raises(ConfigError, match="no batch size 3"):
-        initial_pages(capture, batch_size=3)
-    with pytest.raises(ConfigError, match="no mode 'IDLE'"):
-        initial_pages(capture, mode="IDLE")
 
 
 def test_every_page_of_a_real_record_opens(h200):

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
 import re
-import select
-import struct
 import subprocess
 import sys
-import termios
-import time
 
 import pytest
 
+from terminals import on_terminal
+
 ENTERS, LEAVES = b"\x1b[?1049h", b"\x1b[?1049l"
-PATIENCE = 60
 COLOUR = re.compile(rb"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9\d|10[0-7])[;m]")
 
 
@@ -27,34 +22,21 @@ def saved(capture, tmp_path_factory):
     return path
 
 
-def on_terminal(*words, keys=(), stdin=None, **environment):
-    """Everything that ``graphkit WORDS`` writes to a terminal of 80 x 24, and its exit code."""
-    main_end, its_end = pty.openpty()
-    fcntl.ioctl(its_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    command = subprocess.Popen(
-        [sys.executable, "-m", "graphkit", *map(str, words)],
-        stdin=its_end if stdin is None else stdin, stdout=its_end, stderr=its_end,
-        start_new_session=True,
-        env={**os.environ, "TERM": "xterm-256color"} | environment,
-    )  # fmt: skip
-    os.close(its_end)
-    written, left, deadline = b"", list(keys), time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        if select.select([main_end], [], [], 0.2)[0]:
-            try:
-                written += os.read(main_end, 1 << 16)
-            except OSError:  # the other end is closed
-                break
-        elif left and ENTERS in written:
-            os.write(main_end, left.pop(0))
-    os.close(main_end)
-    command.kill()
-    return written, command.wait()
+def show(*words, keys=(), stdin=None, **environment):
+    """Everything that ``graphkit WORDS`` writes to a terminal, and its exit code."""
+    left = list(keys)
+
+    def press(written, terminal, _command, is_quiet):
+        if left and is_quiet and ENTERS in written:
+            os.write(terminal, left.pop(0))
+
+    environment = {"TERM": "xterm-256color"} | environment
+    return on_terminal(("-m", "graphkit", *words), press, stdin=stdin, **environment)
 
 
 @pytest.mark.slow
 def test_a_terminal_gets_a_screen_and_is_left_as_it_was(saved):
-    written, code = on_terminal("inspect", saved, keys=(b"jjj\r", b"q"))
+    written, code = show("inspect", saved, keys=(b"jjj\r", b"q"))
     assert code == 0
     assert written.count(ENTERS) == written.count(LEAVES) == 1
     assert b"TARGET_VERIFY" in written
@@ -64,7 +46,7 @@ def test_a_terminal_gets_a_screen_and_is_left_as_it_was(saved):
 
 @pytest.mark.slow
 def test_bytes_that_arrive_at_once_are_handled_in_order(saved):
-    written, code = on_terminal("inspect", saved, keys=(b"jjj\r+GksSc+mb?\x1b", b"\x1b", b"q"))
+    written, code = show("inspect", saved, keys=(b"jjj\r+GksSc+mb?\x1b", b"\x1b", b"q"))
     assert code == 0
     assert b"Traceback" not in written
     assert written.count(LEAVES) == 1
@@ -72,8 +54,8 @@ def test_bytes_that_arrive_at_once_are_handled_in_order(saved):
 
 @pytest.mark.slow
 def test_colours_are_those_of_the_terminal_and_no_color_has_none(saved):
-    coloured, _ = on_terminal("inspect", saved, keys=(b"j", b"q"))
-    plain, code = on_terminal("inspect", saved, keys=(b"j", b"q"), NO_COLOR="1")
+    coloured, _ = show("inspect", saved, keys=(b"j", b"q"))
+    plain, code = show("inspect", saved, keys=(b"j", b"q"), NO_COLOR="1")
     assert COLOUR.findall(coloured), "a mode that fell back is yellow"
     assert b"38;2;" not in coloured, "no colours but the terminal's own, which suit its background"
     assert COLOUR.findall(plain) == []
@@ -85,7 +67,7 @@ def test_colours_are_those_of_the_terminal_and_no_color_has_none(saved):
     [((), {"TERM": "dumb"}), ((), {"TERM": "unknown"}), (("--plain",), {"NO_COLOR": "1"})],
 )
 def test_text_is_printed_where_a_screen_is_impossible_or_unwanted(saved, words, environment):
-    written, code = on_terminal("inspect", saved, *words, **environment)
+    written, code = show("inspect", saved, *words, **environment)
     assert code == 0
     assert ENTERS not in written
     assert COLOUR.findall(written) == []
@@ -93,7 +75,7 @@ def test_text_is_printed_where_a_screen_is_impossible_or_unwanted(saved, words, 
 
 
 def test_plain_text_has_no_styles_and_no_pictures_for_a_screen_reader(saved):
-    written, code = on_terminal("inspect", saved, "--plain", "--by", "time")
+    written, code = show("inspect", saved, "--plain", "--by", "time")
     assert (code, b"\x1b" in written) == (0, False)
     assert written.isascii()
     assert b"_paged_attention" in written
@@ -104,7 +86,7 @@ def test_a_pipe_on_either_end_gets_text(saved):
     piped = subprocess.run(words, capture_output=True, check=True, stdin=subprocess.DEVNULL)
     assert b"\x1b" not in piped.stdout
     assert (b"mode and size" in piped.stdout, piped.stderr) == (True, b"")
-    written, code = on_terminal("inspect", saved, stdin=subprocess.DEVNULL)
+    written, code = show("inspect", saved, stdin=subprocess.DEVNULL)
     assert (code, ENTERS in written, b"mode and size" in written) == (0, False, True)
 
 

@@ -25,6 +25,13 @@ def watched(relay):
     return relay
 
 
+def test_an_algorithm_creates_a_map_of_its_own():
+    made = SpecAlgorithm.EAGLE.create_future_map(4, 128, 64, "cpu")
+    assert isinstance(made, FutureMap)
+    assert (made.max_running_requests, made.chunked_prefill_size, made.context_len) == (4, 128, 64)
+    assert made.algorithm is SpecAlgorithm.EAGLE
+
+
 @pytest.mark.parametrize("debug", [False, True])
 def test_rows_are_found_by_request_in_any_order(relay, debug):
     relay.debug = debug
@@ -155,11 +162,14 @@ def test_a_result_has_a_row_per_request(relay, shape):
         relay.stash(rows(1), {"tokens": torch.zeros(shape, dtype=torch.int64)})
 
 
-def test_a_first_result_without_rows_is_refused(relay):
-    with pytest.raises(
-        InputError, match=r"result 'tokens' is \(\) .* for 1 requests, expected \(1,\)"
-    ):
-        relay.stash(rows(1), {"tokens": torch.tensor(7)})
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [(torch.tensor(7), r"\(\) .* for 1 req.* expected \(1,\)"), ([7], "list, exp")],
+)
+def test_a_first_result_without_rows_is_refused(relay, result, text):
+    with pytest.raises(InputError, match=f"result 'tokens' is {text}") as caught:
+        relay.stash(rows(1), {"tokens": result})
+    assert caught.value.field == "tokens"
 
 
 @pytest.mark.parametrize(

@@ -88,13 +88,6 @@ def refused(text):
     return str(caught.value)
 
 
-@pytest.mark.slow
-@FUZZ
-@given(RECORDS)
-def test_a_record_survives_json(record):
-    assert type(record).from_json(record.to_json()) == record
-
-
 @FUZZ
 @given(RECORDS)
 def test_a_file_is_read_without_naming_its_kind(tmp_path_factory, record):

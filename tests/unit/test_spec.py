@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from graphkit.errors import ConfigError, InputError, ReplayError
+from graphkit.errors import ConfigError
 from graphkit.spec import (
     CustomSpecAlgorithm,
     ForwardMode,
@@ -204,32 +203,6 @@ def test_a_class_that_takes_no_name_is_refused():
     with pytest.raises(ConfigError, match=r"Nameless\('MINE'\).*one parameter, the name") as caught:
         register_algorithm("mine", Nameless)
     assert caught.value.field == "cls"
-
-
-def test_a_result_is_a_tensor():
-    future_map = SpecAlgorithm.EAGLE.create_future_map(4, 128, 64, "cpu")
-    with pytest.raises(InputError, match="result 'tokens' is list, expected a tensor") as caught:
-        future_map.stash(torch.tensor([1]), {"tokens": [7]})
-    assert caught.value.field == "tokens"
-
-
-def test_a_map_keeps_the_rows_of_one_step_for_the_next():
-    relay = SpecAlgorithm.EAGLE.create_future_map(4, 128, 64, "cpu")
-    assert isinstance(relay, FutureMap)
-    assert (relay.max_running_requests, relay.chunked_prefill_size, relay.context_len) == (
-        4,
-        128,
-        64,
-    )
-    assert relay.algorithm is SpecAlgorithm.EAGLE
-    tokens, hidden = torch.tensor([7, 8]), torch.randn(2, 3)
-    relay.stash(torch.tensor([4, 2]), {"tokens": tokens, "hidden": hidden})
-    relay.stash(torch.tensor([1]), {"tokens": torch.tensor([9])})
-    assert relay.resolve("tokens", torch.tensor([2, 1, 4])).tolist() == [8, 9, 7]
-    assert torch.equal(relay.resolve("hidden", torch.tensor([2, 4])), hidden.flip(0))
-    assert relay.resolve("tokens", torch.tensor([3, 0])).tolist() == [0, 0]
-    with pytest.raises(ReplayError, match="no 'nothing': tokens, hidden was stashed"):
-        relay.resolve("nothing", torch.tensor([1]))
 
 
 def test_a_custom_algorithm_may_bring_its_own_map():

@@ -12,6 +12,7 @@ BENCH = Path(__file__).parents[3] / "tools" / "bench"
 
 @pytest.fixture
 def bench(monkeypatch, request):
-    """Return the script as a module: ``test_screen.py`` tests ``screen.py``."""
+    """Return the script as a module: that of a parameter, or of the file of the test."""
     monkeypatch.syspath_prepend(BENCH)
-    return importlib.import_module(request.path.stem.removeprefix("test_"))
+    name = getattr(request, "param", request.path.stem.removeprefix("test_"))
+    return importlib.import_module(name)

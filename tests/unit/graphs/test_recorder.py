@@ -236,8 +236,6 @@ X, MASK, ONE = torch.arange(6.0), torch.arange(6) > 2, torch.tensor(1.0)
 GRID = torch.eye(3)
 REFUSED = [
     (lambda: X.sum().item(), SYNC, "aten::_local_scalar_dense"),
-    (lambda: float(X[0]), SYNC, "aten::_local_scalar_dense"),
-    (lambda: 1 if MASK.any() else 0, SYNC, "aten::_local_scalar_dense"),
     (lambda: X[: MASK.sum()], SYNC, "aten::_local_scalar_dense"),
     (lambda: torch.equal(X, X), SYNC, "aten::equal"),
     (lambda: X.tolist(), SYNC, "Tensor.tolist"),
@@ -246,17 +244,13 @@ REFUSED = [
     (lambda: X.cpu(), SYNC, "Tensor.cpu"),
     (lambda: f"{X}", SYNC, "Tensor."),
     (lambda: X.nonzero(), SHAPE, "aten::nonzero"),
-    (lambda: torch.where(MASK), SHAPE, "aten::nonzero"),
     (lambda: X[MASK], SHAPE, "aten::index"),
     (lambda: X.index_put_((MASK,), X[3:]), SHAPE, "aten::index_put_"),
     (lambda: X.__setitem__(MASK, X[3:]), SHAPE, "Tensor.__setitem__"),
     (lambda: X.__setitem__(MASK, X[0]), SHAPE, "Tensor.__setitem__"),
     (lambda: X.index_put_((MASK,), ONE, accumulate=True), SHAPE, "aten::index_put_"),
     (lambda: GRID.__setitem__((GRID[0] > 0, GRID[0] > 0), 0), SHAPE, "aten::index_put_"),
-    (lambda: X.masked_select(MASK), SHAPE, "aten::masked_select"),
     (lambda: X.unique(), SHAPE, "aten::_unique2"),
-    (lambda: X.unique_consecutive(), SHAPE, "aten::unique_consecutive"),
-    (lambda: X.long().bincount(), SHAPE, "aten::bincount"),
     (lambda: X.repeat_interleave(X.long()), SHAPE, "aten::repeat_interleave"),
 ]
 

@@ -8,7 +8,6 @@ import pytest
 from graphkit import (
     AttentionBackend,
     Decision,
-    DecodeRunner,
     InputError,
     ReplayError,
     ReplayStats,
@@ -119,18 +118,6 @@ def test_can_replay_names_the_size(runner, make_batch, requests, padded):
     assert runner.can_replay(make_batch(requests)) == Decision(True, "", padded)
 
 
-def test_a_decision_is_as_true_as_it_is_ok(runner, make_batch):
-    assert runner.can_replay(make_batch(2))
-    assert not runner.can_replay(make_batch(5))
-
-
-def test_what_can_replay_grants_replay_takes(runner, make_batch, expect, assert_same):
-    for requests in (4, 1, 3, 2):
-        batch = make_batch(requests, kind="mixed", seq_lens=np.full(requests, 9))
-        assert runner.can_replay(batch)
-        assert_same(runner.replay(batch), expect(batch))
-
-
 def test_stats_add_up(runner, make_batch):
     for requests in (3, 3, 1, 4, 0):
         runner.run(make_batch(requests))
@@ -207,13 +194,3 @@ def test_a_tree_without_its_mask_has_no_eager_way_either(make_runner, make_batch
     for requests in (2, 9):
         with pytest.raises(InputError, match="'custom_mask' is missing"):
             runner.run(make_batch(requests))
-
-
-def test_the_other_modes_dispatch_alike(make_runner, make_batch, expect, assert_same):
-    runner = make_runner(cls=DecodeRunner)
-    runner.capture()
-    assert runner.can_replay(make_batch(3)).kind is Reason.WRONG_WIDTH
-    assert runner.can_replay(make_batch(3, 1)).padded_batch_size == 4
-    for batch in (make_batch(3, 1), make_batch(9, 1)):
-        assert_same(runner.run(batch), expect(batch))
-    assert runner.stats.padded_rows == 1

@@ -100,10 +100,6 @@ def test_a_long_name_folds(graph, text):
     assert all(line.startswith("  ") for line in lines)
 
 
-def test_a_pipe_gets_no_colour(capture, text):
-    assert "\x1b" not in text(inspect_view(capture))
-
-
 def test_an_ascii_terminal_gets_bars_of_hash_signs(graph):
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     Console(file=file, width=80, _environ={}).print(inspect_view(graph))

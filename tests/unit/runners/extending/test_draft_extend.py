@@ -59,18 +59,6 @@ def test_every_way_selects_the_last_rows(
     assert_in_step(runner)
 
 
-def test_tokens_vary_at_one_batch_size(extend_case, make_model, check):
-    case, model = extend_case(), make_model()
-    runner = case.runner(DraftExtendRunner, model)
-    calls, rng = model.calls, np.random.default_rng(0)
-    for seed in range(20):
-        batch = case.batch(
-            rng.integers(1, 5, 3), seed=seed, kind=[np.asarray, torch.from_numpy][seed % 2]
-        )
-        check(case, runner.replay(batch), batch)
-    assert model.calls == calls, "Python ran again"
-
-
 def test_what_is_kept_does_not_grow_with_every_number_of_tokens(extend_case, make_model):
     """Of 256 requests there are 98,000 pairs of requests and tokens."""
     case = extend_case()
@@ -90,12 +78,14 @@ def test_what_is_kept_does_not_grow_with_every_number_of_tokens(extend_case, mak
 @settings(deadline=None, max_examples=25, derandomize=True)
 @given(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=6))
 def test_any_run_of_batches(extend_case, make_model, check, run):
-    case = extend_case()
-    runner = case.runner(DraftExtendRunner, make_model(), batch_sizes=[2, 4])
+    case, model = extend_case(), make_model()
+    runner = case.runner(DraftExtendRunner, model, batch_sizes=[2, 4])
+    calls = model.calls
     for seed, counts in enumerate(run):
-        batch = case.batch(counts, seed=seed)
+        batch = case.batch(counts, seed=seed, kind=[np.asarray, torch.from_numpy][seed % 2])
         check(case, runner.replay(batch), batch)
     assert runner.stats.replays == len(run)
+    assert model.calls == calls, "Python ran again"
 
 
 def test_rows_of_nobody_are_pads(extend_case, make_model, poison):

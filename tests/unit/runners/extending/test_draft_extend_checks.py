@@ -136,7 +136,7 @@ def test_a_prompt_falls_back(runner, case):
 
 @pytest.mark.parametrize("bad", ["wrong sum", "drafts as tokens", "no token"])
 def test_there_is_no_eager_way_for_a_contradiction(case, make_model, bad):
-    """It would select a row of another request, and say nothing."""
+    """It would select a row of another request without an error."""
     planned = case.runner(DraftExtendRunner, make_model(), capture=False)
     for way in (planned.run, planned.fall_back):
         with pytest.raises(InputError):

@@ -232,16 +232,6 @@ def test_metadata_is_made_once_for_all_layers(case, layers, batch):
     assert layers[2].seen[-1].attention.lengths.tolist() == batch.seq_lens.tolist()
 
 
-def test_a_select_index_of_another_request_is_refused(case, layers):
-    """A replay does not read values; its graph keeps each request to rows of its own."""
-    over = {"cls": MultiLayerDraftExtendInputs, "select_index": np.array([2, 5])}
-    batch = case.batch([3, 1], width=6, **over)
-    runner = case.runner(MultiLayerEagleRunner, layers)
-    assert not runner.can_replay(batch)
-    with pytest.raises(InputError, match="select_index"):
-        runner.fall_back(batch)
-
-
 def test_temperatures_must_be_asked_for(case, layers):
     runner = case.runner(MultiLayerEagleRunner, layers)
     over = {"cls": MultiLayerDraftExtendInputs, "temperatures": np.ones(2, np.float32)}
