@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from graphkit.graphs import RecorderBackend
 from graphkit.ops.registration import OPS
 
 
@@ -22,16 +23,27 @@ class Run:
     def __init__(self, device):
         self.device = device
 
-    def __call__(self, op, *args, **options):
-        """Run an op; return its results, and write what it writes to the arguments."""
+    @property
+    def torch_device(self):
+        """Name of the device of tensors that do not leave it."""
+        return "cuda" if self.device == "cuda" else "cpu"
+
+    def __call__(self, op, *args, launch=None, **options):
+        """Run an op; return its results, and write what it writes to the arguments.
+
+        ``launch`` has options of the launcher, which the reference does not have.
+        """
         registered = OPS[op.__name__]
         if self.device == "cpu":
             return op(*args, **options)
         if self.device == "interpreter":
-            return registered.launch(registered.arguments(*args, **options))
+            return registered.launch(registered.arguments(*args, **options), **launch or {})
         args = registered.arguments(*args, **options)
         moved = [on_cuda(arg) for arg in args]
-        results = op(*moved)
+        if launch is None:
+            results = op(*moved)
+        else:
+            results = registered.launch(registered.arguments(*moved), **launch)
         written = getattr(torch.ops.graphkit, op.__name__).default._schema.arguments
         for argument, arg, other in zip(written, args, moved, strict=True):
             if argument.is_write and arg is not None:
@@ -66,6 +78,28 @@ def on_cpu(results):
 
 CPU, INTERPRETER, CUDA = (Run(device) for device in ("cpu", "interpreter", "cuda"))
 _MARKS = {CPU: [], INTERPRETER: [pytest.mark.interpreted], CUDA: [pytest.mark.gpu]}
+
+
+def captured(run, act):
+    """Return a graph of ``act``, with ``replay``, of the recorder or of CUDA."""
+    if run is not CUDA:
+        return RecorderBackend().capture(act)
+    act()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        act()
+    return graph
+
+
+def kernels(act):
+    """Return the names of the CUDA kernels that ``act`` launches."""
+    act()
+    torch.cuda.synchronize()
+    cuda = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=cuda, acc_events=True) as profile:
+        act()
+        torch.cuda.synchronize()
+    return [event.name for event in profile.events() if event.device_type.name == "CUDA"]
 
 
 def by(*runs):

@@ -10,10 +10,28 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(config, items):
+    """Run the tests that are marked ``interpreted`` in Triton's interpreter alone."""
+    is_interpreter = os.environ.get("TRITON_INTERPRET") == "1"
+    left_out = [
+        item
+        for item in items
+        if item.path.is_relative_to(HERE)
+        and item.path.name.startswith("test_")
+        and bool(item.get_closest_marker("interpreted")) != is_interpreter
+    ]
+    config.hook.pytest_deselected(items=left_out)
+    excluded = set(map(id, left_out))
+    items[:] = [item for item in items if id(item) not in excluded]
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ import torch
 
 from graphkit.engine.kv import DSATokenToKVPool, MLATokenToKVPool
 from graphkit.errors import AttentionError
-from graphkit.graphs import RecorderBackend
+from op_devices import CPU, CUDA, by, captured, kernels
 
 MLA = {
     "size": 8, "page_size": 4, "dtype": torch.bfloat16, "kv_lora_rank": 12,
@@ -36,11 +36,13 @@ def test_a_row_is_the_latent_and_the_rotated_part(made):
     assert (pool.kv_lora_rank, pool.qk_rope_head_dim) == (12, 5)
 
 
-def test_a_token_is_written_into_one_layer(made):
+@by(CPU, CUDA)
+def test_a_token_is_written_into_one_layer(run, made):
     pool_type, arguments = made
-    pool = pool_type(**arguments)
-    latent, rotated = torch.randn(3, 1, 12), torch.randn(3, 1, 5)
-    loc = torch.tensor([11, 0, 4])
+    device = run.torch_device
+    pool = pool_type(**arguments | {"device": device})
+    latent, rotated = torch.randn(3, 1, 12, device=device), torch.randn(3, 1, 5, device=device)
+    loc = torch.tensor([11, 0, 4], device=device)
     pool.set_mla_kv_buffer(1, loc, latent, rotated)
     assert torch.equal(pool.get_key_buffer(1)[loc], torch.cat([latent, rotated], -1).bfloat16())
     assert torch.equal(pool.get_value_buffer(1)[loc], latent.bfloat16())
@@ -58,15 +60,28 @@ def test_slices_of_a_fused_projection_are_taken(made):
     assert torch.equal(pool.get_key_buffer(0)[[5, 6]], fused[..., :17])
 
 
-def test_a_recorded_write_follows_its_tensors(made):
+@by(CPU, CUDA)
+def test_a_captured_write_follows_its_tensors(run, made):
     pool_type, arguments = made
-    pool = pool_type(**arguments)
-    latent, rotated, loc = torch.ones(1, 1, 12), torch.ones(1, 1, 5), torch.tensor([5])
-    graph = RecorderBackend().capture(lambda: pool.set_mla_kv_buffer(0, loc, latent, rotated))
+    pool = pool_type(**arguments | {"device": run.torch_device})
+    latent, rotated = (torch.ones(1, 1, size, device=pool.device) for size in (12, 5))
+    loc = torch.tensor([5], device=pool.device)
+    graph = captured(run, lambda: pool.set_mla_kv_buffer(0, loc, latent, rotated))
     loc.fill_(7)
     latent.fill_(2)
     graph.replay()
     assert pool.get_key_buffer(0)[7, 0].tolist() == [2.0] * 12 + [1.0] * 5
+
+
+@pytest.mark.gpu
+def test_slots_outside_the_pool_are_written_by_one_kernel_to_nowhere():
+    pool = DSATokenToKVPool(**DSA | {"device": "cuda"})
+    latent, rotated, keys = (torch.ones(5, size, device="cuda") for size in (12, 5, 16))
+    outside = torch.tensor([-1, 12, 10**12, -12, 13], device="cuda")
+    rows = latent[:, None], rotated[:, None]
+    assert kernels(lambda: pool.set_mla_kv_buffer(1, outside, *rows)) == ["store_kv_kernel"]
+    assert kernels(lambda: pool.set_index_k_buffer(1, outside, keys)) == ["store_kv_kernel"]
+    assert not any(tensor.any() for tensor in pool.tensors().values())
 
 
 @pytest.mark.parametrize(
@@ -93,12 +108,16 @@ def test_writes_are_checked(made, changes, text):
         pool_type(**arguments).set_mla_kv_buffer(**given | changes)
 
 
-@pytest.mark.parametrize("size", [1, 16])
+@by(CPU, CUDA)
+@pytest.mark.parametrize("size", [1, 16, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_index_keys_come_back(dtype, size):
-    pool, loc = DSATokenToKVPool(**DSA | {"index_head_dim": size}), torch.tensor([11, 4, 5])
-    keys = torch.randn(3, size).to(dtype)
-    pool.set_index_k_buffer(2, loc, keys)
+def test_index_keys_come_back(run, dtype, size):
+    pool = DSATokenToKVPool(**DSA | {"index_head_dim": size, "device": run.torch_device})
+    keys = torch.randn(3, size, device=pool.device).to(dtype)
+    loc = torch.tensor([11, 4, 5], device=pool.device)
+    graph = captured(run, lambda: pool.set_index_k_buffer(2, loc, keys))
+    pool.get_index_k_buffer(2).zero_()
+    graph.replay()
     assert torch.equal(pool.get_index_k_buffer(2)[loc], keys.bfloat16())
     assert pool.get_index_k_buffer(2)[[0, 1, 2, 3, 6, 7, 8, 9, 10]].eq(0).all()
     assert sum(int(tensor.any()) for tensor in pool.tensors().values()) == 1

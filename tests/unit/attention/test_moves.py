@@ -1,4 +1,4 @@
-"""Moving tokens between slots, in every pool: overlaps, pads, refusals, and the recorded op."""
+"""Moving tokens between slots, in every pool and on every device: overlaps, pads, refusals."""
 
 from __future__ import annotations
 
@@ -7,34 +7,48 @@ import torch
 
 from graphkit.engine.kv import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
 from graphkit.errors import AttentionError
-from graphkit.graphs import RecorderBackend
-from graphkit.ops.kv_cache import buffer_table
+from graphkit.ops.kv_cache import buffer_table, move_kv
 from graphkit.ops.registration import OPS
+from op_devices import CPU, CUDA, INTERPRETER, by, captured, kernels
 
-SLOTS = 12
+SLOTS = 80
+LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+KINDS = {
+    "MHA": (MHATokenToKVPool, {"dtype": torch.bfloat16, "head_num": 8, "head_dim": 128}),
+    "odd MHA": (MHATokenToKVPool, {"dtype": torch.float16, "head_num": 3, "head_dim": 5}),
+    "large MHA": (MHATokenToKVPool, {"dtype": torch.float32, "head_num": 3, "head_dim": 500}),
+    "MLA": (MLATokenToKVPool, {"dtype": torch.bfloat16} | LATENTS),
+    "wide MLA": (MLATokenToKVPool, {"dtype": torch.float32} | LATENTS),
+    "DSA": (DSATokenToKVPool, {"dtype": torch.bfloat16, "index_head_dim": 128} | LATENTS),
+    "odd DSA": (DSATokenToKVPool, {"dtype": torch.float16, "index_head_dim": 7} | LATENTS),
+}
 
 
-def _mha(layers=3):
-    return MHATokenToKVPool(SLOTS - 2, 2, torch.bfloat16, 2, 8, layers, "cpu")
-
-
-def _mla(layers=3):
-    return MLATokenToKVPool(SLOTS - 2, 2, torch.float32, 6, 3, layers, "cpu")
-
-
-def _dsa(layers=3):
-    return DSATokenToKVPool(SLOTS - 2, 2, torch.float16, 6, 3, layers, "cpu", 5)
-
-
-@pytest.fixture(params=[_mha, _mla, _dsa], ids=["MHA", "MLA", "DSA"])
+@pytest.fixture(params=KINDS)
 def make_pool(request):
-    return request.param
+    """``make_pool(run, layers)``: a pool of 80 slots on the device of a run."""
+
+    def make(run, layers=2):
+        kind, sizes = KINDS[request.param]
+        return kind(size=SLOTS - 4, page_size=4, layer_num=layers, device=run.torch_device, **sizes)
+
+    return make
+
+
+def move(run, pool, target, source):
+    """Move by the pool, or, in the interpreter, by the launcher of its op."""
+    buffers = list(pool.tensors().values())
+    if run is INTERPRETER:
+        run(move_kv, buffers, buffer_table(buffers), target, source)
+    else:
+        pool.move_kv_cache(target.to(pool.device), source.to(pool.device))
 
 
 def _number(pool):
     """Slot s of every buffer holds s plus a number of that buffer."""
     for i, tensor in enumerate(pool.tensors().values()):
-        tensor.copy_(torch.arange(SLOTS).view(-1, *[1] * (tensor.dim() - 1)) + 20 * i)
+        slots = torch.arange(SLOTS, device=tensor.device)
+        tensor.copy_(slots.view(-1, *[1] * (tensor.dim() - 1)) + 20 * i)
 
 
 def _slots(pool):
@@ -47,50 +61,78 @@ def _slots(pool):
     return held
 
 
+def _moved(target, source):
+    expected = list(range(SLOTS))
+    for slot, held in zip(target, source, strict=True):
+        expected[slot] = held
+    return expected
+
+
 def _ints(*slots):
     return torch.tensor(slots, dtype=torch.int64)
 
 
+@by(CPU, INTERPRETER, CUDA)
 @pytest.mark.parametrize(
     ("target", "source"),
     [
         ([2, 3, 4], [1, 2, 3]),
         ([1, 2, 3], [2, 3, 4]),
-        ([5, 1], [1, 5]),
+        ([5, 79], [79, 5]),
         ([7, 6, 10], [3, 3, 3]),
         ([10, 0, 0, 4, 0], [4, 0, 0, 10, 0]),
         ([0, 0], [0, 0]),
         ([9], [9]),
+        ([], []),
+        (range(1, 80), range(79, 0, -1)),
     ],
     ids=str,
 )
-def test_sources_are_read_before_targets_are_written(make_pool, target, source):
-    pool = make_pool()
+def test_sources_are_read_before_targets_are_written(run, make_pool, target, source):
+    pool = make_pool(run)
     _number(pool)
-    pool.move_kv_cache(_ints(*target), _ints(*source))
-    expected = list(range(SLOTS))
-    for slot, held in zip(target, source, strict=True):
-        expected[slot] = held
-    assert _slots(pool) == [expected] * len(pool.tensors())
+    move(run, pool, _ints(*target), _ints(*source))
+    assert _slots(pool) == [_moved(target, source)] * len(pool.tensors())
 
 
-def test_locations_may_have_any_one_shape(make_pool):
-    pool = make_pool()
+@by(CPU, INTERPRETER, CUDA)
+def test_locations_may_have_any_one_shape(run, make_pool):
+    pool = make_pool(run)
     _number(pool)
-    pool.move_kv_cache(_ints(1, 2, 3, 4).view(2, 2).T, _ints(2, 3, 4, 5).view(2, 2).T)
-    assert _slots(pool)[0] == [0, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 11]
+    move(run, pool, _ints(1, 2, 3, 4).view(2, 2).T, _ints(2, 3, 4, 5).view(2, 2).T)
+    assert _slots(pool)[0] == _moved([1, 2, 3, 4], [2, 3, 4, 5])
+
+
+@by(INTERPRETER, CUDA)
+def test_slots_outside_move_nothing(run, make_pool):
+    pool = make_pool(run)
+    _number(pool)
+    move(run, pool, _ints(SLOTS, -1, 1, 2, 10**12), _ints(1, 2, -1, SLOTS, 0))
+    assert _slots(pool) == [_moved([], [])] * len(pool.tensors())
+    move(run, pool, _ints(SLOTS, -1, 1, 2, 10**12), _ints(1, 2, 3, 3, 0))
+    assert _slots(pool) == [_moved([1, 2], [3, 3])] * len(pool.tensors())
 
 
 @pytest.mark.parametrize("layers", [1, 7])
 def test_layers_move_by_one_op(make_pool, called_ops, layers):
-    pool, target, source = make_pool(layers), _ints(1, 2), _ints(2, 1)
+    pool, target, source = make_pool(CPU, layers), _ints(1, 2), _ints(2, 1)
     with called_ops:
         pool.move_kv_cache(target, source)
     assert called_ops.names == ["graphkit.move_kv.default"]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("layers", [1, 12])
+def test_layers_cost_no_launches(make_pool, layers):
+    pool, empty = make_pool(CUDA, layers), make_pool(CUDA, 0)
+    target, source = _ints(1, 2, 3).cuda(), _ints(2, 3, 4).cuda()
+    assert kernels(lambda: pool.move_kv_cache(target, source)) == ["move_kv_kernel"] * 2
+    assert kernels(lambda: pool.move_kv_cache(target[:0], source[:0])) == []
+    assert kernels(lambda: empty.move_kv_cache(target, source)) == []
+
+
 def test_nothing_to_move(make_pool, called_ops):
-    pool, empty, none, some = make_pool(), make_pool(0), _ints(), _ints(1)
+    pool, empty, none, some = make_pool(CPU), make_pool(CPU, 0), _ints(), _ints(1)
     with called_ops:
         pool.move_kv_cache(none, none)
         empty.move_kv_cache(some, some)
@@ -100,19 +142,17 @@ def test_nothing_to_move(make_pool, called_ops):
         empty.get_key_buffer(0)
 
 
-def test_a_recorded_move_follows_its_locations(make_pool):
-    pool, target, source = make_pool(), _ints(1, 0), _ints(2, 0)
-    _number(pool)
-    graph = RecorderBackend().capture(lambda: pool.move_kv_cache(target, source))
-    for slots in ((_ints(4, 5), _ints(5, 6)), (_ints(3, 4), _ints(4, 3))):
+@by(CPU, CUDA)
+def test_a_captured_move_follows_its_locations(run, make_pool):
+    pool = make_pool(run)
+    target, source = (torch.zeros(6, dtype=torch.int64, device=pool.device) for _ in "ts")
+    graph = captured(run, lambda: pool.move_kv_cache(target, source))
+    for slots in (([1, 2, 3, 0, 0, 0], [2, 3, 4, 0, 0, 0]), ([9, 8, 7, 6, 5, 4], range(1, 7))):
         _number(pool)
-        target.copy_(slots[0])
-        source.copy_(slots[1])
+        target.copy_(_ints(*slots[0]))
+        source.copy_(_ints(*slots[1]))
         graph.replay()
-        expected = list(range(SLOTS))
-        for slot, held in zip(*(loc.tolist() for loc in slots), strict=True):
-            expected[slot] = held
-        assert _slots(pool) == [expected] * len(pool.tensors())
+        assert _slots(pool) == [_moved(*slots)] * len(pool.tensors())
 
 
 def _args(**changes):
@@ -159,7 +199,7 @@ def test_the_op_refuses(changes, text):
 
 
 def test_a_pool_refuses_what_does_not_fit(make_pool):
-    pool = make_pool()
+    pool = make_pool(CPU)
     for target, source in ((_ints(SLOTS), _ints(1)), (_ints(1), _ints(-1)), (_ints(1), _ints())):
         with pytest.raises(AttentionError, match="move_kv: "):
             pool.move_kv_cache(target, source)

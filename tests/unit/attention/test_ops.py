@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from graphkit.errors import AttentionError
-from graphkit.ops.kv_cache import store_kv
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.registration import OPS
 
@@ -115,43 +114,3 @@ def test_attention_refuses(make_case, at, change, text):
     with pytest.raises(AttentionError, match=text):
         # Through the dispatcher, the fake of a meta tensor would run, which checks nothing.
         OPS["paged_attention"].run_reference(*args)
-
-
-def _store_args(dtype=torch.float32):
-    caches = [torch.zeros(6, 2, 4, dtype=dtype) for _ in "kv"]
-    rows = [torch.randn(3, 2, 4) for _ in "kv"]
-    return caches, torch.tensor([5, 0, 2]), rows
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_store_writes_its_rows_and_no_other(dtype):
-    caches, loc, rows = _store_args(dtype)
-    store_kv(*caches, loc, *rows)
-    for cache, new in zip(caches, rows, strict=True):
-        assert torch.equal(cache[loc], new.to(dtype))
-        assert cache[[1, 3, 4]].eq(0).all()
-
-
-def test_store_takes_pads_in_any_order_and_no_rows_at_all():
-    caches, _, rows = _store_args()
-    store_kv(*caches, torch.zeros(3, dtype=torch.int64), *rows)
-    assert any(torch.equal(caches[0][0], row) for row in rows[0])
-    store_kv(*caches, torch.zeros(0, dtype=torch.int64), rows[0][:0], rows[1][:0])
-
-
-def test_store_refuses():
-    (keys, values), loc, (key, value) = _store_args()
-    for args, text in (
-        (
-            (keys, values[1:], loc, key, value),
-            r"value_cache is \[5, 2, 4\] .* = \[6, 2, E\]",
-        ),
-        ((*(each.mT.contiguous().mT for each in (keys, values)), loc, key, value), "contiguous"),
-        ((keys, values, loc.int(), key, value), r"loc_T is \[3\] int32"),
-        ((keys, values, loc, key[:2], value), r"key_TMD is \[2, 2, 4\]"),
-        ((keys, values, loc, key, value.long()), r"value_TMD is \[3, 2, 4\] int64"),
-    ):
-        with pytest.raises(AttentionError, match=text):
-            store_kv(*args)
-    with pytest.raises(IndexError):
-        store_kv(keys, values, loc + 1, key, value)

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-OPS = sorted(path for path in HERE.glob("test_*.py") if "INTERPRETER" in path.read_text())
+UNIT = Path(__file__).parents[1]
 FILES = (
-    *(path for path in OPS if path.name != "test_interpreted.py"),
-    HERE.parent / "attention" / "interpreted_fp8.py",
-    HERE.parent / "attention" / "interpreted_kernels.py",
-    HERE.parent / "attention" / "interpreted_stores.py",
-    HERE.parent / "buffers" / "interpreted_refresh.py",
+    *(
+        path
+        for room in ("attention", "ops")
+        for path in sorted((UNIT / room).glob("test_*.py"))
+        if "INTERPRETER" in path.read_text() and path.name != "test_interpreted.py"
+    ),
+    UNIT / "buffers" / "interpreted_refresh.py",
 )
 
 
