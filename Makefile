@@ -57,7 +57,7 @@ gpu: $(if $(GPU_PYTHON),,$(STAMP)) ## run the GPU tests; GPU_PYTHON=python3 take
 sanitize: $(if $(GPU_PYTHON),,$(STAMP)) ## run the kernels under memcheck and racecheck of compute-sanitizer
 	for options in "memcheck --report-api-errors no" racecheck; do \
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$options --error-exitcode 9 \
-	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -q -m sanitized -n 6 --dist worksteal tests/gpu tests/unit/ops || exit 1; done
+	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -q -m sanitized -n 6 --dist worksteal tests/gpu tests/unit/ops tests/unit/attention || exit 1; done
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
