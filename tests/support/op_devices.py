@@ -91,17 +91,6 @@ def captured(run, act):
     return graph
 
 
-def kernels(act):
-    """Return the names of the CUDA kernels that ``act`` launches."""
-    act()
-    torch.cuda.synchronize()
-    cuda = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=cuda, acc_events=True) as profile:
-        act()
-        torch.cuda.synchronize()
-    return [event.name for event in profile.events() if event.device_type.name == "CUDA"]
-
-
 def by(*runs):
     """Parametrise ``run``, for tests that are the same on several devices."""
     params = [pytest.param(run, marks=_MARKS[run], id=run.device) for run in runs]

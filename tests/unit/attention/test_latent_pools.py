@@ -7,7 +7,8 @@ import torch
 
 from graphkit.engine.kv import DSATokenToKVPool, MLATokenToKVPool
 from graphkit.errors import AttentionError
-from op_devices import CPU, CUDA, by, captured, kernels
+from launched_kernels import launches
+from op_devices import CPU, CUDA, by, captured
 
 MLA = {
     "size": 8, "page_size": 4, "dtype": torch.bfloat16, "kv_lora_rank": 12,
@@ -79,8 +80,8 @@ def test_slots_outside_the_pool_are_written_by_one_kernel_to_nowhere():
     latent, rotated, keys = (torch.ones(5, size, device="cuda") for size in (12, 5, 16))
     outside = torch.tensor([-1, 12, 10**12, -12, 13], device="cuda")
     rows = latent[:, None], rotated[:, None]
-    assert kernels(lambda: pool.set_mla_kv_buffer(1, outside, *rows)) == ["store_kv_kernel"]
-    assert kernels(lambda: pool.set_index_k_buffer(1, outside, keys)) == ["store_kv_kernel"]
+    assert launches(lambda: pool.set_mla_kv_buffer(1, outside, *rows)) == ["store_kv_kernel"]
+    assert launches(lambda: pool.set_index_k_buffer(1, outside, keys)) == ["store_kv_kernel"]
     assert not any(tensor.any() for tensor in pool.tensors().values())
 
 

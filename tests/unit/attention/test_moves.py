@@ -9,7 +9,8 @@ from graphkit.engine.kv import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVP
 from graphkit.errors import AttentionError
 from graphkit.ops.kv_cache import buffer_table, move_kv
 from graphkit.ops.registration import OPS
-from op_devices import CPU, CUDA, INTERPRETER, by, captured, kernels
+from launched_kernels import launches
+from op_devices import CPU, CUDA, INTERPRETER, by, captured
 
 SLOTS = 80
 LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
@@ -126,9 +127,9 @@ def test_layers_move_by_one_op(make_pool, called_ops, layers):
 def test_layers_cost_no_launches(make_pool, layers):
     pool, empty = make_pool(CUDA, layers), make_pool(CUDA, 0)
     target, source = _ints(1, 2, 3).cuda(), _ints(2, 3, 4).cuda()
-    assert kernels(lambda: pool.move_kv_cache(target, source)) == ["move_kv_kernel"] * 2
-    assert kernels(lambda: pool.move_kv_cache(target[:0], source[:0])) == []
-    assert kernels(lambda: empty.move_kv_cache(target, source)) == []
+    assert launches(lambda: pool.move_kv_cache(target, source)) == ["move_kv_kernel"] * 2
+    assert launches(lambda: pool.move_kv_cache(target[:0], source[:0])) == []
+    assert launches(lambda: empty.move_kv_cache(target, source)) == []
 
 
 def test_nothing_to_move(make_pool, called_ops):
