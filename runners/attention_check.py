@@ -9,7 +9,8 @@ Shape letters: B requests, W rows of a step, L tokens of a short text, V vocabul
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,9 +20,12 @@ from graphkit.buffers import TargetVerifyInputs
 from graphkit.buffers.attention import kv_pools
 from graphkit.errors import AttentionError
 from graphkit.graphs import StateSnapshot
+from graphkit.runners.ranks import RunnerGroup
 from graphkit.spec import ForwardMode
 
 logger = logging.getLogger(__name__)
+Call = Callable[[Callable[[], Any]], Any]
+"""Calls a forward, together with all ranks, and returns its result."""
 _MODES = (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE)
 _SERVED = frozenset(
     ("req_pool_indices", "seq_lens", "input_ids", "positions", "out_cache_loc", "custom_mask",
@@ -56,23 +60,68 @@ class RecurrentStates(Protocol):
         """Keep the states behind row ``nodes[i]``, int64 [B], of each request's last step."""
 
 
-def check_attention(runner: Any, states: RecurrentStates | None = None) -> None:
+def check_attention(
+    runner: Any, states: RecurrentStates | None = None, group: RunnerGroup | None = None
+) -> None:
     """Compare how the attention of a runner treats chains, trees and packed rows.
 
     Runs the forward eagerly on a short text in the first request rows and KV slots, and restores
     both. Nothing is compared with attention of graphkit, which has tests of its own, without
-    attention over pools, with a group, where the forward reads fields that are not served here or
-    raises an exception, or in a draft worker, whose rows may see later ones.
+    attention over pools, where the forward reads fields that are not served here or raises an
+    exception, or with blocks of DFLASH, whose rows see later ones.
 
     Args:
         runner: Runner of TARGET_VERIFY or DECODE. Others are not compared.
         states: Recurrent states of the model.
+        group: Ranks that all call this; ``None`` selects those of the runner.
 
     Raises:
-        AttentionError: Half of the rows of a request, or more, differ beyond rounding.
+        AttentionError: Half of the rows of a request, or more, differ beyond rounding, on any rank.
     """
     if not _is_comparable(runner, states):
         return
+    group = runner.group if group is None else group
+    wrong: str | None = None
+    try:
+        with _calling_together(runner, group) as call:
+            memory = _text_memory(runner, states)
+            if group is not None and group.on_any(memory is None):
+                return
+            if memory is not None:
+                wrong = _first_wrong(runner, states, memory, call, ends_early=group is not None)
+    except Exception as error:  # the capture, or a batch, raises it where it belongs
+        logger.info("The attention of %s was not compared: %r.", runner.label, error)
+        return
+    if group is not None and group.on_any(wrong is not None) and wrong is None:
+        wrong = "computes other logits for a tree or a packed prefill on another rank, see there."
+    if wrong is not None:
+        raise AttentionError(f"{type(runner.attention).__name__} {wrong}")
+
+
+@contextmanager
+def _calling_together(runner: Any, group: RunnerGroup | None) -> Iterator[Call]:
+    """Yield what calls a forward, on all ranks of a group at once as warm-ups do."""
+    if group is None:
+        yield lambda forward: forward()
+        return
+    backend = group.capturing_backend(runner.backend, {"the attention": runner.label})
+
+    def together(forward: Callable[[], Any]) -> Any:
+        results = []
+        backend.warm_up(lambda: results.append(forward()))
+        return results[-1]
+
+    with backend.session():
+        yield together
+
+
+def _text_memory(
+    runner: Any, states: RecurrentStates | None
+) -> tuple[dict[str, torch.Tensor], torch.Tensor] | None:
+    """Return what runs on a short text change, and the KV slots of the text, int64 [B, L].
+
+    ``None`` if the pools have no room for it.
+    """
     table, pools = runner.attention.req_to_token_pool.req_to_token, kv_pools(runner.attention)
     width, page = runner.tokens_per_request, pools[0].page_size
     length = width + 2 if width > 1 else 4
@@ -80,7 +129,7 @@ def check_attention(runner: Any, states: RecurrentStates | None = None) -> None:
     room = min(pool.size // page for pool in pools) // pages
     requests = min(2, runner.sizes.max_batch_size, len(table) - 1, room)
     if requests < 1 or length > min(table.shape[1], runner.sizes.max_context_len):
-        return
+        return None
     end = page * (1 + pages * requests)
     changed = {"table": table[1 : requests + 1, :length]}
     for index, pool in enumerate(pools):
@@ -95,20 +144,43 @@ def check_attention(runner: Any, states: RecurrentStates | None = None) -> None:
         for name, tensor in runner.mutable_state.items()
         if tensor.untyped_storage().data_ptr() not in known
     }
+    first = page * (1 + pages * torch.arange(requests, device=runner.device))
+    return changed, first[:, None] + torch.arange(length, device=runner.device)
+
+
+def _first_wrong(
+    runner: Any,
+    states: RecurrentStates | None,
+    memory: tuple[dict[str, torch.Tensor], torch.Tensor],
+    call: Call,
+    *,
+    ends_early: bool,
+) -> str | None:
+    """Return what the attention computes wrongly first, as a clause; ``None`` if it is right.
+
+    Args:
+        runner: The runner.
+        states: Recurrent states of the model.
+        memory: See ``_text_memory``. It is restored.
+        call: Calls the forward.
+        ends_early: Whether an exception ends the comparison, as it must where ranks run together.
+    """
+    changed, slots = memory
+    first = None
     with StateSnapshot(changed, runner.device):
-        first = page * (1 + pages * torch.arange(requests, device=runner.device))
-        slots = first[:, None] + torch.arange(length, device=runner.device)
         changed["table"].copy_(slots)
-        text = _Text(runner, states, slots, has_mask=_has_mask(runner))
+        text = _Text(runner, states, slots, call, has_mask=_has_mask(runner))
         compared = text.compare_tree, partial(text.compare_prefill, 2), text.compare_prefill
         for compare in (text.run_chains, *compared):
             try:
                 wrong = compare()
-            except Exception as error:  # the capture, or a batch, raises it where it belongs
+            except Exception as error:
+                if ends_early:
+                    raise
                 logger.info("The attention of %s was not compared: %r.", runner.label, error)
                 continue
-            if wrong is not None:
-                raise AttentionError(f"{type(runner.attention).__name__} {wrong}")
+            first = wrong if first is None else first
+    return first
 
 
 def _is_comparable(runner: Any, states: RecurrentStates | None) -> bool:
@@ -123,9 +195,8 @@ def _is_comparable(runner: Any, states: RecurrentStates | None) -> bool:
         return False  # has tests of its own
     if runner.spec.linear_attention and states is None:
         return False  # the states of the text cannot be restored
-    # One rank alone would wait in a collective; rows of a draft worker may see later ones.
-    if runner.group is not None or runner.spec.is_draft_worker:
-        return False
+    if runner.spec.is_draft_worker and runner.spec.resolved.is_dflash():
+        return False  # rows of a block see later ones
     fields = {layout.name for layout in runner.buffers.layouts}
     return runner.mode in _MODES and fields <= _SERVED and not runner.buffers.bound_fields
 
@@ -141,6 +212,7 @@ class _Text:
         runner: Runner of the forward.
         states: Recurrent states of the model, if any.
         slots: KV slots of the text, [B, L] int64; those of request rows 1 and 2.
+        call: Calls the forward.
         has_mask: Whether the runner takes trees.
     """
 
@@ -149,10 +221,12 @@ class _Text:
         runner: Any,
         states: RecurrentStates | None,
         slots: torch.Tensor,
+        call: Call,
         *,
         has_mask: bool,
     ) -> None:
         self.runner, self._states, self._slots, self.has_mask = runner, states, slots, has_mask
+        self._call = call
         self.requests, self.length = slots.shape
         self.width, device = runner.tokens_per_request, runner.device
         self.rows = torch.arange(1, self.requests + 1, device=device)
@@ -297,7 +371,7 @@ class _Text:
         return logits.view(self.requests, self.width, -1)
 
     def _run(self, batch: TargetVerifyInputs, without: Sequence[str]) -> torch.Tensor:
-        output = self.runner.step.unpadded(batch, without)
+        output = self._call(lambda: self.runner.step.unpadded(batch, without))
         return torch.nan_to_num(output.next_token_logits.float(), 0.0, 0.0, 0.0).clone()
 
 

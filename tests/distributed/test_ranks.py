@@ -18,6 +18,7 @@ OF_TWO = (
     scenarios.agree_on_random_steps,
     scenarios.agree_on_staged_batches,
     scenarios.refuse_a_batch,
+    scenarios.compare_attention,
     scenarios.fall_back_together,
     scenarios.run_different_modes,
     scenarios.check_the_same_batch,

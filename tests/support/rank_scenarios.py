@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import graphkit as gk
+from claimed_attention import SIZES as ATTENTION_SIZES, TREE, IgnoresMask, Right, model_of
 from engine_target import CONTEXT, ROWS, SIZES as TABLE_SIZES, SPEC as TABLE_SPEC, TableForward
 from graphkit.models.reference import reference_target
 from rank_processes import die
@@ -36,6 +37,46 @@ A rank of a busy machine must arrive within it: a process that shares two cores 
 pause for seconds.
 """
 NOT_ARRIVED = f"rank 1 did not arrive within {SHORT:g} s"
+
+
+class Split:
+    """A layer whose logits are the mean of those of all ranks."""
+
+    def __init__(self, kind):
+        self.model = model_of(kind)
+        self.attention = self.model.attention
+
+    def __call__(self, inputs):
+        logits = self.model.forward(inputs).next_token_logits
+        dist.all_reduce(logits)
+        return gk.ForwardOutput(next_token_logits=logits / dist.get_world_size())
+
+
+def compare_attention():
+    """Attention that ignores masks on one rank, or on all, is refused by all before a capture."""
+    group, rank = rank_group(), dist.get_rank()
+    options = {"spec": TREE, "sizes": ATTENTION_SIZES, "batch_sizes": [2], "group": group}
+    options["device"] = "cpu"
+
+    def runner_of(kind):
+        forward = Split(kind)
+        return gk.TargetVerifyRunner(forward, attention=forward.attention, **options)
+
+    with runner_of(Right) as right:
+        right.capture()
+    with runner_of(IgnoresMask) as wrong:
+        raises(gk.AttentionError, wrong.capture, "IgnoresMask supports TARGET_VERIFY", "a tree")
+    # The ranks compute other logits each.
+    forward = model_of(IgnoresMask if rank else Right)
+    with gk.TargetVerifyRunner(forward.forward, attention=forward.attention, **options) as one:
+        raises(gk.AttentionError, one.capture, "supports TARGET_VERIFY" if rank else "another rank")
+    for generation in ("v1", "v3"):
+        forward = Split(IgnoresMask)
+        with gk.SpeculativeEngine(
+            gk.EngineModel(forward, forward.attention), gk.NgramDrafter(), generation=generation,
+            **options | {"group": rank_group(same_batch=True)},
+        ) as engine:  # fmt: skip
+            raises(gk.AttentionError, engine.capture, "IgnoresMask supports TARGET_VERIFY")
 
 
 def raises(error, call, *words):

@@ -126,9 +126,9 @@ class Admission:
 
     def _check_attention(self) -> None:
         """Compare trees and packed prefills with chains, once."""
-        if self._compares_attention and self._step.context.options.group is None:
-            verifier = self._step.verifier
-            check_attention(verifier.runner, verifier.recurrent_state)
+        if self._compares_attention:
+            verifier, group = self._step.verifier, self._step.context.options.group
+            check_attention(verifier.runner, verifier.recurrent_state, group)
         self._compares_attention = False
 
     def _run_pads(self, lengths: Sequence[int], *, is_greedy: bool) -> None:
