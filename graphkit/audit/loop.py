@@ -13,8 +13,8 @@ from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.node_switches import bisected
 from graphkit.audit.object_snapshot import ObjectSnapshot
 from graphkit.audit.ranks import NOT_ON_RANKS
+from graphkit.audit.runs.engine_step import LOOP_STEPS, open_step
 from graphkit.audit.runs.request_runs import ReportRows, RequestPrompts, RequestRun, RequestRuns
-from graphkit.audit.runs.whole_step import LOOP_STEPS, open_step
 from graphkit.config import require_int
 from graphkit.engine.step import SpecStepRunner
 from graphkit.graphs import Attribution

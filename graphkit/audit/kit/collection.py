@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from graphkit.audit.kit.captured_step import STEP_PROPERTIES, CapturedStep
-from graphkit.audit.kit.properties import PROPERTIES, CapturedMode
+from graphkit.audit.kit.properties import CapturedMode, properties_of
 from graphkit.audit.locate_target import locate
 from graphkit.errors import GraphkitError
 from graphkit.graphs import SizeTable, resolve_device
@@ -48,30 +47,26 @@ class ModeCollector(pytest.Collector):
         captured: The captured mode, while its tests run.
     """
 
-    captured: CapturedMode | CapturedStep
+    captured: CapturedMode
 
     def __init__(
         self, *, target: CaptureTarget, mode: ForwardMode, device: str, **facts: Any
     ) -> None:
         super().__init__(**facts)
         self._target, self._mode, self._device = target, mode, device
-        self._is_step = mode not in target.forwards  # the whole step of its engine
 
     def collect(self) -> Iterator[pytest.Item]:
         """Yield a test per property and size."""
         table = SizeTable(self._target.sizes.max_batch_size, self._target.batch_sizes)
         for size in table:
-            for name in STEP_PROPERTIES if self._is_step else PROPERTIES:
+            for name in properties_of(self._target, self._mode):
                 yield PropertyItem.from_parent(self, name=f"{name}[{size}]", of=name, size=size)
 
     def setup(self) -> None:
         """Capture the mode."""
         tolerance = self.config.option.graphkit_tolerance
-        if self._is_step:
-            self.captured = CapturedStep(self._target, self._device, tolerance)
-        else:
-            wanted = {item.of for item in self._items() if item.parent is self}
-            self.captured = CapturedMode(self._target, self._mode, self._device, tolerance, wanted)
+        wanted = {item.of for item in self._items() if item.parent is self}
+        self.captured = CapturedMode(self._target, self._mode, self._device, tolerance, wanted)
         if self.captured.eager_reason:
             pytest.skip(self.captured.eager_reason)
 

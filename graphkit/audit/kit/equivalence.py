@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from itertools import chain
 from typing import Any
 
-from graphkit.audit.kit.captured_step import STEP_PROPERTIES, CapturedStep
 from graphkit.audit.kit.failures import comparison_text, probable_bug
+from graphkit.audit.kit.step_properties import STEP_PROPERTIES, check_step
 from graphkit.audit.runs import compare_runs, live_sizes
+from graphkit.audit.runs.engine_step import open_step
 from graphkit.errors import ConfigError, ReplayError, TargetError, short_repr
 from graphkit.records import count_of
 from graphkit.runners import Runner
@@ -125,10 +125,11 @@ def assert_target_equivalent(
 def _assert_step_equivalent(
     target: CaptureTarget, batch_sizes: Sequence[int] | None, device: str, tolerance: float
 ) -> None:
-    with closing(CapturedStep(target, device, tolerance, batch_sizes)) as captured:
-        for size in captured.batch_sizes:
+    with open_step(target, batch_sizes=batch_sizes, device=device) as step:
+        step.capture()
+        for size in step.batch_sizes:
             for name in STEP_PROPERTIES:
-                captured.check(name, size)
+                check_step(step, name, size, tolerance)
 
 
 def sample_batches(target: CaptureTarget, runner: Runner[Any, Any], size: int) -> Iterator[Any]:

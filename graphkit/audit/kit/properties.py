@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from functools import partial
 
 from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.kit.equivalence import assert_replay_equivalent, sample_batches
 from graphkit.audit.kit.failures import fail_on_errors
+from graphkit.audit.kit.step_properties import STEP_PROPERTIES, check_step
 from graphkit.audit.report import AFTER_CAPTURE, BEFORE_CAPTURE
+from graphkit.audit.runs.engine_step import open_step
 from graphkit.audit.undeclared_state import declare_for_audits
 from graphkit.errors import GraphkitError
 from graphkit.graphs import Attribution
@@ -22,8 +26,13 @@ PROPERTIES = ("equivalence", *_AUDITS)
 """Names of the properties: replays are right, and each audit finds no error."""
 
 
+def properties_of(target: CaptureTarget, mode: ForwardMode) -> Sequence[str]:
+    """Return the names of the properties of a mode; STEP may be the step of the engine."""
+    return PROPERTIES if mode in target.forwards else STEP_PROPERTIES
+
+
 class CapturedMode:
-    """A mode of a target, captured until it is closed.
+    """A mode of a target, or the step of its engine, captured until it is closed.
 
     Args:
         target: The target.
@@ -37,6 +46,7 @@ class CapturedMode:
 
     Raises:
         CaptureError: The forward cannot be captured.
+        TargetError: The engine is invalid.
     """
 
     def __init__(
@@ -48,19 +58,24 @@ class CapturedMode:
         wanted: Collection[str],
     ) -> None:
         self._target, self._tolerance = target, tolerance
-        self._runner = target.runner(mode, device=device)
         self._audited: dict[str, Callable[[], Collection[Finding]]] = {}
-        self.eager_reason = self._runner.eager_reason
-        for name in () if self.eager_reason else BEFORE_CAPTURE:
-            if name in wanted:
-                self._audit(name)
-        self._runner.capture(attribution=Attribution(target.weights))
-        if not self.eager_reason:
-            declare_for_audits(target, self._runner, AuditLog())
+        with ExitStack() as opened:
+            if mode in target.forwards:
+                self._runner = opened.enter_context(target.runner(mode, device=device))
+                self.eager_reason = self._runner.eager_reason
+                self._check = self._check_forward
+                self._capture(wanted)
+            else:
+                step = opened.enter_context(open_step(target, device=device))
+                reason = step.eager_reason
+                self.eager_reason = f"STEP is not captured: {reason}." if reason else ""
+                self._check = partial(check_step, step, tolerance=tolerance)
+                step.capture()
+            self._opened = opened.pop_all()
 
     def close(self) -> None:
         """Close the graphs."""
-        self._runner.close()
+        self._opened.close()
 
     def check(self, name: str, size: int) -> None:
         """Check a property at a size.
@@ -69,6 +84,18 @@ class CapturedMode:
             AssertionError: The property does not hold. The text says why.
             GraphkitError: The audit of the property failed.
         """
+        self._check(name, size)
+
+    def _capture(self, wanted: Collection[str]) -> None:
+        """Capture the forward, and audit before it what must be audited before."""
+        for name in () if self.eager_reason else BEFORE_CAPTURE:
+            if name in wanted:
+                self._audit(name)
+        self._runner.capture(attribution=Attribution(self._target.weights))
+        if not self.eager_reason:
+            declare_for_audits(self._target, self._runner, AuditLog())
+
+    def _check_forward(self, name: str, size: int) -> None:
         if name == "equivalence":
             batches = sample_batches(self._target, self._runner, size)
             assert_replay_equivalent(

@@ -5,7 +5,7 @@ agrees with the step on the live rows alone, up to rounding. Captures, audits, t
 the kit for tests all check this here.
 
 ``EqualStateRuns`` runs one batch in these ways, each time from the same state, and ``compare_runs``
-compares them; ``first_node`` finds where two of them begin to differ. ``whole_step`` and
+compares them; ``first_node`` finds where two of them begin to differ. ``engine_step`` and
 ``request_runs`` do the same for the whole step of an engine, ``wrapper`` for a forward and the
 model that it wraps. ``capture_target`` checks every replay of a target. ``estimate_target``
 predicts the memory of its graphs.

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from graphkit.audit.runs.comparison import Comparison, compare_runs
+from graphkit.audit.runs.engine_step import EngineStep, compare_loop, compare_steps, open_step
 from graphkit.audit.runs.size_check import SizeCheck
-from graphkit.audit.runs.whole_step import WholeStep, compare_loop, compare_steps, open_step
 from graphkit.graphs import Attribution, Backend, backend_for, environment
 from graphkit.models.wrapper import WRAPPED_MODES, compare_wrapper
 from graphkit.records import CaptureRecord, MemoryEstimate, Mismatch, ModeRecord, SizeRecord
@@ -128,7 +128,7 @@ def estimate_target(
 
 
 @dataclass(frozen=True, slots=True)
-class _CapturedMode:
+class _CheckedMode:
     """The record of a mode, the checks of its sizes, and what they found."""
 
     mode: ModeRecord
@@ -146,7 +146,7 @@ def _captured(
     compare: Callable[[Any, Any, int], Comparison],
     attribution: Attribution | None,
     progress: Progress,
-) -> _CapturedMode:
+) -> _CheckedMode:
     """Capture a runner and check its sizes; arguments as for ``SizeCheck``."""
     sizes = runner.table.sizes
     total, done = len(sizes) + sum(sizes), 0
@@ -172,17 +172,17 @@ def _captured(
     if not checks:
         progress(total, total, f"{runner.mode.name} stays eager")
     mode: ModeRecord = replace(record.modes[0], sizes=tuple(measured), stats=runner.stats)
-    return _CapturedMode(
+    return _CheckedMode(
         mode, checks, [mismatch for check in checks for mismatch in check.mismatches]
     )
 
 
 def _captured_step(
-    step: WholeStep, attribution: Attribution | None, progress: Progress
-) -> _CapturedMode:
+    step: EngineStep, attribution: Attribution | None, progress: Progress
+) -> _CheckedMode:
     """Capture the whole step of an engine, and check its sizes and its loops."""
     if step.eager_reason:
-        return _CapturedMode(_eager_step(step.eager_reason), (), ())
+        return _CheckedMode(_eager_step(step.eager_reason), (), ())
     runner, requests = step.runner, step.runs()
     requests.admit()
     captured = _captured(runner, step.batch, compare_steps, attribution, progress)

@@ -1,4 +1,4 @@
-"""The whole step of a target's engine, and its comparison with the same step without a graph.
+"""The step of a target's engine, and its comparison with the same step without a graph.
 
 Captures, audits and the kit for tests all open, fill and compare it here.
 """
@@ -19,7 +19,7 @@ from graphkit.audit.runs.request_runs import RequestRuns, request_state, step_ba
 from graphkit.engine import SpeculativeEngine
 from graphkit.engine.step import SamplingParams, SpecStepInputs, SpecStepRunner
 from graphkit.errors import GraphkitError, TargetError
-from graphkit.graphs import Backend
+from graphkit.graphs import Attribution, Backend
 from graphkit.graphs.capture_failure import describe_exception
 from graphkit.records import Mismatch
 from graphkit.runners.comparison import GRAPH_DIFFERS
@@ -36,15 +36,15 @@ _LONGEST_PROMPT = 13
 _MOST_NEW_TOKENS = 64
 
 
-class WholeStep:
-    """The whole step of a target's engine, with random requests to run it on.
+class EngineStep:
+    """The step of a target's engine, with random requests to run it on.
 
     Args:
         target: The target.
         engine: Its engine, which runs no request.
 
     Attributes:
-        eager_reason: Reason why the whole step has no graph, or an empty string.
+        eager_reason: Reason why the step has no graph, or an empty string.
     """
 
     def __init__(self, target: CaptureTarget, engine: SpeculativeEngine) -> None:
@@ -58,9 +58,23 @@ class WholeStep:
 
     @property
     def runner(self) -> SpecStepRunner:
-        """The runner of the step; there is one unless ``refusal`` says why not."""
+        """The runner of the step; there is one unless ``eager_reason`` says why not."""
         assert isinstance(self._runner, SpecStepRunner), self.eager_reason
         return self._runner
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """The sizes of the runner's graphs; none if there is no graph."""
+        return () if self.eager_reason else self.runner.table.sizes
+
+    def capture(self) -> None:
+        """Capture the step, if it has graphs, and attribute their nodes.
+
+        Raises:
+            CaptureError: The step cannot be captured.
+        """
+        if not self.eager_reason:
+            self.runner.capture(attribution=Attribution(self._target.weights))
 
     @cached_property
     def rows(self) -> list[int]:
@@ -126,7 +140,7 @@ def open_step(
     batch_sizes: Sequence[int] | None = None,
     device: torch.device | str = "auto",
     backend: Backend | None = None,
-) -> Iterator[WholeStep]:
+) -> Iterator[EngineStep]:
     """Create the engine of a target for a block, and close it after it.
 
     Args:
@@ -162,7 +176,7 @@ def open_step(
                 f"target {target.name!r}: its engine has max_batch_size {most}, but the target "
                 f"has {expected}. Use the same BufferSizes.max_batch_size in both."
             )
-        yield WholeStep(target, engine)
+        yield EngineStep(target, engine)
 
 
 def compare_steps(
