@@ -3,41 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from graphkit.audit.kit.attention_batch import AttentionBatch
-from graphkit.audit.kit.random_attention import attention_batch
+from graphkit.audit.kit.random_attention import (
+    AttendOptions,
+    AttentionSizes,
+    BatchRows,
+    attention_batch,
+)
 from graphkit.buffers import AttentionBackend
 from graphkit.engine.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from graphkit.errors import ConfigError, GraphkitError, short_repr
 from graphkit.graphs import backend_for, resolve_device
 from graphkit.spec import ForwardMode
 
-MODES: dict[str, dict[str, Any]] = {
-    "DECODE": {"lengths": [6, 1, 40], "mode": ForwardMode.DECODE, "pads": 2},
-    "TARGET_VERIFY, chain": {"lengths": [6, 0, 40], "width": 4, "pads": 2},
-    "TARGET_VERIFY, tree": {"lengths": [6, 0, 40], "width": 4, "pads": 2, "tree": True},
-    "DRAFT, tree": {
-        "lengths": [6, 4, 40], "mode": ForwardMode.DRAFT, "width": 2, "columns": 6, "tree": True,
-        "pads": 1,
-    },
-    "DRAFT_EXTEND": {
-        "lengths": [6, 0, 40], "mode": ForwardMode.DRAFT_EXTEND, "width": 4, "rows": [1, 4, 2],
-        "pads": 1,
-    },
-    "DRAFT_EXTEND_V2": {
-        "lengths": [6, 0, 40], "mode": ForwardMode.DRAFT_EXTEND_V2, "width": 4, "pads": 1,
-    },
-}  # fmt: skip
-"""Batches by name: arguments of ``attention_batch``."""
-OPTIONS: dict[str, dict[str, Any]] = {
-    "window": {"window": 7}, "chunked": {"window": 7, "chunked": True},
-    "softcap": {"softcap": 0.5}, "sinks": {"sinks": True},
-}  # fmt: skip
+_EXTENDED = BatchRows([6, 0, 40], width=4, pads=1)
+MODES = {
+    "DECODE": BatchRows([6, 1, 40], ForwardMode.DECODE, pads=2),
+    "TARGET_VERIFY, chain": BatchRows([6, 0, 40], width=4, pads=2),
+    "TARGET_VERIFY, tree": BatchRows([6, 0, 40], width=4, pads=2, tree=True),
+    "DRAFT, tree": BatchRows([6, 4, 40], ForwardMode.DRAFT, width=2, columns=6, tree=True, pads=1),
+    "DRAFT_EXTEND": replace(_EXTENDED, mode=ForwardMode.DRAFT_EXTEND, rows=[1, 4, 2]),
+    "DRAFT_EXTEND_V2": replace(_EXTENDED, mode=ForwardMode.DRAFT_EXTEND_V2),
+}
+"""Batches by name."""
+OPTIONS = {
+    "window": AttendOptions(window=7),
+    "chunked": AttendOptions(window=7, chunked=True),
+    "softcap": AttendOptions(softcap=0.5),
+    "sinks": AttendOptions(sinks=True),
+}
 """Values of the options of ``attend``."""
+_NO_OPTIONS = AttendOptions()
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -102,23 +104,23 @@ def attention_conformance(
     known = {MHATokenToKVPool, MLATokenToKVPool}
     names = " and ".join(kind.__name__ for kind in (MHATokenToKVPool, MLATokenToKVPool))
     _require("pools", set(readable) <= known, f"of {names}", readable)
-    common = {"device": resolve_device(device), "dtype": dtype, "heads": heads}
-    latent = {"latent": latent_dims[0], "head_dim": sum(latent_dims)}
-    dims: dict[type, dict[str, int]] = {
-        MHATokenToKVPool: {"kv_heads": kv_heads, "head_dim": head_dim}, MLATokenToKVPool: latent
-    }  # fmt: skip
+    common = AttentionSizes(heads=heads, dtype=dtype, device=resolve_device(device))
+    sizes_of: dict[type, AttentionSizes] = {
+        MHATokenToKVPool: replace(common, kv_heads=kv_heads, head_dim=head_dim),
+        MLATokenToKVPool: replace(common, latent=latent_dims[0], head_dim=sum(latent_dims)),
+    }
     limit = TOLERANCES[dtype] if tolerance is None else tolerance
     tests: dict[str, Callable[[], None]] = {}
     for pool in readable:
         for page_size in page_sizes:
-            sizes = common | dims[pool] | {"page_size": page_size}
+            sizes = replace(sizes_of[pool], page_size=page_size)
             where = f"{pool.__name__}, page size {page_size}"
             for name, test in _tests(backend, attend, sizes, options, limit):
                 tests[f"{where}, {name}"] = test
     if isinstance(backend, type):
         for other in known - set(readable):
-            tests[f"refuses {other.__name__}"] = partial(_refuses, backend, common | dims[other])
-        tests["refuses ReqToTokenPool"] = partial(_refuses, backend, common)
+            tests[f"refuses {other.__name__}"] = partial(_refuses, backend, sizes_of[other])
+        tests["refuses ReqToTokenPool"] = partial(_refuses, backend, common, of_requests=True)
     failures = [f"{name}: {text}" for name, test in tests.items() if (text := _failure(test))]
     if failures:
         raise AssertionError(
@@ -130,12 +132,12 @@ def attention_conformance(
 def _tests(
     backend: Callable[..., Any],
     attend: Callable[..., torch.Tensor] | None,
-    sizes: dict[str, Any],
+    sizes: AttentionSizes,
     options: Collection[str],
     limit: float,
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield the tests of a pool and page size by name."""
-    probe = attention_batch([1], **sizes).backend(backend)
+    probe = attention_batch(BatchRows([1]), sizes).backend(backend)
     is_backend = isinstance(probe, AttentionBackend)
     _require("backend", is_backend, "a callable that returns a graphkit.AttentionBackend", probe)
     if attend is None and not callable(getattr(probe, "attend", None)):
@@ -144,27 +146,27 @@ def _tests(
             "function that stores the rows of a layer and attends from them.",
             field="attend",
         )
-    for name, shape in MODES.items():
-        mode = shape.get("mode", ForwardMode.TARGET_VERIFY)
-        if not probe.supports(mode):
+    for name, rows in MODES.items():
+        if not probe.supports(rows.mode):
             continue
-        yield name, partial(_computes, backend, attend, shape | sizes, limit)
-        if mode is not ForwardMode.TARGET_VERIFY:
+        yield name, partial(_computes, backend, attend, rows, sizes, limit)
+        if rows.mode is not ForwardMode.TARGET_VERIFY:
             continue
         for option in options:
-            with_option = shape | sizes | OPTIONS[option]
-            yield f"{name}, {option}", partial(_computes, backend, attend, with_option, limit)
-        test = partial(_follows_inputs, backend, attend, shape | sizes, limit)
-        yield f"{name}, captured", test
+            test = partial(_computes, backend, attend, rows, sizes, limit, OPTIONS[option])
+            yield f"{name}, {option}", test
+        yield f"{name}, captured", partial(_follows_inputs, backend, attend, rows, sizes, limit)
 
 
 def _computes(
     backend: Callable[..., Any],
     attend: Callable[..., torch.Tensor] | None,
-    shape: dict[str, Any],
+    rows: BatchRows,
+    sizes: AttentionSizes,
     limit: float,
+    options: AttendOptions = _NO_OPTIONS,
 ) -> None:
-    batch = attention_batch(**shape)
+    batch = attention_batch(rows, sizes, options)
     made = batch.backend(backend)
     batch.prepare(made)
     _compare(batch, batch.attend_by(made, attend), limit)
@@ -173,11 +175,12 @@ def _computes(
 def _follows_inputs(
     backend: Callable[..., Any],
     attend: Callable[..., torch.Tensor] | None,
-    shape: dict[str, Any],
+    rows: BatchRows,
+    sizes: AttentionSizes,
     limit: float,
 ) -> None:
     """Capture a batch, and replay it twice, each time with its requests in another order."""
-    batch = attention_batch(**shape | {"pads": 0, "lengths": [6, 11, 40]})
+    batch = attention_batch(replace(rows, pads=0, lengths=[6, 11, 40]), sizes)
     made, graphs = batch.backend(backend), backend_for(batch.query.device)
     batch.prepare(made)
     plan = getattr(made, "before_replay", None)
@@ -200,10 +203,12 @@ def _follows_inputs(
         graph.close()
 
 
-def _refuses(backend: Callable[..., Any], shape: dict[str, Any]) -> None:
-    """Check that a pool is refused: a latent one, or a request pool without latent sizes."""
-    batch = attention_batch([1], **shape)
-    pool = batch.pool if "head_dim" in shape else ReqToTokenPool(1, 1, batch.query.device)
+def _refuses(
+    backend: Callable[..., Any], sizes: AttentionSizes, *, of_requests: bool = False
+) -> None:
+    """Check that a KV pool is refused, or a request pool in its place."""
+    batch = attention_batch(BatchRows([1]), sizes)
+    pool = ReqToTokenPool(1, 1, batch.query.device) if of_requests else batch.pool
     name = type(pool).__name__
     refusal = None
     try:

@@ -1,40 +1,173 @@
-"""Random paged batches for attention backends."""
+"""Random paged batches for attention backends.
+
+Shape letters: B requests, pads included, T rows, M key-value heads, D head size of keys.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from graphkit.audit.kit.attention_batch import AttentionBatch, BatchInputs
 from graphkit.buffers.attention import EXTENDING
 from graphkit.engine.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from graphkit.spec import ForwardMode
 
+KVPool = MHATokenToKVPool | MLATokenToKVPool
+_LAYER = 1
+"""Layer of the pools that holds the histories, of two."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRows:
+    """The requests and rows of a batch.
+
+    Attributes:
+        lengths: Keys of each live request before its own rows.
+        mode: Mode of the batch.
+        rows: Rows of each live request; ``None`` for ``width``.
+        width: Most rows of a request (W).
+        columns: Columns of the mask; ``None`` for W.
+        tree: Whether a mask says what each row sees.
+        pads: Pad requests behind the live ones.
+        context: Tokens that the request pool holds per request; ``None`` for as many as needed.
+    """
+
+    lengths: Sequence[int]
+    mode: ForwardMode = ForwardMode.TARGET_VERIFY
+    rows: Sequence[int] | None = None
+    width: int = 1
+    columns: int | None = None
+    tree: bool = False
+    pads: int = 0
+    context: int | None = None
+
+    @property
+    def own_rows(self) -> list[int]:
+        """Rows of each live request."""
+        return list(self.rows or [self.width] * len(self.lengths))
+
+    @property
+    def num_keys(self) -> list[int]:
+        """Keys of each live request, its own rows included."""
+        return [length + n for length, n in zip(self.lengths, self.own_rows, strict=True)]
+
+    @property
+    def batch_size(self) -> int:
+        """Requests, pads included (B)."""
+        return len(self.lengths) + self.pads
+
+    @property
+    def num_rows(self) -> int:
+        """Rows, pads included (T)."""
+        return self.batch_size * self.width
+
+    def inputs(
+        self, pool_rows: Sequence[int], random: Generator, device: torch.device | str
+    ) -> BatchInputs:
+        """Return what a backend reads of the inputs.
+
+        Args:
+            pool_rows: Row of each live request in the request pool.
+            random: Draws the masks of trees.
+            device: Device of the tensors.
+        """
+        columns = self.columns or self.width
+        masks = [_tree(self.width, columns, random) for _ in self.lengths]
+        masks += [torch.zeros(self.width, columns, dtype=torch.bool)] * self.pads
+        lengths = self.num_keys if self.mode in EXTENDING else list(self.lengths)
+        ones = [1] * self.pads
+        return BatchInputs(
+            req_pool_indices=torch.tensor([*pool_rows, *[0] * self.pads], device=device),
+            seq_lens=torch.tensor(lengths + ones, dtype=torch.int32, device=device),
+            num_accepted_tokens=torch.tensor(self.own_rows + ones, device=device).int(),
+            batch_size=self.batch_size,
+            num_tokens=self.num_rows,
+            tokens_per_request=self.width,
+            custom_mask=torch.stack(masks).to(device) if self.tree else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSizes:
+    """Heads, and the pool of their keys and values.
+
+    Attributes:
+        heads: Query heads.
+        kv_heads: Key-value heads; with latents there is one.
+        head_dim: Elements of a key.
+        latent: Elements of a key that are its value; 0 for a pool of keys and values.
+        page_size: Slots per page.
+        dtype: Dtype of queries, keys and values.
+        device: Device of pools and tensors.
+    """
+
+    heads: int = 2
+    kv_heads: int = 2
+    head_dim: int = 16
+    latent: int = 0
+    page_size: int = 1
+    dtype: torch.dtype = torch.float32
+    device: torch.device | str = "cpu"
+
+    def pages(self, num_keys: int) -> int:
+        """Return the pages of so many keys."""
+        return -(-num_keys // self.page_size)
+
+    def pool(self, num_pages: int) -> KVPool:
+        """Create a pool whose slots all hold NaN."""
+        common = num_pages * self.page_size, self.page_size, self.dtype
+        pool: KVPool
+        if self.latent:
+            rotated = self.head_dim - self.latent
+            pool = MLATokenToKVPool(*common, self.latent, rotated, 2, self.device)
+        else:
+            pool = MHATokenToKVPool(*common, self.kv_heads, self.head_dim, 2, self.device)
+        for tensor in pool.tensors().values():
+            tensor.fill_(torch.nan)
+        return pool
+
+    def keys_and_values(self, count: int, random: Generator) -> tuple[Tensor, Tensor]:
+        """Return keys [count, M, D] and their values; latents are a view of the keys."""
+        shape = count, 1 if self.latent else self.kv_heads, self.head_dim
+        key, value = (torch.randn(shape, generator=random).to(self.dtype) for _ in "kv")
+        return key, key[..., : self.latent] if self.latent else value
+
+
+@dataclass(frozen=True, slots=True)
+class AttendOptions:
+    """Options of ``PagedAttention.attend``.
+
+    Attributes:
+        window: Keys that a row sees at most; 0 for all.
+        chunked: Whether the window begins at its multiples.
+        softcap: Bound of the scores; 0 for none.
+        sinks: Whether heads have sinks.
+    """
+
+    window: int = 0
+    chunked: bool = False
+    softcap: float = 0.0
+    sinks: bool = False
+
+    def arguments(self, sizes: AttentionSizes, random: Generator) -> dict[str, Any]:
+        """Return those that differ from their defaults."""
+        given = {"window": self.window, "softcap": self.softcap, "chunked": self.chunked}
+        options: dict[str, Any] = {name: value for name, value in given.items() if value}
+        if self.sinks:
+            sinks = torch.randn(sizes.heads, generator=random)
+            options["sinks_N"] = sinks.to(sizes.device)
+        return options
+
 
 def attention_batch(
-    lengths: Sequence[int],
-    *,
-    mode: ForwardMode = ForwardMode.TARGET_VERIFY,
-    rows: Sequence[int] | None = None,
-    width: int = 1,
-    columns: int | None = None,
-    heads: int = 2,
-    kv_heads: int = 2,
-    head_dim: int = 16,
-    page_size: int = 1,
-    tree: bool = False,
-    pads: int = 0,
-    context: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    latent: int = 0,
-    window: int = 0,
-    softcap: float = 0.0,
-    sinks: bool = False,
-    chunked: bool = False,
-    device: torch.device | str = "cpu",
+    rows: BatchRows,
+    sizes: AttentionSizes = AttentionSizes(),
+    options: AttendOptions = AttendOptions(),
     seed: int = 0,
 ) -> AttentionBatch:
     """Create a batch of random numbers.
@@ -42,99 +175,56 @@ def attention_batch(
     Every slot that no live row may read holds NaN, and so do the rows of pads.
 
     Args:
-        lengths: Keys of each live request before its own rows.
-        mode: Mode of the batch.
-        rows: Rows of each live request; ``width`` by default.
-        width: Most rows of a request (W).
-        columns: Columns of the mask (C); W by default.
-        heads: Query heads.
-        kv_heads: Key-value heads; 1 with latents.
-        head_dim: Elements of a key.
-        page_size: Slots per page.
-        tree: Whether a mask says what each row sees.
-        pads: Pad requests behind the live ones.
-        context: Tokens that the request pool holds per request; as many as needed by default.
-        dtype: Dtype of queries, keys and values.
-        latent: Elements of a key that are its value; 0 for a pool of keys and values.
-        window: Option of ``attend``, like the next.
-        softcap: Bound of the scores.
-        sinks: Whether heads have sinks.
-        chunked: Option of ``attend``.
-        device: Device of pools and tensors.
+        rows: Its requests and rows.
+        sizes: Heads and pools.
+        options: Options of ``attend``.
         seed: Seed of all numbers.
     """
-    random = torch.Generator().manual_seed(seed)
-    batch, own_rows = len(lengths) + pads, list(rows or [width] * len(lengths))
-    context = context or max(lengths, default=1) + width
-    pages = [-(-(length + n) // page_size) for length, n in zip(lengths, own_rows, strict=True)]
-    common = ((sum(pages) + 2) * page_size, page_size, dtype)
-    pool: MHATokenToKVPool | MLATokenToKVPool
-    if latent:
-        kv_heads = 1
-        pool = MLATokenToKVPool(*common, latent, head_dim - latent, 2, device)
-    else:
-        pool = MHATokenToKVPool(*common, kv_heads, head_dim, 2, device)
-    for tensor in pool.tensors().values():
-        tensor.fill_(torch.nan)
-    requests = ReqToTokenPool(batch + 1, context, device)
-    pool_rows = requests.alloc(len(lengths) + 1)[1:][::-1]
-
-    def randn(count: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values."""
-        shape = (count, kv_heads, head_dim)
-        key, value = (torch.randn(shape, generator=random).to(dtype) for _ in "kv")
-        return key, key[..., :latent] if latent else value
-
-    key, value = randn(batch * width)
-    live = sum(own_rows)
+    random, device = Generator().manual_seed(seed), sizes.device
+    num_pages = sum(map(sizes.pages, rows.num_keys)) + 2
+    pool = sizes.pool(num_pages)
+    context = rows.context or max(rows.lengths, default=1) + rows.width
+    requests = ReqToTokenPool(rows.batch_size + 1, context, device)
+    pool_rows = requests.alloc(len(rows.lengths) + 1)[1:][::-1]
+    key, value = sizes.keys_and_values(rows.num_rows, random)
+    live = sum(rows.own_rows)
     key[live:], value[live:] = torch.nan, torch.nan
-    out_cache_loc = torch.zeros(batch * width, dtype=torch.int64)
-    free = (torch.randperm(sum(pages) + 2, generator=random) + 1).tolist()
-    histories = []
-    for b, (length, row) in enumerate(zip(lengths, pool_rows, strict=True)):
-        first, keys = sum(own_rows[:b]), length + own_rows[b]
-        mine = torch.tensor([free.pop() for _ in range(pages[b])], dtype=torch.int64)
-        slots = (mine[:, None] * page_size + torch.arange(page_size)).flatten()[:keys]
-        requests.req_to_token[row, :keys] = slots.int().to(device)
-        out_cache_loc[first : first + own_rows[b]] = slots[length:]
-        history = randn(length)
-        pool.get_key_buffer(1)[slots[:length]] = history[0].to(device)
-        pool.get_value_buffer(1)[slots[:length]] = history[1].to(device)
-        histories.append(history)
-    columns = columns or width
-    masks = [_tree(width, columns, random) for _ in lengths]
-    masks += [torch.zeros(width, columns, dtype=torch.bool)] * pads
-    counted = own_rows if mode in EXTENDING else [0] * len(lengths)
-    seq_lens = [length + n for length, n in zip(lengths, counted, strict=True)] + [1] * pads
-    options: dict[str, Any] = {"window": window} if window else {}
-    options |= {"softcap": softcap} if softcap else {}
-    options |= {"chunked": True} if chunked else {}
-    options |= {"sinks_N": torch.randn(heads, generator=random).to(device)} if sinks else {}
+    histories = [sizes.keys_and_values(length, random) for length in rows.lengths]
+    out_cache_loc = torch.zeros(rows.num_rows, dtype=torch.int64)
+    free, first = (torch.randperm(num_pages, generator=random) + 1).tolist(), 0
+    for row, history, num_keys in zip(pool_rows, histories, rows.num_keys, strict=True):
+        slots = _slots([free.pop() for _ in range(sizes.pages(num_keys))], num_keys, sizes)
+        before, own = slots.split([len(history[0]), num_keys - len(history[0])])
+        requests.req_to_token[row, :num_keys] = slots.int().to(device)
+        out_cache_loc[first : first + len(own)] = own
+        pool.get_key_buffer(_LAYER)[before] = history[0].to(device)
+        pool.get_value_buffer(_LAYER)[before] = history[1].to(device)
+        first += len(own)
+    query = torch.randn(rows.num_rows, sizes.heads, sizes.head_dim, generator=random)
     key = key.to(device)
     return AttentionBatch(
-        mode=mode,
+        mode=rows.mode,
         requests=requests,
         pool=pool,
-        inputs=BatchInputs(
-            req_pool_indices=torch.tensor(pool_rows + [0] * pads, device=device),
-            seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
-            num_accepted_tokens=torch.tensor(own_rows + [1] * pads, device=device).int(),
-            batch_size=batch,
-            num_tokens=batch * width,
-            tokens_per_request=width,
-            custom_mask=torch.stack(masks).to(device) if tree else None,
-        ),
-        query=torch.randn(batch * width, heads, head_dim, generator=random).to(device, dtype),
+        inputs=rows.inputs(pool_rows, random, device),
+        query=query.to(device, sizes.dtype),
         key=key,
-        value=key[..., :latent] if latent else value.to(device),
+        value=key[..., : sizes.latent] if sizes.latent else value.to(device),
         out_cache_loc=out_cache_loc.to(device),
         histories=histories,
-        own_rows=own_rows,
-        options=options,
+        own_rows=rows.own_rows,
+        options=options.arguments(sizes, random),
+        layer=_LAYER,
     )
 
 
-def _tree(width: int, columns: int, random: torch.Generator) -> Tensor:
+def _slots(pages: Sequence[int], count: int, sizes: AttentionSizes) -> Tensor:
+    """Return the first slots of some pages, int64 [count]."""
+    first = torch.tensor(pages, dtype=torch.int64)[:, None] * sizes.page_size
+    return (first + torch.arange(sizes.page_size)).flatten()[:count]
+
+
+def _tree(width: int, columns: int, random: Generator) -> Tensor:
     """Return a random tree: a node sees itself, its ancestors, and some of the keys before."""
     before = torch.rand(width, columns - width, generator=random) < 0.5
     mask = torch.eye(width, dtype=torch.bool)
