@@ -111,7 +111,8 @@ def process_logits(
         x = logits[rows].to(processed.dtype)
         if kind & Kind.LOGPROBS:
             behind = log_sums.shape[1] * PART - vocab
-            parts = torch.nn.functional.pad(x.float(), (0, behind), value=-torch.inf)
+            # In float64: torch's logarithm of few float32 numbers differs from that of many.
+            parts = torch.nn.functional.pad(x.double(), (0, behind), value=-torch.inf)
             log_sums[rows] = parts.view(width, -1, PART).logsumexp(-1)
         row = req_pool_indices[request]
         if kind & Kind.BIAS:

@@ -157,6 +157,8 @@ def finish_step(
     bits = torch.full_like(report[:, Report.TOKENS :], NO_LOGPROB)
     is_wanted = (is_new & ((kinds[rows] & Kind.LOGPROBS) != 0)[:, None]).nonzero(as_tuple=True)
     node = accept_index[is_wanted].long()
-    logprobs = logits[node, tokens[is_wanted]].float() - log_sums[node].logsumexp(1)
+    # In float64: torch's logarithm of few float32 numbers differs from that of many.
+    sums = log_sums[node].double().logsumexp(1).float()
+    logprobs = logits[node, tokens[is_wanted]].float() - sums
     bits[is_wanted] = logprobs.view(torch.int32)
     return torch.cat((report, bits), 1)

@@ -7,8 +7,9 @@ requests have random prompts, lengths, penalties, biases, filters, seeds and sto
 and are aborted at random. A KeyboardInterrupt is raised at a random line, or the forward raises an
 error. Every text is compared with that of the target's own logits, computed without a cache,
 processed, filtered and sampled in float64 by code that shares nothing with graphkit, and so are
-log-probabilities. With several ranks, all run every engine as in tensor parallelism, without
-faults.
+log-probabilities. In bfloat16, and in float32 beyond these, texts and log-probabilities are those
+of an engine that decodes each request alone, bit for bit. With several ranks, all run every engine
+as in tensor parallelism, without faults.
 
     python tests/support/random_engines.py --runs 3000 --out tools/bench/results/random_engines.json
 """
@@ -26,6 +27,7 @@ import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -40,6 +42,7 @@ from rich.console import Console
 
 import window_models
 from decaying_target import DecayingForward
+from exact_sums import exact_sums
 from graphkit.config import BufferSizes
 from graphkit.distributed import RankGroup
 from graphkit.engine import (
@@ -160,15 +163,15 @@ class DenseTarget:
     vocab_size, hidden_size = 96, 32
     kinds = "TREE", "NGRAM", "EAGLE", "STANDALONE", "LAYERS", "NONE"
 
-    def __init__(self) -> None:
-        self.model = small_llama()
+    def __init__(self, dtype=torch.float32) -> None:
+        self.model, self.dtype = small_llama(dtype=dtype), dtype
 
     def logits_after(self, ids):
         return full_logits(self.model, torch.tensor([ids]))[0, -1].double().numpy()
 
     def attention(self, requests, page_size, slots, layers=1):
         cpu = torch.device("cpu")
-        pool = MHATokenToKVPool(slots, page_size, torch.float32, 1, 16, layers, cpu)
+        pool = MHATokenToKVPool(slots, page_size, self.dtype, 1, 16, layers, cpu)
         return SdpaAttention(requests, pool)
 
     def engine_model(self, requests, page_size, width, draw, slots):
@@ -191,6 +194,7 @@ class WindowTarget:
     """Layers with and without a window, in one pool or in two."""
 
     vocab_size, hidden_size, kinds = window_models.VOCAB, window_models.HIDDEN, ("TREE", "NGRAM")
+    dtype = torch.float32
 
     def __init__(self) -> None:
         self.model = window_models.WindowModel("cpu")
@@ -219,6 +223,7 @@ class RecurrentTarget:
     """A decaying sum per request."""
 
     vocab_size, hidden_size, kinds = 128, 16, ("TREE", "NGRAM")
+    dtype = torch.float32
 
     def logits_after(self, ids):
         forward = _decaying(1)
@@ -238,7 +243,23 @@ def _decaying(width):
     return DecayingForward("cpu", width)
 
 
-TARGETS = cache(lambda: (DenseTarget(), DenseTarget(), WindowTarget(), RecurrentTarget()))
+TARGETS = cache(
+    lambda: (DenseTarget(), DenseTarget(torch.bfloat16), WindowTarget(), RecurrentTarget())
+)
+
+
+def decoded_alone(target, prompt, params):
+    """Return text and log-probabilities of a request in an engine of one request, without drafts.
+
+    Its prompt is one chunk.
+    """
+    slots, requests = CONTEXT, ReqToTokenPool(1, CONTEXT, "cpu")
+    model = target.engine_model(requests, 1, 1, random.Random(0), slots)
+    spec = SpecConfig("NONE", 0, 1, 1, linear_attention=model.recurrent_state is not None)
+    sizes = BufferSizes(1, CONTEXT, target.hidden_size, target.vocab_size, target.dtype)
+    with SpeculativeEngine(model, spec=spec, sizes=sizes, device="cpu", generation="v1") as engine:
+        (request,) = engine.generate([prompt], replace(params, logprobs=True))
+        return request.output_ids, request.logprobs
 
 
 class RandomTrees(Drafter):
@@ -426,6 +447,7 @@ def one_run(seed: int, counts: Counter[str], group: RankGroup | None = None) -> 
     counts[f"{kind}, {generation}"] += 1
     counts["with windows"] += isinstance(target, WindowTarget)
     counts["recurrent"] += isinstance(target, RecurrentTarget)
+    counts["bfloat16"] += target.dtype is torch.bfloat16
     with engine:
         if draw.random() < 0.6:
             engine.capture()
@@ -449,7 +471,7 @@ def _engine(draw, target, model, drafter, spec, generation, group):
         drafter,
         spec=spec,
         sizes=BufferSizes(
-            REQUESTS, CONTEXT, target.hidden_size, target.vocab_size, torch.float32,
+            REQUESTS, CONTEXT, target.hidden_size, target.vocab_size, target.dtype,
             page_size=spec.page_size,
         ),
         batch_sizes=draw.choice([[3], [1, 3], [1, 2, 3]]),
@@ -467,9 +489,12 @@ def _serve(engine, target, forward, texts, draw, counts, most, *, has_faults):
     for _ in range(draw.randint(2, 6)):
         prompt = [draw.randrange(target.vocab_size) for _ in range(draw.randint(1, PROMPT))]
         params = random_params(draw, target.vocab_size, most)
-        text, *known = plain_text(target.logits_after, prompt, params, params.max_new_tokens)
-        texts.append([*prompt, *text])
-        waiting.append((prompt, params, text, *known))
+        alone = decoded_alone(target, prompt, params)
+        known = None
+        if target.dtype is torch.float32:
+            known = plain_text(target.logits_after, prompt, params, params.max_new_tokens)
+        texts.append([*prompt, *alone[0]])
+        waiting.append((prompt, params, alone, known))
     expected, faults, lengths = {}, draw.choice([0, 0, 1, 1, 2, 3]), random.Random(len(texts))
     faults *= has_faults
     for _ in range(900):
@@ -488,21 +513,27 @@ def _serve(engine, target, forward, texts, draw, counts, most, *, has_faults):
             engine.step()
     else:
         raise AssertionError("the engine has work after 900 steps")
-    for request, (text, logprobs, certain) in expected.items():
+    for request, ((text, logprobs), known) in expected.items():
         counts[f"ended: {request.finish_reason.name}"] += 1
         counts["tokens"] += len(request.output_ids)
         counts["sampled requests"] += request.sampling.temperature > 0
         if request.finish_reason in (FinishReason.ABORTED, FinishReason.FAILED):
             text = text[: len(request.output_ids)]
-        counts["cut off at a near tie"] += certain < len(text)
-        if certain < len(text):
-            assert request.output_ids[:certain] == text[:certain], (request, text)
-        else:
-            assert request.output_ids == text, (request, text)
         counts["requests with processors"] += has_processors(request.sampling)
-        assert len(request.logprobs) == request.sampling.logprobs * len(request.output_ids)
-        pairs = [*zip(request.logprobs, logprobs, strict=False)][:certain]
-        assert all(abs(got - want) < CLOSE_LOGPROBS for got, want in pairs), (request, logprobs)
+        assert request.output_ids == text, (request, text)
+        if request.sampling.logprobs:
+            assert request.logprobs == logprobs[: len(text)], (request, logprobs)
+        if known is not None:
+            _compare_with_formulas(request, *known, counts)
+
+
+def _compare_with_formulas(request, text, logprobs, certain, counts):
+    """Compare a request with what ``plain_text`` returns, as far as rounding cannot change it."""
+    certain = min(certain, len(request.output_ids))
+    counts["cut off at a near tie"] += certain < len(request.output_ids)
+    assert request.output_ids[:certain] == text[:certain], (request, text)
+    pairs = [*zip(request.logprobs, logprobs, strict=False)][:certain]
+    assert all(abs(got - want) < CLOSE_LOGPROBS for got, want in pairs), (request, logprobs)
 
 
 def _step_with_fault(engine, forward, draw, counts):
@@ -530,7 +561,8 @@ def run_all(seeds, group=None):
     for seed in seeds:
         faulthandler.dump_traceback_later(HANG_S, exit=True)
         try:
-            one_run(seed, counts, group)
+            with exact_sums():
+                one_run(seed, counts, group)
         except Exception as error:
             differences.append(f"run {seed}: {type(error).__name__}: {str(error)[:500]}")
             sys.stderr.write(f"{differences[-1]}\n")
