@@ -20,7 +20,7 @@ def test_random_engines_under_faults():
         with exact_sums():
             one_run(seed, counts)
     assert counts["interrupted steps"] > RUNS // 3
-    assert counts["failed steps"] > 2
+    assert counts["failed steps"] > 1
     assert (
         min(counts[kind] for kind in ("with windows", "recurrent", "bfloat16", "preemptions")) > 0
     )

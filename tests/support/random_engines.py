@@ -63,7 +63,7 @@ from graphkit.records import BenchReport, Measure
 from graphkit.spec import SpecConfig
 from graphkit.views import bench_view
 from interruptions import raising_after
-from small_llama import StandaloneForward, full_logits, small_llama
+from small_llama import StandaloneForward, full_logits, hidden_states, small_llama
 
 _IMPERFECT = Path(__file__).parents[1] / "engine" / "imperfect_models.py"
 IMPERFECT = SimpleNamespace(**runpy.run_path(str(_IMPERFECT)))
@@ -157,8 +157,22 @@ def plain_text(logits_after, prompt, params, limit):
 # Targets.
 
 
+class MarkedForward(IMPERFECT.LabellingForward):
+    """Rows of prompts have slightly different keys than rows of steps, as if by other kernels."""
+
+    def _hidden(self, inputs, first_layer=0):
+        def attend(layer, query, key, value):
+            marked = key if inputs.lengths is None else key * 1.0625
+            slots, metadata = inputs.out_cache_loc, inputs.attention
+            return self._attention.attend(
+                first_layer + layer, query, marked, value, slots, metadata
+            )
+
+        return hidden_states(self._model, inputs.input_ids, inputs.positions, attend)
+
+
 class DenseTarget:
-    """A Llama of one layer."""
+    """A Llama of one layer. In bfloat16, where no formulas apply, rows of prompts are marked."""
 
     vocab_size, hidden_size = 96, 32
     kinds = "TREE", "NGRAM", "EAGLE", "STANDALONE", "LAYERS", "NONE"
@@ -176,7 +190,9 @@ class DenseTarget:
 
     def engine_model(self, requests, page_size, width, draw, slots):
         attention = self.attention(requests, page_size, slots)
-        return EngineModel(IMPERFECT.LabellingForward(self.model, attention), attention)
+        is_marked = self.dtype is torch.bfloat16
+        kind = MarkedForward if is_marked else IMPERFECT.LabellingForward
+        return EngineModel(kind(self.model, attention), attention)
 
     def drafter(self, kind, requests, page_size, topk, steps):
         if kind == "LAYERS":

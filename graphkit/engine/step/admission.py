@@ -24,7 +24,9 @@ from graphkit.runners.attention_check import check_attention
 class Admission:
     """Prefills prompts in packed chunks with target and drafter.
 
-    Chunks run eagerly: their lengths are not captured widths.
+    Chunks run eagerly: their lengths are not captured widths. Output of a request that runs again
+    is computed as rows of steps, which it was computed as before: rows of prompts may run by other
+    kernels, and its keys and values must have the bits that they had.
 
     Args:
         spec_step: The step that continues the requests.
@@ -36,30 +38,36 @@ class Admission:
         self._step, self._chunk_size = spec_step, options.chunked_prefill_size
         self._context_limit = context_limit
         self._compares_attention = options.check is not False
+        self._is_recurrent = spec_step.verifier.recurrent_state is not None
         self._packs = all(runner.step.packs_rows for runner in spec_step.runners)
 
     def chunks(self, prefills: Iterable[Prefill]) -> list[tuple[Prefill, int]]:
         """Return which prompts the next forward continues, and by how many tokens each.
 
-        There are up to ``chunked_prefill_size`` tokens in all. Half of them belong to the prompt
-        that was admitted first, the others to the shortest ones; what one side leaves, the other
-        takes. So a long prompt neither holds up the short ones behind it nor waits for all of them.
+        All of them are tokens of prompts, or all are output of requests that run again, as those of
+        the first one are. There are up to ``chunked_prefill_size`` tokens in all. Half of them
+        belong to the prompt that was admitted first, the others to the shortest ones; what one side
+        leaves, the other takes. So a long prompt neither holds up the short ones behind it nor
+        waits for all of them.
 
         Args:
             prefills: Prompts that are not complete, in order of admission.
         """
         first, *others = prefills
         budget = self._chunk_size
-        if not self._packs:
-            return [(first, min(first.left, budget))]
-        counts = {first: min(first.left, budget - budget // 2)}
+        if first.is_at_output:
+            budget = min(budget, self._step.verifier.most_step_rows)
+        if not self._packs or (first.is_at_output and self._is_recurrent):
+            return [(first, min(first.left_alike, budget))]
+        others = [prompt for prompt in others if prompt.is_at_output == first.is_at_output]
+        counts = {first: min(first.left_alike, budget - budget // 2)}
         room = budget - counts[first]
-        for prompt in sorted(others, key=lambda prompt: prompt.left):
+        for prompt in sorted(others, key=lambda prompt: prompt.left_alike):
             if not room:
                 break
-            counts[prompt] = min(prompt.left, room)
+            counts[prompt] = min(prompt.left_alike, room)
             room -= counts[prompt]
-        counts[first] += min(first.left - counts[first], room)
+        counts[first] += min(first.left_alike - counts[first], room)
         return [(prompt, counts[prompt]) for prompt in (first, *others) if prompt in counts]
 
     def prefill(self, chunks: Sequence[tuple[Prefill, int]]) -> torch.Tensor | None:
@@ -95,6 +103,7 @@ class Admission:
             ended,
             is_greedy=not any(prompt.sampling.temperature for prompt in complete),
             bitmask=self._bitmask(complete),
+            is_output=prompts[0].is_at_output,
         )
         for prompt, count in chunks:
             prompt.done += count
@@ -148,6 +157,7 @@ class Admission:
         *,
         is_greedy: bool,
         bitmask: torch.Tensor | None,
+        is_output: bool = False,
     ) -> torch.Tensor | None:
         """Run target and drafter over a batch; see ``prefill``.
 
@@ -157,11 +167,15 @@ class Admission:
             complete: Which of them have their whole prompt then.
             is_greedy: Whether the temperature of all complete ones is 0.
             bitmask: Tokens that may follow the complete ones; ``None`` allows all.
+            is_output: Whether the tokens are output of steps, see ``chunks``.
         """
         step, device = self._step, self._step.context.device
         rows, last_rows = batch.req_pool_indices, batch.last_rows
         begun = rows[to_device(new, device)] if new else None
-        output = step.verifier.prefill(batch.target_inputs(), begun)
+        if is_output:
+            output = step.verifier.repeat_steps(batch)
+        else:
+            output = step.verifier.prefill(batch.target_inputs(), begun)
         first = logits = log_sums = None
         if complete:
             index = to_device(complete, device)

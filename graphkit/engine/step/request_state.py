@@ -51,6 +51,16 @@ class Prefill:
         """Tokens of the prompt without output."""
         return len(self.token_ids) - self.num_outputs
 
+    @property
+    def is_at_output(self) -> bool:
+        """Whether the next tokens are output, which steps have computed before."""
+        return self.done >= self.prompt_length
+
+    @property
+    def left_alike(self) -> int:
+        """Tokens of the prompt that have not been prefilled, or then those of the output."""
+        return self.left if self.is_at_output else self.prompt_length - self.done
+
     def tokens(self, count: int) -> list[int]:
         """Return the next tokens and the one behind them, which is 0 behind the prompt."""
         tokens = list(self.token_ids[self.done : self.done + count + 1])

@@ -20,6 +20,7 @@ from graphkit.engine.step.acceptance import (
 from graphkit.engine.step.context import EngineContext
 from graphkit.engine.step.draft_tree import DraftTree
 from graphkit.engine.step.engine_model import EngineModel
+from graphkit.engine.step.prefill_batch import PrefillBatch
 from graphkit.engine.step.request_state import RequestState
 from graphkit.engine.step.verified import Verified
 from graphkit.errors import ConfigError
@@ -107,6 +108,38 @@ class Verifier:
             assert inputs.width is not None, "a prefill has a width"
             rows = inputs.req_pool_indices
             states.commit(rows, torch.full_like(rows, min(inputs.width, states.width) - 1))
+        return output
+
+    @property
+    def most_step_rows(self) -> int:
+        """Most rows of ``repeat_steps``: those of the largest step, or of one of its requests."""
+        states = self.recurrent_state
+        return self.context.sizes.max_batch_size if states is None else states.width
+
+    def repeat_steps(self, batch: PrefillBatch) -> ForwardOutput:
+        """Run the target eagerly over output that steps have computed before, as rows of a step.
+
+        Each token is a request of one row, which reads the tokens before it. Recurrent layers need
+        the tokens of one request in order: they are a chain of drafts, all of which are accepted.
+
+        Args:
+            batch: The tokens, at most ``most_step_rows``; with recurrent layers, of one request.
+        """
+        states = self.recurrent_state
+        if states is None:
+            rows, seq_lens = batch.row_indices, batch.positions.int()
+        else:
+            rows, seq_lens = batch.req_pool_indices, batch.positions[:1].int()
+        inputs = TargetVerifyInputs(
+            req_pool_indices=rows,
+            seq_lens=seq_lens,
+            input_ids=batch.input_ids,
+            positions=batch.positions,
+            out_cache_loc=batch.out_cache_loc,
+        )
+        output = self.runner.fall_back(inputs, without=("custom_mask", "token_bitmask"))
+        if states is not None:
+            states.commit(rows, torch.full_like(rows, len(batch.positions) - 1))
         return output
 
     def first_tokens(
