@@ -7,7 +7,6 @@ linear layers are passed as placeholders without memory, which ``QuantizedLinear
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
@@ -28,10 +27,7 @@ from graphkit.models.quantization.formulas import stored_rows
 from graphkit.models.stored_names import Target, targets
 from graphkit.models.stored_tensors import check_stored
 from graphkit.models.tensor_parallel import Part, RankSplit
-from graphkit.models.weight_files import abbreviate
-from graphkit.ops.quantized_layout import BLOCK
 
-logger = logging.getLogger(__name__)
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -86,7 +82,7 @@ def load_weights(
             continue
         weight = None
         if _is_linear(shape, tensors.quantized[name][0], placed[name]):
-            weight = _rank_weight(tensors.weight(name, device), part)
+            weight = tensors.weight(name, device, part)
         if weight is not None:
             path = placed[name].name.removesuffix(".weight")
             weights[path] = weight
@@ -102,11 +98,7 @@ def load_weights(
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     check_stored(folder, model, report, tensors, is_quantised=layout is not None)
     if dequantised:
-        logger.info(
-            "%s: %s are held in %s: transformers merges or splits them, ranks split their blocks, "
-            "or they are no linear layers but the output head.",
-            folder, abbreviate(dequantised), shape.dtype,
-        )  # fmt: skip
+        tensors.warn_dequantised(dequantised, shape.dtype)
     _replace_placeholders(model, weights)
     return model, checked, split
 
@@ -189,20 +181,6 @@ def _parts(
             )
         parts[name] = part
     return parts
-
-
-def _rank_weight(weight: QuantizedWeight, part: Part | None) -> QuantizedWeight | None:
-    """Return this rank's part of a quantised weight; ``None`` if it cannot be cut."""
-    if part is None:
-        return weight
-    if len(part.spans) > 1 or part.padding:
-        return None
-    ((begin, end),) = part.spans
-    if part.dim == -2:
-        return weight.part(begin, end)
-    if weight.scale.shape[1] > 1 and begin % BLOCK:
-        return None
-    return weight.input_part(begin, end)
 
 
 def _checked(

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import math
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from graphkit.errors import CheckpointError
-from graphkit.models.folder import StoredWeights
-from graphkit.models.quantization import QuantizedWeight, StoredLayout
+from graphkit.models.folder import StoredWeights, read_quantized_config
+from graphkit.models.quantization import (
+    Linear,
+    QuantizedLinear,
+    QuantizedWeight,
+    StoredLayout,
+    stored_layout,
+)
 from graphkit.models.quantization.formulas import stored_rows
-from graphkit.models.weight_files import Form
+from graphkit.models.quantization.linear import keep_hooks
+from graphkit.models.quantization.settings import quantization_settings
+from graphkit.models.tensor_parallel import Part
+from graphkit.models.weight_files import Form, abbreviate
+from graphkit.ops.quantized_layout import BLOCK
+
+logger = logging.getLogger(__name__)
+_LINEAR = (nn.Linear.forward, Linear.forward)
 
 _CHECKED_ROWS = 8
 """Outputs of each quantised layer that the check at load compares."""
@@ -34,7 +51,8 @@ class PlainTensors(StoredWeights):
 
     def __init__(self, folder: Path, layout: StoredLayout | None) -> None:
         super().__init__(folder)
-        self.layout = layout
+        self.folder, self.layout = folder, layout
+        self._stored_forms = self.forms
         self.quantized: dict[str, tuple[str, dict[str, str]]] = {}
         layers = {} if layout is None else layout.layers(self.forms)
         forms: dict[str, Form] = {}
@@ -54,10 +72,71 @@ class PlainTensors(StoredWeights):
             suffix: super(PlainTensors, self).tensor(n).to(device) for suffix, n in names.items()
         }
 
-    def weight(self, name: str, device: torch.device | str = "cpu") -> QuantizedWeight:
-        """Return the weight of a quantised layer."""
+    def weight(
+        self, name: str, device: torch.device | str = "cpu", part: Part | None = None
+    ) -> QuantizedWeight | None:
+        """Return the weight of a quantised layer, or a part of it; ``None`` if it cannot be cut."""
         assert self.layout is not None, "it has quantised layers"
-        return self.layout.weight(self.quantized[name][0], self.stored(name, device))
+        weight = self.layout.weight(self.quantized[name][0], self.stored(name, device))
+        if part is None:
+            return weight
+        if len(part.spans) > 1 or part.padding:
+            return None
+        ((begin, end),) = part.spans
+        if part.dim == -2:
+            return weight.part(begin, end)
+        if weight.scale.shape[1] > 1 and begin % BLOCK:
+            return None
+        return weight.input_part(begin, end)
+
+    def keep_quantized(
+        self,
+        module: nn.Module,
+        names: Mapping[str, str],
+        parts: Mapping[str, Part],
+        device: torch.device,
+    ) -> None:
+        """Replace linear layers of a module by quantised ones, as the folder has them; in place.
+
+        Warns of quantised weights that are no linear layers, such as those of experts, and of those
+        that ranks cannot cut: the module has them in its own dtype.
+
+        Args:
+            module: A module with the dequantised weights, which ``tensor`` has checked.
+            names: The stored name of each tensor of the module, by its name there.
+            parts: The part of a tensor that the module has, by its name there.
+            device: Where the quantised weights go.
+        """
+        layers = dict(module.named_modules(remove_duplicate=False))
+        dequantised = []
+        for name, old in names.items():
+            if old not in self.quantized:
+                continue
+            path = name.removesuffix(".weight")
+            plain, weight = layers.get(path), None
+            if isinstance(plain, nn.Linear) and type(plain).forward in _LINEAR:
+                weight = self.weight(old, device, parts.get(name))
+            if weight is None or not isinstance(plain, nn.Linear):
+                dequantised.append(old)
+                continue
+            layer = QuantizedLinear(weight).train(plain.training)
+            layer.bias = plain.bias
+            keep_hooks(plain, layer)
+            module.set_submodule(path, layer)
+        if dequantised:
+            self.warn_dequantised(dequantised, next(module.parameters()).dtype)
+
+    def warn_dequantised(self, names: Iterable[str], dtype: torch.dtype) -> None:
+        """Warn that quantised weights are held in a dtype, and of the bytes that this takes."""
+        names = list(names)
+        stored = [self._stored_forms[part] for n in names for part in self.quantized[n][1].values()]
+        held = sum(math.prod(self.forms[name][0]) for name in names) * dtype.itemsize
+        logger.warning(
+            "%s: %s are held in %s, which takes %.3f GB where the folder has %.3f GB: they are no "
+            "linear layers but the output head, transformers merges or splits them, or ranks split "
+            "their blocks.",
+            self.folder, abbreviate(names), dtype, held / 1e9, sum(map(_bytes, stored)) / 1e9,
+        )  # fmt: skip
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor on the CPU; dequantised ones are float32.
@@ -94,6 +173,29 @@ class PlainTensors(StoredWeights):
                 f"{name} is not what the tensors of {self.layout.method} stand for. Report this "
                 "with the config.json of the folder."
             )
+
+
+def plain_tensors(folder: Path) -> PlainTensors:
+    """Return the tensors of a folder.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or has layers in a layout that graphkit does
+            not read.
+    """
+    config = read_quantized_config(folder)
+    layout, settings = stored_layout(config), quantization_settings(config)
+    if layout is None and settings:
+        raise CheckpointError(
+            f"{folder} has quantised layers of the method {settings.get('quant_method')!r}, which "
+            "graphkit does not read. Use a folder in a layout of the page Quantised weights."
+        )
+    return PlainTensors(folder, layout)
+
+
+def _bytes(form: Form) -> int:
+    shape, dtype = form
+    bits = re.search(r"\d+", dtype)
+    return math.prod(shape) * (int(bits[0]) // 8 if bits else 1)
 
 
 def checked_rows(outputs: int) -> torch.Tensor:

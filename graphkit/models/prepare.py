@@ -7,13 +7,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from graphkit.models import experts
 from graphkit.models.attention import IMPLEMENTATION
 from graphkit.models.cache import PastLength
 from graphkit.models.fusion import fuse_modules
-from graphkit.models.fusion.observation import random_logits
+from graphkit.models.fusion.observation import Run, random_logits
 from graphkit.models.indexer import convert_indexers, pass_mask
 from graphkit.models.latent import convert_latents
 from graphkit.models.layout import ModelLayout, output_head
@@ -26,12 +27,20 @@ PREPARED = "_graphkit_is_prepared"
 """Attribute of a model that ``prepare_model`` has changed."""
 
 
-def prepare_model(model: PreTrainedModel, *, fuse: bool = True) -> ModelLayout:
+def prepare_model(
+    model: PreTrainedModel,
+    *,
+    fuse: bool = True,
+    owner: nn.Module | None = None,
+    run: Run | None = None,
+) -> ModelLayout:
     """Let a model run over graphkit's pools, in place, and return its layers with state.
 
     Args:
         model: The model.
         fuse: See ``load``.
+        owner: A module that has the model, and is fused with it; ``None`` for the model alone.
+        run: Runs the owner; ``None`` runs the model, which is then a language model.
 
     Raises:
         ConfigError: See ``load``.
@@ -52,8 +61,9 @@ def prepare_model(model: PreTrainedModel, *, fuse: bool = True) -> ModelLayout:
     if fuse:
         text = model.config.get_text_config(decoder=True)
         layout = fuse_modules(
-            model, layout, partial(random_logits, model), model.device,
-            longest=getattr(text, "max_position_embeddings", None), kept=[output_head(model)],
+            owner or model, layout, run or partial(random_logits, model), model.device,
+            longest=getattr(text, "max_position_embeddings", None),
+            kept=[] if run else [output_head(model)],
         )  # fmt: skip
     convert_latents(model, layout)
     convert_mixers(model, layout)

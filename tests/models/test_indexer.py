@@ -126,7 +126,7 @@ def test_an_mtp_layer_with_an_indexer_computes_what_its_decoder_computes(tmp_pat
     table = gk.ReqToTokenPool(1, rows, "cpu")
     table.req_to_token[1] = torch.arange(rows) + 1
     attention = models.pools.LayerGroupAttention(
-        table, head.attention_layers, 1, torch.float32, head.indexers
+        table, head.layout.attention, 1, torch.float32, head.layout.indexers
     )
     one = torch.ones(1, dtype=torch.int64)
     batch = BatchInputs(one, one.int() * rows, one.int() * rows, 1, rows, rows, None)

@@ -70,7 +70,7 @@ def with_draft(model: TransformersModel, draft: DraftModel) -> TransformersModel
     return TransformersModel(model.model, model.original, model.layout, draft=draft)
 
 
-def mtp_chain(model: TransformersModel, std: float = 0.1) -> MtpDraft:
+def mtp_chain(model: TransformersModel, std: float = 0.1, *, fuse: bool = True) -> MtpDraft:
     """Return random MTP layers of a model, one for each step."""
     layers = decoder_layers(model.original, model.layout)
     chain = []
@@ -79,7 +79,7 @@ def mtp_chain(model: TransformersModel, std: float = 0.1) -> MtpDraft:
         own = (layer.block, layer.enorm, layer.hnorm, layer.eh_proj, layer.norm)
         for number, part in enumerate(own):
             randomise(part, std, 10 * seed + number)
-        layer.prepare()
+        layer.prepare(fuse=fuse)
         chain.append(layer.eval().requires_grad_(False))
     return MtpDraft(MtpHead(model.original, chain))
 

@@ -173,7 +173,7 @@ class Mtp:
                 initialised(part.requires_grad_(True), self.config)
             for norm in (layer.enorm, layer.hnorm, layer.norm, *norms_of(layer.block)):
                 nn.init.ones_(norm.requires_grad_(True).weight)
-            layer.prepare()
+            layer.prepare(fuse=False)
         return MtpHead(model, chain)
 
     def loss(self, model: MtpHead, target: TransformersModel, windows: Tensor) -> Tensor:

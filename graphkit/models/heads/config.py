@@ -30,7 +30,6 @@ _SUPPORTED: Mapping[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
     "mlp_bias": (False,),
     "partial_rotary_factor": (1.0,),
-    "quantization_config": (),
     "rope_type": ("default", "llama3"),
     "use_sliding_window": (False,),
 }
@@ -130,8 +129,12 @@ def config_entries(config: PreTrainedConfig) -> dict[str, object]:
 
 
 def _without_use(kind: str) -> set[str]:
-    """Return the settings that layers of a type do not use: heads have one type of layers."""
-    return {"layer_types"} if kind == "mistral" else {"layer_types", "sliding_window"}
+    """Return the settings that layers of a type do not use: heads have one type of layers.
+
+    ``plain_tensors`` reads those of quantised weights.
+    """
+    unused = {"layer_types", "quantization_config"}
+    return unused if kind == "mistral" else {*unused, "sliding_window"}
 
 
 def _unsupported(name: str, value: object, allowed: tuple[object, ...]) -> str:

@@ -22,6 +22,8 @@ from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.layers import DraftHead
 from graphkit.models.heads.settings import head_config
 from graphkit.models.heads.sources import HeadSources
+from graphkit.models.plain_tensors import PlainTensors, plain_tensors
+from graphkit.models.stored_tensors import is_of_rounding
 from graphkit.models.tensor_parallel import RankSplit
 
 Head = TypeVar("Head", bound=DraftHead)
@@ -47,7 +49,10 @@ def head_algorithm(folder: str | Path) -> str:
     folder = as_folder("head_algorithm", folder)
     if dflash_layout.is_dflash(read_config(folder)):
         return "DFLASH"
-    names = StoredWeights(folder).forms
+    try:
+        names = plain_tensors(folder).forms
+    except CheckpointError:  # a language model in a layout that transformers reads
+        names = StoredWeights(folder).forms
     if any(n.endswith(".eh_proj.weight") for n in names) and not any(
         ".layers.0." in n for n in names
     ):
@@ -76,7 +81,7 @@ def load_eagle_head(folder: str | Path, target: HeadSources) -> EagleHead:
         ConfigError: The folder is neither a string nor a path.
     """
     folder = as_folder("load_eagle_head", folder)
-    data, stored = read_config(folder), StoredWeights(folder)
+    data, stored = read_config(folder), plain_tensors(folder)
     if eagle3_layout.is_eagle3(stored.forms):
         raise CheckpointError(
             f"{str(folder)!r} contains an EAGLE-3 head, not an EAGLE head. Use the algorithm "
@@ -106,7 +111,7 @@ def load_eagle3_head(folder: str | Path, target: HeadSources) -> Eagle3Head:
             head does not match the target.
     """
     folder = as_folder("load_eagle3_head", folder)
-    file, stored = read_config(folder), StoredWeights(folder)
+    file, stored = read_config(folder), plain_tensors(folder)
     if not eagle3_layout.is_eagle3(stored.forms):
         raise CheckpointError(
             f"{str(folder)!r} contains no EAGLE-3 head: it has no hidden_norm. Use the algorithm "
@@ -158,7 +163,7 @@ def load_dflash_head(folder: str | Path, target: HeadSources) -> DFlashHead:
         )
     config = head_config(dflash_layout.layer_config(data, target))
     build = partial(DFlashHead, target=target, **dflash_layout.draft_settings(data))
-    return _load(build, config, StoredWeights(folder), target, rename=dflash_layout.canonical_name)
+    return _load(build, config, plain_tensors(folder), target, rename=dflash_layout.canonical_name)
 
 
 def save_draft_head(head: EagleHead | Eagle3Head | DFlashHead, folder: str | Path) -> None:
@@ -192,7 +197,7 @@ def _on_meta_device() -> Iterator[None]:
 def _load(
     build: Callable[[PreTrainedConfig], Head],
     config: PreTrainedConfig,
-    stored: StoredWeights,
+    stored: PlainTensors,
     target: HeadSources,
     ignored: frozenset[str] = frozenset(),
     rename: Callable[[str], str] = lambda name: name,
@@ -205,15 +210,18 @@ def _load(
     if split is not None:
         split.cut(head)
     head.to(target_weight.dtype)
+    names = {rename(name): name for name in stored.forms}
+    parts = {} if split is None else split.parts
     stored.fill(
         head,
         target_weight.device,
-        ignored=ignored,
+        ignored=ignored | {name for name, old in names.items() if is_of_rounding(old)},
         rename=rename,
         expected=expected,
-        parts={} if split is None else split.parts,
+        parts=parts,
         advice="Use a draft head without them, in the dtype of its training.",
     )
+    stored.keep_quantized(head, names, parts, target_weight.device)
     if split is not None:
         split.install(head)
     return head.eval().requires_grad_(False)

@@ -110,9 +110,9 @@ def load_draft(
         assert folder is not None, "draft_kind checks it"
         split = target.split
         with nullcontext() if split is None else deciding_by(split.all):
-            head = load_mtp(target.original, target.layout, folder, split)
-        for layer in head.chain if quantize is not None else ():
-            quantize_linears(layer.block, str(quantize))
+            head = load_mtp(
+                target.original, target.layout, folder, split, quantize=quantize, fuse=fuse
+            )
         return MtpDraft(head, algorithm)
     shared = head_sources(target.model, target.layout, target.group)
     if isinstance(draft, str | Path):

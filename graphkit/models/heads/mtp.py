@@ -19,7 +19,6 @@ from transformers import PreTrainedModel
 
 from graphkit.buffers import DraftExtendInputs, MultiLayerDraftExtendInputs
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.models.folder import read_quantized_config
 from graphkit.models.forward import batch_forward
 from graphkit.models.layout import (
     AttentionLayer,
@@ -28,13 +27,15 @@ from graphkit.models.layout import (
     head_shape,
     output_head,
 )
-from graphkit.models.plain_tensors import PlainTensors
+from graphkit.models.plain_tensors import PlainTensors, plain_tensors
 from graphkit.models.pools import LayerGroupAttention
 from graphkit.models.prepare import prepare_model
-from graphkit.models.quantization import restore_linears, stored_layout
+from graphkit.models.quantization import quantize_linears, restore_linears
+from graphkit.models.residual import DeferredSums
 from graphkit.models.stored_tensors import is_of_rounding
 from graphkit.models.tensor_parallel import Part, RankSplit
 from graphkit.models.weight_files import check_tensors
+from graphkit.models.weight_reads import dequantize_read_weights
 from graphkit.ops.rows import gather_rows
 from graphkit.runners import ForwardOutput
 
@@ -94,13 +95,17 @@ class MtpLayer(nn.Module):
         self.eh_proj = nn.Linear(2 * size, size, bias=False, dtype=target.dtype)
         self.to(target.device)
 
-    def prepare(self) -> None:
+    def prepare(self, *, fuse: bool = True) -> None:
         """Let the layer run over graphkit's pools.
+
+        Args:
+            fuse: See ``graphkit.models.load``. Products of fused layers have no gradients.
 
         Raises:
             ConfigError: The layer keeps other state than keys and values of one attention.
         """
-        self.layout = prepare_model(self.decoder, fuse=False)
+        dequantize_read_weights(self.decoder)
+        self.layout = prepare_model(self.decoder, fuse=fuse, owner=self, run=self._run_random)
         if self.layout.recurrent or len(self.layout.attention) != 1:
             raise ConfigError(
                 f"an MTP layer is a {type(self.block).__name__} with recurrent states or without "
@@ -122,6 +127,14 @@ class MtpLayer(nn.Module):
     def attention_module(self) -> nn.Module:
         """The module of the attention."""
         return self.decoder.get_submodule(self.attention.name)
+
+    def _run_random(self, positions: torch.Tensor) -> torch.Tensor:
+        """Run the layer over random rows at positions."""
+        like, generator = self.norm.get_parameter("weight"), torch.Generator().manual_seed(0)
+        shape = 2, len(positions), len(like)
+        rows = torch.randn(shape, generator=generator).to(like.device, like.dtype)
+        normed: torch.Tensor = self(*rows, positions)
+        return normed
 
     def places(self, names: Collection[str]) -> dict[str, torch.Tensor]:
         """Return where the tensors of these names belong; see ``_places``."""
@@ -169,8 +182,8 @@ class MtpHead(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The data type of the weights."""
-        return self.chain[0].eh_proj.weight.dtype
+        """The data type of the hidden states: that of the norms, which are not quantised."""
+        return self.chain[0].norm.get_parameter("weight").dtype
 
     @property
     def layout(self) -> ModelLayout:
@@ -206,7 +219,7 @@ class MtpForward:
         batch = batch_forward(
             self._attention, self._numbers, inputs, first_indexer=self._first_indexer
         )
-        with batch.running():
+        with batch.running(), DeferredSums(self._head.chain[self._layer].layout.norm_sizes):
             hidden = self._head(
                 self._layer, inputs.input_ids, inputs.hidden_states, inputs.positions
             )
@@ -218,7 +231,13 @@ class MtpForward:
 
 
 def load_mtp(
-    target: PreTrainedModel, layout: ModelLayout, folder: str, split: RankSplit | None = None
+    target: PreTrainedModel,
+    layout: ModelLayout,
+    folder: str,
+    split: RankSplit | None = None,
+    *,
+    quantize: str | None = None,
+    fuse: bool = True,
 ) -> MtpHead:
     """Load the MTP layers in the folder of a model.
 
@@ -227,13 +246,15 @@ def load_mtp(
         layout: Its layers with state.
         folder: Its folder.
         split: How ranks split the target, and its MTP layers as the layers that they are like.
+        quantize: As for ``graphkit.models.load``; layers that the folder has quantised stay so.
+        fuse: As for ``graphkit.models.load``.
 
     Raises:
         ConfigError: The layers keep other state than keys and values.
         CheckpointError: The folder has no MTP layers, or their tensors are not those of a layer of
             the target.
     """
-    stored = PlainTensors(Path(folder), stored_layout(read_quantized_config(Path(folder))))
+    stored = plain_tensors(Path(folder))
     layers = decoder_layers(target, layout)
     names = [name for name in stored.forms if not is_of_rounding(name)]
     found = _stored_layers(names, len(layers))
@@ -242,7 +263,12 @@ def load_mtp(
             f"{folder!r} contains no MTP layers: it has neither tensors of a layer {len(layers)} "
             "with eh_proj (DeepSeek-V3, GLM-4.5), nor mtp.fc (Qwen3-Next, Qwen3.5)."
         )
-    return MtpHead(target, [_loaded(target, layers, stored, names, split) for names in found])
+    chain = [_loaded(target, layers, stored, names, split) for names in found]
+    for layer in chain:
+        if quantize is not None:
+            quantize_linears(layer.block, quantize)
+        layer.prepare(fuse=fuse)
+    return MtpHead(target, chain)
 
 
 def _loaded(
@@ -252,7 +278,10 @@ def _loaded(
     names: Mapping[str, str],
     split: RankSplit | None,
 ) -> MtpLayer:
-    """Return a layer with the tensors of the folder; ``names`` maps its names to stored ones."""
+    """Return a layer with the tensors of the folder; ``names`` maps its names to stored ones.
+
+    It is not prepared yet.
+    """
     block = {name for name in names if name.startswith("block.")}
     numbers = range(len(layers) - 1, -1, -1)
     alike = (n for n in numbers if _places(layers[n], "block.", block).keys() == block)
@@ -277,7 +306,7 @@ def _loaded(
         for name, place in places.items():
             tensor = stored.tensor(names[name])
             place.copy_(parts[name].of(tensor) if name in parts else tensor)
-    layer.prepare()
+    stored.keep_quantized(layer, names, parts, target.device)
     return layer.eval().requires_grad_(False)
 
 

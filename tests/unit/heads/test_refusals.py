@@ -40,7 +40,6 @@ def refused(folder, match, target=None):
         ({"hidden_act": "gelu"}, "hidden_act 'gelu', but only silu is supported"),
         ({"mlp_bias": True}, "mlp_bias True, but only False is supported"),
         ({"use_sliding_window": True}, "use_sliding_window True"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config .*but only none is supported"),
         ({"model_type": "mistral", "sliding_window": "x"}, "Field 'sliding_window' expected int"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type 'linear'"),

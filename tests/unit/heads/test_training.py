@@ -173,7 +173,7 @@ def test_rates_of_a_block_count_drafts_behind_right_ones(training, monkeypatch):
 
 
 def test_mtp_drafts_are_those_of_decoding_with_a_cache(training, llama, ids, features):
-    head = mtp_chain(llama, 0.15).module.double()
+    head = mtp_chain(llama, 0.15, fuse=False).module.double()
     llama.original.double()
     features = features.double()
     drafts = list(training.unroll.mtp_drafts(head, ids, features))
