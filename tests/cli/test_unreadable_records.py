@@ -39,12 +39,16 @@ def check_refused(run, here, command, text):
 
 
 @pytest.mark.parametrize("content", CONTENTS)
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_file_that_is_no_record(run, here, saved, command, content):
+def test_a_file_that_is_no_record(run, here, content):
     written, text = CONTENTS[content]
     if written is not None:
         (here / "odd.json").write_bytes(written)
-    check_refused(run, here, command, text)
+    check_refused(run, here, COMMANDS[0], text)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_file_that_does_not_exist(run, here, saved, command):
+    check_refused(run, here, command, "cannot read record")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -286,36 +286,38 @@ def test_the_check_of_imports_finds(room, source, lines):
     assert [int(text.split(":")[1]) for text in violations(path, source, room)] == lines
 
 
-def loaded_after(code):
-    """Return the top-level modules that a new interpreter has loaded after running ``code``."""
-    report = "\nimport sys; print('LOADED', *{name.split('.')[0] for name in sys.modules})"
-    done = subprocess.run(
-        [sys.executable, "-c", code + report], capture_output=True, text=True, check=True
-    )
-    return set(done.stdout.rpartition("LOADED")[2].split())
+def loaded_after(*codes):
+    """Return the top-level modules that a new interpreter has loaded after each of the codes."""
+    report = "\nimport sys; print('LOADED', *{name.split('.')[0] for name in sys.modules})\n"
+    code = "".join(f"{code}{report}" for code in codes)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = [line for line in done.stdout.splitlines() if line.startswith("LOADED ")]
+    return [{*line.split()[1:]} for line in found]
 
 
-@pytest.mark.parametrize("room", WITHOUT_TORCH)
-def test_a_room_without_torch_stays_without(room):
-    assert not {"torch", "numpy", "triton"} & loaded_after(f"import graphkit.{room}")
+def test_rooms_without_torch_stay_without():
+    found = loaded_after(*(f"import graphkit.{room}" for room in WITHOUT_TORCH))
+    for room, modules in zip(WITHOUT_TORCH, found, strict=True):
+        assert not {"torch", "numpy", "triton"} & modules, room
 
 
 @pytest.mark.slow
 def test_the_package_stays_without_torch():
-    code = "import graphkit; dir(graphkit); graphkit.SpecConfig('EAGLE', 3, 1, 4).plan()"
-    assert not {"torch", "numpy", "triton"} & loaded_after(code)
-    assert "torch" in loaded_after("import graphkit; graphkit.Runner")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [[], ["capture"], ["inspect"], ["audit"], ["diff"], ["export"], ["record"], ["generate"],
-     ["bench"], ["doctor"]],
-)  # fmt: skip
-def test_help_stays_without_torch_and_the_screen(words):
-    code = (
-        "from graphkit.cli import main\n"
-        f"try: main([*{words!r}, '--help'])\n"
-        "except SystemExit as exit: assert exit.code == 0"
+    (found,) = loaded_after(
+        "import graphkit; dir(graphkit); graphkit.SpecConfig('EAGLE', 3, 1, 4).plan()"
     )
-    assert not {"torch", "numpy", "triton", "textual"} & loaded_after(code)
+    assert not {"torch", "numpy", "triton"} & found
+    assert "torch" in loaded_after("import graphkit; graphkit.Runner")[0]
+
+
+def test_help_stays_without_torch_and_the_screen():
+    commands = ["", "capture", "inspect", "audit", "diff", "export", "record", "generate", "bench",
+                "doctor"]  # fmt: skip
+    code = """
+from graphkit.cli import main
+try: main([*{!r}.split(), '--help'])
+except SystemExit as exit: assert exit.code == 0
+"""
+    found = loaded_after(*map(code.format, commands))
+    for command, modules in zip(commands, found, strict=True):
+        assert not {"torch", "numpy", "triton", "textual"} & modules, command
