@@ -76,14 +76,12 @@ def test_steps_are_counted_by_their_draft_length():
         assert sum(shares) == pytest.approx(1.0)
 
 
-def test_what_needs_cuda_is_left_out_on_the_cpu(on_cpu):
-    names = {each.name for each in on_cpu.measures}
+def test_a_report_has_the_settings_and_on_the_cpu_no_measure_of_cuda():
+    report = bench(variants=VARIANTS[2:]).report("name", [1], {"note": "text"})
+    names = {each.name for each in report.measures}
     assert not names & {"host", "GPU busy", "CUDA calls", "bare step", "copy bandwidth"}
-
-
-def test_the_settings_are_in_the_report(on_cpu):
-    assert on_cpu.name == "name"
-    assert on_cpu.settings == {
+    assert report.name == "name"
+    assert report.settings == {
         "algorithm": "EAGLE", "topk": 1, "num_steps": 1, "num_draft_tokens": 2,
         "dtype": "bfloat16", "context": 5, "steps per round": 2, "rounds": 2, "note": "text",
     }  # fmt: skip
