@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-
 import numpy as np
 import pytest
 import torch
 
-from graphkit import RUNNERS, DecodeRunner, InputError
+from graphkit import DecodeRunner, InputError
 
 BAD = {
     "row below 0": ("req_pool_indices", [-1, 2], "contains -1. Expected a row of the request pool"),
@@ -46,17 +44,13 @@ def field_of(name, rows):
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("verb", ["replay", "run", "run_padded", "fall_back", "staged"])
 def test_values_on_the_host_are_refused_at_once(
-    checking, distinct, expect, assert_same, assert_in_step, bad, verb
+    checking, distinct, expect, assert_same, assert_in_step, stage, bad, verb
 ):
     name, rows, text = BAD[bad]
     batch = distinct(2, **field_of(name, rows))
 
     def staged(batch):
-        entry = checking.stage(batch.batch_size)
-        for field, value in vars(batch).items():
-            if value is not None:
-                setattr(entry, field, value)
-        return entry.replay()
+        return stage(checking, batch).replay()
 
     run = staged if verb == "staged" else getattr(checking, verb)
     with pytest.raises(InputError, match=text) as caught:
@@ -160,11 +154,6 @@ def test_one_row_does_not_repeat_itself(make_runner, make_batch):
     runner.replay(make_batch(1, width=1))
     runner.replay(make_batch(1, width=1))
     runner.fall_back(make_batch(1, width=1))
-
-
-@pytest.mark.parametrize("mode", RUNNERS, ids=lambda mode: mode.value)
-def test_every_mode_has_it(mode):
-    assert inspect.signature(RUNNERS[mode]).parameters["check"].default is None
 
 
 def embedding_runner(make_runner):

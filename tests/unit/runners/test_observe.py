@@ -8,7 +8,9 @@ import torch
 from graphkit import ConfigError, ReplayError
 
 
-def test_an_observer_sees_every_replay(runner, make_batch, expect, assert_same, assert_in_step):
+def test_an_observer_sees_every_replay(
+    runner, make_batch, expect, assert_same, assert_in_step, stage
+):
     seen = []
 
     def observer(replay):
@@ -18,11 +20,7 @@ def test_an_observer_sees_every_replay(runner, make_batch, expect, assert_same, 
     with runner.observe(observer):
         assert_same(runner.replay(make_batch(3)), expect(make_batch(3)))
         runner.run(make_batch(2, seed=1))
-        staged = runner.stage(1)
-        for name, rows in vars(make_batch(1)).items():
-            if rows is not None:
-                setattr(staged, name, rows)
-        staged.replay()
+        stage(runner, make_batch(1)).replay()
         runner.replay(make_batch(0))
         runner.fall_back(make_batch(1))
     runner.replay(make_batch(4))
