@@ -84,31 +84,17 @@ def test_other_rows_of_them_are_refused(make_bound, expect, assert_same, assert_
     assert_in_step(runner)
 
 
-def test_all_rows_per_request_may_be_bound(make_runner, make_batch, expect, assert_same):
-    """The storage itself then says how many requests there are."""
+@pytest.mark.parametrize("names", [PER_REQUEST, NAMES[2:]], ids=["requests", "tokens"])
+def test_all_rows_of_an_axis_may_be_bound(make_runner, make_batch, expect, assert_same, names):
+    """Storage per request then says how many requests there are."""
     whole = make_batch(4, seed=9)
-    storage = {
-        name: torch.from_numpy(getattr(whole, name).copy()).to(
-            torch.int32 if name == "seq_lens" else torch.int64
-        )
-        for name in PER_REQUEST
+    storage = {name: torch.from_numpy(getattr(whole, name).copy()) for name in names}
+    runner = make_runner(bound_fields=storage)
+    runner.capture()
+    rows = dict.fromkeys(names) | {
+        name: storage[name] for name in ("req_pool_indices",) if name in storage
     }
-    runner = make_runner(bound_fields=storage)
-    runner.capture()
-    rows = {"req_pool_indices": storage["req_pool_indices"], "seq_lens": None}
     batch = TargetVerifyInputs(**{**vars(whole), **rows})
-    for way in (runner.replay, runner.run, runner.fall_back):
-        for name, tensor in storage.items():
-            tensor.copy_(torch.from_numpy(getattr(whole, name)))
-        assert_same(way(batch), expect(whole))
-
-
-def test_all_rows_per_token_may_be_bound(make_runner, make_batch, expect, assert_same):
-    whole = make_batch(4, seed=9)
-    storage = {name: torch.from_numpy(getattr(whole, name).copy()) for name in NAMES[2:]}
-    runner = make_runner(bound_fields=storage)
-    runner.capture()
-    batch = TargetVerifyInputs(**{**vars(whole), **dict.fromkeys(storage)})
     for way in (runner.replay, runner.run, runner.fall_back):
         for name, tensor in storage.items():
             tensor.copy_(torch.from_numpy(getattr(whole, name)))

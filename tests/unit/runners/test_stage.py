@@ -118,7 +118,7 @@ def test_segments_and_half_precision(make_runner, make_batch, model, stage):
         "Own",
         [
             ("planes", object, declare(Axis.TOKEN, torch.int64, "three of them", lead=3, pad=2)),
-            ("scores", object, declare(Axis.REQUEST, torch.bfloat16, "of each request")),
+            ("scores", object, declare(Axis.REQUEST, torch.bfloat16, "of each request", pad=1)),
         ],
         bases=(TargetVerifyInputs,),
         kw_only=True,
@@ -129,11 +129,15 @@ def test_segments_and_half_precision(make_runner, make_batch, model, stage):
     staged = stage(runner, make_batch(3))
     assert staged.planes.shape == (3, 12)
     staged.planes[1] = 7
+    with pytest.raises(InputError, match="'scores' has no numpy view"):
+        _ = staged.scores
     staged.scores = torch.tensor([0.5, 1.5, 2.5])
     staged.replay()
     view = runner.buffers.view(4)
     assert view.planes.tolist() == [[2] * 16, [7] * 12 + [2] * 4, [2] * 16]
-    assert view.scores.tolist() == [0.5, 1.5, 2.5, 0.0]
+    assert view.scores.tolist() == [0.5, 1.5, 2.5, 1.0]
+    stage(runner, make_batch(3)).replay()
+    assert view.scores.tolist() == [1.0] * 4, "pads, until it is assigned"
 
 
 def test_unknown_fields_are_named_with_the_known(runner):

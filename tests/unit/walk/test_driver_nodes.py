@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import struct
-import sys
 from types import SimpleNamespace
 
 import pytest
 
-from graphkit.errors import InspectError
 from graphkit.graphs.walk.driver_nodes import DriverWalk
 from graphkit.records import Edge
 
@@ -171,9 +169,3 @@ def test_the_number_of_driver_calls_per_node_is_fixed(driver, monkeypatch):
     one, two, many = map(count_calls, (1, 2, 50))
     assert two - one == 5, "kind, parameters and three launch attributes"
     assert many - one == 49 * (two - one), "kernels are queried once"
-
-
-def test_missing_bindings_are_reported_with_their_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cuda", None)
-    with pytest.raises(InspectError, match=r"bindings are missing.*graphkit-cuda\[cuda\]"):
-        DriverWalk(1)
