@@ -1,4 +1,3 @@
-from graphkit.runners.attention_check import RecurrentStates as RecurrentStates
 from graphkit.runners.dispatch import Decision as Decision, Reason as Reason
 from graphkit.runners.draft import DraftRunner as DraftRunner
 from graphkit.runners.draft_extend import (
@@ -29,6 +28,7 @@ from graphkit.runners.ranks import (
     RankReady as RankReady,
     RunnerGroup as RunnerGroup,
 )
+from graphkit.runners.recurrent_states import RecurrentStates as RecurrentStates
 from graphkit.runners.registry import RUNNERS as RUNNERS
 from graphkit.runners.replayer import Replayer as Replayer
 from graphkit.runners.runner import Runner as Runner

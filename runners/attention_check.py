@@ -9,55 +9,36 @@ Shape letters: B requests, W rows of a step, L tokens of a short text, V vocabul
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
+import numpy as np
 import torch
 
-from graphkit.buffers import TargetVerifyInputs
 from graphkit.buffers.attention import kv_pools
 from graphkit.errors import AttentionError
 from graphkit.graphs import StateSnapshot
 from graphkit.runners.ranks import RunnerGroup
+from graphkit.runners.recurrent_states import RecurrentStates
+from graphkit.runners.sample_rows import Numbers
+from graphkit.runners.text_batches import (
+    SERVED_FIELDS,
+    TextBatch,
+    TextBatches,
+    TreeRequest,
+    run_batch,
+)
 from graphkit.spec import ForwardMode
 
 logger = logging.getLogger(__name__)
 Call = Callable[[Callable[[], Any]], Any]
 """Calls a forward, together with all ranks, and returns its result."""
 _MODES = (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE)
-_SERVED = frozenset(
-    ("req_pool_indices", "seq_lens", "input_ids", "positions", "out_cache_loc", "custom_mask",
-     "token_bitmask")
-)  # fmt: skip
-"""Fields that the batches fill or omit."""
-_OMITTED = "custom_mask", "token_bitmask"
 _LIMIT, _LIMIT_OF_HALF = 2e-3, 0.1
 """Norm of the difference of two rows of logits, relative to that of a row, that is not rounding. In
 dtypes of two bytes, rounding may choose other experts."""
-
-
-@runtime_checkable
-class RecurrentStates(Protocol):
-    """States of recurrent layers by request row; ``graphkit.RecurrentStatePool`` has these members.
-
-    Attributes:
-        width: Most rows of a request whose states a step keeps.
-        device: Device of the states.
-    """
-
-    width: int
-    device: torch.device
-
-    def tensors(self) -> Mapping[str, torch.Tensor]:
-        """Return every buffer by name, [rows, ...]."""
-
-    def reset(self, req_pool_indices: torch.Tensor) -> None:
-        """Set the states of request rows, int64 [B], to those before any token."""
-
-    def commit(self, req_pool_indices: torch.Tensor, nodes: torch.Tensor) -> None:
-        """Keep the states behind row ``nodes[i]``, int64 [B], of each request's last step."""
 
 
 def check_attention(
@@ -169,7 +150,7 @@ def _first_wrong(
     first = None
     with StateSnapshot(changed, runner.device):
         changed["table"].copy_(slots)
-        text = _Text(runner, states, slots, call, has_mask=_has_mask(runner))
+        text = _Text(runner, states, slots, call)
         compared = text.compare_tree, partial(text.compare_prefill, 2), text.compare_prefill
         for compare in (text.run_chains, *compared):
             try:
@@ -198,7 +179,7 @@ def _is_comparable(runner: Any, states: RecurrentStates | None) -> bool:
     if runner.spec.is_draft_worker and runner.spec.resolved.is_dflash():
         return False  # rows of a block see later ones
     fields = {layout.name for layout in runner.buffers.layouts}
-    return runner.mode in _MODES and fields <= _SERVED and not runner.buffers.bound_fields
+    return runner.mode in _MODES and fields <= {*SERVED_FIELDS} and not runner.buffers.bound_fields
 
 
 def _has_mask(runner: Any) -> bool:
@@ -213,47 +194,47 @@ class _Text:
         states: Recurrent states of the model, if any.
         slots: KV slots of the text, [B, L] int64; those of request rows 1 and 2.
         call: Calls the forward.
-        has_mask: Whether the runner takes trees.
     """
 
     def __init__(
-        self,
-        runner: Any,
-        states: RecurrentStates | None,
-        slots: torch.Tensor,
-        call: Call,
-        *,
-        has_mask: bool,
+        self, runner: Any, states: RecurrentStates | None, slots: torch.Tensor, call: Call
     ) -> None:
-        self.runner, self._states, self._slots, self.has_mask = runner, states, slots, has_mask
-        self._call = call
-        self.requests, self.length = slots.shape
-        self.width, device = runner.tokens_per_request, runner.device
-        self.rows = torch.arange(1, self.requests + 1, device=device)
-        column = torch.arange(self.length, device=device)
-        self.tokens = (131 * column + 71 * self.rows[:, None] + 17) % runner.sizes.vocab_size
-        self._ones = torch.ones(self.width, self.width, dtype=torch.bool, device=device)
-        self.limit = _LIMIT if runner.sizes.dtype.itemsize > 2 else _LIMIT_OF_HALF
+        self._runner, self._states, self._call = runner, states, call
+        self._slots = slots.cpu().numpy()
+        self._count, self._length = slots.shape
+        self._width, self._vocab = runner.tokens_per_request, runner.sizes.vocab_size
+        self._rows = np.arange(1, self._count + 1)
+        column = np.arange(self._length)
+        self._tokens = (131 * column + 71 * self._rows[:, None] + 17) % self._vocab
+        self._limit = _LIMIT if runner.sizes.dtype.itemsize > 2 else _LIMIT_OF_HALF
 
     def run_chains(self) -> None:
         """Compute the logits of the text, [B, L, V], by steps without branches."""
-        self.begin()
-        step, parts = 2 if self.width > 1 else 1, []
-        for start in range(0, self.length - self.width, step):
-            parts.append(self.chain(start)[:, :step])
-            self.commit(step - 1)
-        parts.append(self.chain(self.length - self.width))
+        step, parts = 2 if self._width > 1 else 1, []
+        for start in range(0, self._length - self._width, step):
+            parts.append(self._chain(start)[:, :step])
+            self._commit(step - 1)
+        parts.append(self._chain(self._length - self._width))
         self.logits = torch.cat(parts, 1)
 
     def compare_tree(self) -> str | None:
-        """Compare the path of a tree behind two tokens; return what differs."""
-        if not self.has_mask or self.width < 3:
+        """Compare the path of a tree behind two tokens; return what differs.
+
+        Row 1 is a branch with another token. The others are the path.
+        """
+        if not _has_mask(self._runner) or self._width < 3:
             return None
-        self.begin()
-        self.chain(0)
-        self.commit(1)
-        path, start = self.tree(2), 3
-        where = self.first_wrong(path[:, 1:], self.logits[:, start : start + path.shape[1] - 1])
+        self._chain(0)
+        self._commit(1)
+        nodes, start = np.arange(self._width), 3
+        depths = np.maximum(nodes - 1, 0)
+        depths[1] = 1
+        tokens = self._tokens[:, 2 + depths]
+        tokens[:, 1] = (tokens[:, 1] + 1) % self._vocab
+        parents = np.maximum(nodes - 1, 0)
+        parents[1:3] = 0
+        path = self._step(2, tokens, parents)[:, 2:]
+        where = self._first_wrong(path, self.logits[:, start : start + path.shape[1]])
         if where is None:
             return None
         return _differs("TARGET_VERIFY", "a tree", where, start) + (
@@ -262,117 +243,75 @@ class _Text:
 
     def compare_prefill(self, requests: int = 1) -> str | None:
         """Compare two chunks of each of some requests; return what differs."""
-        if not self.runner.step.packs_rows:
+        if not self._runner.step.packs_rows:
             return None
-        middle, count = self.length // 2, min(requests, self.requests)
-        starts, ends = [0] * count, [self.length] * count
+        middle, count = self._length // 2, min(requests, self._count)
         middles = [middle + 1, middle - 1] if count > 1 else [middle]
-        self.begin()
-        for first, last in ((starts, middles), (middles, ends)):
-            for request, made in enumerate(self.prefill(first, last)):
-                rows = self.logits[request : request + 1, first[request] : last[request]]
-                where = self.first_wrong(made[None], rows)
-                if where is not None and len(made) > 1:
+        texts = self._requests(self._length, self._tokens[:, :0], np.zeros(0, dtype=np.int64))
+        for chunk in (
+            [(request, range(end)) for request, end in enumerate(middles)],
+            [(request, range(start, self._length)) for request, start in enumerate(middles)],
+        ):
+            logits = self._run(TextBatches(self._runner, texts).chunk(chunk, is_packed=True))
+            made = logits.split([len(span) for _, span in chunk])
+            for (request, span), rows in zip(chunk, made, strict=True):
+                expected = self.logits[request : request + 1, span.start : span.stop]
+                where = self._first_wrong(rows[None], expected)
+                if where is not None and len(rows) > 1:
                     where = request, where[1]
-                    return _differs("DRAFT_EXTEND", "a prefill", where, first[request]) + (
+                    return _differs("DRAFT_EXTEND", "a prefill", where, span.start) + (
                         "Compute the metadata of DRAFT_EXTEND from num_accepted_tokens, and from "
                         "seq_lens, which include the rows, and let the forward read "
                         "inputs.attention. Or return False from supports(DRAFT_EXTEND)."
                     )
         return None
 
-    def begin(self) -> None:
-        """Set the recurrent states to those before the text."""
-        if self._states is not None:
-            self._states.reset(self.rows)
-
-    def commit(self, node: int) -> None:
-        """Keep the recurrent states after a row of each request."""
-        if self._states is not None:
-            self._states.commit(self.rows, torch.full_like(self.rows, node))
-
-    def chain(self, start: int) -> torch.Tensor:
-        """Return the logits of W tokens from a position on, [B, W, V], as a step computes them."""
-        depth = torch.arange(self.width, device=self.rows.device)
-        tokens = self.tokens[:, start : start + self.width]
-        return self._step(start, tokens, depth, self._ones.tril())
-
-    def tree(self, start: int) -> torch.Tensor:
-        """Return the logits of W - 1 tokens from a position on, the path of a tree.
-
-        Row 1 is a branch with another token. The others are the path, [B, W - 1, V].
-        """
-        width, device = self.width, self.rows.device
-        depth = torch.arange(width, device=device).sub(1).clamp(min=0)
-        depth[1] = 1
-        tokens = self.tokens[:, start + depth].clone()
-        tokens[:, 1] = (tokens[:, 1] + 1) % self.runner.sizes.vocab_size
-        mask = self._ones.tril()
-        mask[2:, 1] = False
-        logits = self._step(start, tokens, depth, mask)
-        return torch.cat([logits[:, :1], logits[:, 2:]], 1)
-
-    def prefill(self, starts: Sequence[int], ends: Sequence[int]) -> list[torch.Tensor]:
-        """Return the logits of packed chunks of the first requests, [end - start, V] each."""
-        spans = [range(start, end) for start, end in zip(starts, ends, strict=True)]
-        device, width, rows = self.rows.device, max(map(len, spans)), self.rows[: len(spans)]
-        lengths = [len(span) for span in spans]
-
-        def packed(values: torch.Tensor) -> torch.Tensor:
-            parts = zip(values, spans, strict=False)
-            return torch.cat([row[span.start : span.stop] for row, span in parts])
-
-        positions = torch.arange(self.length, device=device).expand(self.requests, -1)
-        logits = self._run(
-            TargetVerifyInputs(
-                req_pool_indices=rows,
-                seq_lens=torch.tensor(starts, dtype=torch.int32, device=device),
-                input_ids=packed(self.tokens),
-                positions=packed(positions),
-                out_cache_loc=packed(self._slots),
-                lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
-                width=width,
-                spans=spans,
-            ),
-            _OMITTED,
-        )
-        if self._states is not None:
-            self.commit(min(width, self._states.width) - 1)
-        return list(logits.split(lengths))
-
-    def first_wrong(self, made: torch.Tensor, expected: torch.Tensor) -> tuple[int, int] | None:
+    def _first_wrong(self, made: torch.Tensor, expected: torch.Tensor) -> tuple[int, int] | None:
         """Return request and row of the first difference if half of a request's rows differ.
 
         Shapes:
             made, expected: [B, rows, V] float32.
         """
         size = torch.maximum(expected.norm(dim=-1), made.norm(dim=-1)).clamp(min=1e-6)
-        is_wrong = (made - expected).norm(dim=-1) / size > self.limit
+        is_wrong = (made - expected).norm(dim=-1) / size > self._limit
         for request, rows in enumerate(is_wrong.tolist()):
             if rows and 2 * sum(rows) >= len(rows):
                 return request, rows.index(True)
         return None
 
-    def _step(
-        self, start: int, tokens: torch.Tensor, depth: torch.Tensor, mask: torch.Tensor
-    ) -> torch.Tensor:
-        positions = (start + depth).expand(self.requests, -1)
-        logits = self._run(
-            TargetVerifyInputs(
-                req_pool_indices=self.rows,
-                seq_lens=torch.full_like(self.rows, start, dtype=torch.int32),
-                input_ids=tokens.flatten(),
-                positions=positions.flatten(),
-                out_cache_loc=self._slots[:, start : start + self.width].flatten(),
-                custom_mask=mask.expand(self.requests, -1, -1) if self.has_mask else None,
-            ),
-            _OMITTED[1:],
-        )
-        return logits.view(self.requests, self.width, -1)
+    def _chain(self, start: int) -> torch.Tensor:
+        """Return the logits of W tokens from a position on, [B, W, V], as a step computes them."""
+        tokens = self._tokens[:, start : start + self._width]
+        return self._step(start, tokens, np.maximum(np.arange(self._width) - 1, 0))
 
-    def _run(self, batch: TargetVerifyInputs, without: Sequence[str]) -> torch.Tensor:
-        output = self._call(lambda: self.runner.step.unpadded(batch, without))
-        return torch.nan_to_num(output.next_token_logits.float(), 0.0, 0.0, 0.0).clone()
+    def _step(self, start: int, tokens: Numbers, parents: Numbers) -> torch.Tensor:
+        """Return the logits of trees behind the first tokens, [B, W, V]."""
+        requests = self._requests(start, tokens, parents)
+        logits = self._run(TextBatches(self._runner, requests).step(range(self._count)))
+        return logits.view(self._count, self._width, -1)
+
+    def _requests(self, start: int, tokens: Numbers, parents: Numbers) -> list[TreeRequest]:
+        each = zip(self._rows.tolist(), self._tokens, tokens, self._slots, strict=True)
+        return [
+            TreeRequest(row, text[:start], drafts, parents, slots)
+            for row, text, drafts, slots in each
+        ]
+
+    def _commit(self, node: int) -> None:
+        """Keep the recurrent states after a row of each request."""
+        if self._states is not None:
+            rows = torch.from_numpy(self._rows).to(self._states.device)
+            self._states.commit(rows, torch.full_like(rows, node))
+
+    def _run(self, batch: TextBatch) -> torch.Tensor:
+        unpadded = self._runner.step.unpadded
+
+        def run(inputs: Any, without: Sequence[str]) -> Any:
+            return self._call(lambda: unpadded(inputs, without))
+
+        output: Any = run_batch(batch, self._states, run)
+        logits = output.next_token_logits
+        return torch.nan_to_num(logits.float(), 0.0, 0.0, 0.0).clone()
 
 
 def _differs(mode: str, what: str, where: tuple[int, int], start: int) -> str:

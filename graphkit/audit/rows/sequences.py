@@ -17,11 +17,11 @@ import numpy as np
 from graphkit.audit.rows.known_rows import RowRun
 from graphkit.errors import TargetError
 from graphkit.graphs import StateSnapshot
-from graphkit.models.wrapper.batches import WrapperBatch, WrapperBatches, run_batch
 from graphkit.models.wrapper.comparison import skip_reason, unserved_field
-from graphkit.models.wrapper.requests import TreeRequest, tree_requests, window_settings
+from graphkit.models.wrapper.requests import tree_requests, window_settings
 from graphkit.runners import Output, Runner
 from graphkit.runners.targets import CaptureTarget
+from graphkit.runners.text_batches import TextBatch, TextBatches, TreeRequest, run_batch
 from graphkit.spec import ForwardMode
 
 _SHORT_CHUNK = 7
@@ -34,7 +34,16 @@ class _Part:
 
     text: str
     runner: Runner[Any, Any]
-    batch: WrapperBatch
+    batch: TextBatch
+
+    def run(self, target: CaptureTarget) -> Output:
+        """Run the batch without a graph."""
+
+        def fall_back(inputs: Any, without: Sequence[str]) -> Output:
+            output: Output = self.runner.fall_back(inputs, without=without)
+            return output
+
+        return run_batch(self.batch, target.recurrent_state, fall_back)
 
 
 class Sequences:
@@ -81,7 +90,7 @@ class Sequences:
         self._start.restore()
         for number, part in enumerate(parts):
             run = self._row_run(parts, number)
-            yield run, run_batch(self._target, part.runner, part.batch)
+            yield run, part.run(self._target)
 
     def _row_run(self, parts: Sequence[_Part], number: int) -> RowRun:
         """Return a run of one batch of a text, which repeats the batches before it."""
@@ -97,9 +106,9 @@ class Sequences:
         def prepare() -> None:
             self._start.restore()
             for earlier in parts[:number]:
-                run_batch(target, earlier.runner, earlier.batch)
+                earlier.run(target)
 
-        run = partial(run_batch, target, part.runner, part.batch)
+        run = partial(part.run, target)
         return RowRun(part.text, part.runner.step, keys, names, [1] * len(keys), prepare, run)
 
     def _parts(self) -> Iterator[Sequence[_Part]]:
@@ -180,8 +189,8 @@ class Sequences:
     @staticmethod
     def _batches(
         runner: Runner[Any, Any], requests: Sequence[TreeRequest], width: int | None = None
-    ) -> WrapperBatches:
-        return WrapperBatches(runner, requests, 1, width=width)
+    ) -> TextBatches:
+        return TextBatches(runner, requests, 1, width=width)
 
 
 @contextmanager

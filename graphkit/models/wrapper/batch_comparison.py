@@ -10,7 +10,6 @@ from torch import nn
 
 from graphkit.errors import GraphkitError, TargetError
 from graphkit.graphs.capture_failure import describe_exception
-from graphkit.models.wrapper.batches import RowSource, WrapperBatch, run_batch
 from graphkit.models.wrapper.choices import Choices, joined_choices, taking_choices
 from graphkit.models.wrapper.model_logits import ModelLogits
 from graphkit.models.wrapper.module_rows import (
@@ -21,12 +20,12 @@ from graphkit.models.wrapper.module_rows import (
     recorded_rows,
 )
 from graphkit.models.wrapper.own_decoding import decoding_differences
-from graphkit.models.wrapper.requests import TreeRequest
 from graphkit.models.wrapper.row_differences import MOST_ROWS, RowDifferences, rows_at_once
 from graphkit.records import WrapperDifference, WrapperRecord
 from graphkit.runners import Runner
 from graphkit.runners.comparison.rounding import Rounding
 from graphkit.runners.targets import CaptureTarget
+from graphkit.runners.text_batches import RowSource, TextBatch, TreeRequest, run_batch
 
 _FLUCTUATION = 4
 """How many times as large as that of the model's own decoding the rounding of a wrapper may be."""
@@ -90,7 +89,7 @@ class BatchComparison:
             )
         self._ulps = self._rounding.beside(natural)
 
-    def agrees(self, runner: Runner[Any, Any], batch: WrapperBatch) -> bool:
+    def agrees(self, runner: Runner[Any, Any], batch: TextBatch) -> bool:
         """Run a batch and compare its rows; note the first row that differs."""
         differences, choices = self._differences(runner, batch)
         largest = max(self.record.largest_difference, float(differences.largest.max()))
@@ -105,7 +104,7 @@ class BatchComparison:
         self.record = WrapperRecord(rows=rows, largest_difference=largest, difference=difference)
         return difference is None
 
-    def _measure_decoding(self, batch: WrapperBatch) -> None:
+    def _measure_decoding(self, batch: TextBatch) -> None:
         """Allow what the model's own decoding of a batch's sequences differs by, if more.
 
         A difference that no rounding reaches is an error of the model, and allows nothing.
@@ -119,7 +118,7 @@ class BatchComparison:
                 self._ulps = max(self._ulps, allowed)
 
     def _differences(
-        self, runner: Runner[Any, Any], batch: WrapperBatch
+        self, runner: Runner[Any, Any], batch: TextBatch
     ) -> tuple[RowDifferences, Choices]:
         """Run a batch; return how its rows differ from the model's, and the model's choices."""
         num_rows, made, expected = batch.inputs.num_tokens, [], []
@@ -135,7 +134,7 @@ class BatchComparison:
         order = [row for source in batch.sources for row in source.rows]
         return RowDifferences.joined(parts).rows(torch.tensor(order).argsort()), choices
 
-    def _paths(self, runner: Runner[Any, Any], batch: WrapperBatch) -> dict[nn.Module, str]:
+    def _paths(self, runner: Runner[Any, Any], batch: TextBatch) -> dict[nn.Module, str]:
         """Return the path of each module of the wrapper, as the model names it."""
         if not self._wrapper_paths:
             declared = [self._target.weights, *self._target.forwards.values()]
@@ -143,14 +142,18 @@ class BatchComparison:
             self._wrapper_paths = module_paths([*declared, *called], self._logits.paths)
         return self._wrapper_paths
 
-    def _run(self, runner: Runner[Any, Any], batch: WrapperBatch, choices: Choices) -> torch.Tensor:
+    def _run(self, runner: Runner[Any, Any], batch: TextBatch, choices: Choices) -> torch.Tensor:
         """Return the wrapper's logits for a batch, [T, V]. Commit the states of a prompt."""
         paths = self._paths(runner, batch) if choices else {}
         try:
             with taking_choices(
                 paths, choices, batch.inputs.num_tokens, batch.keys(), self._least_agreement
             ):
-                output: Any = run_batch(self._target, runner, batch)
+                output: Any = run_batch(
+                    batch,
+                    self._target.recurrent_state,
+                    lambda inputs, without: runner.fall_back(inputs, without=without),
+                )
         except GraphkitError:
             raise
         except Exception as error:
@@ -165,7 +168,7 @@ class BatchComparison:
     def _difference(
         self,
         runner: Runner[Any, Any],
-        batch: WrapperBatch,
+        batch: TextBatch,
         choices: Choices,
         row: int,
         differences: RowDifferences,
@@ -197,7 +200,7 @@ class BatchComparison:
     def _first_module(
         self,
         runner: Runner[Any, Any],
-        batch: WrapperBatch,
+        batch: TextBatch,
         choices: Choices,
         row: int,
         source: RowSource,
@@ -212,7 +215,7 @@ class BatchComparison:
         first = first_module_difference(expected, got, self._ulps, self._rounding.dtype)
         return first, bool(expected.keys() & got.keys())
 
-    def _advice(self, batch: WrapperBatch, position: int) -> str:
+    def _advice(self, batch: TextBatch, position: int) -> str:
         for name, size in self._windows.items():
             if position == size:
                 return (

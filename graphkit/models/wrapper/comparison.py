@@ -11,15 +11,20 @@ import torch
 
 from graphkit.graphs import StateSnapshot
 from graphkit.models.wrapper.batch_comparison import BatchComparison
-from graphkit.models.wrapper.batches import SERVED_FIELDS, WrapperBatch, WrapperBatches
 from graphkit.models.wrapper.model_logits import ModelLogits
-from graphkit.models.wrapper.requests import TreeRequest, tree_requests, window_settings
+from graphkit.models.wrapper.requests import tree_requests, window_settings
 from graphkit.models.wrapper.row_differences import rows_at_once
 from graphkit.records import WrapperRecord
 from graphkit.runners import Runner
 from graphkit.runners.comparison.drawn_state import restorable_state
 from graphkit.runners.comparison.rounding import Rounding
 from graphkit.runners.targets import CaptureTarget
+from graphkit.runners.text_batches import (
+    SERVED_FIELDS,
+    TextBatch,
+    TextBatches,
+    TreeRequest,
+)
 from graphkit.spec import ForwardMode
 
 WRAPPED_MODES = (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE)
@@ -97,13 +102,13 @@ def compare_wrapper(
 
 def _batches(
     runners: Sequence[Runner[Any, Any]], requests: Sequence[TreeRequest], rows: int
-) -> Iterator[tuple[Runner[Any, Any], WrapperBatch]]:
+) -> Iterator[tuple[Runner[Any, Any], TextBatch]]:
     """Yield all batches of the first runner, then a step of every other runner."""
     first, *others = runners
-    for batch in WrapperBatches(first, requests, rows).all():
+    for batch in TextBatches(first, requests, rows).all():
         yield first, batch
     for runner in others:
-        yield runner, WrapperBatches(runner, requests, rows).step(range(len(requests)))
+        yield runner, TextBatches(runner, requests, rows).step(range(len(requests)))
 
 
 def skip_reason(target: CaptureTarget, modes: Sequence[ForwardMode]) -> str:

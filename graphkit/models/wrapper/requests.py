@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from graphkit.runners import Runner
 from graphkit.runners.comparison.drawn_state import SEED
 from graphkit.runners.sample_rows import Numbers
 from graphkit.runners.targets import CaptureTarget
+from graphkit.runners.text_batches import TreeRequest
 
 _USUAL_PROMPT = 64
 BEYOND_WINDOW = 8
@@ -22,37 +22,6 @@ _WINDOWS = (
     "sliding_window", "attention_chunk_size", "attention_window_size", "window_size", "index_topk",
 )  # fmt: skip
 """Settings of a model's config: numbers of tokens that a row of a layer sees at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class TreeRequest:
-    """A request with a prompt, and a tree of drafts behind it.
-
-    Attributes:
-        row: Its row in the request pool.
-        prompt: Token ids, int64 [N].
-        tokens: Token of each node, int64 [W]; the root follows the prompt.
-        parents: Parent of each node, int64 [W], an earlier node; that of the root is 0.
-        slots: KV slot of each position, then of each node behind the prompt, int64 [N + W].
-    """
-
-    row: int
-    prompt: Numbers
-    tokens: Numbers
-    parents: Numbers
-    slots: Numbers
-
-    def paths(self) -> list[list[int]]:
-        """Return the nodes from the root to each leaf."""
-        inner = set(self.parents[1:].tolist())
-        paths = []
-        for leaf in range(len(self.parents)):
-            if leaf not in inner:
-                path = [leaf]
-                while path[0]:
-                    path.insert(0, int(self.parents[path[0]]))
-                paths.append(path)
-        return paths
 
 
 def window_settings(*owners: object) -> dict[str, int]:

@@ -1,18 +1,22 @@
-"""Batches for a wrapper, and where the model computes each of their rows."""
+"""Batches that run texts, and which token of a text each of their rows ends.
+
+A text runs as the chunks of a prompt, alone or packed beside others, and as chains and trees of
+drafts behind a prompt. Comparisons of attention, of wrappers with their models, and of rows with
+themselves in other batches all run texts this way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from graphkit.models.wrapper.requests import TreeRequest
-from graphkit.runners import Output, Runner
+from graphkit.runners.outputs import Output
+from graphkit.runners.recurrent_states import RecurrentStates
 from graphkit.runners.sample_rows import Numbers, tree_masks
-from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode
 
 _OMITTED_IN_PROMPTS = ("custom_mask", "token_bitmask")
@@ -21,6 +25,37 @@ SERVED_FIELDS = (
     *_OMITTED_IN_PROMPTS,
 )  # fmt: skip
 """Fields that the batches fill, or may omit."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRequest:
+    """A request with a prompt, and a tree of drafts behind it.
+
+    Attributes:
+        row: Its row in the request pool.
+        prompt: Token ids, int64 [N].
+        tokens: Token of each node, int64 [W]; the root follows the prompt.
+        parents: Parent of each node, int64 [W], an earlier node; that of the root is 0.
+        slots: KV slot of each position, then of each node behind the prompt, int64 [N + W].
+    """
+
+    row: int
+    prompt: Numbers
+    tokens: Numbers
+    parents: Numbers
+    slots: Numbers
+
+    def paths(self) -> list[list[int]]:
+        """Return the nodes from the root to each leaf."""
+        inner = set(self.parents[1:].tolist())
+        paths = []
+        for leaf in range(len(self.parents)):
+            if leaf not in inner:
+                path = [leaf]
+                while path[0]:
+                    path.insert(0, int(self.parents[path[0]]))
+                paths.append(path)
+        return paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +79,7 @@ class RowSource:
 
 
 @dataclass(frozen=True, slots=True)
-class WrapperBatch:
+class TextBatch:
     """A batch of live rows.
 
     Attributes:
@@ -75,7 +110,7 @@ class WrapperBatch:
         return keys
 
 
-class WrapperBatches:
+class TextBatches:
     """Makes the batches of one mode.
 
     Args:
@@ -87,9 +122,9 @@ class WrapperBatches:
 
     def __init__(
         self,
-        runner: Runner[Any, Any],
+        runner: Any,
         requests: Sequence[TreeRequest],
-        rows_at_once: int,
+        rows_at_once: int = 1,
         *,
         width: int | None = None,
     ) -> None:
@@ -98,13 +133,13 @@ class WrapperBatches:
         self._mode, self._width = runner.mode, width or runner.tokens_per_request
         self._rows_at_once, self._device = rows_at_once, runner.device
 
-    def all(self) -> Iterator[WrapperBatch]:
+    def all(self) -> Iterator[TextBatch]:
         """Yield the prompt and the step of the first request, then both requests side by side."""
         for index, _ in enumerate(self._requests):
             yield from self._prompt(index)
             yield self.step(range(index, -1, -1))
 
-    def step(self, indices: Sequence[int]) -> WrapperBatch:
+    def step(self, indices: Sequence[int]) -> TextBatch:
         """Return a step of some requests: their trees, or their roots in DECODE.
 
         Args:
@@ -144,13 +179,13 @@ class WrapperBatches:
         )
         return self._batch(f"{what} of {named}", fields, ("token_bitmask",), sources, advice)
 
-    def _prompt(self, index: int) -> Iterator[WrapperBatch]:
+    def _prompt(self, index: int) -> Iterator[TextBatch]:
         """Yield the chunks of a prompt, as an engine prefills it."""
         length, most = len(self._requests[index].prompt), self._rows_at_once
         for start in range(0, length, most):
             yield self.chunk([(index, range(start, min(start + most, length)))])
 
-    def chunk(self, spans: Sequence[tuple[int, range]], *, is_packed: bool = False) -> WrapperBatch:
+    def chunk(self, spans: Sequence[tuple[int, range]], *, is_packed: bool = False) -> TextBatch:
         """Return chunks of the prompts of some requests, each request once.
 
         Args:
@@ -195,25 +230,29 @@ class WrapperBatches:
         without: tuple[str, ...],
         sources: Sequence[RowSource],
         advice: str,
-    ) -> WrapperBatch:
+    ) -> TextBatch:
         fields["mrope_positions"] = np.tile(fields["positions"], (3, 1))
         present = {name: value for name, value in fields.items() if name in self._fields}
-        return WrapperBatch(name, self._inputs_type(**present), without, sources, advice)
+        return TextBatch(name, self._inputs_type(**present), without, sources, advice)
 
 
-def run_batch(target: CaptureTarget, runner: Runner[Any, Any], batch: WrapperBatch) -> Output:
-    """Run a batch without a graph; reset the states of new requests, and commit those of prompts.
+def run_batch(
+    batch: TextBatch,
+    states: RecurrentStates | None,
+    run: Callable[[Any, Sequence[str]], Output],
+) -> Output:
+    """Run a batch; reset the states of new requests before, and commit those of prompts after.
 
     Args:
-        target: Has the states of recurrent layers, if any.
-        runner: One of the target's.
         batch: The batch.
+        states: States of recurrent layers, if there are any.
+        run: Runs inputs without a graph; takes the optional fields that they omit, too.
     """
-    states, rows = target.recurrent_state, torch.as_tensor(batch.inputs.req_pool_indices)
+    rows = torch.as_tensor(batch.inputs.req_pool_indices)
     new = rows[torch.as_tensor(batch.inputs.seq_lens) == 0]
     if states is not None and len(new):
         states.reset(new.to(states.device))
-    output: Output = runner.fall_back(batch.inputs, without=batch.without)
+    output = run(batch.inputs, batch.without)
     if states is not None and batch.commits:
         width = batch.inputs.width or batch.inputs.num_tokens
         last = torch.full_like(rows, min(width, states.width) - 1)
