@@ -17,6 +17,9 @@ from graphkit.ops.registration import register_op
 
 _FAST = (torch.bfloat16, torch.float16)
 """Dtypes that the kernel multiplies."""
+MOST_ROWS_IN_PARTS = 1024
+"""Most rows whose partial sums exist at the same time, in float32. More rows are multiplied in
+slices, and their partial sums are reduced."""
 
 
 def check_result(op: str, args: Any) -> None:
@@ -53,7 +56,8 @@ def empty_result(args: Any, bits: int) -> torch.Tensor:
         from graphkit.ops.kernels.quantized_linear_config import choose_product  # imports Triton
 
         product = choose_product(rows, inputs, outputs, bits, x.device, x.dtype)
-        parts = 1 if product is None else product.splits
+        if product is not None and rows <= MOST_ROWS_IN_PARTS:
+            parts = product.splits
     dtype = x.dtype if parts == 1 else torch.float32
     return torch.empty(parts, rows, outputs, dtype=dtype, device=x.device)
 
@@ -72,10 +76,12 @@ def linear(
 ) -> torch.Tensor:
     """Multiply rows with a weight, as ``torch.nn.functional.linear`` does.
 
-    Few rows of bfloat16 or float16 on compute capability 9.0 and above run by a kernel that already
-    starts, and requests its weight, while the kernel before it runs. ``choose_product`` of
-    ``graphkit.ops.kernels`` has the limits. Other products run by ``torch.nn.functional.linear``.
-    Up to two launches.
+    Products of bfloat16 and float16 are row-invariant on compute capability 9.0 and above: the bits
+    of a row do not depend on the number of rows. Up to 64 rows run by a kernel that already starts,
+    and requests its weight, while the kernel before it runs. More rows run by cuBLAS with the same
+    split of the inputs, if that has the same bits. ``choose_product`` of ``graphkit.ops.kernels``
+    has the limits. Other products run by ``torch.nn.functional.linear``. Up to two launches for up
+    to 1,024 rows.
 
     Args:
         x: The rows.

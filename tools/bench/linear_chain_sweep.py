@@ -33,7 +33,7 @@ from graphkit.ops.kernels.streamed_linear_config import (
     groups_of_part,
     pieces_of_line,
 )
-from graphkit.ops.kernels.streamed_plain_config import MOST_PLAIN_ROWS
+from graphkit.ops.kernels.streamed_plain_config import FEW_PLAIN_ROWS
 from graphkit.ops.kernels.streamed_product import StreamedProduct, padded, stages_in_flight
 from graphkit.records import Measure
 
@@ -108,12 +108,12 @@ def streamed_ways(bits: int, rows: int) -> Iterator[tuple[int, int, int, int]]:
 def streamed_products(shape: tuple[int, int], kind: str, rows: int) -> list[StreamedProduct]:
     """Return ways to stream the weight of a product, as ``tiled_products`` does others.
 
-    There are none for more than ``MOST_STREAMED_ROWS``, or ``MOST_PLAIN_ROWS`` with 16 bits.
+    There are none for more than ``MOST_STREAMED_ROWS``, or ``FEW_PLAIN_ROWS`` with 16 bits.
     """
     outputs, inputs = shape
     bits = BITS.get(kind, 8)
     is_plain = bits == 16
-    if rows > (MOST_PLAIN_ROWS if is_plain else MOST_STREAMED_ROWS):
+    if rows > (FEW_PLAIN_ROWS if is_plain else MOST_STREAMED_ROWS):
         return []
     all_lines, tile = inputs * bits // 1024, 1 << (rows - 1).bit_length()
     tile = max(16 if is_plain else 8, tile)

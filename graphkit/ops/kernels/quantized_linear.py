@@ -125,16 +125,19 @@ def launch_product(args: Any, product: Product, x: torch.Tensor, **weight: Any) 
         launch_streamed(args, product, parts, x, is_gated, weight)
     else:
         launch_tiles(args, product, parts, x, is_gated, weight)
+    return parts[0] if is_gated else joined(args, parts)
+
+
+def joined(args: Any, parts: torch.Tensor) -> torch.Tensor:
+    """Return what an op with these arguments returns, from its parts, [S, T, N]."""
     if args.split_k_partials:
         return parts
-    if is_gated:
-        return parts[0]
-    if splits == 1:
+    if len(parts) == 1:
         return finished(args, parts[0])
-    out: torch.Tensor = x.new_empty(rows, outputs)
+    out: torch.Tensor = args.x.new_empty(parts.shape[1:])
     launch(
         sum_parts_kernel, (triton.cdiv(out.numel(), SUM_BLOCK),), args, out=out, parts=parts,
-        size=out.numel(), SPLITS=splits, BLOCK=SUM_BLOCK, num_warps=4,
+        size=out.numel(), SPLITS=len(parts), BLOCK=SUM_BLOCK, num_warps=4,
     )  # fmt: skip
     return finished(args, out)
 

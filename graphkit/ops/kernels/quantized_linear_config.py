@@ -9,7 +9,7 @@ import triton
 
 from graphkit.ops.kernels.devices import has_dependent_launch, has_warpgroups, multiprocessors
 from graphkit.ops.kernels.streamed_linear_config import FEW_ROWS, choose_streamed
-from graphkit.ops.kernels.streamed_plain_config import MOST_PLAIN_ROWS, choose_streamed_plain
+from graphkit.ops.kernels.streamed_plain_config import FEW_PLAIN_ROWS, choose_streamed_plain
 from graphkit.ops.kernels.streamed_product import RESERVED_BYTES, StreamedProduct
 from graphkit.ops.quantized_layout import BLOCK, blocks, pairs
 
@@ -113,14 +113,14 @@ def choose_product(
     if bits > 8:
         starts_early = device.type != "cuda" or has_dependent_launch(device)
         is_divided = outputs % PLAIN_TILE == 0 and inputs % BLOCK == 0
-        if bits > 16 or rows > MOST_PLAIN_ROWS or not (starts_early and is_divided):
+        if bits > 16 or not (starts_early and is_divided):
             return None
         if has_warpgroups(device):
             streamed = choose_streamed_plain(rows, inputs, outputs, processors, shared_bytes)
             if streamed is not None:
                 return streamed
         splits = choose_splits(inputs, outputs // PLAIN_TILE, PLAIN_PROGRAMS * processors, bits)
-        tile = max(16, triton.next_power_of_2(rows))
+        tile = max(16, triton.next_power_of_2(min(rows, FEW_PLAIN_ROWS)))
         stages = 4 if tile <= 32 else 3
         return TiledProduct(PLAIN_TILE, tile, splits, num_stages=stages, early_bytes=256)
     if rows > MOST_ROWS or dtype == torch.float64:

@@ -5,6 +5,7 @@ The numbers below are for an H200. ``tools/bench/linear_chain.py --sweep`` compa
 
 from __future__ import annotations
 
+from itertools import product
 from math import gcd
 
 import triton
@@ -22,10 +23,12 @@ from graphkit.ops.kernels.streamed_product import (
     stages_in_flight,
 )
 
-MOST_PLAIN_ROWS = 64
-"""Most rows of the kernels over a weight of 16 bits. On an H200, a decoder layer of Llama-3.1-8B
-takes 0.84 to 0.89 of its time with cuBLAS for up to 64 rows
-(``tools/bench/results/linear_chain.json``). More rows run by cuBLAS."""
+FEW_PLAIN_ROWS = 64
+"""Rows up to which the kernels over a weight of 16 bits are faster than cuBLAS. On an H200, a
+decoder layer of Llama-3.1-8B takes 0.84 to 0.89 of its time with cuBLAS
+(``tools/bench/results/linear_chain.json``)."""
+MOST_TILE_ROWS = 256
+"""Most rows of a program, those of an instruction of a warpgroup (``wgmma``)."""
 LONG_INPUTS = 8192
 """Most inputs of a weight that may have fewer parts than ``MOST_PARTS``."""
 
@@ -41,7 +44,7 @@ def choose_streamed_plain(
     consecutive bytes, and the program waits half as often.
 
     Args:
-        rows: Rows of the batch, at most ``MOST_PLAIN_ROWS``.
+        rows: Rows of the batch.
         inputs: Inputs of the weight, a multiple of 64.
         outputs: Outputs of the weight, a multiple of 64.
         processors: Multiprocessors of the device.
@@ -61,11 +64,14 @@ def choose_streamed_plain(
         tile, splits = _tile_and_parts(outputs, splits, is_long, processors)
     if tile == 0 or outputs % tile:
         return None
+    tile_rows = min(max(16, triton.next_power_of_2(rows)), MOST_TILE_ROWS)
+    if tile_rows == MOST_TILE_ROWS:
+        warps = LARGE[1]  # the sums of a tile would not fit into the registers of fewer warps
     warps = min(warps, padded(tile) // 16)
-    programs = min(-(-(outputs // tile) * splits // processors), most_programs)
-    tile_rows = max(16, triton.next_power_of_2(rows))
+    most_programs = min(-(-(outputs // tile) * splits // processors), most_programs)
     least_lines, most_lines = LINES_IN_SHARED_MEMORY
-    for step_lines in dict.fromkeys((gcd(lines // splits, 2), 1)):
+    steps = dict.fromkeys((gcd(lines // splits, 2), 1))
+    for programs, step_lines in product(range(most_programs, 0, -1), steps):
         stage_bytes = step_lines * 128 * (padded(tile) + tile_rows)
         stages = (shared_bytes // programs - RESERVED_BYTES) // stage_bytes
         if stages >= 2 and stages * step_lines >= least_lines:

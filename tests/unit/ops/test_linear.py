@@ -11,10 +11,14 @@ from graphkit import InputError
 from graphkit.models.quantization import Linear
 from graphkit.ops import linear as module
 from graphkit.ops.decoder import add_rms_norm, silu_and_mul
-from graphkit.ops.kernels import decoder, quantized_linear as kernels, tiled_linear
+from graphkit.ops.kernels import (
+    decoder,
+    linear as plain_kernels,
+    quantized_linear as kernels,
+    tiled_linear,
+)
 from graphkit.ops.kernels.devices import has_dependent_launch, has_warpgroups
-from graphkit.ops.kernels.quantized_linear_config import TiledProduct, choose_product
-from graphkit.ops.kernels.streamed_plain_config import MOST_PLAIN_ROWS
+from graphkit.ops.kernels.quantized_linear_config import TiledProduct
 from graphkit.ops.kernels.streamed_product import StreamedProduct
 from graphkit.ops.linear import linear, project
 from graphkit.ops.registration import OPS
@@ -222,11 +226,15 @@ def test_products_match_those_in_float64(rows, dtype):
     "shape", [(4096, 4096), (1024, 14336), (4096, 14336), (6144, 4096), (28672, 4096)], ids=str
 )
 @pytest.mark.parametrize("swiglu", [False, True])
-def test_a_row_does_not_depend_on_the_rows_beside_it(shape, swiglu):
-    for x, *others in cases.plain_cases(CUDA, [torch.bfloat16], [MOST_PLAIN_ROWS], (shape,)):
-        whole = linear(x, *others, swiglu=swiglu)
-        for rows in (1, 5, 16, 17, 32, 33, 40):
-            assert torch.equal(linear(x[:rows], *others, swiglu=swiglu), whole[:rows]), rows
+@pytest.mark.parametrize("may_use_cublas", [False, True])
+def test_a_row_does_not_depend_on_the_rows_beside_it(shape, swiglu, may_use_cublas, monkeypatch):
+    if not may_use_cublas:
+        monkeypatch.setattr(plain_kernels, "_cublas_adds_in_order", lambda *_: False)
+    for x, *others in cases.plain_cases(CUDA, [torch.bfloat16], [1500], (shape,)):
+        one = torch.cat([linear(row[None], *others, swiglu=swiglu) for row in x[:64]])
+        for rows in (5, 16, 17, 32, 33, 40, 64, 65, 96, 129, 256, 300, 513, 1024, 1500):
+            product = linear(x[:rows].flip(0), *others, swiglu=swiglu).flip(0)
+            assert torch.equal(product[: len(one)], one[:rows]), rows
 
 
 PRODUCTS = (
@@ -335,11 +343,3 @@ def test_layers_differentiate_by_torch():
     x = torch.randn(4, 128, device=CUDA, dtype=torch.bfloat16)
     layer(x).sum().backward()
     assert torch.equal(layer.weight.grad, x.sum(0).expand(64, 128).to(torch.bfloat16))
-
-
-@pytest.mark.gpu
-@needs_dependent_launch
-@pytest.mark.parametrize("rows", [1, MOST_PLAIN_ROWS + 1])
-def test_the_number_of_rows_decides(rows):
-    chosen = choose_product(rows, 4096, 4096, 16, CUDA, torch.bfloat16)
-    assert (chosen is None) == (rows > MOST_PLAIN_ROWS)
