@@ -6,8 +6,11 @@ of its own (``tests/unit/ops/test_interpreted.py``), which selects the tests tha
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+import triton
 
 from graphkit.graphs import RecorderBackend
 from graphkit.ops.registration import OPS
@@ -57,10 +60,13 @@ class Run:
 
 
 def on_cuda(value):
-    """Return a value with its tensors on CUDA, in the strides that they have."""
+    """Return a value with its tensors on CUDA, in the strides that they have.
+
+    A tensor that is there stays the same, so that it may share memory with another one.
+    """
     if isinstance(value, (list, tuple)):
         return type(value)(map(on_cuda, value))
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor) or value.is_cuda:
         return value
     if 0 in value.stride():
         return value.cuda()
@@ -81,19 +87,29 @@ _MARKS = {CPU: [], INTERPRETER: [pytest.mark.interpreted], CUDA: [pytest.mark.gp
 
 
 def captured(run, act):
-    """Return a graph of ``act``, with ``replay``, of the recorder or of CUDA."""
+    """Return a graph of ``act``, with ``replay`` and ``output``, of the recorder or of CUDA."""
     if run is not CUDA:
         return RecorderBackend().capture(act)
     act()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        act()
-    return graph
+        output = act()
+    return SimpleNamespace(replay=graph.replay, output=output)
 
 
-def by(*runs):
-    """Parametrise ``run``, for tests that are the same on several devices."""
-    params = [pytest.param(run, marks=_MARKS[run], id=run.device) for run in runs]
+LOOPS = pytest.mark.skipif(
+    triton.__version__ < "3.7", reason="triton 3.6 with numpy 2.4 cannot interpret such a loop"
+)
+"""For runs of the interpreter, of kernels with a loop to a number of a tensor."""
+
+
+def by(*runs, interpreted=()):
+    """Parametrise ``run``, for tests that are the same on several devices.
+
+    ``interpreted`` has further marks of the interpreter's tests.
+    """
+    marks = _MARKS | {INTERPRETER: [*_MARKS[INTERPRETER], *interpreted]}
+    params = [pytest.param(run, marks=marks[run], id=run.device) for run in runs]
     return pytest.mark.parametrize("run", params)
 
 

@@ -36,7 +36,8 @@ class Case(AttentionBatch):
         rows = [self.inputs.tokens_per_request] * self.inputs.batch_size
         if self.mode is ForwardMode.DRAFT_EXTEND:
             rows = self.inputs.num_accepted_tokens.tolist()
-        return torch.tensor([sum(rows[:b]) for b in range(len(rows) + 1)], dtype=torch.int32)
+        sums = [sum(rows[:b]) for b in range(len(rows) + 1)]
+        return torch.tensor(sums, dtype=torch.int32, device=self.query.device)
 
     def store(self) -> None:
         is_latent = isinstance(self.pool, MLATokenToKVPool)
@@ -51,7 +52,7 @@ class Case(AttentionBatch):
             for first in range(0, int(self.key_counts[b]), page_size):
                 slot = int(self.requests.req_to_token[row, first])
                 table[b, first // page_size] = slot // page_size
-        return table
+        return table.to(self.query.device)
 
     def op_args(self) -> tuple[object, ...]:
         """Arguments of ``paged_attention``, this step's rows stored."""
@@ -111,7 +112,7 @@ def assert_attends():
     def check(out: torch.Tensor, case: Case, tolerance: float = 2e-5) -> None:
         assert out.shape == (*case.query.shape[:2], case.value.shape[2])
         assert out.dtype == case.query.dtype
-        live = out[: case.live_rows].double()
+        live = out[: case.live_rows].double().cpu()
         torch.testing.assert_close(live, case.expected(), atol=tolerance, rtol=tolerance)
 
     return check

@@ -11,6 +11,7 @@ from graphkit.engine.attention import SdpaAttention, TritonAttention
 from graphkit.engine.kv import MHATokenToKVPool
 from graphkit.errors import AttentionError, ConfigError
 from graphkit.spec import ForwardMode
+from op_devices import CPU, CUDA, by
 
 VERIFY = ForwardMode.TARGET_VERIFY
 TOLERANCES = {torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -47,12 +48,13 @@ def cases():
     yield "fewer rows", [9, 3, 17], {"mode": ForwardMode.DRAFT_EXTEND, **shape}
 
 
+@by(CPU, CUDA)
 @pytest.mark.parametrize(
     ("lengths", "options"),
     [pytest.param(*case, id=f"{name}-{case[1]}") for name, *case in cases()],
 )
-def test_attention_is_that_of_loops(make_case, assert_attends, backend_type, lengths, options):
-    case = make_case(lengths, **options)
+def test_attention_is_that_of_loops(run, make_case, assert_attends, backend_type, lengths, options):
+    case = make_case(lengths, device=run.torch_device, **options)
     assert_attends(case.attend(backend_type), case, TOLERANCES.get(options.get("dtype"), 2e-5))
 
 

@@ -18,7 +18,7 @@ from graphkit.ops.kernels.float8 import float8_pairs
 from graphkit.ops.kv_cache import store_kv
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.registration import OPS
-from op_devices import CPU, CUDA, INTERPRETER, by
+from op_devices import CPU, CUDA, INTERPRETER, LOOPS, by
 
 FP8 = torch.float8_e4m3fn
 SCALES = {
@@ -30,9 +30,6 @@ every_scale = pytest.mark.parametrize("kind", SCALES)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 either_tree = pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-loops_to_a_tensor = pytest.mark.skipif(
-    triton.__version__ < "3.7", reason="triton 3.6 with numpy 2.4 cannot interpret such a loop"
-)
 
 
 def attention_args(kind, *, dtype=torch.float32, tree=False, window=0):
@@ -121,8 +118,7 @@ def test_attention_is_that_over_dequantised_caches(kind, options):
     torch.testing.assert_close(got, expected)
 
 
-@by(INTERPRETER, CUDA)
-@loops_to_a_tensor
+@by(INTERPRETER, CUDA, interpreted=[LOOPS])
 @every_scale
 @pytest.mark.parametrize("options", [{}, {"tree": True}, {"window": 3}], ids=str)
 @every_dtype
@@ -138,8 +134,7 @@ def test_attention_is_that_of_the_reference(run, kind, options, dtype):
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
-@by(INTERPRETER)
-@loops_to_a_tensor
+@by(INTERPRETER, interpreted=[LOOPS])
 def test_values_that_are_their_keys(run):
     query, keys, _, *others = attention_args("none", dtype=torch.float16)
     args = query, keys, keys, *others
@@ -184,11 +179,16 @@ def wide_cases():
             )
     for head_dim, exponent in ((32, -30), (80, 0), (10, 30)):
         yield pytest.param(
-            INTERPRETER, torch.bfloat16, head_dim, exponent, 4, 16, marks=pytest.mark.interpreted
+            INTERPRETER,
+            torch.bfloat16,
+            head_dim,
+            exponent,
+            4,
+            16,
+            marks=[pytest.mark.interpreted, LOOPS],
         )
 
 
-@loops_to_a_tensor
 @either_tree
 @pytest.mark.parametrize(
     ("run", "dtype", "head_dim", "exponent", "width", "page_size"), list(wide_cases()), ids=str
@@ -206,8 +206,7 @@ def test_all_numbers_head_sizes_and_widths(run, dtype, head_dim, exponent, width
 
 
 @pytest.mark.sanitized
-@by(INTERPRETER, CUDA)
-@loops_to_a_tensor
+@by(INTERPRETER, CUDA, interpreted=[LOOPS])
 @either_tree
 @pytest.mark.parametrize("block_rows", [16, 32])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

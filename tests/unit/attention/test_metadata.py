@@ -12,6 +12,7 @@ from graphkit.engine.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.errors import AttentionError, ConfigError
 from graphkit.ops.paged_metadata import paged_metadata
 from graphkit.spec import ForwardMode
+from op_devices import CPU, CUDA, INTERPRETER, by, by_each
 
 VERIFY = ForwardMode.TARGET_VERIFY
 
@@ -131,11 +132,31 @@ def _op_args(**changes):
     return args | changes
 
 
-def test_lengths_and_rows_out_of_range_read_nothing_else():
+@by(CPU, INTERPRETER, CUDA)
+def test_lengths_and_rows_out_of_range_read_nothing_else(run):
     lengths = torch.tensor([100, 100], dtype=torch.int32)
     rows = torch.tensor([-5, 70])
-    *_, table = paged_metadata(**_op_args(seq_lens_B=lengths, req_pool_indices_B=rows, max_pages=6))
+    args = _op_args(seq_lens_B=lengths, req_pool_indices_B=rows, max_pages=6)
+    *_, table = run(paged_metadata, **args)
     assert table.tolist() == [[0, 1, 2, 3, 0, 0], [4, 5, 6, 7, 0, 0]]
+
+
+@by_each("requests", interpreter=(0, 1, 2, 5, 20, 130), cuda=(0, 1, 2, 5, 20, 64, 1000, 1024))
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_kernels_compute_what_the_reference_computes(run, requests, page_size):
+    torch.manual_seed(requests)
+    context, width = 4096 if run is CUDA else (1100 if requests < 20 else 40), 3
+    table = torch.randint(0, 10**6, (requests + 1, context), dtype=torch.int32)
+    rows = torch.randint(0, requests + 1, (requests,))
+    lengths = torch.randint(0, context - width, (requests,), dtype=torch.int32)
+    ragged = torch.randint(0, width + 1, (requests,), dtype=torch.int32)
+    for extra, appended, extend_lens in ((0, width, None), (2, 0, ragged)):
+        pages = -(-context // page_size) + extra
+        args = (rows, lengths, table, page_size, pages, width, appended, extend_lens)
+        for got, want in zip(run(paged_metadata, *args), paged_metadata(*args), strict=True):
+            assert got.dtype == want.dtype
+            assert got.shape == want.shape
+            assert torch.equal(got, want)
 
 
 def test_appended_rows_may_be_none_of_the_step():

@@ -11,6 +11,7 @@ from graphkit.engine.attention import TritonAttention
 from graphkit.errors import AttentionError
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.spec import ForwardMode
+from op_devices import CPU, CUDA, by
 
 DRAFT, V1, V2 = ForwardMode.DRAFT, ForwardMode.DRAFT_EXTEND, ForwardMode.DRAFT_EXTEND_V2
 MODES = [ForwardMode.DECODE, ForwardMode.TARGET_VERIFY, DRAFT, V1, V2]
@@ -92,13 +93,15 @@ def test_a_draft_slot_that_no_branch_sees_cannot_leak(make_case, assert_attends,
     assert_attends(case.attend(backend_type), case)
 
 
+@by(CPU, CUDA)
 @pytest.mark.parametrize("mode", [*MODES, ForwardMode.IDLE])
-def test_no_requests_in_any_mode(make_case, backend_type, mode):
-    case = make_case([5], context=20, page_size=4)
+def test_no_requests_in_any_mode(run, make_case, backend_type, mode):
+    device = run.torch_device
+    case = make_case([5], context=20, page_size=4, device=device)
     case.inputs = SimpleNamespace(
-        req_pool_indices=torch.zeros(0, dtype=torch.int64),
-        seq_lens=torch.zeros(0, dtype=torch.int32),
-        num_accepted_tokens=torch.zeros(0, dtype=torch.int32),
+        req_pool_indices=torch.zeros(0, dtype=torch.int64, device=device),
+        seq_lens=torch.zeros(0, dtype=torch.int32, device=device),
+        num_accepted_tokens=torch.zeros(0, dtype=torch.int32, device=device),
         batch_size=0, num_tokens=0, tokens_per_request=0, custom_mask=None,
     )  # fmt: skip
     backend = backend_type(case.requests, case.pool)

@@ -1,15 +1,13 @@
-"""The launchers of attention against loops and references. ``test_interpreted`` runs them."""
+"""The kernels of attention against loops, and on CUDA against the references."""
 
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import replace
 from itertools import product
 
 import pytest
 import torch
-import triton
 
 from graphkit.ops.kernels import paged_attention as kernels
 from graphkit.ops.kernels.attention_config import (
@@ -19,21 +17,15 @@ from graphkit.ops.kernels.attention_config import (
     spread_rows,
 )
 from graphkit.ops.paged_attention import paged_attention
-from graphkit.ops.paged_metadata import paged_metadata
-from graphkit.ops.registration import OPS
 from graphkit.spec import ForwardMode
+from op_devices import CUDA, INTERPRETER, LOOPS, by
 
-assert os.environ.get("TRITON_INTERPRET") == "1", "run ops/test_interpreted.py instead"
-
-loops_to_a_tensor = pytest.mark.skipif(
-    triton.__version__ < "3.7", reason="triton 3.6 with numpy 2.4 cannot interpret such a loop"
-)
+interpreted_loops = by(INTERPRETER, interpreted=[LOOPS])
+EXTEND, DRAFT = ForwardMode.DRAFT_EXTEND, ForwardMode.DRAFT
+SANITIZED = {False: [], True: [pytest.mark.sanitized]}
+DTYPES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+"""Tolerances of results on CUDA."""
 PAGES = {1: [5, 70], 4: [4, 5, 61], 16: [16, 17, 63]}
-
-
-def launch(op, *args, **options):
-    op = OPS[op.__name__]
-    return op.launch(op.arguments(*args), **options)
 
 
 @pytest.fixture
@@ -49,6 +41,16 @@ def memory_of_nan(monkeypatch):
 
     monkeypatch.setattr(torch, "empty", dirty(torch.empty))
     monkeypatch.setattr(torch.Tensor, "new_empty", dirty(torch.Tensor.new_empty))
+
+
+def hide_unseen_keys(case):
+    """Fill the keys and values that no row sees with NaN: they are not read."""
+    for b, (keys, _) in enumerate(case.histories):
+        seen = {key for i in range(case.own_rows[b]) for key in case.visible_keys(b, i)}
+        hidden = sorted(set(range(len(keys))) - seen)
+        slots = case.requests.req_to_token[case.inputs.req_pool_indices[b], hidden].long()
+        case.pool.get_key_buffer(1)[slots] = torch.nan
+        case.pool.get_value_buffer(1)[slots] = torch.nan
 
 
 SMALL = AttentionConfig(block_rows=16, block_keys=16)
@@ -104,53 +106,133 @@ def attention_cases():
             }  # fmt: skip
 
 
-@loops_to_a_tensor
+@interpreted_loops
 @pytest.mark.parametrize(
     ("lengths", "splits", "config", "options"),
     [pytest.param(*case, id=f"{name}-{case[3]}") for name, *case in attention_cases()],
 )
-def test_attention(make_case, assert_attends, lengths, splits, config, options):
+def test_attention(run, make_case, assert_attends, lengths, splits, config, options):
     case = make_case(lengths, **options)
     tolerance = 2e-3 if options.get("dtype") is torch.float16 else 2e-5
     for count in splits:
-        out = launch(paged_attention, *case.op_args(), splits=count, config=config)
-        assert_attends(out, case, tolerance)
+        launch = {"splits": count, "config": config}
+        assert_attends(run(paged_attention, *case.op_args(), launch=launch), case, tolerance)
 
 
-@loops_to_a_tensor
+def large_cases():
+    """Yield lengths and options of batches that CUDA alone runs."""
+    lengths, usual = [5, 15, 16, 17, 130], {"heads": 4, "head_dim": 64}
+    for page_size, width, tree in product((1, 4, 16), (1, 3, 4, 8), (False, True)):
+        shape = {"width": width, "page_size": page_size, "tree": tree, "pads": 1}
+        yield lengths, usual | shape, width == 3
+    for group, head_dim in product((1, 2, 4, 7), (16, 24, 80, 128, 256)):
+        yield [66, 3], {"width": 4, "heads": 2 * group, "head_dim": head_dim, "tree": True}, False
+    for head_dim in (64, 256):
+        shape = {"width": 20, "heads": 16, "head_dim": head_dim, "tree": True}
+        yield [9, 300], shape, False
+    wide = {"width": 4, "heads": 16, "kv_heads": 4, "head_dim": 128, "page_size": 16, "tree": True}
+    yield [4092], wide, True
+    yield [1020 - 15 * b for b in range(64)], wide, False
+    # Rows of several numbers, and none at all, with rows of no request behind them.
+    for width, rows in ((4, [4, 1, 3, 2]), (4, [1] * 4), (5, [5, 0, 2, 1]), (8, [1, 8, 1, 8])):
+        for page_size in (1, 16):
+            shape = {"mode": EXTEND, "width": width, "rows": rows, "page_size": page_size}
+            yield [130, 16, 9, 700], usual | shape, False
+    for width, length in product((3, 20), (40, 4000)):
+        shape = {"mode": EXTEND, "width": width, "rows": [1, 3, 2], "heads": 16, "head_dim": 64}
+        yield [length, 7, 300], shape, False
+    yield [130, 0], usual | {"mode": ForwardMode.DRAFT_EXTEND_V2, "width": 4, "pads": 2}, False
+    for topk, steps in ((1, 5), (2, 3), (4, 4), (3, 40)):
+        drafted = topk * (steps - 1)
+        shape = {"mode": DRAFT, "width": topk, "columns": topk * steps, "page_size": 4}
+        yield [drafted, 64 + drafted, 900], usual | shape | {"tree": True}, False
+    for page_size, columns, heads in product((1, 16, 64), (0, 4, 12), (16, 128)):
+        tree = {"tree": True, "columns": columns} if columns else {}
+        shape = {"width": 4, "heads": heads, "head_dim": 576, "latent": 512, **tree}
+        yield [130, 12, 1500], shape | {"page_size": page_size}, page_size == 16
+    for width, key_dim in product((1, 8), (40, 96)):
+        shape = {"width": width, "heads": 8, "head_dim": key_dim, "latent": key_dim - 8}
+        yield [130, 12, 1500], shape | {"page_size": 16}, False
+    for width, head_dim in product((1, 4, 70), (320, 512)):
+        shape = {"width": width, "heads": 8, "head_dim": head_dim, "page_size": 16}
+        yield [130, 75, 1500], shape, False
+    for page_size in (1, 16):  # rows that are not aligned to 16 bytes
+        shape = {"width": 4, "heads": 8, "head_dim": 36, "latent": 32, "page_size": page_size}
+        yield [130, 12, 1500], shape, False
+    options = [
+        {"window": window, "chunked": chunked}
+        for window, chunked in product((3, 4, 63, 128, 4096), (False, True))
+    ]
+    options += [{"softcap": 2.0}, {"sinks": True}, {"softcap": 2.0, "sinks": True, "window": 70}]
+    for option, tree in product(options, (False, True)):
+        shape = {"width": 4, "heads": 8, "head_dim": 64, "page_size": 16, "tree": tree}
+        yield [130, 12, 1500], shape | option, False
+    for window in (0, 64):
+        yield [0, 133], {"width": 200, "heads": 16, "head_dim": 64, "window": window}, False
+
+
+@by(CUDA)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("lengths", "options"),
+    [
+        pytest.param(lengths, options, id=str(options), marks=SANITIZED[is_small])
+        for lengths, options, is_small in large_cases()
+    ],
+)
+def test_large_batches_are_those_of_the_reference(run, make_case, dtype, lengths, options):
+    """The numbers are those that the dtype holds, and the reference computes in float32."""
+    given, case = (make_case(lengths, dtype=dtype, device=on, **options) for on in ("cpu", "cuda"))
+    if "window" in options:
+        hide_unseen_keys(given)
+        hide_unseen_keys(case)
+    args = given.op_args()
+    want = paged_attention(*(part.float() for part in args[:3]), *args[3:])
+    # Memory that the allocator returns next has held NaN.
+    [torch.full(args[0].shape, torch.nan, device="cuda", dtype=dtype) for _ in range(2)]
+    got = run(paged_attention, *case.op_args())
+    assert got.dtype == dtype
+    live, limit = case.live_rows, DTYPES[dtype]
+    torch.testing.assert_close(got[:live].float(), want[:live], atol=limit, rtol=limit)
+    assert got[int(case.row_sums[-1]) :].eq(0).all()
+
+
+@interpreted_loops
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-def test_attention_that_follows_a_store(make_case, dtype, tree):
+def test_attention_that_follows_a_store(run, make_case, dtype, tree):
     """It loads its rows in the loop, after its first keys."""
     case = make_case(PAGES[4], width=3, page_size=4, tree=tree, pads=1, dtype=dtype, context=160)
     for splits in (1, 4):
         args = case.op_args()
-        usual, got = (launch(paged_attention, *args, each, splits=splits) for each in (False, True))
+        usual, got = (
+            run(paged_attention, *args, each, launch={"splits": splits}) for each in (False, True)
+        )
         assert torch.equal(got[: case.live_rows], usual[: case.live_rows])
 
 
-@loops_to_a_tensor
+@interpreted_loops
 @pytest.mark.parametrize(
     ("page_size", "rows"), [(1, [4, 1, 3]), (4, [1, 1, 1]), (4, [2, 4, 4])], ids=str
 )
 @pytest.mark.parametrize("splits", [1, 4])
-def test_attention_over_ragged_rows(make_case, assert_attends, page_size, rows, splits):
+def test_attention_over_ragged_rows(run, make_case, assert_attends, page_size, rows, splits):
     case = make_case(
         [66, 0, 9], mode=ForwardMode.DRAFT_EXTEND, width=4, rows=rows, page_size=page_size, pads=2
     )
-    out = launch(paged_attention, *case.op_args(), splits=splits)
+    out = run(paged_attention, *case.op_args(), launch={"splits": splits})
     assert_attends(out, case)
     assert out[sum(rows) + 2 :].eq(0).all()
 
 
-@loops_to_a_tensor
+@interpreted_loops
 @pytest.mark.parametrize(
     ("width", "rows", "heads", "kv_heads"),
     [(3, [1, 3, 2], 2, 2), (3, [3, 3, 1], 2, 2), (17, [1, 3, 2], 4, 1)],  # the last: two tiles
     ids=str,
 )
 def test_attention_over_fewer_or_more_rows(
-    make_case, assert_attends, memory_of_nan, width, rows, heads, kv_heads
+    run, make_case, assert_attends, memory_of_nan, width, rows, heads, kv_heads
 ):
     """Rows of no request are zeros, also if there are more of them than lanes."""
     live = sum(rows)
@@ -163,68 +245,70 @@ def test_attention_over_fewer_or_more_rows(
         args[0] = torch.full((live + extra, heads, 16), torch.nan)
         args[0][:live] = case.query[:live]
         case.query = args[0]
-        out = launch(paged_attention, *args, splits=splits)
+        out = run(paged_attention, *args, launch={"splits": splits})
         assert_attends(out, case)
         assert out[live:].eq(0).all()
 
 
-@loops_to_a_tensor
+@interpreted_loops
 @pytest.mark.parametrize("splits", [1, 2])
-def test_attention_of_a_tree_with_unused_rows(make_case, assert_attends, memory_of_nan, splits):
+def test_attention_of_a_tree_with_unused_rows(
+    run, make_case, assert_attends, memory_of_nan, splits
+):
     for extra in (1, 3, 8):
         case = make_case([6, 17], width=3, tree=True)
         args = list(case.op_args())
         args[0] = torch.cat([case.query, torch.full((extra, 2, 16), torch.nan)])
         case.query = args[0]
-        out = launch(paged_attention, *args, splits=splits)
+        out = run(paged_attention, *args, launch={"splits": splits})
         assert_attends(out, case)
         assert out[6:].eq(0).all()
 
 
-@loops_to_a_tensor
+@interpreted_loops
 @pytest.mark.parametrize("splits", [1, 2])
-def test_attention_of_pads_with_fewer_keys_than_rows(make_case, assert_attends, splits):
+def test_attention_of_pads_with_fewer_keys_than_rows(run, make_case, assert_attends, splits):
     case = make_case([70, 0], mode=ForwardMode.DRAFT_EXTEND_V2, width=4, pads=2)
-    out = launch(paged_attention, *case.op_args(), splits=splits)
+    out = run(paged_attention, *case.op_args(), launch={"splits": splits})
     assert_attends(out, case)
     assert out[8:11].eq(0).all()
     assert out[11].isnan().all()  # the one key of a pad
 
 
-@loops_to_a_tensor
-def test_attention_of_a_request_without_rows(make_case, assert_attends):
+@interpreted_loops
+def test_attention_of_a_request_without_rows(run, make_case, assert_attends):
     case = make_case([7, 3, 9], mode=ForwardMode.DRAFT_EXTEND, width=3, rows=[2, 3, 1])
     args = list(case.op_args())
     args[3], args[4] = args[3][[0, 0, 1, 2]], args[4][[0, 0, 1, 2]]
     args[5] = torch.tensor([0, 0, 2, 5, 6], dtype=torch.int32)
-    assert_attends(launch(paged_attention, *args, splits=2), case)
+    assert_attends(run(paged_attention, *args, launch={"splits": 2}), case)
 
 
-@loops_to_a_tensor
+@interpreted_loops
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-def test_attention_of_lengths_beyond_the_page_table(make_case, tree):
+def test_attention_of_lengths_beyond_the_page_table(run, make_case, tree):
     """The last block of keys ends inside the table and before the rows of the request."""
     args = list(make_case([300, 12], width=3, tree=tree).op_args())
     args[3] = args[3][:, :40].contiguous()
     for splits in (1, 2):
-        out = launch(paged_attention, *args, splits=splits)
+        out = run(paged_attention, *args, launch={"splits": splits})
         torch.testing.assert_close(out, paged_attention(*args))
 
 
-@loops_to_a_tensor
-def test_attention_of_no_requests(make_case):
+@interpreted_loops
+def test_attention_of_no_requests(run, make_case):
     args = list(make_case([7, 3]).op_args())
     args[3], args[4], args[5] = args[3][:0], args[4][:0], args[5][:1]
-    assert launch(paged_attention, *args).eq(0).all()
+    assert run(paged_attention, *args).eq(0).all()
     args[0] = args[0][:0]
-    assert launch(paged_attention, *args).shape == (0, 2, 16)
+    assert run(paged_attention, *args).shape == (0, 2, 16)
 
 
-@loops_to_a_tensor
+@interpreted_loops
 @pytest.mark.parametrize(
     ("topk", "steps"), [(2, 3), (4, 2), (4, 8), (3, 11), (4, 16), (3, 25)], ids=str
 )  # 32, 33 and 64 columns too: those of a word, one more, and those of a long word
-def test_attention_of_a_draft_tree(make_case, assert_attends, topk, steps):
+def test_attention_of_a_draft_tree(run, make_case, assert_attends, topk, steps):
     drafted = topk * (steps - 1)
     case = make_case(
         [66 + drafted, drafted, 0], mode=ForwardMode.DRAFT, width=topk, columns=topk * steps,
@@ -235,12 +319,13 @@ def test_attention_of_a_draft_tree(make_case, assert_attends, topk, steps):
     case.pool.get_key_buffer(1)[hidden] = torch.nan
     case.pool.get_value_buffer(1)[hidden] = torch.nan
     for splits in (1, 4):
-        assert_attends(launch(paged_attention, *case.op_args(), splits=splits), case)
+        assert_attends(run(paged_attention, *case.op_args(), launch={"splits": splits}), case)
 
 
+@by(INTERPRETER)
 @pytest.mark.parametrize("processors", [1, 132], ids=["many rows", "few rows"])
 @pytest.mark.parametrize("splits", [1, 2, 5, 20])
-def test_splits_are_joined(splits, processors, monkeypatch):
+def test_splits_are_joined(run, splits, processors, monkeypatch):
     torch.manual_seed(splits)
     partial, lse = torch.randn(splits, 7, 3, 80), 5 * torch.randn(splits, 7, 3)
     lse[0, 2], lse[:, 3] = -torch.inf, -torch.inf
@@ -265,31 +350,27 @@ def test_splits_of_few_rows_are_joined_by_more_programs(tokens, splits, grid, mo
     assert grids == [grid]
 
 
-@loops_to_a_tensor
-def test_attention_over_keys_longer_than_values(make_case, assert_attends):
+@interpreted_loops
+def test_attention_over_keys_longer_than_values(run, make_case, assert_attends):
     case = make_case([7, 70], width=3, heads=4, head_dim=40)
     args = list(case.op_args())
     args[2] = args[2][..., :24]
     case.value = case.value[..., :24]
     case.histories = [(keys, values[..., :24]) for keys, values in case.histories]
-    assert_attends(launch(paged_attention, *args, splits=2), case)
+    assert_attends(run(paged_attention, *args, launch={"splits": 2}), case)
 
 
-@loops_to_a_tensor
+@interpreted_loops
 @pytest.mark.parametrize(("tree", "window"), [(False, 2), (False, 40), (True, 3), (True, 70)])
-def test_attention_within_a_window(make_case, assert_attends, tree, window):
+def test_attention_within_a_window(run, make_case, assert_attends, tree, window):
     """Keys outside the window are NaN: they are not read."""
     case = make_case([5, 90, 130], width=3, page_size=4, tree=tree, pads=1, heads=4, window=window)
-    for b, length in enumerate([5, 90, 130]):
-        row = int(case.inputs.req_pool_indices[b])
-        outside = case.requests.req_to_token[row, : max(0, length + 1 - window)].long()
-        case.pool.get_key_buffer(1)[outside] = torch.nan
-        case.pool.get_value_buffer(1)[outside] = torch.nan
+    hide_unseen_keys(case)
     for splits in (1, 3):
-        assert_attends(launch(paged_attention, *case.op_args(), splits=splits), case)
+        assert_attends(run(paged_attention, *case.op_args(), launch={"splits": splits}), case)
 
 
-@loops_to_a_tensor
+@interpreted_loops
 @pytest.mark.parametrize("chunked", [False, True], ids=["sliding", "chunked"])
 @pytest.mark.parametrize(
     ("width", "columns", "window"),
@@ -297,7 +378,7 @@ def test_attention_within_a_window(make_case, assert_attends, tree, window):
     ids=str,
 )
 def test_windows_that_begin_within_the_rows(
-    make_case, assert_attends, width, columns, window, chunked
+    run, make_case, assert_attends, width, columns, window, chunked
 ):
     """Chains and trees, their masks as words and as bytes, around the boundaries of chunks."""
     drafted = max(columns - width, 0)
@@ -306,43 +387,38 @@ def test_windows_that_begin_within_the_rows(
         lengths, mode=ForwardMode.DRAFT if drafted else ForwardMode.TARGET_VERIFY, width=width,
         columns=columns or None, tree=columns > 0, pads=1, heads=4, window=window, chunked=chunked,
     )  # fmt: skip
-    for b, length in enumerate(lengths):  # keys that no row sees are NaN
-        seen = {key for i in range(width) for key in case.visible_keys(b, i)}
-        hidden = sorted(set(range(length)) - seen)
-        outside = case.requests.req_to_token[case.inputs.req_pool_indices[b], hidden].long()
-        case.pool.get_key_buffer(1)[outside] = torch.nan
-        case.pool.get_value_buffer(1)[outside] = torch.nan
-    config = AttentionConfig(block_rows=16, block_keys=16)
+    hide_unseen_keys(case)
     for splits in (1, 3):
-        assert_attends(launch(paged_attention, *case.op_args(), splits=splits, config=config), case)
+        launch = {"splits": splits, "config": SMALL}
+        assert_attends(run(paged_attention, *case.op_args(), launch=launch), case)
 
 
-@loops_to_a_tensor
+@interpreted_loops
 @pytest.mark.parametrize("splits", [1, 2])
-def test_attention_edges(make_case, assert_attends, splits):
+def test_attention_edges(run, make_case, assert_attends, splits):
     case = make_case([0, 6, 70], width=4, tree=True)
     case.inputs.custom_mask[0] = False  # sees nothing at all
     case.inputs.custom_mask[1, :, 3] = False  # no query sees its last row
     case.key[7], case.value[7] = torch.nan, torch.nan
-    out = launch(paged_attention, *case.op_args(), splits=splits)
+    out = run(paged_attention, *case.op_args(), launch={"splits": splits})
     assert out[:4].eq(0).all()
     case.inputs.custom_mask[0] = torch.eye(4, dtype=torch.bool)
     out[:4] = case.value[:4]  # the only key that each of them sees
     assert_attends(out, case)
 
 
-@loops_to_a_tensor
-def test_attention_takes_a_slice_of_a_fused_projection(make_case, assert_attends):
+@interpreted_loops
+def test_attention_takes_a_slice_of_a_fused_projection(run, make_case, assert_attends):
     case = make_case([7, 70], width=3, heads=4)
     args = list(case.op_args())
     fused = torch.full((6, 3, 4, 16), torch.nan)
     fused[:, 1] = args[0]
     args[0] = fused[:, 1]
-    assert_attends(launch(paged_attention, *args, splits=2), case)
+    assert_attends(run(paged_attention, *args, launch={"splits": 2}), case)
 
 
-@loops_to_a_tensor
-def test_attention_stops_at_the_end_of_the_page_table(make_case):
+@interpreted_loops
+def test_attention_stops_at_the_end_of_the_page_table(run, make_case):
     case = make_case([6], width=1)
     args = list(case.op_args())
     args[3] = args[3][:, :4].contiguous()
@@ -350,7 +426,7 @@ def test_attention_stops_at_the_end_of_the_page_table(make_case):
     keys, values = (history[:4] for history in short.histories[0])
     scores = torch.einsum("nd,lnd->nl", short.query[0], keys) * 16**-0.5
     expected = torch.einsum("nl,lnd->nd", scores.softmax(-1), values)
-    torch.testing.assert_close(launch(paged_attention, *args, splits=1)[0], expected)
+    torch.testing.assert_close(run(paged_attention, *args, launch={"splits": 1})[0], expected)
 
 
 @pytest.mark.parametrize(
@@ -379,29 +455,3 @@ def test_tiles_have_fewer_rows_where_multiprocessors_are_idle(programs, rows, el
     assert spread_rows(smallest, programs, 132) == smallest
     latents = choose_config(24, 576, 512, 2, is_shared=True, shared_bytes=233472)
     assert spread_rows(latents, programs, 132) == latents
-
-
-@pytest.mark.parametrize(
-    ("requests", "page_size"), [(0, 1), (1, 1), (2, 4), (2, 16), (5, 1), (5, 4), (20, 4), (130, 16)]
-)
-def test_metadata(requests, page_size):
-    torch.manual_seed(requests)
-    context, width = (1100, 3) if requests < 20 else (40, 3)
-    table = torch.randint(0, 10**6, (requests + 1, context), dtype=torch.int32)
-    rows = torch.randint(0, requests + 1, (requests,))
-    lengths = torch.randint(0, context - width, (requests,), dtype=torch.int32)
-    ragged = torch.randint(0, width + 1, (requests,), dtype=torch.int32)
-    for extra, appended, extend_lens in ((0, width, None), (2, 0, ragged)):
-        pages = -(-context // page_size) + extra
-        args = (rows, lengths, table, page_size, pages, width, appended, extend_lens)
-        for got, want in zip(launch(paged_metadata, *args), paged_metadata(*args), strict=True):
-            assert got.dtype == want.dtype
-            assert got.shape == want.shape
-            assert torch.equal(got, want)
-
-
-def test_metadata_out_of_range_reads_nothing_else():
-    table = torch.arange(16, dtype=torch.int32).view(2, 8)
-    lengths = torch.tensor([100, 100], dtype=torch.int32)
-    args = (torch.tensor([-5, 70]), lengths, table, 2, 6, 1, 1)
-    assert torch.equal(launch(paged_metadata, *args)[3], paged_metadata(*args)[3])
