@@ -42,6 +42,8 @@ class DeferredResidualAdd(torch.Tensor):
     _versions: tuple[int, int]
     _total: torch.Tensor | None
     _collectives: Collectives | None
+    _product: DeferredResidualAdd | None
+    _is_normalised: bool
 
     @staticmethod
     def __new__(cls, parts: torch.Tensor, dtype: torch.dtype) -> Self:
@@ -50,7 +52,7 @@ class DeferredResidualAdd(torch.Tensor):
             cls, parts.shape[1:], dtype=dtype, device=parts.device
         )
         self._parts, self._residual, self._total = parts, None, None
-        self._collectives = None
+        self._collectives, self._product, self._is_normalised = None, None, False
         self._versions = _version(parts), 0
         return self
 
@@ -59,14 +61,15 @@ class DeferredResidualAdd(torch.Tensor):
         """Return the sum of two tensors, of which one may be an unread product."""
         if isinstance(one, DeferredResidualAdd) and one.is_unread_product:
             one, other = other, one
-        residual, collectives = one.total() if isinstance(one, DeferredResidualAdd) else one, None
+        residual = one.total() if isinstance(one, DeferredResidualAdd) else one
+        product, collectives = None, None
         if isinstance(other, DeferredResidualAdd) and other.is_unread_product:
-            parts, collectives = other._checked_parts(), other._collectives
+            product, parts, collectives = other, other._checked_parts(), other._collectives
         else:
             parts = (other.total() if isinstance(other, DeferredResidualAdd) else other)[None]
         self = cls(parts, residual.dtype)
         self._residual, self._versions = residual, (_version(parts), _version(residual))
-        self._collectives = collectives
+        self._collectives, self._product = collectives, product
         return self
 
     def over_ranks(self, collectives: Collectives) -> Self:
@@ -78,6 +81,11 @@ class DeferredResidualAdd(torch.Tensor):
     def is_unread_product(self) -> bool:
         """Whether this is a sum of parts alone, which nothing has read."""
         return self._residual is None and self._total is None
+
+    @property
+    def is_read_by_norm(self) -> bool:
+        """Whether this is a product that nothing but a norm has read, as part of a sum."""
+        return self.is_unread_product and self._is_normalised
 
     def total(self) -> torch.Tensor:
         """Return the sum.
@@ -108,6 +116,8 @@ class DeferredResidualAdd(torch.Tensor):
             own = parts if takes_parts else self._rank_rows().view(-1, width)
             rows, total = self._collectives.add_rms_norm(own, residual, weight, eps)
         self._total = total.view(self.shape)
+        if self._product is not None:
+            self._product._is_normalised = True
         return rows.view(self.shape)
 
     def _rank_rows(self) -> torch.Tensor:

@@ -45,7 +45,7 @@ class DeferredProduct:
         """Return whether all results so far were read by norms, with the residual stream."""
         self._is_tried = True
         results, self._results = self._results, []
-        return bool(results) and all(result.is_unread_product for result in results)
+        return bool(results) and all(result.is_read_by_norm for result in results)
 
 
 def defer_products(

@@ -8,6 +8,7 @@ import transformers as hf
 
 from causal_attention import causal_attend, run_head
 from graphkit.errors import ConfigError
+from graphkit.models.fusion.products import DeferredProduct
 from graphkit.models.heads.config import config_entries, layer_config
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
@@ -72,6 +73,12 @@ def results(head):
     return hidden, head.logits(hidden), context
 
 
+def is_deferred(head, weight):
+    """Return whether the norm behind a product adds it to the residual stream."""
+    layer = head.get_submodule(weight.rpartition(".")[0])
+    return isinstance(vars(layer).get("forward"), DeferredProduct)
+
+
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
@@ -91,6 +98,10 @@ def test_a_prepared_head_computes_what_it_computed(kind, name, target):
     layer = attention.name.removesuffix("self_attn")
     assert layout.replaced[f"{layer}mlp"] == "graphkit::silu_and_mul within a product"
     assert layout.replaced[f"{layer}post_attention_layernorm"] == "graphkit::rms_norm"
+    weights = [name for name in names if name.endswith(".weight")]
+    deferred = [name for name in weights if is_deferred(head, name)]
+    last = [f"{layer}mlp.down_proj.weight"] * (name != "eagle")  # EAGLE has no norm behind it
+    assert deferred == [f"{attention.name}.o_proj.weight", *last]
     assert attention.window == {"mistral": 4096, "mistral-window": 9}.get(kind, 0)
     assert attention.heads == 2
 
