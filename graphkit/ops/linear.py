@@ -20,6 +20,12 @@ _FAST = (torch.bfloat16, torch.float16)
 MOST_ROWS_IN_PARTS = 1024
 """Most rows whose partial sums exist at the same time, in float32. More rows are multiplied in
 slices, and their partial sums are reduced."""
+CPU_ROWS = 4
+"""Rows of products on a CPU are padded to a multiple of it. MKL 2024.2 and oneDNN 3.12, which torch
+2.13 has, add the inputs of a row in another order for fewer rows, and for those left over."""
+CPU_TILE = 8
+"""As ``CPU_ROWS`` for batches of products (``torch.bmm``). With fewer rows, torch multiplies small
+matrices itself."""
 
 
 def check_result(op: str, args: Any) -> None:
@@ -36,6 +42,41 @@ def check_result(op: str, args: Any) -> None:
             "gate's, then the up projection's.",
             field="weight",
         )
+
+
+def multiply(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return ``torch.nn.functional.linear``, with rows on a CPU padded to ``CPU_ROWS``.
+
+    The bits of a row on a CPU then depend on neither the other rows nor their number.
+
+    Shapes:
+        x: [..., K]. weight: [N, K]. bias: [N]. Returns [..., N].
+    """
+    if x.device.type != "cpu":
+        return functional.linear(x, weight, bias)
+    rows = x.reshape(-1, x.shape[-1])
+    spare = -len(rows) % CPU_ROWS
+    if spare:
+        product = functional.linear(functional.pad(rows, (0, 0, 0, spare)), weight, bias)
+        product = product[: len(rows)]
+    else:
+        product = functional.linear(rows, weight, bias)
+    return product.view(*x.shape[:-1], len(weight))
+
+
+def multiply_heads(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return a product for each of N heads, with rows on a CPU padded to ``CPU_TILE``.
+
+    Shapes:
+        rows: [N, T, K]. weight: [N, K, C]. Returns [N, T, C].
+    """
+    count = rows.shape[1]
+    spare = -count % CPU_TILE if rows.device.type == "cpu" else 0
+    if spare:
+        rows = functional.pad(rows, (0, 0, 0, spare))
+    return torch.bmm(rows, weight)[:, :count]
 
 
 def result_of(product: torch.Tensor, swiglu: bool, split_k_partials: bool) -> torch.Tensor:
@@ -83,6 +124,8 @@ def linear(
     has the limits. Other products run by ``torch.nn.functional.linear``. Up to two launches for up
     to 1,024 rows.
 
+    On a CPU the bits of a row depend on the row alone.
+
     Args:
         x: The rows.
         weight: The weight.
@@ -97,7 +140,7 @@ def linear(
         The products, [T, N] of x's dtype; with ``swiglu`` [T, N / 2]; partial sums [S, T, N] of
         float32, or of x's dtype if S is 1.
     """
-    return result_of(functional.linear(x, weight, bias), swiglu, split_k_partials)
+    return result_of(multiply(x, weight, bias), swiglu, split_k_partials)
 
 
 def project(
@@ -108,7 +151,7 @@ def project(
     swiglu: bool = False,
     split_k_partials: bool = False,
 ) -> torch.Tensor:
-    """Return ``torch.nn.functional.linear``, by the op ``linear`` where it may be faster.
+    """Return the products of ``linear``, by the op itself where it may be faster.
 
     That is on CUDA, in bfloat16 and float16, without gradients. The gradient of the op would run
     the product again.
@@ -127,7 +170,7 @@ def project(
     if is_fast and not torch.is_grad_enabled():
         out = linear(x.reshape(-1, x.shape[-1]), weight, bias, swiglu, split_k_partials)
         return out.view(*out.shape[:-2], *x.shape[:-1], out.shape[-1])
-    out = functional.linear(x, weight, bias)
+    out = multiply(x, weight, bias)
     if swiglu:
         return silu_and_mul(out.view(-1, len(weight))).view(*x.shape[:-1], len(weight) // 2)
     return out[None] if split_k_partials else out

@@ -10,12 +10,15 @@ Further suffixes: B1 requests + 1, G query heads per key-value head, L = P * pag
 # ruff: noqa: N803, N806 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
+from math import gcd
 from typing import Annotated, Any
 
 import torch
+from torch.nn.functional import pad
 
 from graphkit.errors import AttentionError
 from graphkit.ops.attention_layout import DenseLayout
+from graphkit.ops.linear import CPU_TILE
 from graphkit.ops.registration import register_op
 
 MAX_HEAD_DIM, MAX_REST_DIM = 512, 128
@@ -141,22 +144,44 @@ def paged_attention(
         key_BLMD = key_BLMD * key_scale_M[:, None]
     if value_scale_M is not None:
         value_BLME = value_BLME * value_scale_M[:, None]
-    query_BWND = layout.pad(query_TND.float())
-    query_BWMGD = query_BWND.unflatten(2, (heads, -1))
-    scores_BMGWL = torch.einsum("bwmgd,blmd->bmgwl", query_BWMGD, key_BLMD) * scale
+    query_BWND, visible_BWL = layout.pad(query_TND.float()), layout.visible_BWL
+    spare = -query_BWND.shape[1] % (CPU_TILE // gcd(CPU_TILE, query_heads // heads))
+    if spare:
+        query_BWND = pad(query_BWND, (0, 0, 0, 0, 0, spare))
+        visible_BWL = pad(visible_BWL, (0, 0, 0, spare))
+    query_BMWGD = query_BWND.unflatten(2, (heads, -1)).transpose(1, 2)
+    scores_BMRL = query_BMWGD.flatten(2, 3) @ key_BLMD.permute(0, 2, 3, 1) * scale
+    scores_BMWGL = scores_BMRL.unflatten(2, query_BMWGD.shape[2:4])
     if softcap:
-        scores_BMGWL = softcap * (scores_BMGWL / softcap).tanh()
-    scores_BMGWL = scores_BMGWL.masked_fill(~layout.visible_BWL[:, None, None], -torch.inf)
-    weights_BMGWL = _softmax(scores_BMGWL, sinks_N)
-    out_BWMGE = torch.einsum("bmgwl,blme->bwmge", weights_BMGWL, value_BLME)
-    out_TNE = layout.pack(out_BWMGE.flatten(2, 3))  # without empty rows, whose softmax is NaN
+        scores_BMWGL = softcap * (scores_BMWGL / softcap).tanh()
+    scores_BMWGL = scores_BMWGL.masked_fill(~visible_BWL[:, None, :, None], -torch.inf)
+    out_BMWGE = _attended(scores_BMWGL, value_BLME, sinks_N)
+    out_BWNE = out_BMWGE.transpose(1, 2).flatten(2, 3)
+    # Without empty rows, whose softmax is NaN.
+    out_TNE = layout.pack(out_BWNE[:, : out_BWNE.shape[1] - spare])
     return out_TNE.to(query_TND.dtype)
 
 
-def _softmax(scores_BMGWL: torch.Tensor, sinks_N: torch.Tensor | None) -> torch.Tensor:
-    """Return the weights of the keys, whose sum with the weight of the head's sink is 1."""
-    if sinks_N is None:
-        return scores_BMGWL.softmax(-1)
-    heads_MG11 = scores_BMGWL.shape[1], scores_BMGWL.shape[2], 1, 1
-    sinks_BMGW1 = sinks_N.float().view(heads_MG11).expand(*scores_BMGWL.shape[:-1], 1)
-    return torch.cat((scores_BMGWL, sinks_BMGW1), -1).softmax(-1)[..., :-1]
+def _attended(
+    scores_BMWGL: torch.Tensor, value_BLME: torch.Tensor, sinks_N: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the mean of the values by the softmax of the scores and of the head's sink.
+
+    Columns of ones behind the values add up the weights, in the order of the keys (MKL 2024.2, up
+    to two threads). A sum in lanes would depend on the places of the keys that a row does not see,
+    so that a tree would have other bits than the chain of a path.
+    """
+    heads, groups, dim = *scores_BMWGL.shape[1:4:2], value_BLME.shape[-1]
+    top_BMWG1, sinks_MWG1 = scores_BMWGL.amax(-1, keepdim=True), None
+    if sinks_N is not None:
+        sinks_MWG1 = sinks_N.float().view(heads, 1, groups, 1)
+        top_BMWG1 = top_BMWG1.maximum(sinks_MWG1)
+    weights_BMRL = (scores_BMWGL - top_BMWG1).exp().flatten(2, 3)
+    longer_BLME = pad(value_BLME, (0, CPU_TILE - dim % CPU_TILE), value=1.0)
+    sums_BMRE = weights_BMRL @ longer_BLME.transpose(1, 2)
+    sums_BMWGE: torch.Tensor = sums_BMRE.unflatten(2, scores_BMWGL.shape[2:4])
+    total_BMWG1 = sums_BMWGE[..., dim : dim + 1]
+    if sinks_MWG1 is not None:
+        total_BMWG1 = total_BMWG1 + (sinks_MWG1 - top_BMWG1).exp()
+    out_BMWGE: torch.Tensor = sums_BMWGE[..., :dim] / total_BMWG1
+    return out_BMWGE

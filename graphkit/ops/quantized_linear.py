@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import torch
-from torch.nn.functional import linear
 
 from graphkit.errors import InputError
 from graphkit.ops.argument_rules import describe
-from graphkit.ops.linear import check_result, empty_result, result_of
+from graphkit.ops.linear import check_result, empty_result, multiply, result_of
 from graphkit.ops.quantized_layout import BLOCK, blocks, dequantized, pairs
 from graphkit.ops.registration import register_op
 
@@ -97,5 +96,5 @@ def quantized_linear(
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     matrix = dequantized(weight, scale, zero_point, x.shape[1], wide)
-    product = linear(x.to(wide), matrix, None if bias is None else bias.to(wide)).to(x.dtype)
+    product = multiply(x.to(wide), matrix, None if bias is None else bias.to(wide)).to(x.dtype)
     return result_of(product, swiglu, split_k_partials)

@@ -31,7 +31,8 @@ nodes.
 """
 
 
-PRODUCTS = {"aten::mm", "aten::addmm", "graphkit::linear"}
+PRODUCTS = {"aten::mm", "aten::addmm", "aten::constant_pad_nd", "graphkit::linear"}
+"""Operations of a product: on a CPU its rows are padded."""
 
 
 def step_nodes(algorithm, topk, device):

@@ -11,6 +11,7 @@ import torch
 
 from graphkit.config import require_int
 from graphkit.errors import ConfigError
+from graphkit.ops.linear import multiply_heads
 
 
 class AbsorbedProjections:
@@ -59,7 +60,7 @@ class AbsorbedProjections:
             query_TND: [T, N, P + E], the rotated part last. Returns [T, N, R + E].
         """
         plain_TNP, rotated_TNE = query_TND.tensor_split([self._key_NPR.shape[1]], -1)
-        latent_NTR = torch.bmm(plain_TNP.transpose(0, 1), self._key_NPR)
+        latent_NTR = multiply_heads(plain_TNP.transpose(0, 1), self._key_NPR)
         return torch.cat((latent_NTR.transpose(0, 1), rotated_TNE), -1)
 
     def keys_and_values(self, latent_T1R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,5 +80,5 @@ class AbsorbedProjections:
         Shapes:
             attended_TNR: [T, N, R]. Returns [T, N, V].
         """
-        value_NTV = torch.bmm(attended_TNR.transpose(0, 1), self._value_NVR.transpose(1, 2))
+        value_NTV = multiply_heads(attended_TNR.transpose(0, 1), self._value_NVR.transpose(1, 2))
         return value_NTV.transpose(0, 1)

