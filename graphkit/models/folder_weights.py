@@ -97,8 +97,7 @@ def load_weights(
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     check_stored(folder, model, report, tensors, is_quantised=layout is not None)
-    if dequantised:
-        tensors.warn_dequantised(dequantised, shape.dtype)
+    tensors.warn_dequantised(dequantised, shape.dtype)
     _replace_placeholders(model, weights)
     return model, checked, split
 

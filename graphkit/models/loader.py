@@ -83,7 +83,8 @@ def load(
         device: ``auto``, ``cpu`` or ``cuda``; a model object is moved there.
         fuse: Whether linear layers of one input become one product, and norms, gated networks and
             the rotation of heads run through graphkit's ops, where both compute the same on random
-            inputs, up to rounding. ``layout.replaced`` of the result names these modules.
+            inputs, up to rounding. ``layout.replaced`` of the result names these modules, and
+            ``draft.layout.replaced`` those of the draft model.
         check: Whether the logits of the result are compared with those of the model, as
             ``testing.check_wrapper`` does.
         trust_remote_code: Whether Python code in the folders of the model and of the draft model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -95,17 +95,18 @@ class PlainTensors(StoredWeights):
         names: Mapping[str, str],
         parts: Mapping[str, Part],
         device: torch.device,
-    ) -> None:
+    ) -> list[str]:
         """Replace linear layers of a module by quantised ones, as the folder has them; in place.
-
-        Warns of quantised weights that are no linear layers, such as those of experts, and of those
-        that ranks cannot cut: the module has them in its own dtype.
 
         Args:
             module: A module with the dequantised weights, which ``tensor`` has checked.
             names: The stored name of each tensor of the module, by its name there.
             parts: The part of a tensor that the module has, by its name there.
             device: Where the quantised weights go.
+
+        Returns:
+            The stored names of quantised weights that stay dequantised: those that are no linear
+            layers, such as of experts, and those that ranks cannot cut.
         """
         layers = dict(module.named_modules(remove_duplicate=False))
         dequantised = []
@@ -123,12 +124,12 @@ class PlainTensors(StoredWeights):
             layer.bias = plain.bias
             keep_hooks(plain, layer)
             module.set_submodule(path, layer)
-        if dequantised:
-            self.warn_dequantised(dequantised, next(module.parameters()).dtype)
+        return dequantised
 
-    def warn_dequantised(self, names: Iterable[str], dtype: torch.dtype) -> None:
-        """Warn that quantised weights are held in a dtype, and of the bytes that this takes."""
-        names = list(names)
+    def warn_dequantised(self, names: list[str], dtype: torch.dtype) -> None:
+        """Warn once that quantised weights are held in a dtype, with the bytes that this takes."""
+        if not names:
+            return
         stored = [self._stored_forms[part] for n in names for part in self.quantized[n][1].values()]
         held = sum(math.prod(self.forms[name][0]) for name in names) * dtype.itemsize
         logger.warning(

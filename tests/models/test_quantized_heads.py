@@ -112,16 +112,16 @@ def test_a_head_in_an_unknown_layout_is_refused(sources, tmp_path):
 
 @pytest.mark.parametrize("kind", ["deepseek_v3", "qwen3_5_text"])
 def test_mtp_layers_of_a_quantised_folder_stay_quantised(kind, tmp_path, caplog):
-    save_with_mtp(small_model(kind), tmp_path, template=1)
-    own = ("mtp.", "layers.2.")
+    save_with_mtp(small_model(kind), tmp_path, template=1, count=2)
+    own = ("mtp.", "layers.2.", "layers.3.")
     weights = quantise(
         tmp_path, "compressed fp8 channel",
         lambda name: any(part in name for part in own) and "_proj" in name and "kv_b" not in name,
     )  # fmt: skip
     with caplog.at_level(logging.WARNING, "graphkit"):
         loaded = models.load(tmp_path, draft="mtp", device="cpu", check=False)
-    (layer,) = loaded.draft.module.chain
-    quantised = {n: m for n, m in layer.named_modules() if isinstance(m, QuantizedLinear)}
+    head = loaded.draft.module
+    quantised = {n: m for n, m in head.named_modules() if isinstance(m, QuantizedLinear)}
     experts = [name for name in weights if ".experts." in name]
     assert len(quantised) == len(weights) - len(experts)
     warnings = [record.getMessage() for record in caplog.records if "are held in" in record.msg]
@@ -129,4 +129,4 @@ def test_mtp_layers_of_a_quantised_folder_stay_quantised(kind, tmp_path, caplog)
     if experts:
         assert "experts" in warnings[0]
         assert "GB where the folder has" in warnings[0]
-    assert any(text.startswith("one product of") for text in layer.layout.replaced.values())
+    assert any(text.startswith("one product of") for text in head.layout.replaced.values())

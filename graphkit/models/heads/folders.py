@@ -221,7 +221,8 @@ def _load(
         parts=parts,
         advice="Use a draft head without them, in the dtype of its training.",
     )
-    stored.keep_quantized(head, names, parts, target_weight.device)
+    dequantised = stored.keep_quantized(head, names, parts, target_weight.device)
+    stored.warn_dequantised(dequantised, head.dtype)
     if split is not None:
         split.install(head)
     return head.eval().requires_grad_(False)

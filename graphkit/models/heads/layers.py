@@ -74,7 +74,8 @@ class DraftHead(nn.Module):
     def prepare(self, *, fuse: bool = True) -> ModelLayout:
         """Let the head run over graphkit's pools, in place, and return its layers with state.
 
-        Call it once the weights are in place. A second call changes nothing.
+        Call it once the weights are in place. A second call changes nothing. Products of fused
+        layers have no gradients.
 
         Args:
             fuse: See ``graphkit.models.load``.

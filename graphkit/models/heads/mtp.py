@@ -187,10 +187,16 @@ class MtpHead(nn.Module):
 
     @property
     def layout(self) -> ModelLayout:
-        """The attention and the indexers of all layers."""
+        """The attention and the indexers of all layers, and what is replaced in them."""
         layouts = [layer.layout for layer in self.chain]
         indexers = tuple(indexer for layout in layouts for indexer in layout.indexers)
-        return ModelLayout(tuple(layer.attention for layer in self.chain), (), indexers)
+        replaced = {
+            f"layers.{number}.{name}": text
+            for number, layout in enumerate(layouts)
+            for name, text in layout.replaced.items()
+        }
+        attention = tuple(layer.attention for layer in self.chain)
+        return ModelLayout(attention, (), indexers, replaced)
 
     def forward(
         self, layer: int, input_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
@@ -264,11 +270,12 @@ def load_mtp(
             "with eh_proj (DeepSeek-V3, GLM-4.5), nor mtp.fc (Qwen3-Next, Qwen3.5)."
         )
     chain = [_loaded(target, layers, stored, names, split) for names in found]
-    for layer in chain:
+    stored.warn_dequantised([name for _, left in chain for name in left], target.dtype)
+    for layer, _ in chain:
         if quantize is not None:
             quantize_linears(layer.block, quantize)
         layer.prepare(fuse=fuse)
-    return MtpHead(target, chain)
+    return MtpHead(target, [layer for layer, _ in chain])
 
 
 def _loaded(
@@ -277,10 +284,11 @@ def _loaded(
     stored: PlainTensors,
     names: Mapping[str, str],
     split: RankSplit | None,
-) -> MtpLayer:
-    """Return a layer with the tensors of the folder; ``names`` maps its names to stored ones.
+) -> tuple[MtpLayer, list[str]]:
+    """Return a layer with the tensors of the folder, not prepared yet.
 
-    It is not prepared yet.
+    Also returns the stored names of quantised tensors that it has dequantised. ``names`` maps names
+    in the layer to stored ones.
     """
     block = {name for name in names if name.startswith("block.")}
     numbers = range(len(layers) - 1, -1, -1)
@@ -306,8 +314,8 @@ def _loaded(
         for name, place in places.items():
             tensor = stored.tensor(names[name])
             place.copy_(parts[name].of(tensor) if name in parts else tensor)
-    stored.keep_quantized(layer, names, parts, target.device)
-    return layer.eval().requires_grad_(False)
+    dequantised = stored.keep_quantized(layer, names, parts, target.device)
+    return layer.eval().requires_grad_(False), dequantised
 
 
 def _places(module: nn.Module, prefix: str, names: Collection[str]) -> dict[str, torch.Tensor]:
