@@ -122,11 +122,10 @@ def test_counting_writes_nothing_to_stdout(capsys):
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("code", [*range(0x20), *range(0x7F, 0xA0)])
-def test_control_characters_other_than_newline_and_tab_are_escaped(code):
-    assert visible(f"a{chr(code)}b") == (
-        f"a{chr(code)}b" if chr(code) in "\n\t" else f"a\\x{code:02x}b"
-    )
+def test_control_characters_other_than_newline_and_tab_are_escaped():
+    for code in {*range(0x20), *range(0x7F, 0xA0)} - {*b"\n\t"}:
+        assert visible(f"a{chr(code)}b") == f"a\\x{code:02x}b"
+    assert visible("a\n\tb") == "a\n\tb"
 
 
 def test_other_characters_are_unchanged():

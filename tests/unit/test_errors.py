@@ -179,7 +179,6 @@ def test_a_list_that_contains_itself_has_an_end():
     assert len(short_repr(items)) < 260
 
 
-@pytest.mark.parametrize("value", LONG.values(), ids=LONG)
 @pytest.mark.parametrize(
     "call",
     [
@@ -201,7 +200,8 @@ def test_a_list_that_contains_itself_has_an_end():
         lambda value: gk.capture(print, torch.zeros(2, 2), batch_sizes=value),
     ],
 )  # fmt: skip
-def test_no_message_has_a_whole_long_value(call, value):
-    with pytest.raises(gk.GraphkitError) as caught:
-        call(value)
-    assert len(str(caught.value)) < 1000
+def test_no_message_has_a_whole_long_value(call):
+    for kind, value in LONG.items():
+        with pytest.raises(gk.GraphkitError) as caught:
+            call(value)
+        assert len(str(caught.value)) < 1000, kind

@@ -18,6 +18,7 @@ from graphkit.lazy_names import stub_names
 
 STUB = Path(graphkit.__file__).with_suffix(".pyi")
 DECLARED = {name: stub_names(graphkit.__file__)[name] for name in graphkit.__all__}
+PUBLIC = {name: getattr(graphkit, name) for name in graphkit.__all__}
 
 
 def groups():
@@ -59,9 +60,12 @@ def test_the_core_and_the_large_rooms_are_lazy():
     assert {f"graphkit.{room}" for room in rooms} <= {*lazy_packages()}
 
 
-@pytest.mark.parametrize("name", graphkit.__all__)
-def test_a_name_is_what_its_room_holds(name):
-    assert getattr(graphkit, name) is getattr(import_module(DECLARED[name]), name)
+def test_a_name_is_what_its_room_holds_and_lists():
+    """Rooms that are single modules have no list of their own."""
+    for name in graphkit.__all__:
+        room = import_module(DECLARED[name])
+        assert getattr(graphkit, name) is getattr(room, name)
+        assert name in getattr(room, "__all__", [name])
 
 
 def test_a_name_is_looked_up_once(monkeypatch):
@@ -70,34 +74,25 @@ def test_a_name_is_looked_up_once(monkeypatch):
     assert graphkit.SizeTable is import_module("graphkit.graphs").SizeTable
 
 
-@pytest.mark.parametrize("name", graphkit.__all__)
-def test_a_name_stands_in_the_list_of_its_room(name):
-    """Rooms that are single modules have no list of their own."""
-    room = import_module(DECLARED[name])
-    assert name in getattr(room, "__all__", [name])
+def test_names_have_docstrings_of_their_own():
+    for name, thing in PUBLIC.items():
+        if inspect.isclass(thing) or inspect.isfunction(thing):
+            text = vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__
+            assert text, name
+            assert not text.startswith(f"{name}("), "a dataclass wrote its own"
 
 
-@pytest.mark.parametrize("name", graphkit.__all__)
-def test_a_name_has_a_docstring_of_its_own(name):
-    thing = getattr(graphkit, name)
-    if inspect.isclass(thing) or inspect.isfunction(thing):
-        text = vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__
-        assert text
-        assert not text.startswith(f"{name}("), "a dataclass wrote its own"
-
-
-@pytest.mark.parametrize("name", graphkit.__all__)
-def test_public_methods_have_docstrings(name):
-    thing = getattr(graphkit, name)
-    if inspect.isclass(thing) and thing.__module__.startswith("graphkit"):
-        bare = [
-            member
-            for member, value in vars(thing).items()
-            if not member.startswith("_")
-            and (inspect.isfunction(value) or isinstance(value, (property, classmethod)))
-            and not inspect.getdoc(getattr(thing, member))
-        ]
-        assert not bare
+def test_public_methods_have_docstrings():
+    bare = [
+        f"{name}.{member}"
+        for name, thing in PUBLIC.items()
+        if inspect.isclass(thing) and thing.__module__.startswith("graphkit")
+        for member, value in vars(thing).items()
+        if not member.startswith("_")
+        and (inspect.isfunction(value) or isinstance(value, (property, classmethod)))
+        and not inspect.getdoc(getattr(thing, member))
+    ]
+    assert not bare
 
 
 def test_the_names_of_every_mode_are_public():
