@@ -212,10 +212,12 @@ def _load(
     head.to(target_weight.dtype)
     names = {rename(name): name for name in stored.forms}
     parts = {} if split is None else split.parts
+    is_quantised = stored.layout is not None
+    rounding = {new for new, name in names.items() if is_quantised and is_of_rounding(name)}
     stored.fill(
         head,
         target_weight.device,
-        ignored=ignored | {name for name, old in names.items() if is_of_rounding(old)},
+        ignored=ignored | rounding,
         rename=rename,
         expected=expected,
         parts=parts,
