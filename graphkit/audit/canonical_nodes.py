@@ -81,17 +81,28 @@ def _cuda_nodes(graphs: Sequence[CudaGraph], names: NamedTensors) -> Iterator[Ca
     )
     for graph in graphs:
         memory.add_graph(graph.allocations)
-        outer: list[int] = []
-        for index, node in enumerate(DriverWalk(graph.graph.raw_cuda_graph()).nodes):
-            outer.append(index if node.parent is None else outer[node.parent])
-            is_known = outer[index] < len(graph.origins)
-            origin = graph.origins[outer[index]] if is_known else NodeOrigin()
-            contents = memory.arguments(outer[index], node.parameters, origin)
-            arguments = [
-                CanonicalArgument(parameter.name, *content)
-                for parameter, content in zip(node.parameters, contents, strict=True)
-            ]
-            yield CanonicalNode(node.name, _launch_settings(node), tuple(arguments))
+        yield from _canonical_nodes(
+            DriverWalk(graph.graph.raw_cuda_graph()).nodes, graph.origins, memory
+        )
+
+
+def _canonical_nodes(
+    nodes: Sequence[DriverNode], origins: Sequence[NodeOrigin], memory: CanonicalMemory
+) -> Sequence[CanonicalNode]:
+    """Return the nodes of one graph; those inside of another node read what that node does."""
+    outer: list[int] = []
+    for index, node in enumerate(nodes):
+        outer.append(index if node.parent is None else outer[node.parent])
+    canonical: dict[int, CanonicalNode] = {}
+    for index in sorted(range(len(nodes)), key=outer.__getitem__):  # as the graph was captured
+        node, known = nodes[index], origins[outer[index] : outer[index] + 1]
+        contents = memory.arguments(outer[index], node.parameters, *known or [NodeOrigin()])
+        arguments = [
+            CanonicalArgument(parameter.name, *content)
+            for parameter, content in zip(node.parameters, contents, strict=True)
+        ]
+        canonical[index] = CanonicalNode(node.name, _launch_settings(node), tuple(arguments))
+    return [canonical[index] for index in range(len(nodes))]
 
 
 def _device_digest(block: AddressRange, device: torch.device) -> str:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from graphkit.audit import canonical_nodes
 from graphkit.audit.canonical_memory import CanonicalMemory
-from graphkit.audit.canonical_nodes import CanonicalArgument, CanonicalNode
+from graphkit.audit.canonical_nodes import CanonicalArgument, CanonicalNode, _canonical_nodes
 from graphkit.audit.capture_differences import capture_differences
+from graphkit.audit.foreign.audits.device import host_bytes
 from graphkit.graphs import Allocation
 from graphkit.graphs.attribution import NodeOrigin
 from graphkit.graphs.walk.arguments import Parameter
+from graphkit.graphs.walk.driver_nodes import DriverNode
 from graphkit.graphs.walk.memory_map import MemoryMap
 
 POOL, BASE, UNIT = (0, 7), 1 << 41, 512
@@ -112,6 +118,27 @@ def test_a_place_that_a_later_tensor_took_is_the_later_one():
     assert numbers == [1, 2, 3, 4]
 
 
+def test_a_node_inside_of_another_reads_what_that_node_does():
+    """Nodes of child graphs follow all nodes of the graph around them."""
+    memory = CanonicalMemory(
+        MemoryMap({}, [segment(BASE, ["active_allocated"] * 4, POOL)], POOL),
+        MemoryMap({}), lambda _: False, lambda _: "",
+    )  # fmt: skip
+    place = BASE, BASE + UNIT
+    memory.add_graph(
+        [Allocation(*place, None, "", "", True, 0), Allocation(*place, None, "", "", True, 1)]
+    )
+    nodes = [
+        DriverNode(kind="child graph", name="child graph"),
+        DriverNode(kind="kernel", name="later", parameters=tuple(pointers(BASE))),
+        DriverNode(kind="kernel", name="inner", parameters=tuple(pointers(BASE)), parent=0),
+    ]
+    canonical = _canonical_nodes(nodes, [NodeOrigin(), NodeOrigin()], memory)
+    assert [node.name for node in canonical] == ["child graph", "later", "inner"]
+    numbers = [int.from_bytes(node.arguments[0].data[4:], "little") for node in canonical[1:]]
+    assert numbers == [2, 1]
+
+
 def test_a_graph_reads_what_the_graph_before_it_allocated():
     memory = CanonicalMemory(
         MemoryMap({}, [segment(BASE, ["active_allocated"] * 4, POOL)], POOL),
@@ -121,3 +148,47 @@ def test_a_graph_reads_what_the_graph_before_it_allocated():
     memory.add_graph([])
     ((data, _),) = memory.arguments(0, pointers(BASE + UNIT * 2 + 8), NodeOrigin())
     assert data == (8).to_bytes(4, "little") + (1).to_bytes(4, "little")
+
+
+def test_the_graphs_of_a_device_are_read_by_driver_and_allocator(monkeypatch):
+    """A sequence of two graphs, whose second one reads what the first one made."""
+    table = torch.arange(UNIT, dtype=torch.uint8)
+    kernels = {
+        1: [DriverNode(kind="kernel", name="first", parameters=tuple(pointers(BASE)))],
+        2: [
+            DriverNode(
+                kind="kernel", name="second", parameters=tuple(pointers(BASE + 8, table.data_ptr()))
+            )
+        ],
+    }
+    segments = [
+        segment(BASE, ["active_allocated"], POOL),
+        segment(table.data_ptr(), ["active_allocated"], (0, 0)),
+    ]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    monkeypatch.setattr(
+        canonical_nodes, "DriverWalk", lambda handle: SimpleNamespace(nodes=kernels[handle])
+    )
+    monkeypatch.setattr(canonical_nodes, "memory_kind", lambda _address: "")
+    monkeypatch.setattr(
+        canonical_nodes, "device_bytes",
+        lambda address, size, _device: host_bytes(address, address + size),
+    )  # fmt: skip
+
+    def graph(handle, *allocations):
+        driver = SimpleNamespace(pool=lambda: POOL, raw_cuda_graph=lambda: handle)
+        return SimpleNamespace(
+            graph=driver, allocations=allocations, origins=(), device=torch.device("cpu")
+        )
+
+    made = graph(1, Allocation(BASE, BASE + 64, None, "", "", True, 0))
+    sequence = SimpleNamespace(graphs=[made, graph(2)])
+    first, second = canonical_nodes.canonical_nodes(sequence, {})
+    assert [each.data[4] for each in (first.arguments[0], second.arguments[0])] == [1, 1]
+    assert second.arguments[0].data[0] == 8
+    (constant,) = second.arguments[1].constants
+    moved = replace(constant, address=constant.address + UNIT)
+    assert constant.is_same(moved)
+    named = canonical_nodes.canonical_nodes(sequence, {"weight": {"table": table}})
+    (constant,) = named[1].arguments[1].constants
+    assert not constant.is_same(replace(constant, address=constant.address + UNIT))
