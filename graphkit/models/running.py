@@ -146,12 +146,16 @@ class NodeScan:
         slots, requests = pool.slots(inputs), inputs.batch_size
         lengths: list[int] = []
         starts: list[int | None] = [None] * requests
+        width = pool.width
         if inputs.spans is not None:
+            # All tokens of a prompt are accepted, so that only its last state is read. Were others
+            # kept, its bits would depend on the drafts of later steps.
+            width = 1
             lengths, starts = [len(span) for span in inputs.spans], [s.start for s in inputs.spans]
         elif inputs.lengths is None and slots.order is None:
             lengths = [inputs.num_tokens // max(1, requests)] * requests
         device = inputs.req_pool_indices.device
-        parts = prompt_parts(lengths, starts, pool.width, device) if lengths else []
+        parts = prompt_parts(lengths, starts, width, device) if lengths else []
         return cls(pool, slots, parts)
 
 

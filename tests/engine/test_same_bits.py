@@ -9,8 +9,10 @@ import torch
 
 from engine_runs import finish
 from exact_sums import exact_sums
+from graphkit import models
 from graphkit.engine import SamplingParams
 from graphkit.models.heads.draft_model import StandaloneDraft
+from small_models import needs_recurrent, small_model
 from small_targets import drafted_llama, mtp_chain, with_draft
 
 pytestmark = pytest.mark.slow
@@ -94,3 +96,25 @@ def test_every_drafter(kind, settings, dtype):
     assert served(engine, zip(PROMPTS, PARAMS, strict=True)) == alone(dtype)
     if "kv_slots" in settings and kind != "STANDALONE":  # which reserves more at once
         assert engine.stats.preemptions > 0
+
+
+@needs_recurrent
+@pytest.mark.parametrize("kind", ["qwen3_next", "falcon_h1", "granitemoehybrid", "mamba", "lfm2"])
+def test_recurrent_layers(kind):
+    """Bits of a prompt do not depend on the drafts of later steps; those of its chunks may."""
+    hybrid = models.load(small_model(kind), device="cpu", dtype=torch.bfloat16, check=False)
+    pairs = list(
+        zip([[token % 128 for token in prompt] for prompt in PROMPTS], PARAMS, strict=True)
+    )
+    shape = {"max_context_len": 128, "chunked_prefill_size": 512}
+    texts = []
+    for pair in pairs:
+        texts += served(hybrid.engine(algorithm="NONE", max_batch_size=1, **shape), [pair])
+    for settings in (
+        {"num_steps": 3, "generation": "v1", "kv_slots": 110},
+        {"num_steps": 3, "topk": 2, "num_draft_tokens": 6, "generation": "v2"},
+        {"num_steps": (0, 2), "generation": "v3"},
+    ):
+        engine = hybrid.engine(algorithm="NGRAM", max_batch_size=4, **shape, **settings)
+        engine.capture()
+        assert served(engine, pairs) == texts, settings

@@ -72,14 +72,13 @@ def qwen3_next():
 
 def test_calls_do_not_grow_with_the_prompt(qwen3_next, monkeypatch):
     short, long = (prefill_calls(qwen3_next, length, monkeypatch) for length in (40, 112))
-    assert short[:1] == [40 - WIDTH]
-    assert long[:1] == [112 - WIDTH]
-    assert len(short) == len(long) == 1 + WIDTH
+    assert short == [39, 1]
+    assert long == [111, 1]
 
 
-def test_each_chunk_is_one_call_and_the_last_nodes(qwen3_next, monkeypatch):
+def test_each_chunk_is_one_call_and_the_last_node(qwen3_next, monkeypatch):
     calls = prefill_calls(qwen3_next, 96, monkeypatch, chunked_prefill_size=48)
-    assert calls == [48 - WIDTH, *[1] * WIDTH] * 2
+    assert calls == [47, 1] * 2
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "falcon_h1", "granitemoehybrid", "mamba"])
@@ -99,20 +98,19 @@ def test_prompts_of_any_lengths_together_give_the_text_of_transformers(kind, chu
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "mamba"])
-def test_prompts_of_a_batch_take_a_call_for_each_length_and_each_of_the_last_nodes(
+def test_prompts_of_a_batch_take_a_call_for_each_length_and_one_of_the_last_nodes(
     kind, monkeypatch
 ):
     loaded = models.load(small_model(kind), device="cpu")
     calls = calls_of_prompts(loaded, [60, 40, 60, 3, 40], monkeypatch)
-    heads = [(2, 60 - WIDTH), (2, 40 - WIDTH)]
-    assert calls == [*heads, *[(4 if left > 3 else 5, 1) for left in range(WIDTH, 0, -1)]]
+    assert calls == [(2, 59), (2, 39), (1, 2), (5, 1)]
 
 
 def test_a_mixer_that_ignores_the_states_before_takes_the_first_nodes_of_a_prompt(monkeypatch):
     loaded = models.load(small_model("mamba"), device="cpu")  # its scan begins with zeros
     assert [mixer._support for mixer in mixers(loaded)] == ["first", "first"]
     calls = prefill_calls(loaded, 40, monkeypatch, chunked_prefill_size=20)
-    assert calls == [20 - WIDTH, *[1] * WIDTH, *[1] * 20]
+    assert calls == [19, *[1] * 21]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
