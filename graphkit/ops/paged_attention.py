@@ -7,11 +7,12 @@ request, S page size.
 Further suffixes: B1 requests + 1, G query heads per key-value head, L = P * page size keys.
 """
 
-# ruff: noqa: N803, N806 - suffixes of tensor names are dimensions
+# ruff: noqa: N803, N806, N815 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
+from functools import reduce
 from math import gcd
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad
@@ -23,6 +24,9 @@ from graphkit.ops.registration import register_op
 
 MAX_HEAD_DIM, MAX_REST_DIM = 512, 128
 """Largest head size of values; most elements that a key has more."""
+BLOCK_KEYS = 128
+"""Keys that the reference adds in one product. MKL 2024.2 adds at most 192 in order: those of a
+block and of a tree of up to 64 nodes."""
 
 
 def _check(args: Any) -> None:
@@ -155,33 +159,95 @@ def paged_attention(
     if softcap:
         scores_BMWGL = softcap * (scores_BMWGL / softcap).tanh()
     scores_BMWGL = scores_BMWGL.masked_fill(~visible_BWL[:, None, :, None], -torch.inf)
-    out_BMWGE = _attended(scores_BMWGL, value_BLME, sinks_N)
+    out_BMWGE = _attended(scores_BMWGL, value_BLME, sinks_N, _tree(mask, cache_seqlens_B))
     out_BWNE = out_BMWGE.transpose(1, 2).flatten(2, 3)
     # Without empty rows, whose softmax is NaN.
     out_TNE = layout.pack(out_BWNE[:, : out_BWNE.shape[1] - spare])
     return out_TNE.to(query_TND.dtype)
 
 
+class _Tree(NamedTuple):
+    """Where the keys of a mask lie, and where those that a row sees lie on its path.
+
+    Attributes:
+        first_B: The first key of the mask.
+        place_BWC: Place of each key, if the row sees it, among all that the row sees.
+    """
+
+    first_B: torch.Tensor
+    place_BWC: torch.Tensor
+
+
+def _tree(mask: torch.Tensor | None, cache_seqlens_B: torch.Tensor) -> _Tree | None:
+    if mask is None:
+        return None
+    first_B = cache_seqlens_B - mask.shape[2]
+    return _Tree(first_B, first_B[:, None, None] + mask.cumsum(2) - 1)
+
+
 def _attended(
-    scores_BMWGL: torch.Tensor, value_BLME: torch.Tensor, sinks_N: torch.Tensor | None
+    scores_BMWGL: torch.Tensor,
+    value_BLME: torch.Tensor,
+    sinks_N: torch.Tensor | None,
+    tree: _Tree | None,
 ) -> torch.Tensor:
     """Return the mean of the values by the softmax of the scores and of the head's sink.
 
-    Columns of ones behind the values add up the weights, in the order of the keys (MKL 2024.2, up
-    to two threads). A sum in lanes would depend on the places of the keys that a row does not see,
-    so that a tree would have other bits than the chain of a path.
+    Columns of ones behind the values add up the weights, in the order of the keys. A sum in lanes
+    would depend on the places of the keys that a row does not see, so that a node of a tree would
+    have other bits than the chain of its path.
     """
     heads, groups, dim = *scores_BMWGL.shape[1:4:2], value_BLME.shape[-1]
     top_BMWG1, sinks_MWG1 = scores_BMWGL.amax(-1, keepdim=True), None
     if sinks_N is not None:
         sinks_MWG1 = sinks_N.float().view(heads, 1, groups, 1)
         top_BMWG1 = top_BMWG1.maximum(sinks_MWG1)
-    weights_BMRL = (scores_BMWGL - top_BMWG1).exp().flatten(2, 3)
-    longer_BLME = pad(value_BLME, (0, CPU_TILE - dim % CPU_TILE), value=1.0)
-    sums_BMRE = weights_BMRL @ longer_BLME.transpose(1, 2)
+    weights_BMWGL = (scores_BMWGL - top_BMWG1).exp()
+    longer_BMLE = pad(value_BLME, (0, CPU_TILE - dim % CPU_TILE), value=1.0).transpose(1, 2)
+    if weights_BMWGL.shape[-1] > BLOCK_KEYS:
+        sums_BMRE = _sums_by_blocks(weights_BMWGL, longer_BMLE, tree)
+    else:
+        sums_BMRE = weights_BMWGL.flatten(2, 3) @ longer_BMLE
     sums_BMWGE: torch.Tensor = sums_BMRE.unflatten(2, scores_BMWGL.shape[2:4])
     total_BMWG1 = sums_BMWGE[..., dim : dim + 1]
     if sinks_MWG1 is not None:
         total_BMWG1 = total_BMWG1 + (sinks_MWG1 - top_BMWG1).exp()
     out_BMWGE: torch.Tensor = sums_BMWGE[..., :dim] / total_BMWG1
     return out_BMWGE
+
+
+def _sums_by_blocks(
+    weights_BMWGL: torch.Tensor, value_BMLE: torch.Tensor, tree: _Tree | None
+) -> torch.Tensor:
+    """Return the products of weights and values, [B, M, W * G, E], added by blocks of keys.
+
+    A block of a row has the keys of its places on the path of the row: those of a tree lie behind
+    the others, in each block that they may belong to.
+    """
+    spare = -weights_BMWGL.shape[-1] % BLOCK_KEYS
+    weights_BMWGL, value_BMLE = pad(weights_BMWGL, (0, spare)), pad(value_BMLE, (0, 0, 0, spare))
+    keys = weights_BMWGL.shape[-1]
+    own_BMWGL = weights_BMWGL
+    key_L = torch.arange(keys, device=weights_BMWGL.device)
+    if tree is not None:
+        is_before_BL = key_L < tree.first_B[:, None]
+        own_BMWGL = weights_BMWGL * is_before_BL[:, None, None, None]
+    weights_BMKRL = own_BMWGL.flatten(2, 3).unflatten(-1, (-1, BLOCK_KEYS)).transpose(2, 3)
+    value_BMKLE = value_BMLE.unflatten(2, (-1, BLOCK_KEYS))
+    if tree is not None:
+        place_BWC = pad(tree.place_BWC, (0, 0, 0, own_BMWGL.shape[2] - tree.place_BWC.shape[1]))
+        column_BC = tree.first_B[:, None] + torch.arange(place_BWC.shape[2], device=key_L.device)
+        index_BC = column_BC.clamp(0, keys - 1).long()
+        shape = *own_BMWGL.shape[:4], index_BC.shape[1]
+        of_tree_BMWGC = weights_BMWGL.gather(-1, index_BC[:, None, None, None].expand(shape))
+        of_tree_BMWGC = of_tree_BMWGC * (column_BC >= 0)[:, None, None, None]
+        block_K = torch.arange(keys // BLOCK_KEYS, device=key_L.device)
+        is_own_BKWC = (place_BWC // BLOCK_KEYS)[:, None] == block_K[:, None, None]
+        of_tree_BMKWGC = of_tree_BMWGC[:, :, None] * is_own_BKWC[:, None, :, :, None]
+        weights_BMKRL = torch.cat((weights_BMKRL, of_tree_BMKWGC.flatten(3, 4)), -1)
+        shape = *value_BMLE.shape[:2], index_BC.shape[1], value_BMLE.shape[3]
+        of_tree_BMCE = value_BMLE.gather(2, index_BC[:, None, :, None].expand(shape))
+        of_tree_BMKCE = of_tree_BMCE[:, :, None].expand(-1, -1, len(block_K), -1, -1)
+        value_BMKLE = torch.cat((value_BMKLE, of_tree_BMKCE), 3)
+    sums_BMRE: torch.Tensor = reduce(torch.add, (weights_BMKRL @ value_BMKLE).unbind(2))
+    return sums_BMRE

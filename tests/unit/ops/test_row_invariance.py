@@ -199,7 +199,7 @@ class Trees:
 
         self.head_dim, self.width, self.page = choose(8, 16, 64), choose(1, 3, 5, 8), choose(1, 4)
         self.kv_heads, group, self.requests = choose(1, 2), choose(1, 2, 3, 4), choose(1, 2, 5)
-        self.heads, pages = self.kv_heads * group, 300 // self.page
+        self.heads, pages = self.kv_heads * group, 800 // self.page
         self.options = {
             "window": choose(0, 0, 7, 33), "softcap": choose(0.0, 5.0),
             "sinks_N": choose(None, random(seed, self.heads)),
@@ -212,7 +212,8 @@ class Trees:
         self.query = random(seed + 3, self.requests, self.width, self.heads, self.head_dim)
         self.query = self.query.to(dtype)
         most = pages * self.page - self.width
-        self.prefix = torch.randint(0, most, (self.requests,), generator=generator).tolist()
+        anywhere = torch.randint(0, most, (self.requests,), generator=generator).tolist()
+        self.prefix = [choose(first, 126, 190, 382) for first in anywhere]  # borders of blocks
         self.parents = [
             [-1] + [choose(*range(max(0, node - 3), node)) for node in range(1, self.width)]
             for _ in range(self.requests)
