@@ -128,8 +128,16 @@ class WholeModel:
         return results
 
 
+class HeadRecipe:
+    """Base of the recipes of draft heads."""
+
+    def save(self, model: EagleHead | Eagle3Head | DFlashHead, folder: Path) -> None:
+        """Save the head to a folder, without the weights of its target."""
+        save_draft_head(model, folder)
+
+
 @dataclass(frozen=True)
-class Eagle:
+class Eagle(HeadRecipe):
     """Recipe of an EAGLE head, trained on the features and distributions of its target."""
 
     config: PreTrainedConfig
@@ -143,10 +151,6 @@ class Eagle:
     def loss(self, model: nn.Module, target: TransformersModel, windows: Tensor) -> Tensor:
         """Return the loss of the draft steps."""
         return draft_loss(eagle_drafts, model, target, windows)
-
-    def save(self, model: EagleHead, folder: Path) -> None:
-        """Save the head to a folder, without the weights of its target."""
-        save_draft_head(model, folder)
 
     def measure(
         self, folder: Path, target: TransformersModel, windows: tuple[Tensor, ...]
@@ -201,7 +205,7 @@ class Mtp:
 
 
 @dataclass(frozen=True)
-class Eagle3:
+class Eagle3(HeadRecipe):
     """Recipe of an EAGLE-3 head whose vocabulary is the most frequent bytes of the corpus.
 
     Its output head and norm start as the target's.
@@ -231,10 +235,6 @@ class Eagle3:
         """Return the loss of the draft steps."""
         return draft_loss(eagle3_drafts, model, target, windows, self.layers)
 
-    def save(self, model: Eagle3Head, folder: Path) -> None:
-        """Save the head to a folder, without the weights of its target."""
-        save_draft_head(model, folder)
-
     def measure(
         self, folder: Path, target: TransformersModel, windows: tuple[Tensor, ...]
     ) -> Results:
@@ -244,7 +244,7 @@ class Eagle3:
 
 
 @dataclass(frozen=True)
-class DFlash:
+class DFlash(HeadRecipe):
     """Recipe of a DFLASH head, whose layers and norm start as the last ones of the target.
 
     The context starts as what the last layer of the target reads. Queries and keys have norms that
@@ -284,10 +284,6 @@ class DFlash:
     def loss(self, model: DFlashHead, target: TransformersModel, windows: Tensor) -> Tensor:
         """Return the loss of the drafts of blocks."""
         return draft_loss(dflash_drafts, model, target, windows, model.aux_layers)
-
-    def save(self, model: DFlashHead, folder: Path) -> None:
-        """Save the head to a folder, without the weights of its target."""
-        save_draft_head(model, folder)
 
     def measure(
         self, folder: Path, target: TransformersModel, windows: tuple[Tensor, ...]
