@@ -173,6 +173,3 @@ class NullDrafter(Drafter):
 
     def extend(self, verified: Verified) -> None:
         """Do nothing."""
-
-    def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:
-        """Do nothing."""

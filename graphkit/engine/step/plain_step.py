@@ -102,10 +102,6 @@ class PlainDrafter(NullDrafter):
         """Store the tokens."""
         self._pending.append(verified)
 
-    def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:  # noqa: ARG002
-        """Store the tokens; tokens of finished requests are never read."""
-        self.extend(verified)
-
 
 class CatchUpDrafter(PlainDrafter):
     """Proposes no drafts, and lets another drafter catch up on all plain steps so far.
