@@ -13,7 +13,6 @@ from graphkit.ops import linear as module
 from graphkit.ops.decoder import add_rms_norm, silu_and_mul
 from graphkit.ops.kernels import (
     decoder,
-    linear as plain_kernels,
     quantized_linear as kernels,
     tiled_linear,
 )
@@ -218,23 +217,6 @@ def expected_of(x, weight, bias):
 def test_products_match_those_in_float64(rows, dtype):
     for args in cases.plain_cases(CUDA, [dtype], [rows], (*SHAPES, (65, 128), (64, 100))):
         cases.assert_close(linear(*args), expected_of(*args), args[0].shape[1])
-
-
-@pytest.mark.gpu
-@needs_dependent_launch
-@pytest.mark.parametrize(
-    "shape", [(4096, 4096), (1024, 14336), (4096, 14336), (6144, 4096), (28672, 4096)], ids=str
-)
-@pytest.mark.parametrize("swiglu", [False, True])
-@pytest.mark.parametrize("may_use_cublas", [False, True])
-def test_a_row_does_not_depend_on_the_rows_beside_it(shape, swiglu, may_use_cublas, monkeypatch):
-    if not may_use_cublas:
-        monkeypatch.setattr(plain_kernels, "_cublas_adds_in_order", lambda *_: False)
-    for x, *others in cases.plain_cases(CUDA, [torch.bfloat16], [1500], (shape,)):
-        one = torch.cat([linear(row[None], *others, swiglu=swiglu) for row in x[:64]])
-        for rows in (5, 16, 17, 32, 33, 40, 64, 65, 96, 129, 256, 300, 513, 1024, 1500):
-            product = linear(x[:rows].flip(0), *others, swiglu=swiglu).flip(0)
-            assert torch.equal(product[: len(one)], one[:rows]), rows
 
 
 PRODUCTS = (

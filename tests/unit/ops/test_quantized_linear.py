@@ -242,16 +242,6 @@ def test_many_rows_match_up_to_a_rounding_of_the_weight():
 
 
 @pytest.mark.gpu
-def test_a_row_does_not_depend_on_the_rows_beside_it():
-    for args in cases.cases(CUDA, [torch.bfloat16], [100], shapes=LARGE[:1]):
-        x, *others = args
-        for most, fewer in ((FEW_ROWS, (1, 5, 17)), (64, (33, 40)), (100, (65, 80))):
-            whole = quantized_linear(x[:most], *others)
-            for rows in fewer:
-                assert torch.equal(quantized_linear(x[:rows], *others), whole[:rows])
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 64, 300])
 def test_products_are_captured_without_a_synchronisation(rows):
     for args in cases.cases(CUDA, [torch.bfloat16], [rows], shapes=((264, 4096),)):

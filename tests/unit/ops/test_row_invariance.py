@@ -14,6 +14,8 @@ import torch
 import quantized_cases
 from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_and_mul
 from graphkit.ops.heads import rotated_heads, store_rotated_heads
+from graphkit.ops.kernels import linear as plain_kernels
+from graphkit.ops.kernels.devices import has_dependent_launch
 from graphkit.ops.linear import linear, multiply_heads
 from graphkit.ops.logits import top_candidates
 from graphkit.ops.paged_attention import paged_attention
@@ -270,3 +272,46 @@ def test_a_row_of_a_tree_has_the_bits_of_a_decode_step_on_a_cpu(dtype, threads, 
         for request in range(trees.requests):
             for node in range(trees.width):
                 assert torch.equal(rows[request, node], trees.decoded(request, node)), seed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("vocab", [8191, 8192, 128_256, 151_937])
+@pytest.mark.parametrize("topk", [1, 4, 10])
+def test_candidates_of_a_large_vocabulary(vocab, topk):
+    logits = torch.randn(200, vocab, device="cuda")
+    assert differing_rows(partial(top_candidates, topk=topk), [logits]) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or not has_dependent_launch(torch.device("cuda", 0)),
+    reason="needs programmatic dependent launch, from compute capability 9.0",
+)
+@pytest.mark.parametrize(
+    "shape", [(4096, 4096), (1024, 14336), (4096, 14336), (6144, 4096), (28672, 4096)], ids=str
+)
+@pytest.mark.parametrize("swiglu", [False, True])
+@pytest.mark.parametrize("may_use_cublas", [False, True])
+def test_rows_of_a_product_on_cuda(shape, swiglu, may_use_cublas, monkeypatch):
+    if not may_use_cublas:
+        monkeypatch.setattr(plain_kernels, "_cublas_adds_in_order", lambda *_: False)
+    for x, *others in quantized_cases.plain_cases("cuda", [torch.bfloat16], [1500], (shape,)):
+        product = partial(call_with, linear, others, swiglu=swiglu)
+        one = torch.cat([product(row[None]) for row in x[:64]])
+        for rows in (5, 16, 17, 32, 33, 40, 64, 65, 96, 129, 256, 300, 513, 1024, 1500):
+            assert torch.equal(product(x[:rows].flip(0)).flip(0)[: len(one)], one[:rows]), rows
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("least", "most"), [(1, 32), (33, 64), (65, 256)])
+def test_rows_of_a_quantised_product_on_cuda(least, most):
+    """Within each range of numbers of rows."""
+    for x, *others in quantized_cases.cases("cuda", [torch.bfloat16], [most], ((6144, 4096),)):
+        whole = quantized_linear(x, *others)
+        for rows in {least, least + 3, (least + most) // 2, most - 1}:
+            assert torch.equal(quantized_linear(x[:rows].flip(0), *others).flip(0), whole[:rows])
+
+
+def call_with(op, others, x, **options):
+    """Return the result of an op of rows and other arguments."""
+    return op(x, *others, **options)
