@@ -58,7 +58,8 @@ class DraftHead(nn.Module):
             decoder: Any = AutoModel.from_config(self.config)  # type: ignore[no-untyped-call]
         self.config._attn_implementation = IMPLEMENTATION
         self._layer_class, self._norm_class = type(decoder.layers[0]), type(decoder.norm)
-        self.rotary_emb: nn.Module = type(decoder.rotary_emb)(self.config)
+        self._rotary_class = type(decoder.rotary_emb)
+        self.rotary_emb = self._new_rotation(torch.get_default_device())
 
     @property
     def tp_plan(self) -> Mapping[str, str]:
@@ -134,13 +135,18 @@ class DraftHead(nn.Module):
         norm: nn.Module = next(m for m in self.modules() if isinstance(m, self._norm_class))
         return norm.get_parameter("weight").dtype
 
+    def _new_rotation(self, device: torch.device) -> nn.Module:
+        """Return a rotation whose frequencies are computed on the CPU, equal for all devices."""
+        with torch.device("cpu"):
+            rotation: nn.Module = self._rotary_class(self.config)
+        return rotation.to(device)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = dict(self.rotary_emb.named_buffers())
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         device = self.rotary_emb.get_buffer("inv_freq").device
         if before["inv_freq"].device != device:
-            with torch.device(device):
-                before = dict(type(self.rotary_emb)(self.config).named_buffers())
+            before = dict(self._new_rotation(device).named_buffers())
         # The same tensors on the same device, whose addresses captured graphs contain.
         for name, buffer in before.items():
             setattr(self.rotary_emb, name, buffer)
