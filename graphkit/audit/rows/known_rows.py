@@ -103,9 +103,9 @@ class RowDifference:
         one, other = self.expected, self.got
         first, second = self.units
         yield RowPlaces([first], [second], len(one.keys), len(other.keys))
-        if len({*one.counts, *other.counts}) > 1:
-            totals = sum(one.counts), sum(other.counts)
-            yield RowPlaces(one.tokens(first), other.tokens(second), *totals)
+        totals = sum(one.counts), sum(other.counts)
+        tokens = one.tokens(first), other.tokens(second)
+        yield RowPlaces(*tokens, *totals, may_have_pads=True)
 
 
 @dataclass(slots=True)

@@ -32,12 +32,15 @@ class RowPlaces:
     Attributes:
         expected, got: Index of each unit in the first and in the second run.
         num_expected, num_got: Number of units in either run.
+        may_have_pads: Whether the step may add pads behind the rows, one row per unit, as products
+            do. They are looked for in the first two dimensions.
     """
 
     expected: Sequence[int]
     got: Sequence[int]
     num_expected: int
     num_got: int
+    may_have_pads: bool = False
 
     @classmethod
     def before_pads(cls, live: int, size: int) -> RowPlaces:
@@ -74,6 +77,10 @@ def matched_rows(*places: RowPlaces) -> LiveRows:
                 width = got.shape[dim] // units.num_got
                 for parts in (p for p in range(1, width + 1) if width % p == 0):
                     yield _narrowed(*_taken(units, expected, got, dim, parts))
+            for dim in {0, 1} & {*range(got.dim())} if units.may_have_pads else ():
+                fits = expected.shape[dim] >= units.num_expected, got.shape[dim] >= units.num_got
+                if all(fits) and dim not in dims and expected.shape[:dim] == got.shape[:dim]:
+                    yield _chosen(units, expected, got, dim)
             for first, second in combinations(dims, 2):  # such as a mask of rows by rows
                 taken = _taken(units, *_taken(units, expected, got, first), second)
                 yield _narrowed(*taken)
@@ -100,6 +107,16 @@ def _taken(
     return (
         rows(expected, units.num_expected, units.expected),
         rows(got, units.num_got, units.got),
+    )
+
+
+def _chosen(
+    units: RowPlaces, expected: torch.Tensor, got: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rows of the units in the front of a dimension of two tensors, one row each."""
+    return (
+        expected.index_select(dim, torch.tensor(units.expected, device=expected.device)),
+        got.index_select(dim, torch.tensor(units.got, device=got.device)),
     )
 
 

@@ -101,6 +101,25 @@ def test_a_linear_that_splits_by_the_number_of_rows_is_named(splits, text):
     assert text in finding.text
 
 
+class PaddedRows(RowWise):
+    """Adds rows of zeros before the product, as kernels of fixed shapes do."""
+
+    def forward(self, x):
+        rows = x.reshape(-1, x.shape[-1])
+        padded = nn.functional.pad(rows, (0, 0, 0, 5 + -len(rows) % 8))
+        return super().forward(padded)[: len(rows)].view(*x.shape[:-1], -1)
+
+
+def test_pads_behind_the_rows_of_a_product_are_not_named():
+    linear = nn.Linear(16, 32)
+    target = locate("tools.examples.broken.sound:target", "cpu")
+    (model,) = target.forwards.values()
+    model.head = PaddedRows(linear.requires_grad_(False), lambda rows: len(rows) < 20)
+    (finding,) = rows_report(target).findings
+    assert finding.kernel not in ("constant_pad_nd", "pad")
+    assert "test_rows.py" in finding.source
+
+
 def test_a_mode_without_texts_says_so():
     target = locate("tools.examples.broken.sound:target", "cpu")
     (check,) = rows_report(target).checks
