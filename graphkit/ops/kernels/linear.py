@@ -12,7 +12,7 @@ from torch.nn import functional
 from graphkit.ops.kernels.quantized_linear import finished, joined, launch_product
 from graphkit.ops.kernels.quantized_linear_config import Product, choose_product
 from graphkit.ops.kernels.streamed_plain_config import FEW_PLAIN_ROWS
-from graphkit.ops.linear import MOST_ROWS_IN_PARTS
+from graphkit.ops.linear import MOST_ROWS_IN_PARTS, multiply
 
 _adds_in_order: dict[tuple[Any, ...], bool] = {}
 """Whether cuBLAS has the bits of the kernels, by parts, shapes, dtype and device of a product."""
@@ -33,7 +33,7 @@ def launch_linear(args: Any, product: Product | None = None) -> torch.Tensor:
         if product and rows > FEW_PLAIN_ROWS and _cublas_adds_in_order(args, product):
             return joined(args, _parts_by_cublas(args, product.splits))
     if product is None:
-        return finished(args, functional.linear(x, weight, args.bias))
+        return finished(args, multiply(x, weight, args.bias))
     return launch_product(
         args, product, x.contiguous(), weight=weight.contiguous(), N=outputs, K=inputs,
         ROW=inputs, IS_PACKED=False, scale=None, zero_point=None, SCALE_ROWS=0, SCALE_COLUMNS=0,
