@@ -5,7 +5,7 @@ A batch takes this path: ``runner`` (the verbs) -> ``replayer`` (everything prep
 ``capture`` makes the graphs, and ``captured_graphs`` tells about them. ``dispatch`` says which
 batches have no graph, and ``step`` runs them eagerly; the checks of both are those of the buffers.
 The file of a mode contains what the mode computes around the user's forward, and overrides what
-``mode_declaration`` lists. ``host_objects`` is the one door to ``graphkit.audit``.
+``mode_declaration`` lists. ``capture_checks`` is the one door to ``graphkit.audit``.
 """
 
 from graphkit.lazy_names import public_names

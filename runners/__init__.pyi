@@ -1,10 +1,10 @@
+from graphkit.runners.capture_checks import FrozenValue as FrozenValue
 from graphkit.runners.dispatch import Decision as Decision, Reason as Reason
 from graphkit.runners.draft import DraftRunner as DraftRunner
 from graphkit.runners.draft_extend import (
     DraftExtendRunner as DraftExtendRunner,
     DraftExtendV2Runner as DraftExtendV2Runner,
 )
-from graphkit.runners.host_objects import FrozenValue as FrozenValue
 from graphkit.runners.multi_layer import MultiLayerEagleRunner as MultiLayerEagleRunner
 from graphkit.runners.observe import ObservedReplay as ObservedReplay
 from graphkit.runners.output_fields import (

@@ -14,8 +14,8 @@ from graphkit.errors import ReplayError, SizeError
 from graphkit.graphs import Attribution, Backend, CapturedGraph, SizeTable, backend_for
 from graphkit.records import CaptureRecord, GraphRecord, MemoryEstimate, ModeRecord
 from graphkit.runners.capture import SizeCapture, mode_record
+from graphkit.runners.capture_checks import FrozenValue, FrozenValues
 from graphkit.runners.dispatch import Dispatch
-from graphkit.runners.host_objects import FrozenValue, FrozenValues
 from graphkit.runners.known_memory import memory_names, memory_parts
 from graphkit.runners.mode_declaration import ModeDeclaration
 from graphkit.runners.outputs import Output

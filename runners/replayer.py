@@ -11,8 +11,8 @@ from graphkit.buffers import ENTRIES, Axis, BatchWriter, InputBuffers
 from graphkit.errors import InputError
 from graphkit.graphs import Backend, CapturedGraph, SizeTable
 from graphkit.records import ReplayStats
+from graphkit.runners.capture_checks import FrozenValues
 from graphkit.runners.dispatch import Dispatch, require_count, size_error
-from graphkit.runners.host_objects import FrozenValues
 from graphkit.runners.outputs import Output
 from graphkit.runners.step import Step
 

@@ -19,9 +19,9 @@ from graphkit.graphs.streams import note_eager_step
 from graphkit.ops.inference import allocates
 from graphkit.records import CaptureRecord, ReplayStats, SizeRecord
 from graphkit.runners.capture import SizeCapture, close_graphs, mode_record
+from graphkit.runners.capture_checks import check_attention, host_objects
 from graphkit.runners.captured_graphs import _CapturedGraphs
 from graphkit.runners.dispatch import Decision, Dispatch
-from graphkit.runners.host_objects import host_objects
 from graphkit.runners.observe import ObservedReplay, observed
 from graphkit.runners.outputs import Output
 from graphkit.runners.replayer import NO_REPLAYS
@@ -235,8 +235,6 @@ class Runner(_CapturedGraphs[OutputT], Generic[InputsT, OutputT]):
         objects = host_objects(self._forward)
         objects.check_weights(self.device)
         if self._compares_attention and self.attention is not None:
-            from graphkit.runners.attention_check import check_attention
-
             check_attention(self)
         self._captured_at = caller_line()
         sizes: Sequence[SizeRecord] = ()

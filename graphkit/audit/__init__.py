@@ -5,7 +5,7 @@ Read ``report.py`` first: it runs all audits of a target. An audit is one file, 
 ``AuditLog``. Audits of memory work on a ``ReplayableGraph``, of a runner or of another program.
 
 - ``runs``: one batch with and without its graph, and the first node at which two runs differ.
-- ``host_objects``: what a forward can reach and read on the host.
+- ``host_objects``, ``attention_check``: what a capture asks, through ``runners/capture_checks.py``.
 - ``foreign``: graphs that another program captures; it loads without torch.
 - ``kit``: the same checks as assertions and a pytest plugin, public as ``graphkit.testing``.
 

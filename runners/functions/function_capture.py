@@ -17,13 +17,13 @@ from graphkit.graphs.capture_failure import describe_exception
 from graphkit.graphs.snapshot import check_restorable
 from graphkit.records import count_of
 from graphkit.runners import Output, Runner
+from graphkit.runners.capture_checks import host_objects
 from graphkit.runners.comparison import GRAPH_DIFFERS, Rounding, StepComparison, check_tolerance
 from graphkit.runners.functions.arguments import Arguments
 from graphkit.runners.functions.captured_function import CapturedFunction
 from graphkit.runners.functions.results import Results
 from graphkit.runners.functions.row_checks import HOST_ADVICE, ROW_ADVICE, RowChecks
 from graphkit.runners.functions.written_tensors import WrittenTensors
-from graphkit.runners.host_objects import host_objects
 from graphkit.runners.step import forward_name
 from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode, SpecConfig

@@ -11,7 +11,7 @@ import torch
 from graphkit.graphs.capture_state import compilation_disabled
 from graphkit.graphs.operations import WriteMode, has_storage, storage_id
 from graphkit.records import tensor_text
-from graphkit.runners.host_objects import host_objects
+from graphkit.runners.capture_checks import host_objects
 
 
 class WrittenTensors:

@@ -103,11 +103,11 @@ def test_it_runs_few_short_batches(monkeypatch):
 
     monkeypatch.setattr(Layer, "__call__", counted)
     runner = bare(Right, TREE)
-    gk.runners.attention_check.check_attention(runner)
+    gk.runners.capture_checks.check_attention(runner)
     assert 0 < len(rows) <= 8
     assert max(rows) <= 2 * (TREE.num_draft_tokens + 2)
     rows.clear()
-    gk.runners.attention_check.check_attention(bare(SdpaAttention, TREE))
+    gk.runners.capture_checks.check_attention(bare(SdpaAttention, TREE))
     assert rows == [], "attention of graphkit has tests of its own"
 
 

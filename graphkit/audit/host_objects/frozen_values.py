@@ -11,7 +11,7 @@ from graphkit.audit.host_objects.held_tensors import HeldTensor, HeldTensors
 from graphkit.audit.host_objects.host_numbers import HostNumber, HostNumbers, value_text
 from graphkit.errors import CaptureError, ReplayError
 from graphkit.records import Node
-from graphkit.runners.host_objects import FrozenValue
+from graphkit.runners.capture_checks import FrozenValue
 
 _ADVICE = "Read it from a tensor that every replay refreshes, or capture again."
 _TENSOR_ADVICE = "Write the new values into the tensor in place, or capture again."

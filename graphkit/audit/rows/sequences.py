@@ -19,9 +19,9 @@ from graphkit.errors import TargetError
 from graphkit.graphs import StateSnapshot
 from graphkit.models.wrapper.comparison import skip_reason, unserved_field
 from graphkit.models.wrapper.requests import tree_requests, window_settings
+from graphkit.models.wrapper.text_batches import TextBatch, TextBatches, TreeRequest, run_batch
 from graphkit.runners import Output, Runner
 from graphkit.runners.targets import CaptureTarget
-from graphkit.runners.text_batches import TextBatch, TextBatches, TreeRequest, run_batch
 from graphkit.spec import ForwardMode
 
 _SHORT_CHUNK = 7

@@ -18,7 +18,7 @@ from graphkit.engine.step.request_state import Prefill, assign
 from graphkit.engine.step.spec_step import SpecStep
 from graphkit.graphs import Backend
 from graphkit.ops.logits import bitmask_words
-from graphkit.runners.attention_check import check_attention
+from graphkit.runners.capture_checks import check_attention
 
 
 class Admission:

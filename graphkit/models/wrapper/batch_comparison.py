@@ -21,11 +21,11 @@ from graphkit.models.wrapper.module_rows import (
 )
 from graphkit.models.wrapper.own_decoding import decoding_differences
 from graphkit.models.wrapper.row_differences import MOST_ROWS, RowDifferences, rows_at_once
+from graphkit.models.wrapper.text_batches import RowSource, TextBatch, TreeRequest, run_batch
 from graphkit.records import WrapperDifference, WrapperRecord
 from graphkit.runners import Runner
 from graphkit.runners.comparison.rounding import Rounding
 from graphkit.runners.targets import CaptureTarget
-from graphkit.runners.text_batches import RowSource, TextBatch, TreeRequest, run_batch
 
 _FLUCTUATION = 4
 """How many times as large as that of the model's own decoding the rounding of a wrapper may be."""

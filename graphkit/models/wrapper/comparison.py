@@ -14,17 +14,17 @@ from graphkit.models.wrapper.batch_comparison import BatchComparison
 from graphkit.models.wrapper.model_logits import ModelLogits
 from graphkit.models.wrapper.requests import tree_requests, window_settings
 from graphkit.models.wrapper.row_differences import rows_at_once
-from graphkit.records import WrapperRecord
-from graphkit.runners import Runner
-from graphkit.runners.comparison.drawn_state import restorable_state
-from graphkit.runners.comparison.rounding import Rounding
-from graphkit.runners.targets import CaptureTarget
-from graphkit.runners.text_batches import (
+from graphkit.models.wrapper.text_batches import (
     SERVED_FIELDS,
     TextBatch,
     TextBatches,
     TreeRequest,
 )
+from graphkit.records import WrapperRecord
+from graphkit.runners import Runner
+from graphkit.runners.comparison.drawn_state import restorable_state
+from graphkit.runners.comparison.rounding import Rounding
+from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode
 
 WRAPPED_MODES = (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE)

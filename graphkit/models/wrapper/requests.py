@@ -9,11 +9,11 @@ import numpy as np
 
 from graphkit.config import is_int
 from graphkit.errors import ConfigError, TargetError, short_repr
+from graphkit.models.wrapper.text_batches import TreeRequest
 from graphkit.runners import Runner
 from graphkit.runners.comparison.drawn_state import SEED
 from graphkit.runners.sample_rows import Numbers
 from graphkit.runners.targets import CaptureTarget
-from graphkit.runners.text_batches import TreeRequest
 
 _USUAL_PROMPT = 64
 BEYOND_WINDOW = 8

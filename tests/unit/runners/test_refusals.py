@@ -11,7 +11,7 @@ import torch
 import graphkit as gk
 from graphkit import InputError, ReplayError, SizeError, TargetVerifyInputs
 from graphkit.buffers import Axis, declare
-from graphkit.runners.host_objects import host_objects
+from graphkit.runners.capture_checks import host_objects
 
 NAMES = ("req_pool_indices", "seq_lens", "input_ids", "positions", "out_cache_loc")
 

@@ -1,6 +1,7 @@
-"""What a forward reaches on the host: the interface, and the one door of the core to the audits.
+"""What the audits check at a capture, and the one door of the core to them.
 
-The core walks no objects. ``graphkit.audit.host_objects`` does, and loads when a runner captures.
+The core walks no objects and runs no texts. ``graphkit.audit.host_objects`` and ``attention_check``
+do, and load when a runner captures.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from torch import nn
 
 from graphkit.graphs import CapturedGraph
 from graphkit.records import Node
+from graphkit.runners.ranks import RunnerGroup
+from graphkit.runners.recurrent_states import RecurrentStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,25 @@ class HostObjects(Protocol):
 
 def host_objects(forward: Any) -> HostObjects:
     """Return what a forward, or a sequence of forwards, can reach on the host."""
-    # The only import of the core from above: see tests/unit/test_layers.py.
+    # The only imports of the core from above: see tests/unit/test_layers.py.
     from graphkit.audit.host_objects import ForwardObjects
 
     return ForwardObjects(forward)
+
+
+def check_attention(
+    runner: Any, states: RecurrentStates | None = None, group: RunnerGroup | None = None
+) -> None:
+    """Compare trees and packed prefills of the attention of a runner with plain chains.
+
+    Args:
+        runner: Runner of TARGET_VERIFY or DECODE. Others are not compared.
+        states: Recurrent states of the model.
+        group: Ranks that all call this; ``None`` selects those of the runner.
+
+    Raises:
+        AttentionError: They differ by more than rounding, on any rank.
+    """
+    from graphkit.audit.attention_check import check_attention
+
+    check_attention(runner, states, group)

@@ -20,16 +20,16 @@ import torch
 from graphkit.buffers.attention import kv_pools
 from graphkit.errors import AttentionError
 from graphkit.graphs import StateSnapshot
-from graphkit.runners.ranks import RunnerGroup
-from graphkit.runners.recurrent_states import RecurrentStates
-from graphkit.runners.sample_rows import Numbers
-from graphkit.runners.text_batches import (
+from graphkit.models.wrapper.text_batches import (
     SERVED_FIELDS,
     TextBatch,
     TextBatches,
     TreeRequest,
     run_batch,
 )
+from graphkit.runners.ranks import RunnerGroup
+from graphkit.runners.recurrent_states import RecurrentStates
+from graphkit.runners.sample_rows import Numbers
 from graphkit.spec import ForwardMode
 
 logger = logging.getLogger(__name__)
