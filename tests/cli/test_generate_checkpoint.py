@@ -351,7 +351,7 @@ def test_transformers_is_named_if_it_is_missing(run, folders, monkeypatch, comma
         ({"hidden_size": 16}, "the draft head has hidden_size 16, but its target has 64"),
         ({"vocab_size": 100}, "the draft head has vocab_size 100, but its target has 320"),
         ({"num_hidden_layers": 2}, "must have num_hidden_layers 1, got 2"),
-        ({"model_type": "gemma3"}, "config.json has model_type 'gemma3'"),
+        ({"model_type": "gemma3"}, "has model_type 'gemma3'"),
     ],
 )
 def test_a_head_of_another_model_is_refused(run, folders, tmp_path, change, text):
