@@ -84,7 +84,7 @@ def test_nodes_of_a_step_have_the_lines_of_drafters_and_models():
     (graph,) = record.graphs
     around = (Stage.REFRESH, Stage.METADATA, Stage.STEP)
     files = {node.source.partition(":")[0] for node in graph.nodes if node.module not in around}
-    assert {"step/eagle.py", "step/verifier.py", "heads/layers.py"} <= files
+    assert {"step/eagle.py", "step/verifier.py", "heads/eagle.py"} <= files
     folders = {file.partition("/")[0] for file in files}
     assert folders == {"step", "heads", "llama"}
     assert graph.captured_at.startswith(f"walk/{Path(__file__).name}:")
