@@ -68,9 +68,9 @@ from small_llama import StandaloneForward, full_logits, hidden_states, small_lla
 _IMPERFECT = Path(__file__).parents[1] / "engine" / "imperfect_models.py"
 IMPERFECT = SimpleNamespace(**runpy.run_path(str(_IMPERFECT)))
 CONTEXT, REQUESTS, PROMPT = 64, 3, 9
-CLOSE_LOGITS, CLOSE_SUMS, CLOSE_LOGPROBS = 1e-4, 2e-5, 1e-2
-"""Distances below which rounding may decide between two tokens: such a text is cut off there. The
-last one is that of log-probabilities."""
+CLOSE_LOGITS, CLOSE_SUMS, CLOSE_LOGPROBS = 1e-5, 2e-5, 1e-2
+"""Distances below which rounding may decide between two tokens: such a text is cut off there. That
+of logits is relative to the largest. The last one is that of log-probabilities."""
 HANG_S = 120.0
 
 
@@ -93,9 +93,11 @@ def philox_word(seed: int, position: int) -> int:
 
 def chosen_token(logits: np.ndarray, params: SamplingParams, position: int) -> tuple[int, bool]:
     """Return the token after a position, and whether rounding could have decided otherwise."""
+    rounding = CLOSE_LOGITS * abs(logits).max()
     if not params.temperature:
         second, first = np.sort(logits)[-2:]
-        return int(logits.argmax()), first - second < CLOSE_LOGITS
+        return int(logits.argmax()), first - second < rounding
+    rounding /= params.temperature  # of weights, relative to them
     weights = np.exp((logits - logits.max()) / params.temperature)
     ordered = np.sort(weights)[::-1]
     bounds = [params.min_p]
@@ -105,16 +107,17 @@ def chosen_token(logits: np.ndarray, params: SamplingParams, position: int) -> t
         kept = ordered[ordered >= max(bounds[1:], default=0)]
         reached = kept.cumsum() / kept.sum()
         bounds.append(kept[int((reached < params.top_p).sum())])
-        is_close = bool((abs(reached - params.top_p) < CLOSE_SUMS).any())
+        is_close = bool((abs(reached - params.top_p) < max(CLOSE_SUMS, rounding)).any())
     else:
         is_close = False
     bound = max(bounds)
     distance = abs(weights - bound)
-    is_close |= bool(((distance < 1e-4 * bound) & (distance > 0)).any())
+    is_close |= bool(((distance < rounding * bound) & (distance > 0)).any())
     kept = np.where(weights >= bound, weights, 0)
     sums = kept.cumsum() / kept.sum()
     u = (philox_word(params.seed, position) >> 8) * 2.0**-24
-    return int((sums > u).argmax()), is_close or bool((abs(sums - u) < CLOSE_SUMS).any())
+    is_close |= bool((abs(sums - u) < max(CLOSE_SUMS, rounding)).any())
+    return int((sums > u).argmax()), is_close
 
 
 def processed(logits: np.ndarray, prompt, text, params: SamplingParams) -> np.ndarray:
