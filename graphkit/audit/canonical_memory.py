@@ -125,7 +125,7 @@ class CanonicalMemory:
     def _place(self, address: int, origin: NodeOrigin) -> bytes:
         """Return the number of an allocation and the offset in it; zeros for scratch memory.
 
-        Scratch memory of an operation is none of its operands.
+        Scratch memory belongs to an operation, but not to one of its operands.
         """
         is_operand = any(begin <= address < begin + size for begin, size in origin.operands)
         held = self._held.find(address) if is_operand or not origin.op else None

@@ -353,4 +353,4 @@ def _length(text: str) -> float:
 def _generation(text: str) -> str:
     if text in _GENERATIONS:
         return text
-    raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(_GENERATIONS)}")
+    raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(_GENERATIONS)}")

@@ -145,7 +145,7 @@ UNPARSED = [
     (f"bench --context {'9' * 5000}", "is not a whole number of at least 1"),
     ("bench --batch-sizes 1,,2", "'' is not a whole number of at least 1; give a list such as"),
     ("bench --steps-per-launch 4,-1", "'-1' is not a whole number of at least 1; give a list"),
-    ("bench --generations v2,v4", "'v4' is none of v1, v2, v3"),
+    ("bench --generations v2,v4", "'v4' is not one of v1, v2, v3"),
     ("bench --accept-lengths 0.5", "'0.5' is not a number of at least 1"),
     ("bench --accept-lengths nan", "'nan' is not a number of at least 1"),
     ("bench --quantize fp8,fp4", "'fp4' is not none, fp8 or int4; give a list such as none,fp8"),

@@ -20,7 +20,7 @@ _SCRATCH = ("global_scratch", "profile_scratch")
 """Parameters that Triton appends to those of the kernel's Python function."""
 
 _known: dict[tuple[int, str], tuple[str, ...]] = {}
-"""Names without ``_SCRATCH`` by handle and name; empty for a kernel that is none of Triton's.
+"""Names without ``_SCRATCH`` by handle and name; empty for a kernel that Triton did not compile.
 
 The name is a part of the key because handles are used again after a module was unloaded.
 """
