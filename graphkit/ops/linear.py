@@ -117,12 +117,12 @@ def linear(
 ) -> torch.Tensor:
     """Multiply rows with a weight, as ``torch.nn.functional.linear`` does.
 
-    Products of bfloat16 and float16 are row-invariant on compute capability 9.0 and above: the bits
-    of a row do not depend on the number of rows. Up to 64 rows run by a kernel that already starts,
-    and requests its weight, while the kernel before it runs. More rows run by cuBLAS with the same
-    split of the inputs, if that has the same bits. ``choose_product`` of ``graphkit.ops.kernels``
-    has the limits. Other products run by ``torch.nn.functional.linear``. Up to two launches for up
-    to 1,024 rows.
+    Products of bfloat16 and float16 are row-invariant on compute capability 9.0: the bits of a row
+    do not depend on the number of rows. From 9.0 on, up to 64 rows run by a kernel that already
+    starts, and requests its weight, while the kernel before it runs. More rows run by cuBLAS with
+    the same split of the inputs, if that has the same bits. ``choose_product`` of
+    ``graphkit.ops.kernels`` has the limits. Other products run by ``torch.nn.functional.linear``.
+    Up to two launches for up to 1,024 rows, but for the first product of a shape, which compares.
 
     On a CPU the bits of a row depend on the row alone.
 
