@@ -93,7 +93,7 @@ def philox_word(seed: int, position: int) -> int:
 
 def chosen_token(logits: np.ndarray, params: SamplingParams, position: int) -> tuple[int, bool]:
     """Return the token after a position, and whether rounding could have decided otherwise."""
-    rounding = CLOSE_LOGITS * abs(logits).max()
+    rounding = CLOSE_LOGITS * abs(logits[np.isfinite(logits)]).max()
     if not params.temperature:
         second, first = np.sort(logits)[-2:]
         return int(logits.argmax()), first - second < rounding
