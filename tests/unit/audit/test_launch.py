@@ -2,116 +2,126 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from graphkit.audit import AuditLog, audit_target
-from graphkit.audit.launch import GraphShape, LaunchTimes, audit_streams, report_launch
+from graphkit.audit.launch import REPETITIONS, audit_streams, launch_us, report_launch
 from graphkit.audit.locate_target import locate
+from graphkit.errors import DeviceError
 from graphkit.records import Edge, Environment, GraphRecord, Node
 
 ROOT = Path(__file__).parents[3]
-CHAIN = LaunchTimes(own=5.2, linear=5.0, branched=5.0)
+DIAMOND = [(0, 1), (0, 2), (1, 3), (2, 3)]
+LINE = [(0, 1), (1, 2), (2, 3)]
 
 
-def record(*kinds, edges=(), parents=None):
-    parents = parents or {}
+def report(own_us, *kinds, edges=(), parents=(), launches=1):
+    """Report the launch of a graph, and return the text of the check and its findings."""
     nodes = tuple(
-        Node(index=i, kind=kind, name=kind, short_name=kind, parent=parents.get(i))
+        Node(index=i, kind=kind, name=kind, short_name=kind, parent=dict(parents).get(i))
         for i, kind in enumerate(kinds)
     )
-    return GraphRecord(
+    record = GraphRecord(
         name="DECODE 8",
         backend="cuda",
         environment=Environment(device="", torch="", triton="", cuda="", driver="", graphkit=""),
         nodes=nodes,
         edges=tuple(Edge(source=source, target=target) for source, target in edges),
     )
-
-
-DIAMOND = [(0, 1), (0, 2), (1, 3), (2, 3)]
-
-
-@pytest.fixture
-def report():
-    """Report the launch of a graph, and return the check and its findings."""
-
-    def reported(shape, times):
-        log = AuditLog()
-        with log.check("launch", "DECODE", 8) as check:
-            report_launch(shape, times, check)
-        return log.checks[0], log.findings
-
-    return reported
-
-
-def test_the_shape_of_a_line(report):
-    shape = GraphShape.from_record(record("kernel", "memcpy", "kernel", edges=[(0, 1), (1, 2)]))
-    assert (shape.num_nodes, shape.forks, shape.joins) == (3, 0, 0)
-    assert shape.dependencies == {0: [], 1: [0], 2: [1]}
-    assert shape.others == {"memcpy": 1}
-    check, findings = report(shape, CHAIN)
-    assert check.text == (
-        "3 nodes launch in 5.2 us (1.733 per node), a linear graph of as many in 5.0 us "
-        "(1.667 per node)"
-    )
-    assert not findings
-
-
-def test_forks_and_joins_are_counted():
-    shape = GraphShape.from_record(record(*["kernel"] * 4, edges=DIAMOND))
-    assert (shape.forks, shape.joins) == (1, 1)
-    assert shape.dependencies == {0: [], 1: [0], 2: [0], 3: [1, 2]}
-    two_firsts = GraphShape.from_record(record(*["kernel"] * 3, edges=[(0, 2), (1, 2)]))
-    assert (two_firsts.forks, two_firsts.joins) == (1, 1)
-
-
-def test_nodes_of_child_graphs_count_as_nodes_alone():
-    kinds = ["child graph", *["kernel"] * 4]
-    inner = dict.fromkeys(range(1, 5), 0)
-    edges = [(source + 1, target + 1) for source, target in DIAMOND]
-    shape = GraphShape.from_record(record(*kinds, edges=edges, parents=inner))
-    assert (shape.num_nodes, shape.forks, shape.joins) == (5, 0, 0)
-    assert shape.dependencies == {0: []}
-    assert shape.others == {"child graph": 1}
-
-
-def test_forks_that_cost_the_time_are_named(report):
-    shape = GraphShape.from_record(record("kernel", "host", "kernel", "kernel", edges=DIAMOND))
-    check, (finding,) = report(shape, LaunchTimes(own=42.0, linear=5.0, branched=40.0))
-    assert (finding.severity, finding.kind, finding.cause) == ("note", "slow launch", "forks")
-    assert finding.text == (
-        "the launch of 4 nodes takes 42.0 us (10.500 per node) of host time, and the "
-        "launch of a linear graph of as many nodes 5.0 us (1.250 per node): 1 fork and 1 join make "
-        "it slow, as trivial kernels with the same dependencies take 40.0 us."
-    )
-    assert "one stream" in finding.advice
-    assert check.text.endswith("; 1 fork and 1 join")
+    log = AuditLog()
+    with log.check("launch", "DECODE", 8) as check:
+        report_launch(record, own_us, check, launches)
+    return log.checks[0].text, log.findings
 
 
 @pytest.mark.parametrize(
-    ("edges", "without_forks"),
+    ("kinds", "edges", "parents", "branches"),
     [
-        ([(0, 1), (1, 2), (2, 3)], "it has no forks"),
-        (DIAMOND, "not its forks: trivial kernels with the same dependencies take 6.0 us"),
+        (["kernel", "memcpy", "kernel"], [(0, 1), (1, 2)], (), ""),
+        (["kernel"] * 4, DIAMOND, (), "; 1 fork and 1 join"),
+        (["kernel"] * 3, [(0, 2), (1, 2)], (), "; 1 fork and 1 join"),  # two first nodes
+        (
+            ["child graph", *["kernel"] * 4],
+            [(source + 1, target + 1) for source, target in DIAMOND],
+            [(inner, 0) for inner in range(1, 5)],
+            "",
+        ),
     ],
 )
-def test_other_nodes_are_named_if_forks_do_not_cost_the_time(report, edges, without_forks):
-    shape = GraphShape.from_record(record("kernel", "host", "event wait", "host", edges=edges))
-    _, (finding,) = report(shape, LaunchTimes(own=42.0, linear=5.0, branched=6.0))
-    assert finding.cause == "event wait, host"
-    assert finding.text.endswith(
-        f"what else distinguishes it is 1 event wait node, 2 host nodes ({without_forks})."
+def test_nodes_forks_and_joins_are_counted(kinds, edges, parents, branches):
+    count = len(kinds)
+    text, findings = report(6.0, *kinds, edges=edges, parents=parents)
+    assert text == f"{count} nodes launch in 6.0 us ({6.0 / count:.3f} per node){branches}"
+    assert not findings
+
+
+@pytest.mark.parametrize(
+    ("kinds", "edges", "cause", "what"),
+    [
+        (["kernel", "host", "kernel", "kernel"], DIAMOND, "forks", "1 fork and 1 join"),
+        (
+            ["kernel", "host", "event wait", "host"],
+            LINE,
+            "event wait, host",
+            "1 event wait node, 2 host nodes and no fork",
+        ),
+        (["kernel"] * 4, LINE, "kernels", "kernels in one line"),
+    ],
+)
+def test_a_slow_launch_names_what_the_graph_has(kinds, edges, cause, what):
+    _, (finding,) = report(42.0, *kinds, edges=edges)
+    assert (finding.severity, finding.kind, finding.cause) == ("note", "slow launch", cause)
+    assert finding.text == (
+        "the launch of 4 nodes takes 42.0 us of host time, 10.50 per node; a linear graph takes "
+        f"about 10. It has {what}."
     )
+    assert ("one stream" in finding.advice) == (cause == "forks")
 
 
-def test_kernels_are_named_if_there_is_nothing_else(report):
-    shape = GraphShape.from_record(record("kernel", "kernel", edges=[(0, 1)]))
-    _, (finding,) = report(shape, LaunchTimes(own=42.0, linear=5.0, branched=5.0))
-    assert finding.cause == "kernels"
-    assert finding.text.endswith("its kernels make it slow (it has no forks).")
+def test_long_lines_and_several_graphs_may_take_longer():
+    assert not report(42.0, *["kernel"] * 1000)[1]
+    assert not report(42.0, *["kernel"] * 4, edges=LINE, launches=3)[1]
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """A driver that notes what it launches and returns ``error``."""
+    fake = SimpleNamespace(launched=[], error=0, CUgraphExec=int, CUstream=int)
+
+    def launch(graph, stream):
+        fake.launched.append((graph, stream))
+        return (fake.error,)
+
+    fake.cuGraphLaunch = launch
+    cuda, bindings = ModuleType("cuda"), ModuleType("cuda.bindings")
+    cuda.bindings, bindings.driver = bindings, fake
+    monkeypatch.setitem(sys.modules, "cuda", cuda)
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=5))
+    return fake
+
+
+def graph(handle):
+    return SimpleNamespace(graph=SimpleNamespace(raw_cuda_graph_exec=lambda: handle))
+
+
+def test_all_graphs_are_launched_in_each_repetition(driver):
+    prepared = []
+    launch_us([graph(0xA), graph(0xB)], lambda: prepared.append(1))
+    assert len(prepared) == REPETITIONS
+    assert driver.launched == [(0xA, 5), (0xB, 5)] * REPETITIONS
+
+
+def test_a_failed_launch_is_a_device_error(driver):
+    driver.error = 700
+    with pytest.raises(DeviceError, match="700"):
+        launch_us([graph(0xA)], lambda: None)
 
 
 def test_the_recorder_is_not_measured(monkeypatch):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from graphkit.audit.launch_cost import driver_executable, launch_us
+from graphkit.audit.launch import launch_us
 from graphkit.audit.node_switches import NodeSwitches
 from graphkit.errors import DeviceError
 from graphkit.graphs import Attribution, environment, inspect_graph
@@ -70,11 +70,10 @@ class CudaDevice:
         """Return the median host time of launches of a graph in microseconds.
 
         Args:
-            graph: A graph with an executable. It is launched ``launch_cost.REPETITIONS`` times.
+            graph: A graph with an executable. It is launched ``launch.REPETITIONS`` times.
             prepare: Called before each launch.
         """
-        executable = driver_executable(_Replayed(graph))
-        return launch_us({"own": [executable]}, lambda _variant: prepare())["own"]
+        return launch_us([_Replayed(graph)], prepare)
 
     # Memory.
 

@@ -19,8 +19,7 @@ from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.foreign.audits.checked_memory import Limits, NotChecked, checked_memory, mib
 from graphkit.audit.foreign.audits.followed_graph import FollowedGraph
 from graphkit.audit.foreign.audits.watched_memory import CHUNK, WatchedMemory
-from graphkit.audit.launch import report_launch_time
-from graphkit.audit.launch_cost import REPETITIONS
+from graphkit.audit.launch import REPETITIONS, report_launch
 from graphkit.audit.replayable_graph import Effect, ReplayableGraph
 from graphkit.audit.stale_memory.pool_memory import PoolMemory
 from graphkit.audit.stale_memory.ranges import Poison
@@ -202,7 +201,7 @@ class ForeignGraph(ReplayableGraph):
             self._memory.rewind()
             self._device.set_random_states(self._before_random, followed.generators)
 
-        report_launch_time(followed.record, self._device.launch_us(self._graph, prepare), check)
+        report_launch(followed.record, self._device.launch_us(self._graph, prepare), check)
 
     def _restore(self, check: Check) -> None:
         self._memory.restore()
