@@ -134,25 +134,6 @@ def test_a_mean_over_the_batch_leaks():
     assert "batch" in finding.advice
 
 
-def test_a_leak_that_changes_the_accepted_drafts_is_reported():
-    """The target accepts every draft unless a row of the batch has the largest id."""
-
-    def forward(inputs):
-        following = inputs.input_ids.view(-1, WIDTH).roll(-1, 1).flatten()
-        logits = nn.functional.embedding(following, torch.eye(VOCAB))
-        offset = (inputs.input_ids == VOCAB - 1).any() * 9.0
-        return gk.ForwardOutput(next_token_logits=logits + offset * torch.eye(VOCAB)[0])
-
-    def never_largest(mode, batch_size, seed):
-        batch = sample_batch(mode, batch_size, seed)
-        batch.input_ids = batch.input_ids.clamp(1, VOCAB - 2)
-        return batch
-
-    found, log = audited(None, forwards={VERIFY: forward}, sample_batch=never_largest)
-    assert found == {(LEAK, 4)}
-    assert "Request 0 then accepts 0 drafts instead of 3." in log.findings[0].text
-
-
 def test_masking_by_multiplication_leaks_the_reserved_slot():
     """0 * NaN is NaN, also in a batch without pad rows."""
     cache = torch.zeros(SLOTS, HIDDEN)
