@@ -202,10 +202,16 @@ from graphkit.graphs import LoopGraph as LoopGraph
 # Engine.
 from graphkit.engine import (
     EngineStats as EngineStats,
+    EngineThread as EngineThread,
     FinishReason as FinishReason,
     NewTokens as NewTokens,
     Request as Request,
+    RequestOutput as RequestOutput,
+    RequestStream as RequestStream,
     SpeculativeEngine as SpeculativeEngine,
+    TextStream as TextStream,
+    TimeHistogram as TimeHistogram,
+    TokenDecoder as TokenDecoder,
     TokenMatcher as TokenMatcher,
 )
 
@@ -221,6 +227,7 @@ from graphkit.errors import (
     InputError as InputError,
     InspectError as InspectError,
     OutputError as OutputError,
+    QueueFullError as QueueFullError,
     RankError as RankError,
     RecordError as RecordError,
     ReplayError as ReplayError,

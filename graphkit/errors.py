@@ -9,6 +9,7 @@ The hierarchy::
     ├── OutputError       a forward returned an invalid output
     ├── CaptureError      a forward cannot be captured
     ├── ReplayError       a runner is not in the state that a call requires
+    │   ├── QueueFullError  so many requests wait that an engine takes no more
     │   └── RankError     another rank failed, left, or does something else
     ├── AttentionError    an attention backend or a KV pool got invalid arguments
     ├── TargetError       a TARGET cannot be imported or is invalid
@@ -218,6 +219,10 @@ class CaptureError(GraphkitError, RuntimeError):
 
 class ReplayError(GraphkitError, RuntimeError):
     """A runner or a staged batch is not in the state that a call requires."""
+
+
+class QueueFullError(ReplayError):
+    """As many requests wait as ``EngineThread.max_waiting`` allows. A server answers 429 or 503."""
 
 
 class RankError(ReplayError):

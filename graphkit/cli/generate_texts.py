@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from graphkit.cli.exits import UsageError
 from graphkit.cli.output import is_terminal, print_message, progress_on_stderr, write_stdout
-from graphkit.errors import ConfigError
 from graphkit.records import Completion, GenerateRecord
 from graphkit.views import generate_view, visible
 
-if TYPE_CHECKING:
-    from graphkit.models.byte_tokenizer import Tokenizer
-
-_INCOMPLETE = "\ufffd"
 _DEFAULT_PROMPT = "def read(self, size=-1):\n"
 
 OnText = Callable[[str, int], None]
@@ -173,88 +167,3 @@ def _dimmed(prompt: str) -> str:
     console = Console()
     is_plain = console.color_system is None or console.no_color
     return visible(prompt) if is_plain else f"\x1b[2m{visible(prompt)}\x1b[0m"
-
-
-class TextStream:
-    """Decodes the new tokens of a request into pieces of text.
-
-    A piece never ends within a character: bytes of a character that is not complete wait for the
-    others. The prompt and all pieces together are the text of all tokens, so a piece starts with a
-    space where the tokenizer drops the space that starts a text.
-
-    The text ends before the stop string that is complete first. Text that may become a stop string
-    waits for the characters after it. Pieces do not depend on how tokens are grouped into calls,
-    only their borders do.
-
-    Args:
-        tokenizer: Decodes the tokens.
-        prompt_ids: Tokens before the first new one.
-        stop: Stop strings.
-
-    Attributes:
-        text: All pieces so far.
-        is_stopped: Whether a stop string ended the text.
-
-    Raises:
-        ConfigError: A stop string is empty.
-    """
-
-    def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), stop: Collection[str] = ()
-    ) -> None:
-        if "" in stop:
-            raise ConfigError(
-                "a stop string is empty, which would end every text at once. Pass at least one "
-                "character.",
-                field="stop",
-            )
-        self._tokenizer, self._stop = tokenizer, tuple(stop)
-        # Decoding starts a few tokens before the first one without text: the text of a token
-        # depends on the tokens before it. `_known` is the text of the first `_read` tokens.
-        self._window, self._read = list(prompt_ids), len(prompt_ids)
-        self._known = tokenizer.decode(self._window)
-        self._held = ""
-        self.text = ""
-        self.is_stopped = False
-
-    def append(self, tokens: Sequence[int]) -> str:
-        """Add new tokens and return the next piece; empty after a stop string."""
-        if self.is_stopped:
-            return ""
-        self._window += tokens
-        decoded = self._tokenizer.decode(self._window)
-        if len(decoded) <= len(self._known) or decoded.endswith(_INCOMPLETE):
-            return ""
-        new = decoded[len(self._known) :]
-        self._window = self._window[self._read :]
-        self._read = len(self._window)
-        self._known = self._tokenizer.decode(self._window)
-        return self._piece(new)
-
-    def finish(self) -> str:
-        """Return the last piece, with U+FFFD for bytes whose character is not complete."""
-        if self.is_stopped:
-            return ""
-        piece = self._piece(self._tokenizer.decode(self._window)[len(self._known) :])
-        rest, self._held = self._held, ""
-        self.text += rest
-        return piece + rest
-
-    def _piece(self, new: str) -> str:
-        """Return what can be given out of held and new text, and hold the rest."""
-        text = self._held + new
-        # Held text is shorter than a stop string, so that no match starts before it.
-        ends = [(start + len(s), start) for s in self._stop if (start := text.find(s)) >= 0]
-        if ends:
-            self.is_stopped, self._held = True, ""
-            piece = text[: min(ends)[1]]
-        else:
-            length = len(text) - self._length_to_hold(text)
-            piece, self._held = text[:length], text[length:]
-        self.text += piece
-        return piece
-
-    def _length_to_hold(self, text: str) -> int:
-        """Return the length of the longest end of a text that starts a stop string."""
-        lengths = (n for s in self._stop for n in range(len(s)) if text.endswith(s[:n]))
-        return max(lengths, default=0)

@@ -8,11 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from graphkit.cli.exits import UsageError
-from graphkit.cli.generate_texts import OnText, TextDisplay, TextStream, prompt_end
+from graphkit.cli.generate_texts import OnText, TextDisplay, prompt_end
 from graphkit.cli.models import OpenModels, open_models
 from graphkit.cli.output import progress_on_stderr
 from graphkit.distributed import RankGroup
-from graphkit.engine import Request, SamplingParams, SpeculativeEngine
+from graphkit.engine import (
+    FinishReason,
+    Request,
+    SamplingParams,
+    SpeculativeEngine,
+    TextStream,
+)
 from graphkit.errors import InputError
 from graphkit.graphs import environment
 from graphkit.records import Completion, GenerateRecord
@@ -158,7 +164,7 @@ def _run_to_end(
             piece = stream.append([token for token in tokens if token not in stop_ids])
             on_text(piece, len(tokens))
             if stream.is_stopped:
-                engine.abort(request)
+                engine.abort(request, FinishReason.STOP_STRING)
     for stream in streams.values():
         on_text(stream.finish(), 0)
     return time.perf_counter() - started
@@ -174,7 +180,7 @@ def _completion(prompt: str, request: Request, stream: TextStream) -> Completion
     return Completion(
         prompt=prompt,
         text=stream.text,
-        finish_reason="stop string" if stream.is_stopped else reason,
+        finish_reason=reason,
         tokens=len(request.output_ids),
         accept_length=request.accept_length,
         token_ids=tuple(request.output_ids),

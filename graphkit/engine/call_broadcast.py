@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from graphkit.distributed import Channel, RankGroup
 from graphkit.distributed.rank_store import names_of_ranks
-from graphkit.engine.request import NewTokens, Request
+from graphkit.engine.request import FinishReason, NewTokens, Request
 from graphkit.engine.step import SamplingParams
 from graphkit.errors import ConfigError, RankError
 
@@ -124,7 +124,8 @@ class CallBroadcast(LocalCalls):
 
     def aborted(self, request: Request) -> None:
         """See ``LocalCalls.aborted``."""
-        self._calls.append(["abort", self._numbers[request]])
+        assert request.finish_reason is not None, "its caller has set it"
+        self._calls.append(["abort", self._numbers[request], request.finish_reason.name])
         self._aborted.append(request)
 
     def step(self) -> None:
@@ -142,7 +143,7 @@ class CallBroadcast(LocalCalls):
     def worker_loop(
         self,
         submit: Callable[[list[int], SamplingParams], Request],
-        abort: Callable[[Request], None],
+        abort: Callable[[Request, FinishReason], None],
         step: Callable[[], object],
     ) -> None:
         """Repeat the calls of rank 0 until it closes its engine."""
@@ -156,7 +157,8 @@ class CallBroadcast(LocalCalls):
                         sampling["logit_bias"] = dict(sampling["logit_bias"])
                         submit(prompt, SamplingParams(**sampling))
                     else:
-                        abort(self._requests[arguments[0]])
+                        number, reason = arguments
+                        abort(self._requests[number], FinishReason[reason])
                 self._is_closed = then == _CLOSE
                 if not self._is_closed:
                     step()

@@ -22,6 +22,8 @@ from graphkit.engine.step import SamplingParams
 from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.errors import InputError, ReplayError, short_repr
 
+_REASONS_OF_CALLERS = FinishReason.ABORTED, FinishReason.DEADLINE, FinishReason.STOP_STRING
+
 
 class _ContinuousBatching:
     """Takes requests, and runs steps for all that have room. Base of ``SpeculativeEngine``.
@@ -89,6 +91,17 @@ class _ContinuousBatching:
                 for another vocabulary.
             ReplayError: The engine is closed.
         """
+        request = self._create(prompt_ids, sampling, matcher)
+        self._put([request])
+        return request
+
+    def _create(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams | None,
+        matcher: TokenMatcher | None,
+    ) -> Request:
+        """Check the arguments of ``submit``, and return a request that does not wait yet."""
         self._check_open()
         if matcher is not None and not self.structured_output:
             raise InputError(
@@ -102,19 +115,22 @@ class _ContinuousBatching:
                 "engine without group.",
                 field="matcher",
             )
-        request = self._queue.create(prompt_ids, sampling, matcher)
-        self._put([request])
-        return request
+        return self._queue.create(prompt_ids, sampling, matcher)
 
-    def abort(self, request: Request) -> None:
-        """End a request. It keeps its tokens, with ``finish_reason`` ``ABORTED``, and gets no more.
+    def abort(self, request: Request, reason: FinishReason = FinishReason.ABORTED) -> None:
+        """End a request. It keeps its tokens and gets no more.
 
         A waiting request leaves the queue. The row and the KV slots of a running one are freed by
         the next ``step``, before waiting requests join; device loops of v3 end after the steps
         that they run. Does nothing for a request that has finished. Does not wait.
 
+        Args:
+            request: As returned by ``submit``.
+            reason: Its ``finish_reason``: ``ABORTED``, ``DEADLINE`` or ``STOP_STRING``.
+
         Raises:
-            InputError: ``request`` is not a ``Request``, or belongs to another engine.
+            InputError: ``request`` is not a ``Request``, or belongs to another engine, or
+                ``reason`` is none of these.
             ReplayError: The engine is closed.
         """
         self._check_open()
@@ -122,6 +138,12 @@ class _ContinuousBatching:
             raise InputError(
                 f"abort got {short_repr(request)}, expected a Request that submit returned.",
                 field="request",
+            )
+        if reason not in _REASONS_OF_CALLERS:
+            names = ", ".join(allowed.name for allowed in _REASONS_OF_CALLERS)
+            raise InputError(
+                f"abort got the reason {short_repr(reason)}, expected a FinishReason of {names}.",
+                field="reason",
             )
         if request.is_finished:
             return
@@ -131,7 +153,7 @@ class _ContinuousBatching:
                 "that submit of this engine returned.",
                 field="request",
             )
-        request.finish_reason = FinishReason.ABORTED  # first: an interrupted call ends it, too
+        request.finish_reason = reason  # first: an interrupted call ends it, too
         if self._queue.drop(request):
             self._tally.end([request])
         else:
@@ -148,7 +170,6 @@ class _ContinuousBatching:
         """Counts over all requests so far, as a snapshot."""
         return self._tally.stats(self._queue, self.memory, self.runners)
 
-    @torch.no_grad()
     def step(self) -> NewTokens:
         """Admit waiting requests, prefill, run one step for all running ones, remove finished ones.
 
@@ -176,9 +197,14 @@ class _ContinuousBatching:
             The new tokens of each request that has some. After a step that raised, the next call
             also returns the tokens that it had delivered.
         """
+        return self._advance()[0]
+
+    @torch.no_grad()
+    def _advance(self) -> tuple[NewTokens, list[Request]]:
+        """Do what ``step`` does; return the requests that ended since the last call, too."""
         return self._calls.guard(self._step)
 
-    def _step(self) -> NewTokens:
+    def _step(self) -> tuple[NewTokens, list[Request]]:
         self._check_open()
         self._calls.step()
         if self._is_interrupted:
@@ -207,7 +233,7 @@ class _ContinuousBatching:
         self._tally.raise_error()
         new_tokens, ended = self._tally.take_new_tokens(self._queue.started)
         self._calls.check(new_tokens, ended)
-        return new_tokens
+        return new_tokens, ended
 
     def worker_loop(self) -> None:
         """Repeat the calls of rank 0 until it closes its engine. For the other ranks of ``group``.

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphkit.config import require_type
-from graphkit.engine import SpeculativeEngine
+from graphkit.engine import EngineThread, FinishReason, SpeculativeEngine
+from graphkit.engine.stats import TIME_BOUNDS, EngineStats
 from graphkit.errors import ConfigError, short_repr
 from graphkit.records import ReplayStats
 from graphkit.runners import Runner
@@ -23,13 +24,19 @@ if TYPE_CHECKING:
 
 _PREFIX = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
 """A name of Prometheus up to its colon: https://prometheus.io/docs/concepts/data_model/"""
+_FINISHED = {
+    "stop": (FinishReason.STOP, FinishReason.STOP_STRING),
+    "length": (FinishReason.LENGTH, FinishReason.CONTEXT),
+    "abort": (FinishReason.ABORTED, FinishReason.DEADLINE),
+    "error": (FinishReason.REFUSED, FinishReason.FAILED),
+}
+"""Reasons by their label in vLLM."""
 
 
 class PrometheusCollector:
     """A collector of ``prometheus_client``: reads the counts of a runner or an engine on demand.
 
-    Nothing is added to replays and steps. A scrape reads counters of the host and never waits for
-    the device. Register it, and remove it before the runner is dropped::
+    A scrape reads counters of the host. Register it, and remove it before the runner is dropped::
 
         REGISTRY.register(PrometheusCollector(engine, model_name="llama"))
 
@@ -44,7 +51,13 @@ class PrometheusCollector:
 
     - ``num_requests_running``, ``num_requests_waiting``, and ``kv_cache_usage_perc``: slots of the
       KV pools that requests hold, 0 to 1;
-    - ``generation_tokens_total``;
+    - ``prompt_tokens_total`` and ``generation_tokens_total``;
+    - ``request_success_total`` by ``finished_reason``: requests that have ended, by ``stop``,
+      ``length``, ``abort`` or ``error``;
+    - ``num_preemptions_total``;
+    - histograms in seconds: ``time_to_first_token_seconds``, ``inter_token_latency_seconds``
+      between two outputs of a request, ``e2e_request_latency_seconds`` and
+      ``request_queue_time_seconds``; see ``EngineStats``;
     - ``spec_decode_num_drafts_total``: verify steps with drafts, once per request;
       ``spec_decode_num_draft_tokens_total`` and ``spec_decode_num_accepted_tokens_total``: drafts
       that they verified and accepted;
@@ -55,26 +68,27 @@ class PrometheusCollector:
     - ``spec_accept_length``: histogram of tokens per verify step, the bonus token included.
 
     Args:
-        source: A runner, or an engine.
+        source: A runner, an engine, or an ``EngineThread``, which is read between two steps. A
+            runner or an engine without it must not run on another thread during a scrape.
         prefix: What precedes the colon in each name: ``vllm`` serves dashboards and the benchmark
             client of vLLM.
         **labels: Labels of all metrics, such as ``model_name``.
 
     Raises:
-        ConfigError: ``source`` is neither, the prefix is no name, or ``prometheus_client`` is not
-            installed.
+        ConfigError: ``source`` is none of these, the prefix is no name, or ``prometheus_client`` is
+            not installed.
     """
 
     def __init__(
         self,
-        source: Runner[Any, Any] | SpeculativeEngine,
+        source: Runner[Any, Any] | SpeculativeEngine | EngineThread,
         *,
         prefix: str = "graphkit",
         **labels: str,
     ) -> None:
         require_type(
-            "PrometheusCollector", "source", source, (Runner, SpeculativeEngine),
-            "a Runner or a SpeculativeEngine",
+            "PrometheusCollector", "source", source, (Runner, SpeculativeEngine, EngineThread),
+            "a Runner, a SpeculativeEngine or an EngineThread",
         )  # fmt: skip
         try:
             from prometheus_client import core
@@ -95,11 +109,17 @@ class PrometheusCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics, each with its present value."""
-        if isinstance(self._source, SpeculativeEngine):
-            yield from self._engine_metrics(self._source)
-            yield from self._runner_metrics(self._source.runners)
+        source = self._source
+        if isinstance(source, EngineThread):
+            yield from source.call(lambda engine: [*self._of_engine(engine)])
+        elif isinstance(source, SpeculativeEngine):
+            yield from self._of_engine(source)
         else:
-            yield from self._runner_metrics([self._source])
+            yield from self._runner_metrics([source])
+
+    def _of_engine(self, engine: SpeculativeEngine) -> Iterator[Metric]:
+        yield from self._engine_metrics(engine, engine.stats)
+        yield from self._runner_metrics(engine.runners)
 
     def _runner_metrics(self, runners: Iterable[Runner[Any, Any]]) -> Iterator[Metric]:
         # With several draft lengths, several runners have the same mode.
@@ -126,8 +146,7 @@ class PrometheusCollector:
             sizes.add_counts(stats[mode].live_sizes, same[0].table, mode)
         yield from (samples.family for samples in (replays, rows, eager, pool, sizes))
 
-    def _engine_metrics(self, engine: SpeculativeEngine) -> Iterator[Metric]:
-        stats = engine.stats
+    def _engine_metrics(self, engine: SpeculativeEngine, stats: EngineStats) -> Iterator[Metric]:
         drafted, accepted = stats.drafted_lengths, stats.accepted_lengths
         gauges = {
             "num_requests_running": ("Requests that run.", stats.running),
@@ -137,7 +156,12 @@ class PrometheusCollector:
         for name, (text, value) in gauges.items():
             yield self._gauge(name, text).add(value).family
         counters = {
+            "prompt_tokens": ("Tokens of prompts.", stats.prompt_tokens),
             "generation_tokens": ("Tokens generated.", stats.new_tokens),
+            "num_preemptions": (
+                "Times that a request had to give its KV slots to earlier ones.",
+                stats.preemptions,
+            ),
             "spec_decode_num_drafts": (
                 "Verify steps with drafts, once per request.",
                 sum(count for drafts, count in drafted.items() if drafts),
@@ -153,6 +177,24 @@ class PrometheusCollector:
         }
         for name, (text, value) in counters.items():
             yield self._counter(name, text).add(value).family
+        text = "Requests that have ended, by reason."
+        success = self._counter("request_success", text, "finished_reason")
+        for label, reasons in _FINISHED.items():
+            success.add(sum(stats.finished.get(reason, 0) for reason in reasons), label)
+        yield success.family
+        times = {
+            "time_to_first_token_seconds": (
+                "Submission to first token.",
+                stats.time_to_first_token,
+            ),
+            "inter_token_latency_seconds": ("Between two outputs.", stats.inter_token_latency),
+            "e2e_request_latency_seconds": ("Submission to end.", stats.latency),
+            "request_queue_time_seconds": ("Submission to admission.", stats.queue_time),
+        }
+        for name, (text, histogram) in times.items():
+            samples = self._histogram(name, f"{text} In seconds.")
+            samples.add_counts(histogram.counts, TIME_BOUNDS[:-1], total=histogram.seconds)
+            yield samples.family
         text = "Verify steps that accepted the draft at a position, from 0."
         by_position = self._counter("spec_decode_num_accepted_tokens_per_pos", text, "position")
         for position in range(engine.max_path - 1):
@@ -200,17 +242,24 @@ class _Samples:
         return self
 
     def add_counts(
-        self, counts: Mapping[int, int], bounds: Iterable[int], *labels: object
+        self,
+        counts: Mapping[int, int] | Mapping[float, int],
+        bounds: Iterable[float],
+        *labels: object,
+        total: float | None = None,
     ) -> _Samples:
-        """Add a histogram of counts by value, with the upper bounds of its buckets."""
+        """Add a histogram of counts by value, with the upper bounds of its buckets.
+
+        ``total`` is the sum of the values, if those of ``counts`` are rounded.
+        """
         buckets = [
-            (f"{bound}.0", sum(count for value, count in counts.items() if value <= bound))
+            (str(float(bound)), sum(count for value, count in counts.items() if value <= bound))
             for bound in bounds
         ]
         self.family.add_metric(
             [*self._shared, *map(str, labels)],
             [*buckets, ("+Inf", sum(counts.values()))],
-            sum(value * count for value, count in counts.items()),
+            sum(value * count for value, count in counts.items()) if total is None else total,
         )
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, takewhile
@@ -258,6 +259,7 @@ class RequestQueue:
         An exception of the matcher fails the request.
         """
         request.num_admissions += 1
+        request.admitted_at = request.admitted_at or time.monotonic()
         request.row = self._memory.allocate_row(self._step_slots.most(request))
         has_room = self._memory.reserve([(request.row, self._step_slots.needed(request, 1))])
         assert has_room, "the caller has checked it"

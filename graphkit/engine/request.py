@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,12 +21,16 @@ class FinishReason(Enum):
 
     ``STOP`` is a token of ``stop_token_ids``, or the end of the request's grammar. ``REFUSED``
     means that the grammar allows no token of the vocabulary, although it has not ended. ``FAILED``
-    means that the request's prefill or matcher raised an exception, which is in ``error``.
+    means that the request's prefill or matcher raised an exception, which is in ``error``. The
+    caller ends a request with ``STOP_STRING``, ``DEADLINE`` or ``ABORTED``; see
+    ``SpeculativeEngine.abort``.
     """
 
     STOP = "stop token"
+    STOP_STRING = "stop string"
     LENGTH = "max_new_tokens"
     CONTEXT = "context limit"
+    DEADLINE = "deadline"
     ABORTED = "aborted"
     REFUSED = "no token allowed"
     FAILED = "error"
@@ -61,6 +66,11 @@ class Request:
             tokens that they accepted, the bonus token included. Counts tokens behind the end of the
             request too.
         drafted_lengths: The same steps by the number of drafts that they verified.
+        submitted_at: ``time.monotonic()`` of the submission, in seconds.
+        admitted_at: The same of the first admission; ``None`` while the request waits.
+        first_token_at: The same of the ``step`` that returned the first token.
+        last_token_at: The same of the ``step`` that returned the latest tokens.
+        finished_at: The same of the ``step`` that returned after the end of the request.
     """
 
     prompt_ids: tuple[int, ...]
@@ -77,6 +87,11 @@ class Request:
     is_matching: bool = False
     accepted_lengths: Counter[int] = field(default_factory=Counter)
     drafted_lengths: Counter[int] = field(default_factory=Counter)
+    submitted_at: float = field(default_factory=time.monotonic)
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    finished_at: float | None = None
 
     @property
     def num_tokens(self) -> int:

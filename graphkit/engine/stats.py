@@ -3,23 +3,64 @@
 from __future__ import annotations
 
 import copy
+import math
+import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from graphkit.engine.queue import RequestQueue
-from graphkit.engine.request import NewTokens, Request
+from graphkit.engine.request import FinishReason, NewTokens, Request
 from graphkit.engine.request_memory import RequestMemory
 from graphkit.runners import Runner
+
+TIME_BOUNDS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+    math.inf,
+)  # fmt: skip
+"""Upper bounds of the buckets of a ``TimeHistogram``, in seconds."""
+
+
+@dataclass(slots=True)
+class TimeHistogram:
+    """Times by bucket.
+
+    Attributes:
+        counts: Number of times by the upper bound of their bucket, one of ``TIME_BOUNDS``.
+        seconds: Sum of the times.
+    """
+
+    counts: Counter[float] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        """Mean time in seconds; 0 without times."""
+        return self.seconds / self.counts.total() if self.counts else 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count a time."""
+        self.counts[TIME_BOUNDS[bisect_left(TIME_BOUNDS, seconds)]] += 1
+        self.seconds += seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """Counts over all requests since the engine was created.
 
+    Times end when ``step`` returns, because its caller has the tokens then.
+
     Attributes:
         new_tokens: Tokens generated.
+        prompt_tokens: Tokens of the prompts of requests that have a first token.
+        finished: Requests that have ended, by reason.
+        time_to_first_token: Times from the submission of a request to its first token.
+        inter_token_latency: Times between two calls of ``step`` that returned tokens of a request.
+            A verify step returns its accepted tokens together.
+        latency: Times from the submission of a request to its end.
+        queue_time: Times from the submission of a request to its first admission.
         accepted_lengths: Verify steps by the number of tokens that they accepted, the bonus token
             included, shortest first. A step counts once per request that took part. Counts tokens
             behind the end of a request too.
@@ -34,6 +75,12 @@ class EngineStats:
     """
 
     new_tokens: int
+    prompt_tokens: int
+    finished: Mapping[FinishReason, int]
+    time_to_first_token: TimeHistogram
+    inter_token_latency: TimeHistogram
+    latency: TimeHistogram
+    queue_time: TimeHistogram
     accepted_lengths: Mapping[int, int]
     drafted_lengths: Mapping[int, int]
     replays: Mapping[str, int]
@@ -60,6 +107,12 @@ class _Counts:
     """Counters of requests."""
 
     new_tokens: int = 0
+    prompt_tokens: int = 0
+    finished: Counter[FinishReason] = field(default_factory=Counter)
+    first: TimeHistogram = field(default_factory=TimeHistogram)
+    between: TimeHistogram = field(default_factory=TimeHistogram)
+    latency: TimeHistogram = field(default_factory=TimeHistogram)
+    queue: TimeHistogram = field(default_factory=TimeHistogram)
     accepted: Counter[int] = field(default_factory=Counter)
     drafted: Counter[int] = field(default_factory=Counter)
 
@@ -86,6 +139,8 @@ class Tally:
                 continue
             self._ended[request] = None
             self.add(request)
+            if request.finish_reason is not None:
+                self._counts.finished[request.finish_reason] += 1
             if request.error is not None:
                 self._errors.append(request.error)
 
@@ -101,7 +156,7 @@ class Tally:
         Args:
             started: Requests that have not ended and may have tokens.
         """
-        ended = list(self._ended)
+        ended, now = list(self._ended), time.monotonic()
         new_tokens = [
             (request, request.output_ids[request.num_returned :])
             for request in (*ended, *started)
@@ -109,8 +164,24 @@ class Tally:
         ]
         for request, tokens in new_tokens:
             request.num_returned += len(tokens)
+            self._count_times(request, now)
+        for request in ended:
+            request.finished_at = now
+            self._counts.latency.add(now - request.submitted_at)
         self._ended.clear()
         return new_tokens, ended
+
+    def _count_times(self, request: Request, now: float) -> None:
+        """Count the times of a request that has new tokens."""
+        if request.last_token_at is not None:
+            self._counts.between.add(now - request.last_token_at)
+        else:
+            request.first_token_at = now
+            assert request.admitted_at is not None, "it has tokens"
+            self._counts.prompt_tokens += len(request.prompt_ids)
+            self._counts.queue.add(request.admitted_at - request.submitted_at)
+            self._counts.first.add(now - request.submitted_at)
+        request.last_token_at = now
 
     def add(self, request: Request) -> None:
         """Add the counters of a request."""
@@ -132,6 +203,12 @@ class Tally:
                 fallbacks.setdefault(runner.label, Counter()).update(stats.fallbacks)
         return EngineStats(
             new_tokens=total.new_tokens,
+            prompt_tokens=total.prompt_tokens,
+            finished=total.finished,
+            time_to_first_token=total.first,
+            inter_token_latency=total.between,
+            latency=total.latency,
+            queue_time=total.queue,
             accepted_lengths=dict(sorted(total.accepted.items())),
             drafted_lengths=dict(sorted(total.drafted.items())),
             replays=replays,

@@ -94,6 +94,35 @@ def test_an_engine_has_the_counts_of_its_stats(engine):
     assert sum(replays.values()) == sum(stats.replays.values()) > 0
 
 
+def test_requests_are_counted_by_reason_and_their_times_by_bucket():
+    with engine_target().engine(batch_sizes=[3], device="cpu", backend=None) as engine:
+        requests = [engine.submit([1, 2], gk.SamplingParams(max_new_tokens=9)) for _ in range(5)]
+        engine.step()
+        engine.abort(requests[0])
+        engine.abort(requests[4], gk.FinishReason.STOP_STRING)
+        while engine.has_work:
+            engine.step()
+        found, stats = samples(engine, prefix="vllm"), engine.stats
+        between = stats.inter_token_latency
+        with gk.EngineThread(engine) as thread:
+            assert samples(thread, prefix="vllm") == found
+    assert found["vllm:prompt_tokens_total",] == 2 * 4
+    assert found["vllm:num_preemptions_total",] == 0
+    ended = {"stop": 1, "length": 3, "abort": 1, "error": 0}
+    for reason, count in ended.items():
+        assert found["vllm:request_success_total", ("finished_reason", reason)] == count
+    for name, times, count in (
+        ("time_to_first_token", stats.time_to_first_token, 4),
+        ("inter_token_latency", between, between.counts.total()),
+        ("e2e_request_latency", stats.latency, 5),
+        ("request_queue_time", stats.queue_time, 4),
+    ):
+        name = f"vllm:{name}_seconds"
+        assert found[f"{name}_count",] == found[f"{name}_bucket", ("le", "+Inf")] == count > 0
+        assert found[f"{name}_sum",] == times.seconds > 0
+        assert found[f"{name}_bucket", ("le", "300.0")] == count
+
+
 def test_the_prefix_gives_the_names_of_vllm():
     """The counters that ``vllm bench serve`` reads before and after a run."""
     label, prefix = ("model_name", "table"), "vllm:spec_decode_num"
@@ -209,7 +238,7 @@ def wide_engine(generation):
 
 
 def test_refusals(monkeypatch, runner):
-    with pytest.raises(ConfigError, match="source must be a Runner or a SpeculativeEngine"):
+    with pytest.raises(ConfigError, match="source must be a Runner, a SpeculativeEngine or an"):
         PrometheusCollector(torch.nn.Linear(1, 1))
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(

@@ -11,7 +11,7 @@ from checkpoint_folders import (
     continuation,
     write_tokenizer,
 )
-from graphkit.cli.generate_texts import TextStream
+from graphkit.engine import TextStream
 from graphkit.errors import ConfigError
 from graphkit.models.byte_tokenizer import ByteTokenizer
 
