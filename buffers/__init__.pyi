@@ -33,5 +33,5 @@ from graphkit.buffers.layout import (
 )
 from graphkit.buffers.mailbox import ENTRIES as ENTRIES, Mailbox as Mailbox
 from graphkit.buffers.validation import validate_field as validate_field, wrong_count as wrong_count
-from graphkit.buffers.value_rules import Limits as Limits
+from graphkit.buffers.value_checks import Limits as Limits
 from graphkit.buffers.writers import BatchWriter as BatchWriter, FieldWriter as FieldWriter

@@ -11,15 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from graphkit.buffers.arena import Arena
+from graphkit.buffers.arena import Arena, refresh_copies, refresh_fetches, refresh_table
 from graphkit.buffers.batch_checks import BatchChecks
 from graphkit.buffers.fields import fields_of
 from graphkit.buffers.inputs import StepInputs
 from graphkit.buffers.layout import Capacity, FieldLayout, resolve
 from graphkit.buffers.mailbox import ENTRIES, Mailbox
-from graphkit.buffers.refresh_table import refresh_copies, refresh_fetches, refresh_table
-from graphkit.buffers.value_checks import ValueChecks
-from graphkit.buffers.value_rules import Limits
+from graphkit.buffers.value_checks import Limits, ValueChecks
 from graphkit.buffers.writers import AxisWriters, BatchWriter, FieldWriter
 from graphkit.config import require_type
 from graphkit.errors import ConfigError, short_repr

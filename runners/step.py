@@ -20,7 +20,7 @@ from graphkit.config import BufferSizes
 from graphkit.errors import OutputError
 from graphkit.graphs import Stage, is_capturing, scope
 from graphkit.ops.rows import gather_rows
-from graphkit.runners.object_attributes import is_a, own_attributes, type_name
+from graphkit.runners.known_memory import is_a, own_attributes, type_name
 from graphkit.runners.output_fields import OutputCheck
 from graphkit.runners.outputs import DraftExtendOutput, Output
 from graphkit.spec import ForwardMode, SpecConfig

@@ -40,10 +40,10 @@ def plain_terminal():
 @pytest.fixture(autouse=True)
 def own_algorithms():
     """Forget the algorithms that a test registers, since names are registered once."""
-    from graphkit.spec import registry
+    from graphkit.spec import algorithms
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "_custom", dict(registry._custom))
+        patch.setattr(algorithms, "_custom", dict(algorithms._custom))
         yield
 
 

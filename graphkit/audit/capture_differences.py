@@ -9,7 +9,7 @@ from graphkit.audit.canonical_nodes import CanonicalArgument, CanonicalNode
 from graphkit.audit.places import argument_text
 from graphkit.graphs.host_memory import UNSET_MARKER
 from graphkit.graphs.walk.arguments import has_short_form, number_text
-from graphkit.graphs.walk.kernel_names import short_name
+from graphkit.graphs.walk.kernels import short_name
 from graphkit.records import Node
 
 

@@ -18,7 +18,7 @@ from graphkit.graphs import SizeTable
 from graphkit.records import count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Decision, Reason, Runner
-from graphkit.runners.comparison.drawn_state import SEED
+from graphkit.runners.comparison.step_comparison import SEED
 from graphkit.runners.dispatch import Dispatch
 from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode, SpecConfig

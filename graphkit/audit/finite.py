@@ -22,7 +22,7 @@ from graphkit.records import count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.comparison.differences import even_owner, first_not_finite, not_finite_rows
-from graphkit.runners.comparison.drawn_state import SEED
+from graphkit.runners.comparison.step_comparison import SEED
 from graphkit.runners.targets import CaptureTarget
 
 

@@ -22,7 +22,7 @@ from graphkit.graphs import NodeOrigin
 from graphkit.records import GraphRecord, Node, count_of, distinct_text
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
-from graphkit.runners.comparison.drawn_state import SEED
+from graphkit.runners.comparison.step_comparison import SEED
 from graphkit.runners.targets import CaptureTarget
 
 

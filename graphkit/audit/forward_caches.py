@@ -21,7 +21,7 @@ from graphkit.audit.runs.teacher_forcing import wrapped_forward
 from graphkit.graphs.operations import storage_id
 from graphkit.records import tensor_text
 from graphkit.runners import Runner
-from graphkit.runners.object_attributes import is_a
+from graphkit.runners.known_memory import is_a
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from torch import nn
 
 from graphkit.graphs.tracked_objects import find_objects, find_referrers
 from graphkit.records import tensor_text
-from graphkit.runners.object_attributes import is_a, own_attributes, type_name
+from graphkit.runners.known_memory import is_a, own_attributes, type_name
 
 
 @dataclass(frozen=True, slots=True)

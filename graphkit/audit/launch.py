@@ -23,7 +23,7 @@ from graphkit.graphs.streams import ONE_STREAM_ADVICE, streams_in_use
 from graphkit.records import GraphRecord, count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
-from graphkit.runners.comparison.drawn_state import restorable_state
+from graphkit.runners.comparison.step_comparison import restorable_state
 from graphkit.runners.targets import CaptureTarget
 
 _LINEAR_US, _LINEAR_US_PER_NODE = 10.0, 0.1

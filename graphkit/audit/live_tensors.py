@@ -17,7 +17,7 @@ import torch
 from graphkit.audit.holders import attribute_holders, shape_text
 from graphkit.audit.host_objects.reachable_objects import ReachableObjects
 from graphkit.graphs.operations import tensors_in
-from graphkit.graphs.recorded_op import RecordedOp
+from graphkit.graphs.recorded_graph import RecordedOp
 from graphkit.graphs.tracked_objects import find_objects
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from graphkit.graphs import RecordedGraph, Stage
 from graphkit.graphs.cuda_graph import CudaGraph
 from graphkit.graphs.driver import checked, runtime
-from graphkit.graphs.recorded_op import RecordedOp, replay_context
+from graphkit.graphs.recorded_graph import RecordedOp, replay_context
 from graphkit.records import Node
 
 SWITCHABLE = ("kernel", "memcpy", "memset")

@@ -18,7 +18,7 @@ import torch
 from graphkit.audit.host_objects.reachable_objects import MAX_ITEMS, ReachableObjects
 from graphkit.errors import short_repr
 from graphkit.records import count_of, tensor_text
-from graphkit.runners.object_attributes import is_a, own_attributes, type_name
+from graphkit.runners.known_memory import is_a, own_attributes, type_name
 
 RANDOM_STATE = "random state"
 """Text of a random generator."""

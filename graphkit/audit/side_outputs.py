@@ -32,8 +32,8 @@ from graphkit.graphs.operations import storage_id
 from graphkit.records import tensor_text
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
-from graphkit.runners.comparison.drawn_state import SEED, restorable_state
-from graphkit.runners.object_attributes import is_a
+from graphkit.runners.comparison.step_comparison import SEED, restorable_state
+from graphkit.runners.known_memory import is_a
 from graphkit.runners.targets import CaptureTarget
 
 _PLAIN = torch.Tensor, nn.Parameter

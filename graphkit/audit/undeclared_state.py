@@ -26,7 +26,7 @@ from graphkit.graphs.snapshot import restore_problem
 from graphkit.records import tensor_text
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
-from graphkit.runners.comparison.drawn_state import SEED, restorable_state
+from graphkit.runners.comparison.step_comparison import SEED, restorable_state
 from graphkit.runners.targets import CaptureTarget
 
 COPY_BUDGET = 1 << 30

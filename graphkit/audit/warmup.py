@@ -23,7 +23,7 @@ from graphkit.graphs import CapturedGraph, StateSnapshot, inspect_graph, named_t
 from graphkit.records import count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
-from graphkit.runners.comparison.drawn_state import SEED, restorable_state
+from graphkit.runners.comparison.step_comparison import SEED, restorable_state
 from graphkit.runners.targets import CaptureTarget
 
 

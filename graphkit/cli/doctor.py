@@ -66,7 +66,7 @@ def _facts() -> Iterator[Fact]:
     import torch
 
     from graphkit.graphs.cuda_loop import no_loop_reason
-    from graphkit.graphs.device_environment import driver_version, package_version
+    from graphkit.graphs.devices import driver_version, package_version
     from graphkit.graphs.driver import runtime
     from graphkit.graphs.streams import ONE_STREAM_ADVICE
 

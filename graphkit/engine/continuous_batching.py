@@ -15,8 +15,7 @@ from graphkit.engine.kv.pool_use import PoolUse
 from graphkit.engine.queue import RequestQueue
 from graphkit.engine.request import FinishReason, NewTokens, Request
 from graphkit.engine.request_memory import RequestMemory, SlotReservation
-from graphkit.engine.running_batch import RunningBatch
-from graphkit.engine.schedule import Schedule
+from graphkit.engine.schedule import RunningBatch, Schedule
 from graphkit.engine.stats import EngineStats, Tally
 from graphkit.engine.step import SamplingParams
 from graphkit.engine.token_matcher import TokenMatcher

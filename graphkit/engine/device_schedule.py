@@ -6,8 +6,7 @@ from collections import deque
 
 from graphkit.engine.request import Request
 from graphkit.engine.request_memory import SlotReservation
-from graphkit.engine.running_batch import PendingReport, RunningBatch
-from graphkit.engine.schedule import Schedule
+from graphkit.engine.schedule import PendingReport, RunningBatch, Schedule
 from graphkit.engine.step import SpecStepInputs, SpecStepRunner, StepStream
 from graphkit.ops.loop_layout import Report
 

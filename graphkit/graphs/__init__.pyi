@@ -10,15 +10,15 @@ from graphkit.graphs.backend import (
     GraphSequence as GraphSequence,
     LoopGraph as LoopGraph,
 )
-from graphkit.graphs.backend_selection import (
-    backend_for as backend_for,
-    resolve_device as resolve_device,
-)
 from graphkit.graphs.capture_failure import CaptureFailure as CaptureFailure
 from graphkit.graphs.capture_state import is_capturing as is_capturing, is_recording as is_recording
 from graphkit.graphs.cuda import CudaBackend as CudaBackend, gc_paused as gc_paused
 from graphkit.graphs.cuda_graph import CudaGraph as CudaGraph, CudaPool as CudaPool
-from graphkit.graphs.device_environment import environment as environment
+from graphkit.graphs.devices import (
+    backend_for as backend_for,
+    environment as environment,
+    resolve_device as resolve_device,
+)
 from graphkit.graphs.host_memory import UNSET_MARKER as UNSET_MARKER
 from graphkit.graphs.module_names import named_tensors as named_tensors
 from graphkit.graphs.pool_memory import Allocation as Allocation, PoolBlock as PoolBlock

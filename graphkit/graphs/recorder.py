@@ -17,9 +17,8 @@ from graphkit.graphs.capture_state import compilation_disabled, disable_function
 from graphkit.graphs.host_calls import HostCallsMode, HostTensors
 from graphkit.graphs.operations import OpOverload, storage_id, tensors_in
 from graphkit.graphs.output_pool import OutputPool
-from graphkit.graphs.recorded_graph import RecordedGraph
+from graphkit.graphs.recorded_graph import RecordedGraph, RecordedOp, aliased, finished, op_facts
 from graphkit.graphs.recorded_loop import LoopQueue, RecordedLoop
-from graphkit.graphs.recorded_op import RecordedOp, aliased, finished, op_facts
 
 
 class RecorderBackend:

@@ -31,7 +31,7 @@ from graphkit.engine.kv import (
     RecurrentStatePool,
     ReqToTokenPool,
 )
-from graphkit.engine.kv.layer_groups import LayerGroupKVPool
+from graphkit.engine.kv.pool import LayerGroupKVPool
 from graphkit.errors import ConfigError, short_repr
 from graphkit.models.attention import padded_to
 from graphkit.models.layout import AttentionLayer, IndexLayer, ModelLayout

@@ -23,8 +23,12 @@ from graphkit.records.diff import (
     NodeChange as NodeChange,
     SizeDiff as SizeDiff,
 )
-from graphkit.records.environment import Environment as Environment
-from graphkit.records.foreign import ForeignRecord as ForeignRecord, Process as Process
+from graphkit.records.foreign import (
+    ForeignRecord as ForeignRecord,
+    Process as Process,
+    RecordWithGraphs as RecordWithGraphs,
+    require_graphs as require_graphs,
+)
 from graphkit.records.generate import Completion as Completion, GenerateRecord as GenerateRecord
 from graphkit.records.graph import (
     GraphMemory as GraphMemory,
@@ -36,10 +40,17 @@ from graphkit.records.memory import MemoryEstimate as MemoryEstimate, ModeMemory
 from graphkit.records.node import (
     Argument as Argument,
     Edge as Edge,
+    Gap as Gap,
     Node as Node,
     Pointer as Pointer,
+    Timeline as Timeline,
 )
-from graphkit.records.record import SCHEMA as SCHEMA, Record as Record, load_record as load_record
+from graphkit.records.record import (
+    SCHEMA as SCHEMA,
+    Environment as Environment,
+    Record as Record,
+    load_record as load_record,
+)
 from graphkit.records.text import (
     count_of as count_of,
     distinct_text as distinct_text,
@@ -48,11 +59,6 @@ from graphkit.records.text import (
     figure_name as figure_name,
     listed as listed,
     tensor_text as tensor_text,
-)
-from graphkit.records.timeline import Gap as Gap, Timeline as Timeline
-from graphkit.records.with_graphs import (
-    RecordWithGraphs as RecordWithGraphs,
-    require_graphs as require_graphs,
 )
 from graphkit.records.wrapper import (
     WrapperDifference as WrapperDifference,

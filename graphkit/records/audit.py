@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Protocol, TypeVar
 
-from graphkit.records.environment import Environment
 from graphkit.records.graph import GraphRecord, check_graphs
-from graphkit.records.record import Count, Duration, Record
+from graphkit.records.record import Count, Duration, Environment, Record
 
 SEVERITIES = ("error", "warning", "note")
 """Severities of findings, the worst first."""

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from graphkit.records.environment import Environment
-from graphkit.records.record import Integer, Real, Record
+from graphkit.records.record import Environment, Integer, Real, Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

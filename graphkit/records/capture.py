@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import ClassVar
 
-from graphkit.records.environment import Environment
 from graphkit.records.graph import GraphRecord, check_graphs
-from graphkit.records.record import Count, Duration, Integer, Real, Record
+from graphkit.records.record import Count, Duration, Environment, Integer, Real, Record
 from graphkit.records.wrapper import WrapperRecord
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from graphkit.errors import RecordError
-from graphkit.records.environment import Environment
+from graphkit.records.capture import CaptureRecord
 from graphkit.records.graph import GraphRecord, check_graphs
-from graphkit.records.record import Count, Integer, Record
+from graphkit.records.record import Count, Environment, Integer, Record
 from graphkit.records.text import count_of
 
 
@@ -67,3 +67,21 @@ class ForeignRecord(Record):
                     f"graphs[{position}].process is {graph.process}; expected the index of one of "
                     f"{count_of(len(self.processes), 'process')}"
                 )
+
+
+RecordWithGraphs = CaptureRecord | ForeignRecord | GraphRecord
+"""Record that may contain graphs with their nodes."""
+
+
+def require_graphs(record: Record) -> RecordWithGraphs:
+    """Return the record if it is of a kind that holds graphs.
+
+    Raises:
+        RecordError: It is of a different kind.
+    """
+    if isinstance(record, RecordWithGraphs):
+        return record
+    raise RecordError(
+        f"a record of kind {record.KIND!r} holds no graphs to show or compare. "
+        "Give a record of kind 'capture', 'recording' or 'graph'."
+    )

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from graphkit.errors import RecordError
-from graphkit.records.environment import Environment
-from graphkit.records.node import Edge, Node
-from graphkit.records.record import Count, Duration, Integer, Record
-from graphkit.records.timeline import Timeline
+from graphkit.records.node import Edge, Node, Timeline
+from graphkit.records.record import Count, Duration, Environment, Integer, Record
 
 MAX_DEPTH = 100
 """Deepest nesting of modules and of child graphs; readers of a record recurse into both."""

@@ -11,7 +11,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -219,3 +219,15 @@ def _finite_or_text(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return json.dumps(value)  # one of _NON_FINITE
     return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """Device and versions with which a record was made; empty where one is missing."""
+
+    device: str
+    torch: str
+    triton: str
+    cuda: str
+    driver: str
+    graphkit: str

@@ -1,10 +1,16 @@
 """Forward modes, algorithms and their widths. Needs no torch to import."""
 
-from graphkit.spec.algorithms import Algorithm, CustomSpecAlgorithm, SpecAlgorithm
+from graphkit.spec.algorithms import (
+    Algorithm,
+    CustomSpecAlgorithm,
+    SpecAlgorithm,
+    algorithm_names,
+    get_algorithm,
+    register_algorithm,
+)
 from graphkit.spec.config import Plan, SpecConfig
 from graphkit.spec.future_map import FutureMap
 from graphkit.spec.modes import ForwardMode
-from graphkit.spec.registry import algorithm_names, get_algorithm, register_algorithm
 
 __all__ = [
     "Algorithm",

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Literal, NoReturn, TypeGuard
 
 from graphkit.config import require_int, require_type
 from graphkit.errors import ConfigError, short_repr
-from graphkit.spec.algorithms import Algorithm
+from graphkit.spec.algorithms import Algorithm, check_methods, get_algorithm
 from graphkit.spec.modes import ForwardMode
-from graphkit.spec.registry import check_methods, get_algorithm
 from graphkit.spec.signatures import call_override
 
 

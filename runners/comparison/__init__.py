@@ -1,7 +1,6 @@
 """Comparison of tensors of two runs: up to rounding, by live row, with the largest difference."""
 
-from graphkit.runners.comparison.differences import first_difference
-from graphkit.runners.comparison.rounding import Rounding, check_tolerance
+from graphkit.runners.comparison.differences import Rounding, check_tolerance, first_difference
 from graphkit.runners.comparison.step_comparison import (
     GRAPH_DIFFERS,
     INPUT_WRITTEN,

@@ -10,16 +10,26 @@ import torch
 
 from graphkit.buffers import Axis
 from graphkit.graphs import StateSnapshot
+from graphkit.graphs.snapshot import restore_problem
 from graphkit.records import Mismatch
-from graphkit.runners import Runner
 from graphkit.runners.comparison.differences import (
+    Rounding,
     Tensors,
     even_owner,
     first_difference,
     largest_ulps,
 )
-from graphkit.runners.comparison.drawn_state import restorable_state
-from graphkit.runners.comparison.rounding import Rounding
+from graphkit.runners.runner import Runner
+
+SEED = 40
+"""Seed of the batches and requests that checks and audits draw. Any number serves."""
+
+
+def restorable_state(runner: Runner[Any, Any]) -> dict[str, Any]:
+    """Return the declared state and the attention backend's tensors that a snapshot can restore."""
+    state = runner.memory_names()["state"]
+    return {name: tensor for name, tensor in state.items() if not restore_problem(tensor)}
+
 
 GRAPH_DIFFERS = "the graph differs from the same padded path without it"
 """Kind of a mismatch between a replay and the padded step without a graph."""

@@ -61,7 +61,7 @@ def test_device_loops_need_the_cuda_backend_and_cuda_bindings(run, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Imaginary H200")
     monkeypatch.setattr(
-        import_module("graphkit.graphs.device_environment"), "package_version", lambda name: "3.6"
+        import_module("graphkit.graphs.devices"), "package_version", lambda name: "3.6"
     )
     for bindings, remedy in ((None, "install graphkit-cuda[cuda]"), (object(), "")):
         monkeypatch.setattr(
@@ -84,7 +84,7 @@ def test_each_fact_is_one_line_in_a_pipe(run, request, device):
 def test_it_runs_without_cuda_bindings_and_triton(run, monkeypatch):
     monkeypatch.setattr(import_module("graphkit.graphs.driver"), "runtime", lambda: None)
     monkeypatch.setattr(
-        import_module("graphkit.graphs.device_environment"), "package_version", lambda name: ""
+        import_module("graphkit.graphs.devices"), "package_version", lambda name: ""
     )
     found = facts_of(run)
     assert found["triton"]["found"] == found["cuda-bindings"]["found"] == ""

@@ -11,8 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from engine_runs import finish, outputs
 from graphkit.engine import EagleDrafter, SamplingParams
-from graphkit.engine.running_batch import PendingReport
-from graphkit.engine.schedule import Schedule
+from graphkit.engine.schedule import PendingReport, Schedule
 from graphkit.errors import ReplayError
 from graphkit.graphs.capture_rules import HOST_READS, CaptureRulesMode
 

@@ -9,7 +9,7 @@ import torch
 
 from engine_runs import finish, outputs
 from graphkit.engine import FinishReason, Request, SamplingParams
-from graphkit.engine.running_batch import RunningBatch
+from graphkit.engine.schedule import RunningBatch
 from graphkit.errors import ConfigError, InputError
 from small_llama import full_logits
 

@@ -20,10 +20,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import graphkit.graphs.capture_state as capture_state
-from graphkit.graphs.literal_arguments import caller_passes
+from graphkit.graphs.host_calls import caller_passes
 from graphkit.graphs.module_names import running_module
 from graphkit.graphs.operations import generator_id, schema, storage_id
-from graphkit.graphs.walk.kernel_names import demangled
+from graphkit.graphs.walk.kernels import demangled
 from graphkit.ops.registration import without_autograd
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,8 +52,8 @@ OWNERS = {
         "torch.UntypedStorage._cdata",
         "torch.Generator._cdata",
     },
-    "graphkit/graphs/recorded_op.py": {"torch.ops._c10d_functional.wait_tensor"},
-    "graphkit/graphs/walk/kernel_names.py": {"torch._C._demangle"},
+    "graphkit/graphs/recorded_graph.py": {"torch.ops._c10d_functional.wait_tensor"},
+    "graphkit/graphs/walk/kernels.py": {"torch._C._demangle"},
     "graphkit/models/residual.py": {"torch.Tensor._make_wrapper_subclass"},
     "graphkit/ops/registration.py": {"torch._C._AutoDispatchBelowAutograd"},
     "graphkit/distributed/connections.py": {
@@ -242,7 +242,7 @@ def test_a_compiled_module_keeps_its_module():
 
 def test_symbols_are_demangled():
     name = demangled("_ZN2at6native3addEi")
-    assert name == "at::native::add(int)", changed("graphs/walk/kernel_names.py", "_demangle")
+    assert name == "at::native::add(int)", changed("graphs/walk/kernels.py", "_demangle")
 
 
 def test_a_process_group_counts_and_limits_its_collectives():
@@ -286,4 +286,4 @@ def test_bytecode_shows_the_literals_of_a_call():
         )
         "cpu", torch.zeros(2, device=device)
     expected = [True, False, True, False]
-    assert mode.found == expected, changed("graphs/literal_arguments.py", "its bytecode")
+    assert mode.found == expected, changed("graphs/host_calls.py", "its bytecode")

@@ -12,9 +12,9 @@ from graphkit.spec import (
     SpecAlgorithm,
     SpecConfig,
     algorithm_names,
+    algorithms,
     get_algorithm,
     register_algorithm,
-    registry,
 )
 from graphkit.spec.algorithms import INTERFACE
 
@@ -32,7 +32,7 @@ TRUE_OF = {
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch):
     """What a test registers is gone after it."""
-    monkeypatch.setattr(registry, "_custom", {})
+    monkeypatch.setattr(algorithms, "_custom", {})
 
 
 class Medusa(CustomSpecAlgorithm):

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from graphkit.ops import build_tree
 from graphkit.ops.logits import top_candidates
-from graphkit.runners.tree_growth import TreeGrowth
+from graphkit.runners.draft import TreeGrowth
 
 FLAT = [0.25, 0.5, 1.0, 0.0]
 """Probabilities that make products tie, and nothing of others."""

@@ -30,7 +30,7 @@ from decode_graphs import CLOCK_CYCLES, LAYERS, PLAIN_KERNELS, ROWS
 from stream_conditions import CONDITIONS, measured
 
 from graphkit.graphs import environment
-from graphkit.graphs.device_environment import driver_version
+from graphkit.graphs.devices import driver_version
 from graphkit.records import BenchReport, Measure
 
 _LIMIT_S = 60

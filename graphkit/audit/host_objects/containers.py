@@ -1,6 +1,6 @@
 """Containers: dicts of named values that a forward reads, which can be read, set and restored.
 
-Nothing here runs code of the objects, see ``graphkit.runners.object_attributes``.
+Nothing here runs code of the objects, see ``graphkit.runners.known_memory``.
 
 An ``nn.Module`` keeps its parameters, buffers and children in three dicts, whose names are private
 to torch; checked with torch 2.11 and 2.13. ``tests/unit/audit/test_containers.py`` fails if a
@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from graphkit.errors import short_repr
-from graphkit.runners.object_attributes import (
+from graphkit.runners.known_memory import (
     bases,
     class_attributes,
     is_a,

@@ -22,8 +22,7 @@ from graphkit.errors import ConfigError
 from graphkit.graphs import CapturedGraph
 from graphkit.graphs.operations import has_storage
 from graphkit.records import tensor_text
-from graphkit.runners.known_memory import attribute_tensors
-from graphkit.runners.object_attributes import is_a
+from graphkit.runners.known_memory import attribute_tensors, is_a
 
 logger = logging.getLogger(__name__)
 _POOL_DEPTH = 2

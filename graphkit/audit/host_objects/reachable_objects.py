@@ -21,7 +21,7 @@ from torch import nn
 
 from graphkit.audit.host_objects.containers import Container, class_values, containers
 from graphkit.buffers import AttentionBackend
-from graphkit.runners.object_attributes import (
+from graphkit.runners.known_memory import (
     bases,
     class_attributes,
     is_a,

@@ -23,7 +23,7 @@ from graphkit.graphs import StateSnapshot
 from graphkit.runners import Runner
 from graphkit.runners.comparison import Rounding
 from graphkit.runners.comparison.differences import Tensors, even_owner, first_difference
-from graphkit.runners.comparison.drawn_state import SEED, restorable_state
+from graphkit.runners.comparison.step_comparison import SEED, restorable_state
 from graphkit.runners.targets import CaptureTarget
 
 Previous = tuple[Any, int]

@@ -26,7 +26,7 @@ from graphkit.records.audit import Audit
 from graphkit.runners import Output, Runner
 from graphkit.runners.comparison import Rounding, first_difference
 from graphkit.runners.comparison.differences import even_owner
-from graphkit.runners.comparison.drawn_state import SEED, restorable_state
+from graphkit.runners.comparison.step_comparison import SEED, restorable_state
 from graphkit.runners.targets import CaptureTarget
 
 _ADVICE = (

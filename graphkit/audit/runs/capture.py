@@ -15,7 +15,7 @@ from graphkit.graphs import Attribution, Backend, backend_for, environment
 from graphkit.models.wrapper import WRAPPED_MODES, compare_wrapper
 from graphkit.records import CaptureRecord, MemoryEstimate, Mismatch, ModeRecord, SizeRecord
 from graphkit.runners import Runner
-from graphkit.runners.comparison.drawn_state import SEED
+from graphkit.runners.comparison.step_comparison import SEED
 from graphkit.runners.memory_estimate import estimate_memory
 from graphkit.runners.targets import CaptureTarget, selected_modes
 from graphkit.spec import ForwardMode

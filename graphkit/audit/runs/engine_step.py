@@ -23,9 +23,8 @@ from graphkit.graphs import Attribution, Backend
 from graphkit.graphs.capture_failure import describe_exception
 from graphkit.records import Mismatch
 from graphkit.runners.comparison import GRAPH_DIFFERS
-from graphkit.runners.comparison.differences import Tensors, largest_difference
-from graphkit.runners.comparison.drawn_state import SEED
-from graphkit.runners.comparison.rounding import Rounding
+from graphkit.runners.comparison.differences import Rounding, Tensors, largest_difference
+from graphkit.runners.comparison.step_comparison import SEED
 from graphkit.runners.targets import CaptureTarget
 
 LOOP_DIFFERS = "a launch of several steps differs from single replays"

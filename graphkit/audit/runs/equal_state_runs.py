@@ -21,7 +21,7 @@ from graphkit.runners.comparison.differences import (
     largest_difference,
     largest_ulps,
 )
-from graphkit.runners.comparison.drawn_state import restorable_state
+from graphkit.runners.comparison.step_comparison import restorable_state
 
 
 class EqualStateRuns:

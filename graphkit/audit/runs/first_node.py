@@ -18,7 +18,7 @@ import torch
 from graphkit.audit.runs.forward_trace import ForwardTrace, TracedOp, Weights, traced
 from graphkit.audit.runs.live_rows import LiveRows
 from graphkit.graphs.attribution import NodeOrigin
-from graphkit.runners.comparison.rounding import Rounding
+from graphkit.runners.comparison.differences import Rounding
 from graphkit.runners.step import Step
 
 TracedRun = Callable[[], object]

@@ -20,8 +20,7 @@ from graphkit.engine.step import (
 )
 from graphkit.ops.loop_layout import LoopEnd
 from graphkit.records import Mismatch
-from graphkit.runners.comparison.differences import Tensors, even_owner, first_difference
-from graphkit.runners.comparison.rounding import Rounding
+from graphkit.runners.comparison.differences import Rounding, Tensors, even_owner, first_difference
 
 RequestPrompts = Mapping[int, tuple[Sequence[int], SamplingParams]]
 """Prompt and sampling parameters by request row."""

@@ -14,7 +14,7 @@ from graphkit.audit.runs.comparison import Comparison
 from graphkit.graphs import SizeTable, StateSnapshot
 from graphkit.records import GraphRecord, Mismatch, SizeRecord
 from graphkit.runners import Runner
-from graphkit.runners.comparison.drawn_state import restorable_state
+from graphkit.runners.comparison.step_comparison import restorable_state
 
 _REPEATS = {"cuda": 20, "cpu": 3}
 """Runs of which the median is taken."""

@@ -11,7 +11,7 @@ from graphkit.audit.shadow.watch import ShadowWatch
 from graphkit.graphs import StateSnapshot
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
-from graphkit.runners.comparison.drawn_state import SEED, restorable_state
+from graphkit.runners.comparison.step_comparison import SEED, restorable_state
 from graphkit.runners.targets import CaptureTarget
 
 

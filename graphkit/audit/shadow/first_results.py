@@ -28,7 +28,7 @@ from graphkit.audit.node_switches import (
 from graphkit.audit.object_snapshot import checksum
 from graphkit.graphs.operations import arguments_written
 from graphkit.graphs.pool_memory import UNINITIALISED, device_bytes
-from graphkit.graphs.recorded_op import RecordedOp, replay_context
+from graphkit.graphs.recorded_graph import RecordedOp, replay_context
 from graphkit.records import Argument
 
 Segment = tuple[int, int]

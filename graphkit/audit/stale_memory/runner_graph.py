@@ -23,7 +23,7 @@ from graphkit.graphs.capture_failure import describe_exception
 from graphkit.records import GraphRecord, Node
 from graphkit.runners import Runner
 from graphkit.runners.comparison.differences import even_owner, first_difference
-from graphkit.runners.comparison.drawn_state import restorable_state
+from graphkit.runners.comparison.step_comparison import restorable_state
 from graphkit.runners.targets import CaptureTarget
 
 

@@ -19,7 +19,7 @@ from graphkit.audit.places import argument_text
 from graphkit.audit.replayable_graph import Effect, ReplayableGraph
 from graphkit.audit.stale_memory.ranges import FILLS, Poison, Range, ranges_to_fill, without
 from graphkit.graphs import Allocation
-from graphkit.graphs.walk.node_order import execution_order
+from graphkit.graphs.walk.timing import execution_order
 from graphkit.records import Node
 
 

@@ -1,13 +1,11 @@
 """Paged KV pools, recurrent states, and the allocation of KV slots to requests."""
 
 from graphkit.engine.kv.contracts import KVPool, RequestPool, RequestTable
-from graphkit.engine.kv.dsa import DSATokenToKVPool, IndexKeyPool
 from graphkit.engine.kv.mha import MHATokenToKVPool
-from graphkit.engine.kv.mla import MLATokenToKVPool
+from graphkit.engine.kv.mla import DSATokenToKVPool, IndexKeyPool, MLATokenToKVPool
 from graphkit.engine.kv.pool import TokenToKVPool
 from graphkit.engine.kv.recurrent import RecurrentInputs, RecurrentStatePool, StateSlots
-from graphkit.engine.kv.requests import ReqToTokenPool
-from graphkit.engine.kv.slots import TokenSlotAllocator
+from graphkit.engine.kv.slots import ReqToTokenPool, TokenSlotAllocator
 
 __all__ = [
     "DSATokenToKVPool",

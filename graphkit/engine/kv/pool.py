@@ -1,12 +1,13 @@
-"""Base of the KV pools: buffers by layer, and moves of tokens between slots."""
+"""Base of the KV pools: buffers by layer, moves between slots, and several pools as one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 
-from graphkit.config import is_int, require_int
+from graphkit.config import is_int, require_int, require_type
 from graphkit.engine.kv.contracts import require_device
 from graphkit.errors import AttentionError, ConfigError, short_repr
 from graphkit.ops.inference import allocates
@@ -126,3 +127,47 @@ class TokenToKVPool:
                 "0. Construct the pool with the model's layer_num."
             )
         return layer
+
+
+class LayerGroupKVPool:
+    """A ``KVPool`` of groups of layers; a token has the same slot in all of them.
+
+    Args:
+        groups: One pool per group, of the same size, page size and device.
+
+    Attributes:
+        groups: As passed.
+        size: Tokens that each of the pools holds.
+        page_size: Slots per page.
+
+    Raises:
+        ConfigError: There is no group, one is no ``TokenToKVPool``, or two of them differ.
+    """
+
+    def __init__(self, groups: Sequence[TokenToKVPool]) -> None:
+        name, expected = type(self).__name__, "a KV pool"
+        require_type(name, "groups", groups, Sequence, "a sequence of KV pools")
+        for number, pool in enumerate(groups):
+            require_type(name, f"groups[{number}]", pool, TokenToKVPool, expected)
+        shapes = {(pool.size, pool.page_size, pool.device) for pool in groups}
+        if len(shapes) != 1:
+            raise ConfigError(
+                f"the pools have (size, page_size, device) {sorted(map(str, shapes))}, expected "
+                "one. Create all pools with the same values.",
+                field="groups",
+            )
+        self.groups = tuple(groups)
+        self.size, self.page_size, self.device = shapes.pop()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return every buffer by group, kind and layer, such as ``0.key.3``."""
+        return {
+            f"{group}.{name}": tensor
+            for group, pool in enumerate(self.groups)
+            for name, tensor in pool.tensors().items()
+        }
+
+    def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
+        """Copy slots in every buffer of every layer; see ``TokenToKVPool.move_kv_cache``."""
+        for pool in self.groups:
+            pool.move_kv_cache(tgt_loc, src_loc)

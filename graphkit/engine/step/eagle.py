@@ -19,8 +19,7 @@ from graphkit.engine.step.context import EngineContext
 from graphkit.engine.step.device_copies import to_device
 from graphkit.engine.step.draft_samples import DraftSamples
 from graphkit.engine.step.draft_tree import ChainTree, DraftTree
-from graphkit.engine.step.drafter import Drafter
-from graphkit.engine.step.drafter_checks import check_draft_width, require_hidden_states
+from graphkit.engine.step.drafter import Drafter, check_draft_width, require_hidden_states
 from graphkit.engine.step.engine_model import EngineModel
 from graphkit.engine.step.prefill_batch import PrefillBatch
 from graphkit.engine.step.verified import Verified

@@ -10,8 +10,7 @@ from itertools import product
 
 import torch
 
-from graphkit.engine.step.loop_launcher import LaunchInputs, LaunchOutput, LoopLauncher
-from graphkit.engine.step.loop_state import LoopState
+from graphkit.engine.step.loop_state import LaunchInputs, LaunchOutput, LoopLauncher, LoopState
 from graphkit.engine.step.spec_step import SpecStepInputs, SpecStepOutput
 from graphkit.graphs import Backend, CapturedGraph, CaptureFailure, LoopGraph, SizeTable, scope
 from graphkit.ops.loop_layout import Control

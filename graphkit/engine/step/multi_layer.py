@@ -10,13 +10,12 @@ from graphkit.buffers import MultiLayerDraftExtendInputs
 from graphkit.engine.step.context import EngineContext
 from graphkit.engine.step.device_copies import to_device
 from graphkit.engine.step.draft_tree import ChainTree, DraftTree
-from graphkit.engine.step.drafter import Drafter
-from graphkit.engine.step.drafter_checks import check_draft_width, require_hidden_states
+from graphkit.engine.step.drafter import Drafter, check_draft_width, require_hidden_states
 from graphkit.engine.step.engine_model import EngineModel
 from graphkit.engine.step.prefill_batch import PrefillBatch
 from graphkit.engine.step.verified import Verified
 from graphkit.runners import MultiLayerEagleRunner
-from graphkit.runners.tree_growth import TreeGrowth
+from graphkit.runners.draft import TreeGrowth
 
 _TOKENS, _STATES = "last_tokens", "last_hidden_states"
 """Names in the future map of the rows that run again."""

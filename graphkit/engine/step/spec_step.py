@@ -15,8 +15,7 @@ import torch
 from graphkit.buffers import Axis, Rows, StepInputs, declare
 from graphkit.buffers.attention import kv_pools
 from graphkit.engine.step.context import EngineContext
-from graphkit.engine.step.drafter import Drafter, NullDrafter
-from graphkit.engine.step.drafter_checks import check_prepared, prepare_drafter
+from graphkit.engine.step.drafter import Drafter, NullDrafter, check_prepared, prepare_drafter
 from graphkit.engine.step.engine_model import EngineModel
 from graphkit.engine.step.plain_step import CatchUpDrafter, PendingCatchUp, PlainDrafter
 from graphkit.engine.step.tree_checks import check_tree

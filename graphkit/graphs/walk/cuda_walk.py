@@ -14,7 +14,7 @@ from graphkit.graphs.cuda_graph import CudaGraph
 from graphkit.graphs.driver import memory_kind
 from graphkit.graphs.walk.arguments import decode
 from graphkit.graphs.walk.driver_nodes import DriverNode, DriverWalk
-from graphkit.graphs.walk.kernel_names import short_name
+from graphkit.graphs.walk.kernels import short_name
 from graphkit.graphs.walk.memory_map import MemoryMap, NamedTensors
 from graphkit.graphs.walk.timing import Span, profile_launches, unprofiled_us
 from graphkit.records import Edge, GraphMemory, Node

@@ -12,7 +12,7 @@ from torch import nn
 from graphkit.errors import InspectError, short_repr
 from graphkit.graphs.attribution import Attribution
 from graphkit.graphs.backend import GraphSequence
-from graphkit.graphs.device_environment import environment
+from graphkit.graphs.devices import environment
 from graphkit.graphs.module_names import named_tensors
 from graphkit.graphs.recorded_graph import RecordedGraph
 from graphkit.graphs.walk.cuda_walk import CudaWalk

@@ -15,8 +15,7 @@ import torch
 from graphkit.errors import InspectError
 from graphkit.graphs.attribution import NodeOrigin
 from graphkit.graphs.operations import distinct_bytes, schema, storage_id, tensors_in
-from graphkit.graphs.recorded_graph import RecordedGraph
-from graphkit.graphs.recorded_op import RecordedOp
+from graphkit.graphs.recorded_graph import RecordedGraph, RecordedOp
 from graphkit.graphs.walk.memory_map import MemoryMap, NamedTensors
 from graphkit.graphs.walk.timing import Span
 from graphkit.records import Argument, Edge, Node, Pointer

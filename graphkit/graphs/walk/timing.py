@@ -1,4 +1,4 @@
-"""Times of a graph's nodes, from profiled replays.
+"""Times of a graph's nodes, from profiled replays, and the path that takes longest.
 
 The profiler does not report nodes. But all work of one launch has one correlation id, and in a
 graph without branches work starts in the order of the nodes, with those of a child graph in its
@@ -6,14 +6,17 @@ place. (Disabling nodes to measure the difference does not work: neighbouring no
 
 A kernel with a programmatic edge starts early and waits for the kernel before it. Its time counts
 from the end of that kernel; otherwise a chain of such kernels would count the same time repeatedly.
+
+Child graphs and conditional nodes contain nodes; ``Node.parent`` names the node around them.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from graphlib import TopologicalSorter
 from itertools import chain, pairwise
 from statistics import median, quantiles
 from typing import Any
@@ -22,8 +25,76 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]  # not in its __all__
 from torch.profiler import ProfilerActivity, profile
 
-from graphkit.graphs.walk.node_order import critical_path, execution_order
 from graphkit.records import Edge, Node, Timing
+
+
+def execution_order(nodes: Sequence[Node]) -> Iterator[Node]:
+    """Yield each node in order of creation, followed by the nodes that it contains."""
+    children = _children(nodes)
+
+    def below(parent: int | None) -> Iterator[Node]:
+        for node in children[parent]:
+            yield node
+            yield from below(node.index)
+
+    return below(None)
+
+
+def critical_path(nodes: Sequence[Node], edges: Sequence[Edge]) -> tuple[int, ...]:
+    """Return the indices of the nodes on the path through the edges that takes longest.
+
+    Below a node that contains others, the path leads through the contained nodes before it reaches
+    the next node. A node without a duration counts as 0.
+
+    Args:
+        nodes: All nodes, each at its ``index``.
+        edges: Edges between them, without a cycle.
+    """
+    predecessors = _predecessors(nodes, edges)
+    end_us: dict[int, float] = {}  # of the longest path that ends at the node
+    came_from: dict[int, int | None] = {}
+    order = TopologicalSorter({node.index: predecessors[node.index] for node in nodes})
+    for index in order.static_order():
+        last = max(predecessors[index], key=lambda i: end_us[i], default=None)
+        came_from[index] = last
+        start_us = 0.0 if last is None else end_us[last]
+        end_us[index] = start_us + (nodes[index].duration_us or 0.0)
+    node: int | None = max(end_us, key=lambda i: end_us[i], default=None)
+    path = []
+    while node is not None:
+        path.append(node)
+        node = came_from[node]
+    return tuple(reversed(path))
+
+
+def _predecessors(nodes: Sequence[Node], edges: Sequence[Edge]) -> Mapping[int, Sequence[int]]:
+    """Return the nodes that each node waits for, by index.
+
+    The first nodes inside a node wait for that node. What follows the node waits for the last nodes
+    inside it.
+    """
+    children, sources = _children(nodes), {edge.source for edge in edges}
+
+    def last_inside(index: int) -> list[int]:
+        inner = [node.index for node in children[index] if node.index not in sources]
+        return list(chain.from_iterable(map(last_inside, inner))) or [index]
+
+    predecessors: dict[int, list[int]] = defaultdict(list)
+    for edge in edges:
+        predecessors[edge.target] += last_inside(edge.source)
+    for node in nodes:
+        if node.parent is not None and not predecessors[node.index]:
+            predecessors[node.index] = [node.parent]
+    return predecessors
+
+
+def _children(nodes: Sequence[Node]) -> Mapping[int | None, Sequence[Node]]:
+    """Return nodes by the index of the node that contains them; ``None`` for the graph itself."""
+    children: dict[int | None, list[Node]] = defaultdict(list)
+    for node in nodes:
+        children[node.parent].append(node)
+    return children
+
 
 _TIMED_KINDS = ("kernel", "memcpy", "memset", "op")
 REPLAYS, UNPROFILED_REPLAYS = 20, 10

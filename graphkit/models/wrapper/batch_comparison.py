@@ -24,7 +24,7 @@ from graphkit.models.wrapper.row_differences import MOST_ROWS, RowDifferences, r
 from graphkit.models.wrapper.text_batches import RowSource, TextBatch, TreeRequest, run_batch
 from graphkit.records import WrapperDifference, WrapperRecord
 from graphkit.runners import Runner
-from graphkit.runners.comparison.rounding import Rounding
+from graphkit.runners.comparison.differences import Rounding
 from graphkit.runners.targets import CaptureTarget
 
 _FLUCTUATION = 4

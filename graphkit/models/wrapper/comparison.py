@@ -22,8 +22,8 @@ from graphkit.models.wrapper.text_batches import (
 )
 from graphkit.records import WrapperRecord
 from graphkit.runners import Runner
-from graphkit.runners.comparison.drawn_state import restorable_state
-from graphkit.runners.comparison.rounding import Rounding
+from graphkit.runners.comparison.differences import Rounding
+from graphkit.runners.comparison.step_comparison import restorable_state
 from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode
 

@@ -11,7 +11,7 @@ from graphkit.config import is_int
 from graphkit.errors import ConfigError, TargetError, short_repr
 from graphkit.models.wrapper.text_batches import TreeRequest
 from graphkit.runners import Runner
-from graphkit.runners.comparison.drawn_state import SEED
+from graphkit.runners.comparison.step_comparison import SEED
 from graphkit.runners.sample_rows import Numbers
 from graphkit.runners.targets import CaptureTarget
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 import torch
 
 from graphkit.config import BufferSizes
-from graphkit.runners.comparison.rounding import Rounding
+from graphkit.runners.comparison.differences import Rounding
 
 MOST_ROWS = 512
 """Most rows whose logits are computed at once."""

@@ -16,8 +16,8 @@ from graphkit.engine.kv import (
     ReqToTokenPool,
     TokenSlotAllocator,
 )
-from graphkit.engine.kv.free_list import FreeList
-from graphkit.engine.kv.layer_groups import LayerGroupKVPool
+from graphkit.engine.kv.pool import LayerGroupKVPool
+from graphkit.engine.kv.slots import FreeList
 from graphkit.errors import AttentionError, ConfigError
 from interruptions import lines_of, raising_at
 
@@ -104,7 +104,7 @@ def test_an_interrupted_allocation_allocates_nothing():
 
     expected = used().alloc(4)
     lines = lines_of(lambda: used().alloc(4))
-    ours = [line for line in lines if line.code.co_filename.endswith("free_list.py")]
+    ours = [line for line in lines if line.code.co_filename.endswith("slots.py")]
     assert len(ours) > 5
     for line in ours:
         for occurrence in range(1, lines[line] + 1):

@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-environment = import_module("graphkit.graphs.device_environment")
+environment = import_module("graphkit.graphs.devices")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from graphkit import (
     TargetVerifyRunner,
     register_algorithm,
 )
-from graphkit.spec import registry
+from graphkit.spec import algorithms
 
 
 class Medusa(CustomSpecAlgorithm):
@@ -35,7 +35,7 @@ class Broken(CustomSpecAlgorithm):
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch):
     """What a test registers is gone after it."""
-    monkeypatch.setattr(registry, "_custom", {})
+    monkeypatch.setattr(algorithms, "_custom", {})
     register_algorithm("medusa", Medusa)
     register_algorithm("broken", Broken)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from graphkit.config import BufferSizes
-from graphkit.engine.step.loop_launcher import LaunchInputs, LaunchOutput, LoopLauncher
+from graphkit.engine.step.loop_state import LaunchInputs, LaunchOutput, LoopLauncher
 from graphkit.runners import StepRunner
 
 

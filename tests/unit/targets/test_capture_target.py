@@ -7,7 +7,7 @@ import torch
 
 import graphkit as gk
 from graphkit.errors import CaptureCause, CaptureError, ConfigError, TargetError
-from graphkit.runners.comparison.drawn_state import SEED
+from graphkit.runners.comparison.step_comparison import SEED
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 GRAPH_BUG = "the graph differs from the same padded path without it"

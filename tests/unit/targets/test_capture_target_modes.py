@@ -8,8 +8,8 @@ import torch
 import graphkit as gk
 from declared_modes import MODES
 from graphkit.runners import draft, multi_layer
-from graphkit.runners.comparison.drawn_state import SEED
-from graphkit.runners.tree_growth import TreeGrowth
+from graphkit.runners.comparison.step_comparison import SEED
+from graphkit.runners.draft import TreeGrowth
 from no_metadata import NoMetadata
 
 DRAFT, EXTEND = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from graphkit.graphs.walk.conditional_bodies import (
+from graphkit.graphs.walk.driver_nodes import (
     ConditionalBody,
     conditional_bodies,
     parse_bodies,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from graphkit.graphs.walk.kernel_names import demangled, short_name
+from graphkit.graphs.walk.kernels import demangled, short_name
 
 FUZZ = settings(deadline=None, derandomize=True, max_examples=300)
 ITERATOR = "at::TensorIteratorBase&"

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from graphkit.graphs.walk.kernels import Kernel
-from graphkit.graphs.walk.triton_kernels import TritonKernels
+from graphkit.graphs.walk.kernels import Kernel, TritonKernels
 
 LAYOUT = ((0, 8), (8, 4), (12, 1), (16, 12))
 PARTS = (bytes(range(8)), b"abcd", b"\x7f", b"twelve bytes")

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from graphkit.graphs.walk.node_order import critical_path
-from graphkit.graphs.walk.timing import Span, with_times
+from graphkit.graphs.walk.timing import Span, critical_path, with_times
 from graphkit.records import Edge, Node
 
 FUZZ = settings(deadline=None, derandomize=True, max_examples=200)

@@ -9,7 +9,7 @@ from torch._inductor.runtime.triton_heuristics import StaticallyLaunchedCudaKern
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from graphkit.graphs.walk import triton_kernels
+from graphkit.graphs.walk import kernels
 from graphkit.graphs.walk.driver_nodes import DriverWalk
 
 NAMES = ["out_ptr", "x_ptr", "factor", "count"]
@@ -39,7 +39,7 @@ def compiled(tmp_path_factory):
 @pytest.fixture(params=["triton", "torch.compile"])
 def loaded(request, compiled, monkeypatch, driver):
     """``loaded(*layout)``: the handle of the kernel in the driver, known to Triton or torch."""
-    monkeypatch.setattr(triton_kernels, "_known", {})
+    monkeypatch.setattr(kernels, "_known", {})
     kernel = compiled
     if request.param == "torch.compile":
         monkeypatch.setattr(compiled, "_cubin_path", "", raising=False)
@@ -87,7 +87,7 @@ def test_other_kernels_have_no_names(driver, loaded):
 def test_the_objects_of_the_process_are_listed_once(driver, loaded, monkeypatch):
     handle, other = loaded(*LAYOUT), driver.function("other", (0, 8))
     first = names_of(driver, handle, other)
-    monkeypatch.delattr(triton_kernels, "find_objects")
+    monkeypatch.delattr(kernels, "find_objects")
     assert names_of(driver, handle, other) == first
 
 

@@ -14,7 +14,7 @@ from graphkit.audit.audit_log import Check
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.foreign.audits.followed_graph import FollowedGraph
 from graphkit.audit.node_switches import SWITCHABLE, Incomparable
-from graphkit.graphs.walk.node_order import execution_order
+from graphkit.graphs.walk.timing import execution_order
 from graphkit.records import Node, count_of, listed
 
 FIND_ADVICE = "Run graphkit record --audit --find-fault to name the graph, its replay and node."

@@ -10,11 +10,11 @@ import torch
 from graphkit.config import BufferSizes
 from graphkit.models.wrapper.row_differences import MOST_ROWS, RowDifferences, rows_at_once
 from graphkit.runners.comparison.differences import (
+    Rounding,
     first_difference,
     largest_difference,
     largest_ulps,
 )
-from graphkit.runners.comparison.rounding import Rounding
 
 FLOAT = Rounding(torch.float32)
 NAN, INF = math.nan, math.inf
