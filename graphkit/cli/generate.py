@@ -67,7 +67,9 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--prompts", type=Path, metavar="FILE",
-        help='file with one prompt per line, or with one JSON object per line: {"prompt": "..."}',
+        help="file with one prompt per line, or with one JSON object per line: prompt or messages, "
+        "and optionally id, stop and settings such as max_new_tokens; each result is then a line "
+        "of JSON, printed as soon as it is complete",
     )  # fmt: skip
     parser.add_argument(
         "--chat", action="store_true",
@@ -141,6 +143,7 @@ def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
     from graphkit.cli.generate_texts import (
         count_tokens,
         print_generated,
+        print_result,
         read_prompts,
         stream_text,
     )
@@ -154,13 +157,16 @@ def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
     prompts = read_prompts(arguments.prompt, arguments.prompts)
     if channel is not None:
         channel.broadcast(str(len(prompts)).encode())
+    is_jsonl = any(prompt.place for prompt in prompts) and not arguments.json
     is_streamed = len(prompts) == 1 and is_terminal(sys.stdout) and not arguments.json
+    is_streamed = is_streamed and not is_jsonl
+    on_result = print_result if is_jsonl else lambda *_: None
     display = stream_text if is_streamed else count_tokens
     # With --eager, steps without a graph are what was asked for.
     expected = without_warnings("graphkit.runners.dispatch") if arguments.eager else nullcontext()
     with expected:
-        record = complete(arguments, prompts, display, group)
-    print_generated(record, as_json=arguments.json, is_streamed=is_streamed)
+        record = complete(arguments, prompts, display, group, on_result)
+    print_generated(record, as_json=arguments.json, is_printed=is_streamed or is_jsonl)
     return DONE
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -27,7 +29,28 @@ TextDisplay = Callable[[Sequence[str], int], AbstractContextManager[OnText]]
 """Takes the prompts and the largest number of new tokens; the block receives an ``OnText``."""
 
 
-def read_prompts(texts: Sequence[str] | None, file: Path | None) -> list[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A prompt, and what its line of a file of JSON says about it.
+
+    Attributes:
+        text: The text to continue, or the last message of a chat.
+        messages: A chat, with the keys of the tokenizer's chat template; ``None`` for a text.
+        place: The line and the file of JSON; empty for a prompt without further keys.
+        id: The ``id`` of the line, else its number.
+        stop: Stop strings beside those of the command.
+        settings: Attributes of ``SamplingParams`` that replace those of the command.
+    """
+
+    text: str
+    messages: Sequence[Mapping[str, Any]] | None = None
+    place: str = ""
+    id: object = None
+    stop: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_prompts(texts: Sequence[str] | None, file: Path | None) -> list[Prompt]:
     """Return the prompts of ``--prompt`` and ``--prompts``, at least one.
 
     Without both, the prompt is stdin if it is piped, else the head of a Python function.
@@ -41,22 +64,22 @@ def read_prompts(texts: Sequence[str] | None, file: Path | None) -> list[str]:
     """
     if texts is None and file is None:
         is_piped = sys.stdin is not None and not sys.stdin.isatty()
-        return [(is_piped and _read_stdin()) or _DEFAULT_PROMPT]
+        return [Prompt(text=(is_piped and _read_stdin()) or _DEFAULT_PROMPT)]
     texts = texts or []
     if texts.count("-") > 1:
         raise UsageError(
             "--prompt - was given more than once, but stdin can be read once. Give it once."
         )
-    prompts = [_read_stdin() if text == "-" else text for text in texts]
+    prompts = [Prompt(text=_read_stdin() if text == "-" else text) for text in texts]
     return prompts + (read_prompt_file(file) if file is not None else [])
 
 
-def read_prompt_file(file: Path) -> list[str]:
+def read_prompt_file(file: Path) -> list[Prompt]:
     r"""Return the prompts of a file, at least one. Empty lines are left out.
 
-    If the first line is a JSON object with a ``prompt``, every line must be one, so that a prompt
-    may have several lines. Otherwise every line is a prompt, without the ``\n`` or ``\r\n`` at its
-    end.
+    If the first line is a JSON object with a ``prompt`` or ``messages``, every line must be one.
+    It may have an ``id``, ``stop`` strings and attributes of ``SamplingParams``, too. Otherwise
+    every line is a prompt, without the ``\n`` or ``\r\n`` at its end.
 
     Raises:
         UsageError: The file cannot be read, holds no prompt, or a line is not such an object.
@@ -70,28 +93,49 @@ def read_prompt_file(file: Path) -> list[str]:
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise UsageError(f"{file} holds no prompt. Write one per line.")
-    if _parse_prompt(numbered[0][1]) is None:
-        return [line for _, line in numbered]
+    number, line = numbered[0]
+    if _parse_line(line, number, file) is None:
+        return [Prompt(text=line) for _, line in numbered]
     prompts = []
     for number, line in numbered:
-        prompt = _parse_prompt(line)
+        prompt = _parse_line(line, number, file)
         if prompt is None:
             raise UsageError(
                 f"line {number} of {file} is not a JSON object with a prompt like the first line. "
-                'Write {"prompt": "..."} on every line, or plain text on every line.'
+                'Write {"prompt": "..."} or {"messages": [...]} on every line, or plain text on '
+                "every line."
             )
         prompts.append(prompt)
     return prompts
 
 
-def _parse_prompt(line: str) -> str | None:
+def _parse_line(line: str, number: int, file: Path) -> Prompt | None:
     """Return the prompt of a line of JSON; ``None`` if the line is anything else."""
     try:
         body = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    prompt = body.get("prompt") if isinstance(body, dict) else None
-    return prompt if isinstance(prompt, str) else None
+    if not isinstance(body, dict):
+        return None
+    text, messages = body.pop("prompt", None), body.pop("messages", None)
+    if messages is not None and text is None:
+        if not (isinstance(messages, list) and messages and isinstance(messages[-1], dict)):
+            return None
+        text = str(messages[-1].get("content", ""))
+    elif not isinstance(text, str) or messages is not None:
+        return None
+    place, stop = f"line {number} of {file}", body.pop("stop", ())
+    stop = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stop, list | tuple) or not all(isinstance(s, str) and s for s in stop):
+        raise UsageError(f"{place}: stop must be a string or a list of strings, not empty.")
+    return Prompt(
+        text=text,
+        messages=messages,
+        place=place,
+        id=body.pop("id", number),
+        stop=tuple(stop),
+        settings=body,
+    )
 
 
 def _read_stdin() -> str:
@@ -131,18 +175,24 @@ def stream_text(prompts: Sequence[str], _max_new_tokens: int) -> Iterator[OnText
         write_stdout("\n")
 
 
-def print_generated(record: GenerateRecord, *, as_json: bool, is_streamed: bool) -> None:
+def print_result(prompt: Prompt, completion: Completion, times: Mapping[str, float]) -> None:
+    """Print the completion of a line of JSON as a line of JSON, with its id and its times."""
+    result = {"id": prompt.id, **asdict(completion), **times}
+    write_stdout(json.dumps(result) + "\n")
+
+
+def print_generated(record: GenerateRecord, *, as_json: bool, is_printed: bool) -> None:
     """Print the record, or the texts to stdout and the measurements to stderr.
 
     Args:
         record: The result.
         as_json: If True, print the record as JSON and nothing else.
-        is_streamed: True if the text is on the terminal already.
+        is_printed: True if the text is on stdout already.
     """
     if as_json:
         write_stdout(record.to_json())
         return
-    if not is_streamed:
+    if not is_printed:
         texts = (_shown_text(done, prompt_end(record.is_chat)) for done in record.completions)
         write_stdout("\n".join(texts))
     if is_terminal(sys.stdout):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
 
 from graphkit.cli.exits import UsageError
-from graphkit.cli.generate_texts import OnText, TextDisplay, prompt_end
+from graphkit.cli.generate_texts import OnText, Prompt, TextDisplay, prompt_end
 from graphkit.cli.models import OpenModels, open_models
 from graphkit.cli.output import progress_on_stderr
 from graphkit.distributed import RankGroup
@@ -19,10 +21,13 @@ from graphkit.engine import (
     SpeculativeEngine,
     TextStream,
 )
-from graphkit.errors import InputError
+from graphkit.errors import ConfigError, InputError
 from graphkit.graphs import environment
+from graphkit.models.byte_tokenizer import Tokenizer
 from graphkit.records import Completion, GenerateRecord
 
+OnResult = Callable[[Prompt, Completion, Mapping[str, float]], None]
+_SETTINGS = "max_new_tokens", "temperature", "top_k", "top_p", "min_p"
 _PROCESSORS = "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens"
 _LARGEST_BATCH = 32
 """Further prompts wait in the queue."""
@@ -32,9 +37,10 @@ _LARGEST_DEFAULT_CONTEXT = 4096
 
 def complete(
     arguments: argparse.Namespace,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     display: TextDisplay,
     group: RankGroup | None = None,
+    on_result: OnResult = lambda *_: None,
 ) -> GenerateRecord:
     """Continue prompts with the options of ``graphkit generate``.
 
@@ -43,6 +49,7 @@ def complete(
         prompts: At least one; bytes that are not UTF-8 are lone surrogates.
         display: Shows the text as it is generated.
         group: Ranks that split the target; the others call ``follow``.
+        on_result: Takes each completion as soon as it ends, with its prompt and its times.
 
     Raises:
         UsageError: A prompt or the context is too long, or a prompt cannot be used.
@@ -51,32 +58,29 @@ def complete(
     """
     models = open_models(arguments, group, arguments.quantize)
     tokenizer = models.load_tokenizer()
-    encode = tokenizer.encode_chat if arguments.chat else tokenizer.encode
     with _refusing_prompts():
-        prompt_ids = [encode(prompt) for prompt in prompts]
+        prompt_ids = [_encode(prompt, tokenizer, is_chat=arguments.chat) for prompt in prompts]
     processors = {name: getattr(arguments, name) for name in _PROCESSORS}
-    sampling = tokenizer.sampling_params(
-        max_new_tokens=arguments.max_new_tokens,
-        temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
-        min_p=arguments.min_p,
-        **{name: value for name, value in processors.items() if value is not None},
-    )
-    streams = [TextStream(tokenizer, ids, arguments.stop) for ids in prompt_ids]
+    settings = {name: getattr(arguments, name) for name in _SETTINGS}
+    settings |= {name: value for name, value in processors.items() if value is not None}
+    sampling = tokenizer.sampling_params(**settings)
+    samplings = [_sampling(prompt, tokenizer, settings) for prompt in prompts]
+    streams = [
+        TextStream(tokenizer, ids, (*arguments.stop, *prompt.stop))
+        for prompt, ids in zip(prompts, prompt_ids, strict=True)
+    ]
     with _engine(arguments, models, len(prompts)) as engine:
         for ids in prompt_ids:
             _check_length(ids, engine.context_limit)
         with _refusing_prompts():
-            requests = [engine.submit(ids, sampling) for ids in prompt_ids]
+            requests = [*map(engine.submit, prompt_ids, samplings)]
         capture_seconds = None if arguments.eager else _capture(engine)
         max_new_tokens = sum(request.max_tokens - len(request.prompt_ids) for request in requests)
-        by_request = dict(zip(requests, streams, strict=True))
-        shown = [_printable(prompt) for prompt in prompts]
-        heads = [prompt + prompt_end(arguments.chat) for prompt in shown]
+        by_request = dict(zip(requests, zip(prompts, streams, strict=True), strict=True))
+        heads = [_printable(prompt.text) + prompt_end(arguments.chat) for prompt in prompts]
         with display(heads, max_new_tokens) as on_text:
-            seconds = _run_to_end(engine, by_request, tokenizer.stop_ids, on_text)
-        completions = tuple(map(_completion, shown, requests, streams))
+            seconds = _run_to_end(engine, by_request, on_text, on_result)
+        completions = tuple(map(_completion, prompts, requests, streams))
         return _record(
             arguments,
             sampling,
@@ -152,22 +156,61 @@ def _capture(engine: SpeculativeEngine) -> float:
 
 def _run_to_end(
     engine: SpeculativeEngine,
-    streams: Mapping[Request, TextStream],
-    stop_ids: frozenset[int],
+    left: dict[Request, tuple[Prompt, TextStream]],
     on_text: OnText,
+    on_result: OnResult,
 ) -> float:
-    """Generate all tokens and return the seconds taken."""
-    started = time.perf_counter()
+    """Generate all tokens of the requests that are left; return the seconds taken."""
+    started = time.monotonic()
+
+    def end(request: Request) -> None:
+        prompt, stream = left.pop(request)
+        on_text(stream.finish(), 0)
+        times = {"latency": time.monotonic() - started}
+        if request.first_token_at is not None:
+            times["time_to_first_token"] = request.first_token_at - started
+        on_result(prompt, _completion(prompt, request, stream), times)
+
     while engine.has_work:
         for request, tokens in engine.step():
-            stream = streams[request]
+            _, stream = left[request]
+            stop_ids = request.sampling.stop_token_ids
             piece = stream.append([token for token in tokens if token not in stop_ids])
             on_text(piece, len(tokens))
             if stream.is_stopped:
                 engine.abort(request, FinishReason.STOP_STRING)
-    for stream in streams.values():
-        on_text(stream.finish(), 0)
-    return time.perf_counter() - started
+            if request.is_finished:
+                end(request)
+    for request in [*left]:  # they ended without a further token
+        end(request)
+    return time.monotonic() - started
+
+
+def _encode(prompt: Prompt, tokenizer: Tokenizer, *, is_chat: bool) -> list[int]:
+    if prompt.messages is not None:
+        return tokenizer.encode_chat(prompt.messages)
+    if is_chat:
+        return tokenizer.encode_chat([{"role": "user", "content": prompt.text}])
+    return tokenizer.encode(prompt.text)
+
+
+def _sampling(prompt: Prompt, tokenizer: Tokenizer, settings: Mapping[str, Any]) -> SamplingParams:
+    """Return the parameters of a prompt: those of its line, else those of the command."""
+    unknown = prompt.settings.keys() - {field.name for field in fields(SamplingParams)}
+    if unknown:
+        raise UsageError(
+            f"{prompt.place} has the key {min(unknown)!r}. Use prompt or messages, id, stop, and "
+            "attributes of SamplingParams."
+        )
+    changes = dict(prompt.settings)
+    if isinstance(biases := changes.get("logit_bias"), dict):  # keys of JSON are strings
+        changes["logit_bias"] = {int(i) if i.isdecimal() else i: b for i, b in biases.items()}
+    try:
+        return tokenizer.sampling_params(**{**settings, **changes})
+    except ConfigError as error:
+        if not prompt.settings:
+            raise
+        raise UsageError(f"{prompt.place}: {error}") from error
 
 
 def _printable(text: str) -> str:
@@ -175,10 +218,10 @@ def _printable(text: str) -> str:
     return text.encode(errors="surrogateescape").decode(errors="replace")
 
 
-def _completion(prompt: str, request: Request, stream: TextStream) -> Completion:
+def _completion(prompt: Prompt, request: Request, stream: TextStream) -> Completion:
     reason = request.finish_reason.value if request.finish_reason else ""
     return Completion(
-        prompt=prompt,
+        prompt=_printable(prompt.text),
         text=stream.text,
         finish_reason=reason,
         tokens=len(request.output_ids),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from graphkit.engine import SamplingParams
@@ -41,8 +41,11 @@ class Tokenizer(Protocol):
             InputError: The text cannot be encoded.
         """
 
-    def encode_chat(self, message: str) -> list[int]:
-        """Return the token ids of a chat of one user message, up to the start of the reply.
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return the token ids of a chat, up to the start of the reply.
+
+        Args:
+            messages: Each with a ``role`` and a ``content``, and what else the template reads.
 
         Raises:
             CheckpointError: The model has no chat template, or it cannot be rendered.
@@ -69,8 +72,8 @@ class ByteTokenizer:
         """Return the UTF-8 bytes of a text, or ``END_OF_TEXT`` for an empty one."""
         return encode(text) or [END_OF_TEXT]
 
-    def encode_chat(self, message: str) -> list[int]:  # noqa: ARG002
-        """Refuse the message: models of bytes have no chat template."""
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:  # noqa: ARG002
+        """Refuse the messages: models of bytes have no chat template."""
         raise CheckpointError(
             "a model whose tokens are bytes has no chat template. Pass the prompt as plain text."
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,17 +83,15 @@ class FolderTokenizer:
         ids: list[int] = self._tokenizer(text).input_ids
         return ids
 
-    def encode_chat(self, message: str) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """See ``Tokenizer.encode_chat``."""
         try:
             ids: Any = self._tokenizer.apply_chat_template(
-                [{"role": "user", "content": message}],
-                add_generation_prompt=True,
-                return_dict=False,
+                [*map(dict, messages)], add_generation_prompt=True, return_dict=False
             )
         except Exception as error:  # a template may raise anything
             raise CheckpointError(
-                f"{self._folder} cannot make a chat of a user message: {one_line(error)}. Pass the "
+                f"{self._folder} cannot make a chat of the messages: {one_line(error)}. Pass the "
                 "prompt as plain text."
             ) from error
         return list(ids)

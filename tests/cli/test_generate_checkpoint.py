@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -211,7 +212,7 @@ def test_a_chat_is_rendered_and_encoded_as_by_transformers(folders, recorded):
     ids = theirs.apply_chat_template(
         [{"role": "user", "content": "hi é"}], add_generation_prompt=True, return_dict=False
     )
-    assert folder.tokenizer.encode_chat("hi é") == ids
+    assert folder.tokenizer.encode_chat([{"role": "user", "content": "hi é"}]) == ids
     assert folder.tokenizer.encode(PROMPT) == theirs(PROMPT)["input_ids"]
     record = recorded(folder.path, *PLAIN, "--chat", "--prompt", "hi é")
     new_ids = greedy_ids(folder.model, ids, COUNT)
@@ -227,6 +228,45 @@ def test_a_file_of_prompts(folders, recorded, tmp_path, is_json):
     record = recorded(folder.path, *PLAIN, "--prompts", tmp_path / "prompts", "--prompt", "x")
     assert [each.prompt for each in record.completions] == ["x", "class A", PROMPT]
     assert record.completions[2].text == folder.text
+
+
+def test_lines_of_json_have_results_of_their_own_as_they_end(folders, run, tmp_path):
+    folder = folders("qwen3")
+    chat = [{"role": "user", "content": "hi"}]
+    lines = [
+        {"prompt": PROMPT, "id": "whole"},
+        {"prompt": PROMPT, "id": 2, "max_new_tokens": 3, "logit_bias": {"5": -1}},
+        {"prompt": PROMPT, "stop": folder.text[4:6]},
+        {"messages": chat, "max_new_tokens": 1},
+    ]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    arguments = ("--checkpoint", folder.path, "--prompts", tmp_path / "prompts.jsonl")
+    ended = run("generate", *PLAIN, *arguments, "--max-new-tokens", COUNT)
+    results = {result["id"]: result for result in map(json.loads, ended.out.splitlines())}
+    assert [*results][-1] == "whole", "the longest ends last"
+    assert results["whole"]["text"] == folder.text
+    assert results[2]["tokens"] == len(results[2]["token_ids"]) == 3
+    assert results[3]["text"] == folder.text[: folder.text.index(folder.text[4:6])]
+    assert results[3]["finish_reason"] == "stop string"
+    ids = folder.tokenizer.encode_chat(chat)
+    assert results[4]["token_ids"] == greedy_ids(folder.model, ids, 1)
+    assert all(0 < r["time_to_first_token"] <= r["latency"] for r in results.values())
+    assert "tokens/s" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ({"temprature": 1}, "line 1 of .* has the key 'temprature'"),
+        ({"temperature": -1}, r"line 1 of .*: SamplingParams.temperature must be"),
+        ({"logit_bias": {"a": 1}}, r"line 1 of .*: SamplingParams.logit_bias has the key 'a'"),
+    ],
+)
+def test_a_setting_of_a_line_that_cannot_be_used_is_named(run, tmp_path, line, reason):
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "a", **line}))
+    ended = run("generate", "--device", "cpu", "--prompts", tmp_path / "prompts.jsonl")
+    assert ended.code == 2
+    assert re.search(reason, " ".join(ended.err.split()))
 
 
 @pytest.mark.slow

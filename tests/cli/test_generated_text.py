@@ -66,7 +66,7 @@ def printed(capsys, monkeypatch):
 
     def print_record(is_terminal, **options):
         monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
-        print_generated(RECORD, **{"as_json": False, "is_streamed": False} | options)
+        print_generated(RECORD, **{"as_json": False, "is_printed": False} | options)
         return capsys.readouterr()
 
     return print_record
@@ -91,7 +91,7 @@ def test_a_terminal_without_colour_gets_no_escape_codes(printed, monkeypatch, na
 
 
 def test_a_streamed_text_is_not_printed_again(printed):
-    out, err = printed(True, is_streamed=True)
+    out, err = printed(True, is_printed=True)
     assert (out, err.split()[0]) == ("", "algorithm")
 
 
@@ -111,7 +111,7 @@ def test_streaming_shows_the_prompt_first_and_ends_its_line(capsys, monkeypatch)
 
 def test_a_reply_starts_a_line(capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    print_generated(replace(RECORD, is_chat=True), as_json=False, is_streamed=False)
+    print_generated(replace(RECORD, is_chat=True), as_json=False, is_printed=False)
     assert capsys.readouterr().out.startswith("\x1b[2ma\n\x1b[0mé\n")
 
 
@@ -134,7 +134,7 @@ def test_other_characters_are_unchanged():
 
 def test_an_encoding_without_the_character_gets_an_escape(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    print_generated(RECORD, as_json=False, is_streamed=False)
+    print_generated(RECORD, as_json=False, is_printed=False)
     sys.stdout.seek(0)
     assert sys.stdout.read() == "\\xe9\n\n\x1b]\n"
 
