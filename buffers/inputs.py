@@ -35,6 +35,8 @@ class StepInputs:
         lengths: Rows of each request, int32 [B] on the device. Set in a prefill, whose rows are
             packed: those of a request follow those of the one before it.
         spans: Positions of the rows of each request, on the host. Optional, beside ``lengths``.
+        logit_rows: Rows whose logits are read, int64 [N] on the device; ``None`` for all. Set in a
+            prefill. A forward may return the logits of these rows alone.
     """
 
     counted_by: ClassVar[tuple[str, ...]] = ()
@@ -46,6 +48,7 @@ class StepInputs:
     width: int | None = None
     lengths: torch.Tensor | None = None
     spans: Sequence[range] | None = None
+    logit_rows: torch.Tensor | None = None
 
     @property
     def batch_size(self) -> int:

@@ -40,7 +40,7 @@ def declare_output(
     """Declare a field of an output dataclass.
 
     Args:
-        axis: ``Axis.REQUEST`` or ``Axis.TOKEN``: what the field has one row of.
+        axis: What the field has one row of. A field of ``Axis.NONE`` has one row.
         dtype: Dtype of the field. With ``MODEL_DTYPE`` a forward may return any floating-point
             dtype, and the output of an idle batch has ``BufferSizes.dtype``.
         row: Shape of one row, as letters (see the module) or numbers. ``None`` allows any, and

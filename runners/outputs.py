@@ -61,7 +61,7 @@ class Output:
             requests: Rows of fields per request.
             tokens: Rows of fields per token.
         """
-        count = {Axis.REQUEST: requests, Axis.TOKEN: tokens}
+        count = {Axis.REQUEST: requests, Axis.TOKEN: tokens, Axis.NONE: 1}
         return self._map(lambda axis, tensor: tensor[: count[axis]])
 
     def clone(self) -> Self:
@@ -75,7 +75,12 @@ class Output:
 
     @classmethod
     def checked(
-        cls, output: Any, requests: int, tokens: int, check: OutputCheck | None = None
+        cls,
+        output: Any,
+        requests: int,
+        tokens: int,
+        check: OutputCheck | None = None,
+        logit_rows: torch.Tensor | None = None,
     ) -> Self:
         """Return the output of a forward after checking it.
 
@@ -84,6 +89,7 @@ class Output:
             requests: Rows of fields per request.
             tokens: Rows of fields per token.
             check: Checks each field; ``None`` checks the number of rows alone.
+            logit_rows: See ``StepInputs``.
 
         Raises:
             OutputError: The output has the wrong type, a field that this class lacks, or a field
@@ -94,11 +100,14 @@ class Output:
             raise OutputError(
                 f"{check.forward} returned a {type(output).__name__}. Return {cls._public_name()}."
             )
-        count = {Axis.REQUEST: requests, Axis.TOKEN: tokens}
+        count = {Axis.REQUEST: requests, Axis.TOKEN: tokens, Axis.NONE: 1}
         for name, facts in declared.items():
             tensor = getattr(output, name)
             if tensor is not None or not facts.optional:
-                check.check_field(name, tensor, {facts.axis.value: count[facts.axis]})
+                allowed = {facts.axis.value: count[facts.axis]}
+                if name == "next_token_logits" and logit_rows is not None:
+                    allowed["row of logit_rows"] = len(logit_rows)
+                check.check_field(name, tensor, allowed)
         return output
 
     @classmethod

@@ -79,7 +79,7 @@ class Step(Generic[OutputT]):
         self.attend(inputs)
         output = self.forward(inputs)
         return self.output_type.checked(
-            output, inputs.batch_size, inputs.num_tokens, self._output_check
+            output, inputs.batch_size, inputs.num_tokens, self._output_check, inputs.logit_rows
         )
 
     def draft_rows(
@@ -251,6 +251,7 @@ class Step(Generic[OutputT]):
         if buffers.capacity.ragged or checked.is_packed:
             inputs.width, inputs.lengths = checked.width, getattr(batch, "lengths", None)
             inputs.spans = getattr(batch, "spans", None) if checked.is_packed else None
+            inputs.logit_rows = getattr(batch, "logit_rows", None) if checked.is_packed else None
         return inputs
 
 

@@ -17,7 +17,7 @@ from graphkit.ops.logits import apply_token_bitmask
 from graphkit.runners.outputs import ForwardOutput
 from graphkit.runners.runner import Runner
 from graphkit.runners.sample_rows import SampleRows
-from graphkit.runners.step import Step
+from graphkit.runners.step import Step, rows_at
 from graphkit.spec import ForwardMode, SpecConfig
 
 
@@ -25,8 +25,14 @@ class MaskedStep(Step[ForwardOutput]):
     """The forward, then ``apply_token_bitmask`` if the batch has one."""
 
     def whole(self, inputs: Any) -> ForwardOutput:
-        """See ``Step.whole``. The forward's logits are changed in place."""
+        """See ``Step.whole``. The forward's logits are changed in place.
+
+        With ``logit_rows``, the output has the logits of these rows alone.
+        """
         output = super().whole(inputs)
+        if inputs.logit_rows is not None:
+            logits = rows_at(inputs.logit_rows, inputs.num_tokens, output.next_token_logits)
+            output = replace(output, next_token_logits=logits)
         if inputs.token_bitmask is not None:
             with scope("mask"):
                 apply_token_bitmask(output.next_token_logits, inputs.token_bitmask)

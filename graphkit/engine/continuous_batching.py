@@ -291,6 +291,7 @@ class _ContinuousBatching:
             return
         self._closed = True
         with ExitStack() as last_first:  # closes and frees everything, also if a rank has failed
+            last_first.callback(self._queue.close)
             for runner in reversed(self.runners):
                 last_first.callback(runner.close)
             last_first.callback(self._release)

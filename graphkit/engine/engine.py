@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -75,7 +75,13 @@ class SpeculativeEngine(_ContinuousBatching):
             v2; see ``plan``.
         steps_per_launch: Most steps of one launch of v3. In all generations, KV slots are reserved
             for so many steps at a time, or for fewer if the pool is short.
-        chunked_prefill_size: Most prompt tokens per forward, of all requests together.
+        chunked_prefill_size: Most prompt tokens per forward, of all requests together. ``None``
+            selects 2,048 on CUDA, of which a forward beside running requests takes as many as its
+            graph runs within 30 ms, and 512 elsewhere.
+        prefill_sizes: Numbers of prompt tokens to capture, ascending. A forward of up to the
+            largest number then replays a graph. ``None`` selects a list from 64 to 2,048 on CUDA,
+            and none elsewhere. Targets with recurrent layers, attention that plans on the host and
+            engines with ``group`` run prompts without graphs.
         bos_token_id: Replaces an empty prompt; with ``None``, an empty prompt is an error.
         seed: Any int. Gives a different seed to each request that has none.
         structured_output: Whether requests may have a matcher. Verify then takes a token bitmask,
@@ -124,7 +130,8 @@ class SpeculativeEngine(_ContinuousBatching):
         backend: Backend | None = None,
         generation: Literal["v1", "v2", "v3"] | None = None,
         steps_per_launch: int = 16,
-        chunked_prefill_size: int = 512,
+        chunked_prefill_size: int | None = None,
+        prefill_sizes: Sequence[int] | None = None,
         bos_token_id: int | None = None,
         seed: int = 0,
         structured_output: bool = False,
@@ -140,6 +147,7 @@ class SpeculativeEngine(_ContinuousBatching):
             batch_sizes=batch_sizes,
             generation=generation or "v3",  # whose runners serve v2, too, if v3 cannot run
             chunked_prefill_size=chunked_prefill_size,
+            prefill_sizes=prefill_sizes,
             structured_output=structured_output,
             debug=debug,
             ring_entries=4 * steps_per_launch,
@@ -258,4 +266,7 @@ class SpeculativeEngine(_ContinuousBatching):
             # Some state is allocated when it is first written.
             self._spec_step.warm_up_steps(backend)
         more = [self._spec_step.memory_parts()]
-        return estimate_memory(self.runners[0].backend, self.runners, record, more)
+        prompts = self._spec_step.prompts
+        # A record has no graphs of prompts: it may be that of a runner of v3.
+        runners = self.runners if prompts is None or record else (*self.runners, prompts)
+        return estimate_memory(self.runners[0].backend, runners, record, more)

@@ -155,7 +155,10 @@ class RequestQueue:
             begin: Called with the requests whose prompts are complete, and the reports of their
                 first new tokens.
         """
-        for complete, report in self._prefilled(self._admission.chunks(self.prefilling.values())):
+        chunks = self._admission.chunks(
+            self.prefilling.values(), is_anyone_running=bool(self.running)
+        )
+        for complete, report in self._prefilled(chunks):
             begin(complete, report)
 
     def _prefilled(
@@ -237,6 +240,10 @@ class RequestQueue:
         if is_waiting:
             del self._waiting[request]
         return is_waiting
+
+    def close(self) -> None:
+        """Close the graphs of prompts. May be called again."""
+        self._admission.close()
 
     def clear(self) -> list[Request]:
         """Drop all waiting requests, and return them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, TypedDict
 
 from graphkit.config import BufferSizes, is_int
@@ -26,7 +26,8 @@ class EngineOptions(TypedDict, total=False):
     backend: Backend | None
     generation: Literal["v1", "v2", "v3"] | None
     steps_per_launch: int
-    chunked_prefill_size: int
+    chunked_prefill_size: int | None
+    prefill_sizes: Sequence[int] | None
     bos_token_id: int | None
     seed: int
     structured_output: bool

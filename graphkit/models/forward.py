@@ -20,6 +20,7 @@ from graphkit.models.layout import ModelLayout, decoder_layers, output_head
 from graphkit.models.pools import LayerGroupAttention
 from graphkit.models.residual import DeferredSums
 from graphkit.models.running import AttentionCall, NodeScan, RunningForward
+from graphkit.ops.rows import gather_rows
 from graphkit.runners import ForwardOutput
 
 
@@ -106,7 +107,7 @@ class TransformersForward:
         self._norm_sizes = layout.norm_sizes
 
     def __call__(self, inputs: Inputs) -> ForwardOutput:
-        """Return logits, [T, V], and hidden states.
+        """Return logits, [T, V] or those of ``logit_rows``, and hidden states.
 
         Hidden states are the rows that the head receives, [T, H], or the inputs of ``aux_layers``
         side by side, [T, layers x H].
@@ -115,9 +116,13 @@ class TransformersForward:
         aux = AuxStates(self._aux_layers)
         thread = get_ident()  # hooks also see the forwards of other threads: modules may be shared
 
-        def head(_module: nn.Module, args: tuple[Any, ...]) -> None:
-            if get_ident() == thread:
-                hidden.append(args[0])
+        def head(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            if get_ident() != thread:
+                return None
+            hidden.append(args[0])
+            if inputs.logit_rows is None:
+                return None
+            return gather_rows(args[0][0], inputs.logit_rows)[None], *args[1:]
 
         with ExitStack() as stack:
             stack.callback(self._head.register_forward_pre_hook(head).remove)

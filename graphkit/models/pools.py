@@ -104,6 +104,8 @@ class LayerGroupAttention(PooledAttention):
                 self._place[layer] = groups[layers[layer].scaling], index
         self._groups = list(dict.fromkeys(group for group, _ in self._place.values()))
         self._groups = self._groups or [chosen(requests, pools[0], scale=1.0)]
+        # An indexer scores all keys of all rows that the longest request has.
+        self.skips_absent_rows = not indexers and self._groups[0].skips_absent_rows
 
     def supports(self, mode: ForwardMode) -> bool:
         """Return whether attention knows the mode; see ``AttentionBackend.supports``."""

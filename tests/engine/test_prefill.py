@@ -19,11 +19,13 @@ class Noting:
     """A forward that notes the tokens that each request has in each prefill, and runs steps."""
 
     def __init__(self, forward):
-        self.forward, self.prefills, self.calls = forward, [], []
+        self.forward, self.prefills, self.calls, self.notes_lengths = forward, [], [], True
 
     def __call__(self, inputs):
         lengths = inputs.lengths
-        if lengths is not None and inputs.req_pool_indices.any():  # not those of the warm-up
+        if (
+            lengths is not None and self.notes_lengths and inputs.req_pool_indices.any()
+        ):  # not those of the warm-up
             self.prefills.append(lengths.tolist())
         self.calls.append("step" if lengths is None else "prefill")
         return self.forward(inputs)
@@ -194,3 +196,37 @@ def test_a_drafter_gets_the_chunks_of_each_request(make_engine, task):
     for text, following in chunks.values():
         request = next(each for each in requests if list(each.prompt_ids) == text)
         assert following == [*text[1:], *request.output_ids]
+
+
+@pytest.mark.parametrize("skips", [False, True], ids=["one", "many"])
+@pytest.mark.parametrize("algorithm", ["EAGLE", "NONE"])
+@each_generation
+def test_prompts_replay_graphs_of_their_number_of_tokens(
+    noting, task, algorithm, generation, skips, monkeypatch
+):
+    """Attention decides whether a graph holds one request or several. Others run eagerly."""
+    monkeypatch.setattr(SdpaAttention, "skips_absent_rows", skips)
+    engine, target = noting(
+        algorithm, generation=generation, chunked_prefill_size=24, prefill_sizes=[4, 24]
+    )
+    target.notes_lengths = False
+    engine.capture()
+    target.calls.clear()
+    params = SamplingParams(max_new_tokens=5)
+    requests = [*engine.generate(task.prompts[:1], params), *engine.generate(task.prompts, params)]
+    expected = [text[:5] for text in (task.expected[0], *task.expected)]
+    assert [
+        out[: len(text)] for out, text in zip(outputs(requests), expected, strict=True)
+    ] == expected
+    sizes = set(engine._spec_step.prompts.stats.replays_by_size)
+    assert sizes >= ({4, 24} if skips else {4})
+    assert (target.calls.count("prefill") == 0) is skips
+
+
+def test_prompts_of_a_forward_that_reads_the_host_run_eagerly(noting, task, caplog):
+    engine, target = noting("NONE", prefill_sizes=[8, 32])
+    engine.capture()  # the forward reads inputs.lengths
+    assert "Prompts run without graphs" in caplog.text
+    requests = engine.generate(task.prompts[:4], SamplingParams(max_new_tokens=3))
+    assert outputs(requests) == [text[:3] for text in task.expected[:4]]
+    assert sum(map(sum, target.prefills)) == sum(map(len, task.prompts[:4]))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from graphkit import models
+from graphkit.engine import SamplingParams
 from graphkit.models.load_check import check_loaded
 from graphkit.models.wrapper.model_logits import ModelLogits
 from small_models import small_model
@@ -19,6 +20,7 @@ PEAK_OF_CHECKS = """
 import gc, json, sys
 from pathlib import Path
 from graphkit import models
+from graphkit.engine import SamplingParams
 from graphkit.models.load_check import check_loaded
 from small_models import small_model
 
@@ -74,6 +76,20 @@ def test_few_logits_are_computed_at_once():
     for vocab_size in (20_000, 60_000):
         model = small_model("gemma3_text", vocab_size=vocab_size, **sizes)
         assert most_logits(model) <= 2**20
+
+
+@pytest.mark.parametrize("sizes", [(), (8, 64)], ids=["eager", "captured"])
+def test_prompts_compute_the_logits_of_their_last_tokens_alone(sizes):
+    loaded = models.load(small_model("llama"), device="cpu")
+    rows = []
+    loaded.model.lm_head.register_forward_hook(lambda _, __, output: rows.append(output.shape[-2]))
+    with loaded.engine(algorithm="NONE", max_context_len=64, prefill_sizes=sizes) as engine:
+        engine.capture()
+        captured = set(rows)
+        rows.clear()
+        engine.generate([[*range(5, 45)]], SamplingParams(max_new_tokens=1))
+    assert captured.isdisjoint(range(9, 100))
+    assert rows == ([] if sizes else [1])
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "cohere", "granite", "opt", "mamba"])

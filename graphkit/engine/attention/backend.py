@@ -20,7 +20,11 @@ class PooledAttention(AttentionBackend):
             for ``SpecStepRunner``, ``RequestPool`` for ``SpeculativeEngine``. All models of a step
             share one.
         kv_pool: Keys and values of the model: a pool of graphkit, or an own ``KVPool``.
+        skips_absent_rows: Whether attention over packed rows costs next to nothing for requests
+            without rows, and for the rows that a request has fewer than the longest one.
     """
+
+    skips_absent_rows: bool = False
 
     req_to_token_pool: RequestTable
     kv_pool: KVPool

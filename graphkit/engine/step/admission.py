@@ -20,13 +20,16 @@ from graphkit.graphs import Backend
 from graphkit.ops.logits import bitmask_words
 from graphkit.runners.capture_checks import check_attention
 
+LONGEST_WAIT = 30_000
+"""Most microseconds that running requests wait for a forward of prompts, with default settings."""
+
 
 class Admission:
     """Prefills prompts in packed chunks with target and drafter.
 
-    Chunks run eagerly: their lengths are not captured widths. Output of a request that runs again
-    is computed as rows of steps, which it was computed as before: rows of prompts may run by other
-    kernels, and its keys and values must have the bits that they had.
+    Chunks replay a graph of ``PromptRunner`` if one holds them, and run eagerly otherwise. Output
+    of a request that runs again is computed as rows of steps, which it was computed as before: rows
+    of prompts may run by other kernels, and its keys and values must have the bits that they had.
 
     Args:
         spec_step: The step that continues the requests.
@@ -35,13 +38,17 @@ class Admission:
 
     def __init__(self, spec_step: SpecStep, context_limit: int) -> None:
         options = spec_step.context.options
-        self._step, self._chunk_size = spec_step, options.chunked_prefill_size
+        self._step, self._chunk_size = spec_step, spec_step.context.most_prefill_tokens
+        self._chunk_beside = self._chunk_size
+        self._is_default_size = options.chunked_prefill_size is None
         self._context_limit = context_limit
         self._compares_attention = options.check is not False
         self._is_recurrent = spec_step.verifier.recurrent_state is not None
         self._packs = all(runner.step.packs_rows for runner in spec_step.runners)
 
-    def chunks(self, prefills: Iterable[Prefill]) -> list[tuple[Prefill, int]]:
+    def chunks(
+        self, prefills: Iterable[Prefill], *, is_anyone_running: bool = False
+    ) -> list[tuple[Prefill, int]]:
         """Return which prompts the next forward continues, and by how many tokens each.
 
         All of them are tokens of prompts, or all are output of requests that run again, as those of
@@ -52,9 +59,10 @@ class Admission:
 
         Args:
             prefills: Prompts that are not complete, in order of admission.
+            is_anyone_running: Whether requests wait for the forward before their next step.
         """
         first, *others = prefills
-        budget = self._chunk_size
+        budget = self._chunk_beside if is_anyone_running else self._chunk_size
         if first.is_at_output:
             budget = min(budget, self._step.verifier.most_step_rows)
         if not self._packs or (first.is_at_output and self._is_recurrent):
@@ -132,6 +140,15 @@ class Admission:
         ones = [lengths for lengths in batches if set(lengths) == {1}]
         runs += [partial(self._run_pads, lengths, is_greedy=False) for lengths in ones]
         self._step.warm_up(backend, runs)
+        if (prompts := self._step.prompts) is not None:
+            prompts.capture_if_possible()
+            if self._is_default_size and backend.device.type == "cuda":
+                self._chunk_beside = prompts.tokens_within(LONGEST_WAIT)
+
+    def close(self) -> None:
+        """Close the graphs of prompts."""
+        if self._step.prompts is not None:
+            self._step.prompts.close()
 
     def _check_attention(self) -> None:
         """Compare trees and packed prefills with chains, once."""
@@ -174,13 +191,15 @@ class Admission:
         begun = rows[to_device(new, device)] if new else None
         if is_output:
             output = step.verifier.repeat_steps(batch)
+        elif step.prompts is not None and step.prompts.holds(batch):
+            output = step.prompts.prefill(batch)
         else:
-            output = step.verifier.prefill(batch.target_inputs(), begun)
+            output = step.verifier.prefill(batch, begun)
         first = logits = log_sums = None
         if complete:
             index = to_device(complete, device)
             rows, last_rows = rows[index], last_rows[index]
-            logits = output.next_token_logits[last_rows]
+            logits = output.next_token_logits[index]
             first, log_sums = step.verifier.first_tokens(
                 rows, logits, is_greedy=is_greedy, bitmask=bitmask
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any
@@ -31,7 +31,10 @@ class StepOptions:
         batch_sizes: Batch sizes to capture; ``None`` selects the default
             list.
         generation: ``"v1"`` (host in the loop), ``"v2"`` (overlapped) or ``"v3"`` (on the device).
-        chunked_prefill_size: Most prompt tokens per forward.
+        chunked_prefill_size: Most prompt tokens per forward; ``None`` selects them by device, see
+            ``EngineContext.most_prefill_tokens``.
+        prefill_sizes: Numbers of prompt tokens to capture, see ``PromptRunner``; ``None`` selects
+            the default list on CUDA and none elsewhere.
         structured_output: Whether verify takes a token bitmask.
         debug: See ``FutureMap``.
         check: As for ``Runner``.
@@ -43,7 +46,8 @@ class StepOptions:
     backend: Backend
     batch_sizes: Iterable[int] | None = None
     generation: str = "v3"
-    chunked_prefill_size: int = 512
+    chunked_prefill_size: int | None = None
+    prefill_sizes: Sequence[int] | None = None
     structured_output: bool = False
     debug: bool = False
     check: bool | None = None
@@ -106,7 +110,10 @@ class EngineContext:
         require_type(owner, "spec", spec, SpecConfig, "a graphkit.SpecConfig")
         require_type(owner, "sizes", sizes, BufferSizes, "a graphkit.BufferSizes")
         require_type(owner, "check", options.check, (bool, NoneType), "True, False or None")
-        require_int(owner, "chunked_prefill_size", options.chunked_prefill_size)
+        if options.chunked_prefill_size is not None:
+            require_int(owner, "chunked_prefill_size", options.chunked_prefill_size)
+        for count in options.prefill_sizes or ():
+            require_int(owner, "prefill_sizes", count)
         require_int(owner, "ring_entries", options.ring_entries)
         target.check_kv_pools()
         target.check_recurrent_state(spec)
@@ -117,7 +124,7 @@ class EngineContext:
             spec.resolved,
             "create_future_map",
             pool.size,
-            options.chunked_prefill_size,
+            most_prefill_tokens(options),
             sizes.max_context_len,
             device,
             field="algorithm",
@@ -149,6 +156,11 @@ class EngineContext:
     def device(self) -> torch.device:
         """The device of all tensors."""
         return self.options.backend.device
+
+    @property
+    def most_prefill_tokens(self) -> int:
+        """Most prompt tokens per forward."""
+        return most_prefill_tokens(self.options)
 
     @property
     def generation(self) -> str:
@@ -217,6 +229,13 @@ class EngineContext:
         used = self.verify_width + 1
         seeds = self.state.seeds[req_pool_indices]
         return philox_uniform(seeds, seq_lens, used + draws)[:, used:]
+
+
+def most_prefill_tokens(options: StepOptions) -> int:
+    """Return the most prompt tokens per forward: by default 2,048 on CUDA, and 512 elsewhere."""
+    if options.chunked_prefill_size is not None:
+        return options.chunked_prefill_size
+    return 2048 if options.backend.device.type == "cuda" else 512
 
 
 def _check_pools(

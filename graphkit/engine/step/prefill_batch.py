@@ -134,6 +134,7 @@ class PrefillBatch:
             out_cache_loc=self.out_cache_loc,
             lengths=self.device_lengths,
             width=max(self.lengths),
+            logit_rows=self.last_rows,
             spans=[
                 range(start, start + length)
                 for start, length in zip(self.starts, self.lengths, strict=True)

@@ -18,6 +18,7 @@ from graphkit.engine.step.context import EngineContext
 from graphkit.engine.step.drafter import Drafter, NullDrafter, check_prepared, prepare_drafter
 from graphkit.engine.step.engine_model import EngineModel
 from graphkit.engine.step.plain_step import CatchUpDrafter, PendingCatchUp, PlainDrafter
+from graphkit.engine.step.prompt_runner import PromptRunner
 from graphkit.engine.step.tree_checks import check_tree
 from graphkit.engine.step.verified import Verified
 from graphkit.engine.step.verifier import FillBitmask, Verifier
@@ -110,6 +111,7 @@ class SpecStep:
         pending_catch_up: Tokens of plain steps that the drafter has yet to process, or ``None``.
         drafter, verifier: Those of the longest length, which also process prompts.
         runners: The runner of each mode and length, the target's of the longest length first.
+        prompts: Runs prompts by graphs; ``None`` without them.
         pools: All pools with state of requests, by slot or by row.
         slots_ahead: KV slots that one step writes behind the committed tokens of a request.
         max_path: Most tokens that one step can accept, bonus included.
@@ -147,6 +149,9 @@ class SpecStep:
             for variant in reversed(self.by_length)
             for runner in (variant.verifier.runner, *variant.drafter.runners)
         )
+        self.prompts = None
+        if self.verifier.recurrent_state is None:
+            self.prompts = PromptRunner.create(self.verifier.runner, context)
         drafts = (pool for r in self.drafter.runners for pool in kv_pools(r.attention))
         self.pools = (*target.pools, *drafts)
         needed = (variant.drafter.slots_needed for variant in self.variants)

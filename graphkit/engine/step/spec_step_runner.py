@@ -56,7 +56,8 @@ class SpecStepRunner(_RequestStepRunner):
         device: As for ``Runner``.
         backend: As for ``Runner``.
         is_greedy: Capture steps without sampling: requests with a temperature are refused.
-        chunked_prefill_size: Most prompt tokens per forward.
+        chunked_prefill_size: See ``SpeculativeEngine``, like the next.
+        prefill_sizes: Numbers of prompt tokens to capture.
         ring_entries: Most steps that wait for the host to read them.
         group: As for ``Runner``. All ranks admit, launch and release the same requests in the same
             order. ``launch`` needs ranks with the same batch and, on CUDA, one-shot collectives;
@@ -86,7 +87,8 @@ class SpecStepRunner(_RequestStepRunner):
         device: torch.device | str = "auto",
         backend: Backend | None = None,
         is_greedy: bool = False,
-        chunked_prefill_size: int = 512,
+        chunked_prefill_size: int | None = None,
+        prefill_sizes: Sequence[int] | None = None,
         ring_entries: int = 256,
         group: RankGroup | None = None,
         check: bool | None = None,
@@ -95,6 +97,7 @@ class SpecStepRunner(_RequestStepRunner):
             backend=backend_for(device, backend),
             batch_sizes=batch_sizes,
             chunked_prefill_size=chunked_prefill_size,
+            prefill_sizes=prefill_sizes,
             check=check,
             is_greedy=is_greedy,
             ring_entries=ring_entries,
@@ -249,6 +252,7 @@ class SpecStepRunner(_RequestStepRunner):
         with ExitStack() as last_first:  # closes all, even if a rank has failed
             for runner in self.spec_step.runners:
                 last_first.callback(runner.close)
+            last_first.callback(self._admission.close)
             if self._use is not None:
                 last_first.callback(self._use.end)
             last_first.callback(super().close)

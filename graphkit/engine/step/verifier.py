@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -91,23 +92,27 @@ class Verifier:
             shape = num_tokens, bitmask_words(context.sizes.vocab_size)
             self._all_allowed = torch.full(shape, -1, dtype=torch.int32, device=context.device)
 
-    def prefill(self, inputs: TargetVerifyInputs, new_rows: torch.Tensor | None) -> ForwardOutput:
-        """Run the target eagerly over packed chunks of prompts.
+    def prefill(self, batch: PrefillBatch, new_rows: torch.Tensor | None) -> ForwardOutput:
+        """Run the target over packed chunks of prompts, without a graph.
 
         Args:
-            inputs: The chunks, with ``lengths`` and ``width``.
+            batch: The chunks.
             new_rows: Request rows of prompts that begin, [N] int64; ``None`` if none does.
+
+        Returns:
+            Logits of the last token of each chunk, [B, V], and hidden states of all tokens, [T, D].
         """
         states = self.recurrent_state
         if states is not None and new_rows is not None:
             states.reset(new_rows)
-        output = self.runner.fall_back(inputs, without=("custom_mask", "token_bitmask"))
+        output = self.runner.fall_back(
+            batch.target_inputs(), without=("custom_mask", "token_bitmask")
+        )
         if states is not None:
             # All tokens of a prompt are accepted. The pool has the states after the last W places
             # of the chunks, W = states.width; the last place has the state after the last token.
-            assert inputs.width is not None, "a prefill has a width"
-            rows = inputs.req_pool_indices
-            states.commit(rows, torch.full_like(rows, min(inputs.width, states.width) - 1))
+            rows = batch.req_pool_indices
+            states.commit(rows, torch.full_like(rows, min(max(batch.lengths), states.width) - 1))
         return output
 
     @property
@@ -124,6 +129,9 @@ class Verifier:
 
         Args:
             batch: The tokens, at most ``most_step_rows``; with recurrent layers, of one request.
+
+        Returns:
+            As ``prefill``.
         """
         states = self.recurrent_state
         if states is None:
@@ -140,7 +148,7 @@ class Verifier:
         output = self.runner.fall_back(inputs, without=("custom_mask", "token_bitmask"))
         if states is not None:
             states.commit(rows, torch.full_like(rows, len(batch.positions) - 1))
-        return output
+        return replace(output, next_token_logits=output.next_token_logits[batch.last_rows])
 
     def first_tokens(
         self,

@@ -1,0 +1,187 @@
+"""Captured prefills: one graph per number of prompt tokens, whatever requests they belong to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch.nn.functional import pad
+
+from graphkit.buffers import Axis, Rows, StepInputs, TargetVerifyInputs, declare
+from graphkit.engine.step.context import EngineContext
+from graphkit.engine.step.prefill_batch import PrefillBatch
+from graphkit.errors import CaptureError
+from graphkit.runners import ForwardOutput, Output, Runner, StepRunner, declare_output
+
+MOST_REQUESTS = 8
+"""Most requests of a captured prefill. Attention has a program for each tile of all tokens of each
+of them, and most of these programs end at once."""
+SIZES = (64, 128, 192, 256, 384, 512, 1024, 2048)
+"""Numbers of tokens that are captured on CUDA. Below 512 tokens the host takes longer to launch the
+kernels than the device to run them."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True, eq=False)
+class PromptInputs(StepInputs):
+    """Packed chunks of prompts. Every field has an entry per token, T of them.
+
+    Those of the requests come first in the fields of requests, and zeros follow them.
+
+    Shapes:
+        input_ids, positions, out_cache_loc: [T] int64. req_pool_indices: [T] int64.
+        seq_lens, chunk_lengths: [T] int32.
+    """
+
+    input_ids: Rows = declare(Axis.REQUEST, torch.int64, "token ids")
+    positions: Rows = declare(Axis.REQUEST, torch.int64, "position of each token in its request")
+    out_cache_loc: Rows = declare(Axis.REQUEST, torch.int64, "KV slot that each token writes")
+    req_pool_indices: Rows = declare(Axis.REQUEST, torch.int64, "rows of the requests, then 0")
+    seq_lens: Rows = declare(Axis.REQUEST, torch.int32, "tokens before each chunk, then 0")
+    chunk_lengths: Rows = declare(Axis.REQUEST, torch.int32, "tokens of each chunk, then 0")
+
+
+@dataclass(kw_only=True, eq=False)
+class PromptOutput(Output):
+    """Output of the target for packed chunks.
+
+    Shapes:
+        next_token_logits: [1, R, V], of the last token of each of R requests.
+        hidden_states: [T, D], if the target returns them.
+    """
+
+    next_token_logits: torch.Tensor = declare_output(Axis.NONE, row=None)
+    hidden_states: torch.Tensor | None = declare_output(Axis.REQUEST, row=None, optional=True)
+
+
+class PromptRunner(StepRunner[PromptInputs, PromptOutput]):
+    """Replays the target's forward over packed chunks of prompts.
+
+    Its sizes count tokens. Without a graph, a prefill of few tokens takes as long as the host needs
+    to launch its kernels.
+
+    Args:
+        target: Runner of the target, whose forward and attention run.
+        context: Settings of the engine.
+        token_counts: Numbers of tokens to capture.
+    """
+
+    def __init__(
+        self,
+        target: Runner[TargetVerifyInputs, ForwardOutput],
+        context: EngineContext,
+        token_counts: Sequence[int],
+    ) -> None:
+        self._target_step = target.step
+        can_skip = getattr(target.attention, "skips_absent_rows", False)
+        self._most_requests = min(context.sizes.max_batch_size, MOST_REQUESTS) if can_skip else 1
+        super().__init__(
+            self._prefill,
+            inputs=PromptInputs,
+            output=PromptOutput,
+            sizes=replace(context.sizes, max_batch_size=max(token_counts)),
+            tokens_per_request=1,
+            **{**context.runner_options, "batch_sizes": token_counts},
+        )
+
+    @classmethod
+    def create(
+        cls, target: Runner[TargetVerifyInputs, ForwardOutput], context: EngineContext
+    ) -> PromptRunner | None:
+        """Return a runner for the prompts of an engine; ``None`` if these run without graphs.
+
+        A graph needs attention that knows packed rows and does not plan on the host. The checking
+        mode and engines of several ranks run prompts without one.
+        """
+        options, most = context.options, context.most_prefill_tokens
+        counts = options.prefill_sizes
+        if counts is None:
+            counts = SIZES if context.device.type == "cuda" else ()
+        counts = [count for count in counts if count <= most]
+        step = target.step
+        can_run = step.packs_rows and not step.plans_on_host and not target.eager_reason
+        if not counts or not can_run or context.is_checking or options.group is not None:
+            return None
+        return cls(target, context, counts)
+
+    @property
+    def label(self) -> str:
+        """What the runner runs."""
+        return "PREFILL"
+
+    def capture_if_possible(self) -> None:
+        """Capture all sizes. A forward that cannot be captured runs eagerly, with a warning."""
+        if self.status != "planned":
+            return
+        try:
+            self.capture()
+        except CaptureError as error:
+            logger.warning("Prompts run without graphs: %s", error)
+
+    def tokens_within(self, microseconds: float) -> int:
+        """Return the most tokens whose graph runs in a time, or 512 without such a graph.
+
+        Waits for the device. Pads run, without attention: the times are those of short prompts.
+        """
+        tokens = 512
+        if self.status == "captured":
+            with self.without_stats(), self.buffers.replays_of_pads():
+                times = {size: self.backend.measure(graph) for size, graph in self.graphs.items()}
+            tokens = max([tokens, *(size for size, time in times.items() if time <= microseconds)])
+        return tokens
+
+    def holds(self, batch: PrefillBatch) -> bool:
+        """Return whether a graph can run a batch."""
+        return (
+            self.status == "captured"
+            and len(batch.lengths) <= self._most_requests
+            and len(batch.positions) <= self.table.largest
+        )
+
+    def prefill(self, batch: PrefillBatch) -> ForwardOutput:
+        """Replay chunks that ``holds`` accepts; enqueues only.
+
+        Returns:
+            Logits of the last token of each chunk, [B, V], and hidden states of all tokens, [T, D].
+        """
+        tokens, requests = len(batch.positions), len(batch.lengths)
+        behind = (0, tokens - requests)
+        output = self.replay(
+            PromptInputs(
+                input_ids=batch.input_ids,
+                positions=batch.positions,
+                out_cache_loc=batch.out_cache_loc,
+                req_pool_indices=pad(batch.req_pool_indices, behind),
+                seq_lens=pad(torch.tensor(batch.starts, dtype=torch.int32), behind),
+                chunk_lengths=pad(torch.tensor(batch.lengths, dtype=torch.int32), behind),
+            ),
+            clone=True,  # the drafter may replay graphs of the pool before it reads them
+        )
+        return ForwardOutput(
+            next_token_logits=output.next_token_logits[0, :requests],
+            hidden_states=output.hidden_states,
+        )
+
+    def _prefill(self, inputs: PromptInputs) -> PromptOutput:
+        """Run the target over the chunks of all requests, those of length 0 included."""
+        tokens = len(inputs.input_ids)
+        requests = min(tokens, self._most_requests)
+        lengths = inputs.chunk_lengths[:requests]
+        output = self._target_step.whole(
+            TargetVerifyInputs(
+                req_pool_indices=inputs.req_pool_indices[:requests],
+                seq_lens=inputs.seq_lens[:requests],
+                input_ids=inputs.input_ids,
+                positions=inputs.positions,
+                out_cache_loc=inputs.out_cache_loc,
+                lengths=lengths,
+                width=tokens,
+                logit_rows=(lengths.long().cumsum(0) - 1).clamp(min=0),
+            )
+        )
+        return PromptOutput(
+            next_token_logits=output.next_token_logits[None], hidden_states=output.hidden_states
+        )
