@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -19,6 +19,8 @@ from graphkit.audit.host_objects.reachable_objects import ReachableObjects
 from graphkit.graphs.operations import tensors_in
 from graphkit.graphs.recorded_graph import RecordedOp
 from graphkit.graphs.tracked_objects import find_objects
+
+_T = TypeVar("_T")
 
 
 class LiveTensors:
@@ -38,11 +40,11 @@ class LiveTensors:
 
     def contain(self, address: int) -> bool:
         """Return whether an address is in the storage of a tensor."""
-        return _is_in(self._ranges, address)
+        return address in self._all
 
     def contain_unrecorded(self, address: int) -> bool:
         """Return the same without tensors that only the recorder's graphs refer to."""
-        return _is_in(self._unrecorded, address)
+        return address in self._unrecorded
 
     def names(self, addresses: Sequence[int]) -> list[str]:
         """Return where the tensor of each address is held, or its dtype and shape.
@@ -51,19 +53,17 @@ class LiveTensors:
         ``Model.layers.0.weight``, ``forward.mask`` or ``engine.TABLE``. It is empty if no tensor
         holds the address.
         """
-        reached = [self._reached(address) for address in addresses]
+        names = {address: next(iter(self._reached.at(address)), "") for address in addresses}
         tensors = {
             address: views[0]
-            for address, name in zip(addresses, reached, strict=True)
+            for address, name in names.items()
             if not name and (views := self.tensors_at(address))
         }
         held = attribute_holders(list(tensors.values()))
-        others = {
-            address: held[id(tensor)][0].name if id(tensor) in held else shape_text(tensor)
-            for address, tensor in tensors.items()
-        }
-        pairs = zip(addresses, reached, strict=True)
-        return [name or others.get(address, "") for address, name in pairs]
+        for address, tensor in tensors.items():
+            holders = held.get(id(tensor))
+            names[address] = holders[0].name if holders else shape_text(tensor)
+        return [names[address] for address in addresses]
 
     def storages(self) -> list[tuple[int, int]]:
         """Return beginning and end of the storage of each tensor, ascending."""
@@ -71,30 +71,16 @@ class LiveTensors:
 
     def tensors_at(self, address: int) -> Sequence[torch.Tensor]:
         """Return the tensors on the storage that holds an address; empty if none does."""
-        return _at(self._tensors, address, ())
+        return self._unrecorded.at(address)
 
     @cached_property
-    def _tensors(self) -> _Storages[Sequence[torch.Tensor]]:
-        """The tensors on each storage."""
-        by_begin: dict[int, tuple[int, list[torch.Tensor]]] = {}
-        for tensor in self._unrecorded_tensors:
-            for begin, end in _storages([tensor]):
-                by_begin.setdefault(begin, (end, []))[1].append(tensor)
-        return sorted(by_begin), by_begin
-
-    def _reached(self, address: int) -> str:
-        """Return the path by which a forward reaches an address; empty if none does."""
-        return _at(self._names, address, "")
-
-    @cached_property
-    def _names(self) -> _Storages[str]:
-        """The first path by which forwards reach each storage."""
-        by_begin: dict[int, tuple[int, str]] = {}
-        for container, values in ReachableObjects(self._roots).entries:
-            for key, value in values.items():
-                for begin, end in _storages([value]):
-                    by_begin.setdefault(begin, (end, container.name(key)))
-        return sorted(by_begin), by_begin
+    def _reached(self) -> _Storages[str]:
+        """The paths by which forwards reach storages."""
+        return _Storages(
+            (value, container.name(key))
+            for container, values in ReachableObjects(self._roots).entries
+            for key, value in values.items()
+        )
 
     @cached_property
     def _found(self) -> list[Any]:
@@ -102,12 +88,12 @@ class LiveTensors:
         return find_objects(lambda kind: issubclass(kind, (torch.Tensor, RecordedOp)))
 
     @cached_property
-    def _ranges(self) -> _Ranges:
-        return _storage_ranges(self._found)
+    def _all(self) -> _Storages[Any]:
+        return _Storages((value, value) for value in self._found)
 
     @cached_property
-    def _unrecorded(self) -> _Ranges:
-        return _storage_ranges(self._unrecorded_tensors)
+    def _unrecorded(self) -> _Storages[torch.Tensor]:
+        return _Storages((tensor, tensor) for tensor in self._unrecorded_tensors)
 
     @cached_property
     def _unrecorded_tensors(self) -> list[torch.Tensor]:
@@ -123,32 +109,33 @@ class LiveTensors:
         ]
 
 
-_T = TypeVar("_T")
-_Storages = tuple[Sequence[int], Mapping[int, tuple[int, _T]]]
-"""Beginnings of storages, ascending, and for each its end and what belongs to it."""
-_Ranges = tuple[list[int], list[int]]
-"""Sorted beginnings of storages, and for each the largest end among it and those before it."""
+class _Storages(Generic[_T]):
+    """What belongs to the storages of tensors, found by an address in them.
 
+    Args:
+        held: Values, of which those that are tensors with memory count, and what belongs to each.
+    """
 
-def _at(storages: _Storages[_T], address: int, default: _T) -> _T:
-    """Return what belongs to the storage that an address is in."""
-    begins, by_begin = storages
-    index = bisect_right(begins, address) - 1
-    if index < 0:
-        return default
-    end, value = by_begin[begins[index]]
-    return value if address < end else default
+    def __init__(self, held: Iterable[tuple[object, _T]]) -> None:
+        self._held: dict[int, tuple[int, list[_T]]] = {}
+        for value, what in held:
+            for begin, end in _storages([value]):
+                other_end, those = self._held.setdefault(begin, (end, []))
+                those.append(what)
+                self._held[begin] = max(end, other_end), those
+        self._begins = sorted(self._held)
+        self._ends = list(accumulate((self._held[begin][0] for begin in self._begins), max))
+        """The largest end among a storage and those before it."""
 
+    def __contains__(self, address: int) -> bool:
+        index = bisect_right(self._begins, address) - 1
+        return index >= 0 and address < self._ends[index]
 
-def _storage_ranges(objects: Iterable[object]) -> _Ranges:
-    ranges = sorted(_storages(objects))
-    return [begin for begin, _ in ranges], list(accumulate((end for _, end in ranges), max))
-
-
-def _is_in(ranges: _Ranges, address: int) -> bool:
-    begins, ends = ranges
-    index = bisect_right(begins, address) - 1
-    return index >= 0 and address < ends[index]
+    def at(self, address: int) -> Sequence[_T]:
+        """Return what belongs to the storage that an address is in, as it was found."""
+        index = bisect_right(self._begins, address) - 1
+        end, those = self._held[self._begins[index]] if index >= 0 else (0, [])
+        return those if address < end else ()
 
 
 def _storages(objects: Iterable[object]) -> Iterator[tuple[int, int]]:

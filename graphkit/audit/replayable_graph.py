@@ -18,8 +18,7 @@ from graphkit.audit.places import argument_text
 from graphkit.records import Argument, GraphRecord, Node, Pointer
 
 if TYPE_CHECKING:
-    from graphkit.audit.stale_memory.pool_memory import PoolMemory
-    from graphkit.audit.stale_memory.ranges import Poison, Range
+    from graphkit.audit.stale_memory.pool_memory import Poison, PoolMemory, Range
     from graphkit.graphs import Allocation
 
 _LARGE_STRUCT, _ALWAYS_SET = 256, 32

@@ -12,7 +12,6 @@ from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.baseline import baseline_graphs, check_baseline, make_baseline
 from graphkit.audit.causes import merged_by_cause
 from graphkit.audit.dispatch import audit_dispatch
-from graphkit.audit.finite import audit_finite
 from graphkit.audit.forward import audit_forward
 from graphkit.audit.frozen_values import audit_frozen_values
 from graphkit.audit.launch import audit_launch, audit_streams
@@ -26,7 +25,7 @@ from graphkit.audit.side_outputs import report_side_outputs
 from graphkit.audit.stale_memory import audit_stale_memory
 from graphkit.audit.undeclared_state import declare_for_audits
 from graphkit.audit.warmup import audit_warmup
-from graphkit.audit.wrapper import audit_wrapper
+from graphkit.audit.wrong_outputs import audit_finite, audit_wrapper
 from graphkit.config import require_type
 from graphkit.errors import ConfigError, TargetError, short_repr
 from graphkit.graphs import Attribution, SizeTable, backend_for, environment

@@ -8,8 +8,14 @@ from dataclasses import dataclass, replace
 
 from graphkit.records import GraphRecord, Node, count_of
 from graphkit.views.formatting import us
-from graphkit.views.module_tree import Branch, module_tree, node_phases, total_us
-from graphkit.views.node_parts import common_part, node_parts
+from graphkit.views.module_tree import (
+    Branch,
+    common_part,
+    module_tree,
+    node_parts,
+    node_phases,
+    total_us,
+)
 
 _NAMES = 3
 """Most numbers of equal layers that a name lists."""

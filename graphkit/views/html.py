@@ -21,9 +21,8 @@ from graphkit.records import (
     RecordWithGraphs,
     figure_heading,
 )
-from graphkit.views.environment import environment_facts
+from graphkit.views.facts import PROFILED, environment_facts, graph_facts
 from graphkit.views.formatting import plain, size, us
-from graphkit.views.graph_facts import PROFILED, graph_facts
 from graphkit.views.html_data import details, drawing
 from graphkit.views.pages.graph import picture_page
 from graphkit.views.pages.kernels import BYTES_NOTE

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from graphkit.records import GraphRecord, Node, count_of, extent
+from graphkit.views.facts import graph_facts
 from graphkit.views.formatting import plain, us, within_one
 from graphkit.views.frames import module_frames
-from graphkit.views.graph_facts import graph_facts
-from graphkit.views.module_tree import nodes_in_modules, total_us
-from graphkit.views.node_parts import node_parts
-from graphkit.views.outline import flatten
+from graphkit.views.lines import flatten
+from graphkit.views.module_tree import node_parts, nodes_in_modules, total_us
 from graphkit.views.pages.graph import graph_page
 from graphkit.views.pages.kernels import kernels_page
 from graphkit.views.pages.node import NODE_COLUMNS, argument_rows, node_facts

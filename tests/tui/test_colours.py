@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphkit.views.tui.palette import heat_style, part_style
+from graphkit.views.tui.texts import heat_style, part_style
 
 GRAPH = ("down", "down", "down", "enter")
 

@@ -13,18 +13,15 @@ from typing import Any
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.capture_differences import location
 from graphkit.audit.finding_kinds import FindingKind
-from graphkit.audit.frozen_values.findings import (
+from graphkit.audit.frozen_values.host_changes import (
+    host_changes,
     report_change,
     report_constants,
     report_followed,
-)
-from graphkit.audit.frozen_values.host_changes import (
-    host_changes,
     sample_batches,
     set_first_values,
 )
-from graphkit.audit.frozen_values.number_search import NumberSearch
-from graphkit.audit.frozen_values.undeclared import UndeclaredNumbers
+from graphkit.audit.frozen_values.undeclared import NumberSearch, UndeclaredNumbers
 from graphkit.audit.recaptures import Baseline, DifferencesBySize, Recaptures
 from graphkit.records import count_of
 from graphkit.records.audit import Audit

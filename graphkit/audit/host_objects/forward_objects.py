@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphkit.audit.host_objects.frozen_values import FrozenValues
-from graphkit.audit.host_objects.held_tensors import HeldTensors
+from graphkit.audit.host_objects.frozen_values import FrozenValues, HeldTensors
 from graphkit.audit.host_objects.host_numbers import read_word
 from graphkit.audit.host_objects.reachable_objects import (
     SEARCH_DEPTH,

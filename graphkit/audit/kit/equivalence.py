@@ -6,10 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from graphkit.audit.kit.failures import comparison_text, probable_bug
-from graphkit.audit.kit.step_properties import STEP_PROPERTIES, check_step
+import torch
+
+from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.kit.failures import comparison_text, fail_on_errors, frozen_value, probable_bug
+from graphkit.audit.loop import check_loop
 from graphkit.audit.runs import compare_runs, live_sizes
-from graphkit.audit.runs.engine_step import open_step
+from graphkit.audit.runs.engine_step import LOOP_STEPS, EngineStep, compare_steps, open_step
 from graphkit.errors import ConfigError, ReplayError, TargetError, short_repr
 from graphkit.records import count_of
 from graphkit.runners import Runner
@@ -17,6 +20,9 @@ from graphkit.runners.comparison import PADDING_LEAKS, check_tolerance
 from graphkit.runners.comparison.differences import Allowed, allowed_by
 from graphkit.runners.targets import CaptureTarget, selected_modes
 from graphkit.spec import ForwardMode
+
+STEP_PROPERTIES = ("equivalence", "loop")
+"""Names of the properties: replays are right, and a launch of many steps equals single ones."""
 
 
 def assert_replay_equivalent(
@@ -120,6 +126,37 @@ def assert_target_equivalent(
                     atol=atol,
                     padded_batch_size=size,
                 )
+
+
+@torch.no_grad()
+def check_step(step: EngineStep, name: str, size: int, tolerance: float) -> None:
+    """Check a property at a captured size.
+
+    Args:
+        step: The step, captured.
+        name: One of ``STEP_PROPERTIES``.
+        size: The size.
+        tolerance: Multiple of the usual rounding that is allowed, see ``Rounding``.
+
+    Raises:
+        AssertionError: The property does not hold. The text says why.
+        TargetError: The engine's pools have no room for the requests.
+    """
+    if name == "loop":
+        log = AuditLog(tolerance)
+        check_loop(step.runs(size, is_staggered=True), LOOP_STEPS, log)
+        fail_on_errors(log.findings)
+        return
+    runner, runs = step.runner, step.runs(size)
+    runs.admit()
+    try:
+        for live in live_sizes(runner.table, size):
+            comparison = compare_steps(runner, step.batch(live), size)
+            if comparison.mismatches:
+                bug = frozen_value("loop", "first step and the state that differ")
+                raise AssertionError(comparison_text(comparison, bug))
+    finally:
+        runs.release()
 
 
 def _assert_step_equivalent(

@@ -7,9 +7,13 @@ from contextlib import ExitStack
 from functools import partial
 
 from graphkit.audit.audit_log import AuditLog
-from graphkit.audit.kit.equivalence import assert_replay_equivalent, sample_batches
+from graphkit.audit.kit.equivalence import (
+    STEP_PROPERTIES,
+    assert_replay_equivalent,
+    check_step,
+    sample_batches,
+)
 from graphkit.audit.kit.failures import fail_on_errors
-from graphkit.audit.kit.step_properties import STEP_PROPERTIES, check_step
 from graphkit.audit.report import AFTER_CAPTURE, BEFORE_CAPTURE
 from graphkit.audit.runs.engine_step import open_step
 from graphkit.audit.undeclared_state import declare_for_audits

@@ -11,8 +11,7 @@ import torch
 
 from graphkit.audit.batch_variants import Requests
 from graphkit.audit.finding_kinds import FindingKind
-from graphkit.audit.forward_caches import cache_at_fault
-from graphkit.audit.padding_cause import Cause
+from graphkit.audit.padding_cause import Cause, cache_at_fault
 from graphkit.audit.pads.state_writes import WatchedState
 from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.runs.first_node import FirstNode, first_node, node_at

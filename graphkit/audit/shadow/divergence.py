@@ -55,12 +55,8 @@ class Divergence:
     node: Node | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _ArgumentDifference:
-    """Index of the first node whose kind or arguments differ, and the difference as a sentence."""
-
-    node: int
-    text: str
+_ArgumentDifference = tuple[int, str]
+"""Index of the first node whose kind or arguments differ, and the difference as a sentence."""
 
 
 def first_divergence(
@@ -129,7 +125,7 @@ def _first_memory_difference(
 
 def _earlier(argument: _ArgumentDifference | None, result: int | None, nodes: Nodes) -> Divergence:
     """Return the earlier one: a node with different arguments, or one with different results."""
-    if result is not None and (argument is None or result < argument.node):
+    if result is not None and (argument is None or result < argument[0]):
         node = nodes[result]
         return Divergence(
             f"Node {node.index} ({node.short_name}) is the first with different results in a new "
@@ -139,8 +135,8 @@ def _earlier(argument: _ArgumentDifference | None, result: int | None, nodes: No
         )
     if argument is None:
         return Divergence(_EQUAL)
-    is_in_both = argument.node < len(nodes)
-    return Divergence(argument.text, nodes[argument.node] if is_in_both else None)
+    index, text = argument
+    return Divergence(text, nodes[index] if index < len(nodes) else None)
 
 
 def _first_argument(
@@ -151,7 +147,7 @@ def _first_argument(
         index = difference.node
         if difference.what == "number of nodes":
             text = f"A new capture has {difference.after} nodes; the graph has {difference.before}."
-            return _ArgumentDifference(index, text)
+            return index, text
         one, other = _pointer(before[index], difference), _pointer(after[index], difference)
         if one and other and one.memory == other.memory == "pool":
             continue  # each graph has its own memory
@@ -171,7 +167,7 @@ def _first_argument(
                 f"{_property_name(after[index], difference)} is {values[1]}; in the graph it is "
                 f"{values[0]}."
             )
-        return _ArgumentDifference(index, text)
+        return index, text
     return None
 
 

@@ -17,6 +17,12 @@ from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 
 _REPEATED = "in a repeated run without a graph", "in the first one"
+_SIDES = {
+    FindingKind.GRAPH_BUG: ("from the graph", "without it"),
+    FindingKind.NONDETERMINISTIC_STEP: _REPEATED,
+    FindingKind.NONDETERMINISTIC_ROUNDING: _REPEATED,
+}
+"""What the two runs are that differ, by the kind of finding; in all others pads are the cause."""
 
 
 class ShadowFindings:
@@ -40,9 +46,7 @@ class ShadowFindings:
 
     def report_failure(self, runs: EqualStateRuns, error: Exception) -> None:
         """Report a batch that cannot be compared."""
-        text = (
-            f"the comparison of a replay of {_live(runs)} failed: {type(error).__name__}: {error}"
-        )
+        text = f"the comparison of a replay of {_live(runs)} failed: {_described(error)}"
         self._report(FindingKind.SHADOW_FAILED, runs, "", text)
 
     def report_frozen(self, runs: EqualStateRuns) -> bool:
@@ -55,11 +59,6 @@ class ShadowFindings:
             self._report(FindingKind.FROZEN_VALUE, runs, value.name, value.text, **facts)
         return bool(frozen)
 
-    def report_wrong_row(self, runs: EqualStateRuns, wrong: Mismatch) -> None:
-        """Report a row of a replay that is wrong."""
-        sides = "from the graph", "without it"
-        self._report_row(FindingKind.GRAPH_BUG, runs, wrong, sides)
-
     def report_wrong_state(self, runs: EqualStateRuns, name: str) -> None:
         """Report state that a replay leaves wrong."""
         text = (
@@ -68,49 +67,37 @@ class ShadowFindings:
         )
         self._report(FindingKind.GRAPH_BUG, runs, name, text)
 
-    def report_rounding(self, runs: EqualStateRuns, unstable: Mismatch) -> None:
-        """Report a step that differs within rounding when it is repeated without a graph."""
-        self._report_row(FindingKind.NONDETERMINISTIC_ROUNDING, runs, unstable, _REPEATED)
+    def report_row(self, kind: FindingKind, runs: EqualStateRuns, wrong: Mismatch) -> None:
+        """Report a row that differs between two runs of a batch."""
+        self._report_row(kind, _SIDES[kind], runs, wrong)
 
     def report_unstable(self, runs: EqualStateRuns, unstable: Mismatch) -> None:
         """Report a step that differs beyond rounding when it is repeated without a graph."""
-        kind = FindingKind.NONDETERMINISTIC_STEP
+        kind, is_alone = FindingKind.NONDETERMINISTIC_STEP, self._runner.group is None
 
         def find_cause() -> Cause:
-            is_alone = self._runner.group is None
             return Cause(kind, runs.first_unstable_node(self._weights) if is_alone else None)
 
-        self._report_cause(kind, runs, unstable, _REPEATED, find_cause)
+        self._report_cause(kind, runs, unstable, find_cause)
 
     def report_padding(
         self, runs: EqualStateRuns, wrong: Mismatch, kind: FindingKind | None = None
     ) -> None:
         """Report a live row that padding changes; ``kind`` as for ``padding_cause``."""
-        self._report_cause(
-            kind or FindingKind.LEAKING_PAD_ROW,
-            runs,
-            wrong,
-            ("with pads", "without them"),
-            lambda: padding_cause(runs, self._weights, kind),
-        )
+
+        def find_cause() -> Cause:
+            return padding_cause(runs, self._weights, kind)
+
+        self._report_cause(kind or FindingKind.LEAKING_PAD_ROW, runs, wrong, find_cause)
 
     def _report_cause(
         self,
         kind: FindingKind,
         runs: EqualStateRuns,
         wrong: Mismatch,
-        sides: tuple[str, str],
         find_cause: Callable[[], Cause],
     ) -> None:
-        """Report a wrong row once, with its cause from further runs of the batch.
-
-        Args:
-            kind: Kind of finding if the search for the cause fails.
-            runs: Runs of the batch.
-            wrong: The row.
-            sides: Names of the two runs that differ.
-            find_cause: Returns the cause.
-        """
+        """Report a row once, with its cause; ``kind`` if the search for the cause fails."""
         if not self._is_new(f"cause of {kind}", runs, wrong.field):
             return
         more = ""
@@ -118,16 +105,17 @@ class ShadowFindings:
             cause = find_cause()
         except Exception as error:  # the finding is reported anyway
             cause = Cause(kind)
-            more = f" The search for the node failed: {type(error).__name__}: {error}"
+            more = f" The search for the node failed: {_described(error)}"
         facts = cause.facts(self._runner, runs.padded_batch_size, self._weights)
-        self._report_row(cause.kind, runs, wrong, sides, more=f"{cause.text}{more}", **facts)
+        sides = _SIDES.get(kind, ("with pads", "without them"))
+        self._report_row(cause.kind, sides, runs, wrong, f"{cause.text}{more}", **facts)
 
     def _report_row(
         self,
         kind: FindingKind,
+        sides: tuple[str, str],
         runs: EqualStateRuns,
         wrong: Mismatch,
-        sides: tuple[str, str],
         more: str = "",
         **facts: Any,
     ) -> None:
@@ -146,7 +134,10 @@ class ShadowFindings:
         if not self._is_new(kind, runs, field):
             return
         if kind is FindingKind.GRAPH_BUG and self._bisect:
-            divergence = self._bisected(runs)
+            try:
+                divergence = first_divergence(runs, self._weights)
+            except Exception as error:  # the finding is reported anyway
+                divergence = Divergence(f"A new capture fails: {_described(error)}")
             text, facts["node"] = f"{text} {divergence.text}", divergence.node
         facts |= {"field": field, "cause": field.partition(" of ")[0]}
         self._check.report(kind, text, batch_size=runs.padded_batch_size, **facts)
@@ -157,12 +148,10 @@ class ShadowFindings:
         self._reported.add(key)
         return is_new
 
-    def _bisected(self, runs: EqualStateRuns) -> Divergence:
-        try:
-            return first_divergence(runs, self._weights)
-        except Exception as error:  # the finding is reported anyway
-            return Divergence(f"A new capture fails: {type(error).__name__}: {error}")
-
 
 def _live(runs: EqualStateRuns) -> str:
     return count_of(runs.batch.batch_size, "live request")
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

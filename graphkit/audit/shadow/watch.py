@@ -8,19 +8,24 @@ from typing import Any, Self
 
 import torch
 
+from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.host_objects.reachable_objects import ReachableObjects
+from graphkit.audit.places import requests_text
 from graphkit.audit.row_axes import changed_state
-from graphkit.audit.runs import EqualStateRuns
+from graphkit.audit.runs import EqualStateRuns, live_sizes
 from graphkit.audit.runs.forward_trace import Weights
 from graphkit.audit.shadow.findings import ShadowFindings
 from graphkit.config import require_int, require_type
 from graphkit.graphs import StateSnapshot
 from graphkit.records import Finding
+from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.comparison import check_tolerance
 from graphkit.runners.comparison.differences import Tensors
+from graphkit.runners.comparison.step_comparison import SEED, restorable_state
 from graphkit.runners.observe import ObservedReplay
+from graphkit.runners.targets import CaptureTarget
 
 
 class ShadowWatch:
@@ -146,9 +151,10 @@ class ShadowWatch:
         if not verdict.is_comparable and verdict.unstable is not None:
             self._findings.report_unstable(runs, verdict.unstable)
         elif verdict.wrong is not None:
-            self._findings.report_wrong_row(runs, verdict.wrong)
+            self._findings.report_row(FindingKind.GRAPH_BUG, runs, verdict.wrong)
         elif verdict.unstable is not None:
-            self._findings.report_rounding(runs, verdict.unstable)
+            kind = FindingKind.NONDETERMINISTIC_ROUNDING
+            self._findings.report_row(kind, runs, verdict.unstable)
         else:
             unstable = self._changed_state(left, runs)
             changed = [name for name in state if name not in unstable]
@@ -158,6 +164,26 @@ class ShadowWatch:
 
     def _changed_state(self, snapshot: StateSnapshot, runs: EqualStateRuns) -> list[str]:
         return changed_state(snapshot, runs.batch, self._runner.sizes.page_size)
+
+
+def audit_shadow(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
+    """Compare replays of sample batches at every size with the step without a graph."""
+    for size in runner.table:
+        with log.check(Audit.SHADOW, runner.mode.name, size) as check:
+            watch = ShadowWatch(
+                runner,
+                every=1,
+                weights=target.weights,
+                bisect=True,
+                tolerance=log.tolerance,
+            )
+            sizes = live_sizes(runner.table, size)
+            with StateSnapshot(restorable_state(runner), runner.device), watch:
+                for live in sizes:
+                    batch = target.batch(runner.mode, live, SEED + live)
+                    runner.replay(batch, padded_batch_size=size)
+            check.findings += watch.findings
+            check.text = f"compared {requests_text(sizes)} with the padded and the unpadded step"
 
 
 def _overwrite(output: Tensors, rows: Tensors) -> None:

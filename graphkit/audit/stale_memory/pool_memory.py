@@ -1,14 +1,170 @@
-"""The memory of a graph pool, to overwrite between replays and to restore."""
+"""Memory of a graph pool: what may be overwritten between replays, with what, and its copy."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from graphkit.audit.stale_memory.ranges import Poison, Range
-from graphkit.graphs import PoolBlock
+from graphkit.graphs import Allocation, PoolBlock
+from graphkit.graphs.operations import extent_bytes
+
+UNIT = 512
+"""Bytes that are searched as one; the allocator of CUDA memory rounds sizes up to it."""
+
+Range = tuple[int, int]
+"""Address of the first byte, and the one after the last byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Content to overwrite memory with.
+
+    Attributes:
+        text: What the content is, such as ``zeros``.
+        word: Eight bytes that are repeated, as an int.
+        only_floats: Whether it fits only memory that holds floating-point numbers.
+    """
+
+    text: str
+    word: int
+    only_floats: bool = False
+
+
+FILLS = (
+    Fill("zeros", 0),
+    # 1, 2, 0.5 and 0.25 in bfloat16; 2.004 and 0.2505 in float32; positive in every dtype.
+    Fill("other numbers", 0x3E80_3F00_4000_3F80, only_floats=True),
+    Fill("NaN", 0x7FFF_7FFF_7FFF_7FFF, only_floats=True),
+)
+"""Contents to try, in this order.
+
+A wrong index makes a kernel fault, and a wrong lock makes it wait for ever; both end the process.
+Zero is valid as an index, a length, a flag, an unlocked lock and a number, so it may be written
+anywhere. Memory that holds zeros anyway needs another content. That is written only where captures
+allocated floating-point numbers, and only after zeros changed nothing there: an index or a length
+that is computed from them would have changed with zeros, or is not used.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """Memory to overwrite before a replay.
+
+    Attributes:
+        fill: What to write.
+        ranges: Where, in ascending order.
+    """
+
+    fill: Fill
+    ranges: tuple[Range, ...]
+
+    @property
+    def units(self) -> int:
+        """Number of units; a range begins with a new one, which ends at a multiple of ``UNIT``."""
+        return sum(_units(*span) for span in self.ranges)
+
+    def first(self, units: int) -> Poison:
+        """Return the overwriting of the first units alone."""
+        kept, left = [], units
+        for begin, end in self.ranges:
+            if left > 0:
+                kept.append((begin, min((begin // UNIT + left) * UNIT, end)))
+            left -= _units(begin, end)
+        return replace(self, ranges=tuple(kept))
+
+    def unit(self, index: int) -> Range:
+        """Return the range of one unit."""
+        return without(self.first(index + 1).ranges, self.first(index).ranges)[0]
+
+
+def ranges_to_fill(
+    fill: Fill,
+    blocks: Sequence[PoolBlock],
+    kept: Iterable[Range],
+    own: Sequence[Allocation],
+    others: Sequence[Allocation],
+) -> tuple[Range, ...]:
+    """Return the ranges of pool memory that a fill may overwrite.
+
+    Args:
+        fill: The fill.
+        blocks: Blocks of the pool.
+        kept: Ranges to leave out.
+        own: Allocations of the captures of the graph that is replayed.
+        others: Allocations of all graphs of the pool, in the order of their captures.
+    """
+    ranges: Sequence[Range] = sorted((block.begin, block.end) for block in blocks)
+    if fill.only_floats:
+        floats = sorted(_float_ranges(blocks, own, others))
+        ranges = without(ranges, without(ranges, floats))
+    return tuple(without(ranges, kept))
+
+
+def _float_ranges(
+    blocks: Sequence[PoolBlock], own: Sequence[Allocation], others: Sequence[Allocation]
+) -> Iterator[Range]:
+    """Yield the ranges in which a stale value is a floating-point number.
+
+    A live block holds the tensor that was allocated there last. Scratch memory holds the results of
+    the replay itself: those that it reads before it writes them are uninitialised.
+    """
+    last = {allocation.begin: allocation for allocation in others}
+    live = [block for block in blocks if block.is_live]
+    for block in live:
+        if block.begin in last and last[block.begin].dtype.is_floating_point:
+            yield block.begin, block.end
+    floats = [
+        (allocation.begin, allocation.end)
+        for allocation in own
+        if allocation.dtype.is_floating_point
+    ]
+    holes = [(block.begin, block.end) for block in live]
+    holes += [
+        (allocation.begin, allocation.end)
+        for allocation in own
+        if not (allocation.is_initialised or allocation.dtype.is_floating_point)
+    ]
+    yield from without(floats, holes)
+
+
+def without(ranges: Iterable[Range], holes: Iterable[Range]) -> list[Range]:
+    """Return what remains of each range outside of the holes."""
+    merged, remaining = joined(holes), []
+    for begin, end in ranges:
+        at = begin
+        for hole in merged[bisect_right(merged, begin, key=lambda hole: hole[1]) :]:
+            if hole[0] >= end:
+                break
+            if at < hole[0]:
+                remaining.append((at, hole[0]))
+            at = hole[1]
+        if at < end:
+            remaining.append((at, end))
+    return remaining
+
+
+def joined(ranges: Iterable[Range]) -> list[Range]:
+    """Return ranges in ascending order, those that touch or overlap as one."""
+    merged: list[Range] = []
+    for begin, end in sorted(ranges):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def tensor_range(tensor: torch.Tensor) -> Range:
+    """Return the range from a tensor's first element to the end of its last."""
+    return tensor.data_ptr(), tensor.data_ptr() + extent_bytes(tensor)
+
+
+def _units(begin: int, end: int) -> int:
+    return -(-end // UNIT) - begin // UNIT
+
 
 _CHUNK = 1 << 25
 """Bytes that one step reads or writes, which bounds the memory of its temporary tensors."""

@@ -17,7 +17,7 @@ from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.node_switches import bisected
 from graphkit.audit.places import argument_text
 from graphkit.audit.replayable_graph import Effect, ReplayableGraph
-from graphkit.audit.stale_memory.ranges import FILLS, Poison, Range, ranges_to_fill, without
+from graphkit.audit.stale_memory.pool_memory import FILLS, Poison, Range, ranges_to_fill, without
 from graphkit.graphs import Allocation
 from graphkit.graphs.walk.timing import execution_order
 from graphkit.records import Node

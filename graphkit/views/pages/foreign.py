@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from graphkit.records import ForeignRecord
-from graphkit.views.environment import environment_facts
+from graphkit.views.facts import environment_facts
 from graphkit.views.formatting import size
 from graphkit.views.pages.graph import graph_page
 from graphkit.views.pages.graph_groups import graph_groups

@@ -11,17 +11,18 @@ from functools import partial
 from itertools import groupby
 
 from graphkit.records import GraphRecord, Node, extent
+from graphkit.views.facts import graph_facts
 from graphkit.views.formatting import bar, size, us
-from graphkit.views.graph_facts import graph_facts
 from graphkit.views.module_tree import (
     Branch,
+    common_part,
     equal_layers,
     module_tree,
+    node_parts,
     node_phases,
     shortened,
     total_us,
 )
-from graphkit.views.node_parts import common_part, node_parts
 from graphkit.views.pages.node import node_note, page_by_index
 from graphkit.views.pages.page_model import Column, GraphGroup, Page, Row, count_column
 from graphkit.views.selection import NamedGraph

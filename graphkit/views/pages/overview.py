@@ -14,7 +14,7 @@ from graphkit.records import (
     count_of,
     figure_heading,
 )
-from graphkit.views.environment import environment_facts
+from graphkit.views.facts import environment_facts
 from graphkit.views.formatting import size, us
 from graphkit.views.pages.buffers import buffers_link
 from graphkit.views.pages.graph import graph_page

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from graphkit.records import ModeRecord, Node
 from graphkit.views.formatting import plain, us
-from graphkit.views.icicle import Level
+from graphkit.views.module_runs import Level
 from graphkit.views.selection import NamedGraph
 
 Link: TypeAlias = "Callable[[], Page] | str"

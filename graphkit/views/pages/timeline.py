@@ -10,10 +10,10 @@ from functools import partial
 from typing import NamedTuple
 
 from graphkit.records import GraphRecord, Node
+from graphkit.views.facts import PROFILED, time_facts
 from graphkit.views.formatting import us, within_one
-from graphkit.views.graph_facts import PROFILED, time_facts
-from graphkit.views.icicle import module_levels
-from graphkit.views.node_parts import node_parts
+from graphkit.views.module_runs import module_levels
+from graphkit.views.module_tree import node_parts
 from graphkit.views.pages.node import node_note, page_by_index
 from graphkit.views.pages.page_model import Column, GraphGroup, Page, Row, Window, count_column
 from graphkit.views.source_code import source_cell

@@ -19,7 +19,7 @@ from graphkit.records import (
     distinct_text,
     figure_heading,
 )
-from graphkit.views.environment import environment_line
+from graphkit.views.facts import environment_line
 from graphkit.views.formatting import facts_table, number, plain, size, text_table, us
 
 _MAX_MISMATCHES = 10

@@ -11,9 +11,8 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from graphkit.views.columns import GAP, ColumnSpan, fit, widest
 from graphkit.views.formatting import facts_table, plain
-from graphkit.views.outline import Line, flatten
+from graphkit.views.lines import GAP, ColumnSpan, Line, fit, flatten, widest
 from graphkit.views.pages.page_model import Page, Row
 
 TONES = {

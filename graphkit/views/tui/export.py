@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from graphkit.views.columns import ColumnSpan, align_cells, widest
 from graphkit.views.formatting import plain
+from graphkit.views.lines import ColumnSpan, align_cells, widest
 from graphkit.views.tui.listing import Listing
 from graphkit.views.tui.texts import SEPARATOR
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from graphkit.records import count_of
 from graphkit.views.formatting import us
+from graphkit.views.lines import Line
 from graphkit.views.module_tree import total_us
-from graphkit.views.outline import Line
 from graphkit.views.pages import Page
 
 _WORD = re.compile(r"\w+")

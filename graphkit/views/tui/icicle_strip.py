@@ -14,9 +14,9 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from graphkit.views.formatting import plain
-from graphkit.views.icicle import Box, Level
+from graphkit.views.module_runs import Box, Level
 from graphkit.views.pages import Window
-from graphkit.views.tui.palette import part_style
+from graphkit.views.tui.texts import part_style
 
 _SELECTED = Style(bold=True, underline=True)
 _FULL = 0.9

@@ -12,11 +12,11 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from graphkit.views.columns import GAP, ColumnSpan, align_cells, fit, widest
+from graphkit.views.lines import GAP, ColumnSpan, align_cells, fit, widest
 from graphkit.views.pages import Column, Row
 from graphkit.views.text.page import TONES
 from graphkit.views.tui.listing import Listing
-from graphkit.views.tui.palette import HEADING, SELECTED, heat_style, part_style
+from graphkit.views.tui.texts import HEADING, SELECTED, heat_style, part_style
 
 _MARGIN = 2
 """Cells to the left of a row, for the mark of the selected one."""

@@ -13,8 +13,8 @@ from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import Input, Static
 
-from graphkit.views.columns import clip
 from graphkit.views.formatting import plain
+from graphkit.views.lines import clip
 from graphkit.views.pages import Page
 from graphkit.views.source_code import source_line, source_sentence
 from graphkit.views.tui.export import listing_text, unused_name, write_new

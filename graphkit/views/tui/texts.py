@@ -1,4 +1,7 @@
-"""Texts around the list: the first line, facts and notes in lines of a width."""
+"""Texts around the list in lines of a width, and styles of rows in the colours of the terminal.
+
+A style repeats what text, length or place says as well.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 from rich.cells import cell_len
+from rich.style import Style
 from rich.text import Text
 from textual.content import Content
 
 from graphkit.records import Node
-from graphkit.views.columns import clip
 from graphkit.views.formatting import plain
+from graphkit.views.lines import clip
 
 SEPARATOR = " · "
 
@@ -68,3 +72,27 @@ def common_module(nodes: Iterable[Node]) -> str:
         return ""
     pairs = zip(min(paths), max(paths), strict=False)  # all paths lie between these two
     return ".".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+HEADING = Style(bold=True, underline=True)
+SELECTED = Style(reverse=True)
+_PARTS = {
+    "refresh": "cyan", "metadata": "bright_cyan",
+    "draft": "magenta", "build": "bright_magenta", "verify": "green", "accept": "yellow",
+    "extend": "blue",
+    "embed": "blue", "attn": "green", "mlp": "magenta", "norm": "bright_blue", "head": "yellow",
+}  # fmt: skip
+_HEAT = ((0.2, Style(color="red", bold=True)), (0.05, Style(color="yellow")), (0.01, Style()))
+_COOL = Style(dim=True)
+
+
+def part_style(part: str) -> Style:
+    """Return the colour of a part of a step; none for an empty name."""
+    return Style(color=_PARTS.get(part))
+
+
+def heat_style(share: float | None) -> Style:
+    """Return the style of a share of all time: hot from 20 %, warm from 5 %, dim below 1 %."""
+    if share is None:
+        return Style()
+    return next((style for least, style in _HEAT if share >= least), _COOL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from graphkit.records import Node
-from graphkit.views.icicle import Box
+from graphkit.views.module_runs import Box
 from graphkit.views.pages import Page, Row, Window
 from graphkit.views.tui.listing import Listing
 

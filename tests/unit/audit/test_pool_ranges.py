@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphkit.audit.stale_memory.pool_memory import PoolMemory
-from graphkit.audit.stale_memory.ranges import (
+from graphkit.audit.stale_memory.pool_memory import (
     FILLS,
     UNIT,
     Fill,
     Poison,
+    PoolMemory,
     ranges_to_fill,
     tensor_range,
     without,

@@ -11,7 +11,7 @@ from torch import nn
 
 import graphkit as gk
 from graphkit.audit import audit_target
-from graphkit.audit.frozen_values import audit_frozen_values, number_search
+from graphkit.audit.frozen_values import audit_frozen_values, undeclared
 from graphkit.audit.frozen_values.undeclared import changed_value
 from graphkit.models.reference import reference_target
 from tiny_target import VOCAB, log_of, small_target
@@ -249,7 +249,7 @@ def test_the_number_of_captures_does_not_grow_with_the_layers(mix, monkeypatch):
 
 
 def test_what_is_left_when_the_captures_are_used_up_is_stated(monkeypatch):
-    monkeypatch.setattr(number_search, "MAX_CAPTURES", 2)
+    monkeypatch.setattr(undeclared, "MAX_CAPTURES", 2)
     model = Model(lambda m, x: x.relu() if m.is_greedy and m.offset > 4 else x, layer=PlainLayer)
     text = undeclared_text(audited(model))
     assert "; not searched within 2 captures: " in text

@@ -6,7 +6,7 @@ import itertools
 
 from hypothesis import given, settings, strategies as st
 
-from graphkit.views.diff.alignment import align
+from graphkit.views.diff.nodes import align
 
 sequence = st.lists(st.sampled_from("abcd"), max_size=12)
 

@@ -18,8 +18,8 @@ from graphkit.views import html as html_module
 from graphkit.views.formatting import plain
 from graphkit.views.frames import module_frames
 from graphkit.views.html import html_text
-from graphkit.views.node_parts import node_parts
-from graphkit.views.outline import flatten
+from graphkit.views.lines import flatten
+from graphkit.views.module_tree import node_parts
 from graphkit.views.pages import GraphGroup, kernels_page, node_page
 from graphkit.views.pages.timeline import replay_spans
 from graphkit.views.selection import named_graphs, select_graphs

@@ -10,8 +10,8 @@ import pytest
 
 from graphkit.records import GraphRecord, Node
 from graphkit.views.frames import module_frames
-from graphkit.views.icicle import module_levels
-from graphkit.views.node_parts import common_part, node_parts
+from graphkit.views.module_runs import module_levels
+from graphkit.views.module_tree import common_part, node_parts
 
 
 def node(index, module="", **facts):

@@ -10,8 +10,8 @@ import pytest
 from graphkit.records import Edge, GraphRecord, Node, figure_heading, figure_name, load_record
 from graphkit.views import capture_view, diff_view
 from graphkit.views.diff import diff_records
+from graphkit.views.facts import time_facts
 from graphkit.views.formatting import us
-from graphkit.views.graph_facts import time_facts
 from graphkit.views.html_data import drawing
 from graphkit.views.pages import first_page, timeline_page
 from graphkit.views.pages.graph import graph_page

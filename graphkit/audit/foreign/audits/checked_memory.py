@@ -13,7 +13,7 @@ import torch
 from graphkit.audit.foreign.audits.followed_graph import FollowedGraph, pool_id
 from graphkit.audit.foreign.audits.watched_memory import CHUNK
 from graphkit.audit.live_tensors import LiveTensors
-from graphkit.audit.stale_memory.ranges import Range, joined, without
+from graphkit.audit.stale_memory.pool_memory import Range, joined, without
 
 _LEAST_BYTES = 1 << 29
 """Memory that checksums take for temporary tensors."""

@@ -10,7 +10,7 @@ from typing import Any
 from graphkit.audit.foreign.audits.device import PoolId, Segments
 from graphkit.audit.foreign.audits.static_memory import StaticMemory
 from graphkit.audit.replayable_graph import Reference, references
-from graphkit.audit.stale_memory.ranges import UNIT, Range, without
+from graphkit.audit.stale_memory.pool_memory import UNIT, Range, without
 from graphkit.graphs import Allocation
 from graphkit.records import GraphRecord, Node
 

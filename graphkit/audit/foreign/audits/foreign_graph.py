@@ -21,8 +21,7 @@ from graphkit.audit.foreign.audits.followed_graph import FollowedGraph
 from graphkit.audit.foreign.audits.watched_memory import CHUNK, WatchedMemory
 from graphkit.audit.launch import REPETITIONS, report_launch
 from graphkit.audit.replayable_graph import Effect, ReplayableGraph
-from graphkit.audit.stale_memory.pool_memory import PoolMemory
-from graphkit.audit.stale_memory.ranges import Poison
+from graphkit.audit.stale_memory.pool_memory import Poison, PoolMemory
 from graphkit.audit.stale_memory.search import search_stale_memory
 from graphkit.graphs import PoolBlock
 from graphkit.records import GraphRecord, count_of

@@ -31,7 +31,7 @@ from graphkit.audit.foreign.audits.process_report import ProcessReport, failure_
 from graphkit.audit.foreign.audits.static_memory import StaticMemories
 from graphkit.audit.foreign.capture_observers import CaptureObserver
 from graphkit.audit.live_tensors import LiveTensors
-from graphkit.audit.stale_memory.ranges import Range
+from graphkit.audit.stale_memory.pool_memory import Range
 from graphkit.graphs import Attribution
 from graphkit.graphs.streams import ONE_STREAM_ADVICE
 from graphkit.records import AuditReport, count_of

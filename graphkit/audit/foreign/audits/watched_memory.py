@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from graphkit.audit.stale_memory.ranges import Range
+from graphkit.audit.stale_memory.pool_memory import Range
 
 CHUNK = 1 << 20
 """Bytes that are compared and copied as one."""

@@ -1,6 +1,7 @@
-"""Search for outputs that are not finite.
+"""Searches for outputs that are wrong with the graph and without it.
 
-A replay of NaN equals the same NaN without a graph, so no comparison of runs finds it.
+A replay of NaN equals the same NaN without a graph, and a replay of a wrapper that drops a window
+equals the same wrapper, so no comparison of runs finds either.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.places import row_text
 from graphkit.audit.ranks import on_any_rank
 from graphkit.audit.runs import EqualStateRuns
+from graphkit.models.wrapper import compare_wrapper
 from graphkit.records import count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
@@ -87,3 +89,43 @@ def _modules(roots: Any) -> Iterator[nn.Module]:
         for value in root if isinstance(root, (list, tuple)) else (root,):
             if isinstance(value, nn.Module):
                 yield value
+
+
+def audit_wrapper(target: CaptureTarget, log: AuditLog, *, device: str = "auto") -> None:
+    """Report the first row whose logits differ from the logits of ``target.model``.
+
+    Args:
+        target: The wrapper and its model.
+        log: Collects the finding.
+        device: ``auto``, ``cpu`` or ``cuda``.
+
+    Raises:
+        TargetError: The target or its model cannot be compared, see ``compare_wrapper``.
+    """
+    with log.check(Audit.WRAPPER) as check:
+        if target.model is None:
+            check.text = "not run: the target declares no model to compare it with"
+            return
+        record = compare_wrapper(target, target.model, device=device, tolerance=log.tolerance)
+        if record.skipped:
+            check.text = f"not run: {record.skipped}"
+            return
+        check.text = f"{count_of(record.rows, 'row')} compared with the model"
+        if record.not_reached:
+            check.text += f"; no prompt is longer than {', '.join(record.not_reached)}"
+        difference = record.difference
+        if difference is not None:
+            check.report(
+                FindingKind.WRAPPER_DIFFERS,
+                difference.text,
+                advice=difference.advice,
+                mode=difference.mode,
+                cause="wrapper",
+                field="next_token_logits",
+                row=difference.row,
+                request=difference.request,
+                module=difference.module,
+                source=difference.source,
+                before=str(difference.expected_token),
+                after=str(difference.token),
+            )
